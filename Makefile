@@ -12,8 +12,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 CORE := $(VENV)/.core-installed
 DEV := $(VENV)/.dev-installed
 ENVIRONMENT := $(VENV)/pyvenv.cfg
+LOG := $(VENV)/.install.log
 
-# An environment whose interpreter is gone (the system's Python was upgraded) is made anew.
+# $(call quietly,WHAT,COMMAND) prints one line; the command's output is printed only if the command fails.
+quietly = echo "$(1)"; { $(2); } >$(LOG) 2>&1 || { cat $(LOG) >&2; echo "$(1): failed (see above)." >&2; exit 1; }
+
+# An environment whose interpreter is gone (for example after an upgrade of the system's Python) is recreated.
 $(shell test -x $(BIN)/python || rm -f $(ENVIRONMENT))
 
 .PHONY: help demo test check lint format types contracts clean
@@ -51,14 +55,15 @@ clean:
 
 # The build backend comes from the constraints too, hence no isolated build environment.
 $(CORE): $(ENVIRONMENT) pyproject.toml constraints.txt
-	$(PIP) install --constraint constraints.txt hatchling editables
-	$(PIP) install --constraint constraints.txt --no-build-isolation --editable .
-	@$(PIP) install --constraint constraints.txt --only-binary :all: llvmlite || \
-	  echo "llvmlite was not installed (see above): training and decoding take longer; try $(BIN)/python -m pip install llvmlite."
+	@$(call quietly,Installing transduce and its dependencies,$(PIP) install --constraint constraints.txt hatchling editables && \
+	  $(PIP) install --constraint constraints.txt --no-build-isolation --editable .)
+	@echo "Installing llvmlite, which makes training and decoding faster"; \
+	  $(PIP) install --constraint constraints.txt --only-binary :all: llvmlite >$(LOG) 2>&1 || { tail -n 3 $(LOG); \
+	  echo "llvmlite was not installed (see above): training and decoding take longer; try $(BIN)/python -m pip install llvmlite."; }
 	@touch $@
 
 $(DEV): $(CORE)
-	$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@$(call quietly,Installing the development tools,$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev]')
 	@touch $@
 
 # Some systems ship a Python without ensurepip, which puts pip inside a new environment: their own pip does it then.
@@ -69,11 +74,12 @@ $(ENVIRONMENT):
 	  { echo "$(PYTHON) is $$($(PYTHON) -V 2>&1), but 3.11 or newer is needed: name one with PYTHON=..." >&2; exit 2; }
 	@$(PYTHON) -c 'import venv' 2>/dev/null || \
 	  { echo "$(PYTHON) has no venv module: install the system's package for it (python3-venv on Debian)." >&2; exit 2; }
+	@echo "Creating the environment $(VENV) with $$($(PYTHON) -V 2>&1)"
 	@rm -rf $(VENV)
 	@if $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
 	    $(PYTHON) -m venv $(VENV); \
 	  elif $(PYTHON) -m pip --version >/dev/null 2>&1; then \
-	    $(PYTHON) -m venv --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install pip; \
+	    $(PYTHON) -m venv --without-pip $(VENV) && $(PYTHON) -m pip --quiet --python $(BIN)/python install pip; \
 	  else \
 	    echo "$(PYTHON) has neither ensurepip nor pip: install one (python3-venv or python3-pip on Debian)." >&2; exit 2; \
 	  fi

@@ -42,7 +42,7 @@ MODEL: dict[str, float | str] = {
     "model.num_heads": 6,
     # BERT's own is post-norm; in so short a training pre-norm bears a higher rate (Geiping and Goldstein 2023).
     "model.norm_order": "pre",
-    # What these four settings are worth at the first steps: docs/benchmarks.md.
+    # What these four settings are worth at the first steps: docs/log/families.md.
     "model.positions": "rotary",
     "task.next_sentence": "false",
     "model.dropout": 0.0,

@@ -37,7 +37,7 @@ CORPORA = {
     "zh-en": Corpus("zh", "en", ("", " "), 7000, 1024),
 }
 
-# What a machine without bf16 can teach in the time; 6+6 x 256 has 13 BLEU where this has 41 (docs/benchmarks.md).
+# What a machine without bf16 can teach in the time; 6+6 x 256 has 13 BLEU where this has 41 (docs/log/families.md).
 PRESET = "tiny"
 # A post-norm model would else get another schedule, and every rate falls to zero by the same steps.
 COMMON: Settings = {

@@ -1,12 +1,13 @@
-"""Writes docs/settings.md out of the code: `python docs/generate_settings.py`.
+"""Write docs/settings.md from the code: `python docs/generate_settings.py`.
 
-Types, defaults, rules and presets are read from the package. A setting's meaning is the docstring under its field, or
-the comment above it, or that of the same field in the struct that it is resolved to; `MEANINGS` overrides them.
+Types, defaults, rules and presets are read from the package. The meaning of a setting is the docstring under its field.
+If the field has none, `MEANINGS` has the text, or the same field of the struct that the setting is resolved to.
 """
 
 import ast
 import inspect
 import io
+import re
 import textwrap
 import tokenize
 from collections.abc import Iterator
@@ -25,61 +26,43 @@ from transduce.training import choices
 PAGE = Path(__file__).with_name("settings.md")
 Struct = type[msgspec.Struct]
 
-# Structs whose comments tell what the fields of another mean.
+# Structs whose fields document the fields of another struct.
 _RESOLVED: dict[Struct, Struct] = {VocabularySettings: TokenizerSettings, ModelSettings: ModelConfig}
 
 MEANINGS = {
-    "preset": "The model's size and kind: one of the [presets](#presets).",
-    "data.target": "Their translations, line by line: as many files, in the same order; none with files of pairs.",
-    "data.format": "`lines`: a file a side; `tsv`: source, tab, target; `jsonl`: an object a line with `source` and "
-    "`target`, or the two languages' codes, alone or inside `translation`, or with `text` where a task learns from "
-    "text alone; `auto`: by suffix.",
-    "data.dev_target": "The dev set's target side.",
-    "tokenizer.kind": "`bpe`: pairs merged by frequency (section 5.1); `unigram`: a language model over pieces; "
-    "`character`: every character is a piece.",
-    "tokenizer.character_coverage": "Share of the characters (by occurrence) that get a piece.",
-    "model.num_encoder_layers": "Encoder layers: N of Table 3.",
-    "model.num_decoder_layers": "Decoder layers.",
-    "model.d_model": "Width of embeddings and of every layer's output; an even number, a multiple of `num_heads`.",
-    "model.d_ff": "Width inside the feed-forward layer.",
-    "model.num_heads": "Heads of each attention: h of Table 3.",
-    "model.d_k": "Width of one head's queries and keys.",
-    "model.d_v": "Width of one head's values.",
-    "model.dropout": "On every sub-layer's output, and on the sums of embeddings and positions (section 5.4).",
-    "model.attention_dropout": "On attention weights; not in the paper.",
-    "model.activation_dropout": "Inside the feed-forward layer; not in the paper.",
-    "model.bias": "Whether projections and feed-forward layers have biases.",
-    "model.tie_source_target": "One embedding matrix for both sides; needs a joint vocabulary.",
-    "model.tie_output": "The target's embedding matrix is the output projection too (section 3.4).",
-    "training.accumulate": "A step is cut into so many micro-batches, whose gradients are added.",
-    "training.learning_rate": "The highest rate of the schedule.",
-    "training.schedule": "Its shape after the warm-up: as 1/√step (the paper), straight or by a cosine to 0, or flat.",
-    "training.warmup_steps": "Steps in which the rate rises from 0.",
-    "training.optimizer": "`adam`, the paper's (section 5.3); `muon`: the matrices of layers move by their gradient's "
-    "momentum made orthogonal (Jordan et al. 2024), and Adam takes the rest.",
-    "training.momentum": "Muon: decay of the mean of the gradients.",
-    "training.beta1": "Adam (section 5.3): decay of the mean of the gradients.",
-    "training.beta2": "Adam: decay of the mean of their squares.",
-    "training.epsilon": "Adam: what is added to the divisor.",
-    "training.weight_decay": "Decoupled, as AdamW has it: in each step a matrix is multiplied by 1 - rate × decay; "
-    "biases and norms are not.",
+    "tokenizer.kind": "`bpe`: pairs merged by frequency (section 5.1); `unigram`: a unigram model over tokens; "
+    "`character`: every character is a token.",
+    "tokenizer.character_coverage": "Share of the characters (by frequency) that get a token.",
+    "training.accumulate": "Number of micro-batches in a step; their gradients are added.",
+    "training.learning_rate": "The highest learning rate of the schedule.",
+    "training.schedule": "How the learning rate changes after the warm-up: as 1/√step (the paper), linearly or by a "
+    "cosine to 0, or not at all.",
+    "training.warmup_steps": "Steps in which the learning rate rises from 0.",
+    "training.optimizer": "`adam`, the paper's (section 5.3); `muon`: layer matrices take a step along the "
+    "orthogonalized momentum of the gradient (Jordan et al. 2024), and Adam updates the rest.",
+    "training.momentum": "Muon: decay of the moving average of the gradients.",
+    "training.beta1": "Adam (section 5.3): decay of the moving average of the gradients.",
+    "training.beta2": "Adam: decay of the moving average of the squared gradients.",
+    "training.epsilon": "Adam: the number that is added to the divisor.",
+    "training.weight_decay": "Decoupled weight decay, as in AdamW: each step multiplies a matrix by 1 - learning rate "
+    "× decay. Biases and norms do not decay.",
     "training.label_smoothing": "ε of section 5.4.",
-    "training.precision": "What the model computes in; masters and moments are float32.",
+    "training.precision": "Data type in which the model computes; master weights and moments are float32.",
     "training.report_every": "Steps between reports.",
     "training.validate_every": "Steps between validations.",
     "training.save_every": "Steps between checkpoints.",
-    "training.adapt_dropout": "Dropout is turned off at a validation that finds that the step before is told better "
-    "with it than without: a model that sorts or counts may come to need the noise.",
-    "training.best_by": "What the dev set is judged by: the model that is best is kept.",
-    "training.patience": "Training stops after so many validations without a better one, or once all of 100 dev "
-    "sentences or more were right twice in a row; 0: never.",
+    "training.adapt_dropout": "Turn dropout off at a validation which finds that the loss of the step before is higher "
+    "without dropout than with it. A model that sorts or counts may come to depend on the noise.",
+    "training.best_by": "The measure on the dev set that decides which model is the best and is kept.",
+    "training.patience": "Stop after this number of validations without a better one, or once all of 100 dev sentences "
+    "or more were right twice in a row; 0: never.",
     "search.beam_size": "Hypotheses kept at each step; 1 is greedy search.",
-    "search.max_length_factor": "At most source pieces × factor + `max_length_extra` new pieces.",
+    "search.max_length_factor": "At most source tokens × factor + `max_length_extra` new tokens.",
     "search.max_length_extra": "See `max_length_factor`.",
-    "search.max_length": "At most so many new pieces, in place of the two before.",
+    "search.max_length": "At most this number of new tokens, instead of the two settings before.",
 }
 
-# What a type alone does not tell.
+# Types that the annotation alone does not show in a useful form.
 TYPES = {
     "training.lora_projections": "list of these",
     "task.series.columns": "list of strings",
@@ -87,8 +70,8 @@ TYPES = {
     "search.generate.forbidden_ids": "list of integers",
 }
 
-# Where the default is None: what happens then. Sizes of the model follow the preset; other choices have a rule.
-UNSAID = {
+# What happens where the default is None. Sizes of the model follow the preset; other choices have a rule.
+IF_NOT_SET = {
     "task.tags": "`true`",
     "task.merges": "`1000`",
     "task.next_sentence": "`true`",
@@ -96,12 +79,12 @@ UNSAID = {
     "data.prepared": "not set",
     "tokenizer.character_coverage": "by script and size",
     "start_from": "not set",
-    "task.context": "`256`; `128` for encoders; with `--from`, a language model takes the kept positions",
+    "task.context": "`256`; `128` for encoders; with `--from`, the positions of a language model's folder",
     "task.noise.share": "`0.3`; `0.15` for `spans`",
-    "tokenizer.byte_fallback": "but for `character`",
+    "tokenizer.byte_fallback": "true unless `kind` is `character`",
     "model.kind": "by the task",
     "model.num_key_value_heads": "`num_heads`",
-    "model.final_norm": "unless `norm_order` is `post`",
+    "model.final_norm": "true unless `norm_order` is `post`",
     "model.projection_bias": "`bias`",
     "model.attention_output_bias": "`bias`",
     "model.feed_forward_bias": "`bias`",
@@ -118,7 +101,7 @@ UNSAID = {
     "training.validate_every": "12 a run, 50 steps apart at least",
     "training.save_every": "12 a run, 50 steps apart at least",
     "training.patience": "`6`",
-    "training.adapt_dropout": "true where no dropout is said",
+    "training.adapt_dropout": "true if `model.dropout` is not set",
     "training.lora_alpha": "`2 × lora_rank`",
     "word_vectors.source": "none",
     "word_vectors.target": "none",
@@ -136,17 +119,17 @@ _TABLES = {
     "data": "`[data]`",
     "data.filters": "`[data.filters]`",
     "tokenizer": "`[tokenizer]`",
-    "word_vectors": "`[word_vectors]`: where this table stands, embeddings begin as word vectors",
+    "word_vectors": "`[word_vectors]`: with this table, embeddings start as word vectors",
     "model": "`[model]`",
     "training": "`[training]`",
     "search": "`[search]`",
-    "search.sampling": "`[search.sampling]`: where this table stands, translations are drawn",
-    "search.generate": "`[search.generate]`: where this table stands, search ranks as Hugging Face's `generate`",
+    "search.sampling": "`[search.sampling]`: with this table, translations are sampled",
+    "search.generate": "`[search.generate]`: with this table, search ranks as Hugging Face's `generate`",
 }
 
 
 def tables(struct: Struct = Settings, prefix: str = "") -> Iterator[tuple[str, Struct, list[str]]]:
-    """Each table of a settings file: its name, its struct, and its fields that are no tables themselves."""
+    """Yield each table of a settings file: its name, its struct, and its fields that are not tables themselves."""
     inner: list[tuple[str, Struct]] = []
     plain: list[str] = []
     for name, hint in get_type_hints(struct).items():
@@ -160,8 +143,25 @@ def tables(struct: Struct = Settings, prefix: str = "") -> Iterator[tuple[str, S
         yield from tables(hint, f"{prefix}.{name}".removeprefix("."))
 
 
+def docstrings(struct: Struct) -> dict[str, str]:
+    """Return the docstring under each field of a struct that has one, on one line."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(struct)))
+    assert isinstance(tree.body[0], ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, below in pairwise(tree.body[0].body):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(below, ast.Expr)
+            and isinstance(below.value, ast.Constant)
+            and isinstance(below.value.value, str)
+        ):
+            found[field.target.id] = " ".join(below.value.value.split())
+    return found
+
+
 def comments(struct: Struct) -> dict[str, str]:
-    """The comment right above each field that has one."""
+    """Return the comment right above each field of a struct that has one, on one line."""
     found: dict[str, str] = {}
     waiting: list[str] = []
     tokens = list(tokenize.generate_tokens(io.StringIO(inspect.getsource(struct)).readline))
@@ -179,36 +179,27 @@ def comments(struct: Struct) -> dict[str, str]:
     return found
 
 
-def docstrings(struct: Struct) -> dict[str, str]:
-    """Return the docstring under each field that has one, in one line."""
-    definition = ast.parse(textwrap.dedent(inspect.getsource(struct))).body[0]
-    assert isinstance(definition, ast.ClassDef)
-    found: dict[str, str] = {}
-    for field, text in pairwise(definition.body):
-        value = text.value if isinstance(text, ast.Expr) and isinstance(field, ast.AnnAssign) else None
-        if isinstance(value, ast.Constant) and isinstance(value.value, str):
-            found[ast.unparse(field.target)] = " ".join(value.value.split())
-    return found
-
-
 def meaning(name: str, struct: Struct) -> str:
-    """What a setting means.
+    """Return the meaning of a setting: docstring under its field, `MEANINGS`, or comment above its field.
 
     Raises:
-        LookupError: neither the code nor `MEANINGS` says it.
+        LookupError: none of them has it.
     """
     field = name.rpartition(".")[2]
-    said = MEANINGS.get(name)
-    for each in (struct, _RESOLVED.get(struct)):
-        if each is not None and not said:
-            said = docstrings(each).get(field) or comments(each).get(field)
-    if not said:
+    resolved = _RESOLVED.get(struct)
+    text = docstrings(struct).get(field) or MEANINGS.get(name)
+    if not text and resolved:
+        text = docstrings(resolved).get(field)
+    text = text or comments(struct).get(field)
+    if not text and resolved:
+        text = comments(resolved).get(field)
+    if not text:
         raise LookupError(f"the setting {name} has no docstring in the code: add one under its field")
-    return said.replace("None:", "not set:")  # which a file of settings cannot say
+    return text.replace("None:", "not set:")  # a settings file has no None
 
 
 def show_type(hint: Any) -> str:
-    """A type as a person writes it."""
+    """Return the name of a type as a reader of the page would write it."""
     if get_origin(hint) is Literal:
         return ", ".join(f"`{value}`" for value in get_args(hint))
     parts = [part for part in get_args(hint) if part is not type(None)]
@@ -220,13 +211,13 @@ def show_type(hint: Any) -> str:
 
 
 def show_default(name: str, value: Any) -> str:
-    """The default; where it is None, what is done then.
+    """Return the default of a setting or, where it is None, what happens then.
 
     Raises:
-        LookupError: nobody says what is done then.
+        LookupError: `IF_NOT_SET` and the rules do not have an entry for a default of None.
     """
     if value is None:
-        return _show_unsaid(name)
+        return _show_if_not_set(name)
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     if isinstance(value, tuple):
@@ -234,10 +225,10 @@ def show_default(name: str, value: Any) -> str:
     return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
 
 
-def _show_unsaid(name: str) -> str:
+def _show_if_not_set(name: str) -> str:
     table, _, field = name.rpartition(".")
-    if name in UNSAID:
-        return UNSAID[name]
+    if name in IF_NOT_SET:
+        return IF_NOT_SET[name]
     if hasattr(choices, f"choose_{field}"):
         return f"[chosen](#choose_{field})"
     if table == "model" and field in choices.Preset.__struct_fields__:
@@ -245,11 +236,11 @@ def _show_unsaid(name: str) -> str:
     usual = {each.name: each.default for each in msgspec.structs.fields(ModelConfig)}.get(field)
     if table == "model" and usual is not None:
         return show_default(name, usual)
-    raise LookupError(f"the setting {name} is None where nothing is said: say in UNSAID what happens then")
+    raise LookupError(f"the default of the setting {name} is None: add to IF_NOT_SET what happens then")
 
 
 def settings_table(prefix: str, struct: Struct, names: list[str]) -> Iterator[str]:
-    """One table of the page."""
+    """Yield the lines of one table of settings."""
     hints = get_type_hints(struct)
     yield "| setting | type | default | meaning |"
     yield "|---|---|---|---|"
@@ -262,7 +253,7 @@ def settings_table(prefix: str, struct: Struct, names: list[str]) -> Iterator[st
 
 
 def presets_table() -> Iterator[str]:
-    """The sizes that presets stand for."""
+    """Yield the lines of the table of presets and their sizes."""
     names = [field.name for field in msgspec.structs.fields(choices.Preset)]
     yield f"| preset | {' | '.join(f'`{name}`' for name in names)} |"
     yield "|---" * (len(names) + 1) + "|"
@@ -271,23 +262,29 @@ def presets_table() -> Iterator[str]:
 
 
 def rules() -> Iterator[str]:
-    """The rules by which settings are chosen, in the words of their functions."""
+    """Yield a line for each rule that chooses a setting: the docstring of its function."""
     for name, function in inspect.getmembers(choices, inspect.isfunction):
         if name.startswith("choose_"):
-            yield f'* <a id="{name}"></a>`{name}`: {" ".join((inspect.getdoc(function) or "").split())}'
+            text = " ".join((inspect.getdoc(function) or "").split())
+            yield f'* <a id="{name}"></a>`{name}`: {_link_pages(text)}'
+
+
+def _link_pages(text: str) -> str:
+    return re.sub(r"docs/(\w+)\.md", r"[\1](\1.md)", text.replace("docs/benchmarks.md", "docs/results.md"))
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page as Markdown."""
     lines = [
         "# Settings",
         "",
-        "This page is written by `docs/generate_settings.py` out of the code; do not change it by hand.",
+        "`docs/generate_settings.py` generates this page from the code; do not edit it by hand.",
         "",
-        "A settings file is TOML; `transduce train settings.toml --out DIR` reads it, and `--set training.steps=2000`",
-        "changes one value. An unknown name is an error with a suggestion. *Chosen* means: from the corpus and the",
-        "machine, by the rules at the end of this page; `--dry-run` shows every choice with its reason. What a run",
-        "used is written to `settings.toml` in its folder.",
+        "    transduce train settings.toml --out DIR --set training.steps=2000",
+        "",
+        "A settings file is TOML; `--set` changes one value. An unknown name is an error with a suggestion. *Chosen*",
+        "means that the rules at the end of this page choose the value from the corpus and the machine. `--dry-run`",
+        "shows every choice with its reason. The settings that a run used are in `settings.toml` in its folder.",
     ]
     for prefix, struct, names in tables():
         if names:

@@ -1,9 +1,9 @@
-/* AMX for processors that have none: each of its instructions raises SIGILL there, and the handler does what it says.
+/* An emulator of AMX for processors without it: each AMX instruction raises SIGILL, whose handler emulates it.
  *
- * Built by test_amx.py, for Linux on x86-64. Only what our kernels use is known: LDTILECFG, TILERELEASE, TILEZERO,
- * TILELOADD, TILELOADDT1, TILESTORED, TDPBUSD and TDPBF16PS, as VEX instructions of three bytes (Intel, "Architecture
- * Instruction Set Extensions Programming Reference"). Whatever else is illegal remains so. A register that is not
- * configured is illegal, too.
+ * Built by test_amx.py, for Linux on x86-64. It supports only what our kernels use: LDTILECFG, TILERELEASE, TILEZERO,
+ * TILELOADD, TILELOADDT1, TILESTORED, TDPBUSD and TDPBF16PS with three-byte VEX prefixes (Intel, "Architecture
+ * Instruction Set Extensions Programming Reference"). Other illegal instructions, and uses of a tile register that is
+ * not configured, still end the process with SIGILL.
  */
 #define _GNU_SOURCE
 #include <signal.h>
@@ -38,7 +38,7 @@ static State *own_state(void) {
 static const int places[16] = {REG_RAX, REG_RCX, REG_RDX, REG_RBX, REG_RSP, REG_RBP, REG_RSI, REG_RDI,
                                REG_R8,  REG_R9,  REG_R10, REG_R11, REG_R12, REG_R13, REG_R14, REG_R15};
 
-/* The address that ModRM says, without the index; the index, scaled; and how many bytes say so. */
+/* Decodes a ModRM operand at `at`: its address without the index, and its scaled index. Returns the operand's bytes. */
 static int decode(const uint8_t *at, int x, int b, const greg_t *registers, uint8_t **base, int64_t *index) {
     int mode = at[0] >> 6, which = at[0] & 7, length = 1;
     *index = 0;
@@ -55,7 +55,7 @@ static int decode(const uint8_t *at, int x, int b, const greg_t *registers, uint
             *base = (uint8_t *)(intptr_t)far_away;
             return 6;
         }
-    } else if (which == 5 && mode == 0) { /* from the next instruction on: the caller adds where that is */
+    } else if (which == 5 && mode == 0) { /* relative to the next instruction */
         int32_t far_away;
         memcpy(&far_away, at + 1, 4);
         *base = (uint8_t *)at + 5 + far_away;
@@ -112,7 +112,7 @@ static float widen(const uint8_t *bfloat16) {
     return value;
 }
 
-/* The first numbers of all pairs are added up, and the second ones; then both sums join what is there. */
+/* Sums the products of the pairs' first elements and those of their second elements, then adds both to the tile. */
 static int multiply_pairs(State *s, int sum, int one, int other) {
     if (!is_valid(s, sum) || !is_valid(s, one) || !is_valid(s, other))
         return 0;
@@ -129,7 +129,7 @@ static int multiply_pairs(State *s, int sum, int one, int other) {
     return 1;
 }
 
-/* The instruction's length; 0 where it is none of ours. */
+/* Emulates the instruction at RIP; returns its length in bytes, or 0 if it is not a supported one. */
 static int run(greg_t *registers) {
     const uint8_t *at = (const uint8_t *)registers[REG_RIP];
     State *s = own_state();
@@ -156,7 +156,7 @@ static int run(greg_t *registers) {
     int length = 4 + decode(at + 4, x, b, registers, &base, &stride);
     if (code == 0x49 && prefix == 0)
         return configure(s, base + stride) ? length : 0;
-    int loads = prefix == 3 || prefix == 1; /* 1: the first cache need not hold it for later */
+    int loads = prefix == 3 || prefix == 1; /* prefix 1: TILELOADDT1, a hint not to keep the data in L1 */
     if (code != 0x4B || (prefix != 2 && !loads) || (at[4] & 7) != 4 || !is_valid(s, number))
         return 0;
     for (int m = 0; m < s->rows[number]; m++) {

@@ -1,7 +1,7 @@
-"""AMX's products are those of vectors, of integers to the last bit; where there is no AMX, it is emulated.
+"""Test that AMX gives the results of vector instructions, equal to the last bit for integers.
 
-The machine code is the same either way: where there is no AMX, each instruction raises a signal, whose handler
-(emulator.c) does what the instruction says.
+On processors without AMX the same machine code runs: each AMX instruction raises a signal, whose handler (emulator.c)
+emulates the instruction.
 """
 
 import copy
@@ -43,12 +43,12 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_sums_are_those_of_vectors(emulator: Path, case: str) -> None:
     if "pairs" in case and find_float_tile("pairs") is None:
         pytest.skip("products of bfloat16 are for processors that have instructions for them, and this is none")
-    # In a process of its own: handlers of signals are the whole process'.
+    # In a separate process, since a signal handler applies to the whole process.
     done = subprocess.run(
         [sys.executable, str(HERE), str(emulator), case], capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert int(done.stdout.split()[-1]) > 1000  # instructions, or the handler was never asked
+    assert int(done.stdout.split()[-1]) > 1000  # AMX instructions; otherwise AMX was not used
 
 
 def test_a_machine_whose_amx_differs_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_a_machine_whose_amx_differs_does_without(monkeypatch: pytest.MonkeyPatc
             assert make_product(weight, None, use).tile.amx is agrees  # type: ignore[union-attr]
 
 
-# --- in a process of its own ----------------------------------------------------------------------------------------
+# --- in a separate process ------------------------------------------------------------------------------------------
 
 
 @torch.inference_mode()
@@ -152,7 +152,7 @@ def _compare_models_of_pairs() -> None:
 
 
 def _test_training() -> None:
-    """The tests of training's kernels once more."""
+    """Run the tests of the training kernels with AMX."""
     setattr(engine, "_has_amx_pairs", lambda: True)  # noqa: B010
     tile = pair_tile()
     assert tile is not None
@@ -166,7 +166,7 @@ if __name__ == "__main__":
     library = ctypes.CDLL(sys.argv[1])
     if not torch.cpu._is_amx_tile_supported():
         assert library.install_amx() == 0
-    crew._THREAD_WORK = 1  # the least work is shared
+    crew._THREAD_WORK = 1  # even the smallest work uses several threads
     {
         "products": _compare_products,
         "model": _compare_models,

@@ -129,7 +129,7 @@ def test_train_with_a_settings_file_set_and_options(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--steps", "5", "--minutes", "1"], "`training.steps` (5) and `training.minutes` (1.0) both say when to stop"),
+        (["--steps", "5", "--minutes", "1"], "`training.steps` (5) and `training.minutes` (1.0) both set when to stop"),
         (["--steps", "0"], "`training.steps` must be greater than 0, but is 0"),
         (["--minutes", "-1"], "`training.minutes` must be greater than 0, but is -1.0"),
         (["--minutes", "nan"], "`training.minutes` must be finite, but is nan"),
@@ -206,8 +206,8 @@ def test_many_damaged_lines_are_counted(capsys: Capture, monkeypatch: pytest.Mon
     feed(monkeypatch, b"\xff\n" * 9)
     assert main(["translate", str(trained), "--max-length", "2", *COMPUTING]) == 0
     told = capsys.readouterr().err.split("\n")[:-1]
-    assert told[:5] == [f"Standard input, line {n}: what is not UTF-8 was read as U+FFFD." for n in range(1, 6)]
-    assert told[5:] == ["Standard input: so it was in 9 lines in all."]
+    assert told[:5] == [f"Standard input, line {n}: bytes that are not UTF-8 were read as U+FFFD." for n in range(1, 6)]
+    assert told[5:] == ["Standard input: 9 lines had such bytes in total."]
 
 
 @pytest.mark.parametrize("final", [b"\n", b"", b"\n\n"])
@@ -223,7 +223,7 @@ def test_a_line_out_for_a_line_in(
     assert len(lines) == len(ODD_LINES) + (final == b"\n\n")
     assert lines[1] == lines[3] == lines[7] == b""
     assert lines[0]
-    assert captured.err == b"Standard input, line 7: what is not UTF-8 was read as U+FFFD.\n"
+    assert captured.err == b"Standard input, line 7: bytes that are not UTF-8 were read as U+FFFD.\n"
 
 
 def test_standard_input_and_a_file_give_the_same(

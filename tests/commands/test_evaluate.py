@@ -112,7 +112,7 @@ def test_compare_two_folders(capsys: Capture, trained: Path, toy_corpus: Path, t
     [
         (
             ["evaluate", "MODEL", "--source", "SHORT", "--reference", "DEV"],
-            "there are 2 lines in {SHORT} and 50 lines in {DEV}: give files with the same number of lines.",
+            "there are 2 lines in {SHORT} and 50 lines in {DEV}: use files with the same number of lines.",
         ),
         (["evaluate", "MODEL", "--source", "nowhere", "--reference", "DEV"], "nowhere does not exist"),
         (["evaluate", "SHORT", "--source", "DEV", "--reference", "DEV"], "A model folder holds a config.json, but"),
@@ -132,7 +132,7 @@ def test_compare_two_folders(capsys: Capture, trained: Path, toy_corpus: Path, t
         ),
         (
             ["compare", "MODEL", "SHORT", "--reference", "DEV"],
-            "is a model, which needs sentences to translate: give --source",
+            "is a model, which needs sentences to translate: pass --source",
         ),
         (["compare", "SHORT", "SHORT", "--reference", "DEV"], "2 lines in {SHORT} and 50 lines in {DEV}"),
         (
@@ -141,7 +141,7 @@ def test_compare_two_folders(capsys: Capture, trained: Path, toy_corpus: Path, t
         ),
         (
             ["compare", "DEV", "DEV", "--reference", "DEV", "--beam-size", "2"],
-            "`--beam-size` says how to translate, but both are translations: leave it out.",
+            "`--beam-size` sets how to translate, but A and B are translations: leave it out.",
         ),
         (
             ["evaluate", "MODEL", "--source", "DEV", "--reference", "DEV", "--output", "-"],

@@ -110,7 +110,10 @@ def test_translate_looks_again(capsys: Capture, trained: Path, files: tuple[Path
     capsys.readouterr()
     for option in ("--sample", "--n-best=2"):
         assert main([*command, "--look-again", option]) == 2
-        assert "--look-again seeks one better translation: leave --sample and --n-best out." in capsys.readouterr().err
+        assert (
+            "--look-again searches for one better translation: leave --sample and --n-best out."
+            in capsys.readouterr().err
+        )
 
 
 def test_terms_that_are_not_translated_as_a_glossary_says(

@@ -110,13 +110,13 @@ def test_a_killed_translation_goes_on_to_the_same_output(
     assert not output.exists()
     assert main(arguments) == 0
     said = capsys.readouterr().err
-    assert "Going on after line " in said
+    assert "Continuing after line " in said
     assert f"{len(lines):,} lines in {output}" in said
     whole = tmp_path / "whole.en"
     assert main(["translate", str(trained), str(file), "--output", str(whole), *QUICK]) == 0
     assert output.read_bytes() == whole.read_bytes()
     assert main(arguments) == 0
-    assert f"{output} is there already, so nothing was done: delete it to translate anew." in capsys.readouterr().err
+    assert f"{output} exists already, so nothing was done: delete it to translate again." in capsys.readouterr().err
 
 
 def test_output_is_what_standard_output_would_be(
@@ -127,7 +127,7 @@ def test_output_is_what_standard_output_would_be(
     assert main(["translate", str(trained), str(file), "--output", str(output), "--resume", *QUICK]) == 0
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("Nothing was saved to go on with, so this starts at the first line.\n12 lines in ")
+    assert captured.err.startswith("There is nothing to resume, so this starts at the first line.\n12 lines in ")
     assert output.read_bytes() == printed.encode()
 
 
@@ -144,7 +144,7 @@ def test_a_pipe_is_written_to_and_a_link_stays_one(
     assert reader.communicate()[0] == printed.encode()
     assert pipe.is_fifo()
     assert main(["translate", str(trained), str(file), "--output", str(pipe), "--resume", *QUICK]) == 2
-    assert f"--resume goes on with a file, but {pipe} is none" in capsys.readouterr().err
+    assert f"--resume continues a file, but {pipe} is not a file" in capsys.readouterr().err
     (tmp_path / "target").write_text("old", "utf-8")
     link.symlink_to("target")
     run(capsys, trained, file, "--output", link, *QUICK)
@@ -207,7 +207,7 @@ def test_options_on_search_reach_it(
     [
         (["--shard", "5/4"], "A shard must be I/N with I from 1 to N, such as 1/4, but is 5/4"),
         (["--workers", "0"], "`workers` must be at least 1, but is 0"),
-        (["--resume"], "--resume goes on with a file, but none is named: say --output FILE"),
+        (["--resume"], "--resume continues a file, but none is named: add --output FILE"),
         (["--output", "/nowhere/at/all"], "/nowhere/at/all cannot be written: there is no folder /nowhere/at"),
         (["--diverse-groups", "3"], "`diverse_groups` must divide `beam_size` (4), but is 3: change one of them"),
         (
@@ -217,12 +217,12 @@ def test_options_on_search_reach_it(
         (["--diversity-penalty", "1"], "`--diversity-penalty` is for groups of a beam: say how many with"),
         (
             ["--sample", "--beam-size", "2"],
-            "`--beam-size` says how to search, but --sample draws: leave one of them out",
+            "`--beam-size` sets how to search, but --sample does not search: leave one of them out",
         ),
         (["--coverage-penalty", "-1"], "`coverage_penalty` must not be negative, but is -1.0"),
         (["--strict", "--threads", "2"], "Strict results take one thread a process, but this one computes with 2"),
-        (["--temperature", "0.5"], "`--temperature` says how to draw translations: add --sample, or leave it out."),
-        (["--seed", "1"], "`--seed` says how to draw translations: add --sample, or leave it out."),
+        (["--temperature", "0.5"], "`--temperature` sets how to sample: add --sample, or leave it out."),
+        (["--seed", "1"], "`--seed` sets how to sample: add --sample, or leave it out."),
         (["--phrases", "nowhere.tsv"], "nowhere.tsv does not exist: check the file's name"),
     ],
 )
@@ -259,7 +259,7 @@ def test_a_folder_may_say_that_translations_are_drawn(
     searched = job("--beam-size", "3", "--n-best", "2").search
     assert (searched.sampling, searched.beam_size, searched.n_best) == (None, 3, 2)
     assert main(["translate", str(folder), "--beam-size", "3", "--seed", "6"]) == 2
-    assert "says how to draw translations" in capsys.readouterr().err
+    assert "sets how to sample" in capsys.readouterr().err
 
 
 # --- terms ------------------------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def test_inspect_shows_where_the_heads_look_from_a_pronoun(
     assert main(["inspect", str(trained), *english, *told, "--json", "-", *ONE_THREAD]) == 0
     assert json.loads(capfdbinary.readouterr().out)["left_to_right"]
     assert main(["inspect", str(trained), *english, *told, "--html", str(page), *ONE_THREAD]) == 2
-    assert b"here is none: leave out --html" in capfdbinary.readouterr().err
+    assert b"there is no translation: leave it out" in capfdbinary.readouterr().err
     assert main(["inspect", str(trained), "x", "--antecedent", "y"]) == 2
     assert b"`--antecedent` says more about a pronoun: give --pronoun too" in capfdbinary.readouterr().err
 
@@ -129,7 +129,7 @@ def test_align_refuses_what_does_not_fit(
     short = str(write_lines("short", ["0-0"]))
     command = ["align", str(trained), "--source", str(texts["source"]), "--target", str(texts["target"])]
     for extra, message in (
-        (["--learn", "heads.json"], "give them with --known"),
+        (["--learn", "heads.json"], "pass them with --known"),
         (["--known", short], "has 1 line for 12 pairs"),
         (["--source-words", short], "have the same number of lines, but"),
         (["--heads", short], "does not hold chosen heads"),
@@ -198,7 +198,7 @@ def test_a_plot_in_a_file(tmp_path: Path) -> None:
         (["attention", "model"], "takes MODEL SENTENCE, but was given 1 argument:"),
         (["positions", "x"], "takes no arguments, but was given 1 argument:"),
         (["training"], "takes RUN..., but was given 0 arguments:"),
-        (["lengths", "x"], "give --source and --reference"),
+        (["lengths", "x"], "pass --source and --reference"),
         (["positions", "--length", "0"], "`--length` must be at least 1, but is 0"),
         (["schedule", "--warmup", "0"], "`--warmup` must be at least 1, but is 0"),
         (["masks", "--out", "masks.jpg"], "ends in .png, .svg, .pdf"),

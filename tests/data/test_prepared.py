@@ -229,7 +229,7 @@ def test_lines_that_end_with_carriage_returns_are_told(tokenizer: Tokenizer, tmp
 
 
 def test_other_folders_are_not_overwritten(files: CorpusFiles, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with pytest.raises(TransduceError, match=r"holds something else than a prepared corpus: name an empty"):
+    with pytest.raises(TransduceError, match=r"holds something other than a prepared corpus: choose an empty"):
         prepare(files, tokenizer, FilterSettings(), tmp_path)
     with pytest.raises(TransduceError, match=r"train\.de is a file, but a prepared corpus is a folder"):
         prepare(files, tokenizer, FilterSettings(), files.source[0])
@@ -242,7 +242,7 @@ def test_folders_that_cannot_be_opened(files: CorpusFiles, tokenizer: Tokenizer,
         PreparedCorpus.open(tmp_path)
     folder = prepare(files, tokenizer, FilterSettings(), tmp_path / "corpus").folder
     other = Tokenizer.train(lambda: read_pairs(files), TokenizerSettings(vocabulary_size=290))
-    with pytest.raises(TransduceError, match="was prepared with another tokenizer than the one given"):
+    with pytest.raises(TransduceError, match="was prepared with another tokenizer than the one passed"):
         PreparedCorpus.open(folder, other)
     card = folder / "corpus.json"
     good = card.read_bytes()
@@ -263,5 +263,5 @@ def test_folders_that_cannot_be_opened(files: CorpusFiles, tokenizer: Tokenizer,
     with pytest.raises(TransduceError, match=r"source\.ids is not what was prepared \(its SHA-256 differs\)"):
         PreparedCorpus.open(folder).verify()
     ids.unlink()
-    with pytest.raises(TransduceError, match=r"source\.ids does not exist: the prepared corpus is not whole"):
+    with pytest.raises(TransduceError, match=r"source\.ids does not exist: the prepared corpus is incomplete"):
         PreparedCorpus.open(folder)

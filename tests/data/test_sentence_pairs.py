@@ -214,7 +214,7 @@ def test_no_batch_is_larger_than_the_one_that_memory_is_tried_with() -> None:
 
 def test_a_text_without_another_place_is_refused() -> None:
     store = SentenceStore(np.array([10, EOS, 11, EOS], np.uint16), np.array([0, 2, 4]))
-    with pytest.raises(TransduceError, match=r"four sentences at least, .*, but this one has 2 of 2 pieces"):
+    with pytest.raises(TransduceError, match=r"at least four sentences, .*, but this one has 2 of 2 tokens"):
         plan(store=store)
 
 

@@ -41,8 +41,8 @@ def test_a_tsv_has_tabs_and_all_columns_are_read_where_none_is_named(write_lines
     [
         ([], r"is empty, but a table begins with a line of column names"),
         (["a,b"], r"has column names but no numbers"),
-        (["1,2", "3,4"], r"csv:1: a table begins with a line of column names, but this one is of numbers"),
-        (["a,a", "3,4"], r"csv:1: columns need names of their own, but 2 are `a`"),
+        (["1,2", "3,4"], r"csv:1: a table begins with a line of column names, but this line has numbers"),
+        (["a,a", "3,4"], r"csv:1: column names must be distinct, but 2 are `a`"),
         (["a,b", "1,2", "3"], r"csv:3: every line has a cell for each of the 2 columns, but this one has 1"),
         (["a,b", "1,2", "", "3,4"], r"csv:3: a line of a table is empty"),
         (["a,b", "1,2", "3, "], r"csv:3: the value of `b` is missing"),

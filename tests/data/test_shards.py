@@ -282,9 +282,9 @@ def test_a_corpus_that_is_prepared_anew_is_not_read_on(
     found = prepare(files, tokenizer, FILTERS, tmp_path / "corpus")
     found.read(0, 5)
     prepare(files, tokenizer, FilterSettings(), tmp_path / "corpus")
-    with pytest.raises(TransduceError, match=r"source\.offsets was written anew while it was in use"):
+    with pytest.raises(TransduceError, match=r"source\.offsets was written again while in use"):
         found.read(0, 5)
-    with pytest.raises(TransduceError, match=r"source\.offsets was written anew while it was in use"):
+    with pytest.raises(TransduceError, match=r"source\.offsets was written again while in use"):
         found.read_run_lengths([(0, 5)])
 
 

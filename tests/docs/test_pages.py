@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 import torch
 
 from transduce.model.config import ModelConfig
@@ -34,11 +35,15 @@ def test_the_table_of_kernels_has_all_programs_of_training() -> None:
     assert programs - first_cells((DOCS / "training.md").read_text("utf-8")) == set()
 
 
-def test_the_contents_of_the_benchmarks_are_its_headings_in_order() -> None:
-    page = (DOCS / "benchmarks.md").read_text("utf-8")
-    contents = re.findall(r"^( *)\* \[(.+)\]\(#[^)]+\)$", page, re.MULTILINE)
-    headings = re.findall(r"^##(#?) (.+)$", page, re.MULTILINE)
-    assert [(len(indent) // 2, title) for indent, title in contents] == [(len(deep), title) for deep, title in headings]
+def test_the_index_of_the_log_lists_each_page_once() -> None:
+    table = (DOCS / "log" / "README.md").read_text("utf-8").partition("## Machines")[0]
+    listed = re.findall(r"^\| \[.+\]\(([\w.]+)\) \|", table, re.MULTILINE)
+    assert listed == sorted(path.name for path in (DOCS / "log").glob("*.md") if path.name != "README.md")
+
+
+@pytest.mark.parametrize(("page", "most"), [("README.md", 150), ("README.zh.md", 150), ("docs/results.md", 250)])
+def test_pages_for_first_readers_stay_short(page: str, most: int) -> None:
+    assert len((ROOT / page).read_text("utf-8").splitlines()) <= most
 
 
 def test_every_file_of_a_run_is_explained(toy_corpus: Path, tmp_path: Path) -> None:
@@ -68,7 +73,7 @@ def test_every_figure_of_the_metrics_is_explained() -> None:
 
 def test_the_files_that_pages_name_are_there() -> None:
     named = re.compile(r"\b(?:benchmarks|docs|examples|tests)/[\w/]+\.(?:md|py)\b")
-    pages = [*ROOT.glob("*.md"), *DOCS.glob("*.md")]
+    pages = [*ROOT.glob("*.md"), *DOCS.glob("**/*.md")]
     found = {name for page in pages for name in named.findall(page.read_text("utf-8"))}
     assert len(found) > 50
     assert sorted(name for name in found if not (ROOT / name).is_file()) == []

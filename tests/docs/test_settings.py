@@ -39,6 +39,20 @@ class Shoe(msgspec.Struct):
     or without."""
 
 
+class Boot(msgspec.Struct):
+    """A struct whose fields are documented by docstrings under them."""
+
+    size_millimetres: int = 260
+    """The length of the foot,
+    in millimetres."""
+
+    # A comment is not needed.
+    colour: str = "brown"
+    """On the outside."""
+
+    laces: bool = True
+
+
 def test_the_page_is_up_to_date() -> None:
     page = (DOCS / "settings.md").read_text("utf-8")
     assert page == GENERATOR.page(), "run: python docs/generate_settings.py"
@@ -50,7 +64,7 @@ def test_every_setting_stands_on_the_page_once_with_its_meaning() -> None:
     assert sorted(documented) == sorted(setting_names())
 
 
-@pytest.mark.parametrize("table", ["MEANINGS", "UNSAID"])
+@pytest.mark.parametrize("table", ["MEANINGS", "IF_NOT_SET"])
 def test_what_the_generator_says_itself_is_about_settings_that_exist(table: str) -> None:
     assert set(getattr(GENERATOR, table)) - set(setting_names()) == set()
 
@@ -71,10 +85,18 @@ def test_a_comment_above_a_field_is_its_meaning() -> None:
     assert GENERATOR.meaning("shoe.laces", Shoe) == "With laces, or without."
 
 
+def test_a_docstring_under_a_field_is_its_meaning() -> None:
+    assert GENERATOR.docstrings(Boot) == {
+        "size_millimetres": "The length of the foot, in millimetres.",
+        "colour": "On the outside.",
+    }
+    assert GENERATOR.meaning("boot.colour", Boot) == "On the outside."
+
+
 def test_a_setting_without_a_meaning_or_a_default_is_refused() -> None:
     with pytest.raises(LookupError, match=r"the setting shoe\.colour has no docstring in the code"):
         GENERATOR.meaning("shoe.colour", Shoe)
-    with pytest.raises(LookupError, match=r"the setting shoe\.nails is None where nothing is said"):
+    with pytest.raises(LookupError, match=r"the default of the setting shoe\.nails is None"):
         GENERATOR.show_default("shoe.nails", None)
 
 

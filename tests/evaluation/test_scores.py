@@ -105,10 +105,10 @@ def test_chinese_is_not_scored_as_if_it_had_spaces() -> None:
     assert wrong.warnings == ("BLEU was counted with the tokenizer '13a', but 'zh' fits the target language 'zh'.",)
 
 
-@pytest.mark.parametrize(("language", "said"), [(None, "not given"), ("en", "en")])
+@pytest.mark.parametrize(("language", "said"), [(None, "not set"), ("en", "en")])
 def test_unspaced_references_without_their_language_are_noticed(language: str | None, said: str) -> None:
     (warning,) = score(CHINESE_OUTPUT, CHINESE, target_language=language).warnings
-    assert warning.endswith(f"say their language (for example zh), which is {said}.")
+    assert warning.endswith(f"specify their language (for example zh), which is {said}.")
 
 
 @pytest.mark.parametrize("code", ["en", "EN", "en_US", "eng_Latn", "tlh", "gsw-CH", None])
@@ -120,8 +120,8 @@ def test_any_code_of_a_language_is_taken(code: str | None) -> None:
 def test_what_is_no_code_of_a_language_is_told(language: str) -> None:
     (warning,) = score(ENGLISH_OUTPUT, ENGLISH, target_language=language).warnings
     assert warning == (
-        f"BLEU was counted with the tokenizer '13a', for {language!r} is no code of a language, such as zh or en: "
-        "say the code."
+        f"BLEU was counted with the tokenizer '13a', as {language!r} is not a language code such as zh or en: "
+        "specify the code."
     )
 
 
@@ -196,7 +196,7 @@ def test_tokenized_text_is_noticed_in_the_report_and_not_in_a_log(caplog: pytest
     references = [f"This is line {number}." for number in range(150)]
     with caplog.at_level(logging.DEBUG):
         (warning,) = score(output, references, target_language="en").warnings
-    assert warning.startswith("The hypotheses look tokenized, for 150 of 150 lines end in")
+    assert warning.startswith("The hypotheses look tokenized, as 150 of 150 lines end in")
     assert caplog.records == []
     assert score(output, references, target_language="en", tokenize="none").warnings == ()
 
@@ -218,8 +218,8 @@ def test_references_that_are_too_short_for_bleu_are_noticed() -> None:
     assert report.bleu.value == 0
     assert report.chrf.value == pytest.approx(100)
     assert report.warnings[0] == (
-        "The references have 1.0 words on average, and BLEU counts runs of 4: "
-        "chrF and the lines equal to the reference tell more."
+        "The references have 1.0 words on average, and BLEU counts 4-grams: "
+        "chrF and the number of lines equal to the reference are more meaningful."
     )
     assert score(["an apple is"], ["an apple is"], target_language="en", tokenize="char").warnings == ()
 
@@ -238,7 +238,7 @@ def test_characters_instead_of_words_are_said_with_the_score(monkeypatch: pytest
 
 
 def test_different_line_counts() -> None:
-    with pytest.raises(TransduceError, match="there are 3 hypotheses and 4 references: give files with the same"):
+    with pytest.raises(TransduceError, match="there are 3 hypotheses and 4 references: use files with the same"):
         score(ENGLISH_OUTPUT[:3], ENGLISH, target_language="en")
 
 

@@ -138,7 +138,7 @@ def test_a_difference_that_may_be_chance_says_how_many_sentences_would_tell() ->
     assert row.interval_low < 0 < row.interval_high
     assert not row.is_real
     assert row.verdict.startswith(f"The difference of {abs(row.difference):.2f} BLEU between A and B may be chance")
-    assert row.verdict.endswith(" sentences would be needed to tell, not 60.")
+    assert row.verdict.endswith(" sentences would be needed to decide, not 60.")
 
 
 def test_the_verdict_counts_the_draws_behind_p(slight: Comparison) -> None:
@@ -150,7 +150,7 @@ def test_the_verdict_counts_the_draws_behind_p(slight: Comparison) -> None:
 def test_sentences_needed_by_hand() -> None:
     # Twice the standard error is needed, half is there: (1.96 * 2) ** 2 = 15.4 times as many.
     assert describe_needed(0.5, 1.0, sentences=100, differing=9).startswith("about 1,500 sentences would be needed")
-    assert describe_needed(-3.0, 1.0, sentences=100, differing=9) == "more sentences would be needed to tell"
+    assert describe_needed(-3.0, 1.0, sentences=100, differing=9) == "more sentences would be needed to decide"
     assert describe_needed(0.001, 1.0, sentences=100, differing=9).startswith(
         "even 1,000 times as many sentences as these 100"
     )
@@ -233,7 +233,7 @@ def test_one_sentence_proves_nothing() -> None:
     result = compare(["a b c d e"], ["v w x y z"], ["a b c d e"], target_language="en")
     assert result.bleu.difference == pytest.approx(-100)
     assert result.bleu.p_randomisation == 1
-    assert result.bleu.verdict.endswith("; they differ in 1 sentence, and in fewer than 6 nothing can be told.")
+    assert result.bleu.verdict.endswith("; they differ in 1 sentence, and fewer than 6 cannot decide.")
     assert "1 sentence, 1 differ; " in str(result)
 
 
@@ -243,7 +243,7 @@ def test_fewer_differing_sentences_than_can_be_told(differing: int, is_real: boo
     worse = [*("x" for _ in range(differing)), *references[differing:]]
     result = compare(worse, references, references, target_language="en")
     assert result.bleu.is_real == is_real
-    assert ("nothing can be told" in result.bleu.verdict) != is_real
+    assert ("cannot decide" in result.bleu.verdict) != is_real
 
 
 def test_as_many_sentences_as_a_test_set_take_little_time() -> None:

@@ -164,7 +164,7 @@ def check_softmax() -> None:
 def check_the_trial_tells_right_from_wrong() -> None:
     assert why_not_right(DEVICE) is None
     with mock.patch.object(trial, "add_and_norm", lambda x, y, *_: (x + y, x)):
-        assert why_not_right(DEVICE) == "triton's programs compute something else on it"
+        assert why_not_right(DEVICE) == "triton's kernels give wrong results on it"
     with mock.patch.object(trial, "add_and_norm", side_effect=RuntimeError("no ptxas\nat all")):
         assert why_not_right(DEVICE) == "triton fails on it: no ptxas"
 
@@ -480,10 +480,10 @@ def check_a_recording_goes_by_what_stands_in_its_places() -> None:
         assert bool(gradients[3].isnan().any())
         assert len(recorded) == 1
         first, second = task.loss(batch), task.loss(batch)
-        with pytest.raises(RuntimeError, match="no longer there"):
+        with pytest.raises(RuntimeError, match="are gone"):
             first.total.backward()
         second.total.backward()
-        with pytest.raises(RuntimeError, match="no longer there"):
+        with pytest.raises(RuntimeError, match="are gone"):
             second.total.backward()
         owner.forget_gradient()
         task.look_ahead(batch)
@@ -511,7 +511,7 @@ def check_what_cannot_be_recorded_is_launched() -> None:
         return numbers.sum() * weight, numbers[0]
 
     def refuse(loss: Any, pool: object, read: object) -> None:
-        if len(loss._places) - seeds.MOST == 3:
+        if len(loss._inputs) - seeds.MOST == 3:
             raise RuntimeError("it waits\nfor something")
         pretend_to_record(loss, pool, read)
 
@@ -671,14 +671,14 @@ def check_rooms_are_used_again_and_given_up() -> None:
     for _ in range(3):
         decode_beside(model, source, (1,), 5)
         gc.collect()
-    sizes = [step.size for step in recorded._ROOMS[model].free]
+    sizes = [step.size for step in recorded._FREE_STEPS[model].free]
     assert len(sizes) == len(set(sizes)) == 1
     for parameter in model.parameters():  # weights that stand elsewhere, and are others
         parameter.data = parameter.data * 0.5
     decode_beside(model, source, (1,), 5)
     del model
     gc.collect()
-    assert not len(recorded._ROOMS)
+    assert not len(recorded._FREE_STEPS)
 
 
 @torch.inference_mode()

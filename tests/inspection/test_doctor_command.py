@@ -83,11 +83,11 @@ def test_files_of_pairs_are_examined_as_two_files_are(capsys: Capture, write_lin
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "The doctor needs a model, a settings file, or text: name one, or give --source and --target."),
-        (["--source", "a"], "--source and --target belong together: give both."),
-        (["m", "--test-source", "a"], "--test-source and --test-target belong together: give both."),
-        (["m", "--test-source", "a", "--test-target", "b"], "--test-source is looked for in the training text"),
-        (["m", "--html", "page.html"], "--html is the page of a corpus: give --source and --target too."),
+        ([], "The doctor needs a model, a settings file, or text: name one, or pass --source and --target."),
+        (["--source", "a"], "--source and --target belong together: pass both."),
+        (["m", "--test-source", "a"], "--test-source and --test-target belong together: pass both."),
+        (["m", "--test-source", "a", "--test-target", "b"], "--test-source is searched in the training text"),
+        (["m", "--html", "page.html"], "--html writes the report on a corpus: pass --source and --target too."),
         (["gone"], "The doctor examines a model folder or a settings file, but gone does not exist."),
         (["--source", "gone.zh", "--target", "gone.en"], "gone.zh does not exist: check the file's name."),
     ],

@@ -376,9 +376,9 @@ def test_the_command_prints_and_writes_the_comparison(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--reference", "dev.en"], "name these with --source"),
-        (["--device", "cuda"], "compared with --device cpu, but it is cuda: leave it out"),
-        (["--precision", "bf16"], "compared with --precision fp32, but it is bf16: leave it out"),
+        (["--reference", "dev.en"], "pass --source too"),
+        (["--device", "cuda"], "needs --device cpu, but it is cuda: leave it out"),
+        (["--precision", "bf16"], "needs --precision fp32, but it is bf16: leave it out"),
     ],
 )
 def test_options_that_the_command_refuses(

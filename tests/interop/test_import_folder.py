@@ -91,7 +91,7 @@ def test_what_was_begun_in_one_language_does_not_go_on_in_another(
     assert main([*arguments, "--target-language", "eng_Latn", "--resume"]) == 2
     assert "was started with another model or other options" in capsys.readouterr().err
     assert main([*arguments, "--target-language", "deu_Latn", "--resume"]) == 0
-    assert "Going on after line 50" in capsys.readouterr().err
+    assert "Continuing after line 50" in capsys.readouterr().err
 
 
 def test_scores_are_those_of_search(nllb: Path) -> None:

@@ -1,4 +1,4 @@
-"""How states of decoding are compared: all go the same way."""
+"""Fixtures that run decoding states through the same steps, to compare their results."""
 
 from collections.abc import Callable
 
@@ -11,14 +11,15 @@ from transduce.model.state import DecodingState
 Walk = Callable[[DecodingState, int], list[Tensor]]
 Everywhere = Callable[[Callable[[Tensor], DecodingState], Tensor], list[Tensor]]
 
-# Which of the sentences stay after which steps: they leave from the front, the middle and the end, and come twice.
+# Rows to keep after certain steps: sentences leave from the front, the middle and the end, and one is duplicated.
 STAYING = {2: [0, 2, 3, 4], 5: [1, 2, 3], 6: [0, 1, 2], 9: [2, 0], 12: [1], 20: [0, 0, 0]}
 
 
 @pytest.fixture
 def walk() -> Walk:
-    """Goes on from a state of five sentences with so many hypotheses each: the last layer at each of 40 random steps,
-    in which the pool of keys and values is full several times.
+    """Return a function that runs a decoding state of five sentences for 40 random steps, with W hypotheses each.
+
+    It returns the last layer's output at each step. The KV cache pool is full several times in the process.
     """
     return _walk
 
@@ -40,8 +41,10 @@ def _walk(state: DecodingState, width: int) -> list[Tensor]:
 
 @pytest.fixture
 def first_sentence_everywhere() -> Everywhere:
-    """Starts from these sources, from the first alone, and from it forty times, with one thread and with two: the first
-    sentence's last layer at each of four steps, (4, 1, D), every time.
+    """Return a function that decodes the first sentence in batches of several sizes, with one and two threads.
+
+    The batches are all sources, the first alone, and the first 40 times. It returns the first sentence's outputs at
+    four steps, (4, 1, D), for each.
     """
     return _first_sentence_everywhere
 

@@ -1,4 +1,4 @@
-"""Arrays of one piece of memory: what Python writes, tensors see, and no array reaches into another."""
+"""Test named arrays in one block of memory: tensors see what Python writes, and arrays do not overlap."""
 
 import pytest
 

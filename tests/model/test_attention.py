@@ -1,4 +1,4 @@
-"""Attention: a tutorial's example by hand, PyTorch's own module, and the loop over words that matrices stand for."""
+"""Test attention against a tutorial's example, PyTorch's module, and a loop over words."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Decoding with a cache equals decoding without one: word by word, in pieces, and for hypotheses side by side."""
+"""Test that decoding with a KV cache equals decoding without: token by token, in chunks, and for several hypotheses."""
 
 import pytest
 import torch
@@ -78,7 +78,7 @@ def test_sentences_leave_the_cache() -> None:
 
 
 def test_the_memory_is_projected_once() -> None:
-    """After the first step the cache alone answers: another memory of the same shape changes nothing."""
+    """After the first step only the cache is read: another encoder output of the same shape changes nothing."""
     model = build()
     with torch.inference_mode():
         memory, mask = model.encode(SOURCES)
@@ -91,13 +91,13 @@ def test_the_memory_is_projected_once() -> None:
 
 
 def decode_alone(model: Transformer, source: Tensor, pieces: list[int]) -> Tensor:
-    """Logits after the last of these pieces, without cache, padding or neighbours, (V,)."""
+    """Return the logits (V,) after the last of these tokens, without cache, padding or other sentences."""
     source = source[source != PAD][None]
     return model(source, torch.tensor([pieces]))[0, -1]  # type: ignore[no-any-return]
 
 
 def test_hypotheses_side_by_side_equal_each_alone() -> None:
-    """Beam search's own use: random parents at each step, sentences that finish, one cache for all."""
+    """Use one cache as beam search does: random parents at each step, and sentences that finish."""
     model, width = build(), 3
     generator = torch.Generator().manual_seed(4)
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Machine code that is kept between processes: found again, made anew where it is damaged, and never in the way."""
+"""Test the cache of compiled code: it is reused, damaged files are recompiled, and failures to write are ignored."""
 
 import os
 import stat
@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def programs_made(**variables: str) -> int:
-    """How many a process of its own had to make."""
+    """Return how many modules a new process compiles."""
     done = subprocess.run(
         [sys.executable, "-c", PRODUCT], env=os.environ | variables, capture_output=True, text=True, check=True
     )
@@ -56,7 +56,7 @@ def test_the_next_process_makes_nothing_anew_but_what_is_damaged(folder: Path) -
         assert programs_made() == 1
         assert file.read_bytes() == whole
     tile = find_tile()
-    if tile is not None and tile.lanes == WIDE.lanes:  # narrower vectors are another program
+    if tile is not None and tile.lanes == WIDE.lanes:  # narrower vectors need other code
         assert programs_made(ATEN_CPU_CAPABILITY="avx2") == 1
 
 
@@ -77,7 +77,7 @@ def test_the_least_recently_used_files_go(folder: Path, monkeypatch: pytest.Monk
     for number in range(3):
         keep_code(f"name{number}", bytes([number]))
         os.utime(folder / f"name{number}", (number, number))
-    assert find_code("name0") == bytes([0])  # it is the newest now
+    assert find_code("name0") == bytes([0])  # it is the most recently used now
     keep_code("name3", bytes([3]))
     assert sorted(path.name for path in folder.iterdir()) == ["name0", "name2", "name3"]
     assert find_code("name1") is None

@@ -1,4 +1,4 @@
-"""What a configuration may not say: one sentence for each impossible combination."""
+"""Test that each impossible combination of settings is refused with one sentence."""
 
 from typing import Any
 
@@ -129,7 +129,7 @@ def test_a_configuration_survives_json() -> None:
 
 
 def test_a_configuration_of_the_first_version_is_read() -> None:
-    """Model folders exist: their settings, all of them, must keep their names and mean the same."""
+    """The settings of existing model folders must keep their names and meaning."""
     stored = SHAPE | {
         "kind": "transformer",
         "num_encoder_layers": 2,

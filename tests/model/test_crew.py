@@ -1,4 +1,4 @@
-"""How many threads decode: by how much there is to do, and by how many of them get a core."""
+"""Test the choice of the number of decoding threads, by the amount of work and by free cores."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from transduce.model.native import crew, engine
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -24,14 +24,14 @@ class Clock:
 
 
 class Machine:
-    """Calls on so many threads that get a part of the time that they ask for."""
+    """A simulated machine whose threads get a given share of the CPU time that they need."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock, self.others = clock, 5.0
         self.crew = crew.Crew(clock)
 
     def work(self, share: float, wanted: int = 4, calls: int = 12) -> list[int]:
-        """How many threads each call had; one takes 10 ms."""
+        """Simulate calls of 10 ms each, and return the number of threads of each call."""
         sizes = []
         for _ in range(calls):
             threads = self.crew.size(wanted)
@@ -74,7 +74,7 @@ def test_more_threads_are_tried_again_and_ever_less_often(machine: Machine) -> N
     assert pauses == sorted(pauses)
     assert 3.0 < pauses[-1] < 4.1
     assert machine.work(0.95, wanted=2) == [2] * 12
-    machine.work(0.3, wanted=2, calls=7)  # all is well again, so that the next pause is a short one
+    machine.work(0.3, wanted=2, calls=7)  # the last failure was long ago, so the next pause is short
     machine.clock.now += 0.3
     assert machine.crew.size(2) == 2
 

@@ -1,4 +1,4 @@
-"""A decoder alone: it continues prompts of any lengths as if each were alone, and its layers are the encoder's."""
+"""Test decoder-only models: prompts of any lengths are continued as if alone, by the encoder's layers."""
 
 from typing import Any
 
@@ -13,7 +13,9 @@ from transduce.model.decoder import Decoder
 from transduce.model.masks import look_ahead_mask
 
 PAD, EOS, V = 0, 1, 17
-PROMPTS = torch.tensor([[5, 6, 7, 8], [9, PAD, PAD, PAD], [4, 0, 3, PAD]])  # a padding id inside a prompt is a piece
+PROMPTS = torch.tensor(
+    [[5, 6, 7, 8], [9, PAD, PAD, PAD], [4, 0, 3, PAD]]
+)  # a padding id inside a prompt is an ordinary token
 LENGTHS = (4, 1, 3)
 
 
@@ -87,7 +89,7 @@ def test_prompts_of_different_lengths_are_continued_as_if_each_were_alone(positi
     histories = [[prompt[:length].tolist()] * width for prompt, length in zip(PROMPTS, LENGTHS, strict=True)]
     with torch.inference_mode():
         state = model.start(PROMPTS)
-        newest = torch.full((3, 1), EOS)  # not looked at
+        newest = torch.full((3, 1), EOS)  # ignored
         for step in range(5):
             logits = model.project(state.step(newest))
             for row, of_prompt in enumerate(histories):

@@ -1,4 +1,4 @@
-"""Dropout by random bytes: right rate, right scale, one mask for both directions, nothing outside training."""
+"""Test dropout by random bytes: its rate and scale, the same mask forward and backward, no effect outside training."""
 
 import math
 
@@ -13,7 +13,7 @@ RATES = [0.1, 0.3, 0.5, 0.9]
 
 
 def exact_rate(p: float, dtype: torch.dtype) -> float:
-    """Random bytes round the probability to a multiple of 1/256."""
+    """Return the dropout rate rounded to a multiple of 1/256."""
     return p if dtype == torch.float64 else round(p * 256) / 256
 
 
@@ -31,7 +31,7 @@ def test_rate_and_scale(p: float, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_lane_and_neighbour_is_independent(dtype: torch.dtype) -> None:
-    """Four bytes of a random word serve four places far apart: each has the rate, and no two move together."""
+    """Four bytes of a random word serve four distant elements: each has the rate, and all are independent."""
     kept = (Dropout(0.5)(torch.ones(4, 50_000, dtype=dtype)) != 0).double()
     correlations = torch.corrcoef(torch.cat([kept, kept.roll(1, dims=1)]))
     correlations.fill_diagonal_(0)

@@ -1,4 +1,4 @@
-"""The kernel for embeddings gives the same rows, and the same gradients, as PyTorch's operations."""
+"""Test that the embedding kernel gives the rows and gradients of PyTorch's operations."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=s
 def test_embeddings(dtype: torch.dtype, width: int, frozen_row: int | None, is_summed: bool) -> None:
     torch.manual_seed(1)
     weight = torch.randn(11, width).to(dtype).requires_grad_()
-    ids = torch.tensor([[3, 2, 3, 10], [0, 3, 2, 2]])  # pieces repeat
+    ids = torch.tensor([[3, 2, 3, 10], [0, 3, 2, 2]])  # tokens repeat
     total = torch.full((11, width), 5.0)
     if is_summed:
         add_gradients_to(weight, total)

@@ -1,4 +1,4 @@
-"""An encoder alone: its heads by hand, token types, padding, and the layers it shares with the Transformer."""
+"""Test encoder-only models: heads by hand, token types, padding, and the layers shared with the Transformer."""
 
 from typing import Any
 
@@ -162,7 +162,7 @@ def test_a_loss_that_projects_by_itself_knows_the_bias() -> None:
     close(loss.total, expected)
     (ours,) = torch.autograd.grad(loss.total, [p for p in [model.output_bias] if p is not None], retain_graph=True)
     (theirs,) = torch.autograd.grad(expected, [p for p in [model.output_bias] if p is not None])
-    close(ours[1:], theirs[1:])  # the padding piece gets no gradient
+    close(ours[1:], theirs[1:])  # the padding token gets no gradient
 
 
 def test_without_a_bias_the_factors_are_what_is_there() -> None:

@@ -1,4 +1,4 @@
-"""The flat decoder is the same function as the modules it writes out, in float32 and in 8 bits."""
+"""Test that the flat decoder computes the same as the modules that it replaces, in float32 and in 8 bits."""
 
 import copy
 from collections.abc import Callable

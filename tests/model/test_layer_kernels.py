@@ -1,4 +1,4 @@
-"""A layer that is one program forward and one back is its bricks', to the last bit."""
+"""Test that a layer run as one kernel call forward and one backward equals its modules to the last bit."""
 
 import gc
 from collections.abc import Iterator
@@ -40,20 +40,20 @@ def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def config(**changes: Any) -> ModelConfig:
-    """Two layers each."""
+    """Return a configuration with two encoder and two decoder layers."""
     sizes: dict[str, Any] = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 96}
     vocabulary = {"source_vocabulary_size": 50, "target_vocabulary_size": 50}
     return ModelConfig(**(sizes | vocabulary | {"num_heads": 2, "dropout": 0.25} | changes))
 
 
 def layer_and_input(dtype: torch.dtype, **changes: Any) -> tuple[EncoderLayer, Tensor]:
-    """In training; four sentences of nine pieces."""
+    """Return a layer in training mode, and an input of four sentences of nine tokens."""
     layer = EncoderLayer(config(**changes)).to(dtype).train()
     return layer, torch.randn(4, 9, 64).to(dtype).requires_grad_()
 
 
 def sums_of(module: torch.nn.Module) -> dict[str, Tensor]:
-    """Where the gradients are added up from now on, beginning with ones."""
+    """Register gradient sums for all parameters, filled with ones, and return them by name."""
     sums = {name: torch.ones_like(each, dtype=torch.float32) for name, each in module.named_parameters()}
     for name, parameter in module.named_parameters():
         add_gradients_to(parameter, sums[name])
@@ -61,7 +61,7 @@ def sums_of(module: torch.nn.Module) -> dict[str, Tensor]:
 
 
 class Counting(NativeTraining):
-    """Knows how many layers were computed as one."""
+    """Training kernels that count how many layers were run as a whole."""
 
     def __init__(self, *, whole: bool) -> None:
         self.whole, self.layers = whole, 0
@@ -73,7 +73,10 @@ class Counting(NativeTraining):
 
 
 def learn(model: Transformer, *, whole: bool, times: int = 1) -> tuple[list[Tensor], int]:
-    """The states, all sums of gradients and what PyTorch is given besides; and how many layers were one."""
+    """Run forward and backward passes, each layer as a whole or not.
+
+    Returns the states, gradient sums and other gradients, and the number of layers that ran as a whole.
+    """
     sums, kernels = sums_of(model), Counting(whole=whole)
     torch.manual_seed(3)
     source, target = torch.randint(3, 50, (5, 9)), torch.randint(3, 50, (5, 7))

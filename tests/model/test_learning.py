@@ -1,4 +1,4 @@
-"""Bricks and kinds of model learn: the loss of copying falls far below what guessing could reach.
+"""Test that components and kinds of models learn: the loss of copying falls far below that of guessing.
 
 `benchmarks/learnability.py --variants` trains all of them until the copies are exact.
 """
@@ -15,11 +15,11 @@ from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
 
 PAD, EOS, SYMBOLS, LENGTH = 0, 1, 6, 4
-GUESSING = 1.43  # nats a piece: ln 6 for four symbols, and nothing for the end
+GUESSING = 1.43  # nats per token: ln 6 for four symbols, and 0 for the end symbol
 
 
 def copying(changes: dict[str, Any], steps: int) -> float:
-    """The loss a piece on unseen sequences, after so many steps of 32 of them."""
+    """Return the loss per token on unseen sequences after so many steps of 32 sequences each."""
     shape: dict[str, Any] = {
         "source_vocabulary_size": SYMBOLS + 2,
         "target_vocabulary_size": SYMBOLS + 2,

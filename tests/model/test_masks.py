@@ -1,4 +1,4 @@
-"""Masks: who may attend to whom, and the term that is added to the scores."""
+"""Test attention masks: which positions may attend to which, and the term that is added to the scores."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ PAD = 0
 
 
 def test_look_ahead_and_padding_together_are_the_five_by_five_matrix() -> None:
-    """Three words and two paddings: a triangle, and two columns that nobody attends to."""
+    """With three words and two paddings: a triangle, and two columns that nothing attends to."""
     mask = target_mask(torch.tensor([[7, 8, 9, PAD, PAD]]), PAD)
     assert mask.allowed.shape == (1, 1, 5, 5)
     assert mask.allowed[0, 0].int().tolist() == [

@@ -1,4 +1,4 @@
-"""Kernels in machine code are the same functions as what they stand for: products, whole steps, reductions."""
+"""Test that compiled kernels compute the same as what they replace: linear layers, decoder steps, reductions."""
 
 import copy
 from collections.abc import Callable
@@ -32,7 +32,7 @@ if BEST is None:
 TILES = [*dict.fromkeys([BEST, BEST.finer]), NARROW._replace(kind="sextets"), NARROW._replace(kind="words")]
 if BEST.lanes == WIDE.lanes:
     TILES += [WIDE._replace(kind="sextets"), WIDE._replace(kind="words")]
-    if BEST.kind == "bytes":  # then it has them for half as wide registers too, as processors without AVX-512 may
+    if BEST.kind == "bytes":  # such a processor has the instruction for 256-bit registers too
         TILES += [NARROW, NARROW.finer]
 pytestmark = pytest.mark.usefixtures("every_thread")
 
@@ -284,7 +284,7 @@ def test_a_product_in_whose_place_somebody_put_another_is_not_passed_over() -> N
 @torch.inference_mode()
 @pytest.mark.parametrize("piece", [V, -1])
 def test_pieces_that_the_vocabulary_has_not_are_refused(piece: int) -> None:
-    message = f"numbered from 0 to {V - 1}, but one is {piece}: encode the text with the tokenizer of this model"
+    message = f"token ids range from 0 to {V - 1}, but one is {piece}: encode the text with the tokenizer of this model"
     with pytest.raises(IndexError, match=message):
         start_fast(build({}), torch.tensor([[5, 6, piece, 1]]))
 
@@ -363,7 +363,7 @@ def test_a_beam_is_selected_as_by_pytorch(size: int, beams: int) -> None:
     torch.manual_seed(4)
     for batch in (1, 9):
         logits = torch.randn(batch, beams, size) * 3.0
-        logits[..., 1] += 5.0  # many end
+        logits[..., 1] += 5.0  # many hypotheses end
         scores = -torch.rand(batch, beams) * 5.0
         scores[:, 2:3] = float("-inf")
         normalizer = logits.logsumexp(dim=-1, keepdim=True)
@@ -391,7 +391,7 @@ def test_without_a_normalizer_it_is_the_logits_own() -> None:
 
 
 def _real(choice: Choice) -> list[Tensor]:
-    """What is there of it: impossible candidates may be any."""
+    """Return a selection without impossible candidates, which may be arbitrary."""
     return [
         torch.where(candidates.totals > float("-inf"), values, torch.zeros_like(values))
         for candidates in choice
@@ -405,7 +405,7 @@ def test_where_rules_leave_less_than_a_beam_nobody_continues_the_rest(monkeypatc
         piece_scores, totals = logits.new_full((2, batch, count), 99.0).unbind(0)
         return parents, pieces, piece_scores, totals
 
-    monkeypatch.setattr("transduce.model.native.reductions._room_for_candidates", filled)
+    monkeypatch.setattr("transduce.model.native.reductions._allocate_candidates", filled)
     logits = torch.full((2, 4, 100), float("-inf"))
     logits[:, 1, 1] = 2.0  # ends
     logits[:, 2, 30] = 1.0

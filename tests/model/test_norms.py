@@ -1,4 +1,4 @@
-"""Norms against their formulas and PyTorch's own; what BatchNorm counts; where each order has its norms."""
+"""Test norms against their formulas and PyTorch's, BatchNorm's statistics, and the place of norms in each order."""
 
 import msgspec
 import pytest
@@ -79,7 +79,7 @@ def test_batch_norm_does_not_count_padding() -> None:
 
 
 def test_a_model_counts_the_positions_that_exist_alone() -> None:
-    """Padding at the end of source and target changes neither the output in training nor what is remembered."""
+    """Padding changes neither the output in training nor BatchNorm's running statistics."""
     source, target = torch.tensor([[5, 6, 7, 1], [8, 1, 0, 0]]), torch.tensor([[0, 4, 9], [0, 3, 0]])
     model = Transformer(msgspec.structs.replace(CONFIG, norm="batch"))
     other = Transformer(model.config)

@@ -1,4 +1,4 @@
-"""Learned positions, rotations and the bias by distance: their formulas, and what they are made for."""
+"""Test learned positions, rotary embeddings and relative position biases, by their formulas and properties."""
 
 import math
 
@@ -20,7 +20,7 @@ from transduce.model.positions import (
 
 
 def rotated_product(rotary: RotaryPositions, query: Tensor, key: Tensor, at: int, other: int) -> float:
-    """The score of a query at one position with a key at another."""
+    """Return the score of a query at one position and a key at another."""
     query = rotary(torch.tensor([at]), query.dtype).apply(query.view(1, 1, 1, -1))
     key = rotary(torch.tensor([other]), key.dtype).apply(key.view(1, 1, 1, -1))
     return float((query * key).sum())
@@ -138,7 +138,7 @@ def by_distance(*, bidirectional: bool) -> RelativePositions:
 
 
 def test_buckets_of_the_past_by_hand() -> None:
-    """4 buckets for the distances 0 to 3, then 4 that grow by the factor (16 / 4)^(1/4) = 1.41."""
+    """There are 4 buckets for the distances 0 to 3, then 4 that grow by the factor (16 / 4)^(1/4) = 1.41."""
     distances = [0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 16, 1000]
     buckets = by_distance(bidirectional=False).buckets(-torch.tensor(distances))
     assert buckets.tolist() == [0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 7, 7, 7, 7]
@@ -146,7 +146,7 @@ def test_buckets_of_the_past_by_hand() -> None:
 
 
 def test_buckets_of_both_sides_by_hand() -> None:
-    """The first half for the past and the position itself, the second half for the future."""
+    """The first half of the buckets is for the past and the position itself, the second half for the future."""
     buckets = by_distance(bidirectional=True).buckets(torch.tensor([-40, -6, -2, -1, 0, 1, 2, 6, 40]))
     assert buckets.tolist() == [3, 3, 2, 1, 0, 5, 6, 7, 7]
 

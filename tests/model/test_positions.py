@@ -1,4 +1,4 @@
-"""Sinusoidal positions against values worked out by hand, and against the formula that is often taught wrongly."""
+"""Test sinusoidal positions against values computed by hand, and against a formula that is often taught wrongly."""
 
 import copy
 import math
@@ -11,7 +11,10 @@ from transduce.model.positions import NoPositions, SinusoidalPositions, interlea
 
 
 def formula_over_all_dimensions(length: int, d_model: int) -> Tensor:
-    """The well-known mistake: i runs over dimensions instead of pairs, so a sine and its cosine differ in frequency."""
+    """Return positions by a common mistake: i counts dimensions instead of pairs.
+
+    A sine and its cosine then differ in frequency.
+    """
     table = torch.empty(length, d_model)
     for position in range(length):
         for i in range(d_model):
@@ -21,7 +24,10 @@ def formula_over_all_dimensions(length: int, d_model: int) -> Tensor:
 
 
 def agrees_with_hand_values(table: Tensor) -> bool:
-    """Section 3.5 with d_model = 4: the frequencies are 1 and 10000^(-2/4) = 1/100."""
+    """Return whether a table has the values of section 3.5 for d_model = 4.
+
+    The frequencies are 1 and 10000^(-2/4) = 1/100.
+    """
     by_hand = torch.tensor(
         [
             [0.0, 1.0, 0.0, 1.0],

@@ -1,4 +1,4 @@
-"""Products of training in machine code give what exact arithmetic gives, rounded once."""
+"""Test that the training GEMM kernels give the exact results, rounded once."""
 
 from typing import Any
 
@@ -37,11 +37,14 @@ of_pairs = pytest.mark.skipif(TILE is None, reason="this processor does not mult
 by_vectors = pytest.mark.skipif(TILE is None or TILE.amx, reason="this processor has AMX, or it is emulated")
 of_each_kind = pytest.mark.parametrize("dtype", TILES, ids=str)
 
-HALF_STEP = {torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}  # relative: what rounding once may change
+HALF_STEP = {torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}  # the greatest relative error of one rounding
 
 
 def sizes_of(tile: Tile) -> list[tuple[int, int, int]]:
-    """One tile and its neighbours, panels of one, two and three vectors, and several of them."""
+    """Return (positions, inputs, outputs) for tests of a tile.
+
+    They are sizes around one tile, with one to three vectors per panel, and with several panels.
+    """
     if tile.amx:
         return [(16, 32, 32), (17, 64, 32), (33, 32, 64), (47, 96, 96), (70, 128, 224), (1060, 1088, 320)]
     if tile.lanes == NARROW.lanes:
@@ -61,7 +64,7 @@ def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def assert_rounded_once(found: Tensor, exact: Tensor, terms: Tensor) -> None:
-    """Sums in float32 err by their terms' sizes; then they are rounded to what was multiplied."""
+    """Assert that a result is exact within float32 summation errors and one rounding to its dtype."""
     error = (found.double() - exact).abs()
     assert (error <= HALF_STEP[found.dtype] * exact.abs() + 1e-5 * terms + 1e-30).all(), float(error.max())
 
@@ -169,7 +172,7 @@ def test_a_projection_is_packed_once_for_all_rows(dtype: torch.dtype) -> None:
 @of_each_kind
 @pytest.mark.parametrize("positions", [3, 40, 600])
 def test_the_loss_is_that_of_the_library(positions: int, dtype: torch.dtype) -> None:
-    """Beyond 256 positions the logits are made in parts."""
+    """Beyond 256 positions the logits are computed in parts."""
     labels = torch.randint(0, 64, (1, positions))
     values = []
     for kernels in (None, NativeTraining()):
@@ -188,7 +191,7 @@ def test_the_loss_is_that_of_the_library(positions: int, dtype: torch.dtype) -> 
 
 @of_each_kind
 def test_some_rows_of_a_matrix_learn_alone(dtype: torch.dtype) -> None:
-    """As queries do where keys and values stand in the same matrix."""
+    """The weight of attention holds queries, keys and values, of which a product may use some rows only."""
     kernels = NativeTraining()
     x, weight, bias = (random(*each, dtype=dtype).requires_grad_() for each in ((20, 32), (96, 32), (96,)))
     total, bias_total = torch.ones(96, 32), torch.ones(96)
@@ -219,7 +222,7 @@ def test_what_does_not_fit_is_left_to_the_library(dtype: torch.dtype) -> None:
 
 
 def multiplies_pairs() -> bool:
-    """Asked anew."""
+    """Return whether this processor has kernels for bfloat16, without a cached answer."""
     return engine.find_float_tile("pairs") is not None
 
 

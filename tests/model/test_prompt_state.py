@@ -1,4 +1,4 @@
-"""A decoder alone by machine code: prompts of several lengths, and steps after them."""
+"""Test decoder-only models on compiled kernels: prompts of several lengths, and the steps after them."""
 
 import copy
 from collections.abc import Callable
@@ -26,7 +26,7 @@ PAD, V = 0, 300
 PROMPTS = torch.tensor(
     [[5, 6, 7, 8, 1], [9, 3, PAD, PAD, PAD], [4, PAD, PAD, PAD, PAD], [7, 7, PAD, 1, PAD], [8, 9, 2, 3, 1]]
 )
-LENGTHS = torch.tensor([5, 2, 1, 4, 5])  # the padding id inside the fourth one is a piece of it
+LENGTHS = torch.tensor([5, 2, 1, 4, 5])  # the padding id inside the fourth one is an ordinary token
 PRECISIONS = ["fp32", "int8", *(["bf16"] if find_float_tile("pairs") is not None else [])]
 ALMOST = {"fp32": 1e-5, "bf16": 0.02, "int8": 0.02}  # of a norm: what rounding changes
 VARIANTS: dict[str, dict[str, object]] = {
@@ -46,7 +46,7 @@ VARIANTS: dict[str, dict[str, object]] = {
 
 
 def build(precision: str, changes: dict[str, object] | None = None) -> tuple[Decoder, Decoder]:
-    """A model that machine code runs, and the same in float32 that PyTorch runs."""
+    """Return a model that runs on compiled kernels, and the same model in float32 that PyTorch runs."""
     torch.manual_seed(3)
     sizes = {"num_decoder_layers": 2, "d_model": 128, "d_ff": 128, "num_heads": 4}
     vocabulary = {"kind": "decoder", "source_vocabulary_size": V, "target_vocabulary_size": V}

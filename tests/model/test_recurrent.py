@@ -1,4 +1,4 @@
-"""Recurrent models: equal to PyTorch's cells, to attention by hand, and to themselves step by step."""
+"""Test recurrent models against PyTorch's cells, attention by hand, and their own step-by-step decoding."""
 
 from typing import Any
 
@@ -76,7 +76,7 @@ def test_a_sentence_is_turned_around_and_its_padding_stays() -> None:
     assert reversal_of(PRESENT).tolist() == [[4, 3, 2, 1, 0], [2, 1, 0, 3, 4]]
 
 
-# --- what the decoder is told of the source -----------------------------------------------------------------------
+# --- the decoder's initial state ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("context", ["last", "linear", "mean"])
@@ -112,7 +112,7 @@ def test_a_source_that_is_padding_alone_stays_finite() -> None:
 
 
 def weights_by_hand(model: Recurrent, state: Tensor, memory: Tensor) -> Tensor:
-    """Of one state (D,) over one sentence's memory (S, D)."""
+    """Return the attention weights of one state (D,) over one sentence's memory (S, D)."""
     attention, score = model.memory_attention, model.config.attention_score
     assert attention is not None
     if score == "additive":
@@ -172,7 +172,7 @@ def test_attention_step_by_step_by_hand(score: str, wiring: str) -> None:
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_attention_to_the_past_by_hand(cell: str) -> None:
-    """Equations 4 to 8 of Cheng et al. 2016: a step continues an average of all past states, and of their cells."""
+    """By equations 4 to 8 of Cheng et al. 2016, a step continues an average of all past states and of their cells."""
     model = build(
         recurrent_self_attention=True, attention_score="additive", recurrent_attention="none", recurrent_cell=cell
     )

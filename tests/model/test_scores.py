@@ -1,4 +1,4 @@
-"""Other scores by their formulas, hard attention and its gradient, shared heads of keys and values."""
+"""Test attention scores by their formulas, hard attention and its gradient, and shared key/value heads."""
 
 import math
 
@@ -78,7 +78,7 @@ def test_general_begins_as_the_scaled_dot_product() -> None:
 
 
 def test_the_additive_score_of_projections_is_that_of_bahdanau() -> None:
-    """v · tanh(W s + U h), as the paper has it."""
+    """The paper's score is v · tanh(W s + U h)."""
     attention = MultiHeadAttention(d_model=8, num_heads=1, d_k=8, d_v=8, score=None)
     made = ScoredAttention(score="additive", kind="soft", scale=None, num_heads=1, d_k=8)
     made.reset_parameters()

@@ -1,4 +1,4 @@
-"""The Transformer over numbers: what it sees, what it may not see, and that rolling out is teacher forcing."""
+"""Test the Transformer over numbers: what it may attend to, and that roll-out equals teacher forcing."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Matrices are made orthogonal in machine code as by PyTorch."""
+"""Test that the compiled kernels orthogonalize matrices as PyTorch's operations do."""
 
 import pytest
 import torch

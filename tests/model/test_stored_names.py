@@ -1,4 +1,4 @@
-"""Model folders exist: the weights of the first version's settings keep their names, shapes and order."""
+"""Test that weights of existing model folders keep their names, shapes and order."""
 
 from collections.abc import Iterator
 from typing import Any

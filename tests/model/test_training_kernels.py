@@ -1,4 +1,4 @@
-"""Kernels that training uses are the same functions, with the same gradients, as PyTorch's operations."""
+"""Test that training kernels have the results and gradients of PyTorch's operations."""
 
 import math
 from collections import Counter
@@ -28,7 +28,7 @@ from transduce.training.loss import projected_cross_entropy
 
 if find_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
-TILES = [NARROW, WIDE]  # where vectors are narrow, LLVM makes two of a wide one
+TILES = [NARROW, WIDE]  # on processors with narrow vectors, LLVM splits a wide one in two
 
 KERNELS = NativeTraining()
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -51,13 +51,13 @@ def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def assert_near(found: Tensor, wanted: Tensor) -> None:
-    """Up to the rounding of the found one's dtype, beside the largest wanted."""
+    """Assert equality within the rounding of the result's dtype, relative to the greatest expected element."""
     error = (found.double() - wanted.double()).abs().max()
     assert error <= TOLERANCE[found.dtype] * wanted.abs().max().clamp_min(1.0), float(error)
 
 
 def attend_plainly(projected: Tensor, memory: Tensor | None, allowed: Tensor, heads: int) -> Tensor:
-    """Equation (1), one operation at a time."""
+    """Compute equation (1), one operation at a time."""
     given = projected.chunk(3, -1) if memory is None else (projected, *memory.chunk(2, -1))
     query, key, value = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in given)
     scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
@@ -126,7 +126,7 @@ def test_masks_that_lengths_describe() -> None:
     assert lengths is not None
     assert lengths.tolist() == [3, 2, 1]
     assert padding_mask(torch.tensor([[PAD, 5]]), PAD).lengths is None  # padded at the left
-    assert padding_mask(torch.tensor([[5, 5], [PAD, PAD]]), PAD).lengths is None  # nothing to attend to
+    assert padding_mask(torch.tensor([[5, 5], [PAD, PAD]]), PAD).lengths is None  # a sentence without any key
     assert look_ahead_mask(3).lengths is None
     assert AttentionMask(torch.ones(2, 1, 3, 3, dtype=torch.bool)).lengths is None
     assert BiasedMask(torch.ones(2, 1, 1, 3, dtype=torch.bool), torch.zeros(2, 1, 3, 3)).lengths is None
@@ -243,7 +243,7 @@ def test_every_processor_drops_the_same(dtype: torch.dtype) -> None:
     for tile in TILES:
         out = torch.empty_like(x)
         places = DropPlaces(x.data_ptr(), 0, out.data_ptr(), x.numel(), 1 << 40 | 12345, 77)
-        fused_rows._programs_of(dtype, tile)["drop"].run(*places)
+        fused_rows._kernels_of(dtype, tile)["drop"].run(*places)
         found.append(out)
     assert torch.equal(*found)
 
@@ -345,7 +345,7 @@ def test_sums_of_what_does_not_fit_are_refused() -> None:
 
 
 class Counting:
-    """The kernels, and how often each was used."""
+    """Training kernels that count their calls by name."""
 
     def __init__(self) -> None:
         self.used: Counter[str] = Counter()
@@ -358,8 +358,8 @@ class Counting:
         return use
 
 
-# The settings; then how often attention, norms, dropout and products with a matrix are computed by kernels in a
-# pass of two and two layers.
+# The settings, and how often attention, norms, dropout and linear layers run on kernels in a pass through two encoder
+# and two decoder layers.
 DISPATCHED: list[tuple[dict[str, object], tuple[int, int, int, int]]] = [
     ({}, (6, 12, 12, 22)),
     ({"norm_order": "post"}, (6, 10, 12, 22)),
@@ -389,21 +389,21 @@ def test_bricks_use_what_suits(settings: dict[str, object], wanted: tuple[int, i
 
 
 def small_model(settings: dict[str, object]) -> Transformer:
-    """Two layers each, nothing dropped where nothing is said."""
+    """Return a model with two encoder and two decoder layers, without dropout by default."""
     sizes: dict[str, object] = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 96}
     given = sizes | {"num_heads": 2, "dropout": 0.0} | settings
     return Transformer(ModelConfig(source_vocabulary_size=50, target_vocabulary_size=50, **given))  # type: ignore[arg-type]
 
 
 def batch(pad_id: int) -> tuple[Tensor, Tensor]:
-    """With padding on both sides."""
+    """Return a batch with padding in source and target."""
     source, target = torch.randint(3, 50, (5, 9)), torch.randint(3, 50, (5, 7))
     source[1, 4:] = target[2, 2:] = pad_id
     return source, target
 
 
 def learn(model: Transformer, source: Tensor, target: Tensor, smoothing: float) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss, and every parameter's gradient."""
+    """Return the loss, and every parameter's gradient."""
     model.zero_grad()
     hidden = model.hidden(source, target)
     pad_id = model.config.pad_id
@@ -439,7 +439,7 @@ def test_a_model_learns_the_same(settings: dict[str, object], smoothing: float) 
 
 
 def test_what_is_no_number_stays_none() -> None:
-    """It must be seen where it arises: a step with it changes nothing, and the module is named."""
+    """NaN must propagate, so that it is seen where it arises."""
     projected = torch.randn(2, 20, 3 * 32)
     projected[0, 3, 5] = math.nan  # one query
     found = KERNELS.attend(projected, None, torch.tensor([20, 20]), 1)
@@ -482,7 +482,7 @@ def test_shapes_that_pytorch_broadcasts_are_left_to_it() -> None:
 
 
 def mask_of_one(mask: AttentionMask) -> AttentionMask:
-    """The second sentence's, for all."""
+    """Return the second sentence's mask, to be used for all sentences."""
     return AttentionMask(mask.allowed[1:2])
 
 

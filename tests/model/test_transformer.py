@@ -1,4 +1,4 @@
-"""The whole model: equal to PyTorch's layers; blind to the future, to padding, to batch-mates; of the right size."""
+"""Test the whole model: equal to PyTorch's layers, independent of the future, padding and batch, of the right size."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ TARGET_INPUT = torch.tensor([[PAD, 4, 9, 2]])
 
 
 def build(**changes: object) -> Transformer:
-    """A tiny model that evaluates; its weights are made larger, so that attention is far from uniform."""
+    """Return a tiny model in evaluation mode, with enlarged weights so that attention is far from uniform."""
     model = Transformer(msgspec.structs.replace(TINY, **changes)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -48,7 +48,7 @@ def build(**changes: object) -> Transformer:
 
 
 def names_of_pytorch(norm_first: bool, *, decoder: bool) -> dict[str, str]:
-    """Our parameters' prefixes, by PyTorch's."""
+    """Return our parameters' prefixes by PyTorch's prefixes."""
     norm = "norm_before" if norm_first else "norm_after"
     names = {
         "self_attn.in_proj_": "self_attention.projection.",
@@ -69,7 +69,7 @@ def names_of_pytorch(norm_first: bool, *, decoder: bool) -> dict[str, str]:
 
 
 def take_weights(ours: nn.Module, theirs: nn.Module, names: dict[str, str]) -> None:
-    """Random weights, the same in both."""
+    """Set random weights, the same in both layers."""
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.3)
@@ -226,7 +226,7 @@ def count_parameters(config: ModelConfig) -> int:
     ("preset", "count", "millions"), [("paper-base", 63_082_496, 63), ("paper-big", 214_245_376, 214)]
 )
 def test_the_paper_models_have_their_size_with_37000_shared_pieces(preset: str, count: int, millions: int) -> None:
-    """Table 3 says 65 and 213 million. An attention has 4 d² + 4 d parameters and a norm 2 d, with d = d_model."""
+    """Table 3 gives 65 and 213 million parameters; attention has 4 d² + 4 d and a norm 2 d, with d = d_model."""
     sizes = PRESETS[preset]
     config = ModelConfig(
         source_vocabulary_size=37_000,

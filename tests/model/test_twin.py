@@ -1,4 +1,4 @@
-"""Decoding in float32 and bfloat16 by kernels: products, whole steps, and a model's twin, which follows it."""
+"""Test decoding on float32 and bfloat16 kernels: linear layers, decoder steps, and inference copies."""
 
 import copy
 from collections.abc import Callable
@@ -75,7 +75,7 @@ OTHERS: list[tuple[dict[str, object], type]] = [
 
 
 def build(dtype: torch.dtype, changes: dict[str, object] | None = None) -> tuple[Transformer, Transformer]:
-    """A model with a twin, and the same in float32 without one."""
+    """Return a model with an inference copy, and the same model in float32 without one."""
     torch.manual_seed(3)
     sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 128, "num_heads": 2}
     vocabulary = {"source_vocabulary_size": V, "target_vocabulary_size": V}
@@ -267,7 +267,7 @@ def test_models_without_a_twin_are_decoded_by_pytorch() -> None:
     assert isinstance(start_fast(plain, SOURCES), FlatState)
     assert isinstance(start_fast(copy.deepcopy(model), SOURCES), FlatState)
     assert decoded_model(plain) is plain
-    for changes, state in OTHERS:  # for which no program is written
+    for changes, state in OTHERS:  # which compiled decoding does not support
         other, _ = build(torch.float32, changes)
         assert isinstance(start_fast(other, SOURCES), state)
         assert decoded_model(other) is other

@@ -1,4 +1,4 @@
-"""What every brick must keep: the cache, hypotheses side by side, padding, batch-mates, the future, gradients."""
+"""Test what every component must preserve: caching, and independence of other hypotheses, padding, batch and future."""
 
 from collections.abc import Callable
 from typing import Any
@@ -99,7 +99,10 @@ Variant = Transformer | Decoder | Recurrent
 
 
 def build(kind: str, changes: dict[str, Any]) -> Variant:
-    """A tiny model that evaluates; its weights are moved, so that attention is far from uniform and no bias is zero."""
+    """Return a tiny model in evaluation mode.
+
+    Its weights are perturbed, so that attention is not uniform and biases are not zero.
+    """
     shape: dict[str, Any] = {
         "kind": kind,
         "source_vocabulary_size": V,
@@ -116,7 +119,7 @@ def build(kind: str, changes: dict[str, Any]) -> Variant:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
-    if model.config.norm == "batch":  # lets it see what it is to normalise
+    if model.config.norm == "batch":  # collects BatchNorm's statistics
         model.train()
         for _ in range(20):
             model(sources(model), random_targets(model, 3, 9))
@@ -124,7 +127,7 @@ def build(kind: str, changes: dict[str, Any]) -> Variant:
 
 
 def sources(model: Variant) -> Tensor:
-    """The sentences, in the ids of the model."""
+    """Return the source sentences in the model's ids."""
     config = model.config
     ids = SOURCES.where(SOURCES > EOS, EOS) + 3 * (SOURCES > EOS)
     return ids.where(SOURCES != EOS, config.eos_id).where(SOURCES != PAD, config.pad_id).clamp(max=V - 1)
@@ -137,7 +140,10 @@ def random_targets(model: Variant, sentences: int, length: int) -> Tensor:
 
 
 def decoder_of(model: Variant, source: Tensor) -> Callable[..., Tensor]:
-    """The last layer for target inputs, with the sources behind it where the model has any."""
+    """Return a function from target inputs to the last layer's output.
+
+    It attends to the sources if the model has any.
+    """
     if isinstance(model, Decoder):
         return model.decode
     memory, mask = model.encode(source)
@@ -145,7 +151,7 @@ def decoder_of(model: Variant, source: Tensor) -> Callable[..., Tensor]:
 
 
 def last_logits(model: Variant, source: Tensor, pieces: list[int]) -> Tensor:
-    """After the last of these pieces, without cache, padding or neighbours, (V,)."""
+    """Return the logits (V,) after the last of these tokens, without cache, padding or other sentences."""
     source = source[source != model.config.pad_id][None]
     if isinstance(model, Decoder):
         return model(torch.cat([source[0], torch.tensor(pieces[1:], dtype=torch.int64)])[None])[0, -1]  # type: ignore[no-any-return]
@@ -171,7 +177,7 @@ def test_cached_equals_uncached_decoding(kind: str, changes: dict[str, Any]) -> 
 
 @each_variant
 def test_hypotheses_side_by_side_equal_each_alone(kind: str, changes: dict[str, Any]) -> None:
-    """Beam search's use of a state: random parents, sentences that leave, and far more steps than a window holds."""
+    """Use a state as beam search does: random parents, sentences that leave, and more steps than a window holds."""
     model, width = build(kind, changes), 3
     generator = torch.Generator().manual_seed(4)
     source, start = sources(model), model.config.start_id

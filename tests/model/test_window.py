@@ -1,4 +1,4 @@
-"""Attention in a window: what full attention computes with the window's mask, at a cost of length × radius."""
+"""Test attention in a window: it equals full attention with the window's mask, at a cost of length × radius."""
 
 import msgspec
 import pytest
@@ -46,7 +46,7 @@ def test_blocks_equal_full_attention(
     full: list[Tensor] = []
     ours = attend_in_window(attend, query, key, value, Window(radius, causal, present, None), weights_to=blocks)
     expected = attend(query, key, value, full_mask(length, radius, causal=causal, present=present), weights_to=full)
-    for row, exists in enumerate(present):  # what stands in padding's place does not matter
+    for row, exists in enumerate(present):  # outputs at padding are arbitrary
         torch.testing.assert_close(ours[row][:, exists], expected[row][:, exists], atol=1e-6, rtol=1e-5)
         torch.testing.assert_close(blocks[0][row][:, exists], full[0][row][:, exists], atol=1e-6, rtol=1e-5)
 
@@ -146,7 +146,7 @@ def test_nothing_of_16384_positions_is_larger_than_length_times_window() -> None
 
 
 class LargestTensor(torch.overrides.TorchFunctionMode):
-    """Remembers the largest result of any operation."""
+    """A dispatch mode that records the size of the largest result of any operation."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -64,7 +64,7 @@ def test_a_disk_that_is_full_for_a_while_ends_nothing(tmp_path: Path, tiny_run: 
     said = disk.run.said.getvalue()
     for step in (6, 8):
         assert f"step-{step:09d} could not be written (" in said
-    assert said.count("make room or mend the folder") == 2
+    assert said.count("free some space or repair the folder") == 2
     assert "Training goes on." in said
     assert steps_of(tmp_path / "full") == ["step-000000010", "step-000000012"]
     assert torch.equal(disk.run.weights(), whole.weights())

@@ -109,4 +109,4 @@ def test_a_line_out_for_every_line_in(
     assert lines[list(ODD).index("one character")]
     assert lines[-1].decode("utf-8") is not None
     assert b"Traceback" not in captured.err
-    assert captured.err.count(b"what is not UTF-8 was read as U+FFFD") == 5
+    assert captured.err.count(b"bytes that are not UTF-8 were read as U+FFFD") == 5

@@ -147,7 +147,7 @@ def test_two_runs_do_not_begin_in_one_folder(capsys: Capture, files: dict[str, s
     [
         (("p.tsv", ["a\tb"]), ("t.en", ["c"]), "p.tsv holds both sides by its name, as tsv, but target file"),
         (("s.zh", ["a"]), ("t.JSONL.gz", ["c"]), "t.JSONL.gz holds both sides by its name, as jsonl, but target file"),
-        (("p.jsonl", ['{"source": "a", "target": null}']), None, 'p.jsonl:1: under "target" stands null in place of a'),
+        (("p.jsonl", ['{"source": "a", "target": null}']), None, 'p.jsonl:1: under "target" stands null instead of a'),
         (("p.jsonl", ['{"source": ["a"], "target": "b"}']), None, 'p.jsonl:1: under "source" stands ["a"] in place'),
     ],
 )
@@ -253,7 +253,7 @@ def test_closed_streams(
         ),
         (
             b"a\rb\rc\r",
-            "ends its lines with carriage returns alone, so it is one line: put it through `tr '\\r' '\\n'`.",
+            "ends its lines with carriage returns alone, so it is one line: convert it by `tr '\\r' '\\n'`.",
         ),
     ],
 )

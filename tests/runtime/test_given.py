@@ -64,7 +64,7 @@ def test_scores_are_over_a_penalty_that_a_search_could_have(penalty: Any, transl
 def test_pieces_that_are_none_are_refused(translator: Translator) -> None:
     size = translator.tokenizer.target.size
     search = SearchSettings(generate=GenerateSettings(forbidden_ids=(size,)))
-    with pytest.raises(TransduceError, match=rf"must be a piece of the vocabulary, 0 to {size - 1}, but is {size}"):
+    with pytest.raises(TransduceError, match=rf"must be a token id of the vocabulary, 0 to {size - 1}, but is {size}"):
         translator(SOURCE, search=search)
 
 

@@ -159,7 +159,7 @@ def test_a_run_that_saved_no_step_begins_again_without_the_first_model(
     assert both[0] == both[1]
     with pytest.raises(TransduceError, match=r"`training.lora_rank` was 4 when this run started, and cannot become 8"):
         train(out=tmp_path / "stopped", resume=True, settings={"training.lora_rank": 8}, **COMPUTING)
-    with pytest.raises(TransduceError, match=r"`training.sharded` cuts the optimiser's state into parts"):
+    with pytest.raises(TransduceError, match=r"`training.sharded` distributes the optimizer state"):
         train(out=tmp_path / "stopped", resume=True, settings={"training.sharded": True}, **COMPUTING)
     stored = tmp_path / "stopped" / "beginning.safetensors"
     stored.write_bytes(stored.read_bytes()[:-1])
@@ -185,7 +185,7 @@ def test_what_is_known_already_is_learnt_in_small_steps(
     del lora_settings["training.learning_rate"]
     whole = lora_settings | {"training.lora_rank": 0}
     expected = [
-        (whole, "0.05 / d_model (32): the model has learnt the task before\n"),
+        (whole, "0.05 / d_model (32): the model already knows the task\n"),
         (lora_settings, "0.5 / d_model (32) × √("),
     ]
     for settings, reason in expected:
@@ -212,7 +212,7 @@ def test_what_is_known_already_is_learnt_in_small_steps(
         ({"training.lora_rank": 0, "training.lora_alpha": 4.0}, r"`training.lora_alpha` \(4\) means nothing where"),
         ({"training.lora_projections": []}, "`training.lora_projections` must name some of queries-keys-values"),
         ({"training.lora_projections": ["gates"]}, "must name some of .*, feed-forward-outer, but names gates"),
-        ({"training.sharded": True}, r"of which `training.lora_rank` \(4\) leaves next to none: leave one of them out"),
+        ({"training.sharded": True}, r"but `training.lora_rank` \(4\) makes it negligible: leave one of them out"),
     ],
 )
 def test_what_lora_cannot_do_is_refused(

@@ -249,7 +249,10 @@ def test_muon_decays_the_less_the_longer_a_run_is() -> None:
     assert choose_weight_decay("muon", "linear", 0.005, 500, None).value is None
     assert choose_weight_decay("adam", "linear", 0.005, 160, 1_600).value == 0.0
     short = choose_weight_decay("muon", "linear", 0.005, 1, 2)
-    assert (short.value, short.reason) == (20.0, "1.3 / the sum of the rates of 2 steps, at most 0.1 / the highest")
+    assert (short.value, short.reason) == (
+        20.0,
+        "1.3 / the sum of the learning rates of 2 steps, at most 0.1 / the highest",
+    )
 
 
 def test_the_papers_schedule_has_the_papers_peak() -> None:

@@ -260,7 +260,7 @@ def test_classify_command(classifier_folder: Path, capsys: Capture, tmp_path: Pa
     assert not (tmp_path / "none.txt").exists()
     unseen = ["--labels", files["dev_target"], "--probabilities"]
     assert main(["classify", model, files["dev_source"], *unseen, *COMPUTING]) == 2
-    assert "`--probabilities` stand behind labels, but `--labels` prints none" in capsys.readouterr().err
+    assert "`--probabilities` are printed after labels, but `--labels` prints none" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Who sings? The cow eats, 7\n")))
     assert main(["classify", model, "--probabilities", "2", *COMPUTING]) == 0
     columns = capsys.readouterr().out.strip().split("\t")
@@ -269,7 +269,7 @@ def test_classify_command(classifier_folder: Path, capsys: Capture, tmp_path: Pa
     for wrong in (files["dev_source"], "0", "-1"):
         with pytest.raises(SystemExit, match="2"):
             main(["classify", model, f"--probabilities={wrong}"])
-        message = rf"'{re.escape(wrong)}' is no number of labels, 1 or more; a file of texts goes before it"
+        message = rf"'{re.escape(wrong)}' is not a number of labels \(1 or more\); put a file before the option"
         assert re.search(message, capsys.readouterr().err)
 
 

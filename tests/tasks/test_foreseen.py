@@ -30,7 +30,7 @@ MISSING = {"data.source": ["nowhere.zh"], "data.target": ["nowhere.en"]}
         ),
         (
             {"search.generate.forbidden_ids": [-1]},
-            r"`search\.generate\.forbidden_ids` must be the number of a piece, from 0 on, but is -1",
+            r"`search\.generate\.forbidden_ids` must be a token id, at least 0, but is -1",
         ),
         ({"training.best_by": "accuracy"}, r"`training\.best_by` is accuracy, but `task\.kind` = translation"),
         ({"training.optimizer": "adam", "training.momentum": 0.9}, r"`training\.momentum` \(0\.9\) is Muon's"),
@@ -129,10 +129,13 @@ def test_a_step_reads_the_text_once_at_most(
 @pytest.mark.parametrize(
     ("settings", "refusal"),
     [
-        ({"search.generate.forced_first_id": 99_999}, r"`search\.generate\.forced_first_id` must be a piece .* 99,999"),
+        (
+            {"search.generate.forced_first_id": 99_999},
+            r"`search\.generate\.forced_first_id` must be a token id .* 99,999",
+        ),
         (
             {"search.generate.forbidden_ids": [5, 300]},
-            r"forbidden_ids` must be a piece of the vocabulary, 0 to \d+, but",
+            r"forbidden_ids` must be a token id of the vocabulary, 0 to \d+, but",
         ),
         (
             {"training.batch_tokens": 600, "training.accumulate": 601},

@@ -77,7 +77,7 @@ def test_a_dry_run_prints_every_choice_with_its_reason_and_leaves_nothing(
         "falls to zero at the last step",
         "muon  needs half of Adam's steps",
         "1 / d_model (128)",
-        "1.3 / the sum of the rates of",
+        "1.3 / the sum of the learning rates of",
         "Dry run: nothing was trained.",
     ):
         assert line in said
@@ -118,7 +118,7 @@ def test_what_was_said_is_shown_as_said(
             {"data.filters.max_pieces": 1},
             r"No pair of .* is left: of .* or change `data\.filters\.max_pieces`, which is 1\.",
         ),
-        ({"model.d_model": 1 << 20}, r"Memory ran out for the model and what training keeps of each weight: lower"),
+        ({"model.d_model": 1 << 20}, r"Memory ran out for the model and its optimizer state: lower"),
         ({"training.stepz": 1}, r"There is no setting `training\.stepz`: did you mean `training\.steps`\?"),
     ],
 )
@@ -498,7 +498,7 @@ def test_the_number_of_threads_is_kept_where_there_are_so_many_cores(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The order of sums depends on it. One that is said, or that the machine cannot have, wins, and a line says so."""
-    line = "The run goes on, but not bit by bit as it would have without the stop: threads 1 then, 2 now."
+    line = "The run continues, but not bit for bit as without the interruption: threads 1 then, 2 now."
     monkeypatch.setattr("transduce.runtime.machine.usable_cores", lambda: 2)
     for number, (threads, used) in enumerate(((None, 1), (2, 2))):
         folder = tmp_path / str(number)
@@ -636,8 +636,8 @@ def test_minutes_become_steps_that_are_kept(
     assert result.steps is not None
     assert result.step == result.steps >= 10
     said = capsys.readouterr().err
-    assert f"0.04 minutes are {result.steps:,} steps at the present rate." in said
-    assert re.search(r"training.weight_decay +later  1.3 / the sum of all steps' rates, once their number", said)
+    assert f"0.04 minutes are {result.steps:,} steps at the current speed." in said
+    assert re.search(r"training.weight_decay +later  1.3 / the sum of all steps' learning rates, once the number", said)
     assert read_stored(folder / "settings.toml").training.weight_decay is None
     checkpoint = load_newest(folder / "checkpoints")[0]
     assert checkpoint is not None

@@ -108,7 +108,7 @@ def test_a_number_may_be_written_without_the_zero_that_toml_asks_for(text: str, 
 
 
 def test_steps_and_minutes_together_are_refused() -> None:
-    with pytest.raises(TransduceError, match=r"`training\.steps` \(5\) and `training\.minutes` \(1\.5\) both say when"):
+    with pytest.raises(TransduceError, match=r"`training\.steps` \(5\) and `training\.minutes` \(1\.5\) both set when"):
         make_settings(read_settings(None, ["training.steps=5", "training.minutes=1.5"]))
 
 

@@ -214,12 +214,12 @@ def test_the_newest_points_are_scored_where_some_fill_no_window(forecaster: Fore
     [
         (["--samples", "5"], "this model predicts no deviations to sample from"),
         (["--steps", "0"], "`steps` must be at least 1, but is 0"),
-        (["--seed", "3"], "`--seed` is of use with `--samples` alone"),
-        (["--season", "3"], "`--season` is of use with `--score` alone"),
+        (["--seed", "3"], "`--seed` needs `--samples`"),
+        (["--season", "3"], "`--season` needs `--score`"),
         (["--score", "--output", "x.csv"], "`--score` writes no table"),
         (["--score", "--season", "25"], "`--season` must be from 1 to 24, the points that are read, but is 25"),
-        (["--score", "--last", "5"], "`--last` must be at least 6, the points that are foretold at a time, but is 5"),
-        (["--score", "--last", "0"], "`--last` must be at least 6, the points that are foretold at a time, but is 0"),
+        (["--score", "--last", "5"], "`--last` must be at least 6, the points that are forecast at a time, but is 5"),
+        (["--score", "--last", "0"], "`--last` must be at least 6, the points that are forecast at a time, but is 0"),
         (["--score", "--steps", "900"], "Scoring takes 24 points to read and `--steps` 900 to foretell"),
     ],
 )

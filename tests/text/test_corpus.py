@@ -163,9 +163,9 @@ def test_an_empty_side_is_named(write: Write) -> None:
 
 def test_broken_gzip(write: Write) -> None:
     whole = gzip.compress(b"".join(b"line %d\n" % number for number in range(20_000)))
-    with pytest.raises(TransduceError, match=r"cut\.gz is not a whole gzip file, it breaks off at about line [1-9]"):
+    with pytest.raises(TransduceError, match=r"cut\.gz is an incomplete gzip file, which ends at about line [1-9]"):
         list(read_lines(write("cut.gz", whole[: len(whole) // 2])))
-    with pytest.raises(TransduceError, match=r"bad\.gz is not a whole gzip file"):
+    with pytest.raises(TransduceError, match=r"bad\.gz is an incomplete gzip file"):
         list(read_lines(write("bad.gz", whole[:500] + b"\xff" * 200 + whole[700:])))
     with pytest.raises(TransduceError, match=r"plain\.gz is not gzip although its name ends in \.gz"):
         list(read_lines(write("plain.gz", b"a\n")))
@@ -173,7 +173,7 @@ def test_broken_gzip(write: Write) -> None:
 
 @pytest.mark.parametrize(("compress", "name"), [(lzma.compress, "xz"), (bz2.compress, "bzip2")])
 def test_other_compression_is_named(compress: Callable[[bytes], bytes], name: str, write: Write) -> None:
-    with pytest.raises(TransduceError, match=f"text.en is compressed by {name}, but of these only gzip is read"):
+    with pytest.raises(TransduceError, match=f"text.en is compressed by {name}, but only gzip can be read"):
         list(read_lines(write("text.en", compress(b"a line\n"))))
     assert list(read_lines(write("plain.en", b"BZh is no magic\n"))) == ["BZh is no magic"]
 
@@ -190,7 +190,7 @@ def test_broken_pair_lines(write: Write) -> None:
         list(read_pairs(CorpusFiles(source=(write(name, content.encode()),), languages=("zh", "en"))))
 
     with pytest.raises(
-        TransduceError, match=r"a\.tsv:2: a TSV line needs 2 columns.* has 3: mend it, or keep these two columns"
+        TransduceError, match=r"a\.tsv:2: a TSV line needs 2 columns.* has 3: fix it, or keep only these two columns"
     ):
         read("a.tsv", "a\tb\na\tb\tc\n")
     with pytest.raises(TransduceError, match=r"a\.tsv:1: a TSV line needs 2 columns.* has 1"):

@@ -80,8 +80,8 @@ def test_a_file_is_read_with_its_places(tmp_path: Path) -> None:
     [
         ("Hund\tdog\nKatze\t\n", "line 2: A term needs a text for the source and at least one for the translation"),
         ("\tdog\n", "line 1: A term needs a text for the source"),
-        ("Hund\tdog\t \n", r"line 1: .* of 'Hund' and \['dog', ' '\]: a term that stays as it is stands alone"),
-        ("\n\n", "A glossary has terms, but .*terms.tsv has none"),
+        ("Hund\tdog\t \n", r"line 1: .* of 'Hund' and \['dog', ' '\] is empty: write an unchanged term alone"),
+        ("\n\n", "A glossary needs terms, but .*terms.tsv has none"),
     ],
 )
 def test_a_file_with_something_else_is_refused(tmp_path: Path, content: str, message: str) -> None:

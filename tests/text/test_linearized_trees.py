@@ -125,5 +125,5 @@ def test_marks_in_words() -> None:
 def test_errors() -> None:
     with pytest.raises(TransduceError, match=r"the sentence has none"):
         build_tree(["S("], [])
-    with pytest.raises(TransduceError, match=r'no space, bracket, /, ▁ or ⟩, but one is "N/P" in \(N/P x\)'):
+    with pytest.raises(TransduceError, match=r'or have a space, bracket, /, ▁ or ⟩, but one is "N/P" in \(N/P x\)'):
         linearize(Tree("N/P", (), "x"))

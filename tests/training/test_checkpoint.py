@@ -115,7 +115,7 @@ def test_a_manifest_may_not_point_elsewhere(tmp_path: Path) -> None:
 def test_another_format_is_refused(tmp_path: Path) -> None:
     newer = Checkpoint(msgspec.structs.replace(make(3).state, format_version=99), make(3).tensors)
     path = save_checkpoint(tmp_path, newer, keep=2)
-    with pytest.raises(TransduceError, match=r"has format 99, and this version reads 3 and before\."):
+    with pytest.raises(TransduceError, match=r"has format 99, but this version reads formats up to 3\."):
         load_checkpoint(path)
 
 
@@ -234,6 +234,6 @@ def test_a_full_disk_leaves_earlier_checkpoints_and_no_rubbish(tmp_path: Path, m
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint_module, "save_file", full)
-    with pytest.raises(TransduceError, match=r"No space left on device.*make room or mend the folder"):
+    with pytest.raises(TransduceError, match=r"No space left on device.*free space or repair the folder"):
         save_checkpoint(tmp_path, make(20), keep=1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000010"]

@@ -57,7 +57,9 @@ def test_on_a_gpu_they_need_triton_and_what_it_needs(monkeypatch: pytest.MonkeyP
     assert choose_kernels("cuda", 1).reason == "there is no Python.h for triton: install Python's headers"
     monkeypatch.setattr("sys.platform", "win32")
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (7, 5))
-    assert choose_kernels("cuda", 1) == Choice("torch", "ours are for GPUs since NVIDIA's Ampere")
+    assert choose_kernels("cuda", 1) == Choice(
+        "torch", "the kernels need an NVIDIA GPU of the Ampere generation or later"
+    )
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (9, 0))
     monkeypatch.setitem(sys.modules, "transduce.model.gpu.trial", SimpleNamespace(why_not_right=lambda _: "no ptxas"))
     assert choose_kernels("cuda", 1) == Choice("torch", "no ptxas")

@@ -227,7 +227,7 @@ def test_another_machine_is_told_in_one_line(tmp_path: Path, make_settings: Make
     other = Setup(tmp_path, make_settings(), precautions=Precautions(surroundings=second))
     other.trainer.resume()
     assert other.said.getvalue() == (
-        "The run goes on, but not bit by bit as it would have without the stop: instructions x86_64 AVX512 AMX then, "
+        "The run continues, but not bit for bit as without the interruption: instructions x86_64 AVX512 AMX then, "
         "x86_64 AVX2 now, threads 2 then, 1 now.\n"
     )
 
@@ -337,7 +337,7 @@ def test_minutes_become_steps_once_and_the_number_is_kept(
     setup = Setup(tmp_path, settings, before_loss=tick)
     result = setup.trainer.run()
     assert (result.step, result.steps, result.reason) == (60, 60, "finished")
-    assert "0.5 minutes are 60 steps at the present rate." in setup.said.getvalue()
+    assert "0.5 minutes are 60 steps at the current speed." in setup.said.getvalue()
     resumed = Setup(tmp_path, settings)
     resumed.trainer.resume()
     assert resumed.trainer.steps == 60
@@ -466,7 +466,7 @@ def test_a_run_ends_once_all_of_the_dev_set_was_right_twice_in_a_row(tmp_path: P
     """Once may be luck; the model of the two with the lower loss is kept."""
     script = Script([1.0] * 10, bleu=[100.0, 99.0, 100.0, 100.0, 100.0], perfect=(2, 6, 8, 10))
     result = run_validated(tmp_path, make_settings(steps=20, validate_every=2, best_by="bleu", patience=6), script)
-    assert (result.reason, result.step) == ("all of the dev set right 2 times in a row", 8)
+    assert (result.reason, result.step) == ("the whole dev set was right 2 times in a row", 8)
     assert result.best_step == 2
 
 
@@ -478,7 +478,7 @@ def test_a_perfect_validation_is_remembered_across_a_resume(tmp_path: Path, make
     assert resumed.trainer.run().step == 4
     again = Setup(tmp_path, settings, validate=Script([]).validate)
     assert again.trainer.resume()
-    assert again.trainer.run().reason == "all of the dev set right 2 times in a row"
+    assert again.trainer.run().reason == "the whole dev set was right 2 times in a row"
 
 
 def test_without_patience_a_perfect_run_goes_on(tmp_path: Path, make_settings: Make) -> None:
@@ -536,7 +536,7 @@ def test_a_validation_that_is_not_a_number_is_never_the_best(tmp_path: Path, mak
 def test_a_run_resumes_after_a_validation_that_was_not_a_number(
     tmp_path: Path, make_settings: Make, number: float
 ) -> None:
-    with pytest.raises(TransduceError, match=r"^No model was kept, for the dev loss was not finite at any validation"):
+    with pytest.raises(TransduceError, match=r"^No model was kept, as the dev loss was not finite at any validation"):
         run_validated(tmp_path, make_settings(steps=4, validate_every=2), Script([number, number]))
     script = Script([3.0, 2.5])
     again = Setup(

@@ -118,7 +118,7 @@ def test_settings_are_checked(settings: dict[str, object], message: str) -> None
 def test_a_rank_beyond_the_narrowest_projection_is_refused(pretrained: Transformer) -> None:
     width = pretrained.config.d_model
     adapt(copy.deepcopy(pretrained), LowRankSettings(rank=width))
-    with pytest.raises(TransduceError, match=rf"can have no higher rank than the narrowest .* is wide, {width}"):
+    with pytest.raises(TransduceError, match=rf"must not exceed the width of the narrowest projection, {width}"):
         adapt(copy.deepcopy(pretrained), LowRankSettings(rank=width + 1))
 
 

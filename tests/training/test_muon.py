@@ -271,7 +271,9 @@ def test_weights_decay_by_the_learning_rate(make_settings: Make) -> None:
 
 
 def test_updates_of_low_rank_are_refused() -> None:
-    with pytest.raises(TransduceError, match=r"is muon, which moves whole matrices, but .* \(4\) lets a narrow"):
+    with pytest.raises(
+        TransduceError, match=r"is muon, which updates full matrices, but .* \(4\) only narrow matrices"
+    ):
         TrainingSettings(optimizer="muon", lora_rank=4)
 
 

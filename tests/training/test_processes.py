@@ -86,7 +86,7 @@ def lose(rank: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_first_process_says_that_another_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TransduceError, match=r"One of the 4 processes has ended, .* then go on with --resume\."):
+    with pytest.raises(TransduceError, match=r"One of the 4 processes has ended, .* then continue with --resume\."):
         lose(0, "Connection closed by peer", monkeypatch)
 
 

@@ -35,7 +35,7 @@ from transduce.training.settings import TrainingSettings
         ({"average_decay": -0.5}, r"`training\.average_decay` must be in \[0, 1\), but is -0\.5\."),
         (
             {"steps": 5, "minutes": 2.0},
-            r"\(5\) and `training\.minutes` \(2\.0\) both say when to stop: give one of them\.",
+            r"\(5\) and `training\.minutes` \(2\.0\) both set when to stop: set only one of them\.",
         ),
     ],
     ids=str,

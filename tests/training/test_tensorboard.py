@@ -127,6 +127,6 @@ def test_a_resumed_run_opens_a_new_file_that_is_read_after_the_old_one(tmp_path:
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("taken", encoding="utf-8")
-    message = r"need a folder that can be written to, but .*file cannot \(File exists\): name another folder\.$"
+    message = r"need a writable folder, but .*file is not writable \(File exists\): choose another folder\.$"
     with pytest.raises(TransduceError, match=message):
         TensorBoardWriter(tmp_path / "file")

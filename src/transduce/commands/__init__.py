@@ -1,1 +1,1 @@
-"""The verbs of the command line: thin, each calls one function."""
+"""The verbs of the command line; each calls one function."""

@@ -1,4 +1,4 @@
-"""`transduce align MODEL --source F --target F`: which words translate each other."""
+"""`transduce align MODEL --source F --target F`: align the words of sentence pairs."""
 
 import argparse
 import sys
@@ -18,35 +18,37 @@ from transduce.text.files import read_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the verb's options."""
-    parser.add_argument("model", help="a model folder")
-    parser.add_argument("--source", required=True, metavar="FILE", help="sentences, one a line")
-    parser.add_argument("--target", required=True, metavar="FILE", help="their translations, one a line")
-    parser.add_argument(
+    """Declare the options of `transduce align`."""
+    add = parser.add_argument
+    add("model", help="a model folder")
+    add("--source", required=True, metavar="FILE", help="sentences, one per line")
+    add("--target", required=True, metavar="FILE", help="their translations, one per line")
+    add(
         "--source-words",
         metavar="FILE",
-        help="the same sentences with a space after each word; where nothing is said, words are what spaces separate, "
-        "and single characters where there are none",
+        help="the source sentences with a space after each word (default: split at spaces, and into characters in "
+        "scripts without spaces)",
     )
-    parser.add_argument("--target-words", metavar="FILE", help="the same for the translations")
-    parser.add_argument("--heads", metavar="FILE", help="heads that were chosen for this model with --learn")
-    parser.add_argument(
+    add("--target-words", metavar="FILE", help="the translations with a space after each word (same default)")
+    heads = parser.add_argument_group("choice of attention heads")
+    heads.add_argument("--heads", metavar="FILE", help="heads that were chosen for this model with --learn")
+    heads.add_argument(
         "--learn",
         metavar="FILE",
-        help="choose heads by the known alignments and write them here; a hundred lines are enough",
+        help="choose heads by the alignments of --known and write them here; a hundred lines suffice",
     )
-    parser.add_argument(
+    heads.add_argument(
         "--known",
         metavar="FILE",
-        help="known alignments of these lines, as `0-0 1-2`: with --learn to choose heads by, else to compare with",
+        help="reference alignments of these lines, as `0-0 1-2`: to choose heads with --learn, otherwise to compare",
     )
     add_computing(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """A line for each pair: links as `source-target`, counted from 0. Or chooses heads."""
+    """Print the links `source-target` of each pair, counted from 0; or choose attention heads."""
     if options.learn is not None and options.known is None:
-        raise TransduceError("`--learn` chooses heads by alignments that are known: give them with --known.")
+        raise TransduceError("`--learn` chooses heads by reference alignments: pass them with --known.")
     read = [options.model, options.source, options.target, options.source_words, options.target_words]
     check_writable(options.learn, inputs=[*read, options.known])
     heads = None if options.heads is None else read_heads(Path(options.heads))
@@ -54,8 +56,8 @@ def run(options: argparse.Namespace) -> int:
     known = None if options.known is None else [parse_links(*line) for line in _numbered(options.known)]
     if known is not None and len(known) != len(pairs):
         raise TransduceError(
-            f"Every pair needs its known alignment on the same line, but {options.known} has "
-            f"{counted(len(known), 'line')} for {counted(len(pairs), 'pair')}: give files of equally many lines."
+            f"Every pair needs its reference alignment on the same line, but {options.known} has "
+            f"{counted(len(known), 'line')} for {counted(len(pairs), 'pair')}: use files with equally many lines."
         )
     translator = load_translator(options.model, options)
     if options.learn is not None and known is not None:
@@ -74,10 +76,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def read_heads(path: Path) -> HeadWeights:
-    """What `--learn` wrote.
+    """Read the heads that `--learn` wrote.
 
     Raises:
-        TransduceError: the file holds something else.
+        TransduceError: the file contains something else.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=HeadWeights)
@@ -86,10 +88,10 @@ def read_heads(path: Path) -> HeadWeights:
 
 
 def parse_links(place: str, line: str) -> Links:
-    """The links of a line such as `0-0 1-2 2-1`.
+    """Parse the links of a line such as `0-0 1-2 2-1`.
 
     Raises:
-        TransduceError: it says something else.
+        TransduceError: the line contains something else.
     """
     links = []
     for link in line.split():
@@ -101,7 +103,7 @@ def parse_links(place: str, line: str) -> Links:
 
 
 def format_links(links: Links) -> str:
-    """Links as a line, in order."""
+    """Format links as a line, sorted."""
     return " ".join(f"{source}-{target}" for source, target in sorted(links))
 
 
@@ -111,7 +113,7 @@ def _read_pairs(options: argparse.Namespace) -> Iterator[WordPair]:
     counts = {file: len(each) for file, each in zip(files, lines, strict=True) if each is not None}
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{file} has {count:,}" for file, count in counts.items())
-        raise TransduceError(f"Files of pairs have the same number of lines, but {listed}: give files that match.")
+        raise TransduceError(f"Files of pairs must have the same number of lines, but {listed}: use files that match.")
     columns: list[Iterable[str | None]] = [repeat(None) if each is None else each for each in lines]
     named = " and ".join(file for file in files[2:] if file is not None)
     for number, (source, target, source_words, target_words) in enumerate(zip(*columns, strict=False), 1):

@@ -1,4 +1,4 @@
-"""`transduce classify MODEL < texts > labels`: a label a line; with `--labels`, how many are right."""
+"""`transduce classify MODEL < texts > labels`: label lines of text, or with `--labels` report the accuracy."""
 
 import argparse
 import itertools
@@ -19,46 +19,40 @@ _MOST_SHOWN = 8  # labels
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the verb's options."""
+    """Declare the options of `transduce classify`."""
     add = parser.add_argument
     add("model", help="the folder of a classifier")
-    add(
-        "text",
-        nargs="?",
-        metavar="FILE",
-        type=or_standard,
-        help="texts, one a line; standard input where nothing is said",
-    )
+    add("text", nargs="?", metavar="FILE", type=or_standard, help="texts, one per line (default: standard input)")
     add(
         "--probabilities",
         type=_number_of_labels,
         nargs="?",
         const=-1,
         metavar="N",
-        help="after each label its probability, and the next ones up to N labels; all where N is not said",
+        help="print the N most likely labels with their probabilities; all labels without N",
     )
-    add("--labels", metavar="FILE", help="the right labels, one a line: report the accuracy, print no labels")
-    add("--output", metavar="FILE", type=or_standard, help="write the labels here")
-    add("--json", metavar="PATH", help="with --labels: write the report as JSON; - for standard output")
+    add("--labels", metavar="FILE", help="the right labels, one per line: report the accuracy, print no labels")
+    add("--output", metavar="FILE", type=or_standard, help="write the labels here (default: standard output)")
+    add("--json", metavar="PATH", help="with --labels: write the report as JSON; -: to standard output")
     add_computing(parser, int8=False)
 
 
 def _number_of_labels(text: str) -> int:
-    """Also where a file follows the option, which would be taken for the number."""
+    """Parse the number of labels; the message also covers a file name after the option, taken for its value."""
     if text.isdecimal() and int(text) > 0:
         return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no number of labels, 1 or more; a file of texts goes before it")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of labels (1 or more); put a file before the option")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes a line for each text, or a report."""
+    """Print a label for each text, or a report."""
     check_writable(options.output, report=options.json, inputs=[options.model, options.text, options.labels])
     if options.json and not options.labels:
-        raise TransduceError("`--json` is the report on `--labels`: name the right labels too, or leave it out.")
+        raise TransduceError("`--json` writes the report of `--labels`: pass the right labels too, or leave it out.")
     if options.probabilities and options.labels and not options.output:
         raise TransduceError(
-            "`--probabilities` stand behind labels, but `--labels` prints none: name a file for them by `--output`, or "
-            "leave one out."
+            "`--probabilities` are printed after labels, but `--labels` prints none: add `--output`, or leave one "
+            "of them out."
         )
     classifier = load_classifier(
         options.model, precision=options.precision, device=options.device, threads=options.threads
@@ -75,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace, classifier: Classifier, texts: list[str]) -> None:
-    """Writes labels to a file, and scores them where the right ones are known."""
+    """Write labels to a file, and score them if the right ones are known."""
     labels = list(read_lines(options.labels)) if options.labels else None
     if labels is not None:
         place = options.text or "standard input"
@@ -101,7 +95,7 @@ def _classified(classifier: Classifier, lines: Iterable[str]) -> Iterator[Classi
 
 
 def line_of(found: Classification, shown: int | None) -> str:
-    """A label, or labels with their probabilities, tabs between them."""
+    """Format a label, or labels with their probabilities, separated by tabs."""
     if not shown:
         return found.label
     ranked = list(found.probabilities.items())[: shown if shown > 0 else None]

@@ -1,4 +1,4 @@
-"""`transduce demo`."""
+"""`transduce demo`: train a small translator on the built-in corpus."""
 
 import argparse
 import shutil
@@ -13,17 +13,18 @@ from transduce.tasks.new_run import SETTINGS_FILE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the verb's options."""
-    parser.add_argument("--out", default="models/demo", metavar="DIR", help="the run's folder")
-    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="of training")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of training")
-    parser.add_argument("--again", action="store_true", help="remove an earlier demonstration in DIR and train anew")
-    parser.add_argument("--json", metavar="PATH", help="write the result as JSON; - for standard output")
+    """Declare the options of `transduce demo`."""
+    add = parser.add_argument
+    add("--out", default="models/demo", metavar="DIR", help="the run's folder")
+    add("--steps", type=int, default=STEPS, metavar="N", help="training steps")
+    add("--seed", type=int, default=1, metavar="N", help="random seed of training")
+    add("--again", action="store_true", help="remove an earlier demonstration in DIR and train again")
+    add("--json", metavar="PATH", help="write the result as JSON; -: to standard output")
     add_computing(parser, int8=False)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Trains, shows, and ends with the share of held-out sentences that came out exactly right."""
+    """Train, show samples, and print the share of held-out sentences that were translated exactly right."""
     check_folder(options.out)
     check_writable(report=options.json)
     if options.again:
@@ -44,8 +45,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _remove_run(folder: Path) -> None:
-    """Removes a folder that a demonstration made, and no other."""
+    """Remove a folder that a demonstration created, and no other."""
     if folder.exists() and not (folder / SETTINGS_FILE).exists():
-        raise TransduceError(f"`--again` removes a run, but {folder} holds none: name another folder with --out.")
+        raise TransduceError(f"`--again` removes a run, but {folder} holds none: choose another folder with --out.")
     refuse_other_run(folder)
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""`transduce doctor MODEL_OR_SETTINGS`, `transduce doctor --source F --target F`, or both."""
+"""`transduce doctor MODEL_OR_SETTINGS`, `transduce doctor --source F --target F`: check a model, a corpus, or both."""
 
 import argparse
 import sys
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Both(msgspec.Struct, frozen=True):
-    """A model and the corpus that it is to be trained on."""
+    """The reports on a model and on the corpus that it is to be trained on."""
 
     model: DoctorReport
     corpus: CorpusReport
@@ -33,22 +33,35 @@ class _Both(msgspec.Struct, frozen=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the verb's options."""
-    parser.formatter_class = argparse.HelpFormatter
+    """Declare the options of `transduce doctor`."""
     add = parser.add_argument
     add("model", nargs="?", metavar="MODEL", help="a model folder, or a settings file of `transduce train`")
-    add("--source", nargs="+", metavar="FILE", help="source text, a sentence a line, plain or gzip; or files of pairs")
-    add("--target", nargs="+", metavar="FILE", help="target text, line by line")
-    add("--test-source", nargs="+", default=[], metavar="FILE", help="the test set, to find its sentences in the text")
-    add("--test-target", nargs="+", default=[], metavar="FILE", help="the test set's target side")
-    add("--languages", nargs=2, metavar=("SOURCE", "TARGET"), help="codes, where JSON lines have them for keys")
-    add("--json", metavar="PATH", help="write the report as JSON; - for standard output")
-    add("--html", metavar="PATH", help="write the corpus' page as HTML")
-    add_place(parser)  # it examines in float64, whatever the model computes in elsewhere
+    add("--json", metavar="PATH", help="write the report as JSON; -: to standard output")
+    corpus = parser.add_argument_group("corpus")
+    corpus.add_argument(
+        "--source",
+        nargs="+",
+        metavar="FILE",
+        help="source text, one sentence per line, plain or gzip; or files of pairs",
+    )
+    corpus.add_argument("--target", nargs="+", metavar="FILE", help="target text, line by line")
+    corpus.add_argument(
+        "--test-source",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="test set, whose sentences are searched in the text",
+    )
+    corpus.add_argument("--test-target", nargs="+", default=[], metavar="FILE", help="target side of the test set")
+    corpus.add_argument(
+        "--languages", nargs=2, metavar=("SOURCE", "TARGET"), help="language codes, if JSON lines use them as keys"
+    )
+    corpus.add_argument("--html", metavar="PATH", help="write the report on the corpus as an HTML page")
+    add_place(parser)  # no --precision: the doctor computes in float64
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the report; 0 where nothing failed, else 1."""
+    """Print the report; return 0 if every check passed, otherwise 1."""
     _check_options(options)
     read = [options.model, options.source, options.target, options.test_source, options.test_target]
     check_writable(options.html, report=options.json, inputs=read)
@@ -67,18 +80,18 @@ def run(options: argparse.Namespace) -> int:
 def _check_options(options: argparse.Namespace) -> None:
     if not options.model and not options.source:
         raise TransduceError(
-            "The doctor needs a model, a settings file, or text: name one, or give --source and --target."
+            "The doctor needs a model, a settings file, or text: name one, or pass --source and --target."
         )
     for one, other in (("source", "target"), ("test_source", "test_target")):
         sources, targets = getattr(options, one), getattr(options, other)
         are_pairs = bool(sources) and not targets and all(map(_holds_pairs, sources))
         if bool(sources) != bool(targets) and not are_pairs:
             names = [name.replace("_", "-") for name in (one, other)]
-            raise TransduceError(f"--{names[0]} and --{names[1]} belong together: give both.")
+            raise TransduceError(f"--{names[0]} and --{names[1]} belong together: pass both.")
     if options.test_source and not options.source:
-        raise TransduceError("--test-source is looked for in the training text: give --source and --target too.")
+        raise TransduceError("--test-source is searched in the training text: pass --source and --target too.")
     if options.html and not options.source:
-        raise TransduceError("--html is the page of a corpus: give --source and --target too.")
+        raise TransduceError("--html writes the report on a corpus: pass --source and --target too.")
 
 
 def _holds_pairs(path: str) -> bool:
@@ -86,7 +99,7 @@ def _holds_pairs(path: str) -> bool:
 
 
 def _examine_corpus(options: argparse.Namespace) -> CorpusReport:
-    sys.stderr.write("Looking through the text; this takes about a minute for 150,000 pairs.\n")
+    sys.stderr.write("Examining the text; this takes about a minute for 150,000 pairs.\n")
     return examine_corpus(
         options.source,
         options.target or (),
@@ -98,7 +111,7 @@ def _examine_corpus(options: argparse.Namespace) -> CorpusReport:
 
 
 def _tokenizer(model: str | None) -> "Tokenizer | None":
-    """The model's, where it is a folder."""
+    """Return the tokenizer of a model folder; None if the model is not a folder."""
     from transduce.runtime.folder import read_model_folder
 
     return read_model_folder(Path(model)).tokenizer if model and Path(model).is_dir() else None

@@ -1,4 +1,4 @@
-"""`transduce evaluate MODEL --source F --reference F`."""
+"""`transduce evaluate MODEL --source F --reference F`: translate a test set and score the result."""
 
 import argparse
 import sys
@@ -30,7 +30,7 @@ from transduce.runtime.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, TermTally
 
-# Beam size and length penalty of scores that are often reported.
+# Common settings of published scores: beam size and length penalty.
 _SEARCHES = (
     ("greedy search", 1, 0.6),
     ("beam 4, length penalty 0.6 (the paper)", 4, 0.6),
@@ -40,16 +40,17 @@ _SEARCHES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the verb's options."""
-    parser.add_argument("model", help="a model folder")
-    parser.add_argument("--source", required=True, metavar="FILE", help="the test set's source sentences, one a line")
-    parser.add_argument("--reference", required=True, metavar="FILE", help="their translations by people, one a line")
-    parser.add_argument("--output", metavar="FILE", help="write the model's translations here")
-    parser.add_argument("--json", metavar="PATH", help="write the scores as JSON; - for standard output")
-    parser.add_argument(
+    """Declare the options of `transduce evaluate`."""
+    add = parser.add_argument
+    add("model", help="a model folder")
+    add("--source", required=True, metavar="FILE", help="source sentences of the test set, one per line")
+    add("--reference", required=True, metavar="FILE", help="their human translations, one per line")
+    add("--output", metavar="FILE", help="write the model's translations here")
+    add("--json", metavar="PATH", help="write the scores as JSON; -: to standard output")
+    add(
         "--variants",
         action="store_true",
-        help="tell besides what BLEU would be with other tokenizers and cases, and by other searches",
+        help="also print BLEU with other tokenizers, other treatment of case, and other searches",
     )
     add_glossary(parser)
     add_examples(parser)
@@ -59,14 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Translates the source, scores the result, prints both scores with their signatures."""
+    """Translate the source, score the result, and print both scores with their signatures."""
     search = search_settings(options, options.model)
     inputs = [options.model, options.source, options.reference, options.glossary, options.examples]
     check_writable(options.output, report=options.json, inputs=inputs)
     glossary = glossary_from(options)
     sources, references = read_side_by_side(options.source, options.reference)
     translator = load_translator(options.model, options)
-    choose_tokenizer(translator.target_language, options.tokenize)  # a wrong one is told before hours of translating
+    choose_tokenizer(translator.target_language, options.tokenize)  # check the tokenizer before hours of translating
     started_at = time.monotonic()
     hypotheses = _texts(translator, sources, search, glossary)
     elapsed_seconds = time.monotonic() - started_at
@@ -105,10 +106,10 @@ def _texts(
 
 
 def _other_searches(search: SearchSettings) -> Iterator[tuple[str, SearchSettings]]:
-    """Those that others report, but for the one that was used."""
+    """Yield the common search settings that differ from the one used."""
     for way, beam_size, length_penalty in _SEARCHES:
-        said = (beam_size, length_penalty if beam_size > 1 else search.length_penalty)
-        if said != (search.beam_size, search.length_penalty) or search.sampling is not None:
+        settings = (beam_size, length_penalty if beam_size > 1 else search.length_penalty)
+        if settings != (search.beam_size, search.length_penalty) or search.sampling is not None:
             yield (
                 way,
                 msgspec.structs.replace(

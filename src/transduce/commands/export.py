@@ -1,4 +1,4 @@
-"""`transduce export MODEL OUT --to ctranslate2|onnx|huggingface`."""
+"""`transduce export MODEL OUT --to ctranslate2|onnx|huggingface`: convert a model and check the result."""
 
 import argparse
 
@@ -16,31 +16,38 @@ from transduce.text.files import read_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the verb's options."""
-    parser.formatter_class = argparse.HelpFormatter
+    """Declare the options of `transduce export`."""
     add = parser.add_argument
     add("model", help="a model folder")
-    add("out", help="the folder to make")
-    add("--to", required=True, choices=FORMATS, help="whose form the model is to have")
+    add("out", help="the folder to create")
+    add("--to", required=True, choices=FORMATS, help="target format")
     add(
         "--quantization",
         choices=QUANTIZATIONS,
-        help="how CTranslate2 stores weights; float32 where nothing is said, int8 is smallest",
+        metavar="TYPE",
+        help=f"how CTranslate2 stores weights: {', '.join(QUANTIZATIONS)}; int8 is smallest (default: float32)",
     )
-    add("--source", metavar="FILE", help="sentences to compare both models on; the run's dev set where nothing is said")
-    add("--reference", metavar="FILE", help="their translations by people: both models are scored, greedily")
-    add("--json", metavar="PATH", help="write the comparison as JSON; - for standard output")
+    add("--json", metavar="PATH", help="write the comparison as JSON; -: to standard output")
+    texts = parser.add_argument_group("texts of the comparison")
+    texts.add_argument(
+        "--source", metavar="FILE", help="sentences to compare both models on (default: the dev set of the run)"
+    )
+    texts.add_argument(
+        "--reference", metavar="FILE", help="human translations of --source: score both models with greedy search"
+    )
     add_computing(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exports, and prints how far the result agrees with the model."""
+    """Export a model, and print how well the result agrees with it."""
     check_writable(report=options.json, inputs=[options.model, options.source, options.reference])
     for option, value, only in (("device", options.device, "cpu"), ("precision", options.precision, "fp32")):
         if value not in ("auto", only):
-            raise TransduceError(f"Both models are compared with --{option} {only}, but it is {value}: leave it out.")
+            raise TransduceError(
+                f"The comparison of both models needs --{option} {only}, but it is {value}: leave it out."
+            )
     if options.reference and not options.source:
-        raise TransduceError("References are translations of sources: name these with --source.")
+        raise TransduceError("--reference needs the sources that it translates: pass --source too.")
     check_folder(options.out)
     sources, references = None, None
     if options.reference:

@@ -1,4 +1,4 @@
-"""`transduce fill MODEL "the [MASK] sat on the mat"`: a masked language model finds what is hidden."""
+"""`transduce fill MODEL "the [MASK] sat on the mat"`: fill masks with a masked language model."""
 
 import argparse
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from transduce.runtime.filler import Candidate, Filler, Filling, load_filler
 
 
 class FillReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Texts, and what may stand in the places of their masks."""
+    """Texts with the candidates for their masks."""
 
     fillings: Sequence[Filling]
 
     def __str__(self) -> str:
-        """Each text with its masks filled, and a line for each mask."""
+        """Return each text with its masks filled, and a line of candidates for each mask."""
         return "\n".join("\n".join([filling.text, *_masks(filling)]) for filling in self.fillings)
 
 
@@ -29,13 +29,13 @@ def _masks(filling: Filling) -> list[str]:
 
 
 def _shown(candidate: Candidate) -> str:
-    """Its text; where that is nothing to be seen or a part of a character, the piece as the vocabulary spells it."""
+    """Return a candidate's text, or its token if the text is invisible or part of a character."""
     text = candidate.text.strip()
     return candidate.piece if not text or "\ufffd" in text else text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the verb's options."""
+    """Declare the options of `transduce fill`."""
     add = parser.add_argument
     add("model", help="the folder of a masked language model")
     add(
@@ -43,16 +43,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=text_argument,
         nargs="?",
         default="-",
-        help="a text with [MASK] in it (<mask> where an imported model spells it so); - reads such texts from standard "
-        "input, one a line",
+        help="a text that contains [MASK] (<mask> for some imported models); -: read standard input, one text per line",
     )
-    add("--candidates", type=int, default=5, metavar="N", help="pieces shown for each mask, the likeliest first")
-    add("--json", metavar="PATH", help="write texts, pieces and probabilities as JSON; - for standard output")
+    add("--candidates", type=int, default=5, metavar="N", help="number of candidates shown for each mask")
+    add("--json", metavar="PATH", help="write texts, tokens and probabilities as JSON; -: to standard output")
     add_computing(parser, int8=False)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints each text with its masks filled, and below it what else may stand there."""
+    """Print each text with its masks filled, and below it the candidates for each mask."""
     check_writable(report=options.json, inputs=[options.model])
     filler = load_filler(options.model, precision=options.precision, device=options.device, threads=options.threads)
     if options.text == "-":

@@ -1,4 +1,4 @@
-"""`transduce forecast MODEL FILE.csv --steps N`: a table of what comes next; with `--score`, how good it would be."""
+"""`transduce forecast MODEL FILE.csv --steps N`: print forecasts of time series, or with `--score` their errors."""
 
 import argparse
 from collections.abc import Iterator
@@ -18,36 +18,44 @@ from transduce.runtime.forecaster import Forecast, Forecaster, known_columns, lo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the verb's options."""
+    """Declare the options of `transduce forecast`."""
     add = parser.add_argument
     add("model", help="the folder of a forecaster")
-    add("table", metavar="FILE", help="a table up to now: .csv or .tsv, plain or gzip, a header, the newest line last")
-    add("--steps", type=int, metavar="N", help="points to foretell; as many as training did where nothing is said")
-    add(
+    add("table", metavar="FILE", help="a .csv or .tsv table, plain or gzip, with a header; the newest line comes last")
+    add("--steps", type=int, metavar="N", help="points to forecast (default: as many as in training)")
+    add("--output", metavar="FILE", type=or_standard, help="write the table here (default: standard output)")
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument(
         "--samples",
         type=int,
         default=0,
         metavar="N",
-        help="draw N courses, and add the range that holds the middle 80 %% of them; for models that were trained with "
+        help="draw N trajectories, and print the range of the middle 80 %% of them; for models trained with "
         "task.series.likelihood=gaussian",
     )
-    add("--seed", type=int, metavar="N", help="with --samples: the same seed draws the same courses (1)")
-    add("--score", action="store_true", help="foretell the table's own points instead, and report the errors")
-    add(
+    sampling.add_argument("--seed", type=int, metavar="N", help="with --samples: random seed (default: 1)")
+    scoring = parser.add_argument_group("scoring")
+    scoring.add_argument(
+        "--score", action="store_true", help="forecast the table's own points instead, and report the errors"
+    )
+    scoring.add_argument(
         "--last",
         type=int,
         metavar="N",
-        help="with --score: only the last N points, as many as fill forecasts of --steps",
+        help="with --score: use only the last N points, rounded down to a multiple of --steps (default: all)",
     )
-    add("--season", type=int, metavar="N", help="with --score: points of a season, which the errors are compared with")
-    add("--output", metavar="FILE", type=or_standard, help="write the table here")
-    add("--json", metavar="PATH", help="with --score: write the report as JSON; - for standard output")
-    add_place(parser)
-    add("--precision", default="auto", choices=("auto", "fp32", "bf16"), help="auto: fp32")
+    scoring.add_argument(
+        "--season",
+        type=int,
+        metavar="N",
+        help="with --score: points of a season, for the seasonal baseline (default: the model's)",
+    )
+    scoring.add_argument("--json", metavar="PATH", help="with --score: write the report as JSON; -: to standard output")
+    add_place(parser, precisions=("auto", "fp32", "bf16"), precision_help="auto: fp32")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes a table, or a report."""
+    """Print a table of forecasts, or a report."""
     check_writable(options.output, report=options.json, inputs=[options.model, options.table])
     _check(options)
     forecaster = load_forecaster(
@@ -74,15 +82,15 @@ def _seed(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> None:
     for name in ("last", "season", "json"):
         if getattr(options, name) is not None and not options.score:
-            raise TransduceError(f"`--{name}` is of use with `--score` alone: add that, or leave it out.")
+            raise TransduceError(f"`--{name}` needs `--score`: add that, or leave it out.")
     if options.seed is not None and not options.samples:
-        raise TransduceError("`--seed` is of use with `--samples` alone: add that, or leave it out.")
+        raise TransduceError("`--seed` needs `--samples`: add that, or leave it out.")
     if options.score and options.output:
         raise TransduceError("`--score` writes no table: leave `--output` out, or name a file with `--json`.")
 
 
 def score_table(forecaster: Forecaster, values: Numbers, options: argparse.Namespace) -> ForecastReport:
-    """Foretells a table's points from those before them, one horizon after another."""
+    """Forecast a table's points from those before them, one horizon after another, and score the forecasts."""
     card = forecaster.card
     steps = card.horizon if options.steps is None else options.steps
     season = card.season if options.season is None else options.season
@@ -90,27 +98,27 @@ def score_table(forecaster: Forecaster, values: Numbers, options: argparse.Names
         raise TransduceError(f"`--season` must be from 1 to {card.past}, the points that are read, but is {season}.")
     if options.last is not None and options.last < steps:
         raise TransduceError(
-            f"`--last` must be at least {steps}, the points that are foretold at a time, but is {options.last}: score "
-            "more points, or foretell fewer (`--steps`)."
+            f"`--last` must be at least {steps}, the points that are forecast at a time, but is {options.last}: score "
+            "more points, or forecast fewer (`--steps`)."
         )
     if steps < 1 or len(values) < card.past + steps:
         raise TransduceError(
-            f"Scoring takes {card.past} points to read and `--steps` {steps} to foretell, but there are {len(values)} "
-            "points: give a longer table, or fewer steps."
+            f"Scoring takes {card.past} points to read and `--steps` {steps} to forecast, but there are {len(values)} "
+            "points: use a longer table, or fewer steps."
         )
-    known = values
+    scored = values
     if options.last is not None:
-        # Points that fill no window are the oldest, so that the newest are scored.
+        # The oldest points that fill no window are dropped, so that the newest are scored.
         windows = min(options.last, len(values) - card.past) // steps
-        known = values[len(values) - card.past - windows * steps :]
-    series = WindowedSeries([known], past=card.past, horizon=steps, stride=steps)
+        scored = values[len(values) - card.past - windows * steps :]
+    series = WindowedSeries([scored], past=card.past, horizon=steps, stride=steps)
     past, actual = series.cut(np.arange(len(series)))
     found = forecaster.forecast_windows(past, steps, samples=options.samples, seed=_seed(options))
     return score_forecasts(past, actual, found.values, names=card.columns, season=season)
 
 
 def table_of(forecast: Forecast) -> Iterator[str]:
-    """Lines of a table: a header, then a point a line."""
+    """Yield the lines of a table: a header, then one line per point."""
     yield ",".join(_cell(name) for name in known_columns(forecast))
     parts = [part for part in (forecast.values, forecast.low, forecast.high) if part is not None]
     for row in np.stack(parts, axis=-1):  # (C, 1 or 3)
@@ -118,5 +126,5 @@ def table_of(forecast: Forecast) -> Iterator[str]:
 
 
 def _cell(name: str) -> str:
-    """A name as a table has it: in quotes where it has a comma or quotes."""
+    """Quote a name for CSV if it contains a comma or quotes."""
     return '"' + name.replace('"', '""') + '"' if "," in name or '"' in name else name

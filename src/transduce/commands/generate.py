@@ -1,4 +1,4 @@
-"""`transduce generate MODEL "the beginning"`: a language model goes on."""
+"""`transduce generate MODEL "the beginning"`: continue a text with a language model."""
 
 import argparse
 import sys
@@ -16,7 +16,7 @@ _SAMPLING = ("temperature", "top_k", "top_p", "seed")
 
 
 class GenerationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt, how it went on, and by what settings."""
+    """A prompt with its continuations, and the settings that produced them."""
 
     prompt: str
     continuations: tuple[Continuation, ...]
@@ -28,7 +28,7 @@ class GenerationReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the verb's options."""
+    """Declare the options of `transduce generate`."""
     add = parser.add_argument
     add("model", help="the folder of a language model")
     add(
@@ -36,39 +36,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="",
         type=text_argument,
-        help="the beginning of the text; - reads it from standard input",
+        help="the beginning of the text; -: read it from standard input (default: empty)",
     )
-    add("--max-length", type=int, default=USUAL_LENGTH, metavar="N", help="new pieces")
-    add("--n-best", type=int, default=1, metavar="N", help="texts; a line with --- stands between them")
-    add("--one-line", action="store_true", help="a text ends with its line")
-    add("--temperature", type=float, metavar="T", help=f"below 1 likely pieces get likelier ({_TEMPERATURE})")
-    add("--top-k", type=int, metavar="K", help="draw among the likeliest K pieces (all)")
-    add("--top-p", type=float, metavar="P", help="draw among the likeliest pieces that reach P together (1)")
-    add("--seed", type=int, metavar="N", help="the same seed draws the same texts (1)")
-    add("--greedy", action="store_true", help="always the likeliest piece, in place of drawing")
+    add("--max-length", type=int, default=USUAL_LENGTH, metavar="N", help="maximum number of new tokens")
+    add("--n-best", type=int, default=1, metavar="N", help="number of texts, separated by lines of ---")
+    add("--one-line", action="store_true", help="end a text at its first line feed")
     add(
-        "--beam-size",
+        "--no-repeated-ngrams",
         type=int,
         default=0,
         metavar="N",
-        help="hypotheses of a search in place of drawing; 0: draw",
+        help="no n-gram of N tokens occurs twice; 0: no limit",
     )
-    add("--length-penalty", type=float, metavar="ALPHA", help="of the beam: greater favours longer lines (0)")
-    add("--no-repeated-ngrams", type=int, default=0, metavar="N", help="no run of N pieces comes twice; 0: it may")
     add(
         "--forbid",
         action="append",
         default=[],
         type=text_argument,
         metavar="TEXT",
-        help="no text contains this; may be said several times",
+        help="no text contains this; can be repeated",
     )
-    add("--json", metavar="PATH", help="write texts and probabilities as JSON; - for standard output")
+    add("--json", metavar="PATH", help="write texts and probabilities as JSON; -: to standard output")
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument(
+        "--temperature",
+        type=float,
+        metavar="T",
+        help=f"below 1, likely tokens become more likely (default: {_TEMPERATURE})",
+    )
+    sampling.add_argument(
+        "--top-k", type=int, metavar="K", help="draw from the K most likely tokens (default: all tokens)"
+    )
+    sampling.add_argument(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="draw from the most likely tokens with total probability P (default: 1)",
+    )
+    sampling.add_argument("--seed", type=int, metavar="N", help="random seed (default: 1)")
+    search = parser.add_argument_group("search instead of sampling")
+    search.add_argument("--greedy", action="store_true", help="always take the most likely token")
+    search.add_argument(
+        "--beam-size", type=int, default=0, metavar="N", help="hypotheses of a beam search; 0: no beam search"
+    )
+    search.add_argument(
+        "--length-penalty",
+        type=float,
+        metavar="ALPHA",
+        help="with --beam-size: greater values favor longer output (default: 0)",
+    )
     add_computing(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes the text as it grows, where there is one; several when they are done."""
+    """Print a single text while it is generated, or several when they are complete."""
     search = search_of(options)
     check_writable(report=options.json, inputs=[options.model])
     prompt = _standard_input() if options.prompt == "-" else options.prompt
@@ -87,28 +108,28 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _standard_input() -> str:
-    """All of it but the last line's end, which `echo` adds."""
+    """Return all of standard input without the line end that `echo` adds."""
     text = sys.stdin.buffer.read().decode("utf-8-sig", "replace")
     return text.removesuffix("\n").removesuffix("\r")
 
 
 def search_of(options: argparse.Namespace) -> SearchSettings:
-    """How to go on.
+    """Return the search settings of the options.
 
     Raises:
-        TransduceError: an option is out of its range, or contradicts another.
+        TransduceError: an option is out of range, or contradicts another.
     """
     if options.greedy and options.beam_size:
         raise TransduceError("--greedy and --beam-size are two ways to search: leave one of them out.")
     if options.greedy and options.n_best > 1:
-        raise TransduceError(f"--greedy finds one text, but --n-best is {options.n_best}: say --beam-size, or draw.")
-    drawn = not (options.greedy or options.beam_size)
-    if not drawn:
+        raise TransduceError(f"--greedy finds one text, but --n-best is {options.n_best}: use --beam-size, or sample.")
+    samples = not (options.greedy or options.beam_size)
+    if not samples:
         way = "--greedy" if options.greedy else "--beam-size"
-        refuse_beside(options, _SAMPLING, f"says how to draw pieces, and {way} draws none: leave one of them out.")
+        refuse_beside(options, _SAMPLING, f"sets how to sample, but {way} does not sample: leave one of them out.")
     if not options.beam_size:
         refuse_beside(options, ("length_penalty",), "ranks the hypotheses of a beam: add --beam-size, or leave it out.")
-    said = {name: vars(options)[name] for name in _SAMPLING if vars(options)[name] is not None}
+    sampling = {name: vars(options)[name] for name in _SAMPLING if vars(options)[name] is not None}
     return SearchSettings(
         beam_size=options.beam_size or 1,
         n_best=options.n_best,
@@ -116,14 +137,14 @@ def search_of(options: argparse.Namespace) -> SearchSettings:
         max_length=options.max_length,
         no_repeated_ngrams=options.no_repeated_ngrams,
         forbidden=tuple(options.forbid),
-        sampling=SamplingSettings(**{"temperature": _TEMPERATURE} | said) if drawn else None,
+        sampling=SamplingSettings(**{"temperature": _TEMPERATURE} | sampling) if samples else None,
     )
 
 
 def _stream(generator: Generator, prompt: str, search: SearchSettings, *, one_line: bool) -> None:
     with standard_output() as output:
         growing = generator.stream(prompt, search, one_line=one_line)
-        first = next(growing, "")  # what cannot be had is told before anything is written
+        first = next(growing, "")  # errors are raised before anything is written
         for text in (prompt, first):
             output.write(text)
         output.flush()

@@ -1,4 +1,4 @@
-"""`transduce import FOLDER OUT`."""
+"""`transduce import FOLDER OUT`: convert a Hugging Face model to a model folder."""
 
 import argparse
 
@@ -7,18 +7,17 @@ from transduce.runtime.importing import import_model_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the verb's options."""
-    parser.formatter_class = argparse.HelpFormatter
+    """Declare the options of `transduce import`."""
     add = parser.add_argument
-    add("folder", help="a Hugging Face folder: config.json, model.safetensors and the tokenizer's own files")
-    add("out", help="the folder to make")
-    add("--source-language", metavar="TAG", help="what to translate from where nothing else is said: zho_Hans, zh_CN")
-    add("--target-language", metavar="TAG", help="what to translate into where nothing else is said: eng_Latn, >>fra<<")
-    add("--json", metavar="PATH", help="write what was imported as JSON; - for standard output")
+    add("folder", help="a Hugging Face folder: config.json, model.safetensors and the tokenizer's files")
+    add("out", help="the folder to create")
+    add("--source-language", metavar="TAG", help="default source language of the imported model: zho_Hans, zh_CN")
+    add("--target-language", metavar="TAG", help="default target language of the imported model: eng_Latn, >>fra<<")
+    add("--json", metavar="PATH", help="write what was imported as JSON; -: to standard output")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Imports, and prints what."""
+    """Import a model, and print a report."""
     check_writable(report=options.json, inputs=[options.folder])
     check_folder(options.out)
     report = import_model_folder(

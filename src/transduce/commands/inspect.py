@@ -1,4 +1,4 @@
-"""`transduce inspect MODEL "sentence"`, also of one pronoun in it."""
+"""`transduce inspect MODEL "sentence"`: show how a sentence is translated, or what a pronoun attends to."""
 
 import argparse
 import sys
@@ -28,41 +28,40 @@ from transduce.runtime.translator import Translator
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the verb's options."""
-    parser.add_argument("model", help="a model folder")
-    parser.add_argument("sentence", type=text_argument, help="what to translate and look into")
-    parser.add_argument("--html", metavar="PATH", help="write a page that needs nothing else: open it in a browser")
-    parser.add_argument("--json", metavar="PATH", help="write what the page shows as JSON; - for standard output")
-    parser.add_argument(
-        "--pronoun",
-        type=text_argument,
-        metavar="WORD",
-        help="show where each head looks from this word of the sentence",
+    """Declare the options of `transduce inspect`."""
+    add = parser.add_argument
+    add("model", help="a model folder")
+    add("sentence", type=text_argument, help="the sentence to translate and inspect")
+    add("--html", metavar="PATH", help="write a self-contained page for a browser")
+    add("--json", metavar="PATH", help="write the content of the page as JSON; -: to standard output")
+    pronoun = parser.add_argument_group("pronoun")
+    pronoun.add_argument(
+        "--pronoun", type=text_argument, metavar="WORD", help="show what each head attends to from this word"
     )
-    parser.add_argument(
-        "--antecedent", type=text_argument, metavar="WORD", help="what it stands for: heads that point there are marked"
+    pronoun.add_argument(
+        "--antecedent", type=text_argument, metavar="WORD", help="its antecedent: heads that attend to it are marked"
     )
-    parser.add_argument(
-        "--among", nargs="+", type=text_argument, metavar="WORD", help="the earlier words that it may stand for"
+    pronoun.add_argument(
+        "--among", nargs="+", type=text_argument, metavar="WORD", help="the earlier words that may be its antecedent"
     )
-    parser.add_argument(
+    pronoun.add_argument(
         "--translation-of",
         type=text_argument,
         metavar="TEXT",
-        help="the sentence is the target of this one: its decoder is asked",
+        help="take the sentence as the target of this source, and inspect the decoder",
     )
     add_search(parser)
     add_computing(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the translation, each piece's probability and the word alignment; writes the page where asked.
+    """Print the translation with token probabilities and word alignment; write the page if requested.
 
-    Of a pronoun it prints where each head looks; a model that translates nothing has only that to show.
+    With --pronoun, print what each head attends to; a model that does not translate shows only that.
     """
     check_writable(options.html, report=options.json, inputs=[options.model])
     _check_pronoun(options)
-    search_settings(options, options.model)  # refuses what is out of range before a model is loaded
+    search_settings(options, options.model)  # check the options before a model is loaded
     if options.pronoun is None:
         translator = load_translator(options.model, options)
         inspection = inspect_sentence(translator, options.sentence, search=search_settings(options, options.model))
@@ -81,18 +80,18 @@ def run(options: argparse.Namespace) -> int:
         inspection = msgspec.structs.replace(inspection, coreference=found)
         return _show(options, inspection, f"{draw_inspection(inspection, _attention(inspection))}\n\n{found.draw()}")
     if options.html is not None:
-        raise TransduceError("The page shows a translation and how it was made, and here is none: leave out --html.")
+        raise TransduceError("--html shows how a sentence is translated, but there is no translation: leave it out.")
     return _show(options, found, found.draw())
 
 
 def _check_pronoun(options: argparse.Namespace) -> None:
     for name in ("antecedent", "among", "translation_of"):
         if vars(options)[name] is not None and options.pronoun is None:
-            raise TransduceError(f"`--{name.replace('_', '-')}` says more about a pronoun: give --pronoun too.")
+            raise TransduceError(f"`--{name.replace('_', '-')}` needs --pronoun: pass that too.")
 
 
 def _show(options: argparse.Namespace, found: Inspection | PronounAttention, drawn: str) -> int:
-    """Prints it, or what it is as JSON, and writes what was asked for."""
+    """Print a result, or its JSON, and write the requested files."""
     if options.html is not None and isinstance(found, Inspection):
         write_file(Path(options.html), found.to_html().encode())
     content = msgspec.json.encode(found) + b"\n"

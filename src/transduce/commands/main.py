@@ -1,4 +1,4 @@
-"""`transduce VERB …`: finds the verb, and turns errors into one sentence and exit code 2."""
+"""`transduce VERB …`: run a verb, and turn errors into a message and exit code 2."""
 
 import argparse
 import difflib
@@ -15,36 +15,36 @@ from typing import NoReturn
 from transduce.commands.streams import fill_in_closed_streams
 from transduce.errors import TransduceError
 
-# In the order in which a person meets them. Each is a module here, with `add_arguments` and `run`; it is imported
-# when it is used, so that `--help` answers at once.
+# In the order in which users need them. Each is a module in this package with `add_arguments` and `run`, which is
+# imported only when used, so that `--help` answers at once.
 VERBS = {
     "demo": "train a small Chinese-English translator on the built-in corpus and watch it work",
     "train": "train a model on your own files",
-    "prepare": "make a corpus ready ahead of training, in one go or in shards",
-    "verify-resume": "prove that a run of your settings, killed and resumed, is bit-equal to one never stopped",
+    "prepare": "tokenize a corpus before training, at once or in shards",
+    "verify-resume": "check that a killed and resumed run is bit-equal to an uninterrupted one",
     "translate": "translate lines of text",
     "generate": "let a language model continue a text",
-    "fill": "find the masked words of a text",
+    "fill": "fill the masks of a text with a masked language model",
     "classify": "label lines of text",
     "parse": "print the constituency trees of sentences",
-    "forecast": "foretell what time series do next",
-    "serve": "translate over HTTP, for LibreTranslate's clients, DeepL's and OpenAI's",
+    "forecast": "forecast time series",
+    "serve": "translate over HTTP, for clients of LibreTranslate, DeepL and OpenAI",
     "evaluate": "score a model on a test set: BLEU and chrF with their signatures",
-    "review": "find the translations that are doubtful, and look for better ones",
-    "remember": "write down pairs for a model to translate by, without training",
-    "score": "tell how probable given translations are",
-    "compare": "tell whether the difference between two models or two outputs is real",
-    "inspect": "look into one translation: attention, probabilities, the beam's tree",
-    "align": "tell which words of two texts translate each other",
-    "plot": "draw positions, masks, schedules, attention, and the course of a run",
-    "doctor": "prove that a model is wired as it must be, and find what is wrong with a corpus",
+    "review": "find translations with quality warnings, and search for better ones",
+    "remember": "build a datastore of sentence pairs for kNN retrieval, without training",
+    "score": "compute the probabilities of existing translations",
+    "compare": "test whether the difference between two models or outputs is significant",
+    "inspect": "inspect one translation: attention, probabilities, the beam's tree",
+    "align": "align the words of sentence pairs",
+    "plot": "plot positions, masks, schedules, attention, and the progress of a run",
+    "doctor": "check that a model is implemented correctly, and find problems of a corpus",
     "export": "write a model for CTranslate2, ONNX or Hugging Face, and check it",
-    "import": "bring in a Hugging Face model: Marian, NLLB, BART, mBART, T5, BERT, GPT-2, Llama, Qwen2 and others",
+    "import": "import a Hugging Face model: Marian, NLLB, BART, T5, BERT, GPT-2, Llama and others",
 }
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """argparse's, which shows defaults, where there is something to show: not "None", "False" or an empty list."""
+    """A help formatter that appends "(default: X)" to options with a default, unless it is None, False or empty."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         nothing = action.default is None or action.default is False or action.default in ("", [])
@@ -52,12 +52,12 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with one sentence in place of a usage message, and the nearest option to a mistyped one."""
+    """An argument parser that reports errors in one sentence and suggests the nearest option for a mistyped one."""
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parses, after a look at the options: argparse itself complains first of others that are missing.
+        """Parse arguments, checking option names first, as argparse would first complain about missing options.
 
-        A file may stand before options or behind them.
+        Positional arguments may come before or after options.
         """
         for argument in arguments:
             option = argument.partition("=")[0]
@@ -69,17 +69,17 @@ class Parser(argparse.ArgumentParser):
         return self.parse_intermixed_args(arguments)
 
     def error(self, message: str) -> NoReturn:
-        """Leaves with exit code 2."""
+        """Print a message and exit with code 2."""
         word = message.removeprefix("unrecognized arguments: ")
         if word != message and not word.startswith("-") and "--source" in self._option_string_actions:
             other = "--reference" if "--reference" in self._option_string_actions else "--target"
-            message += f"; texts are named by --source and {other}"
+            message += f"; pass texts with --source and {other}"
         sys.stderr.write(f"{self.prog}: {message} (see {self.prog} --help)\n")
         raise SystemExit(2)
 
 
 def build_parser(verb: str | None) -> Parser:
-    """The parser of one verb, or the one that lists all verbs."""
+    """Return the parser of one verb, or the one that lists all verbs."""
     if verb is None:
         listing = "\n".join(f"  {name:14} {purpose}" for name, purpose in VERBS.items())
         parser = Parser(
@@ -102,13 +102,13 @@ def build_parser(verb: str | None) -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a verb and returns the exit code: 0, or 2 for a mistake of the user's."""
+    """Run a verb and return the exit code: 0, or 2 for an error of the user."""
     if arguments is None:
         _start_in_utf8()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     fill_in_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A terminal without a character shows "?" there; results go out as UTF-8 bytes and are not touched by this.
+        # A terminal shows "?" for characters it lacks; results are written as UTF-8 bytes and not affected.
         sys.stdout.reconfigure(errors="replace")
     try:
         return _run(arguments)
@@ -118,14 +118,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader has gone, as in `transduce translate … | head`. Nothing more can be written, not even at exit.
+        # The reader closed the pipe, as in `transduce translate … | head`; nothing can be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except UnicodeEncodeError:
-        strange = next((argument for argument in arguments if any("\ud800" <= c <= "\udfff" for c in argument)), None)
-        if strange is None:
+        invalid = next((argument for argument in arguments if any("\ud800" <= c <= "\udfff" for c in argument)), None)
+        if invalid is None:
             raise
-        sys.stderr.write(f"transduce: {strange!a} is no text in UTF-8: write it so, or put it into a file.\n")
+        sys.stderr.write(f"transduce: {invalid!a} is not UTF-8: convert it, or put it into a file.\n")
         return 2
     except (MemoryError, RuntimeError) as error:
         from transduce.training.exhaustion import is_exhaustion
@@ -137,21 +137,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.strerror is None:
             raise
-        place = f"{error.filename}: " if error.filename else ""
-        sys.stderr.write(f"transduce: A file or folder could not be used: {place}{error.strerror}.\n")
+        location = f"{error.filename}: " if error.filename else ""
+        sys.stderr.write(f"transduce: A file or folder could not be used: {location}{error.strerror}.\n")
         return 2
 
 
 def _start_in_utf8() -> None:
-    """Starts anew in Python's UTF-8 mode where the locale makes no text of arguments that are UTF-8.
+    """Restart in Python's UTF-8 mode if the locale cannot represent arguments that are UTF-8.
 
-    In this process their text could be had, but no file could be opened by such a name.
+    This process could decode them, but could not open files by such names.
     """
-    given = "\n".join(sys.argv[1:])
-    if sys.getfilesystemencoding() == "utf-8" or not any("\udc80" <= character <= "\udcff" for character in given):
+    argument_text = "\n".join(sys.argv[1:])
+    if sys.getfilesystemencoding() == "utf-8" or not any(
+        "\udc80" <= character <= "\udcff" for character in argument_text
+    ):
         return
     try:
-        os.fsencode(given).decode()
+        os.fsencode(argument_text).decode()
     except UnicodeDecodeError:
         return
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONUTF8": "1"})

@@ -1,4 +1,4 @@
-"""Options that several verbs share."""
+"""Command-line options that several verbs share."""
 
 import argparse
 import os
@@ -24,38 +24,39 @@ from transduce.text.glossary import Glossary
 
 
 def text_argument(argument: str) -> str:
-    """The type of an option that is text: bytes that are no UTF-8 would be read as replacement characters.
+    """Check an option's text, since bytes that are not UTF-8 would be read as replacement characters.
 
     Raises:
-        argparse.ArgumentTypeError: it has such bytes; a file's name may.
+        argparse.ArgumentTypeError: the text has such bytes, which only file names may have.
     """
     try:
         argument.encode()
     except UnicodeEncodeError:
-        raise argparse.ArgumentTypeError(f"{argument!a} is no text in UTF-8: write it so") from None
+        raise argparse.ArgumentTypeError(f"{argument!a} is not UTF-8: write it in UTF-8") from None
     return argument
 
 
-def add_place(parser: argparse.ArgumentParser) -> None:
-    """Where to compute: --device, --threads."""
-    parser.add_argument("--device", default="auto", help="cpu, cuda, or auto: the GPU where there is one")
-    parser.add_argument(
-        "--threads",
-        type=int,
-        metavar="N",
-        help="threads to compute with; not said: as OMP_NUM_THREADS says, or all cores",
+def add_place(parser: argparse.ArgumentParser, *, precisions: Sequence[str] = (), precision_help: str = "") -> None:
+    """Add the group of options for where to compute: --device, --threads and, with `precisions`, --precision."""
+    group = parser.add_argument_group("device and precision")
+    group.add_argument("--device", default="auto", help="cpu, cuda, or auto: the GPU if there is one")
+    group.add_argument(
+        "--threads", type=int, metavar="N", help="number of threads (default: OMP_NUM_THREADS, or all cores)"
     )
+    if precisions:
+        group.add_argument("--precision", default="auto", choices=precisions, help=precision_help)
 
 
 def add_computing(parser: argparse.ArgumentParser, *, int8: bool = True) -> None:
-    """Where and how to compute: --device, --threads, --precision, which is int8 for models that write."""
-    add_place(parser)
-    parser.add_argument(
-        "--precision",
-        default="auto",
-        choices=("auto", "fp32", "bf16", "int8") if int8 else ("auto", "fp32", "bf16"),
-        help="auto: bf16 where the hardware multiplies it faster"
-        + ("; int8: 8-bit weights, for writing on a CPU" if int8 else ""),
+    """Add the group of options for where and how to compute: --device, --threads, --precision.
+
+    int8 is offered for models that generate text.
+    """
+    add_place(
+        parser,
+        precisions=("auto", "fp32", "bf16", "int8") if int8 else ("auto", "fp32", "bf16"),
+        precision_help="auto: bf16 if the hardware multiplies it faster"
+        + ("; int8: 8-bit weights, for decoding on a CPU" if int8 else ""),
     )
 
 
@@ -72,97 +73,99 @@ SEARCH_OPTIONS = (
     "strict",
 )
 SEARCHING = ("beam_size", "length_penalty", "coverage_penalty", "diverse_groups", "diversity_penalty")
-"""Those that mean nothing where translations are drawn."""
+"""Search options that have no effect when translations are sampled."""
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:
-    """How to search, where it shall not be as the model's folder says."""
-    parser.add_argument(
-        "--beam-size",
-        type=int,
-        metavar="N",
-        help="hypotheses kept at each step; 1 is greedy; else as the model's folder says, mostly 4",
+    """Add the group of options that override the search settings in a model's folder."""
+    group = parser.add_argument_group("search (defaults: the settings in the model's folder)")
+    group.add_argument("--beam-size", type=int, metavar="N", help="hypotheses kept at each step, usually 4; 1: greedy")
+    group.add_argument(
+        "--length-penalty", type=float, metavar="ALPHA", help="greater values favor longer output; usually 0.6"
     )
-    parser.add_argument(
-        "--length-penalty",
-        type=float,
-        metavar="ALPHA",
-        help="greater favours longer output; else as the model's folder says, mostly 0.6",
-    )
-    parser.add_argument(
+    group.add_argument(
         "--max-length",
         type=int,
         metavar="N",
-        help="at most so many new pieces, end symbol included; else as the folder says, mostly source pieces + 50",
+        help="maximum number of new tokens, including the end symbol; usually source tokens + 50",
     )
-    parser.add_argument("--min-length", type=int, metavar="N", help="at least so many new pieces")
-    parser.add_argument("--no-repeated-ngrams", type=int, metavar="N", help="no run of N pieces comes twice; 0: it may")
-    parser.add_argument(
-        "--coverage-penalty", type=float, metavar="BETA", help="greater ranks down what leaves source pieces out"
+    group.add_argument("--min-length", type=int, metavar="N", help="minimum number of new tokens; usually 0")
+    group.add_argument(
+        "--no-repeated-ngrams", type=int, metavar="N", help="no n-gram of N tokens occurs twice; usually 0: no limit"
     )
-    parser.add_argument(
-        "--diverse-groups", type=int, metavar="G", help="groups of the beam that avoid each other's choices"
+    group.add_argument(
+        "--coverage-penalty",
+        type=float,
+        metavar="BETA",
+        help="greater values penalize omissions of source tokens; usually 0",
     )
-    parser.add_argument("--diversity-penalty", type=float, metavar="NATS", help="how much they avoid them")
-    parser.add_argument(
+    group.add_argument(
+        "--diverse-groups", type=int, metavar="G", help="groups of the beam that avoid each other's choices; usually 1"
+    )
+    group.add_argument(
+        "--diversity-penalty", type=float, metavar="NATS", help="cost of a choice of an earlier group; usually 0.5"
+    )
+    group.add_argument(
         "--forbid",
         action="append",
         type=text_argument,
         metavar="TEXT",
-        help="no translation contains this word or text; may be said several times",
+        help="no translation contains this word or text; can be repeated",
     )
-    parser.add_argument(
+    group.add_argument(
         "--strict",
         action="store_const",
         const=True,
-        help="bit-equal scores whatever is translated together, or a refusal; one thread a process",
+        help="bit-equal scores whatever else is in the batch, or an error; uses one thread per process",
     )
 
 
 def add_glossary(parser: argparse.ArgumentParser) -> None:
-    """Terms: --glossary."""
+    """Add the option --glossary."""
     parser.add_argument(
         "--glossary",
         metavar="FILE",
-        help="how terms are translated: `term TAB translation` a line; one alone in its line stays as it is",
+        help="required translations of terms: `term TAB translation` per line; a term alone stays unchanged",
     )
 
 
 def add_examples(parser: argparse.ArgumentParser) -> None:
-    """Pairs that the model remembers: --examples."""
+    """Add the option --examples, a datastore for kNN retrieval."""
     parser.add_argument(
-        "--examples", metavar="FILE", help="translate by the pairs that `transduce remember` wrote here for this model"
+        "--examples", metavar="FILE", help="datastore of sentence pairs that `transduce remember` wrote for this model"
     )
 
 
 def glossary_from(options: argparse.Namespace) -> Glossary | None:
-    """The glossary of `add_glossary`, if there is one."""
+    """Return the glossary of the option --glossary; None if it is not set."""
     return as_glossary(options.glossary)
 
 
 def add_languages(parser: argparse.ArgumentParser) -> None:
-    """Which languages, where the model has tags for them: --source-language, --target-language."""
-    parser.add_argument("--source-language", metavar="TAG", help="of the text, for NLLB, mBART and M2M100: zho_Hans")
-    parser.add_argument(
-        "--target-language", metavar="TAG", help="to translate into, for these and for OPUS models: eng_Latn, fra"
+    """Add the group of options for models with language tags: --source-language, --target-language."""
+    group = parser.add_argument_group("languages (defaults: those of the model's folder)")
+    group.add_argument(
+        "--source-language", metavar="TAG", help="language of the text, for NLLB, mBART and M2M100: zho_Hans"
+    )
+    group.add_argument(
+        "--target-language", metavar="TAG", help="language of the translation, also for OPUS models: eng_Latn, fra"
     )
 
 
 def add_scoring(parser: argparse.ArgumentParser) -> None:
-    """How to score: --tokenize, --lowercase."""
-    parser.add_argument(
-        "--tokenize",
-        metavar="NAME",
-        help="sacreBLEU's tokenizer; the one that fits the target language where nothing is said",
+    """Add the group of scoring options: --tokenize, --lowercase."""
+    group = parser.add_argument_group("scoring")
+    group.add_argument(
+        "--tokenize", metavar="NAME", help="sacreBLEU's tokenizer (default: the one that fits the target language)"
     )
-    parser.add_argument("--lowercase", action="store_true", help="score without regard to case")
+    group.add_argument("--lowercase", action="store_true", help="ignore case")
 
 
 def refuse_beside(options: argparse.Namespace, names: Iterable[str], reason: str) -> None:
-    """Refuses options that other options leave without a meaning; what nobody said is None.
+    """Refuse options that have no effect in combination with others; an option that is not set is None.
 
     Raises:
-        TransduceError: one of the names was said.
+        TransduceError: one of the options is set.
     """
     for name in names:
         if vars(options)[name] is not None:
@@ -170,7 +173,7 @@ def refuse_beside(options: argparse.Namespace, names: Iterable[str], reason: str
 
 
 def load_translator(folders: str | list[str], options: argparse.Namespace) -> Translator:
-    """The model of a folder, or several models as one, by the options of `add_computing` and `add_search`."""
+    """Load the model of a folder, or several models as an ensemble, with the shared options."""
     first = folders if isinstance(folders, str) else folders[0]
     threads = threads_to_use(options, first)
     return load(
@@ -185,7 +188,7 @@ def load_translator(folders: str | list[str], options: argparse.Namespace) -> Tr
 
 
 def threads_to_use(options: argparse.Namespace, folder: str) -> int | None:
-    """Threads of a process, None for all cores: strict results take one."""
+    """Return the number of threads of a process, None for all cores; batch-invariant results need one."""
     if options.threads is None and "strict" in options and search_settings(options, folder).strict:
         return 1
     threads: int | None = options.threads
@@ -193,59 +196,63 @@ def threads_to_use(options: argparse.Namespace, folder: str) -> int | None:
 
 
 def search_settings(options: argparse.Namespace, folder: str) -> SearchSettings:
-    """The options of `add_search`, and for what they do not say the settings in a model's folder.
+    """Return the search settings: the options of `add_search` over the settings in a model's folder.
 
-    Whoever says how to search wants no translation drawn, as a folder's settings may say.
+    Options of a search disable sampling, which the settings in the folder may specify.
 
     Raises:
-        TransduceError: one is out of its range, which is better said before a model is loaded.
+        TransduceError: a setting is out of range, which is checked before a model is loaded.
     """
-    said = {name: vars(options)[name] for name in SEARCH_OPTIONS}
-    forbidden = said.pop("forbid")
-    said["forbidden"] = None if forbidden is None else tuple(forbidden)
+    overrides = {name: vars(options)[name] for name in SEARCH_OPTIONS}
+    forbidden = overrides.pop("forbid")
+    overrides["forbidden"] = None if forbidden is None else tuple(forbidden)
     base = read_search_settings(Path(folder))
-    if any(said[name] is not None for name in SEARCHING):
+    if any(overrides[name] is not None for name in SEARCHING):
         base = msgspec.structs.replace(base, sampling=None)
-    search = msgspec.structs.replace(base, **{name: value for name, value in said.items() if value is not None})
+    search = msgspec.structs.replace(base, **{name: value for name, value in overrides.items() if value is not None})
     if options.coverage_penalty and search.beam_size == 1:
         raise TransduceError("`--coverage-penalty` ranks the hypotheses of a beam, but `beam_size` is 1: raise it.")
     if options.diversity_penalty is not None and search.diverse_groups == 1:
-        raise TransduceError("`--diversity-penalty` is for groups of a beam: say how many with --diverse-groups.")
+        raise TransduceError(
+            "`--diversity-penalty` applies to groups of a beam: set their number with --diverse-groups."
+        )
     if search.strict and getattr(options, "examples", None) is not None:
-        raise TransduceError("Strict results are a model's alone: leave --examples or --strict out.")
+        raise TransduceError(
+            "--strict cannot be combined with --examples, whose retrieval is not strict: leave one of them out."
+        )
     return search
 
 
 def decoding_record(search: SearchSettings, precision: str) -> dict[str, str | int | float | bool]:
-    """What a score must be accompanied by: how its translations were found."""
-    usual, said = msgspec.structs.asdict(SearchSettings()), msgspec.structs.asdict(search)
-    unusual = {name: value for name, value in said.items() if value != usual[name]}
+    """Return the decoding settings that must accompany a score."""
+    defaults, used = msgspec.structs.asdict(SearchSettings()), msgspec.structs.asdict(search)
+    changed = {name: value for name, value in used.items() if value != defaults[name]}
     always = {"beam_size": search.beam_size, "length_penalty": search.length_penalty}
-    shown = {name: value if isinstance(value, int | float) else str(value) for name, value in unusual.items()}
+    shown = {name: value if isinstance(value, int | float) else str(value) for name, value in changed.items()}
     return always | shown | {"precision": precision}
 
 
 def or_standard(path: str) -> str | None:
-    """The type of an option for a file in place of standard input or output, which `-` stands for."""
+    """Convert the path of a file option; `-` becomes None for standard input or output."""
     return None if path == "-" else path
 
 
 def check_writable(
     *paths: str | None, report: str | None = None, inputs: Sequence[str | Sequence[str] | None] = ()
 ) -> None:
-    """Refuses, before any work is done, what could not be written after it, or only in place of what is read.
+    """Refuse outputs that could not be written, or would overwrite an input, before any work is done.
 
     Args:
-        paths: files, or None.
-        report: one that may be `-`, standard output.
+        paths: files to write, or None.
+        report: a file to write that may be `-`, standard output.
         inputs: files and model folders that are read, or None.
 
     Raises:
-        TransduceError: the folder of one is missing or must not be written to, or it is a folder itself, or `-`, or an
-            input, or another of the paths.
+        TransduceError: an output's folder is missing or not writable, or the output is a folder, `-`, an input, or
+            another output.
     """
     if "-" in paths:
-        raise TransduceError("`-` would be standard output, but a file is needed here: name one.")
+        raise TransduceError("`-` means standard output, but a file is needed here: name one.")
     files = [path for path in (*paths, None if report == "-" else report) if path]
     for path in map(Path, files):
         if not path.parent.is_dir():
@@ -254,7 +261,7 @@ def check_writable(
             raise TransduceError(f"{path} cannot be written: it is a folder.")
         if path.suffix == ".gz":
             raise TransduceError(f"{path} would be gzip by its name, but plain text is written: leave .gz out.")
-        # What is no file, such as /dev/stdout, is written to as it is; a file gets its name when it is whole.
+        # A device such as /dev/stdout is written directly; a file is renamed to its final name when complete.
         place = path if is_no_file(path) else path.parent
         if not os.access(place, os.W_OK):
             raise TransduceError(f"{path} cannot be written: you may not write to {place}, so name another place.")
@@ -273,7 +280,7 @@ def _is_same(path: Path, other: Path) -> bool:
 
 
 def _is_model_file(path: Path, folder: Path) -> bool:
-    """Whether a file belongs to the model in a folder; a report that was written there before does not."""
+    """Return whether a file belongs to the model in a folder; an earlier report in the folder does not."""
     if not path.parent.samefile(folder):
         return False
     manifest = folder / MANIFEST
@@ -283,10 +290,10 @@ def _is_model_file(path: Path, folder: Path) -> bool:
 
 
 def check_folder(path: str) -> None:
-    """The same for a folder that is to be made or filled.
+    """Refuse a folder that could not be created or written to.
 
     Raises:
-        TransduceError: something on the way to it is a file, or must not be written to.
+        TransduceError: a part of the path is a file, or not writable.
     """
     place = as_path(path, "The folder to write")
     while not place.exists() and place != place.parent:
@@ -298,10 +305,10 @@ def check_folder(path: str) -> None:
 
 
 def read_side_by_side(*paths: str) -> list[list[str]]:
-    """The lines of files that belong together line by line.
+    """Return the lines of files that correspond line by line.
 
     Raises:
-        TransduceError: one cannot be read, or they differ in length, or are empty.
+        TransduceError: a file cannot be read, the files differ in length, or they are empty.
     """
     lines = [list(read_lines(path)) for path in paths]
     check_line_counts({f"lines in {path}": each for path, each in zip(paths, lines, strict=True)})
@@ -309,7 +316,7 @@ def read_side_by_side(*paths: str) -> list[list[str]]:
 
 
 def write_report(report: msgspec.Struct, json_path: str | None) -> None:
-    """Prints a report for people, and writes it as JSON where a path is given; `-` is standard output."""
+    """Print a report as text, and write it as JSON if a path is set; `-` is standard output instead of text."""
     if json_path is not None:
         write_json(report, json_path)
     if json_path != "-":
@@ -318,7 +325,7 @@ def write_report(report: msgspec.Struct, json_path: str | None) -> None:
 
 
 def write_json(report: msgspec.Struct, path: str) -> None:
-    """Writes a report as JSON; `-` is standard output."""
+    """Write a report as JSON; `-` is standard output."""
     content = msgspec.json.format(msgspec.json.encode(report)) + b"\n"
     if path != "-":
         write_file(Path(path), content)
@@ -328,7 +335,10 @@ def write_json(report: msgspec.Struct, path: str) -> None:
 
 
 def write_lines(lines: Iterable[object], report: msgspec.Struct, json_path: str | None) -> None:
-    """Prints lines, and what they come to on standard error; JSON in their place where the path is `-`, else to it."""
+    """Print lines, and a report on standard error; write the report as JSON if `json_path` is set.
+
+    If `json_path` is `-`, the JSON is printed instead of the lines.
+    """
     if json_path is not None:
         write_json(report, json_path)
     if json_path != "-":

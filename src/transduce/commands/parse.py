@@ -1,4 +1,4 @@
-"""`transduce parse MODEL < sentences > trees`: a tree a line; with `--reference`, how many brackets are right."""
+"""`transduce parse MODEL < sentences > trees`: parse sentences, or with `--reference` report bracket scores."""
 
 import argparse
 import itertools
@@ -20,17 +20,17 @@ _LINES_AT_A_TIME = 256
 
 
 class ParsingReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The brackets of a treebank, and how they were found."""
+    """The bracket scores of a treebank, with the settings of the parser."""
 
     brackets: BracketReport
     f1: float
-    """Of sentences of all lengths, in percent."""
+    """F1 of sentences of all lengths, in percent."""
     f1_of_short: float
-    """Of those with few words."""
+    """F1 of short sentences, in percent."""
     valid: float
     """Share of the sentences with a tree over exactly their words, in percent."""
     cut: int
-    """Trees that were cut at their greatest length, and closed."""
+    """Number of trees that were cut at their greatest length and then closed."""
     beam_size: int
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class ParsingReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the verb's options."""
+    """Declare the options of `transduce parse`."""
     add = parser.add_argument
     add("model", help="the folder of a parser")
     add(
@@ -46,32 +46,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         metavar="FILE",
         type=or_standard,
-        help="sentences, one a line, words separated by spaces; else standard input",
+        help="sentences, one per line, words separated by spaces (default: standard input)",
     )
-    add("--pretty", action="store_true", help="draw each tree on several lines, with an empty line after it")
+    add("--pretty", action="store_true", help="draw each tree on several lines, followed by an empty line")
     add(
         "--beam-size",
         type=int,
         metavar="N",
-        help="hypotheses kept at each step; 1 is greedy; else as the model's folder says",
+        help="hypotheses kept at each step; 1: greedy (default: the setting in the model's folder)",
     )
-    add("--reference", metavar="TREEBANK", help="parse its sentences and report the brackets, print no trees")
-    add("--output", metavar="FILE", type=or_standard, help="write the trees here")
-    add("--json", metavar="PATH", help="with --reference: write the report as JSON; - for standard output")
+    add("--reference", metavar="TREEBANK", help="parse its sentences and report bracket scores, print no trees")
+    add("--output", metavar="FILE", type=or_standard, help="write the trees here (default: standard output)")
+    add("--json", metavar="PATH", help="with --reference: write the report as JSON; -: to standard output")
     add_computing(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes a tree for each sentence, or a report."""
+    """Print a tree for each sentence, or a report."""
     check_writable(options.output, report=options.json, inputs=[options.model, options.text, options.reference])
     if options.json and not options.reference:
-        raise TransduceError("`--json` is the report on `--reference`: name a treebank too, or leave it out.")
+        raise TransduceError("`--json` writes the report of `--reference`: pass a treebank too, or leave it out.")
     if options.reference and options.text:
-        raise TransduceError(f"--reference brings its own sentences, but {options.text} is named too: leave one out.")
+        raise TransduceError(f"--reference has its own sentences, but {options.text} is named too: leave one out.")
     if options.pretty and options.reference and not options.output:
         raise TransduceError(
-            "`--pretty` draws trees, but `--reference` prints none: name a file for them by `--output`, or leave one "
-            "out."
+            "`--pretty` draws trees, but `--reference` prints none: add `--output`, or leave one of them out."
         )
     parser = load_parser(options.model, precision=options.precision, device=options.device, threads=options.threads)
     if options.beam_size is not None:
@@ -98,18 +97,18 @@ def _shown(parse: Parse, options: argparse.Namespace) -> str:
 
 
 def _report(options: argparse.Namespace, parser: Parser) -> ParsingReport:
-    """Parses a treebank's sentences and counts brackets."""
+    """Parse a treebank's sentences and score brackets."""
     references = [tree for tree in map(clean, read_trees(options.reference)) if tree is not None]
     parses = list(_parsed(parser, [reference.words() for reference in references]))
     if options.output:
         write_file(Path(options.output), "".join(_shown(parse, options) for parse in parses).encode())
     brackets = score_trees([parse.tree for parse in parses], references, BracketSettings())
-    whole = brackets.all
+    all_lengths = brackets.all
     return ParsingReport(
         brackets=brackets,
-        f1=whole.f1,
+        f1=all_lengths.f1,
         f1_of_short=brackets.short.f1,
-        valid=100.0 * (whole.sentences - whole.invalid) / max(1, whole.sentences),
+        valid=100.0 * (all_lengths.sentences - all_lengths.invalid) / max(1, all_lengths.sentences),
         cut=sum(not parse.ended for parse in parses),
         beam_size=parser.search.beam_size,
     )

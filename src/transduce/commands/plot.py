@@ -1,4 +1,4 @@
-"""`transduce plot KIND`: in the terminal, or into a PNG, SVG or PDF."""
+"""`transduce plot KIND`: draw charts in the terminal, or write them as PNG, SVG or PDF."""
 
 import argparse
 import shutil
@@ -31,7 +31,7 @@ _OTHER_DEFAULTS: dict[str, dict[str, object]] = {
     "rotation": {"d_model": [64]},
     "schedule": {"d_model": [512]},
 }
-# What each kind takes: its positional arguments, and its options.
+# The positional arguments and the options of each kind.
 _TAKES: dict[str, tuple[str, tuple[str, ...]]] = {
     "positions": ("", ("length", "d_model")),
     "rotation": ("", ("length", "d_model")),
@@ -45,32 +45,54 @@ _TAKES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the verb's options. What one kind alone uses has no default here, so that it is seen when it is said."""
+    """Declare the options of `transduce plot`.
+
+    Options of single kinds have no argparse default, so that options that do not apply to a kind are detected.
+    """
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = "\n".join(
+    parser.epilog = "arguments and options of each kind:\n" + "\n".join(
         f"  {kind:12} {items} " + " ".join(f"[--{option.replace('_', '-')}]" for option in options)
         for kind, (items, options) in _TAKES.items()
     )
-    parser.add_argument("kind", choices=tuple(_TAKES), help="what to draw")
-    parser.add_argument("items", nargs="*", metavar="ITEM", help="a model folder and a sentence, runs, or models")
-    parser.add_argument("--out", metavar="FILE", help=f"write a picture ({', '.join(SUFFIXES)}); else the terminal")
-    parser.add_argument("--length", type=int, metavar="N", help="positions (100; masks: 12)")
-    parser.add_argument("--padding", type=int, metavar="N", help="of the length, how many are padding (3)")
-    parser.add_argument(
-        "--d-model", type=int, nargs="+", metavar="N", help="width (128; schedule: 512; rotation: of a head, 64)"
+    add = parser.add_argument
+    add("kind", choices=tuple(_TAKES), help="what to draw")
+    add("items", nargs="*", metavar="ITEM", help="a model folder and a sentence, runs, or models")
+    add("--out", metavar="FILE", help=f"write a picture ({', '.join(SUFFIXES)}) (default: draw in the terminal)")
+    positions = parser.add_argument_group("positions, rotation and masks")
+    positions.add_argument("--length", type=int, metavar="N", help="positions (default: 100; masks: 12)")
+    positions.add_argument("--padding", type=int, metavar="N", help="padding positions among them (default: 3)")
+    positions.add_argument(
+        "--d-model",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="width (default: 128; schedule: 512; rotation: 64, of a head)",
     )
-    parser.add_argument("--warmup", type=int, nargs="+", metavar="STEPS", help="one or more warm-ups (4000)")
-    parser.add_argument("--steps", type=int, metavar="N", help="how many steps a schedule has (20000)")
-    parser.add_argument("--schedule", nargs="+", choices=get_args(ScheduleName), help="one or more (inverse-sqrt)")
-    parser.add_argument("--attention", choices=("memory", "encoder", "decoder"), help="which attention (memory)")
-    parser.add_argument("--layer", type=int, metavar="N", help="from 1; the last where nothing is said")
-    parser.add_argument("--source", metavar="FILE", help="the test set's source sentences, one a line")
-    parser.add_argument("--reference", metavar="FILE", help="their translations by people, one a line")
+    schedules = parser.add_argument_group("schedule")
+    schedules.add_argument(
+        "--schedule",
+        nargs="+",
+        choices=get_args(ScheduleName),
+        metavar="NAME",
+        help=f"one or more of {', '.join(get_args(ScheduleName))} (default: inverse-sqrt)",
+    )
+    schedules.add_argument(
+        "--warmup", type=int, nargs="+", metavar="STEPS", help="one or more warm-ups (default: 4000)"
+    )
+    schedules.add_argument("--steps", type=int, metavar="N", help="steps of a schedule (default: 20000)")
+    attention = parser.add_argument_group("attention")
+    attention.add_argument(
+        "--attention", choices=("memory", "encoder", "decoder"), help="which attention (default: memory)"
+    )
+    attention.add_argument("--layer", type=int, metavar="N", help="layer, from 1 (default: the last)")
+    lengths = parser.add_argument_group("lengths")
+    lengths.add_argument("--source", metavar="FILE", help="source sentences of the test set, one per line")
+    lengths.add_argument("--reference", metavar="FILE", help="their human translations, one per line")
     add_computing(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Draws."""
+    """Draw a chart."""
     _check_options(options)
     check_writable(options.out, inputs=[options.items, options.source, options.reference])
     if options.out is not None:
@@ -86,25 +108,25 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Refuses options that the kind has no use for, and fills in what was not said."""
+    """Refuse options that do not apply to the kind, and fill in defaults."""
     items, takes = _TAKES[options.kind]
     defaults = _DEFAULTS | _OTHER_DEFAULTS.get(options.kind, {})
-    said_padding = options.padding is not None
+    padding_is_set = options.padding is not None
     for name in {name for _, names in _TAKES.values() for name in names}:
-        said = vars(options)[name] is not None
-        if said and name not in takes:
+        is_set = vars(options)[name] is not None
+        if is_set and name not in takes:
             raise TransduceError(
-                f"`transduce plot {options.kind}` has no use for --{name.replace('_', '-')}: leave it away."
+                f"--{name.replace('_', '-')} does not apply to `transduce plot {options.kind}`: leave it out."
             )
-        if not said:
+        if not is_set:
             vars(options)[name] = defaults.get(name)
-    if options.kind == "masks" and not said_padding:
+    if options.kind == "masks" and not padding_is_set:
         options.padding = min(options.padding, max(0, options.length - 1))
     least = {"": 0, "MODEL SENTENCE": 2}.get(items, 1)
     if len(options.items) < least or (len(options.items) > least and not items.endswith("...")):
         raise TransduceError(
-            f"`transduce plot {options.kind}` takes {items or 'no arguments'}, but was "
-            f"given {counted(len(options.items), 'argument')}: see `transduce plot --help`."
+            f"`transduce plot {options.kind}` takes {items or 'no arguments'}, but got "
+            f"{counted(len(options.items), 'argument')}: see `transduce plot --help`."
         )
     for name in ("length", "steps"):
         if vars(options)[name] < 1:
@@ -147,11 +169,11 @@ def _attention(options: argparse.Namespace) -> Chart:
 
 
 def _lengths(options: argparse.Namespace) -> Chart:
-    """Each item is a model folder, or a file of translations."""
+    """Plot scores by sentence length; each item is a model folder or a file of translations."""
     from transduce.inspection.plots_runs import plot_lengths, short_names
 
     if options.source is None or options.reference is None:
-        raise TransduceError("`transduce plot lengths` scores translations: give --source and --reference.")
+        raise TransduceError("`transduce plot lengths` scores translations: pass --source and --reference.")
     sources, references = list(read_lines(options.source)), list(read_lines(options.reference))
     language = language_of(options.reference)
     systems = {}

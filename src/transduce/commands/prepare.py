@@ -1,4 +1,4 @@
-"""`transduce prepare --source F… --target F… --out DIR`: the corpus ahead of training, or a shard of it."""
+"""`transduce prepare --source F… --target F… --out DIR`: prepare a corpus, or a shard of it, before training."""
 
 import argparse
 import signal
@@ -23,7 +23,7 @@ from transduce.tasks.preparing import (
 )
 from transduce.tasks.settings_reading import put_setting, read_settings
 
-# Options that are settings, by the setting's name.
+# Options that set a setting, with the setting's name.
 _SETTINGS = {
     "task": "task.kind",
     "source": "data.source",
@@ -33,55 +33,71 @@ _SETTINGS = {
     "back_translated": "data.back_translated",
     "languages": "data.languages",
 }
-# Options that say how pairs are cut.
+# Options that affect only the tokenization of pairs.
 _MODES = ("tokenizer", "shard", "workers")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the verb's options."""
-    parser.formatter_class = argparse.HelpFormatter
+    """Declare the options of `transduce prepare`."""
     add = parser.add_argument
-    add("settings", nargs="?", metavar="SETTINGS.toml", help="a file of settings, such as the one to train with")
+    add("settings", nargs="?", metavar="SETTINGS.toml", help="a settings file, such as the one for training")
+    add("--out", required=True, metavar="DIR", help="the folder to train from; a prepared one is replaced")
     add(
         "--task",
         choices=tuple(KINDS),
         metavar="KIND",
-        help=f"what will be learnt: {', '.join(PREPARED_KINDS)}; translation where nothing is said",
+        help=f"what will be trained: {', '.join(PREPARED_KINDS)} (default: translation)",
     )
     add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any setting of [task], [data] and [tokenizer]; can be repeated",
+    )
+    add("--json", metavar="PATH", help="write the report as JSON; -: to standard output")
+    texts = parser.add_argument_group("texts")
+    texts.add_argument(
         "--source",
         nargs="+",
         metavar="FILE",
-        help="source text, a sentence a line, plain or gzip; or files of pairs: .tsv, .jsonl; or text alone",
+        help="source text, one sentence per line, plain or gzip; or files of pairs (.tsv, .jsonl); or monolingual text",
     )
-    add("--target", nargs="+", metavar="FILE", help="target text, line by line")
-    add("--dev-source", nargs="+", metavar="FILE", help="the dev set to come; then nothing is held out")
-    add("--dev-target", nargs="+", metavar="FILE", help="the dev set's target side")
-    add(
+    texts.add_argument("--target", nargs="+", metavar="FILE", help="target text, line by line")
+    texts.add_argument(
+        "--dev-source", nargs="+", metavar="FILE", help="dev set (default: some training pairs are held out)"
+    )
+    texts.add_argument("--dev-target", nargs="+", metavar="FILE", help="target side of the dev set")
+    texts.add_argument("--no-hold-out", action="store_true", help="hold out no training pairs for validation")
+    texts.add_argument(
         "--back-translated",
         nargs="+",
         metavar="FILE",
-        help="those of --source that a machine wrote, by translating their targets back; they are tagged",
+        help="files of --source that were back-translated by a machine from their targets; they get a tag",
     )
-    add(
+    texts.add_argument(
         "--languages",
         nargs=2,
         metavar=("SOURCE", "TARGET"),
-        help="language codes; the files' suffixes where nothing is said",
+        help="language codes (default: the files' suffixes)",
     )
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting of [task], [data] and [tokenizer]")
-    add("--out", required=True, metavar="DIR", help="the folder to train from; one that was prepared is replaced")
-    add("--tokenizer", metavar="DIR", help="cut by this tokenizer, or this model's; one is learnt where none is named")
-    add("--tokenizer-only", action="store_true", help="learn the tokenizer, for shards to come, and nothing else")
-    add("--shard", metavar="I/N", help="prepare the I-th of N parts, to merge with the others")
-    add("--merge", nargs="+", metavar="DIR", help="make one corpus of these shards")
-    add("--workers", type=int, metavar="N", help="processes; by cores and pairs where nothing is said; for a shard 1")
-    add("--no-hold-out", action="store_true", help="hold nothing out to validate on")
-    add("--json", metavar="PATH", help="the figures as JSON; - for standard output")
+    tokenizer = parser.add_argument_group("tokenizer")
+    tokenizer.add_argument(
+        "--tokenizer", metavar="DIR", help="use this tokenizer, or this model's (default: train a new one)"
+    )
+    tokenizer.add_argument(
+        "--tokenizer-only", action="store_true", help="only train the tokenizer, for shards to be prepared later"
+    )
+    shards = parser.add_argument_group("shards and processes")
+    shards.add_argument("--shard", metavar="I/N", help="prepare the I-th of N parts, to be merged with the others")
+    shards.add_argument("--merge", nargs="+", metavar="DIR", help="merge these shards into one corpus")
+    shards.add_argument(
+        "--workers", type=int, metavar="N", help="processes (default: by cores and pairs; 1 for a shard)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prepares, and prints what came out. Ctrl-C and SIGTERM leave nothing behind."""
+    """Prepare a corpus, and print a report; Ctrl-C and SIGTERM leave nothing behind."""
     read = [options.settings, options.source, options.target, options.dev_source, options.dev_target, options.tokenizer]
     check_writable(report=options.json, inputs=read)
     check_folder(options.out)
@@ -92,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _cleaning_up_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends the program as an exception does, so that what was begun is removed."""
+    """Turn SIGTERM into an exception in the body of `with`, so that partial output is removed."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         yield
@@ -128,8 +144,8 @@ def _request(options: argparse.Namespace) -> PrepareRequest:
 
 
 def _refuse_beside(options: argparse.Namespace, mode: str, *others: str) -> None:
-    """An option that another one leaves without a meaning is refused."""
+    """Refuse options that have no effect in a mode."""
     for other in others:
         if getattr(options, other):
             name = "a settings file" if other == "settings" else f"`--{other.replace('_', '-')}`"
-            raise TransduceError(f"`{mode}` has no use for {name}: leave one of them out.")
+            raise TransduceError(f"`{mode}` cannot be combined with {name}: leave one of them out.")

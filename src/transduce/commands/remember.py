@@ -1,4 +1,4 @@
-"""`transduce remember MODEL --source F --target F --out FILE`: pairs to translate by, without training."""
+"""`transduce remember MODEL --source F --target F --out FILE`: build a datastore for kNN retrieval."""
 
 import argparse
 import sys
@@ -14,51 +14,55 @@ from transduce.text.counted import counted
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What was remembered, and what it is good for."""
+    """The size of a datastore, and its effect on the loss."""
 
     pairs: int
     left_out: int
-    """Pairs with a side without text, or of more pieces than `MOST_PIECES`."""
+    """Pairs with an empty side, or with more than `MOST_PIECES` tokens."""
     positions: int
-    """Target pieces, end symbols included."""
+    """The number of target tokens, including end symbols."""
     weight: float
-    """Of the examples' votes for the next piece; the rest is the model's."""
+    """The weight of retrieved neighbors in the next-token distribution; the model has the rest."""
     temperature: float
+    """The temperature of the softmax over distances to neighbors."""
     judged_pieces: int
-    """By which both were chosen."""
+    """The number of tokens by which weight and temperature were chosen."""
     loss_without: float
-    """Of these, in nats a piece."""
+    """Loss of these tokens with the model alone, in nats per token."""
     loss_with: float
+    """Loss of these tokens with retrieval, in nats per token."""
 
     def __str__(self) -> str:
-        left_out = (
-            f", {self.left_out:,} left out for no text or more than {MOST_PIECES} pieces" if self.left_out else ""
-        )
+        left_out = f", {self.left_out:,} skipped as empty or longer than {MOST_PIECES} tokens" if self.left_out else ""
         return (
-            f"{counted(self.pairs, 'pair')} remembered, {counted(self.positions, 'target piece')}{left_out}\n"
-            f"loss of {counted(self.judged_pieces, 'piece')}: {self.loss_without:.3f} nats a piece by the model alone, "
-            f"{self.loss_with:.3f} with examples, whose votes weigh {self.weight:g}"
+            f"{counted(self.pairs, 'pair')} stored, {counted(self.positions, 'target token')}{left_out}\n"
+            f"loss of {counted(self.judged_pieces, 'token')}: {self.loss_without:.3f} nats each by the model alone, "
+            f"{self.loss_with:.3f} with retrieval, whose weight is {self.weight:g}"
         )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the verb's options."""
-    parser.add_argument("model", help="a model folder")
-    parser.add_argument("--source", required=True, metavar="FILE", help="sentences, one a line")
-    parser.add_argument("--target", required=True, metavar="FILE", help="their translations, one a line")
-    parser.add_argument("--out", required=True, metavar="FILE", help="write the examples here")
-    parser.add_argument(
-        "--dev-source", metavar="FILE", help="pairs like those to be translated, to choose by how much examples weigh"
+    """Declare the options of `transduce remember`."""
+    add = parser.add_argument
+    add("model", help="a model folder")
+    add("--source", required=True, metavar="FILE", help="sentences, one per line")
+    add("--target", required=True, metavar="FILE", help="their translations, one per line")
+    add("--out", required=True, metavar="FILE", help="write the datastore here")
+    add("--json", metavar="PATH", help="write the report as JSON; -: to standard output")
+    tuning = parser.add_argument_group("choice of the retrieval weight")
+    tuning.add_argument(
+        "--dev-source",
+        metavar="FILE",
+        help="pairs like those to be translated, by which the weight is chosen (default: some of the pairs)",
     )
-    parser.add_argument("--dev-target", metavar="FILE", help="their translations")
-    parser.add_argument("--json", metavar="PATH", help="write the figures as JSON; - for standard output")
+    tuning.add_argument("--dev-target", metavar="FILE", help="translations of --dev-source")
     add_computing(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes the file, and says what its examples are good for."""
+    """Build a datastore, and print its effect on the loss."""
     if (options.dev_source is None) != (options.dev_target is None):
-        raise TransduceError("Dev pairs have two sides: give both --dev-source and --dev-target, or neither.")
+        raise TransduceError("Dev pairs have two sides: pass both --dev-source and --dev-target, or neither.")
     inputs = [options.model, options.source, options.target, options.dev_source, options.dev_target]
     check_writable(options.out, report=options.json, inputs=inputs)
     sources, targets = read_side_by_side(options.source, options.target)
@@ -89,7 +93,7 @@ def _report(memory: Memory) -> Report:
 
 
 def _teller(pairs: int) -> Callable[[int], None]:
-    """Says at times how many are done."""
+    """Return a function that prints progress from time to time."""
     clock = ReportClock()
 
     def tell(done: int) -> None:

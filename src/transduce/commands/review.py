@@ -1,4 +1,4 @@
-"""`transduce review MODEL --source F`: which translations are doubtful, and why."""
+"""`transduce review MODEL --source F`: list translations with quality warnings."""
 
 import argparse
 import sys
@@ -28,11 +28,12 @@ from transduce.runtime.translator import Translator
 
 
 class DoubtfulLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the source whose translation is doubtful."""
+    """A line of the source whose translation has quality warnings."""
 
     line: int
-    """From 1."""
+    """The line number, from 1."""
     doubts: tuple[Doubt, ...]
+    """The quality warnings."""
     source: str
     translation: str
 
@@ -41,11 +42,11 @@ class DoubtfulLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReviewReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All of them."""
+    """All lines with quality warnings."""
 
     lines: int
     counts: dict[DoubtKind, int]
-    """Lines with a doubt of each kind."""
+    """The number of lines with each kind of warning."""
     doubtful: list[DoubtfulLine]
 
     def __str__(self) -> str:
@@ -54,31 +55,28 @@ class ReviewReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the verb's options."""
-    parser.add_argument("model", nargs="+", help="a model folder; of several, the probabilities are averaged")
-    parser.add_argument("--source", required=True, metavar="FILE", help="sentences, one a line")
-    parser.add_argument(
-        "--translation", metavar="FILE", help="their translations, of whatever origin; the model's where none is given"
-    )
-    parser.add_argument(
-        "--look-again", metavar="FILE", help="write all translations, with better ones where a second search finds them"
-    )
+    """Declare the options of `transduce review`."""
+    add = parser.add_argument
+    add("model", nargs="+", help="a model folder; the probabilities of several models are averaged")
+    add("--source", required=True, metavar="FILE", help="sentences, one per line")
+    add("--translation", metavar="FILE", help="translations of any origin (default: the model's own)")
+    add("--look-again", metavar="FILE", help="write all translations, improved by re-decoding those with warnings")
+    add("--json", metavar="PATH", help="write the warnings as JSON; -: to standard output")
     add_glossary(parser)
-    parser.add_argument("--json", metavar="PATH", help="write doubts as JSON; - for standard output")
     add_search(parser)
     add_languages(parser)
     add_computing(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the doubtful lines: number, doubts, source and translation, with tabs between."""
+    """Print the lines with quality warnings: number, warnings, source and translation, separated by tabs."""
     search = search_settings(options, options.model[0])
     inputs, glossary = [options.model, options.source, options.translation, options.glossary], glossary_from(options)
     check_writable(options.look_again, report=options.json, inputs=inputs)
-    sources, *given = read_side_by_side(options.source, *([options.translation] if options.translation else []))
+    sources, *passed = read_side_by_side(options.source, *([options.translation] if options.translation else []))
     translator = load_translator(options.model, options)
-    if given:
-        translations = _with_scores(translator, sources, given[0])
+    if passed:
+        translations = _with_scores(translator, sources, passed[0])
     else:
         translations = translator(sources, search=search, glossary=glossary)
     report = _report(translations, review(translator, translations, glossary=glossary))
@@ -86,15 +84,16 @@ def run(options: argparse.Namespace) -> int:
     if options.look_again:
         again = look_again(translator, translations, search, glossary=glossary)
         write_file(Path(options.look_again), "".join(f"{each.text}\n" for each in again).encode("utf-8", "replace"))
-        left = _report(again, review(translator, again, glossary=glossary))
+        remaining = _report(again, review(translator, again, glossary=glossary))
         changed = sum(one.text != other.text for one, other in zip(translations, again, strict=True))
-        sys.stderr.write(f"A second search changed {changed:,}; {left}\n")
+        sys.stderr.write(f"Re-decoding changed {changed:,}; {remaining}\n")
     return 0
 
 
 def _with_scores(translator: Translator, sources: list[str], targets: list[str]) -> list[Translation]:
-    """Given translations with what the model says of them: nothing where it would read the source in parts, or one of
-    both is too long to be scored.
+    """Return existing translations with the model's scores.
+
+    There is no score if the model would split the source, or if either side is too long.
     """
     pairs = list(zip(sources, targets, strict=True))
     scored = [
@@ -103,8 +102,8 @@ def _with_scores(translator: Translator, sources: list[str], targets: list[str])
         if len(ids) <= translator.longest_source and can_score(translator, *pairs[number])
     ]
     scores = translator.score([pairs[number][0] for number in scored], [pairs[number][1] for number in scored])
-    known = dict(zip(scored, map(as_translation, scores), strict=True))
-    return [known.get(number) or Translation.of(*pair) for number, pair in enumerate(pairs)]
+    scored_translations = dict(zip(scored, map(as_translation, scores), strict=True))
+    return [scored_translations.get(number) or Translation.of(*pair) for number, pair in enumerate(pairs)]
 
 
 def _report(translations: list[Translation], doubts: list[tuple[Doubt, ...]]) -> ReviewReport:
@@ -112,8 +111,8 @@ def _report(translations: list[Translation], doubts: list[tuple[Doubt, ...]]) ->
         lines=len(translations),
         counts=count_doubts(doubts),
         doubtful=[
-            DoubtfulLine(line=number, doubts=own, source=each.source, translation=each.text)
-            for number, (each, own) in enumerate(zip(translations, doubts, strict=True), 1)
-            if own
+            DoubtfulLine(line=number, doubts=line_doubts, source=each.source, translation=each.text)
+            for number, (each, line_doubts) in enumerate(zip(translations, doubts, strict=True), 1)
+            if line_doubts
         ],
     )

@@ -1,4 +1,4 @@
-"""`transduce score MODEL --source F --target F`: how probable given translations are."""
+"""`transduce score MODEL --source F --target F`: compute the probabilities of existing translations."""
 
 import argparse
 import math
@@ -13,47 +13,48 @@ from transduce.text.counted import counted
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """All lines together."""
+    """The scores of all lines with their totals."""
 
     lines: int
     pieces: int
-    """Of the targets, end symbols included."""
+    """The number of target tokens, including end symbols."""
     log_probability: float
-    """In nats."""
+    """The total log-probability, in nats."""
     perplexity: float
-    """Of a piece: the exponential of the mean of -log-probability."""
+    """Perplexity per token: the exponential of the mean negative log-probability."""
     length_penalty: float
     precision: str
     scores: list[float]
-    """One a line."""
+    """The score of each line."""
 
     def __str__(self) -> str:
         return (
-            f"{counted(self.lines, 'line')}, {counted(self.pieces, 'piece')}, "
-            f"log-probability {self.log_probability:,.2f}, perplexity of a piece {self.perplexity:,.3f}"
+            f"{counted(self.lines, 'line')}, {counted(self.pieces, 'token')}, "
+            f"log-probability {self.log_probability:,.2f}, perplexity per token {self.perplexity:,.3f}"
         )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the verb's options."""
-    parser.add_argument("model", nargs="+", help="a model folder; of several, the probabilities are averaged")
-    parser.add_argument("--source", required=True, metavar="FILE", help="sentences, one a line")
-    parser.add_argument("--target", required=True, metavar="FILE", help="their translations, one a line")
-    parser.add_argument(
+    """Declare the options of `transduce score`."""
+    add = parser.add_argument
+    add("model", nargs="+", help="a model folder; the probabilities of several models are averaged")
+    add("--source", required=True, metavar="FILE", help="sentences, one per line")
+    add("--target", required=True, metavar="FILE", help="their translations, one per line")
+    add(
         "--length-penalty",
         type=float,
         default=0.0,
         metavar="ALPHA",
-        help="divide log-probabilities as search does, whose usual value is 0.6; 0: leave them as they are",
+        help="divide log-probabilities by the length penalty of search, which usually uses 0.6; 0: do not divide",
     )
-    parser.add_argument("--json", metavar="PATH", help="write scores and sums as JSON; - for standard output")
+    add("--json", metavar="PATH", help="write scores and totals as JSON; -: to standard output")
     add_computing(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints a score for each line, and on standard error what they come to."""
+    """Print a score for each line, and the totals on standard error."""
     check_writable(report=options.json, inputs=[options.model, options.source, options.target])
-    SearchSettings(length_penalty=options.length_penalty)  # refuses what is out of range
+    SearchSettings(length_penalty=options.length_penalty)  # checks the range
     sources, targets = read_side_by_side(options.source, options.target)
     translator = load_translator(options.model, options)
     try:
@@ -66,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def summarize(scores: list[Score], length_penalty: float, precision: str) -> Summary:
-    """All lines together."""
+    """Return the scores of all lines with their totals."""
     pieces = sum(len(score.piece_log_probabilities) for score in scores)
     total = math.fsum(score.log_probability for score in scores)
     return Summary(

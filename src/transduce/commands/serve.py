@@ -1,4 +1,4 @@
-"""`transduce serve MODEL...`: translations over HTTP."""
+"""`transduce serve MODEL...`: serve translations over HTTP."""
 
 import argparse
 import contextlib
@@ -30,54 +30,59 @@ from transduce.text.language_profiles import LanguageProfiles, merge_profiles
 if TYPE_CHECKING:
     from transduce.serving.studies import Views
 
-# More would leave each of them too few sentences.
+# With more workers each would get too few sentences.
 _MOST_WORKERS = 4
 _LIMITS = {
-    "requests_per_minute": (int, "N", "of one client; 0: no limit; none on this machine's own address, else 300"),
-    "max_running": (int, "N", "requests decoded at once"),
-    "max_waiting": (int, "N", "requests that wait behind them; more are refused"),
-    "queue_seconds": (float, "SECONDS", "a request that was not begun by then is refused"),
-    "deadline_seconds": (float, "SECONDS", "a request is given up after so long"),
-    "read_seconds": (float, "SECONDS", "within which a request must have arrived"),
-    "shutdown_seconds": (float, "SECONDS", "accepted requests are waited for at the end"),
+    "requests_per_minute": (int, "N", "limit per client; 0: no limit (default: 0 on a loopback address, else 300)"),
+    "max_running": (int, "N", "requests decoded at the same time"),
+    "max_waiting": (int, "N", "requests that may wait; further ones are refused"),
+    "queue_seconds": (float, "SECONDS", "a request that waits longer is refused"),
+    "deadline_seconds": (float, "SECONDS", "a request is canceled after this time"),
+    "read_seconds": (float, "SECONDS", "time within which a request must be received"),
+    "shutdown_seconds": (float, "SECONDS", "time to finish accepted requests at shutdown"),
     "max_connections": (int, "N", "open connections"),
-    "max_body_bytes": (int, "N", "of a request's body, also uncompressed"),
-    "max_texts": (int, "N", "in a request"),
-    "max_characters": (int, "N", "of all texts of a request"),
-    "max_alternatives": (int, "N", "further translations of a text"),
-    "max_study_pieces": (int, "N", "of a sentence that is looked into"),
+    "max_body_bytes": (int, "N", "size of a request's body, compressed or not"),
+    "max_texts": (int, "N", "texts per request"),
+    "max_characters": (int, "N", "characters of all texts of a request"),
+    "max_alternatives": (int, "N", "alternative translations of a text"),
+    "max_study_pieces": (int, "N", "tokens of a sentence to inspect"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the verb's options."""
+    """Declare the options of `transduce serve`."""
     defaults = msgspec.structs.asdict(ServingSettings())
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "models",
         nargs="+",
         metavar="MODEL",
-        help="model folders, each for another pair; zh:en=FOLDER says the languages where the folder does not",
+        help="model folders, each for another language pair; zh:en=FOLDER sets the languages if the folder does not",
     )
-    parser.add_argument("--host", default=defaults["host"], help="the address to listen at; 0.0.0.0 stands for all")
-    parser.add_argument("--port", type=int, default=defaults["port"], metavar="N", help="0 lets the system choose")
-    parser.add_argument(
+    add(
         "--glossary",
         nargs="+",
         default=[],
         metavar="FILE",
-        help="how terms are translated, `term TAB translation` a line; of several models, zh:en=FILE says whose",
+        help="required translations of terms, `term TAB translation` per line; with several models zh:en=FILE",
     )
     add_examples(parser)
-    parser.add_argument("--api-keys", metavar="FILE", help="who translates must send a key of this file, one a line")
-    parser.add_argument(
-        "--trusted-proxies", nargs="+", default=[], metavar="ADDRESS", help="whose X-Forwarded-For names the client"
-    )
-    parser.add_argument(
+    add(
         "--workers",
         type=int,
         metavar="N",
-        help="batches that are decoded side by side, sharing the cores; one for each core, at most 4, where nothing is "
-        "said, and 1 on a GPU",
+        help="batches decoded concurrently, sharing the cores (default: one per core, at most 4; 1 on a GPU)",
+    )
+    network = parser.add_argument_group("network and access")
+    network.add_argument("--host", default=defaults["host"], help="address to listen on; 0.0.0.0: all addresses")
+    network.add_argument("--port", type=int, default=defaults["port"], metavar="N", help="0: chosen by the system")
+    network.add_argument("--api-keys", metavar="FILE", help="require a key from this file, which has one per line")
+    network.add_argument(
+        "--trusted-proxies",
+        nargs="+",
+        default=[],
+        metavar="ADDRESS",
+        help="proxies whose X-Forwarded-For header identifies the client",
     )
     add_search(parser)
     limits = parser.add_argument_group("limits")
@@ -88,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serves until a signal comes; 0 then, however much there was to do."""
+    """Serve until a signal arrives, then return 0."""
     _check_installed()
     from transduce.serving.app import Application
     from transduce.serving.server import address_of, handled, open_socket, serve
@@ -96,11 +101,11 @@ def run(options: argparse.Namespace) -> int:
 
     settings = serving_settings(options)
     if options.examples is not None and len(options.models) > 1:
-        raise TransduceError(f"--examples are one model's, but {len(options.models)} are served: leave them out.")
-    for said in options.models:  # an option that is out of its range is better told before models are loaded
-        search_settings(options, str(parse_model(said)[1]))
+        raise TransduceError(f"--examples belong to one model, but {len(options.models)} are served: leave them out.")
+    for argument in options.models:  # check the options before models are loaded
+        search_settings(options, str(parse_model(argument)[1]))
     opened = open_socket(settings.host, settings.port)
-    # While models are loaded nobody waits for an answer yet.
+    # While models are loaded no request is pending, so a signal may exit at once.
     with contextlib.closing(opened), handled(_leave):
         models = load_models(options)
         if options.workers is None:
@@ -132,10 +137,10 @@ def _check_installed() -> None:
 
 
 def serving_settings(options: argparse.Namespace) -> ServingSettings:
-    """The options of this verb.
+    """Return the settings of the server from the options.
 
     Raises:
-        TransduceError: one is out of its range, or the keys cannot be read.
+        TransduceError: a setting is out of range, or the keys cannot be read.
     """
     from transduce.serving.clients import read_api_keys
 
@@ -151,10 +156,10 @@ def serving_settings(options: argparse.Namespace) -> ServingSettings:
 
 
 def load_models(options: argparse.Namespace) -> Sequence[ServedModel]:
-    """The models, in the order in which they were named."""
+    """Load the models in the order in which they were named."""
     models, glossaries = [], read_glossaries(options.glossary, len(options.models))
-    for said in options.models:
-        languages, folder = parse_model(said)
+    for argument in options.models:
+        languages, folder = parse_model(argument)
         translator = load_translator(str(folder), options)
         search = search_settings(options, str(folder))
         profiles = LanguageProfiles.load(folder)
@@ -164,29 +169,33 @@ def load_models(options: argparse.Namespace) -> Sequence[ServedModel]:
         models.append(model)
     if glossaries:
         raise TransduceError(
-            f"A glossary must be a served model's, but none translates {_pairs(glossaries)}: say the languages of one "
-            "that does, as in zh:en=FILE."
+            f"A glossary must belong to a served model, but none translates {_pairs(glossaries)}: set the languages of "
+            "one that is served, as in zh:en=FILE."
         )
     return models
 
 
 def read_glossaries(named: Sequence[str], models: int) -> dict[tuple[str, str] | None, Glossary]:
-    """The glossaries by the canonical codes of their languages, None where nothing is said of them.
+    """Read the glossaries, by the canonical codes of their languages, or None without languages.
 
     Raises:
-        TransduceError: one cannot be read, or it is not clear whose it is.
+        TransduceError: a glossary cannot be read, or it is ambiguous to which model it belongs.
     """
-    found: dict[tuple[str, str] | None, Glossary] = {}
-    for said in named:
-        pair, path = parse_model(said)
+    glossaries: dict[tuple[str, str] | None, Glossary] = {}
+    for argument in named:
+        pair, path = parse_model(argument)
         languages = pair and (canonical(pair[0]), canonical(pair[1]))
-        if languages in found or (None in (languages, *found) and len(named) > 1) or (languages is None and models > 1):
+        if (
+            languages in glossaries
+            or (None in (languages, *glossaries) and len(named) > 1)
+            or (languages is None and models > 1)
+        ):
             raise TransduceError(
-                f"Each model has one glossary, but it is not clear whose `{said}` is: say its languages, as in "
+                f"Each model has one glossary, but the model of `{argument}` is ambiguous: set its languages, as in "
                 f"zh:en={path}, and each pair once."
             )
-        found[languages] = read_glossary(path)
-    return found
+        glossaries[languages] = read_glossary(path)
+    return glossaries
 
 
 def _pairs(glossaries: Mapping[tuple[str, str] | None, Glossary]) -> str:
@@ -194,9 +203,9 @@ def _pairs(glossaries: Mapping[tuple[str, str] | None, Glossary]) -> str:
 
 
 def fitting_workers(models: Sequence[ServedModel]) -> int:
-    """How many batches are decoded side by side where nothing is said: one for each thread that computes.
+    """Return the default number of concurrently decoded batches: one per computing thread, or 1 on a GPU.
 
-    A core for each of two batches is faster than both cores for one after the other. A GPU takes one at a time.
+    Two batches on one core each are faster than both cores for one batch after the other.
     """
     if any(model.translator.device.type != "cpu" for model in models):
         return 1
@@ -204,7 +213,7 @@ def fitting_workers(models: Sequence[ServedModel]) -> int:
 
 
 def page_views() -> "Views":
-    """The page, and what it shows besides translations: serving itself knows nothing of inspection."""
+    """Return the page and the functions behind it, so that serving does not depend on inspection."""
     from transduce.serving.studies import Views
 
     return Views(page=_page, inspect=_inspect, inspection=Inspection, intervene=_intervene, comparison=Comparison)

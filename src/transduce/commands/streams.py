@@ -1,4 +1,4 @@
-"""Standard streams that whoever started the command has closed (`<&-`, `>&-`): what needs one says so."""
+"""Replacements for standard streams that were closed by the caller (`<&-`, `>&-`), which raise a clear error on use."""
 
 import io
 import os
@@ -9,44 +9,45 @@ from transduce.errors import TransduceError
 
 
 class _Closed(io.RawIOBase):
-    """In a closed stream's place."""
+    """A replacement for a closed stream."""
 
     def __init__(self, sentence: str, *, reads: bool) -> None:
         super().__init__()
         self._sentence, self._reads = sentence, reads
 
     def readable(self) -> bool:
-        """As its place demands."""
+        """Return whether the replaced stream is an input."""
         return self._reads
 
     def writable(self) -> bool:
-        """The other way round."""
+        """Return whether the replaced stream is an output."""
         return not self._reads
 
     def readinto(self, _: object, /) -> NoReturn:
-        """Refuses."""
+        """Raise an error, as the stream is closed."""
         raise TransduceError(self._sentence)
 
     def write(self, _: object, /) -> NoReturn:
-        """Refuses."""
+        """Raise an error, as the stream is closed."""
         raise TransduceError(self._sentence)
 
 
 def fill_in_closed_streams() -> None:
-    """Whatever reads or writes one raises TransduceError; messages on standard error go nowhere.
+    """Replace closed standard streams: using one raises TransduceError, and messages on standard error are discarded.
 
-    Their numbers are taken too, or the next file that is opened would get one, and with it what libraries print.
+    Their file descriptors are occupied too. Otherwise the next opened file would get one, and with it the output of
+    libraries.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor
     if sys.stdin is None:
-        sentence = "Standard input is closed: give it something to read, or name a file."
+        sentence = "Standard input is closed: redirect it from something, or name a file."
         sys.stdin = io.TextIOWrapper(_Closed(sentence, reads=True))
     if sys.stdout is None:
-        sentence = "Standard output is closed: give it a place to write to, or name a file."
+        sentence = "Standard output is closed: redirect it to something, or name a file."
         sys.stdout = io.TextIOWrapper(_Closed(sentence, reads=False), write_through=True)
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the process

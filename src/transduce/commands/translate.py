@@ -1,4 +1,4 @@
-"""`transduce translate MODEL < in.txt > out.txt`."""
+"""`transduce translate MODEL < in.txt > out.txt`: translate lines of text."""
 
 import argparse
 import codecs
@@ -41,50 +41,47 @@ from transduce.text.counted import counted
 from transduce.text.files import read_lines
 from transduce.text.glossary import Glossary, TermTally
 
-_MOST_DAMAGED = 5  # lines that are told one by one
+_MOST_DAMAGED = 5  # damaged lines that are reported individually
 _FROM_UTF_16 = "put it through `iconv -f UTF-16 -t UTF-8`"
 _OTHER_CONTENT = (
     (b"\x1f\x8b", "gzip does", "put it through `zcat`"),
     (codecs.BOM_UTF16_LE, "UTF-16 does", _FROM_UTF_16),
     (codecs.BOM_UTF16_BE, "UTF-16 does", _FROM_UTF_16),
 )
-# Options that `SamplingSettings` has the usual values of.
+# Options whose defaults come from `SamplingSettings`.
 _SAMPLING = ("temperature", "top_k", "top_p", "seed")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the verb's options."""
+    """Declare the options of `transduce translate`."""
     parser.add_argument(
         "model",
         nargs="+",
-        help="a model folder; several with one vocabulary translate together. A name behind them that is no folder is "
-        "the file of the text, a sentence a line; standard input where there is none",
+        help="a model folder, or several with one vocabulary for an ensemble; then optionally a file of text, one "
+        "sentence per line (default: standard input)",
     )
     parser.add_argument(
         "--n-best",
         type=int,
         metavar="N",
-        help="alternatives; more than 1 prints `number ||| text ||| score`",
+        help="alternatives; more than 1 prints `number ||| text ||| score` (default: 1)",
     )
-    parser.add_argument(
-        "--prefix", default="", type=text_argument, metavar="TEXT", help="what every translation begins with"
-    )
-    parser.add_argument(
+    parser.add_argument("--look-again", action="store_true", help="re-decode translations that have quality warnings")
+    terms = parser.add_argument_group("required text")
+    terms.add_argument("--prefix", default="", type=text_argument, metavar="TEXT", help="start of every translation")
+    terms.add_argument(
         "--must-contain",
         action="append",
         default=[],
         type=text_argument,
         metavar="PHRASE",
-        help="what every translation contains; may be said several times",
+        help="every translation contains this phrase; can be repeated",
     )
-    parser.add_argument(
-        "--phrases", metavar="FILE", help="what each line's translation contains: phrases separated by tabs"
+    terms.add_argument(
+        "--phrases", metavar="FILE", help="phrases that each line's translation contains, separated by tabs"
     )
     add_glossary(parser)
     add_examples(parser)
-    parser.add_argument(
-        "--look-again", action="store_true", help="search once more, wider, for translations that are doubtful"
-    )
     add_search(parser)
     add_sampling(parser)
     add_bulk(parser)
@@ -93,35 +90,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_bulk(parser: argparse.ArgumentParser) -> None:
-    """Large files: --output, --resume, --shard, --workers."""
-    parser.add_argument(
-        "--output", metavar="FILE", type=or_standard, help="write here, whole or not at all, instead of standard output"
+    """Add the group of options for large files: --output, --resume, --shard, --workers."""
+    group = parser.add_argument_group("large files")
+    group.add_argument(
+        "--output",
+        metavar="FILE",
+        type=or_standard,
+        help="write here, atomically (default: standard output)",
     )
-    parser.add_argument("--resume", action="store_true", help="go on with what was interrupted in --output")
-    parser.add_argument("--shard", default="1/1", metavar="I/N", help="only lines I, I + N, … of the input")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes, which divide the threads")
+    group.add_argument("--resume", action="store_true", help="continue an interrupted --output")
+    group.add_argument("--shard", default="1/1", metavar="I/N", help="translate only lines I, I + N, … of the input")
+    group.add_argument("--workers", type=int, default=1, metavar="N", help="processes, which share the threads")
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """Drawing in place of searching: --sample, --temperature, --top-k, --top-p, --seed."""
-    parser.add_argument("--sample", action="store_true", help="draw translations instead of searching for the best")
-    parser.add_argument(
-        "--temperature", type=float, metavar="T", help="with --sample: below 1 likely pieces get likelier (1)"
+    """Add the group of sampling options: --sample, --temperature, --top-k, --top-p, --seed."""
+    group = parser.add_argument_group("sampling")
+    group.add_argument("--sample", action="store_true", help="draw translations instead of searching for the best")
+    group.add_argument(
+        "--temperature",
+        type=float,
+        metavar="T",
+        help="with --sample: below 1, likely tokens become more likely (default: 1)",
     )
-    parser.add_argument("--top-k", type=int, metavar="K", help="with --sample: draw among the likeliest K pieces (all)")
-    parser.add_argument(
+    group.add_argument(
+        "--top-k", type=int, metavar="K", help="with --sample: draw from the K most likely tokens (default: all tokens)"
+    )
+    group.add_argument(
         "--top-p",
         type=float,
         metavar="P",
-        help="with --sample: draw among the likeliest pieces that reach P together (1)",
+        help="with --sample: draw from the most likely tokens with total probability P (default: 1)",
     )
-    parser.add_argument(
-        "--seed", type=int, metavar="N", help="with --sample: the same seed draws the same translations (1)"
-    )
+    group.add_argument("--seed", type=int, metavar="N", help="with --sample: random seed (default: 1)")
 
 
 def run(options: argparse.Namespace) -> int:
-    """One line out for each line in; a prompt on a terminal."""
+    """Print a translation for each input line; on a terminal, prompt for sentences."""
     folders, file = split_paths(options.model)
     job = make_job(options, folders[0])
     shard = shard_from(options.shard)
@@ -133,7 +138,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if file and not Path(file).exists():
         raise TransduceError(
-            f"{file} does not exist: name a file of sentences, or give one sentence by `echo … | transduce translate`."
+            f"{file} does not exist: name a file of sentences, or pipe a sentence in by `echo … | transduce translate`."
         )
     lines = read_lines(file) if file else stdin_lines()
     phrases = read_lines(options.phrases) if options.phrases else None
@@ -143,7 +148,7 @@ def run(options: argparse.Namespace) -> int:
         write_to_file(options, folders, job, waiting)
         return 0
     if options.resume:
-        raise TransduceError(f"--resume goes on with a file, but {options.output} is none: leave it out.")
+        raise TransduceError(f"--resume continues a file, but {options.output} is not a file: leave it out.")
     with open_device(options.output) if options.output else standard_output() as output:
         for _, text in translated(options, folders, job, waiting):
             with naming(options.output or "standard output"):
@@ -153,31 +158,31 @@ def run(options: argparse.Namespace) -> int:
 
 
 def split_paths(paths: list[str]) -> tuple[list[str], str | None]:
-    """The model folders, and the text file where the last of several names is none of them."""
+    """Split the arguments into model folders and a text file, if the last of several is not a folder."""
     if len(paths) > 1 and paths[-1] and not Path(paths[-1]).is_dir():
         return paths[:-1], or_standard(paths[-1])
     return paths, None
 
 
 def make_job(options: argparse.Namespace, folder: str) -> Job:
-    """What is done to every line.
+    """Return the settings that apply to every line.
 
     Raises:
-        TransduceError: an option is out of its range, or of no use.
+        TransduceError: an option is out of range, or has no effect.
     """
     if options.sample:
-        refuse_beside(options, SEARCHING, "says how to search, but --sample draws: leave one of them out.")
+        refuse_beside(options, SEARCHING, "sets how to search, but --sample does not search: leave one of them out.")
     search = search_settings(options, folder)
     sampling, draws = search.sampling, options.sample or search.sampling is not None
     if draws:
-        said = {name: vars(options)[name] for name in _SAMPLING if vars(options)[name] is not None}
-        sampling = msgspec.structs.replace(sampling or SamplingSettings(), **said)
+        overrides = {name: vars(options)[name] for name in _SAMPLING if vars(options)[name] is not None}
+        sampling = msgspec.structs.replace(sampling or SamplingSettings(), **overrides)
     else:
-        refuse_beside(options, _SAMPLING, "says how to draw translations: add --sample, or leave it out.")
+        refuse_beside(options, _SAMPLING, "sets how to sample: add --sample, or leave it out.")
     n_best = search.n_best if options.n_best is None else options.n_best
     search = msgspec.structs.replace(search, n_best=n_best, sampling=sampling)
     if options.look_again and (draws or search.n_best > 1):
-        raise TransduceError("--look-again seeks one better translation: leave --sample and --n-best out.")
+        raise TransduceError("--look-again searches for one better translation: leave --sample and --n-best out.")
     glossary = glossary_from(options)
     return Job(
         search=search,
@@ -189,27 +194,27 @@ def make_job(options: argparse.Namespace, folder: str) -> Job:
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Refuses what cannot be done, before anything is.
+    """Check options before any work is done.
 
     Raises:
-        TransduceError: an option makes no sense, or the output cannot be written.
+        TransduceError: an option is invalid.
     """
     if options.workers < 1:
         raise TransduceError(f"`workers` must be at least 1, but is {options.workers}.")
     if options.resume and not options.output:
-        raise TransduceError("--resume goes on with a file, but none is named: say --output FILE.")
+        raise TransduceError("--resume continues a file, but none is named: add --output FILE.")
 
 
 def translated(
     options: argparse.Namespace, folders: list[str], job: Job, waiting: Iterable[Portion]
 ) -> Iterator[tuple[Portion, str]]:
-    """Each portion with what is written for it, by one process or several."""
+    """Yield each portion with the text to write for it, translated by one process or several."""
     found = _translated(options, folders, job, waiting)
     return found if job.glossary is None or job.search.n_best > 1 else _tallied(job.glossary, found)
 
 
 def _tallied(glossary: Glossary, found: Iterable[tuple[Portion, str]]) -> Iterator[tuple[Portion, str]]:
-    """The same, and in the end which translations lack a term."""
+    """Yield the portions, and finally report which translations lack a glossary term."""
     tally = TermTally(glossary)
     for portion, text in found:
         yield portion, text
@@ -240,11 +245,11 @@ def _translated(
 
 
 def write_to_file(options: argparse.Namespace, folders: list[str], job: Job, waiting: Iterable[Portion]) -> None:
-    """Translates into a file that can be gone on with after a crash."""
+    """Translate into a file that can be continued after a crash."""
     content = identity(options, folders, job)
     with ResumableFile(Path(options.output), options=content, resume=options.resume) as file:
         if file.is_finished:
-            sys.stderr.write(f"{file.path} is there already, so nothing was done: delete it to translate anew.\n")
+            sys.stderr.write(f"{file.path} exists already, so nothing was done: delete it to translate again.\n")
         else:
             _write(file, options, folders, job, waiting)
 
@@ -255,9 +260,9 @@ def _write(
     if file.progress.lines:
         done, waiting = skip_lines(waiting, file.progress.lines)
         file.skip(done)
-        sys.stderr.write(f"Going on after line {file.progress.lines:,} of {file.partial}.\n")
+        sys.stderr.write(f"Continuing after line {file.progress.lines:,} of {file.partial}.\n")
     elif options.resume:
-        sys.stderr.write("Nothing was saved to go on with, so this starts at the first line.\n")
+        sys.stderr.write("There is nothing to resume, so this starts at the first line.\n")
     file.open()
     clock, before = ReportClock(), file.progress.lines
     for portion, text in translated(options, folders, job, waiting):
@@ -270,10 +275,10 @@ def _write(
 
 
 def identity(options: argparse.Namespace, folders: list[str], job: Job) -> bytes:
-    """All that decides what is written for a line: one text for the same models and options."""
+    """Return a fingerprint of everything that determines the output for a line, such as models and options."""
     models = [_digests(Path(folder)) for folder in folders if Path(folder).is_dir()]
     phrases = options.phrases
-    if phrases and not is_no_file(Path(phrases)):  # a pipe can be read once only
+    if phrases and not is_no_file(Path(phrases)):  # a pipe can be read only once
         phrases = file_sha256(Path(phrases))
     languages = (options.source_language, options.target_language)
     longest = [read_longest_source(Path(folder)) for folder in folders]
@@ -282,20 +287,20 @@ def identity(options: argparse.Namespace, folders: list[str], job: Job) -> bytes
 
 
 def _digests(folder: Path) -> list[str]:
-    """What a model folder holds: our manifest lists it; without one it is a folder of another toolkit."""
+    """Return digests of a model folder: of our manifest, or without one of all files."""
     manifest = folder / "manifest.json"
     files = [manifest] if manifest.is_file() else sorted(path for path in folder.iterdir() if path.is_file())
     return [file_sha256(path) for path in files]
 
 
 def open_device(path: str) -> io.TextIOWrapper:
-    """As `standard_output`."""
+    """Open a device such as /dev/stdout as UTF-8 text with line feeds."""
     return Path(path).open("w", encoding="utf-8", errors="replace", newline="\n")
 
 
 @contextlib.contextmanager
 def standard_output() -> Iterator[io.TextIOWrapper]:
-    """Standard output as UTF-8 with line feeds, whatever the locale says."""
+    """Yield standard output as UTF-8 text with line feeds, independent of the locale."""
     output = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", errors="replace", newline="\n")
     try:
         yield output
@@ -305,12 +310,12 @@ def standard_output() -> Iterator[io.TextIOWrapper]:
 
 
 def stdin_lines() -> Iterator[str]:
-    """Lines of standard input, as read_lines reads a file; but bytes that are no UTF-8 become U+FFFD.
+    """Yield the lines of standard input like `read_lines`, but read bytes that are not UTF-8 as U+FFFD.
 
-    A file can be mended and a stream cannot, so its other lines are translated all the same.
+    A file can be fixed and a stream cannot, so its other lines are translated nevertheless.
 
     Raises:
-        TransduceError: it is something else from its first bytes on.
+        TransduceError: the first bytes show another format.
     """
     damaged = 0
     for number, raw in enumerate(sys.stdin.buffer, 1):
@@ -324,10 +329,10 @@ def stdin_lines() -> Iterator[str]:
         if text.count("\ufffd") > line.count("\ufffd".encode()):
             damaged += 1
             if damaged <= _MOST_DAMAGED:
-                sys.stderr.write(f"Standard input, line {number}: what is not UTF-8 was read as U+FFFD.\n")
+                sys.stderr.write(f"Standard input, line {number}: bytes that are not UTF-8 were read as U+FFFD.\n")
         yield text
     if damaged > _MOST_DAMAGED:
-        sys.stderr.write(f"Standard input: so it was in {counted(damaged, 'line')} in all.\n")
+        sys.stderr.write(f"Standard input: {counted(damaged, 'line')} had such bytes in total.\n")
 
 
 def _refuse_other_content(line: bytes) -> None:
@@ -337,16 +342,16 @@ def _refuse_other_content(line: bytes) -> None:
 
 
 def _refuse_other_ends(raw: bytes) -> None:
-    """As a file of such a single line is refused."""
+    """Refuse a single line with several carriage returns, as for files."""
     if raw.count(b"\r") > 1 and not raw.endswith(b"\n"):
         raise TransduceError(
-            "Standard input ends its lines with carriage returns alone, so it is one line: put it through "
+            "Standard input ends its lines with carriage returns alone, so it is one line: convert it by "
             "`tr '\\r' '\\n'`."
         )
 
 
 def prompt(translator: Translator, output: io.TextIOWrapper, job: Job) -> None:
-    """Reads sentences from a person until the input ends; a single translation appears as it grows."""
+    """Translate sentences typed by a user until the input ends; a single translation is printed while it grows."""
     languages = f"{translator.source_language or 'source'} → {translator.target_language or 'target'}"
     sys.stderr.write(f"{languages}. Type a sentence; an empty line ends.\n")
     while True:
@@ -381,8 +386,8 @@ def prompt(translator: Translator, output: io.TextIOWrapper, job: Job) -> None:
 
 
 def _ask() -> str:
-    """A line that a person types; the mark before it never goes into a file that takes the translations."""
-    with contextlib.suppress(ImportError):  # Windows has none; its console edits lines by itself
+    """Return a line typed by the user; the prompt is never written to a redirected output."""
+    with contextlib.suppress(ImportError):  # Windows has no readline, but its console edits lines itself
         import readline  # noqa: F401
     if sys.stdout.isatty():
         return input("> ")

@@ -1,4 +1,4 @@
-"""`transduce verify-resume settings.toml`, or with the options of `train`."""
+"""`transduce verify-resume settings.toml`, or with the options of `train`: check that resuming is exact."""
 
 import argparse
 from pathlib import Path
@@ -9,13 +9,13 @@ from transduce.tasks.verification import verify_resume
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the verb's options: those of `train` that decide a run."""
+    """Declare the options of `transduce verify-resume`: those of `train` that define a run."""
     add_run(parser)
-    parser.add_argument("--json", metavar="PATH", help="write the report as JSON; - for standard output")
+    parser.add_argument("--json", metavar="PATH", help="write the report as JSON; -: to standard output")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints what was found, and returns 0 where the runs are equal; 1 where they are not."""
+    """Print a report, and return 0 if the runs are equal, otherwise 1."""
     read = [options.settings, options.source, options.target, options.dev_source, options.dev_target]
     check_writable(report=options.json, inputs=read)
     report = verify_resume(run_request(options, Path()))

@@ -1,4 +1,4 @@
-"""Ids on disk and in batches: a corpus prepared once, read in runs, batched by length. Imports no torch."""
+"""Corpora as token ids on disk and in batches: prepared once, read in runs, batched by length. Imports no torch."""
 
 from transduce.data.batches import Batch, BatchPlan, Corpus
 from transduce.data.card import CorpusCard

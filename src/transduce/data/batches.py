@@ -1,4 +1,4 @@
-"""Batches as a pure function of (corpus, seed, epoch, position)."""
+"""Batches of sentence pairs as a pure function of (corpus, seed, epoch, position)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,53 +11,55 @@ from transduce.data.idfiles import IdRun
 from transduce.data.order import Blocks, Indices, Lengths, Run, cut_batches, in_length_order, length_order, permutation
 from transduce.errors import TransduceError
 
-# Keys that keep the random orders apart (1 deals the chunks into blocks).
+# Keys that make the random orders independent (key 1 assigns chunks to blocks).
 _BLOCK_ORDER, _BATCH_ORDER, _TIES = 2, 3, 4
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Pairs that are trained on together: B pairs, S and T the longest source and target.
+    """A batch of B sentence pairs; S and T are the longest source and target.
 
-    Every sentence ends with the end of sentence, which counts as a token.
+    Every sentence ends with the end symbol, which counts as a token.
     """
 
-    # (B, S) and (B, T) ids, padded at the right.
     source: NDArray[np.int64]
+    """Source ids, (B, S), padded at the right."""
     target: NDArray[np.int64]
-    # (B,) numbers of the pairs in the corpus.
+    """Target ids, (B, T), padded at the right."""
     indices: Indices
-    # Ids that are not padding.
+    """The pairs' indices in the corpus, (B,)."""
     source_tokens: int
+    """The number of source ids without padding."""
     target_tokens: int
+    """The number of target ids without padding."""
 
 
 class Corpus(Protocol):
-    """What batches need of a corpus; ``PreparedCorpus`` is one."""
+    """An interface of corpora that can be batched, such as `PreparedCorpus`."""
 
     @property
     def pairs(self) -> int:
-        """How many pairs there are."""
+        """The number of sentence pairs."""
 
     @property
     def source_pad_id(self) -> int:
-        """What fills a source row."""
+        """The padding id of source rows."""
 
     @property
     def target_pad_id(self) -> int:
-        """What fills a target row."""
+        """The padding id of target rows."""
 
     def read_run_lengths(self, runs: Sequence[Run]) -> tuple[Lengths, Lengths]:
-        """Lengths of the pairs of several runs (start, stop), one after another: sources and targets."""
+        """Return the lengths of the pairs in several runs (start, stop), concatenated: sources and targets."""
 
     def read_runs(self, runs: Sequence[Run]) -> tuple[IdRun, IdRun]:
-        """Ids of the pairs of several runs, one after another: sources and targets."""
+        """Return the ids of the pairs in several runs (start, stop), concatenated: sources and targets."""
 
 
 class _Block(NamedTuple):
-    """A block laid out for one epoch: its ids, and pairs and batches in their order."""
+    """A block planned for one epoch: its ids, and the order of its pairs and batches."""
 
-    numbers: Indices  # of the pairs in the corpus, as read
+    numbers: Indices  # the pairs' indices in the corpus, in the order read
     source: IdRun
     target: IdRun
     order: Indices
@@ -66,14 +68,14 @@ class _Block(NamedTuple):
 
 
 class BatchPlan:
-    """All batches of all epochs, each reachable at once: at most one block is read and laid out for it.
+    """A plan of all batches of all epochs with random access: at most one block is read and sorted for a batch.
 
-    A batch holds at most ``batch_tokens`` non-padding target tokens (unless it is one longer pair) and at
-    most ``max_padded_tokens`` a side with padding (twice ``batch_tokens`` when not said). Every epoch has the
-    same number of batches and every pair exactly once.
+    A batch holds at most ``batch_tokens`` target tokens without padding (unless it is one longer pair), and at most
+    ``max_padded_tokens`` per side with padding (default: twice ``batch_tokens``). Every epoch has the same number of
+    batches and contains every pair exactly once.
 
-    Of several processes, each has its share of the same batches: ``share`` = (r, n) takes every n-th row from the r-th
-    on. Where a batch has too few rows, the share is one row without target tokens.
+    Each of several processes gets a share of the same batches: ``share`` = (r, n) takes every n-th row, starting with
+    row r. If a batch has too few rows, the share is one row without target tokens.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class BatchPlan:
         max_padded_tokens: int | None = None,
         share: tuple[int, int] = (0, 1),
     ) -> None:
-        """Reads the lengths of the whole corpus once, to know how many batches each block has."""
+        """Read the lengths of the whole corpus once, to count the batches of each block."""
         if batch_tokens < 1:
             raise TransduceError(f"`training.batch_tokens` must be at least 1, but is {batch_tokens}.")
         if seed < 0:
@@ -101,26 +103,30 @@ class BatchPlan:
         self._planned: tuple[tuple[int, int], _Block] | None = None
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Return the number of batches in an epoch."""
         return int(self._batches.sum())
 
     def batch(self, epoch: int, position: int) -> Batch:
-        """The batch at a position, from 0 to ``len(self) - 1``, of an epoch; IndexError outside."""
+        """Return the batch at a position, from 0 to ``len(self) - 1``, of an epoch.
+
+        Raises:
+            IndexError: there is no such batch.
+        """
         if epoch < 0 or not 0 <= position < len(self):
             raise IndexError(f"epoch {epoch} has no batch {position}: an epoch has {len(self)} batches")
         block_order = permutation(self._blocks.count, self._seed, _BLOCK_ORDER, epoch)
         stops = np.cumsum(self._batches[block_order])
-        place = int(np.searchsorted(stops, position, side="right"))
-        number = int(block_order[place])
+        block_position = int(np.searchsorted(stops, position, side="right"))
+        number = int(block_order[block_position])
         block = self._block(epoch, number)
-        batch = block.batch_order[position - (stops[place] - self._batches[number])]
+        batch = block.batch_order[position - (stops[block_position] - self._batches[number])]
         return self._assemble(block, block.order[block.starts[batch] : block.starts[batch + 1]])
 
-    def _assemble(self, block: _Block, whole: Indices) -> Batch:
+    def _assemble(self, block: _Block, all_rows: Indices) -> Batch:
         first, step = self._share
-        rows = whole[first::step]
+        rows = all_rows[first::step]
         if not len(rows):
-            return self._without_target(self._pad(block, whole[:1]))
+            return self._without_target(self._pad(block, all_rows[:1]))
         return self._pad(block, rows)
 
     def _without_target(self, batch: Batch) -> Batch:

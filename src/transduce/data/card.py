@@ -1,4 +1,4 @@
-"""What is written beside a prepared corpus."""
+"""The description of a prepared corpus, stored as corpus.json."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ HELD_OUT_NAMES = ("held_out.source.txt", "held_out.target.txt")
 
 
 class CorpusCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What corpus.json says of the files beside it."""
+    """The content of corpus.json, which describes the files of a prepared corpus."""
 
     format_version: int
     pairs: int
@@ -31,7 +31,11 @@ def write_card(card: CorpusCard, folder: Path) -> None:
 
 
 def read_card(folder: Path) -> CorpusCard:
-    """Read corpus.json; raises TransduceError when it is missing, damaged or of another format."""
+    """Read corpus.json.
+
+    Raises:
+        TransduceError: the file is missing, damaged or of another format.
+    """
     path = folder / CARD_NAME
     try:
         content = path.read_bytes()

@@ -1,4 +1,4 @@
-"""What is known of each kept pair of a part besides its ids: a file of numbers each."""
+"""Columns of a part of a corpus: files with one number for each kept pair."""
 
 from pathlib import Path
 from types import TracebackType
@@ -20,25 +20,33 @@ _DTYPES: dict[Column, np.dtype[np.unsignedinteger]] = {
 
 
 class ColumnCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is known of a column's file."""
+    """The description of a column's file."""
 
     sha256: str
 
     def check_size(self, folder: Path, name: Column, pairs: int) -> None:
-        """Raise TransduceError when the file is missing or has another size."""
+        """Check that the file exists and has the expected size.
+
+        Raises:
+            TransduceError: the file is missing or has another size.
+        """
         check_size(folder / name, pairs * _DTYPES[name].itemsize)
 
     def read(self, folder: Path, name: Column) -> NDArray[np.unsignedinteger]:
-        """The numbers of all pairs."""
+        """Return the numbers of all pairs."""
         return np.fromfile(folder / name, _DTYPES[name])
 
     def verify(self, folder: Path, name: Column) -> None:
-        """Raise TransduceError when the file's content is not what was written."""
+        """Check the file's content against its digest.
+
+        Raises:
+            TransduceError: the content differs from what was written.
+        """
         check_sha256(folder / name, self.sha256)
 
 
 class ColumnWriter:
-    """Appends numbers to a column's file; used in a ``with`` statement."""
+    """A writer that appends numbers to a column's file; used in a ``with`` statement."""
 
     def __init__(self, folder: Path, name: Column) -> None:
         self._dtype = _DTYPES[name]
@@ -49,7 +57,7 @@ class ColumnWriter:
         self._file.write(np.ascontiguousarray(values, self._dtype).data)
 
     def card(self) -> ColumnCard:
-        """What has been written so far."""
+        """Return the description of what has been written so far."""
         return ColumnCard(self._file.sha256)
 
     def __enter__(self) -> "ColumnWriter":

@@ -1,7 +1,6 @@
-"""Many sentences → their ids in a row, each word cut only once where the vocabulary allows that.
+"""Tokenization of many sentences, in which each word is tokenized only once if the vocabulary permits.
 
-Words come back: of ten words of a corpus, nine or more were seen before. Finding a word in a table takes a tenth of the
-time of cutting it.
+Nine of ten words of a corpus have occurred before. Looking a word up takes a tenth of the time of tokenizing it.
 """
 
 import unicodedata
@@ -14,13 +13,13 @@ from transduce.data.idfiles import IdRun
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_cutting import cuts_words_alone
 
-# Words in the table, at most; then it begins anew, which changes nothing but the time.
+# Maximum number of words in the table, which is then cleared; this affects only the speed.
 _MOST_WORDS = 300_000
 _END = "\n"
 
 
 class SentenceEncoder:
-    """Cuts sentences without line feeds as ``vocabulary.encode_batch`` does, and appends the end of sentence."""
+    """A tokenizer of sentences without line feeds, like ``vocabulary.encode_batch``, which appends the end symbol."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -28,7 +27,7 @@ class SentenceEncoder:
         self._words = _WordTable(vocabulary, self._dtype) if cuts_words_alone(vocabulary.model_bytes) else None
 
     def encode(self, sentences: Sequence[str]) -> IdRun:
-        """Ids of all sentences in order."""
+        """Return the ids of all sentences in order."""
         if not sentences:
             return IdRun(np.zeros(0, self._dtype), np.zeros(1, np.int64))
         text = f"{_END}".join(sentences)
@@ -36,7 +35,7 @@ class SentenceEncoder:
             return self._run(self._vocabulary.encode_batch(sentences))
         if self._vocabulary.nfc:
             text = unicodedata.normalize("NFC", text)
-        # The end of sentence becomes a word of its own.
+        # The end symbol becomes a separate word.
         return self._words.cut(f"{text}{_END}".replace(_END, f" {_END} ").split(" "))
 
     def _run(self, sentences: list[list[int]]) -> IdRun:
@@ -47,7 +46,7 @@ class SentenceEncoder:
 
 
 class _WordTable:
-    """Words by number, and each one's pieces as a stretch of one array."""
+    """A table of words by number, with the ids of each word as a slice of one array."""
 
     def __init__(self, vocabulary: Vocabulary, dtype: np.dtype[np.unsignedinteger]) -> None:
         self._vocabulary = vocabulary
@@ -55,16 +54,16 @@ class _WordTable:
         self._forget()
 
     def cut(self, words: list[str]) -> IdRun:
-        """The pieces of all words; sentences end at the word that stands for their end."""
+        """Return the ids of all words; a sentence ends at the word that represents its end."""
         if len(self._numbers) > _MOST_WORDS:
             self._forget()
         numbers = np.fromiter(map(self._numbers.__getitem__, words), np.int32, len(words))
         self._cut_new_words()
         lengths = self._lengths[numbers]
         stops = np.cumsum(lengths)
-        places = np.repeat(self._starts[numbers] - (stops - lengths), lengths) + np.arange(int(stops[-1]))
+        positions = np.repeat(self._starts[numbers] - (stops - lengths), lengths) + np.arange(int(stops[-1]))
         ends = stops[numbers == 0]
-        return IdRun(self._pieces[places], np.concatenate(([0], ends)))
+        return IdRun(self._pieces[positions], np.concatenate(([0], ends)))
 
     def _forget(self) -> None:
         self._numbers = _Numbers({_END: 0})
@@ -86,10 +85,10 @@ class _WordTable:
 
 
 class _Numbers(dict[str, int]):
-    """Numbers words in the order in which they come."""
+    """A dictionary that numbers words in the order of their first occurrence."""
 
-    def __init__(self, known: dict[str, int]) -> None:
-        super().__init__(known)
+    def __init__(self, initial: dict[str, int]) -> None:
+        super().__init__(initial)
         self._new: list[str] = []
 
     def __missing__(self, word: str) -> int:
@@ -98,6 +97,6 @@ class _Numbers(dict[str, int]):
         return number
 
     def take_new(self) -> list[str]:
-        """The words that were numbered since the last call, in the order of their numbers."""
+        """Return the words numbered since the last call, in the order of their numbers."""
         new, self._new = self._new, []
         return new

@@ -1,4 +1,4 @@
-"""One side of a corpus on disk: a flat file of ids, and a file of where each sentence begins in it."""
+"""One side of a corpus on disk: a flat file of ids, and a file of the offsets at which sentences begin."""
 
 import hashlib
 import os
@@ -14,23 +14,23 @@ from numpy.typing import NDArray
 from transduce.durable import file_sha256
 from transduce.errors import TransduceError
 
-# Little endian on every machine, so that a prepared folder can travel.
+# Little endian on every machine, so that a prepared folder is portable.
 _OFFSET = np.dtype("<i8")
 
 
 class IdRun(NamedTuple):
-    """N sentences in memory: all ids in a row, and the N + 1 places where one begins or the last ends."""
+    """N sentences in memory: their concatenated ids, and N + 1 offsets of their starts and the end."""
 
     ids: NDArray[np.unsignedinteger]
     offsets: NDArray[np.int64]
 
     @property
     def lengths(self) -> NDArray[np.int32]:
-        """(N,) ids of each sentence, the end of sentence counted."""
+        """The number of ids of each sentence, including the end symbol, (N,)."""
         return np.diff(self.offsets).astype(np.int32)
 
     def padded(self, rows: NDArray[np.int64], pad_id: int) -> tuple[NDArray[np.int64], int]:
-        """Some sentences as one array, padded at the right, and how many of its ids are not padding."""
+        """Return some sentences as one array, padded at the right, and the number of ids without padding."""
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
         columns = np.arange(lengths.max())
@@ -40,37 +40,37 @@ class IdRun(NamedTuple):
         return array, int(lengths.sum())
 
     def select(self, chosen: NDArray[np.bool_]) -> "IdRun":
-        """The sentences for which ``chosen`` (N,) is true."""
+        """Return the sentences for which ``chosen`` (N,) is true."""
         if chosen.all():
             return self
         lengths = np.diff(self.offsets)
         return IdRun(self.ids[np.repeat(chosen, lengths)], np.concatenate(([0], np.cumsum(lengths[chosen]))))
 
     def begun_with(self, id: int) -> "IdRun":
-        """The sentences with an id more before each."""
+        """Return the sentences with an id prepended to each."""
         ids = np.insert(self.ids, self.offsets[:-1], id)
         return IdRun(ids, self.offsets + np.arange(len(self.offsets)))
 
     @property
     def sentences(self) -> int:
-        """How many sentences there are."""
+        """The number of sentences."""
         return len(self.offsets) - 1
 
 
 class SideCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What one side's files hold: enough to read them and to notice that they are damaged."""
+    """The description of one side's files, sufficient to read them and to detect damage."""
 
     dtype: str
     tokens: int
     pad_id: int
     ids_sha256: str
     offsets_sha256: str
-    # How many sentences have 0, 1, 2, … ids, the end of sentence counted.
     sentences_by_length: list[int]
+    """The number of sentences with 0, 1, 2, … ids, including the end symbol."""
 
 
 class SideWriter:
-    """Appends sentences to the two files of a side; used in a ``with`` statement."""
+    """A writer that appends sentences to the two files of a side; used in a ``with`` statement."""
 
     def __init__(self, folder: Path, side: str, *, vocabulary_size: int, pad_id: int) -> None:
         self._dtype = np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
@@ -82,7 +82,7 @@ class SideWriter:
         self._sentences_by_length = np.zeros(1, np.int64)
 
     def append(self, run: IdRun) -> None:
-        """Write sentences, each of which ends with the end of sentence."""
+        """Write sentences, each of which ends with the end symbol."""
         self._ids.write(np.ascontiguousarray(run.ids, self._dtype).data)
         self._offsets.write(np.ascontiguousarray(self._tokens + run.offsets[1:], _OFFSET).data)
         self._tokens += int(run.offsets[-1])
@@ -91,7 +91,7 @@ class SideWriter:
         self._sentences_by_length = counts
 
     def card(self) -> SideCard:
-        """What has been written so far."""
+        """Return the description of what has been written so far."""
         return SideCard(
             dtype=self._dtype.str,
             tokens=self._tokens,
@@ -112,10 +112,14 @@ class SideWriter:
 
 
 class SideReader:
-    """Reads runs of sentences; nothing stays in memory and no file stays open."""
+    """A reader of runs of sentences that keeps nothing in memory and no file open."""
 
     def __init__(self, folder: Path, side: str, card: SideCard, sentences: int) -> None:
-        """Raises TransduceError when a file is missing or has another size than the card says."""
+        """Open the files of a side.
+
+        Raises:
+            TransduceError: a file is missing or has another size than the card specifies.
+        """
         self._ids, self._offsets = folder / f"{side}.ids", folder / f"{side}.offsets"
         self._dtype = np.dtype(card.dtype)
         self._card = card
@@ -127,11 +131,11 @@ class SideReader:
         self._written_at = {path: path.stat().st_mtime_ns for path in (self._ids, self._offsets)}
 
     def read(self, start: int, stop: int) -> IdRun:
-        """Sentences from start to stop."""
+        """Return the sentences from start to stop."""
         return self.read_runs([(start, stop)])
 
     def read_runs(self, runs: Sequence[tuple[int, int]]) -> IdRun:
-        """Sentences of several runs (start, stop), one after another."""
+        """Return the sentences of several runs (start, stop), concatenated."""
         offsets, lengths = self._read_offsets(runs)
         ends = np.cumsum([stop - start + 1 for start, stop in runs])
         starts = ends - [stop - start + 1 for start, stop in runs]
@@ -139,23 +143,27 @@ class SideReader:
         return IdRun(ids, np.concatenate(([0], np.cumsum(lengths))))
 
     def read_run_lengths(self, runs: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
-        """Lengths of the sentences of several runs, one after another, the end of sentence counted."""
+        """Return the lengths of the sentences of several runs, concatenated, including the end symbol."""
         return self._read_offsets(runs)[1].astype(np.int32)
 
     def verify(self) -> None:
-        """Raise TransduceError when a file's content is not what was written."""
+        """Check the files' contents against their digests.
+
+        Raises:
+            TransduceError: a content differs from what was written.
+        """
         check_sha256(self._ids, self._card.ids_sha256)
         check_sha256(self._offsets, self._card.offsets_sha256)
 
     def _read_offsets(self, runs: Sequence[tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Each run's offsets, one more than its sentences, and all sentences' lengths."""
+        """Return each run's offsets, one more than its sentences, and the lengths of all sentences."""
         starts, stops = ([run[side] for run in runs] for side in (0, 1))
         offsets = self._read_stretches(self._offsets, _OFFSET, starts, [stop + 1 for stop in stops])
         between = np.cumsum([stop - start + 1 for start, stop in runs])[:-1] - 1
         return offsets, np.delete(np.diff(offsets), between)
 
     def _read_stretches(self, path: Path, dtype: np.dtype[Any], starts: list[int], stops: list[int]) -> NDArray[Any]:
-        """Numbers of a file from each start to its stop; one file that is read at hundreds of places is opened once."""
+        """Read numbers from each start to its stop, opening the file only once."""
         content = np.empty(sum(stops) - sum(starts), dtype)
         rest = content.view(np.uint8).data
         with path.open("rb", buffering=0) as file:
@@ -165,20 +173,20 @@ class SideReader:
                 if size and file.readinto(rest[:size]) != size:
                     raise TransduceError(f"{path} has become shorter while it was read: prepare the corpus again.")
                 rest = rest[size:]
-            # Of a corpus that was prepared anew under the same name, other sentences stand at these places.
+            # If the corpus was prepared again in the meantime, these offsets belong to other sentences.
             if os.fstat(file.fileno()).st_mtime_ns != self._written_at[path]:
                 raise TransduceError(
-                    f"{path} was written anew while it was in use, but a corpus must stay as it is while a run learns "
-                    "from it: prepare another one in another folder; --resume tells whether this one is still the same."
+                    f"{path} was written again while in use, but a corpus must not change while a run trains on it: "
+                    "prepare another corpus in another folder; --resume checks whether this one is unchanged."
                 )
         return content
 
 
 class HashedFile:
-    """A new file that knows its SHA-256 and is on the disk when closed."""
+    """A new file that computes its SHA-256 while it is written and is flushed to disk when closed."""
 
     def __init__(self, path: Path) -> None:
-        """Creates the file."""
+        """Create the file."""
         self._stream = path.open("wb")
         self._digest = hashlib.sha256()
 
@@ -189,7 +197,7 @@ class HashedFile:
 
     @property
     def sha256(self) -> str:
-        """Of what was written so far, in hexadecimal."""
+        """The SHA-256 of what was written so far, in hexadecimal."""
         return self._digest.hexdigest()
 
     def close(self) -> None:
@@ -200,9 +208,13 @@ class HashedFile:
 
 
 def check_size(path: Path, size: int) -> None:
-    """Raise TransduceError when a file is missing or has another size."""
+    """Check that a file exists and has the expected size.
+
+    Raises:
+        TransduceError: the file is missing or has another size.
+    """
     if not path.is_file():
-        raise TransduceError(f"{path} does not exist: the prepared corpus is not whole, prepare it again.")
+        raise TransduceError(f"{path} does not exist: the prepared corpus is incomplete, prepare it again.")
     if path.stat().st_size != size:
         raise TransduceError(
             f"{path} must have {size} bytes, but has {path.stat().st_size}: the prepared corpus is damaged, "
@@ -211,6 +223,10 @@ def check_size(path: Path, size: int) -> None:
 
 
 def check_sha256(path: Path, expected: str) -> None:
-    """Raise TransduceError when a file's content is not what was written."""
+    """Check a file's content against a digest.
+
+    Raises:
+        TransduceError: the content differs from what was written.
+    """
     if file_sha256(path) != expected:
         raise TransduceError(f"{path} is not what was prepared (its SHA-256 differs): prepare again.")

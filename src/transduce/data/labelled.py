@@ -1,6 +1,6 @@
-"""Labelled texts in batches: a pure function of (texts, seed, epoch, position).
+"""Batches of labeled texts as a pure function of (texts, seed, epoch, position).
 
-Legend: B texts of a batch, S pieces of a text.
+Legend: B texts of a batch, S tokens of a text.
 """
 
 import math
@@ -16,22 +16,22 @@ from transduce.data.idfiles import IdRun
 from transduce.data.order import Indices, permutation
 from transduce.text.marks import Marks
 
-# Keys that keep the random orders apart, from each other and from those of other modules.
+# Keys that make the random orders independent of each other and of those in other modules.
 _TEXT_ORDER, _BATCH_ORDER = 41, 42
-# So many batches' texts are sorted by length together, so that a batch has little padding.
+# The texts of this many batches are sorted by length together, so that a batch has little padding.
 _BATCHES_SORTED = 16
 
 
 @dataclass(frozen=True, eq=False)
 class LabelledBatch(Batch):
-    """A batch whose source is the texts and whose target is their classes' numbers, (B, 1)."""
+    """A batch whose source is the texts and whose target is their class indices, (B, 1)."""
 
 
 class LabelledTexts:
-    """Texts as pieces between their marks, and the number of each one's class."""
+    """Tokenized texts with their special tokens, and the class index of each text."""
 
     def __init__(self, rows: Sequence[Sequence[int]], labels: Sequence[int], marks: Marks, length: int) -> None:
-        """Texts longer than `length` pieces, marks included, lose their end."""
+        """Store the texts, truncated at the end to `length` tokens including special tokens."""
         framed = [marks.frame(row, length) for row in rows]
         self.lengths = np.array([len(row) for row in framed], np.int64)
         self.labels = np.array(labels, np.int64)
@@ -39,64 +39,65 @@ class LabelledTexts:
         self._texts = IdRun(ids, np.concatenate(([0], np.cumsum(self.lengths))))
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of texts."""
         return len(self.labels)
 
     def batch(self, numbers: Indices, pad_id: int) -> LabelledBatch:
-        """Some of them, padded at the right."""
+        """Return some of the texts as a batch, padded at the right."""
         ids, tokens = self._texts.padded(numbers, pad_id)  # (B, S)
         labels: NDArray[np.int64] = self.labels[numbers][:, None]
         return LabelledBatch(ids, labels, numbers, tokens, len(numbers))
 
     def in_order(self, rows: int, pad_id: int) -> list[LabelledBatch]:
-        """All of them once, by length."""
+        """Return batches of all texts once, sorted by length."""
         order = np.argsort(self.lengths, kind="stable")
         return [self.batch(order[start : start + rows], pad_id) for start in range(0, len(order), rows)]
 
 
 class LabelledPlan:
-    """All batches of all epochs, each reachable at once; an epoch has every text once."""
+    """A plan of all batches of all epochs with random access; an epoch contains every text once."""
 
     def __init__(
         self, texts: LabelledTexts, *, rows: int, seed: int, pad_id: int, share: tuple[int, int] = (0, 1)
     ) -> None:
-        """
+        """Plan batches of texts.
+
         Args:
-            texts: what is dealt into batches.
-            rows: texts of a batch.
-            seed: chooses the orders.
-            pad_id: fills short rows.
-            share: (r, n): every n-th text of a batch, from the r-th on.
+            texts: the texts to batch.
+            rows: texts per batch.
+            seed: the seed of the random orders.
+            pad_id: the padding id.
+            share: (r, n): take every n-th text of a batch, starting with text r.
         """
         self._texts, self._rows, self._seed, self._pad_id, self._share = texts, rows, seed, pad_id, share
         self._epoch: tuple[int, list[Indices]] | None = None
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Return the number of batches in an epoch."""
         return math.ceil(len(self._texts) / self._rows)
 
     def batch(self, epoch: int, position: int) -> LabelledBatch:
-        """The batch at a position of an epoch."""
+        """Return the batch at a position of an epoch."""
         if self._epoch is None or self._epoch[0] != epoch:
             self._epoch = epoch, self._dealt(epoch)
-        whole = self._epoch[1][position]
-        own = whole[self._share[0] :: self._share[1]]
-        if len(own):
-            return self._texts.batch(own, self._pad_id)
-        shown = self._texts.batch(whole[:1], self._pad_id)
-        return LabelledBatch(shown.source, shown.target[:0], own, shown.source_tokens, 0)
+        all_rows = self._epoch[1][position]
+        share_rows = all_rows[self._share[0] :: self._share[1]]
+        if len(share_rows):
+            return self._texts.batch(share_rows, self._pad_id)
+        stand_in = self._texts.batch(all_rows[:1], self._pad_id)
+        return LabelledBatch(stand_in.source, stand_in.target[:0], share_rows, stand_in.source_tokens, 0)
 
     def largest(self) -> LabelledBatch:
-        """A batch of the longest texts."""
+        """Return a batch of the longest texts."""
         order = np.argsort(self._texts.lengths, kind="stable")
         return self._texts.batch(order[-self._rows :], self._pad_id)
 
     def _dealt(self, epoch: int) -> list[Indices]:
-        """The texts of each batch of an epoch."""
+        """Return the text indices of each batch of an epoch."""
         order = permutation(len(self._texts), self._seed, _TEXT_ORDER, epoch)
         many = self._rows * _BATCHES_SORTED
         for start in range(0, len(order), many):
             part = order[start : start + many]
             order[start : start + many] = part[np.argsort(self._texts.lengths[part], kind="stable")]
         batches = [order[start : start + self._rows] for start in range(0, len(order), self._rows)]
-        return [batches[place] for place in permutation(len(batches), self._seed, _BATCH_ORDER, epoch)]
+        return [batches[number] for number in permutation(len(batches), self._seed, _BATCH_ORDER, epoch)]

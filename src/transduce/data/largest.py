@@ -1,4 +1,4 @@
-"""The batches of a corpus that need most memory, without their content."""
+"""Stand-ins for the batches of a corpus that need most memory, without their content."""
 
 import numpy as np
 
@@ -9,11 +9,11 @@ from transduce.data.order import Blocks, Indices, Lengths, cut_batches, in_lengt
 def largest_batches(
     corpus: Corpus, *, batch_tokens: int, seed: int, max_padded_tokens: int | None = None
 ) -> list[Batch]:
-    """Stand-ins for the batches of a ``BatchPlan`` with these arguments that are largest in either of two ways.
+    """Return stand-ins for the largest batches of a ``BatchPlan`` with these arguments, by two measures of size.
 
-    What a Transformer keeps for its gradients grows with the padded tokens (sub-layers) and with the products of
-    lengths (attention). One batch has most of the first, one of the second; often it is the same. Shapes are the same
-    in all epochs. Their ids are arbitrary.
+    The activations that a Transformer keeps for its gradients grow with the padded tokens (sub-layers) and with the
+    products of lengths (attention). One batch is largest by the first measure and one by the second; often they are
+    the same. Shapes are equal in all epochs. The ids are arbitrary.
     """
     limits = (batch_tokens, max_padded_tokens or 2 * batch_tokens)
     blocks = Blocks(corpus.pairs, seed)
@@ -26,19 +26,19 @@ def largest_batches(
             rows = slice(starts[batch], starts[batch + 1])
             if name not in largest or sizes[batch] > largest[name][0]:
                 largest[name] = int(sizes[batch]), source[rows], target[rows]
-    found = [_stand_in(corpus, source, target) for _, source, target in largest.values()]
-    return found[:1] if _same(*found) else found
+    batches = [_stand_in(corpus, source, target) for _, source, target in largest.values()]
+    return batches[:1] if _same(*batches) else batches
 
 
 def _sizes(source: Lengths, target: Lengths, starts: Indices) -> dict[str, Indices]:
-    """For each batch its padded tokens, and its attention scores: of the encoder, the decoder, and between them."""
+    """Return each batch's padded tokens and its number of attention scores in encoder, decoder and cross-attention."""
     rows = np.diff(starts)
     s, t = (np.maximum.reduceat(lengths, starts[:-1]).astype(np.int64) for lengths in (source, target))
     return {"tokens": rows * (s + t), "scores": rows * (s * s + t * t + s * t)}
 
 
 def _stand_in(corpus: Corpus, source: Lengths, target: Lengths) -> Batch:
-    """A batch of sentences of these lengths, of an id that every vocabulary has and that is not padding's."""
+    """Return a batch of sentences of these lengths, filled with an id other than padding."""
     source_ids, target_ids = (
         np.where(np.arange(lengths.max()) < lengths[:, None], other_than(pad), pad).astype(np.int64)
         for lengths, pad in ((source, corpus.source_pad_id), (target, corpus.target_pad_id))
@@ -47,7 +47,7 @@ def _stand_in(corpus: Corpus, source: Lengths, target: Lengths) -> Batch:
 
 
 def other_than(pad_id: int) -> int:
-    """An id that is not padding's, which may be a vocabulary's first one or its last."""
+    """Return an id of every vocabulary other than the padding id, which may be the first or the last one."""
     return int(pad_id == 0)
 
 

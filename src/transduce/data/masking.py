@@ -1,7 +1,7 @@
-"""Pieces hidden at random for a model to find again (Devlin et al. 2019, section 3.1).
+"""Random masking of tokens that a model learns to predict (Devlin et al. 2019, section 3.1).
 
-All that is drawn is a pure function of a key, so any batch of any epoch can be made without those before it.
-Legend: B rows, L pieces of a row.
+All random numbers are a pure function of a key, so any batch of any epoch can be made without those before it.
+Legend: B rows, L tokens of a row.
 """
 
 import math
@@ -18,32 +18,32 @@ Flags = NDArray[np.bool_]
 
 
 class MaskingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is hidden, and how."""
+    """Settings of which tokens are masked, and how."""
 
-    # Share of a row's pieces that are to be found again; one piece at least.
     share: float = 0.15
-    # Share of these that the mask replaces.
+    """Share of a row's tokens that the model must predict; at least one token."""
     masked: float = 0.8
-    # Share of these that any piece replaces, drawn at random; what is neither stays as it is.
+    """Share of the tokens to predict that are replaced by the mask token."""
     random: float = 0.1
+    """Share of the tokens to predict that are replaced by random tokens; the rest stays unchanged."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.share < 1.0:
             raise TransduceError(f"`task.masking.share` must be between 0 and 1, but is {self.share}.")
         if not (self.masked >= 0.0 and self.random >= 0.0 and self.masked + self.random <= 1.0 + 1e-9):
             raise TransduceError(
-                "`task.masking.masked` and `task.masking.random` are shares of what is hidden, 1 together at most, "
+                "`task.masking.masked` and `task.masking.random` are shares of predicted tokens, 1 together at most, "
                 f"but are {self.masked} and {self.random}."
             )
 
 
 class Masked(NamedTuple):
-    """What a model reads, and what it is to find."""
+    """The model's input and the tokens it must predict."""
 
     ids: Ids
-    """(B, L)."""
+    """The input tokens, (B, L)."""
     labels: Ids
-    """The piece that stood there, where one is to be found; elsewhere the padding id. (B, L)."""
+    """The original token where one must be predicted, otherwise the padding id, (B, L)."""
 
 
 def mask_pieces(
@@ -56,16 +56,16 @@ def mask_pieces(
     pad_id: int,
     ordinary: Ids,
 ) -> Masked:
-    """Hides the same share of every row.
+    """Mask an equal share of every row.
 
     Args:
-        ids: pieces, (B, L).
-        may_hide: which of them are no special pieces and no padding, (B, L).
-        uniform: numbers in [0, 1), three for every piece: (3, B, L).
-        settings: how many, and how.
-        mask_id: of the mask.
-        pad_id: the label where there is nothing to find.
-        ordinary: the pieces that one is replaced by at random.
+        ids: tokens, (B, L).
+        may_hide: which of them are neither special tokens nor padding, (B, L).
+        uniform: random numbers in [0, 1), three for every token: (3, B, L).
+        settings: how many tokens to mask, and how.
+        mask_id: the mask token.
+        pad_id: the label where there is nothing to predict.
+        ordinary: the tokens from which random replacements are drawn.
     """
     order, kind, other = uniform
     hidden = may_hide & (
@@ -81,21 +81,21 @@ def mask_pieces(
 
 
 def hidden_counts(there: Ids, share: float) -> Ids:
-    """How many pieces of each row are hidden, of those that may be: the share, rounded; one, where there is any."""
+    """Return how many tokens of each row are masked: the rounded share, but at least one if any may be."""
     counts: Ids = np.minimum(there, np.maximum(1, np.rint(there * share).astype(np.int64)))
     return counts
 
 
 def _ranks(values: NDArray[np.float64]) -> Ids:
-    """Each value's place among those of its row, from the least."""
+    """Return the rank of each value in its row, 0 for the smallest."""
     ranks: Ids = values.argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
     return ranks
 
 
 def draw_uniform(shape: tuple[int, ...], *key: int) -> NDArray[np.float64]:
-    """Numbers in [0, 1) that depend on the key alone.
+    """Return random numbers in [0, 1) that depend only on the key.
 
-    Made of a counter-based generator's raw bits (Philox), whose stream numpy keeps the same in all versions.
+    They are the raw bits of a counter-based generator (Philox), which numpy keeps stable across versions.
     """
     bits = np.random.Philox(np.random.SeedSequence(key)).random_raw(math.prod(shape))
     numbers: NDArray[np.float64] = ((bits >> np.uint64(11)) * np.float64(2.0**-53)).reshape(shape)

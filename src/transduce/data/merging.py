@@ -1,6 +1,6 @@
-"""Parts of a corpus → the corpus: what pairs decide between them is decided here, and the parts become one.
+"""Merging of the parts of a corpus, with the decisions that compare pairs: duplicates and the held-out dev set.
 
-The result is the same for any number of parts, in whichever processes and on whichever machines they were prepared.
+The result is the same for any number of parts, whichever processes and machines prepared them.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ from transduce.text import FilterReport, FilterSettings, Tokenizer
 from transduce.text.corpus import CorpusFiles
 from transduce.text.filters import DUPLICATE, HELD_OUT, RATIO, TOO_LONG
 
-# Duplicates are looked for among the pairs whose digests have the same lowest bits, to need little memory.
+# Duplicates are searched among pairs whose digests have equal lowest bits, to save memory.
 _DIGEST_CLASSES = 16  # a power of 2
 
 Chosen = NDArray[np.bool_]
@@ -32,17 +32,23 @@ Chosen = NDArray[np.bool_]
 def merge_parts(
     parts: Sequence[Part], tokenizer: Tokenizer, folder: Path, report_progress: Callable[[int], None] | None = None
 ) -> CorpusCard:
-    """Write the corpus that the parts make up, all but its card, into a folder.
+    """Write the corpus that the parts make up into a folder, except for its card, which is returned.
 
-    ``report_progress`` is told now and then how many pairs were written. Raises TransduceError when the parts are not
-    all of one corpus, or no pair is left.
+    ``report_progress`` is called from time to time with the number of pairs written.
+
+    Raises:
+        TransduceError: the parts do not make up one corpus, or no pair is left.
     """
     check_parts(parts)
     return _Merging(parts).write(tokenizer, folder, report_progress)
 
 
 def check_parts(parts: Sequence[Part]) -> None:
-    """Raise TransduceError unless the parts were prepared alike and hold each block of one corpus once."""
+    """Check that the parts were prepared with equal settings and contain each block of one corpus once.
+
+    Raises:
+        TransduceError: the parts do not fit together.
+    """
     first = parts[0]
     for part in parts[1:]:
         for what, one, other in _alike(first, part):
@@ -65,20 +71,20 @@ def check_parts(parts: Sequence[Part]) -> None:
 
 
 def _incomplete(parts: Sequence[Part], missing_blocks: int) -> str:
-    given = sorted({part.card.request.shard for part in parts})
-    counts = {count for _, count in given}
-    names = ", ".join(f"{number}/{count}" for number, count in given)
+    shards = sorted({part.card.request.shard for part in parts})
+    counts = {count for _, count in shards}
+    names = ", ".join(f"{number}/{count}" for number, count in shards)
     if len(counts) > 1:
         lack = f"{missing_blocks} blocks of its pairs are in none of these shards"
     else:
         (count,) = counts
-        missing = [f"{number}/{count}" for number in range(1, count + 1) if (number, count) not in given]
+        missing = [f"{number}/{count}" for number in range(1, count + 1) if (number, count) not in shards]
         lack = f"{', '.join(missing) or 'a part of a shard'} {'are' if len(missing) > 1 else 'is'} not among these"
     return f"All shards of a corpus are needed, but {lack}: {names}; name the others too."
 
 
 def _alike(one: Part, other: Part) -> Iterator[tuple[str, object, object]]:
-    """What must be equal, in words."""
+    """Yield what must be equal in two parts: a name for messages and both values."""
     yield "tokenizers", one.card.tokenizer_fingerprint, other.card.tokenizer_fingerprint
     yield "tasks", one.card.request.task, other.card.request.task
     yield "files", one.card.request.files, other.card.request.files
@@ -93,7 +99,7 @@ def _shown(one: object, other: object) -> str:
 
 
 class _Segment(NamedTuple):
-    """The kept pairs of a block: where they stand in their part, and where among those of all parts."""
+    """The kept pairs of a block: their range in their part, and their first number among those of all parts."""
 
     block: TakenBlock
     part: Part
@@ -103,7 +109,7 @@ class _Segment(NamedTuple):
 
 
 class _Merging:
-    """All kept pairs of all parts, numbered in the order of the corpus, and which of them stay."""
+    """All kept pairs of all parts in the order of the corpus, and which of them stay."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts
@@ -114,7 +120,7 @@ class _Merging:
         self._held: list[Candidate] = []
 
     def write(self, tokenizer: Tokenizer, folder: Path, report_progress: Callable[[int], None] | None) -> CorpusCard:
-        """Decide, and write what stays."""
+        """Decide which pairs stay, and write them."""
         if self._request.filters.drop_duplicates:
             self._drop_duplicates()
         if self._request.hold_out is not None:
@@ -154,8 +160,9 @@ class _Merging:
         self._drop(DUPLICATE, repeats)
 
     def _hold_out(self) -> None:
-        """Take the pairs to validate on out of the corpus, and the others of their sources too; of back-translated
-        pairs, none is validated on, and those of the held-out targets go.
+        """Move the dev pairs out of the corpus, and drop all other pairs with their sources.
+
+        Back-translated pairs are never held out, but are dropped if their target belongs to a held-out pair.
         """
         assert self._request.hold_out is not None
         keys = self._column("keys")
@@ -165,8 +172,8 @@ class _Merging:
         remaining = keys[self._stays & ~by_machine]
         held = choose_held_out(candidates, self._request.hold_out, remaining, len(remaining) + failed)
         taken = self._stays & have_held_source(keys, held)
-        known = np.isin(keys[by_machine], source_keys([candidate.target for candidate in held]))
-        taken[by_machine] = self._stays[by_machine] & known
+        is_known = np.isin(keys[by_machine], source_keys([candidate.target for candidate in held]))
+        taken[by_machine] = self._stays[by_machine] & is_known
         self._held = [candidate for candidate in held if candidate.kept]
         self._report.held_out = len(self._held)
         firsts = [self._number(candidate.block, candidate.row) for candidate in self._held]
@@ -175,7 +182,7 @@ class _Merging:
         self._drop(HELD_OUT, taken)
 
     def _are_by_machine(self) -> Chosen:
-        """Which pairs' sources a machine wrote."""
+        """Return which pairs have a machine-translated source."""
         files = set(self._request.files.back_translated)
         lengths = [segment.stop - segment.start for segment in self._segments]
         return np.repeat(np.array([segment.block.path in files for segment in self._segments], bool), lengths)
@@ -184,7 +191,7 @@ class _Merging:
         self._stays &= ~dropped
         self._report.dropped[reason] = int(dropped.sum())
         if dropped.any():
-            self._report.examples[reason] = self._place(int(dropped.argmax()))
+            self._report.examples[reason] = self._location(int(dropped.argmax()))
 
     @cached_property
     def _rows(self) -> NDArray[np.unsignedinteger]:
@@ -192,18 +199,18 @@ class _Merging:
         return self._column("rows")
 
     def _column(self, name: Column) -> NDArray[np.unsignedinteger]:
-        """A column of all pairs."""
+        """Return a column of all pairs."""
         columns = {id(part): part.column(name) for part in self._parts}
         return np.concatenate([columns[id(it.part)][it.start : it.stop] for it in self._segments])
 
     def _number(self, block: int, row: int) -> int:
-        """The number of the pair that stands in a row of a block."""
+        """Return the number of the pair in a row of a block."""
         segment = self._segments[block]
         rows = self._rows[segment.first : segment.first + segment.stop - segment.start]
         return segment.first + int(np.searchsorted(rows, row))
 
-    def _place(self, number: int) -> str:
-        """File and line of a pair."""
+    def _location(self, number: int) -> str:
+        """Return the file and line of a pair, for messages."""
         firsts = [segment.first for segment in self._segments]
         segment = self._segments[int(np.searchsorted(firsts, number, side="right")) - 1]
         return f"{segment.block.path}:{segment.block.first_line + int(self._rows[number])}"
@@ -216,16 +223,16 @@ class _Merging:
 
 
 def _in_order(parts: Sequence[Part]) -> Iterator[_Segment]:
-    """The blocks of all parts in the order of the corpus."""
-    found = [(block, part, start, stop) for part in parts for block, start, stop in part.segments()]
+    """Yield the blocks of all parts in the order of the corpus."""
+    segments = [(block, part, start, stop) for part in parts for block, start, stop in part.segments()]
     first = 0
-    for block, part, start, stop in sorted(found, key=lambda it: it[0].number):
+    for block, part, start, stop in sorted(segments, key=lambda it: it[0].number):
         yield _Segment(block, part, start, stop, first)
         first += stop - start
 
 
 def _sum_reports(parts: Sequence[Part]) -> FilterReport:
-    """What the parts read and dropped, with the first example of each reason."""
+    """Return the total of what the parts read and dropped, with the first example for each reason."""
     report = FilterReport()
     counts: Counter[str] = Counter()
     first: dict[str, tuple[tuple[int, int], bool]] = {}
@@ -235,9 +242,9 @@ def _sum_reports(parts: Sequence[Part]) -> FilterReport:
         report.carriage_returns += card.carriage_returns
         report.byte_order_marks += card.byte_order_marks
         counts.update(card.dropped)
-        for reason, place in card.first_dropped.items():
-            own = place, reason in card.of_targets
-            first[reason] = min(own, first.get(reason, own))
+        for reason, location in card.first_dropped.items():
+            candidate = location, reason in card.of_targets
+            first[reason] = min(candidate, first.get(reason, candidate))
     report.dropped.update(counts)
     for reason in filter(first.__contains__, report.dropped):
         (number, row), is_of_target = first[reason]
@@ -248,7 +255,7 @@ def _sum_reports(parts: Sequence[Part]) -> FilterReport:
 
 
 def _target_of(source: str, files: CorpusFiles) -> str:
-    """The target file beside a source file; of a file of pairs, itself."""
+    """Return the target file that belongs to a source file; a file of pairs itself."""
     return dict(zip(files.source, files.target, strict=False)).get(source, source)
 
 

@@ -1,4 +1,4 @@
-"""One of the processes that prepare a corpus together; `transduce.data.processes` starts it."""
+"""The program of a worker process that prepares a part of a corpus; `transduce.data.processes` starts it."""
 
 import os
 import signal
@@ -14,19 +14,19 @@ from transduce.text.stored_tokenizer import load_tokenizer
 
 
 def main() -> int:
-    """Does the task on standard input; leaves quietly when nobody listens any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started this process ends it
+    """Run the task read from standard input; exit silently if the parent process has closed standard output."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C and ends this process
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
     try:
-        write_part(task.request, load_tokenizer(task.tokenizer), Path(task.folder), lambda read: _tell(News(read)))
+        write_part(task.request, load_tokenizer(task.tokenizer), Path(task.folder), lambda read: _send(News(read)))
     except TransduceError as error:
-        _tell(News(mistake=str(error)))
+        _send(News(mistake=str(error)))
     except BrokenPipeError:
-        os._exit(1)  # the interpreter's own end would write once more
+        os._exit(1)  # a normal exit would flush standard output and fail again
     return 0
 
 
-def _tell(news: News) -> None:
+def _send(news: News) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(news) + b"\n")
     sys.stdout.buffer.flush()
 

@@ -1,7 +1,7 @@
-"""A part of a corpus, filtered and cut into pieces by one process, on this machine or another.
+"""A part of a corpus, filtered and tokenized by one process, on this machine or another.
 
-A part takes every n-th block of the corpus. It decides all that a pair decides by itself, and writes down what the
-decisions between pairs need; those are taken where parts are merged.
+A part contains every n-th block of the corpus. It makes all decisions that concern a single pair, and stores what the
+decisions between pairs need; merging makes those.
 """
 
 from collections import Counter
@@ -30,27 +30,28 @@ CARD_NAME = "part.json"
 
 
 class PartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What to prepare: every n-th block for the shard of a machine, and of these every m-th for one of its workers."""
+    """A request to prepare a part: every n-th block for a machine's shard, and of these every m-th for one worker."""
 
     files: CorpusFiles
-    # Where this machine has their text line by line, if they do not hold it so themselves.
     written_out: CorpusFiles | None = None
-    # What the corpus is for, in a word.
+    """Files on this machine with the text line by line, if `files` have another format."""
     task: str = "translation"
+    """The kind of task that the corpus is for."""
     filters: FilterSettings
     hold_out: HoldOutSettings | None = None
-    # Number and count, both from 1: (2, 4) is the second of four.
     shard: tuple[int, int] = (1, 1)
+    """Number and count of the shard, both from 1: (2, 4) is the second of four."""
     worker: tuple[int, int] = (1, 1)
+    """Number and count of the worker within the shard, both from 1."""
 
     def takes(self, block: int) -> bool:
-        """Whether a block of this number belongs to the part."""
+        """Return whether a block with this number belongs to the part."""
         (shard, shards), (worker, workers) = self.shard, self.worker
         return block % shards == shard - 1 and block // shards % workers == worker - 1
 
 
 class TakenBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A block of a part, and how many of its pairs were kept."""
+    """A block of a part, with the number of its pairs that were kept."""
 
     number: int
     path: str
@@ -59,31 +60,33 @@ class TakenBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_
 
 
 class PartCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What part.json says of the files beside it."""
+    """The content of part.json, which describes the files of a part."""
 
     format_version: int
     request: PartRequest
     tokenizer_fingerprint: str
-    # Blocks and pairs of the whole corpus, which every part counts.
     blocks: int
+    """The number of blocks of the whole corpus, which every part counts."""
     pairs: int
-    # CRC-32 of each file's content, in the order in which the corpus names them.
+    """The number of pairs of the whole corpus, which every part counts."""
     checksums: list[int] = []
+    """The CRC-32 of each file's content, in the corpus's order of files."""
     taken: list[TakenBlock]
-    # Pairs of this part, and those that were dropped, by reason.
     read: int
+    """The number of pairs of this part."""
     dropped: dict[str, int]
-    # For each reason the block of the first pair that was dropped, and its row in it.
+    """The number of dropped pairs by reason."""
     first_dropped: dict[str, tuple[int, int]]
-    # Of these reasons, those that only the target of that pair gives.
+    """Block and row of the first pair dropped for each reason."""
     of_targets: list[str] = []
+    """The reasons for which only the target of the first dropped pair is at fault."""
     carriage_returns: int
     byte_order_marks: int
     candidates: list[Candidate]
     source: SideCard
     target: SideCard
-    # What the merging needs to know of each kept pair.
     columns: dict[Column, ColumnCard]
+    """Columns with the data of each kept pair that merging needs."""
 
 
 class Kept(NamedTuple):
@@ -97,10 +100,12 @@ class Kept(NamedTuple):
 def write_part(
     request: PartRequest, tokenizer: Tokenizer, folder: Path, report_progress: Callable[[int], None] | None = None
 ) -> PartCard:
-    """Prepare a part into a new folder.
+    """Prepare a part in a new folder, and return its card.
 
-    ``report_progress`` is told after each block how many pairs of the part were read. Raises TransduceError as reading
-    does.
+    ``report_progress`` is called after each block with the number of pairs read.
+
+    Raises:
+        TransduceError: a file cannot be read.
     """
     folder.mkdir(parents=True)
     preparation = _Preparation(request, tokenizer)
@@ -144,7 +149,7 @@ def write_part(
 
 
 class _Preparation:
-    """What is read, dropped and kept, block by block."""
+    """The preparation of a part, block by block, with counts of pairs read, dropped and kept."""
 
     def __init__(self, request: PartRequest, tokenizer: Tokenizer) -> None:
         self.read = 0
@@ -160,18 +165,18 @@ class _Preparation:
         self._tag = tokenizer.source.id(BACK_TRANSLATED) if tokenizer.source.has_mark(BACK_TRANSLATED) else None
 
     def column_names(self) -> list[Column]:
-        """The columns that this preparation has."""
+        """Return the columns that merging will need."""
         keys: list[Column] = ["keys"] if self._hold_out is not None else []
         digests: list[Column] = ["digests"] if self._request.filters.drop_duplicates else []
         rows: list[Column] = ["rows"] if keys or digests else []
         return rows + keys + digests
 
     def candidates(self) -> list[Candidate]:
-        """What may be held out."""
+        """Return the sources that may be held out."""
         return self._hold_out.candidates() if self._hold_out is not None else []
 
     def take(self, block: PairBlock) -> Kept:
-        """Filter a block and cut it into pieces."""
+        """Filter and tokenize a block."""
         self.read += len(block.sources)
         rows = self._rows_by_text(block)
         sources, targets = ([side[row] for row in rows] for side in (block.sources, block.targets))
@@ -180,7 +185,7 @@ class _Preparation:
         columns: dict[Column, NDArray[np.unsignedinteger]] = {}
         by_machine = block.path in self._request.files.back_translated
         if self._hold_out is not None:
-            # What a person wrote tells whether a pair is known to the dev set.
+            # The side written by a person decides whether a pair overlaps with the dev set.
             keys = source_keys(targets if by_machine else sources)
             if not by_machine:
                 self._hold_out.offer(block, rows, keys, kept)
@@ -195,7 +200,7 @@ class _Preparation:
         return Kept(source if self._tag is None or not by_machine else source.begun_with(self._tag), target, columns)
 
     def _rows_by_text(self, block: PairBlock) -> list[int]:
-        """The rows whose text passes."""
+        """Return the rows whose text passes the filters."""
         reasons = list(map(self._filter.text_reason, block.sources, block.targets))
         for row, reason in enumerate(reasons):
             if reason is not None:
@@ -205,27 +210,31 @@ class _Preparation:
         return [row for row, reason in enumerate(reasons) if reason is None]
 
     def _by_length(self, block: int, rows: list[int], source: IdRun, target: IdRun) -> NDArray[np.bool_]:
-        """Which of these rows have lengths that pass; few lengths occur, so each two are judged only once."""
-        # The end of sentence does not count.
+        """Return which rows have lengths that pass the filters; each distinct pair of lengths is judged once."""
+        # The end symbol does not count.
         lengths = np.stack([source.lengths, target.lengths]).astype(np.int64) - 1
-        distinct, which = np.unique(lengths[0] << 32 | lengths[1], return_inverse=True)
+        distinct, index_of_pair = np.unique(lengths[0] << 32 | lengths[1], return_inverse=True)
         reasons = [self._filter.length_reason(both >> 32, both & 0xFFFFFFFF) for both in distinct.tolist()]
-        kept = np.array([reason is None for reason in reasons], bool)[which]
+        kept = np.array([reason is None for reason in reasons], bool)[index_of_pair]
         for index in np.flatnonzero(~kept).tolist():
-            self._drop(str(reasons[which[index]]), block, rows[index])
+            self._drop(str(reasons[index_of_pair[index]]), block, rows[index])
         return kept
 
     def _drop(self, reason: str, block: int, row: int) -> None:
         self.dropped[reason] += 1
-        place = (block, row)
-        self.first_dropped[reason] = min(place, self.first_dropped.get(reason, place))
+        location = (block, row)
+        self.first_dropped[reason] = min(location, self.first_dropped.get(reason, location))
 
 
 class Part:
-    """A part on disk."""
+    """A part of a corpus on disk."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises TransduceError when the folder is no part, or not whole."""
+        """Open a part.
+
+        Raises:
+            TransduceError: the folder is not a part, or is incomplete.
+        """
         self.folder = folder
         self.card = _read_card(folder / CARD_NAME)
         self.kept = sum(block.kept for block in self.card.taken)
@@ -235,22 +244,26 @@ class Part:
             card.check_size(folder, name, self.kept)
 
     def read(self, start: int, stop: int) -> tuple[IdRun, IdRun]:
-        """Ids of the kept pairs from start to stop: sources and targets."""
+        """Return the ids of the kept pairs from start to stop: sources and targets."""
         return self._source.read(start, stop), self._target.read(start, stop)
 
     def column(self, name: Column) -> NDArray[np.unsignedinteger]:
-        """A column of all kept pairs."""
+        """Return a column of all kept pairs."""
         return self.card.columns[name].read(self.folder, name)
 
     def segments(self) -> Iterator[tuple[TakenBlock, int, int]]:
-        """Each block, and where its kept pairs stand among those of the part."""
+        """Yield each block with the range of its kept pairs among those of the part."""
         start = 0
         for block in self.card.taken:
             yield block, start, start + block.kept
             start += block.kept
 
     def verify(self) -> None:
-        """Read the files and raise TransduceError when their content is not what was written."""
+        """Check the files' contents against their digests.
+
+        Raises:
+            TransduceError: a content differs from what was written.
+        """
         self._source.verify()
         self._target.verify()
         for name, card in self.card.columns.items():
@@ -262,9 +275,9 @@ def _read_card(path: Path) -> PartCard:
         content = path.read_bytes()
         version = msgspec.json.decode(content, type=dict[str, msgspec.Raw]).get("format_version")
         if version is None or bytes(version) != str(FORMAT_VERSION).encode():
-            found = "none" if version is None else bytes(version).decode()
+            actual = "none" if version is None else bytes(version).decode()
             raise TransduceError(
-                f"{path} has format {found}, but this version reads format {FORMAT_VERSION}: prepare it again."
+                f"{path} has format {actual}, but this version reads format {FORMAT_VERSION}: prepare it again."
             )
         return msgspec.json.decode(content, type=PartCard)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""The corpus on disk, cut into pieces once: written in one pass, read in runs."""
+"""A prepared corpus: tokenized once and written to disk in one pass, then read in runs."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -21,23 +21,24 @@ from transduce.text import CorpusFiles, FilterReport, FilterSettings, Tokenizer
 
 
 class CorpusStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a prepared corpus; lengths are in ids, the end of sentence counted."""
+    """Sizes of a prepared corpus; lengths are in ids, including the end symbol."""
 
     pairs: int
     source_tokens: int
     target_tokens: int
     mean_source_length: float
     mean_target_length: float
-    # The lengths that 50, 90 and 99 of 100 sentences do not exceed, and the longest of all.
     source_percentiles: tuple[int, int, int, int]
+    """The 50th, 90th and 99th percentile and the maximum of source lengths."""
     target_percentiles: tuple[int, int, int, int]
+    """The 50th, 90th and 99th percentile and the maximum of target lengths."""
 
 
 class PreparedCorpus:
-    """A prepared folder. Pairs are numbered from 0; reading keeps nothing in memory and no file open."""
+    """A prepared corpus in a folder; reading keeps nothing in memory and no file open. Pairs are numbered from 0."""
 
     def __init__(self, folder: Path, card: CorpusCard) -> None:
-        """Use ``PreparedCorpus.open``."""
+        """Use ``PreparedCorpus.open`` instead."""
         self.folder = folder
         self.card = card
         self.pairs = card.pairs
@@ -50,34 +51,35 @@ class PreparedCorpus:
 
     @classmethod
     def open(cls, folder: str | Path, tokenizer: Tokenizer | None = None) -> "PreparedCorpus":
-        """Open what ``prepare`` wrote.
+        """Open a folder that ``prepare`` has written.
 
-        Raises TransduceError when the folder is something else, of another format, damaged, or, where a
-        tokenizer is given, prepared with another one.
+        Raises:
+            TransduceError: the folder is no prepared corpus, has another format, is damaged, or was prepared with
+                another tokenizer than the one passed.
         """
         folder = Path(folder)
         card = read_card(folder)
         if tokenizer is not None and tokenizer.fingerprint != card.tokenizer_fingerprint:
             raise TransduceError(
-                f"{folder} was prepared with another tokenizer than the one given: prepare it again, or use "
+                f"{folder} was prepared with another tokenizer than the one passed: prepare it again, or use "
                 "the tokenizer it was prepared with."
             )
         return cls(folder, card)
 
     @property
     def filters(self) -> FilterReport:
-        """What was read, dropped and kept when the corpus was prepared."""
+        """The numbers of pairs that were read, dropped and kept during preparation."""
         return self.card.filters
 
     @property
     def held_out(self) -> CorpusFiles | None:
-        """The pairs held out of training, as text files; None when there are none."""
+        """The held-out dev pairs as text files; None if there are none."""
         source, target = (str(self.folder / name) for name in HELD_OUT_NAMES)
         return CorpusFiles(source=(source,), target=(target,)) if self.filters.held_out else None
 
     @property
     def statistics(self) -> CorpusStatistics:
-        """Sizes and lengths."""
+        """The sizes and lengths of the corpus."""
         return CorpusStatistics(
             pairs=self.pairs,
             source_tokens=self.source_tokens,
@@ -89,19 +91,23 @@ class PreparedCorpus:
         )
 
     def read(self, start: int, stop: int) -> tuple[IdRun, IdRun]:
-        """Ids of the pairs from start to stop: sources and targets."""
+        """Return the ids of the pairs from start to stop: sources and targets."""
         return self._source.read(start, stop), self._target.read(start, stop)
 
     def read_runs(self, runs: Sequence[Run]) -> tuple[IdRun, IdRun]:
-        """Ids of the pairs of several runs (start, stop), one after another: sources and targets."""
+        """Return the ids of the pairs in several runs (start, stop), concatenated: sources and targets."""
         return self._source.read_runs(runs), self._target.read_runs(runs)
 
     def read_run_lengths(self, runs: Sequence[Run]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Lengths of the pairs of several runs, one after another: sources and targets."""
+        """Return the lengths of the pairs in several runs, concatenated: sources and targets."""
         return self._source.read_run_lengths(runs), self._target.read_run_lengths(runs)
 
     def verify(self) -> None:
-        """Read the files and raise TransduceError when their content is not what was written."""
+        """Check the files' contents against their digests.
+
+        Raises:
+            TransduceError: a content differs from what was written.
+        """
         self._source.verify()
         self._target.verify()
 
@@ -116,12 +122,14 @@ def prepare(
     workers: int = 1,
     report_progress: Callable[[int], None] | None = None,
 ) -> PreparedCorpus:
-    """Filter the pairs, cut them into pieces and write the folder, in one pass and little memory.
+    """Filter the pairs, tokenize them and write the folder, in one pass and with little memory.
 
-    With ``hold_out``, some pairs are kept as text for validation instead. The work is dealt out to ``workers``
-    processes; their number changes nothing but the time. ``report_progress`` is told now and then how many pairs were
-    read. A folder that was prepared before is replaced when all is done; any other folder that is not empty is refused.
-    Raises TransduceError when no pair is left, and whatever reading raises.
+    With ``hold_out``, some pairs are kept as text for validation instead. The work is distributed to ``workers``
+    processes, whose number affects only the speed. ``report_progress`` is called from time to time with the number of
+    pairs read. A folder that was prepared before is replaced at the end; any other non-empty folder is refused.
+
+    Raises:
+        TransduceError: no pair is left, or a file cannot be read.
     """
     request = PartRequest(files=files, filters=filters, hold_out=hold_out)
     with new_folder(folder, CARD_NAME, "a prepared corpus") as partial:
@@ -134,7 +142,7 @@ def prepare(
 def write_corpus(
     parts: Sequence[Part], tokenizer: Tokenizer, folder: Path, report_progress: Callable[[int], None] | None = None
 ) -> CorpusCard:
-    """Write a corpus out of its parts into a folder that is there; ``merge_parts`` says what is reported and raised."""
+    """Merge parts into a corpus in an existing folder; progress and errors are those of ``merge_parts``."""
     card = merge_parts(parts, tokenizer, folder, report_progress)
     write_card(card, folder)
     return card

@@ -1,8 +1,8 @@
-"""Parts of a corpus, prepared by several processes of this machine at once.
+"""Worker processes on this machine that prepare the parts of a corpus.
 
-Each process is a fresh interpreter that runs `part_process`: it reads its task from standard input, and writes how far
-it is to standard output, a line a block. So a program that prepares a corpus needs no guard against being imported
-again, and nothing is unpickled.
+Each process is a fresh interpreter that runs `part_process`: it reads its task from standard input, and writes its
+progress to standard output, one line per block. So the calling script needs no `__main__` guard, and nothing is
+unpickled.
 """
 
 import shutil
@@ -21,7 +21,7 @@ from transduce.text import Tokenizer
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process is told."""
+    """The task of a worker process."""
 
     request: PartRequest
     tokenizer: str
@@ -29,7 +29,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class News(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What it says: how many pairs it has read, or what the user must mend."""
+    """A message from a worker process: the number of pairs read, or an error that the user must fix."""
 
     read: int = 0
     mistake: str | None = None
@@ -43,9 +43,10 @@ def write_parts(
     workers: int,
     report_progress: Callable[[int], None] | None = None,
 ) -> list[Path]:
-    """Prepare what is requested as one part a worker, in subfolders of a new folder; returns these.
+    """Prepare one part per worker in subfolders of a new folder, and return these.
 
-    Raises TransduceError as reading does, or when a process was killed.
+    Raises:
+        TransduceError: a file cannot be read, or a process was killed.
     """
     if workers < 1:
         raise TransduceError(f"`workers` must be at least 1, but is {workers}.")
@@ -69,7 +70,7 @@ def write_parts(
 
 
 class _Team:
-    """The processes at work; the first mistake ends them all."""
+    """The running worker processes; the first error ends all of them."""
 
     def __init__(self, report_progress: Callable[[int], None] | None) -> None:
         self._report_progress = report_progress
@@ -78,11 +79,11 @@ class _Team:
         self._mistakes: list[str] = []
 
     def work(self, tasks: list[Task]) -> None:
-        """Do all tasks."""
+        """Run all tasks."""
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for task in tasks:
-                processes.append(_start(task))  # noqa: PERF401 -- where one fails, those before it are known
+                processes.append(_start(task))  # noqa: PERF401 -- if one fails to start, `finally` must know those before it
             listeners = [
                 threading.Thread(target=self._listen, args=(number, process, processes), daemon=True)
                 for number, process in enumerate(processes)
@@ -123,7 +124,7 @@ def _kill(team: list[subprocess.Popen[bytes]]) -> None:
 
 
 def _start(task: Task) -> subprocess.Popen[bytes]:
-    """A process that knows its task; the package is found where this one was."""
+    """Start a worker process and send its task; it imports the package from the same location as this one."""
     process = subprocess.Popen(
         run_module("transduce.data.part_process"),
         stdin=subprocess.PIPE,

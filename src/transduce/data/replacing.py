@@ -1,4 +1,4 @@
-"""A folder that appears whole or not at all."""
+"""Atomic creation of a folder: it appears complete or not at all."""
 
 import os
 import shutil
@@ -12,22 +12,22 @@ from transduce.errors import TransduceError
 
 @contextmanager
 def new_folder(folder: str | Path, mark: str, what: str) -> Iterator[Path]:
-    """A place to write a folder's files to; it gets its name at the end of the ``with`` statement, or disappears.
+    """Yield a temporary folder that gets its final name at the end of the ``with`` block, or is removed on failure.
 
     Args:
-        folder: its name; a folder of this name that holds ``mark`` is replaced.
-        mark: a file or folder inside, by which a folder of this kind is known.
-        what: such a folder in words: "a prepared corpus".
+        folder: the final name; an existing folder that contains ``mark`` is replaced.
+        mark: a file or folder inside that identifies folders of this kind.
+        what: a description of such a folder for messages: "a prepared corpus".
 
     Raises:
-        TransduceError: the name belongs to a file, or to a folder that holds something else.
+        TransduceError: the name belongs to a file, or to a folder with other content.
     """
     folder = Path(folder).absolute()
     if folder.exists() and not folder.is_dir():
-        raise TransduceError(f"{folder} is a file, but {what} is a folder: name another place.")
+        raise TransduceError(f"{folder} is a file, but {what} is a folder: choose another name.")
     _recover(folder)
     if folder.is_dir() and not (folder / mark).exists() and any(folder.iterdir()):
-        raise TransduceError(f"{folder} holds something else than {what}: name an empty or a new folder.")
+        raise TransduceError(f"{folder} holds something other than {what}: choose an empty or a new folder.")
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -40,7 +40,7 @@ def new_folder(folder: str | Path, mark: str, what: str) -> Iterator[Path]:
 
 
 def _replace(partial: Path, folder: Path) -> None:
-    """Rename a finished folder into place; what stood there is moved away first and deleted last."""
+    """Rename a finished folder to its final name; an existing one is moved away first and deleted last."""
     old = _moved_away(folder)
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
@@ -51,7 +51,7 @@ def _replace(partial: Path, folder: Path) -> None:
 
 
 def _recover(folder: Path) -> None:
-    """Puts back what stood there, where a process was killed between the two renames."""
+    """Restore the old folder if a process was killed between the two renames."""
     old = _moved_away(folder)
     if old.is_dir() and not folder.exists():
         os.replace(old, folder)

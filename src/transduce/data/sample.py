@@ -1,4 +1,4 @@
-"""Some of a corpus' pairs, for what needs no more: the same ones whoever chooses them."""
+"""A deterministic sample of a corpus's pairs, for steps that do not need all of them."""
 
 import json
 from pathlib import Path
@@ -9,15 +9,15 @@ from transduce.data.order import permutation
 from transduce.text import CorpusFiles
 from transduce.text.corpus import PairBlock, PairReader
 
-# Keeps this random choice apart from the orders of batches.
+# Makes this random choice independent of the orders of batches.
 _SAMPLE = 5
 
 
 def write_sample(files: CorpusFiles, pairs: int, most: int, path: Path) -> CorpusFiles:
-    """Write ``most`` of the corpus' ``pairs`` as a file of JSON lines, in their order; returns how to read it.
+    """Write ``most`` of the corpus's ``pairs`` as JSON lines in their order, and return a description of the file.
 
-    Every block of the corpus gives its share, to within one pair. Which of its pairs are taken depends on the block's
-    number and a fixed seed: neither on what they say nor on a period in which a corpus repeats itself.
+    Every block of the corpus contributes its share, to within one pair. Which of its pairs are taken depends on the
+    block's number and a fixed seed, so periodic patterns in a corpus do not bias the sample.
     """
     encoder = msgspec.json.Encoder()
     before = 0
@@ -29,7 +29,7 @@ def write_sample(files: CorpusFiles, pairs: int, most: int, path: Path) -> Corpu
                 pair = _object(block, row)
                 try:
                     line = encoder.encode(pair)
-                except UnicodeEncodeError:  # it holds bytes that are no UTF-8, which the reader knows as escapes
+                except UnicodeEncodeError:  # the text has bytes that are not UTF-8, which the reader has escaped
                     line = json.dumps(pair).encode()
                 stream.write(line + b"\n")
             before = after

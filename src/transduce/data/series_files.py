@@ -1,4 +1,4 @@
-"""Tables of numbers: .csv and .tsv files with a header, a point in time a line, a series a column."""
+"""Reader of time series tables: .csv and .tsv files with a header, one line per time, one column per series."""
 
 import csv
 import math
@@ -17,19 +17,20 @@ class Table(NamedTuple):
     """The series of a file."""
 
     columns: tuple[str, ...]
+    """The names of the series."""
     values: Numbers
-    """(N, C)."""
+    """The values, (N, C)."""
 
 
 def read_table(path: str | Path, columns: Sequence[str] = ()) -> Table:
-    """Reads a table, plain or gzip; tabs between the cells of a .tsv file, commas otherwise, or what the header has.
+    """Read a table, plain or gzip, with tabs in .tsv files and otherwise the delimiter that the header uses.
 
     Args:
-        path: of the file.
-        columns: which of its columns, in this order; none: all of them.
+        path: the file.
+        columns: the columns to read, in this order; empty: all of them.
 
     Raises:
-        TransduceError: the file is missing or empty, has no such column, or a cell that is not a finite number.
+        TransduceError: the file is missing or empty, lacks a column, or has a cell that is not a finite number.
     """
     rows = _rows(Path(path))
     _, header = next(rows, (0, []))
@@ -41,11 +42,11 @@ def read_table(path: str | Path, columns: Sequence[str] = ()) -> Table:
     values = [_numbers(path, line, row, names, chosen) for line, row in rows]
     if not values:
         raise TransduceError(f"{path} has column names but no numbers: add a line for each point in time.")
-    return Table(tuple(names[place] for place in chosen), np.array(values))
+    return Table(tuple(names[column] for column in chosen), np.array(values))
 
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Lines by number, from 1, cut into cells."""
+    """Yield the number of each line, from 1, and its cells."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     delimiter = "\t" if ".tsv" in suffixes[-2:] else ","
     blank = 0
@@ -60,15 +61,15 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         try:
             yield number, next(csv.reader([line], delimiter=delimiter, strict=True), [])
         except csv.Error as error:
-            raise TransduceError(f"{path}:{number}: this line of a table cannot be read ({error}): mend it.") from None
+            raise TransduceError(f"{path}:{number}: this line of a table cannot be read ({error}): fix it.") from None
 
 
 def _check_header(path: Path, names: Sequence[str], columns: Sequence[str]) -> None:
     for name in names:
         if names.count(name) > 1:
-            raise TransduceError(f"{path}:1: columns need names of their own, but {names.count(name)} are `{name}`.")
+            raise TransduceError(f"{path}:1: column names must be distinct, but {names.count(name)} are `{name}`.")
     if all(_is_number(name) for name in names):
-        raise TransduceError(f"{path}:1: a table begins with a line of column names, but this one is of numbers.")
+        raise TransduceError(f"{path}:1: a table begins with a line of column names, but this line has numbers.")
     for name in columns:
         if name not in names:
             raise TransduceError(
@@ -92,18 +93,18 @@ def _numbers(
             f"{path}:{line}: every line has a cell for each of the {len(names)} columns, but this one has {len(row)}: "
             "complete it, or remove it."
         )
-    return [_number(path, line, row[place], names[place]) for place in chosen]
+    return [_number(path, line, row[column], names[column]) for column in chosen]
 
 
 def _number(path: str | Path, line: int, cell: str, name: str) -> float:
     text = cell.strip()
     if not text:
         raise TransduceError(f"{path}:{line}: the value of `{name}` is missing: fill it in, or leave the column out.")
-    # Python reads 1_000 as a number; a table that has it means something else.
+    # Python parses 1_000 as a number, but in a table it is probably an error.
     value = float(text) if _is_number(text) and "_" not in text else math.nan
     if not math.isfinite(value):
         raise TransduceError(
-            f"{path}:{line}: the value of `{name}` must be a finite number, but is `{text[:40]}`: mend it, or name "
+            f"{path}:{line}: the value of `{name}` must be a finite number, but is `{text[:40]}`: fix it, or set "
             "the columns to use in `task.series.columns`."
         )
     return value

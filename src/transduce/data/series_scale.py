@@ -1,8 +1,8 @@
-"""How numbers are brought to a common scale before a model sees them, and back.
+"""Scaling of time series to a common range before a model reads them, and back.
 
-Each series has the mean and deviation of its training part taken out. Where the level changes with time (a trend), the
-numbers to come lie outside what training saw; so each window is measured from its own past as well, by that past's
-mean and deviation (as in RevIN, Kim et al. 2022). A straight line then looks the same wherever on it the window lies.
+Each series has the mean and deviation of its training part removed. If the level changes with time (a trend), future
+values lie outside the range seen in training. So each window is also normalized by the mean and deviation of its own
+past (as in RevIN, Kim et al. 2022). A straight line then looks the same wherever the window lies on it.
 Legend: B windows, S points of the past, T points, C series.
 """
 
@@ -17,37 +17,37 @@ from transduce.errors import TransduceError
 Normalization = Literal["window", "series"]
 Numbers = NDArray[np.float64]
 
-# A window that hardly moves is not blown up: so much, in deviations of its series, is added to its variance' root.
+# Lower limit of a window's deviation, relative to its series, so that nearly constant windows are not amplified.
 _LEAST_DEVIATION = 0.01
 _ROUNDING = 1e-10
 
 
 class WindowScale(NamedTuple):
-    """What was taken out of each window."""
+    """The shift and factor that were removed from each window."""
 
     shift: Numbers
-    """(B, 1, C)."""
+    """The offset of each window, (B, 1, C)."""
     factor: Numbers
-    """(B, 1, C), positive."""
+    """The scale of each window, (B, 1, C), positive."""
 
     def apply(self, values: Numbers) -> Numbers:
-        """(B, T, C) to the window's scale."""
+        """Convert values (B, T, C) to the window's scale."""
         return (values - self.shift) / self.factor
 
     def undo(self, values: Numbers) -> Numbers:
-        """(B, T, C) from the window's scale."""
+        """Convert values (B, T, C) back from the window's scale."""
         return values * self.factor + self.shift
 
 
 class SeriesScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The scale of each series; stored with the model."""
+    """The scale of each series, which is stored with the model."""
 
     means: tuple[float, ...]
-    """Of the training part, by series."""
+    """The means of the training part, by series."""
     deviations: tuple[float, ...]
-    """Standard deviations of the training part; 1 for a series that never changes."""
+    """The standard deviations of the training part; 1 for a constant series."""
     normalization: Normalization
-    """`window`: by the window's own past as well; `series`: by these means and deviations alone."""
+    """`window`: also normalize by each window's own past; `series`: use only these means and deviations."""
 
     def __post_init__(self) -> None:
         numbers = np.array([*self.means, *self.deviations])
@@ -58,7 +58,7 @@ class SeriesScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             )
 
     def of(self, past: Numbers) -> WindowScale:
-        """What is taken out of windows with this past, (B, S, C)."""
+        """Return the scale of windows with this past, (B, S, C)."""
         means, deviations = np.array(self.means), np.array(self.deviations)
         if self.normalization == "series":
             shape = (len(past), 1, len(means))
@@ -68,9 +68,9 @@ class SeriesScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def measure_scale(values: Numbers, normalization: Normalization) -> SeriesScale:
-    """The scale of series, from (N, C) numbers of their training part."""
+    """Return the scale of series from their training part, (N, C)."""
     deviations = values.std(axis=0)
-    # Of a constant that is not exact in binary, rounding leaves a deviation of its last digits.
+    # Rounding gives a constant series a tiny deviation if its value is not exact in binary.
     changes = deviations > _ROUNDING * np.abs(values).max(axis=0)
     return SeriesScale(
         means=tuple(values.mean(axis=0).tolist()),

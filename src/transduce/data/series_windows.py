@@ -1,7 +1,7 @@
-"""Windows of time series: a past that is read, and the points after it, which are to be foretold.
+"""Windows of time series: points of the past that are read, and the points after them that are forecast.
 
-Every window of the training part comes once in an epoch, in another order each time. Which ones a batch has follows
-from the seed, the epoch and the position alone.
+Every window of the training part occurs once in an epoch, in random order. The windows of a batch depend only on the
+seed, the epoch and the position.
 Legend: B windows, S points of the past, T points to come, C series, N points in all.
 """
 
@@ -17,28 +17,31 @@ from transduce.data.order import Indices, permutation
 from transduce.data.series_scale import Normalization, Numbers, SeriesScale
 from transduce.errors import TransduceError
 
-# Keeps the random order apart from others.
+# Makes this random order independent of others.
 _WINDOW_ORDER = 31
 
 
 class SeriesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is read of time series, and what is foretold. `task.series.*` in a settings file."""
+    """Settings of what is read of time series and what is forecast: `task.series.*` in a settings file."""
 
-    # The columns that are series; none: all columns.
     columns: tuple[str, ...] = ()
-    # Points that are foretold at a time.
+    """The columns that are series; empty: all columns."""
     horizon: int = 24
-    # Points that are read before them; None: four times the horizon.
+    """Number of points that are forecast at a time."""
     past: int | None = None
-    # Points of a season, for the forecast by repetition that each validation is compared with; None: found by
-    # autocorrelation.
+    """Number of points that are read before them; None: four times the horizon."""
     season: int | None = None
-    # `window`: numbers are measured from the mean and by the deviation of their own window's past, for series whose
-    # level or swing changes; `series`: by those of the whole training part.
+    """Number of points of a season, for the seasonal baseline that each validation is compared with; None: determined
+    by autocorrelation.
+    """
     normalization: Normalization = "window"
-    # What is minimised: `squared` errors, or the negative log-likelihood of a `gaussian` whose deviation is foretold
-    # too.
+    """`window`: normalize by the mean and deviation of each window's past, for series whose level or amplitude changes;
+    `series`: by those of the whole training part.
+    """
     likelihood: Literal["squared", "gaussian"] = "squared"
+    """The training loss: `squared` errors, or the negative log-likelihood of a `gaussian` whose deviation is predicted
+    too.
+    """
 
     def __post_init__(self) -> None:
         for name, least in (("horizon", 1), ("past", 2), ("season", 1)):
@@ -48,51 +51,54 @@ class SeriesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     @property
     def past_points(self) -> int:
-        """Points that are read."""
+        """The number of points that are read."""
         return max(2, 4 * self.horizon) if self.past is None else self.past
 
 
 @dataclass(frozen=True, eq=False)
 class SeriesBatch:
-    """Windows that are trained on together, each in its own scale."""
+    """A batch of windows, each in its own scale."""
 
-    # (B, S, C) and (B, T, C), float32.
     past: NDArray[np.float32]
+    """The points that are read, (B, S, C), float32."""
     future: NDArray[np.float32]
-    # Numbers of the windows; where there are none, the one row is a stand-in that counts for nothing.
+    """The points to forecast, (B, T, C), float32."""
     indices: Indices
+    """The indices of the windows; if empty, the one row is a stand-in that does not count."""
 
 
 class WindowedSeries:
-    """Stretches of the same series, and all their windows."""
+    """Sections of the same series, and all their windows."""
 
     def __init__(self, stretches: Sequence[Numbers], *, past: int, horizon: int, stride: int = 1) -> None:
-        """Lays out the windows; they do not reach from one stretch into the next.
+        """Lay out the windows, which do not cross from one section into the next.
 
         Args:
-            stretches: (N, C) each.
+            stretches: sections, (N, C) each.
             past: S.
             horizon: T.
-            stride: points between the beginnings of two windows.
+            stride: points between the starts of consecutive windows.
         """
         self._values = np.concatenate(stretches)
         self._past, self._horizon = past, horizon
         self._starts = np.concatenate(list(_window_starts(stretches, past + horizon, stride)))
 
     def __len__(self) -> int:
-        """Windows."""
+        """Return the number of windows."""
         return len(self._starts)
 
     def cut(self, windows: Indices) -> tuple[Numbers, Numbers]:
-        """Past (B, S, C) and future (B, T, C) of these windows."""
-        found = self._values[self._starts[windows][:, None] + np.arange(self._past + self._horizon)]  # (B, S + T, C)
-        return found[:, : self._past], found[:, self._past :]
+        """Return the past (B, S, C) and future (B, T, C) of some windows."""
+        windowed = self._values[self._starts[windows][:, None] + np.arange(self._past + self._horizon)]  # (B, S + T, C)
+        return windowed[:, : self._past], windowed[:, self._past :]
 
     def batch(self, windows: Indices, scale: SeriesScale) -> SeriesBatch:
-        """These windows, each in its scale."""
+        """Return a batch of some windows, each in its own scale."""
         past, future = self.cut(windows)
-        own = scale.of(past)
-        return SeriesBatch(own.apply(past).astype(np.float32), own.apply(future).astype(np.float32), windows)
+        window_scale = scale.of(past)
+        return SeriesBatch(
+            window_scale.apply(past).astype(np.float32), window_scale.apply(future).astype(np.float32), windows
+        )
 
 
 def _window_starts(stretches: Sequence[Numbers], length: int, stride: int) -> Iterator[Indices]:
@@ -103,35 +109,36 @@ def _window_starts(stretches: Sequence[Numbers], length: int, stride: int) -> It
 
 
 class SeriesPlan:
-    """All batches of all epochs, each reachable at once."""
+    """A plan of all batches of all epochs with random access."""
 
     def __init__(
         self, series: WindowedSeries, scale: SeriesScale, *, rows: int, seed: int, share: tuple[int, int] = (0, 1)
     ) -> None:
-        """
+        """Plan batches of windows.
+
         Args:
-            series: with at least one window.
-            scale: of the series.
-            rows: windows of a batch.
-            seed: chooses the orders.
-            share: (r, n): every n-th window of a batch, from the r-th on.
+            series: the series, with at least one window.
+            scale: the scale of the series.
+            rows: windows per batch.
+            seed: the seed of the random orders.
+            share: (r, n): take every n-th window of a batch, starting with window r.
         """
         self._series, self._scale, self._rows, self._seed, self._share = series, scale, rows, seed, share
         self._epoch: tuple[int, Indices] | None = None
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Return the number of batches in an epoch."""
         return (len(self._series) + self._rows - 1) // self._rows
 
     def batch(self, epoch: int, position: int) -> SeriesBatch:
-        """The batch at a position of an epoch."""
-        whole = self._order(epoch)[position * self._rows : (position + 1) * self._rows]
+        """Return the batch at a position of an epoch."""
+        all_windows = self._order(epoch)[position * self._rows : (position + 1) * self._rows]
         first, step = self._share
-        own = whole[first::step]
-        if len(own):
-            return self._series.batch(own, self._scale)
-        stand_in = self._series.batch(whole[:1], self._scale)
-        return SeriesBatch(stand_in.past, stand_in.future, own)
+        window_scale = all_windows[first::step]
+        if len(window_scale):
+            return self._series.batch(window_scale, self._scale)
+        stand_in = self._series.batch(all_windows[:1], self._scale)
+        return SeriesBatch(stand_in.past, stand_in.future, window_scale)
 
     def _order(self, epoch: int) -> Indices:
         if self._epoch is None or self._epoch[0] != epoch:

@@ -1,4 +1,4 @@
-"""What translations are worth: scores with their signatures, and whether two systems really differ."""
+"""Evaluation: scores with their signatures, and significance tests for the difference between two systems."""
 
 from transduce.evaluation.scores import Score, ScoreReport, score
 from transduce.evaluation.significance import Comparison, MetricComparison, compare

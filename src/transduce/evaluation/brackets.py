@@ -1,7 +1,7 @@
-"""Labelled brackets of constituency trees, counted as EVALB counts them.
+"""Labeled bracket scores of constituency trees, counted as by EVALB.
 
-A bracket is a constituent's label with the stretch of words that it covers; tags are none. Punctuation is taken out of
-the sentence first. Over a corpus brackets are added up before anything is divided (micro average).
+A bracket is a constituent's label with the range of words that it covers; tags are not brackets. Punctuation is
+removed from the sentence first. Brackets are summed over the corpus before division (micro average).
 """
 
 from collections import Counter
@@ -17,34 +17,34 @@ Bracket = tuple[str, int, int]
 
 
 class BracketSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What counts, as in EVALB's usual parameter file."""
+    """Settings of what counts, with EVALB's usual parameters as defaults."""
 
     deleted_labels: tuple[str, ...] = ("TOP", "ROOT", "S1", "-NONE-", ",", ":", "``", "''", ".", "?", "!")
-    """Constituents with these labels are not counted, and words with these tags are taken out of the sentence."""
+    """Constituents with these labels are not counted, and words with these tags are removed from the sentence."""
     equal_labels: tuple[tuple[str, str], ...] = (("ADVP", "PRT"),)
-    """Pairs of labels that count as one."""
+    """Pairs of labels that count as equal."""
     short_length: int = 40
-    """Sentences of at most so many words, punctuation included, are also counted by themselves."""
+    """Sentences of at most this many words, including punctuation, are also scored separately."""
 
 
 class BracketCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over sentences; scores are in percent, and 0 where there is nothing to divide by."""
+    """Sums over sentences; scores are in percent, and 0 if the divisor is 0."""
 
     sentences: int = 0
     matched: int = 0
-    """Brackets that are in both trees."""
+    """Brackets that occur in both trees."""
     reference: int = 0
     """Brackets of the reference trees."""
     predicted: int = 0
     """Brackets of the predicted trees."""
     exact: int = 0
-    """Sentences in which all brackets match and none is too many."""
+    """Sentences in which all brackets match and none is superfluous."""
     words: int = 0
-    """Words that are not taken out."""
+    """Words that are not removed."""
     tagged: int = 0
-    """Of these, words with the reference's tag."""
+    """Words that are not removed and have the reference's tag."""
     invalid: int = 0
-    """Sentences without a tree, or with one over other words: they match nothing."""
+    """Sentences without a tree, or with a tree over other words; nothing matches in them."""
 
     @property
     def precision(self) -> float:
@@ -58,12 +58,12 @@ class BracketCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def f1(self) -> float:
-        """The harmonic mean of both."""
+        """The harmonic mean of precision and recall."""
         return _percent(2 * self.matched, self.predicted + self.reference)
 
     @property
     def exact_match(self) -> float:
-        """Share of the sentences with all brackets right."""
+        """Share of the sentences whose brackets are all right."""
         return _percent(self.exact, self.sentences)
 
     @property
@@ -78,16 +78,16 @@ class BracketCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BracketReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The scores of a corpus."""
+    """The bracket scores of a corpus."""
 
     all: BracketCounts
-    """Sentences of all lengths."""
+    """Counts over sentences of all lengths."""
     short: BracketCounts
-    """Those of at most `short_length` words."""
+    """Counts over sentences of at most `short_length` words."""
     short_length: int
 
     def __str__(self) -> str:
-        """A line for each."""
+        """Return one line for all sentences and one for short ones."""
         titles = ("all lengths", f"at most {self.short_length} words")
         return "\n".join(_line(title, counts) for title, counts in zip(titles, (self.all, self.short), strict=True))
 
@@ -107,25 +107,25 @@ def _line(title: str, counts: BracketCounts) -> str:
 def score_trees(
     predicted: Sequence[Tree | None], references: Sequence[Tree], settings: BracketSettings | None = None
 ) -> BracketReport:
-    """Precision, recall and F1 of labelled brackets.
+    """Compute precision, recall and F1 of labeled brackets.
 
-    Function tags and traces are removed from both. No sentence is skipped: where there is no tree, or one over other
-    words than the reference's, the reference's brackets are all missed and the predicted ones are all wrong. Which
-    words are punctuation the reference's tags say.
+    Function tags and traces are removed from both sides. No sentence is skipped: if a tree is missing or covers other
+    words than the reference, all brackets of the reference are missed and all predicted ones are wrong. The
+    reference's tags define which words are punctuation.
 
     Args:
         predicted: a tree for each sentence, or None.
         references: the treebank's trees.
-        settings: what counts; EVALB's usual parameters where nothing is said.
+        settings: what counts; None for EVALB's usual parameters.
 
     Raises:
-        TransduceError: there are not as many trees on both sides.
+        TransduceError: the numbers of trees differ.
     """
     settings = settings or BracketSettings()
     if len(predicted) != len(references):
         raise TransduceError(
             f"Every reference tree needs a predicted one, but there are {len(references):,} and {len(predicted):,}: "
-            "give one for each sentence."
+            "provide one for each sentence."
         )
     total = short = BracketCounts()
     for tree, reference in zip(predicted, references, strict=True):
@@ -136,24 +136,24 @@ def score_trees(
 
 
 def score_tree(predicted: Tree | None, reference: Tree, settings: BracketSettings) -> tuple[BracketCounts, int]:
-    """One sentence's counts, and its length in words."""
+    """Return the counts of one sentence and its length in words."""
     tree = None if predicted is None else clean(predicted)
     gold = clean(reference)
     if gold is None:
         return BracketCounts(sentences=1, invalid=int(tree is not None)), 0
     leaves = list(gold.leaves())
     kept = [leaf.label not in settings.deleted_labels for leaf in leaves]
-    wanted = brackets(gold, kept, settings)
-    counts = BracketCounts(sentences=1, reference=wanted.total(), words=sum(kept))
+    expected = brackets(gold, kept, settings)
+    counts = BracketCounts(sentences=1, reference=expected.total(), words=sum(kept))
     if tree is None or tree.words() != gold.words():
         wrong = 0 if tree is None else brackets(tree, _kept(tree, settings), settings).total()
         return counts + BracketCounts(predicted=wrong, invalid=1), len(leaves)
     found = brackets(tree, kept, settings)
     tags = zip(leaves, tree.leaves(), kept, strict=True)
     return counts + BracketCounts(
-        matched=(found & wanted).total(),
+        matched=(found & expected).total(),
         predicted=found.total(),
-        exact=int(found == wanted),
+        exact=int(found == expected),
         tagged=sum(mine.label == theirs.label for mine, theirs, counted in tags if counted),
     ), len(leaves)
 
@@ -163,9 +163,9 @@ def _kept(tree: Tree, settings: BracketSettings) -> list[bool]:
 
 
 def brackets(tree: Tree, kept: Iterable[bool], settings: BracketSettings) -> "Counter[Bracket]":
-    """All brackets of a tree: label, first word and the one after the last, as the kept words are numbered.
+    """Return all brackets of a tree: label, first word, and the word after the last, counting only kept words.
 
-    A label that occurs twice over the same words counts twice; what covers no kept word does not count.
+    A label that occurs twice over the same words counts twice; constituents without a kept word do not count.
     """
     names = {other: label for label, other in settings.equal_labels}
     found: Counter[Bracket] = Counter()
@@ -179,7 +179,7 @@ def brackets(tree: Tree, kept: Iterable[bool], settings: BracketSettings) -> "Co
 
 
 def _collect(tree: Tree, start: int, kept: Iterator[bool], found: "Counter[Bracket]") -> int:
-    """Enters the brackets of a tree that begins at a word; returns where it ends."""
+    """Add the brackets of a tree that begins at a word, and return the word at which the tree ends."""
     if tree.word is not None:
         return start + next(kept)
     stop = start

@@ -1,4 +1,4 @@
-"""How good forecasts are, beside those that repeat the last season.
+"""Scores of time series forecasts, compared with the seasonal baseline that repeats the last season.
 
 Legend: B windows, S points of the past, T points to come, C series.
 """
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.float64]
 
-# A season is the shortest whose autocorrelation is nearly the highest; below the least there is none.
+# The season is the shortest lag whose autocorrelation is nearly the highest; below the minimum there is no season.
 _UNLIKE, _NEARLY, _LEAST_CORRELATION = 0.5, 0.9, 0.1
 
 
@@ -21,22 +21,24 @@ class ForecastErrors(msgspec.Struct, frozen=True, kw_only=True):
     mean_absolute: float
     root_mean_square: float
     season_mean_absolute: float
-    """Of repeating the last season."""
+    """The mean absolute error of the seasonal baseline."""
     season_root_mean_square: float
+    """The root mean square error of the seasonal baseline."""
 
 
 class ForecastReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Forecasts of windows, beside those that repeat the last season."""
+    """Scores of forecasts of windows, compared with the seasonal baseline."""
 
     windows: int
     horizon: int
     season: int
     series: dict[str, ForecastErrors]
     skill: float
-    """By how many percent the absolute error is lower than that of repeating the last season: the mean over series.
-    Above 0 is better."""
+    """By how many percent the absolute error is lower than the baseline's, as the mean over series; above 0 is better.
+
+    """
     square_skill: float
-    """The same for the root of the mean squared error."""
+    """By how many percent the root mean square error is lower than the baseline's, as the mean over series."""
 
     def __str__(self) -> str:
         lines = [
@@ -56,22 +58,23 @@ def _lower(skill: float) -> str:
 
 
 def repeat_season(past: Numbers, steps: int, season: int) -> Numbers:
-    """The forecast that the last season comes again: (B, S, C) to (B, T, C)."""
-    places = past.shape[1] - season + np.arange(steps) % season
-    return past[:, places]
+    """Return the seasonal baseline, which repeats the last season: (B, S, C) to (B, T, C)."""
+    positions = past.shape[1] - season + np.arange(steps) % season
+    return past[:, positions]
 
 
 def find_season(values: Numbers, most: int) -> int:
-    """The length of a season, from 2 to `most` points, by autocorrelation; 1 where there is none.
+    """Return the length of the season, from 2 to `most` points, by autocorrelation; 1 if there is none.
 
-    A straight line is taken out first, so that a trend is no season. Of several series the mean counts.
+    A straight line is removed first, so that a trend does not count as a season. For several series the mean
+    autocorrelation is used.
 
     Args:
         values: (N, C).
-        most: points.
+        most: the maximum length in points.
     """
     correlation = _autocorrelation(_without_line(values), min(most, len(values) // 2))
-    # Neighbours are alike in any wave: a season comes after they have grown unlike.
+    # Neighboring points correlate in any wave: the season is a later peak, after the correlation has dropped.
     unlike = np.flatnonzero(correlation < _UNLIKE)
     later = correlation[unlike[0] :] if len(unlike) else correlation[:0]
     if not len(later) or later.max() < _LEAST_CORRELATION:
@@ -83,18 +86,18 @@ def find_season(values: Numbers, most: int) -> int:
 
 
 def _without_line(values: Numbers) -> Numbers:
-    """What is left of each series when the straight line that fits it best is taken out, (N, C)."""
+    """Return each series without its best-fitting straight line, (N, C)."""
     time = np.arange(len(values)) - (len(values) - 1) / 2.0
-    centred = values - values.mean(axis=0)
-    slopes = time @ centred / max(1.0, float(time @ time))
-    left: Numbers = centred - time[:, None] * slopes
-    # What rounding leaves of a straight line is nothing.
-    left[:, (left**2).sum(axis=0) <= 1e-20 * (values**2).sum(axis=0)] = 0.0
-    return left
+    centered = values - values.mean(axis=0)
+    slopes = time @ centered / max(1.0, float(time @ time))
+    residual: Numbers = centered - time[:, None] * slopes
+    # Rounding errors of a straight line count as zero.
+    residual[:, (residual**2).sum(axis=0) <= 1e-20 * (values**2).sum(axis=0)] = 0.0
+    return residual
 
 
 def _autocorrelation(values: Numbers, most: int) -> Numbers:
-    """By lag from 0 to `most`, the mean over series that change, (most + 1,); zeros where none does."""
+    """Return the mean autocorrelation of non-constant series by lag from 0 to `most`; zeros if all are constant."""
     power = (values**2).sum(axis=0)
     changing = power > 0.0
     if not changing.any():
@@ -107,13 +110,13 @@ def _autocorrelation(values: Numbers, most: int) -> Numbers:
 def score_forecasts(
     past: Numbers, actual: Numbers, forecasts: Numbers, *, names: Sequence[str], season: int
 ) -> ForecastReport:
-    """Compares forecasts with what came.
+    """Score forecasts against the actual values.
 
     Args:
-        past: what was known, (B, S, C); at least a season.
+        past: the known points, (B, S, C); at least a season.
         actual: (B, T, C).
         forecasts: (B, T, C).
-        names: of the series.
+        names: the names of the series.
         season: points of a season.
     """
     repeated = repeat_season(past, actual.shape[1], season)
@@ -139,12 +142,15 @@ def score_forecasts(
 
 
 def _errors(forecasts: Numbers, actual: Numbers) -> tuple[Numbers, Numbers]:
-    """Mean absolute and root mean square errors, (C,) each."""
+    """Return mean absolute and root mean square errors, (C,) each."""
     differences = forecasts - actual
     return np.abs(differences).mean(axis=(0, 1)), np.sqrt((differences**2).mean(axis=(0, 1)))
 
 
-def _skill(errors: Numbers, others: Numbers) -> float:
-    """Percent lower, the mean over series; one that repeats itself exactly cannot be beaten and is left out."""
-    comparable = others > 0.0
-    return float(100.0 * (1.0 - errors[comparable] / others[comparable]).mean()) if comparable.any() else 0.0
+def _skill(errors: Numbers, baseline: Numbers) -> float:
+    """Return by how many percent errors are lower than the baseline's, averaged over series.
+
+    A series that the baseline predicts exactly cannot be improved on and is excluded.
+    """
+    comparable = baseline > 0.0
+    return float(100.0 * (1.0 - errors[comparable] / baseline[comparable]).mean()) if comparable.any() else 0.0

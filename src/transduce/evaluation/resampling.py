@@ -1,7 +1,7 @@
-"""What chance does to a difference: scores of resampled corpora, without scoring a sentence twice.
+"""Resampling tests for score differences, without scoring a sentence twice.
 
-BLEU and chrF are functions of counts that add up over sentences, so the counts of many resampled corpora are
-one product of matrices: how often each sentence was drawn, times the counts of each sentence.
+BLEU and chrF are functions of counts that add up over sentences. So the counts of many resampled corpora are one
+matrix product: how often each sentence was drawn, times the counts of each sentence.
 
 Legend: N sentences, K counts of a sentence (10 for BLEU, 18 for chrF), R resamples.
 """
@@ -12,19 +12,19 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-# Summed counts (R, K) → scores (R,), from 0 to 100.
+# Maps summed counts (R, K) to scores (R,), from 0 to 100.
 Formula = Callable[[Floats], Floats]
 
-# Draws held in memory at once: 32 MB.
+# Maximum number of draws in memory: 32 MB.
 MAXIMUM_DRAWS = 4_000_000
-# Equal corpora must tie even if a processor's vector and scalar logarithms differ in the last bit.
+# Equal corpora must tie even if a processor's vectorized and scalar logarithms differ in the last bit.
 ROUNDING = 1e-9
 NGRAM_ORDERS = 4
 CHRF_BETA_SQUARED = 4
 
 
 def bootstrap_differences(counts_a: Floats, counts_b: Floats, formula: Formula, *, resamples: int, seed: int) -> Floats:
-    """Score of B minus score of A on R test sets drawn from this one with replacement (Koehn 2004).
+    """Return the score differences B - A on R test sets drawn with replacement (Koehn 2004).
 
     Counts are (N, K) for each system; the result is (R,).
     """
@@ -42,9 +42,9 @@ def bootstrap_differences(counts_a: Floats, counts_b: Floats, formula: Formula, 
 def randomisation_differences(
     counts_a: Floats, counts_b: Floats, formula: Formula, *, resamples: int, seed: int
 ) -> Floats:
-    """The difference after the two translations of each line changed places, or not, by a coin's toss.
+    """Return the score differences after the two translations of each line are exchanged at random.
 
-    Approximate randomisation (Riezler and Maxwell 2005). Shapes as in `bootstrap_differences`.
+    Approximate randomization (Riezler and Maxwell 2005). Shapes are those of `bootstrap_differences`.
     """
     generator = np.random.default_rng(seed)
     sentences = len(counts_a)
@@ -58,22 +58,22 @@ def randomisation_differences(
 
 
 def p_value(difference: float, chance_differences: Floats) -> float:
-    """How often chance gives a difference at least as large, in either direction.
+    """Return the probability that chance gives a difference at least as large, in either direction.
 
-    The observed one counts as one more draw (Noreen 1989), so the value is never zero.
+    The observed difference counts as one more draw (Noreen 1989), so the value is never zero.
     """
     as_large = np.count_nonzero(np.abs(chance_differences) >= abs(difference) - ROUNDING)
     return (int(as_large) + 1) / (len(chance_differences) + 1)
 
 
 def bleu_from_counts(counts: Floats) -> Floats:
-    """BLEU (R,) of (R, 10): lengths of hypothesis and reference, matches of 4 orders, n-grams of 4 orders.
+    """Compute BLEU (R,) from (R, 10): lengths of hypothesis and reference, matches of 4 orders, n-grams of 4 orders.
 
-    Smoothed as sacreBLEU does by default ("exp").
+    The smoothing is sacreBLEU's default ("exp").
     """
     length, reference_length = counts[:, 0], counts[:, 1]
     matches, ngrams = counts[:, 2 : 2 + NGRAM_ORDERS], counts[:, 2 + NGRAM_ORDERS :]
-    # Without one match, or without one n-gram of the highest order, BLEU is zero.
+    # BLEU is zero without any match, or without any n-gram of the highest order.
     defined = matches.any(axis=1) & ngrams.all(axis=1)
     # The first order without a match counts as 1/2 match, the second as 1/4, …
     smoothed = np.where(matches == 0, 0.5 ** np.cumsum(matches == 0, axis=1), matches)
@@ -83,13 +83,13 @@ def bleu_from_counts(counts: Floats) -> Floats:
 
 
 def chrf_from_counts(counts: Floats) -> Floats:
-    """chrF (R,) of (R, 18): for each of 6 orders, n-grams of the hypothesis, of the reference, and matches.
+    """Compute chrF (R,) from (R, 18): for each of 6 orders, n-grams of hypothesis and reference, and matches.
 
-    An order that one side lacks is left out of the means, as in sacreBLEU.
+    An order that one side lacks is excluded from the means, as in sacreBLEU.
     """
     hypothesis, reference, matches = counts[:, 0::3], counts[:, 1::3], counts[:, 2::3]
     orders = np.maximum(np.count_nonzero((hypothesis > 0) & (reference > 0), axis=1), 1)
-    # Such an order has no matches, so it adds nothing to the sums.
+    # An excluded order has no matches, so it adds nothing to the sums.
     precision = (matches / np.maximum(hypothesis, 1)).sum(axis=1) / orders
     recall = (matches / np.maximum(reference, 1)).sum(axis=1) / orders
     weighted = CHRF_BETA_SQUARED * precision + recall
@@ -98,15 +98,15 @@ def chrf_from_counts(counts: Floats) -> Floats:
 
 
 def _rows_at_once(resamples: int, sentences: int) -> Iterator[int]:
-    """Portions of the resamples that fit in memory; the draws do not depend on their size."""
-    # numpy takes 32 coin tosses from one random number and drops what is left of it after each call.
+    """Yield portions of the resamples that fit into memory; their size does not affect the draws."""
+    # numpy draws 32 bits from one random number and discards unused ones after each call.
     most = max(1, MAXIMUM_DRAWS // sentences // 32) * 32
     for start in range(0, resamples, most):
         yield min(most, resamples - start)
 
 
 def _times_drawn(drawn: npt.NDArray[np.int64]) -> Floats:
-    """How often each sentence was drawn: sentence numbers (rows, N) → times (rows, N)."""
+    """Convert drawn sentence numbers (rows, N) to how often each sentence was drawn (rows, N)."""
     rows, sentences = drawn.shape
     cells = drawn + sentences * np.arange(rows)[:, None]
     times = np.bincount(cells.ravel(), minlength=rows * sentences).reshape(rows, sentences)

@@ -1,8 +1,7 @@
-"""ROUGE: how much of a summary is in the reference, and of the reference in the summary (Lin 2004).
+"""ROUGE scores of summaries against references (Lin 2004).
 
-Words are runs of letters, with their marks, and digits in lower case, without stemming. Of each text the F1 of
-precision and recall is taken, and the mean over all texts: of single words (ROUGE-1), of pairs of neighbours (ROUGE-2),
-and of the longest common subsequence (ROUGE-L).
+Words are runs of letters, combining marks and digits in lower case, without stemming. Scores are means over texts of
+the F1 of single words (ROUGE-1), of bigrams (ROUGE-2), and of the longest common subsequence (ROUGE-L).
 """
 
 from collections import Counter
@@ -27,10 +26,10 @@ class RougeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> RougeReport:
-    """Compares summaries with references, text by text.
+    """Score summaries against references.
 
     Raises:
-        TransduceError: there are more of the one than of the other, or none.
+        TransduceError: the numbers of texts differ, or there are none.
     """
     hypotheses, references = corresponding_lines({"hypotheses": hypotheses, "references": references})
     pairs = [(_words(one), _words(other)) for one, other in zip(hypotheses, references, strict=True)]
@@ -47,18 +46,18 @@ def _words(text: str) -> list[str]:
 
 
 def _overlap(one: Sequence[str], other: Sequence[str], size: int) -> float:
-    """F1 of runs of words, each counted as often as both texts have it."""
+    """Return the F1 of n-grams of words, each counted as often as both texts have it."""
     ours, theirs = (Counter(zip(*(words[n:] for n in range(size)), strict=False)) for words in (one, other))
     return _f1((ours & theirs).total(), ours.total(), theirs.total())
 
 
 def _longest_common(one: Sequence[str], other: Sequence[str]) -> int:
-    """Words of the longest sequence that both texts have in the same order, with or without others between them."""
+    """Return the length of the longest common subsequence of words."""
     row = [0] * (len(other) + 1)
     for word in one:
         before, row = row, [0]
-        for place, candidate in enumerate(other):
-            row.append(before[place] + 1 if word == candidate else max(before[place + 1], row[place]))
+        for position, candidate in enumerate(other):
+            row.append(before[position] + 1 if word == candidate else max(before[position + 1], row[position]))
     return row[-1]
 
 

@@ -1,4 +1,4 @@
-"""How good translations are: BLEU and chrF by sacreBLEU, with the signatures that make them comparable."""
+"""BLEU and chrF scores by sacreBLEU, with the signatures that make them comparable."""
 
 import hashlib
 import html
@@ -21,7 +21,7 @@ from transduce.evaluation.tokenizers import (
 from transduce.given import as_texts
 from transduce.text.counted import counted
 
-# First and last code point of the letters of scripts that put no spaces between words.
+# First and last code point of the letters of scripts without spaces between words.
 UNSPACED_SCRIPTS = (
     (0x0E00, 0x0EFF),  # Thai, Lao
     (0x0F00, 0x109F),  # Tibetan, Burmese
@@ -31,23 +31,23 @@ UNSPACED_SCRIPTS = (
     (0x20000, 0x3FFFF),  # rarer Chinese characters
 )
 SCRIPT_SAMPLE_LINES = 200
-# sacreBLEU's own threshold for "this looks tokenized"; a small set is judged by the share of its lines.
+# sacreBLEU's threshold for "this looks tokenized"; a small set is judged by the share of its lines.
 TOKENIZED_LINES = 100
 TOKENIZED_SHARE = 0.5
-# BLEU counts runs of one to so many words.
+# BLEU counts n-grams of up to this many words.
 BLEU_WORDS = 4
 COUNTED_LINES = 1000
 _SINGULARS = {"lines": "line", "hypotheses": "hypothesis", "references": "reference"}
 
 
 class Score(msgspec.Struct, frozen=True):
-    """One number and what it takes to compute it again."""
+    """A score with the signature that is needed to reproduce it."""
 
     metric: Literal["BLEU", "chrF"]
-    # From 0 to 100, higher is better.
     value: float
-    # sacreBLEU's own: references, case, tokenizer, smoothing, version.
+    """The score, from 0 to 100; higher is better."""
     signature: str
+    """sacreBLEU's signature: references, case, tokenizer, smoothing, version."""
 
     def __str__(self) -> str:
         return f"{self.metric} {self.value:.2f}  {self.signature}"
@@ -57,31 +57,34 @@ class Score(msgspec.Struct, frozen=True):
 
 
 class ScoreReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The scores of one set of hypotheses, with what a reader needs to trust or repeat them."""
+    """The scores of a set of hypotheses, with what a reader needs to trust or repeat them."""
 
     bleu: Score
     chrf: Score
-    # Lines scored.
     sentences: int
-    # Lines equal to their reference, spaces around them aside (and case, when that was ignored).
+    """The number of lines."""
     exact_match: int
-    # Lengths as BLEU counts them, after its tokenizer.
+    """The number of lines equal to their reference, ignoring outer spaces (and case if `lowercase`)."""
     hypothesis_tokens: int
+    """Length of the hypotheses in BLEU's tokens."""
     reference_tokens: int
-    # What BLEU was multiplied by because the hypotheses are shorter than the references; else 1.
+    """Length of the references in BLEU's tokens."""
     brevity_penalty: float
-    # Language code of the references; None when nobody said it.
+    """BLEU's factor for hypotheses shorter than the references; otherwise 1."""
     target_language: str | None
-    # sacreBLEU's tokenizer for BLEU, and whether both metrics ignored case.
+    """Language code of the references; None if it was not specified."""
     tokenize: str
+    """sacreBLEU's tokenizer for BLEU."""
     lowercase: bool
-    # How the hypotheses were made: beam size, length penalty, precision, …
+    """Whether both metrics ignored case."""
     decoding: dict[str, str | int | float | bool]
-    # SHA-256 of the lines in UTF-8, each ended by a line feed: what `sha256sum` says of such a file.
+    """Decoding settings of the hypotheses: beam size, length penalty, precision, …"""
     hypothesis_sha256: str
+    """SHA-256 of the file of hypotheses in UTF-8, with a line feed after each line."""
     reference_sha256: str
-    # Sentences about what may make the scores misleading.
+    """SHA-256 of the file of references in UTF-8, with a line feed after each line."""
     warnings: tuple[str, ...] = ()
+    """Warnings about what may make the scores misleading."""
 
     def __str__(self) -> str:
         return "\n".join([str(self.bleu), str(self.chrf), *self._facts()])
@@ -115,12 +118,13 @@ def score(
 ) -> ScoreReport:
     """Score hypotheses against one reference each: BLEU (Papineni et al. 2002) and chrF (Popović 2015).
 
-    The values are those of the `sacrebleu` command on the same lines. BLEU's tokenizer follows
-    `target_language` unless `tokenize` names one; `tokenize="none", lowercase=True` is for test sets that
-    are tokenized and lower-cased already.
+    The values equal those of the `sacrebleu` command on the same lines. BLEU's tokenizer follows `target_language`
+    unless `tokenize` is set; `tokenize="none", lowercase=True` is for test sets that are tokenized and lowercased
+    already.
 
-    Raises TransduceError when the line counts differ, when there is nothing to score, and for a tokenizer
-    that does not exist, is not installed, or would be downloaded.
+    Raises:
+        TransduceError: the line counts differ, there is nothing to score, or the tokenizer does not exist, is not
+            installed, or would be downloaded.
     """
     hypotheses, references = corresponding_lines({"hypotheses": hypotheses, "references": references})
     choice = choose_tokenizer(target_language, tokenize)
@@ -146,17 +150,15 @@ def score(
 
 
 def make_metrics(tokenizer: str, *, lowercase: bool, references: Sequence[str] | None = None) -> tuple[BLEU, CHRF]:
-    """sacreBLEU's metrics with its standard settings; references given here serve several systems."""
+    """Create sacreBLEU's metrics with its standard settings; references passed here are shared by several systems."""
     cached = None if references is None else [references]
-    # `force` silences its log about tokenized text; `find_warnings` says it instead.
+    # `force` silences its log about tokenized text, which `find_warnings` replaces.
     bleu = BLEU(tokenize=tokenizer, lowercase=lowercase, force=True, references=cached)
     return bleu, CHRF(lowercase=lowercase, references=cached)
 
 
 def words_a_line(lines: Sequence[str], target_language: str | None, tokenize: str | None = None) -> float:
-    """How many words the first lines have on average, as BLEU counts them, empty lines aside; infinitely many where
-    there are no others.
-    """
+    """Return the mean number of words in the first non-empty lines, in BLEU's tokens; infinity if there are none."""
     counted = [line for line in one_line_each(lines[:COUNTED_LINES]) if line.strip()]
     if not counted:
         return math.inf
@@ -165,44 +167,48 @@ def words_a_line(lines: Sequence[str], target_language: str | None, tokenize: st
 
 
 def corresponding_lines(lines: Mapping[str, Iterable[str]]) -> list[list[str]]:
-    """The named groups of lines, as they would stand in files.
+    """Return named groups of lines as they would be stored in files.
 
     Raises:
-        TransduceError: they are not equally long, or empty.
+        TransduceError: the groups differ in length, or are empty.
     """
     for name, group in lines.items():
         if isinstance(group, str):
             raise TransduceError(f"The {name} must be a list of lines, but are one text: write [`{group[:40]}`].")
-    found = {name: one_line_each(as_texts(group)) for name, group in lines.items()}
-    check_line_counts(found)
-    return list(found.values())
+    normalized = {name: one_line_each(as_texts(group)) for name, group in lines.items()}
+    check_line_counts(normalized)
+    return list(normalized.values())
 
 
 def check_line_counts(lines: Mapping[str, Sequence[str]]) -> None:
-    """Raise TransduceError unless the named lists of lines are equally long and not empty."""
+    """Check that named lists of lines are equally long and not empty.
+
+    Raises:
+        TransduceError: the lengths differ, or are 0.
+    """
     counts = {name: len(group) for name, group in lines.items()}
     listed = " and ".join(f"{count:,} {_named(name, count)}" for name, count in counts.items())
     if len(set(counts.values())) > 1:
         raise TransduceError(
-            f"Lines must correspond one by one, but there are {listed}: give files with the same number of lines."
+            f"Lines must correspond one by one, but there are {listed}: use files with the same number of lines."
         )
     if 0 in counts.values():
-        raise TransduceError(f"There must be at least one line, but there are {listed}: give some.")
+        raise TransduceError(f"There must be at least one line, but there are {listed}: add some.")
 
 
 def _named(name: str, count: int) -> str:
-    """The name of so many lines, which begins with a plural."""
+    """Return the name of `count` lines; the name begins with a plural noun."""
     first, space, rest = name.partition(" ")
     return (_SINGULARS.get(first, first) if count == 1 else first) + space + rest
 
 
 def one_line_each(lines: Sequence[str]) -> list[str]:
-    """The lines as they would stand in a file, where a line feed inside a line is written as a space."""
+    """Return the lines as they would be stored in a file, with inner line feeds replaced by spaces."""
     return [line.replace("\n", " ") for line in lines]
 
 
 def count_exact(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool) -> int:
-    """How many hypotheses equal their reference, spaces around them aside."""
+    """Return how many hypotheses equal their reference, ignoring outer spaces."""
     pairs = zip(hypotheses, references, strict=True)
     if lowercase:
         return sum(one.lower().strip() == other.lower().strip() for one, other in pairs)
@@ -210,10 +216,10 @@ def count_exact(hypotheses: Sequence[str], references: Sequence[str], *, lowerca
 
 
 def lines_sha256(lines: Sequence[str]) -> str:
-    """SHA-256 (hexadecimal) of the file that these lines make: UTF-8, a line feed after each."""
+    """Return the SHA-256 (hexadecimal) of a UTF-8 file of these lines, with a line feed after each."""
     digest = hashlib.sha256()
     for line in lines:
-        # A lone surrogate cannot stand in a file, but text that came as JSON may hold one.
+        # A file cannot contain a lone surrogate, but text from JSON may.
         digest.update(line.encode("utf-8", "surrogatepass") + b"\n")
     return digest.hexdigest()
 
@@ -224,16 +230,16 @@ def find_warnings(
     choice: TokenizerChoice,
     target_language: str | None,
 ) -> tuple[str, ...]:
-    """Sentences about what may make scores misleading; `systems` maps a name ("hypotheses") to lines."""
+    """Return warnings about what may make scores misleading; `systems` maps a name ("hypotheses") to lines."""
     named = {**systems, "references": references}
-    found = [
+    warnings = [
         choice.reason,
         _language_warning(references, choice.name, target_language)
         or _shortness_warning(references, choice.name, target_language),
         *(_tokenized_warning(name, lines, choice.name) for name, lines in named.items()),
         *(_empty_warning(name, lines) for name, lines in named.items()),
     ]
-    return tuple(sentence for sentence in found if sentence is not None)
+    return tuple(sentence for sentence in warnings if sentence is not None)
 
 
 def _language_warning(references: Sequence[str], tokenizer: str, target_language: str | None) -> str | None:
@@ -246,10 +252,10 @@ def _language_warning(references: Sequence[str], tokenizer: str, target_language
     if is_written_without_spaces(references):
         return (
             f"{counted}, which splits words at spaces, but the references are written without them: "
-            f"say their language (for example zh), which is {target_language or 'not given'}."
+            f"specify their language (for example zh), which is {target_language or 'not set'}."
         )
     if target_language is not None and not is_language_code(target_language):
-        return f"{counted}, for {target_language!r} is no code of a language, such as zh or en: say the code."
+        return f"{counted}, as {target_language!r} is not a language code such as zh or en: specify the code."
     return None
 
 
@@ -258,13 +264,13 @@ def _shortness_warning(references: Sequence[str], tokenizer: str, target_languag
     if words >= BLEU_WORDS:
         return None
     return (
-        f"The references have {words:.1f} words on average, and BLEU counts runs of {BLEU_WORDS}: "
-        "chrF and the lines equal to the reference tell more."
+        f"The references have {words:.1f} words on average, and BLEU counts {BLEU_WORDS}-grams: "
+        "chrF and the number of lines equal to the reference are more meaningful."
     )
 
 
 def is_written_without_spaces(lines: Sequence[str]) -> bool:
-    """Whether most letters of the first lines belong to scripts that put no spaces between words."""
+    """Return whether most letters of the first lines belong to scripts without spaces between words."""
     sample = "".join(lines[:SCRIPT_SAMPLE_LINES])
     letters = [ord(character) for character in sample if character.isalpha()]
     unspaced = sum(any(first <= letter <= last for first, last in UNSPACED_SCRIPTS) for letter in letters)
@@ -276,7 +282,7 @@ def _tokenized_warning(name: str, lines: Sequence[str], tokenizer: str) -> str |
     if tokenizer == "none" or count < min(TOKENIZED_LINES, TOKENIZED_SHARE * len(lines)):
         return None
     return (
-        f"The {name} look tokenized, for {count:,} of {len(lines):,} lines end in a space and a full stop: "
+        f"The {name} look tokenized, as {count:,} of {len(lines):,} lines end in a space and a full stop: "
         "undo the tokenization, or score tokenized files with the tokenizer 'none'."
     )
 

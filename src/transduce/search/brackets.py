@@ -1,6 +1,6 @@
-"""A rule by which every hypothesis is a tree over its sentence's words: brackets balance, and each word is there once.
+"""A rule that makes every hypothesis a tree over its sentence's words: brackets balance, and each word occurs once.
 
-Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, K kinds of pieces, t pieces so far.
+Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, K kinds of tokens, t tokens so far.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 _NEVER = float("-inf")
-# Constituents that begin at one word, one inside another: more than any treebank has.
-_MOST = 12
+# Limit on nested constituents that begin at one word; no treebank has more.
+_MAX_OPENED = 12
 
 
 class BracketPiece(NamedTuple):
-    """What a piece of a linearised tree does, in this order: closes constituents, opens some, places a word."""
+    """A token of a linearized tree by its effects, in this order: closes constituents, opens some, writes a word."""
 
     closed: int = 0
     opened: int = 0
@@ -23,10 +23,10 @@ class BracketPiece(NamedTuple):
 
 
 class BalancedBrackets:
-    """Forbids each piece that could not be continued to a tree over exactly the sentence's words.
+    """A rule that forbids each token after which no tree over exactly the sentence's words could follow.
 
-    A word's own pieces come first, then what leads up to it. A sentence of one word may be that word alone. With the
-    greatest length there may still be hypotheses that are cut.
+    A word's own tokens come before the constituents that follow it. A sentence of one word may be that word alone. At
+    the greatest length hypotheses can still be cut off.
     """
 
     def __init__(
@@ -37,69 +37,72 @@ class BalancedBrackets:
         vocabulary_size: int,
         eos_id: int,
     ) -> None:
-        """
+        """Prepare the rule for a batch of sentences.
+
         Args:
-            meanings: of the pieces of linearised trees, by their ids.
-            sentences: the pieces of each word of each sentence.
+            meanings: the effects of the tokens of linearized trees, by id.
+            sentences: the tokens of each word of each sentence.
             vocabulary_size: V.
-            eos_id: of the piece that ends a tree.
+            eos_id: the id of the end symbol.
         """
         self.eos_id = eos_id
-        # Whatever names they write, pieces that do the same may follow at the same places: there are few kinds.
+        # Tokens with the same effect are allowed at the same positions, whatever label they write; there are few kinds.
         kinds = list(dict.fromkeys([BracketPiece(), *meanings.values()]))
         self.kinds = torch.tensor(kinds).T  # (3, K)
         self.kind_of = torch.zeros(vocabulary_size, dtype=torch.int64)
         self.kind_of[list(meanings)] = torch.tensor([kinds.index(meaning) for meaning in meanings.values()])
         self.words = torch.tensor([len(words) for words in sentences])
-        # After the last word there is one of no pieces.
+        # An empty word follows the last one.
         longest = max(len(word) for words in sentences for word in words)
         shape = (len(sentences), int(self.words.max()) + 1, max(1, longest))
         self.spelling, self.spelling_lengths = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape[:2]).long()
         for row, words in enumerate(sentences):
-            for place, word in enumerate(words):
-                self.spelling[row, place, : len(word)] = torch.tensor(word)
-                self.spelling_lengths[row, place] = len(word)
+            for word_index, word in enumerate(words):
+                self.spelling[row, word_index, : len(word)] = torch.tensor(word)
+                self.spelling_lengths[row, word_index] = len(word)
 
     def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:
-        """Sets the logits of what cannot follow to minus infinity; a hypothesis that has ended is left as it is."""
+        """Set the logits of tokens that cannot follow to minus infinity; hypotheses that have ended stay unchanged."""
         device = logits.device
-        closes, opens, says = self.kinds.to(device)  # (K,) each
+        closes, opens, writes = self.kinds.to(device)  # (K,) each
         kind_of = self.kind_of.to(device)
-        closed, opened, said = (each[kind_of[pieces]] for each in (closes, opens, says))  # (B, W, t)
+        closed, opened, written = (each[kind_of[pieces]] for each in (closes, opens, writes))  # (B, W, t)
         words = self.words.to(device)[rows][:, None, None]
         depth = (opened - closed).sum(-1)[..., None]  # (B, W, 1)
-        left = words - said.sum(-1)[..., None]  # (B, W, 1)
-        begun = ((opened + said) > 0).any(-1)[..., None]
-        at_once = _opened_at_once(opened, said)[..., None]
-        closes_rightly = (closes == 0) | ((at_once == 0) & (depth >= closes))
-        # What closes the root must have had all words; no constituent stands beside it.
-        kept = depth - closes
-        inside = (kept > 0) | ~begun
-        opens_rightly = (opens == 0) | ((left > 0) & inside & (torch.where(closes > 0, 0, at_once) + opens <= _MOST))
-        alone = (words == 1) & ~begun
-        says_rightly = (says == 0) | ((left > 0) & ((kept + opens > 0) | alone))
-        last = (opens == 0) & (says == 0)
-        ends_rightly = ~last | (kept > 0) | (left == 0)
-        follows = closes_rightly & opens_rightly & says_rightly & ends_rightly & (closes + opens + says > 0)
+        words_left = words - written.sum(-1)[..., None]  # (B, W, 1)
+        started = ((opened + written) > 0).any(-1)[..., None]
+        just_opened = _opened_at_once(opened, written)[..., None]
+        closes_rightly = (closes == 0) | ((just_opened == 0) & (depth >= closes))
+        # The root may close only after the last word, and nothing follows it.
+        depth_left = depth - closes
+        inside = (depth_left > 0) | ~started
+        opens_rightly = (opens == 0) | (
+            (words_left > 0) & inside & (torch.where(closes > 0, 0, just_opened) + opens <= _MAX_OPENED)
+        )
+        alone = (words == 1) & ~started
+        writes_rightly = (writes == 0) | ((words_left > 0) & ((depth_left + opens > 0) | alone))
+        last = (opens == 0) & (writes == 0)
+        ends_rightly = ~last | (depth_left > 0) | (words_left == 0)
+        follows = closes_rightly & opens_rightly & writes_rightly & ends_rightly & (closes + opens + writes > 0)
         allowed = follows.index_select(-1, kind_of)  # (B, W, V)
-        self._spell(allowed, said, rows)
-        allowed[..., self.eos_id] = (begun & (depth == 0) & (left == 0))[..., 0]
+        self._spell(allowed, written, rows)
+        allowed[..., self.eos_id] = (started & (depth == 0) & (words_left == 0))[..., 0]
         ended = (pieces == self.eos_id).any(-1)
         return logits.masked_fill_(~(allowed | ended[..., None]), _NEVER)
 
-    def _spell(self, allowed: Tensor, said: Tensor, rows: Tensor) -> None:
-        """Where a word's own pieces are not all there, the next one is all that is allowed (B, W, V)."""
+    def _spell(self, allowed: Tensor, words_written: Tensor, rows: Tensor) -> None:
+        """Allow only the next token of a word that is not complete yet, in `allowed` (B, W, V)."""
         device = allowed.device
-        # Of the word, (B, W); hypotheses that cannot be, which fill up a beam, may go on behind the last one.
-        place = said.sum(-1).clamp(max=self.spelling.shape[1] - 1)
-        written = (said.flip(-1).cumsum(-1) == 0).sum(-1)  # pieces after the word before, (B, W)
-        of = (rows[:, None], place)
+        # Index of the current word, (B, W); impossible hypotheses that fill up a beam may exceed the last word.
+        word_index = words_written.sum(-1).clamp(max=self.spelling.shape[1] - 1)
+        written = (words_written.flip(-1).cumsum(-1) == 0).sum(-1)  # tokens after the previous word, (B, W)
+        of = (rows[:, None], word_index)
         lacks = (written < self.spelling_lengths.to(device)[of])[..., None]
         following = self.spelling.to(device)[(*of, written.clamp(max=self.spelling.shape[-1] - 1))][..., None]
         allowed.logical_and_(~lacks).scatter_(-1, following, allowed.gather(-1, following) | lacks)
 
 
-def _opened_at_once(opened: Tensor, said: Tensor) -> Tensor:
-    """How many constituents the newest pieces open, without a word after them, (B, W)."""
-    is_newest = ((opened > 0) & (said == 0)).flip(-1).long().cumprod(-1).flip(-1)
+def _opened_at_once(opened: Tensor, written: Tensor) -> Tensor:
+    """Return how many constituents the newest tokens open without a word after them, (B, W)."""
+    is_newest = ((opened > 0) & (written == 0)).flip(-1).long().cumprod(-1).flip(-1)
     return (opened * is_newest).sum(-1)

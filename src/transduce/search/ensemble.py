@@ -1,4 +1,4 @@
-"""Several models as one: the mean of their probabilities.
+"""Ensemble decoding: several models whose probabilities are averaged.
 
 Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, S source length.
 """
@@ -14,33 +14,33 @@ from transduce.search.scorer import Scorer
 
 
 class Ensemble:
-    """Implements `Scorer` for models with one vocabulary that decode the same batch."""
+    """A `Scorer` that averages the probabilities of models with one vocabulary that decode the same batch."""
 
     def __init__(self, scorers: Sequence[Scorer]) -> None:
         self.scorers = scorers
 
     def step(self, pieces: Tensor) -> Tensor:
-        """The logarithm of the mean probability of each next piece, float32 (B, W, V)."""
+        """Return the logarithm of the mean probability of each next token, float32 (B, W, V)."""
         each = torch.stack([scorer.step(pieces).float().log_softmax(dim=-1) for scorer in self.scorers])
         return each.logsumexp(dim=0) - math.log(len(self.scorers))
 
     def reorder(self, parents: Tensor) -> None:
-        """Hypothesis w now continues what was hypothesis parents[b, w]."""
+        """Replace hypothesis w of sentence b by its parent, hypothesis parents[b, w]."""
         for scorer in self.scorers:
             scorer.reorder(parents)
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """The other sentences leave the batch."""
+        """Keep only these rows of the batch."""
         for scorer in self.scorers:
             scorer.keep_sentences(rows)
 
 
 class MeanAttention:
-    """Implements `AttentiveScorer`: the mean attention of several models."""
+    """An `AttentiveScorer` that averages the attention of several models."""
 
     def __init__(self, scorers: Sequence[AttentiveScorer]) -> None:
         self.scorers = scorers
 
     def attention(self) -> Tensor:
-        """(B, W, S)."""
+        """Return the mean attention, (B, W, S)."""
         return torch.stack([scorer.attention() for scorer in self.scorers]).mean(dim=0)

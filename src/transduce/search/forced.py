@@ -1,6 +1,6 @@
-"""What Hugging Face's `generation_config.json` forces and forbids: settings, and the rules that they ask for.
+"""Forced and forbidden tokens from Hugging Face's `generation_config.json`: settings and the rules that apply them.
 
-Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t pieces so far.
+Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t tokens so far.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,26 +17,25 @@ _NEVER = float("-inf")
 
 
 class GenerateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What `generation_config.json` says beyond our own settings."""
+    """Settings from `generation_config.json` that have no equivalent in `SearchSettings`."""
 
-    # The first piece of every translation, such as the tag of its language.
     forced_first_id: int | None = None
-    # What stands where a translation reaches its greatest length, mostly the end symbol.
+    """The first token of every translation, such as the tag of its language."""
     forced_last_id: int | None = None
-    # Pieces that are never written.
+    """The token at the greatest length of a translation, mostly the end symbol."""
     forbidden_ids: tuple[int, ...] = ()
-    # When a sentence is done: `full` once as many hypotheses have ended as the beam is wide; `likely` once besides no
-    # live one is better at its present length; `never` once besides none could be better at the greatest length.
+    """Tokens that are never written."""
     stop: Literal["full", "likely", "never"] = "likely"
-    # What the rules leave has all the probability: `renormalize_logits`, which OPUS models ask for.
+    """When a sentence is done. `full`: once `beam_size` hypotheses have ended. `likely`: once also no live one is
+    better at its current length. `never`: once also none could be better at the greatest length.
+    """
     renormalize: bool = False
+    """Renormalize probabilities over the tokens that rules permit: `renormalize_logits`, which OPUS models set."""
 
     def __post_init__(self) -> None:
         for name, id in _ids_of(self):
             if isinstance(id, bool) or not isinstance(id, int) or id < 0:
-                raise TransduceError(
-                    f"`search.generate.{name}` must be the number of a piece, from 0 on, but is {id!r}."
-                )
+                raise TransduceError(f"`search.generate.{name}` must be a token id, at least 0, but is {id!r}.")
 
 
 def _ids_of(settings: GenerateSettings) -> Iterator[tuple[str, int]]:
@@ -47,52 +46,52 @@ def _ids_of(settings: GenerateSettings) -> Iterator[tuple[str, int]]:
 
 
 def check_ids(settings: GenerateSettings, size: int) -> None:
-    """Refuses numbers that are no pieces of a vocabulary of this size.
+    """Check that all ids in the settings belong to a vocabulary of this size.
 
     Raises:
-        TransduceError: one is.
+        TransduceError: an id is too large.
     """
     for name, id in _ids_of(settings):
         if id >= size:
             raise TransduceError(
-                f"`search.generate.{name}` must be a piece of the vocabulary, 0 to {size - 1:,}, but is {id:,}."
+                f"`search.generate.{name}` must be a token id of the vocabulary, 0 to {size - 1:,}, but is {id:,}."
             )
 
 
 class ForcedPiece:
-    """One piece, at no cost, at one place."""
+    """A rule that forces one token at one position, with probability 1."""
 
     def __init__(self, id: int, place: int | Tensor) -> None:
-        """The place is a number of pieces before it: the same for all, or one a sentence of the input, (N,)."""
+        """Force token `id` after `place` tokens: one number for all sentences, or one per input sentence, (N,)."""
         self.id = id
         self.place = place
 
     def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:
-        """Gives the piece the log-probability 0, and forbids all others, where it stands."""
+        """At the position of the forced token, set its log-probability to 0 and forbid all others."""
         place = self.place[rows] if isinstance(self.place, Tensor) else torch.full_like(rows, self.place)
-        here = place == pieces.shape[-1]  # (B,)
-        if bool(here.any()):
+        is_here = place == pieces.shape[-1]  # (B,)
+        if bool(is_here.any()):
             forced = torch.full_like(logits, _NEVER)
             forced[..., self.id] = 0.0
-            logits = torch.where(here[:, None, None], forced, logits)
+            logits = torch.where(is_here[:, None, None], forced, logits)
         return logits
 
 
 class Renormalize:
-    """What may still be written at a step shares all the probability."""
+    """A rule that renormalizes probabilities over the tokens that earlier rules permit."""
 
     def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
-        """Log-probabilities of what the rules before this one have left."""
+        """Return the log-probabilities of the permitted tokens."""
         return logits.log_softmax(dim=-1)
 
 
 def generate_rules(settings: GenerateSettings, longest: Tensor, tags: Sequence[int] = ()) -> list[Rule]:
-    """The rules to apply after all others.
+    """Return the rules to apply after all others.
 
     Args:
-        settings: what is forced and forbidden.
-        longest: the greatest number of pieces of each sentence, (N,).
-        tags: what every translation begins with, such as the tag of its language.
+        settings: forced and forbidden tokens.
+        longest: the greatest length of each sentence in tokens, (N,).
+        tags: tokens that start every translation, such as the tag of its language.
     """
     rules: list[Rule] = [Forbid(settings.forbidden_ids)] if settings.forbidden_ids else []
     rules += [ForcedPiece(tag, place) for place, tag in enumerate(tags)]

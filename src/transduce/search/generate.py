@@ -1,10 +1,10 @@
-"""Search as Hugging Face's `generate` does it, for models whose makers chose their settings by it.
+"""Beam search as Hugging Face's `generate` does it, for models whose authors tuned their settings with it.
 
-It differs from the paper's search in four ways. Probabilities are over all pieces, also those that are never written; a
-forced piece costs nothing; a hypothesis of n pieces, its end symbol included, is ranked by its log-probability over
-n^alpha; and a sentence is done once as many hypotheses have ended as the beam is wide and no live one would be better
-at its present length. One that was cut at the greatest length competes with those that ended.
-Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t pieces so far.
+It differs from the paper's search in four ways. Probabilities are over all tokens, including those that are never
+written. A forced token has probability 1. A hypothesis of n tokens, including its end symbol, is ranked by its
+log-probability over n^alpha. A sentence is done once as many hypotheses have ended as the beam is wide and no live
+one is better at its current length. Hypotheses cut at the greatest length compete with those that ended.
+Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t tokens so far.
 """
 
 from collections.abc import Sequence
@@ -22,26 +22,26 @@ from transduce.search.selection import NEVER, Candidates, Selection
 
 
 class LogProbabilities:
-    """A scorer whose logits are log-probabilities already. Implements `Scorer`."""
+    """A `Scorer` that converts another scorer's logits to log-probabilities."""
 
     def __init__(self, scorer: Scorer) -> None:
         self.scorer = scorer
 
     def step(self, pieces: Tensor) -> Tensor:
-        """Log-probabilities of the next piece, (B, W, V)."""
+        """Return the log-probabilities of the next token, (B, W, V)."""
         return self.scorer.step(pieces).float().log_softmax(dim=-1)
 
     def reorder(self, parents: Tensor) -> None:
-        """Hypothesis w now continues what was hypothesis parents[b, w]."""
+        """Replace hypothesis w of sentence b by its parent, hypothesis parents[b, w]."""
         self.scorer.reorder(parents)
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """The other sentences leave the batch."""
+        """Keep only these rows of the batch."""
         self.scorer.keep_sentences(rows)
 
 
 class GenerateSearch(BeamSearch):
-    """Beam search with `generate`'s ranks and end."""
+    """A beam search with the ranking and stopping rules of `generate`."""
 
     def __init__(
         self,
@@ -54,17 +54,17 @@ class GenerateSearch(BeamSearch):
         selection: Selection | None = None,
         coverage: Coverage | None = None,
     ) -> None:
-        """As `BeamSearch`, of a scorer that gives log-probabilities."""
+        """Start a search with a scorer that returns log-probabilities; other arguments are as in `BeamSearch`."""
         super().__init__(scorer, bounds, beam, rules=rules, selection=selection, coverage=coverage)
         self.stop = settings.stop
         self._ended_now = [[0] * beam.groups for _ in self.rows]
 
     def _best(self, place: int, count: int) -> list[Hypothesis]:
-        """The best of all groups, whether they ended or were cut."""
+        """Return the best hypotheses of all groups, whether they ended or were cut."""
         return sorted(super()._best(place, count), key=lambda hypothesis: -hypothesis.score)
 
     def _finish(self, row: int, beam: int, group: int, history: History, *, ended: bool) -> None:
-        """Enters a hypothesis among the finished ones, of which the best stay."""
+        """Add a hypothesis to the finished ones of its group, which keeps only the best."""
         penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, beam)
         finished = self.finished[self.places[row]][group]
         finished.append(
@@ -74,7 +74,7 @@ class GenerateSearch(BeamSearch):
         del finished[self.beam.group_size :]
 
     def _finish_candidates(self, ended: Candidates) -> None:
-        """Enters those that end among the finished ones of their group."""
+        """Add candidates that end to the finished hypotheses of their groups."""
         super()._finish_candidates(ended)
         ended_now = (ended.totals > NEVER).unflatten(1, (self.beam.groups, -1))  # (B, G, n / G)
         self._ended_now = ended_now.sum(dim=-1).tolist()
@@ -85,7 +85,7 @@ class GenerateSearch(BeamSearch):
         super()._keep_sentences(staying)
 
     def _finish_live(self, row: int) -> None:
-        """Where a sentence breaks off, its live hypotheses count as they are.
+        """Add the live hypotheses of a sentence that is cut off to its finished ones.
 
         They compete with those that ended in the same step: only the W best of both count.
         """
@@ -97,7 +97,7 @@ class GenerateSearch(BeamSearch):
                 self._finish(row, beam, group, history, ended=False)
 
     def _undecided(self) -> list[int]:
-        """The rows of which a live hypothesis is still taken to improve on the finished ones."""
+        """Return the rows in which a live hypothesis may still improve on the finished ones."""
         best_live = self.scores.unflatten(1, (self.beam.groups, -1)).amax(dim=-1).tolist()  # (B, G)
         undecided = []
         for row, place in enumerate(self.places):
@@ -109,7 +109,7 @@ class GenerateSearch(BeamSearch):
         return undecided
 
     def _may_improve(self, finished: list[Hypothesis], bound: float) -> bool:
-        """Whether a live hypothesis of this score at most is waited for."""
+        """Return whether to wait for a live hypothesis whose score is at most `bound`."""
         if len(finished) < self.beam.group_size:
             return bound > NEVER
         return self.stop != "full" and bound > finished[-1].score

@@ -1,9 +1,9 @@
-"""Search without comparison: every hypothesis takes its next piece and never looks back.
+"""Greedy search: every hypothesis takes its next token without comparing hypotheses.
 
-Greedy search takes the best piece. Beam search with one hypothesis and no length penalty finds the same, more slowly;
-with a length penalty it goes on while a longer hypothesis could still score better. Sampling draws the piece
+Greedy search takes the best token. Beam search with one hypothesis and no length penalty finds the same, more slowly;
+with a length penalty it continues while a longer hypothesis could still score better. Sampling draws the token
 (`sampling.py`).
-Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t pieces so far.
+Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t tokens so far.
 """
 
 import math
@@ -18,7 +18,7 @@ from transduce.search.rules import Rule
 from transduce.search.scorer import Bounds, Hypothesis, Scorer
 from transduce.search.vocabulary import best_normalized, best_piece, log_normalizer
 
-# Logits (B, W, V), float32, and the sentences' places in the input (B,), to the next pieces (B, W).
+# Maps float32 logits (B, W, V) and each sentence's index in the input (B,) to the next tokens (B, W).
 Choose = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -31,15 +31,15 @@ def greedy_search(
     alpha: float = 0.0,
     rules: Sequence[Rule] = (),
 ) -> list[list[Hypothesis]]:
-    """One hypothesis for each sentence.
+    """Return one hypothesis for each sentence.
 
     Args:
         scorer: the model, at the start of a batch of N sentences.
-        start_id: what the decoder is given first.
+        start_id: the first input of the decoder.
         eos_id: the end symbol.
-        longest: the greatest number of pieces of each sentence, end symbol included, int64 (N,).
-        alpha: of the length penalty, for the reported score alone.
-        rules: applied to the logits in turn.
+        longest: the greatest length of each hypothesis in tokens, including the end symbol, int64 (N,).
+        alpha: exponent of the length penalty, which affects only the reported score.
+        rules: rules applied to the logits in turn.
 
     Returns:
         N lists of one hypothesis.
@@ -48,12 +48,15 @@ def greedy_search(
 
 
 def take_best(logits: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG001
-    """The best piece of each hypothesis, (B, W)."""
+    """Return the best token of each hypothesis, (B, W)."""
     return best_piece(logits)
 
 
 class Walk:
-    """Hypotheses that grow side by side until each has ended or is as long as it may be. Implements `loop.Search`."""
+    """A search in which hypotheses grow together until each has ended or reached its greatest length.
+
+    It implements `loop.Search`.
+    """
 
     def __init__(
         self,
@@ -66,7 +69,7 @@ class Walk:
         divisor: LengthPenalty = length_penalty,
         rules: Sequence[Rule] = (),
     ) -> None:
-        """Begins with `width` hypotheses a sentence; `alpha` is of the length penalty, for the reported score."""
+        """Start `width` hypotheses per sentence; `alpha` of the length penalty affects only the reported score."""
         sentences, device = len(bounds.longest), bounds.longest.device
         self.scorer = scorer
         self.choose = choose
@@ -78,14 +81,14 @@ class Walk:
         self.longest = bounds.longest  # (B,)
         self.shortest_limit = min(bounds.longest.tolist(), default=0)
         self.ended = torch.zeros(sentences, width, dtype=torch.bool, device=device)  # (B, W)
-        self.rows = torch.arange(sentences, device=device)  # (B,), the sentence's place in the input
+        self.rows = torch.arange(sentences, device=device)  # (B,), the sentence's index in the input
         self.newest = torch.full((sentences, 1), bounds.start_id, dtype=torch.int64, device=device)
         self.pieces = torch.empty(sentences, width, 0, dtype=torch.int64, device=device)  # (B, W, t)
         self.log_probabilities = torch.empty(sentences, width, 0, device=device)  # (B, W, t)
         self._found: list[list[Hypothesis]] = [[] for _ in range(sentences)]
 
     def advance(self, steps: int = 1) -> None:  # noqa: ARG002
-        """Every hypothesis takes its next piece."""
+        """Extend every hypothesis by its next token."""
         logits = self.scorer.step(self.newest).float()  # (B, 1, V) at the first step, then (B, W, V)
         if logits.shape[1] != self.width:
             logits = logits.repeat(1, self.width, 1)
@@ -93,14 +96,14 @@ class Walk:
         newest, log_probabilities = self._next(logits)
         self._extend(newest, log_probabilities)
         self.ended = self.ended | (newest == self.eos_id)
-        if self.rules:  # which may leave no piece at all
+        if self.rules:  # rules may leave no token at all
             self.ended = self.ended | log_probabilities.isneginf()
         if self.pieces.shape[-1] < self.shortest_limit and not self.ended.any():
             return
         self._leave(self.ended.all(dim=-1) | (self.longest <= self.pieces.shape[-1]))
 
     def _next(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The next piece of each hypothesis and its log-probability, which is the model's own, without the rules."""
+        """Return each hypothesis's next token and its log-probability by the model alone, without the rules."""
         if not self.rules and self.choose is take_best:
             values, pieces, normalizer = best_normalized(logits, 1)  # (B, W, 1) each
             return pieces[..., 0], (values - normalizer)[..., 0]
@@ -111,17 +114,17 @@ class Walk:
         return newest, (logits.gather(-1, newest[..., None]) - normalizer)[..., 0]
 
     def hypotheses(self) -> Tensor:
-        """Each as it is, filled up with end symbols where it has ended, (B, W, t)."""
+        """Return the hypotheses so far, padded with end symbols after their end, (B, W, t)."""
         ended = (self.pieces == self.eos_id).cummax(dim=-1).values
         return self.pieces.masked_fill(ended, self.eos_id)
 
     def give_up(self, places: Collection[int]) -> None:
-        """The sentences at these places leave as they are."""
+        """Remove sentences from the batch with their hypotheses as they are."""
         if places:
             self._leave(torch.isin(self.rows, torch.tensor(list(places), device=self.rows.device)))
 
     def found(self) -> list[list[Hypothesis]]:
-        """All hypotheses of each sentence, in their own order."""
+        """Return all hypotheses of each sentence, in the order in which they were started."""
         return self._found
 
     def _extend(self, newest: Tensor, log_probabilities: Tensor) -> None:
@@ -130,11 +133,11 @@ class Walk:
         self.log_probabilities = torch.cat([self.log_probabilities, log_probabilities[..., None]], dim=-1)
 
     def _leave(self, leaving: Tensor) -> None:
-        """These sentences (B,) are finished: a hypothesis that ended has waited for its fellows until now."""
+        """Remove finished sentences (B,) and store their hypotheses."""
         if not bool(leaving.any()):
             return
         rows = leaving.nonzero().flatten()
-        # All at once, for each reading makes a GPU wait.
+        # One transfer for all, since each one stalls a GPU.
         histories = zip(self.pieces[rows].tolist(), self.log_probabilities[rows].tolist(), strict=True)
         for place, history in zip(self.rows[rows].tolist(), histories, strict=True):
             self._found[place] = [self._hypothesis(*hypothesis) for hypothesis in zip(*history, strict=True)]
@@ -145,13 +148,16 @@ class Walk:
         self.ended = self.ended[staying]
 
     def _hypothesis(self, pieces: list[int], log_probabilities: list[float]) -> Hypothesis:
-        """What stands before the first end symbol, and with it; or before a piece that rules forbade, as all others."""
+        """Return the hypothesis up to and including its first end symbol, or up to a token that rules forbid.
+
+        A forbidden token is chosen if rules forbid all tokens.
+        """
         steps = enumerate(zip(pieces, log_probabilities, strict=True))
         last = next((n for n, (piece, value) in steps if piece == self.eos_id or value == -math.inf), None)
         ended = last is not None and log_probabilities[last] != -math.inf
         length = len(pieces) if last is None else last + ended
-        own = pieces[:length], log_probabilities[:length]
-        return make_hypothesis(*own, ended=ended, alpha=self.alpha, divisor=self.divisor)
+        trimmed = pieces[:length], log_probabilities[:length]
+        return make_hypothesis(*trimmed, ended=ended, alpha=self.alpha, divisor=self.divisor)
 
 
 def make_hypothesis(
@@ -163,9 +169,9 @@ def make_hypothesis(
     penalty: float = 0.0,
     divisor: LengthPenalty = length_penalty,
 ) -> Hypothesis:
-    """A hypothesis from its pieces, the end symbol last where it ended, and their log-probabilities.
+    """Create a hypothesis from its tokens, including the end symbol if it ended, and their log-probabilities.
 
-    Its score is the sum of these over the length penalty, and a penalty, in nats, that is added as it is.
+    Its score is the sum of the log-probabilities divided by the length penalty, plus `penalty`, in nats.
     """
     return Hypothesis(
         ids=tuple(pieces[:-1] if ended else pieces),

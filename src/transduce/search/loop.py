@@ -1,6 +1,6 @@
-"""The search loop: state, "is there anything left?", and one step.
+"""The search loop: it advances a search step by step until no sentence is left.
 
-Legend: B sentences still in the batch, W hypotheses of each, t pieces so far.
+Legend: B sentences still in the batch, W hypotheses of each, t tokens so far.
 """
 
 from collections.abc import Collection
@@ -10,41 +10,41 @@ from torch import Tensor
 
 from transduce.search.scorer import Hypothesis, Observer
 
-_MANY = 2**31  # steps: until all sentences have left
+_MANY = 2**31  # steps: no limit before all sentences are finished
 
 
 class Search(Protocol):
-    """A search for the target sequences of a batch, somewhere between its first step and its last."""
+    """A search in progress for the target sequences of a batch."""
 
     @property
     def rows(self) -> Tensor:
-        """The places in the batch of the sentences that are still decoded, (B,)."""
+        """The indices of the sentences that are still decoded, (B,)."""
 
     def advance(self, steps: int = 1) -> None:
-        """A step, or more where that is faster, but not more than `steps`.
+        """Take one step, or up to `steps` if that is faster.
 
-        In a step every hypothesis grows by a piece; sentences that are finished leave.
+        In a step every hypothesis grows by one token, and finished sentences leave the batch.
         """
 
     def hypotheses(self) -> Tensor:
-        """What an observer is shown: see `Observer.after_step`, (B, W, t)."""
+        """Return the hypotheses for `Observer.after_step`, (B, W, t)."""
 
     def give_up(self, places: Collection[int]) -> None:
-        """Sentences at these places leave with what they have; places of others mean nothing."""
+        """Remove sentences from the batch with the hypotheses they have; indices of finished sentences are ignored."""
 
     def found(self) -> list[list[Hypothesis]]:
-        """The hypotheses of all sentences that have left, best first; none yet for the others."""
+        """Return the hypotheses of all finished sentences, best first; empty lists for the others."""
 
 
 def run(search: Search, observer: Observer | None = None) -> list[list[Hypothesis]]:
-    """Searches to the end.
+    """Run a search to its end.
 
     Args:
-        search: at its first step, or further.
-        observer: told of every step.
+        search: a search at its first step or later.
+        observer: is called after every step.
 
     Returns:
-        Each sentence's hypotheses. One that was given up may have none.
+        The hypotheses of each sentence. A sentence that was given up may have none.
     """
     while len(search.rows):
         search.advance(_MANY if observer is None else 1)

@@ -1,7 +1,7 @@
-"""Sampling: pieces are drawn from the model's distribution, sharpened or cut off where asked.
+"""Sampling: tokens are drawn from the model's distribution, with temperature, top-k and top-p.
 
-Each sentence has random numbers of its own, so that what is drawn for it depends on the seed and its place in the
-input, and on nothing else in the batch.
+Each sentence has a random generator of its own, so its samples depend only on the seed and its index in the input,
+not on the rest of the batch.
 Legend: N sentences, B of them still in the batch, W hypotheses of each, V vocabulary.
 """
 
@@ -12,19 +12,19 @@ from torch import Tensor
 
 from transduce.search.settings import SamplingSettings
 
-_LIKELY = 32  # pieces that are put in order at first; few drawings need more
-_GROWTH = 16  # and those so many times as many, then all
+_LIKELY = 32  # tokens that are sorted at first; few draws need more
+_GROWTH = 16  # factor by which their number grows, up to all
 
 
 class Draw:
-    """Chooses pieces at random. Log-probabilities stay the model's own, before temperature and cuts."""
+    """A sampler of tokens. Reported log-probabilities are the model's, before temperature, top-k and top-p."""
 
     def __init__(self, sampling: SamplingSettings, places: Sequence[int], *, samples: int) -> None:
-        """Prepares each sentence's random numbers.
+        """Create each sentence's random generator.
 
         Args:
-            sampling: what may be drawn, and the seed.
-            places: each sentence's place in the whole input, which chooses its random numbers, (N,).
+            sampling: the sampling options with the seed.
+            places: each sentence's index in the whole input, which determines its random numbers, (N,).
             samples: hypotheses drawn for each sentence.
         """
         self.sampling = sampling
@@ -32,7 +32,7 @@ class Draw:
         self.generators = [torch.Generator().manual_seed(_seed(sampling.seed, place)) for place in places]
 
     def __call__(self, logits: Tensor, rows: Tensor) -> Tensor:
-        """Logits (B, W, V) and the sentences' places in the batch (B,) to the next pieces, (B, W)."""
+        """Draw the next tokens (B, W) from logits (B, W, V), with the sentences' indices in the batch, (B,)."""
         drawn = [torch.rand(self.samples, generator=self.generators[row]) for row in rows.tolist()]
         uniform = torch.stack(drawn).to(logits.device)
         sampling = self.sampling
@@ -40,27 +40,27 @@ class Draw:
 
 
 def _seed(seed: int, place: int) -> int:
-    """A generator's seed for one sentence; PyTorch's generator takes 32 bits."""
+    """Return the random seed of one sentence; PyTorch's generator uses 32 bits."""
     return (seed * 0x9E3779B1 + place * 0x85EBCA6B) % 2**32
 
 
 def draw(logits: Tensor, uniform: Tensor, *, top_k: int = 0, top_p: float = 1.0) -> Tensor:
-    """The piece at which the cumulated probability of the pieces, likeliest first, passes a uniform number.
+    """Return the token at which the cumulative probability, most likely token first, exceeds a uniform random number.
 
     Args:
         logits: (B, W, V).
-        uniform: in [0, 1), (B, W).
-        top_k: pieces that may be drawn; 0: all.
-        top_p: the probability that they have together at least.
+        uniform: random numbers in [0, 1), (B, W).
+        top_k: the number of most likely tokens that may be drawn; 0: all.
+        top_p: only the most likely tokens that together have at least this probability may be drawn.
 
     Returns:
-        Pieces, (B, W).
+        Tokens, (B, W).
     """
     probabilities = logits.softmax(dim=-1).flatten(0, 1)  # (B × W, V)
     bounds, most = uniform.flatten(), probabilities.shape[1]
     count = min(top_k or _LIKELY, most)
     pieces, is_certain = _draw_among(probabilities, bounds, count, top_p, is_all=count in (top_k, most))
-    while not bool(is_certain.all()):  # what a row draws must not depend on the others
+    while not bool(is_certain.all()):  # a row's draw must not depend on other rows
         left, count = (~is_certain).nonzero().flatten(), min(_GROWTH * count, most)
         pieces[left], is_certain[left] = _draw_among(
             probabilities[left], bounds[left], count, top_p, is_all=count == most
@@ -71,14 +71,18 @@ def draw(logits: Tensor, uniform: Tensor, *, top_k: int = 0, top_p: float = 1.0)
 def _draw_among(
     probabilities: Tensor, uniform: Tensor, count: int, top_p: float, *, is_all: bool
 ) -> tuple[Tensor, Tensor]:
-    """The piece of each row (N, V) among the likeliest, and whether it is drawn whatever the others are; (N,) both."""
+    """Draw from the `count` most likely tokens of each row (N, V).
+
+    Returns:
+        The tokens, (N,), and whether each draw is certain, that is, independent of the less likely tokens, (N,).
+    """
     values, pieces = probabilities.topk(count, dim=-1)  # sorted
     cumulated = values.cumsum(dim=-1)
     is_certain = torch.ones_like(uniform, dtype=torch.bool)
     if top_p < 1.0:
         if not is_all:
             is_certain = cumulated[:, -1] >= top_p
-        # A piece stays while those before it have not reached top_p: the first always does.
+        # A token stays if those before it have not reached top_p; the first always stays.
         stays = cumulated - values < top_p
         stays[:, 0] = True  # a tiny top_p is 0 in float32
         cumulated = (values * stays).cumsum(dim=-1)
@@ -88,5 +92,5 @@ def _draw_among(
     else:
         total = probabilities.sum(dim=-1)
         is_certain = uniform * total < cumulated[:, -1]
-    place = torch.searchsorted(cumulated, (uniform * total)[:, None], right=True).clamp_max(count - 1)
-    return pieces.gather(1, place)[:, 0], is_certain
+    index = torch.searchsorted(cumulated, (uniform * total)[:, None], right=True).clamp_max(count - 1)
+    return pieces.gather(1, index)[:, 0], is_certain

@@ -1,6 +1,6 @@
-"""What search asks of a model, what it tells whoever watches, and what it finds.
+"""Interfaces between search and its surroundings: the model, observers, and the hypotheses found.
 
-Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t pieces so far.
+Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t tokens so far.
 """
 
 from collections.abc import Collection
@@ -11,68 +11,69 @@ from torch import Tensor
 
 
 class Scorer(Protocol):
-    """A model in the middle of decoding a batch. Holds the cache."""
+    """A model during the decoding of a batch, with its KV cache."""
 
     def step(self, pieces: Tensor) -> Tensor:
-        """Scores of the next piece after each hypothesis.
+        """Return the scores of the next token of each hypothesis.
 
         Args:
-            pieces: the newest piece of each hypothesis, (B, W); at the first step the start symbol, (B, 1).
+            pieces: the newest token of each hypothesis, (B, W); at the first step the start symbol, (B, 1).
 
         Returns:
-            Logits, (B, W, V), of any floating type, minus infinity where a piece is never written (padding, the start
-            symbol). Search normalises them, and rules may write into them.
+            Logits, (B, W, V), of any floating dtype, minus infinity for tokens that are never written (padding, the
+            start symbol). Search normalizes them, and rules may overwrite them.
         """
 
     def reorder(self, parents: Tensor) -> None:
-        """Hypothesis w now continues what was hypothesis parents[b, w]; (B, W)."""
+        """Replace hypothesis w of sentence b by its parent, hypothesis parents[b, w]; parents is (B, W)."""
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """The other sentences are finished and leave the batch; rows are distinct and ascending, (B',)."""
+        """Keep only these rows of the batch, as the other sentences are finished; rows are ascending, (B',)."""
 
 
 class Observer(Protocol):
-    """Watches a search from step to step, and may have sentences given up: whoever asked has gone, or time is up."""
+    """A callback after each step, which can end the search for sentences after a timeout or a closed connection."""
 
     def after_step(self, rows: Tensor, pieces: Tensor) -> Collection[int]:
-        """Called after every step that leaves sentences to be decoded.
+        """Handle a step that leaves sentences to be decoded.
 
         Args:
-            rows: the places of the sentences that are still decoded, (B,).
-            pieces: their hypotheses so far, the best live one first, (B, W, t). The last one of a beam is the best that
-                has ended already, where there is one, filled up with end symbols: what all hypotheses begin with is
-                what the result will begin with.
+            rows: the indices of the sentences that are still decoded, (B,).
+            pieces: their hypotheses so far, the best live one first, (B, W, t). The last one of a beam is the best
+                finished one, if there is one, padded with end symbols. So the common prefix of all hypotheses is a
+                prefix of the result.
 
         Returns:
-            The places to give up. These sentences leave the batch at once and come back with what they have.
+            The indices of sentences to give up. They leave the batch at once with the hypotheses they have.
         """
 
 
 class Bounds(NamedTuple):
-    """Where hypotheses begin and end."""
+    """The start and end symbol of hypotheses and their greatest lengths."""
 
     start_id: int
-    """What the decoder is given first."""
+    """The first input of the decoder."""
     eos_id: int
     """The end symbol."""
     longest: Tensor
-    """The greatest number of pieces of each sentence, end symbol included, int64 (N,)."""
+    """The greatest length of each hypothesis in tokens, including the end symbol, int64 (N,)."""
 
 
 class Hypothesis(msgspec.Struct, frozen=True):
-    """One target sequence found by search."""
+    """A target sequence found by search."""
 
     ids: tuple[int, ...]
-    """The pieces, without start and end symbols."""
+    """The tokens, without start and end symbols."""
     piece_log_probabilities: tuple[float, ...]
-    """Natural logarithms, one a piece and, when `ended`, one for the end symbol: the model's own, whatever the rules
-    forbade."""
+    """Natural logarithms of the model's probabilities, without rules, one per token plus one for the end symbol if
+    `ended`.
+    """
     score: float
-    """What hypotheses are ranked by: the log-probability over the length penalty, and the coverage penalty."""
+    """The ranking score: log-probability over the length penalty, plus the coverage penalty."""
     ended: bool
-    """False where the maximum length cut it, or the search for it was given up."""
+    """False if the hypothesis was cut at the greatest length or its sentence was given up."""
 
     @property
     def log_probability(self) -> float:
-        """The sum over the pieces and the end symbol, in nats."""
+        """The sum over the tokens and the end symbol, in nats."""
         return sum(self.piece_log_probabilities)

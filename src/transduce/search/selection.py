@@ -1,6 +1,6 @@
-"""Which continuations a beam keeps: the best ones, or the best of each of several groups.
+"""Selection of the continuations that a beam keeps: the best ones, or the best of each of several groups.
 
-Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, n candidates, G groups, t pieces so far.
+Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, n candidates, G groups, t tokens so far.
 """
 
 from typing import NamedTuple, Protocol
@@ -14,19 +14,19 @@ NEVER = float("-inf")
 
 
 class Step:
-    """What a selection chooses from."""
+    """The hypotheses and logits of one step, among whose continuations a selection chooses."""
 
     def __init__(
         self, logits: Tensor, scores: Tensor, pieces: Tensor, rows: Tensor, normalizer: Tensor | None = None
     ) -> None:
-        """Of B sentences.
+        """Describe a step of B sentences.
 
         Args:
-            logits: after the rules, float32, (B, W, V).
-            scores: each hypothesis' log-probability so far, (B, W).
-            pieces: what each hypothesis holds so far, (B, W, t).
-            rows: each sentence's place in the input, (B,).
-            normalizer: of the logits before the rules, (B, W, 1); where nothing is said, no rule changed them.
+            logits: logits after the rules, float32, (B, W, V).
+            scores: each hypothesis's log-probability so far, (B, W).
+            pieces: the tokens of each hypothesis so far, (B, W, t).
+            rows: each sentence's index in the input, (B,).
+            normalizer: log-sum-exp of the logits before the rules, (B, W, 1); None if no rule changed them.
         """
         self.logits = logits
         self.scores = scores
@@ -36,64 +36,64 @@ class Step:
 
     @property
     def normalizer(self) -> Tensor:
-        """logits - normalizer are the model's log-probabilities, (B, W, 1)."""
+        """The log-sum-exp, (B, W, 1); logits - normalizer are the model's log-probabilities."""
         if self.known_normalizer is None:
             self.known_normalizer = log_normalizer(self.logits)
         return self.known_normalizer
 
     def of_sentence(self, row: int) -> "Step":
-        """One sentence's alone."""
+        """Return the step of one sentence."""
         parts = (self.logits, self.scores, self.pieces, self.rows, self.normalizer)
         return Step(*(values[row : row + 1] for values in parts))
 
     def of_hypotheses(self, beams: slice) -> "Step":
-        """Only these hypotheses of each sentence."""
+        """Return the step of some hypotheses of each sentence."""
         return Step(self.logits[:, beams], self.scores[:, beams], self.pieces, self.rows, self.normalizer[:, beams])
 
 
 class Candidates(NamedTuple):
-    """Continuations of the hypotheses of each sentence, (B, n) each."""
+    """Continuations of the hypotheses of each sentence; each tensor is (B, n)."""
 
     parents: Tensor
-    """The hypothesis that is continued."""
+    """The index of the hypothesis that is continued."""
     pieces: Tensor
-    """By what."""
+    """The token that is appended."""
     piece_scores: Tensor
-    """The piece's log-probability."""
+    """The token's log-probability."""
     totals: Tensor
-    """With it, the hypothesis' log-probability; minus infinity where there is no such candidate."""
+    """The hypothesis's log-probability including the token; minus infinity if there is no such candidate."""
 
     def take(self, order: Tensor) -> "Candidates":
-        """Those at `order` (B, m) of each sentence."""
+        """Return the candidates at indices `order` (B, m) of each sentence."""
         return Candidates(*(values.gather(1, order) for values in self))
 
 
 class Choice(NamedTuple):
-    """What becomes of the hypotheses."""
+    """The continuations that a selection keeps."""
 
     live: Candidates
-    """Those that go on, (B, W)."""
+    """Hypotheses that continue, (B, W)."""
     ended: Candidates
-    """Those that end, (B, n): as many places for each group."""
+    """Hypotheses that end, (B, n), with equally many slots for each group."""
 
 
 class Selection(Protocol):
-    """Chooses among all continuations of a step."""
+    """An interface for choosing among all continuations of a step."""
 
     def select(self, step: Step) -> Choice:
-        """The hypotheses of the next step, and those that end in this one."""
+        """Return the hypotheses of the next step and those that end in this one."""
 
 
 class BestSelection:
-    """The W best."""
+    """A `Selection` of the W best continuations."""
 
     def __init__(self, *, beam_size: int, eos_id: int) -> None:
         self.beam_size = beam_size
         self.eos_id = eos_id
 
     def select(self, step: Step) -> Choice:
-        """The best, whatever hypothesis they continue."""
-        # Of 2 W candidates at most W end, so W others remain.
+        """Select the best continuations of all hypotheses."""
+        # At most W of 2 W candidates end, so at least W others remain.
         kernels = kernels_for(step.logits, 2 * self.beam_size)
         if kernels is not None:
             live, ended = kernels.select(
@@ -104,10 +104,10 @@ class BestSelection:
 
 
 class DiverseSelection:
-    """Groups that each search on their own, and avoid what others chose in the same step (Vijayakumar et al. 2016).
+    """A `Selection` of groups that search separately and avoid each other's choices (Vijayakumar et al. 2016).
 
-    A piece that groups before have taken at this position costs `penalty` nats for each time: the Hamming diversity.
-    Only the choice is swayed by it; hypotheses are scored by their log-probability.
+    A token costs `penalty` nats for each time that earlier groups chose it at the same position (Hamming diversity).
+    The penalty affects only the selection; scores remain log-probabilities.
     """
 
     def __init__(self, *, beam_size: int, groups: int, penalty: float, eos_id: int) -> None:
@@ -117,11 +117,13 @@ class DiverseSelection:
         self.eos_id = eos_id
 
     def select(self, step: Step) -> Choice:
-        """Each group's best, the groups one after another."""
-        taken = step.logits.new_zeros(len(step.logits), step.logits.shape[-1])  # (B, V), how often
+        """Select the best continuations of each group, one group after another."""
+        taken = step.logits.new_zeros(
+            len(step.logits), step.logits.shape[-1]
+        )  # (B, V), how often each token was chosen
         choices = []
         for group in range(self.groups):
-            beams = slice(0, 1)  # at the first step there is one hypothesis, and all groups begin with it
+            beams = slice(0, 1)  # the first step has a single hypothesis, which all groups share
             if step.logits.shape[1] > 1:
                 beams = slice(group * self.group_size, (group + 1) * self.group_size)
             candidates = best_candidates(step.of_hypotheses(beams), 2 * self.group_size, taken[:, None] * self.penalty)
@@ -133,16 +135,16 @@ class DiverseSelection:
 
 
 def best_candidates(step: Step, count: int, costs: Tensor | None = None) -> Candidates:
-    """The best continuations of each sentence's hypotheses, best first.
+    """Return the best continuations of each sentence's hypotheses, best first.
 
     Args:
         step: the hypotheses.
-        count: how many, at most; fewer where there are fewer.
-        costs: taken off each piece's score while choosing, broadcastable to (B, W, V).
+        count: the greatest number of continuations; there are fewer if not as many exist.
+        costs: subtracted from each token's score for the selection only, broadcastable to (B, W, V).
     """
-    swayed = step.logits if costs is None else step.logits - costs
-    width = min(count, swayed.shape[-1])  # more from one hypothesis are never needed
-    best, pieces = best_pieces(swayed, width)  # (B, W, width)
+    adjusted = step.logits if costs is None else step.logits - costs
+    width = min(count, adjusted.shape[-1])  # more continuations of one hypothesis are never needed
+    best, pieces = best_pieces(adjusted, width)  # (B, W, width)
     totals = (step.scores[..., None] + (best - step.normalizer)).flatten(1)  # (B, W × width)
     order = totals.topk(min(count, totals.shape[1]), dim=-1).indices  # (B, n), best first
     parents = order // width
@@ -154,7 +156,7 @@ def best_candidates(step: Step, count: int, costs: Tensor | None = None) -> Cand
 
 
 def score_candidates(step: Step, parents: Tensor, pieces: Tensor) -> Candidates:
-    """Candidates by hypothesis and piece, (B, n) each, with their scores."""
+    """Return the candidates given by hypotheses and tokens, (B, n) each, with their scores."""
     flat = parents * step.logits.shape[-1] + pieces
     logits = step.logits.flatten(1).gather(1, flat)
     piece_scores = logits - step.normalizer[..., 0].gather(1, parents)
@@ -162,7 +164,7 @@ def score_candidates(step: Step, parents: Tensor, pieces: Tensor) -> Candidates:
 
 
 def split(candidates: Candidates, eos_id: int, beam_size: int) -> Choice:
-    """Those that end, if fewer than `beam_size` are better, and the `beam_size` best of those that do not."""
+    """Split candidates into those that end, if fewer than `beam_size` are better, and the best `beam_size` others."""
     ends = candidates.pieces == eos_id
     counts = ends & (torch.arange(ends.shape[1], device=ends.device) < beam_size)
     ended = candidates._replace(totals=candidates.totals.masked_fill(~counts, NEVER))
@@ -173,7 +175,7 @@ def split(candidates: Candidates, eos_id: int, beam_size: int) -> Choice:
 
 
 def _fill(candidates: Candidates, count: int) -> Candidates:
-    """As many candidates as `count`, with impossible ones at the end."""
+    """Pad candidates to `count` with impossible ones."""
     missing = count - candidates.totals.shape[1]
     if missing <= 0:
         return candidates

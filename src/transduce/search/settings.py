@@ -1,4 +1,4 @@
-"""How to search."""
+"""Settings of search and sampling."""
 
 import math
 from functools import cache
@@ -21,16 +21,16 @@ _NOT_NEGATIVE = (
     "diversity_penalty",
 )
 _MILLION = 1_000_000
-# Beyond these, a penalty would leave the range of float32, and a beam would go on for hours: with room for so many
-# pieces, the length penalty may always make up for more log-probability than has been lost.
+# Greater penalties would exceed the range of float32. Greater lengths could take hours, since the length penalty can
+# then always compensate for the log-probability lost so far.
 _GREATEST = {"length_penalty": 10, "coverage_penalty": _MILLION, "diversity_penalty": _MILLION}
 _GREATEST |= dict.fromkeys(("beam_size", "n_best"), 10_000)
 _GREATEST |= dict.fromkeys(("max_length", "max_length_extra", "min_length"), _MILLION)
-_LEAST_TEMPERATURE, _GREATEST_TEMPERATURE = 1e-30, 1e30  # beyond, logits would leave the range of float32
+_LEAST_TEMPERATURE, _GREATEST_TEMPERATURE = 1e-30, 1e30  # beyond these, logits would exceed the range of float32
 
 
 def _check_numbers(settings: msgspec.Struct) -> None:
-    """Whoever calls from Python may hand in anything. NumPy's numbers become Python's."""
+    """Check that number fields are numbers, since Python callers may pass anything; convert NumPy numbers."""
     for name, hint in _numbers_of(type(settings)).items():
         value, is_whole = getattr(settings, name), hint is not float
         if value is None and hint not in (int, float):
@@ -55,22 +55,22 @@ def _check_ranges(settings: "SearchSettings") -> None:
 
 @cache
 def _numbers_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Its fields that are numbers, and of which type."""
+    """Return the fields of a struct that are numbers, with their types."""
     numbers = (int, int | None, float)
     return {field.name: field.type for field in msgspec.structs.fields(kind) if field.type in numbers}
 
 
 class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What may be drawn, where pieces are drawn in place of searched for."""
+    """Settings of sampling, which draws tokens instead of searching for the best."""
 
-    # Logits are divided by it: below 1 likely pieces become likelier.
     temperature: float = 1.0
-    # Only so many of the likeliest pieces may be drawn; 0: all.
+    """Logits are divided by this; below 1, likely tokens become more likely."""
     top_k: int = 0
-    # Only the likeliest pieces that together have this probability may be drawn (Holtzman et al. 2020).
+    """Only this many of the most likely tokens may be drawn; 0: all."""
     top_p: float = 1.0
-    # The same seed draws the same translations of the same input.
+    """Only the most likely tokens that together have this probability may be drawn (Holtzman et al. 2020)."""
     seed: int = 1
+    """The random seed; the same seed and input give the same translations."""
 
     def __post_init__(self) -> None:
         _check_numbers(self)
@@ -85,36 +85,46 @@ class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Options of greedy search, beam search and sampling. The defaults are the paper's (section 6.1)."""
+    """Settings of greedy search, beam search and sampling; the defaults are the paper's (section 6.1)."""
 
     beam_size: int = 4
-    # Alpha of the length penalty ((5 + |Y|) / 6)^alpha (Wu et al. 2016); 0 ranks by log-probability alone.
+    """Number of hypotheses kept at each step; 1 is greedy search."""
     length_penalty: float = 0.6
-    # How many hypotheses are returned, best first.
+    """Alpha of the length penalty ((5 + |Y|) / 6)^alpha (Wu et al. 2016); 0 ranks by log-probability alone."""
     n_best: int = 1
-    # At most source pieces × factor + extra new pieces, or more where a prefix or min_length takes them; or max_length,
-    # where it is said.
+    """Number of hypotheses returned, best first."""
     max_length_factor: float = 1.0
+    """The greatest length in tokens is source tokens × `max_length_factor` + `max_length_extra`, or more if a prefix or
+    `min_length` needs it.
+    """
     max_length_extra: int = 50
+    """Added to source tokens × `max_length_factor` for the greatest length in tokens."""
     max_length: int | None = None
-    # No end symbol before this many pieces.
+    """The greatest length in tokens, including the end symbol, instead of `max_length_factor` and `max_length_extra`.
+
+    """
     min_length: int = 0
-    # No run of so many pieces occurs twice in a translation; 0: they may.
+    """Minimum number of tokens before the end symbol."""
     no_repeated_ngrams: int = 0
-    # Beta of the coverage penalty (Wu et al. 2016), by which beams rank down what left a source piece untranslated.
+    """No n-gram of this many tokens occurs twice in a translation; 0: no restriction."""
     coverage_penalty: float = 0.0
-    # The beam is divided into so many groups, which avoid each other's choices (Vijayakumar et al. 2016).
+    """Beta of the coverage penalty (Wu et al. 2016), which penalizes hypotheses that leave source tokens untranslated.
+
+    """
     diverse_groups: int = 1
-    # In nats: what a piece costs a group for each earlier group that chose it at the same position.
+    """Number of groups of the beam, which avoid each other's choices (Vijayakumar et al. 2016)."""
     diversity_penalty: float = 0.5
-    # Texts that no translation contains: words as whole words, and `<unk>` for what the model has no pieces for.
+    """Cost in nats of a token for each earlier group that chose it at the same position."""
     forbidden: tuple[str, ...] = ()
-    # Bit-equal scores whatever else is in the batch, or a refusal; takes one thread, and up to twice the time.
+    """Texts that no translation may contain: words, matched as whole words, and `<unk>` for the unknown token."""
     strict: bool = False
-    # Draw n_best translations instead of searching for the best ones.
+    """Make scores bit-equal whatever else is in the batch, or refuse if that is impossible; uses one thread and takes
+    up to twice the time.
+    """
     sampling: SamplingSettings | None = None
-    # Rank, force and forbid as Hugging Face's `generate` does; the length penalty is then |Y|^alpha.
+    """Draw `n_best` translations instead of searching for the best ones."""
     generate: GenerateSettings | None = None
+    """Rank, force and forbid tokens as Hugging Face's `generate` does; the length penalty is then |Y|^alpha."""
 
     def __post_init__(self) -> None:
         _check_numbers(self)
@@ -130,7 +140,7 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         if self.max_length_factor > _GREATEST_FACTOR:
             raise TransduceError(
                 f"`max_length_factor` must be at most {_GREATEST_FACTOR:,}, but is {self.max_length_factor}: "
-                "set `max_length`, in pieces."
+                "set `max_length`, in tokens."
             )
         if self.diverse_groups < 1 or self.beam_size % self.diverse_groups:
             raise TransduceError(
@@ -148,17 +158,17 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             raise TransduceError(f"`forbidden` must be a tuple of texts, but is one text: write (`{self.forbidden}`,).")
 
     def longest(self, source_pieces: int) -> int:
-        """The greatest number of pieces, end symbol included, for a source of this many pieces."""
+        """Return the greatest length in tokens, including the end symbol, for a source of this many tokens."""
         if self.max_length is not None:
             return self.max_length
         return max(int(source_pieces * self.max_length_factor) + self.max_length_extra, self.min_length + 1)
 
 
 def checked_search(search: object) -> SearchSettings:
-    """What is handed in as all options of a search.
+    """Return the argument if it is a `SearchSettings`.
 
     Raises:
-        TransduceError: it is something else.
+        TransduceError: the argument is something else.
     """
     if not isinstance(search, SearchSettings):
         raise TransduceError(

@@ -1,6 +1,6 @@
-"""Reductions over a vocabulary, which PyTorch does an element at a time on a CPU, done by blocks or by kernels.
+"""Top-k and log-sum-exp over the vocabulary, faster than PyTorch's on a CPU by working in blocks or with kernels.
 
-Legend: B sentences, W hypotheses of each, N hypotheses, V vocabulary, G blocks of it, k pieces asked for.
+Legend: B sentences, W hypotheses of each, N hypotheses, V vocabulary, G blocks of it, k requested tokens.
 """
 
 from typing import Protocol
@@ -9,52 +9,52 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_BLOCK = 64  # pieces
-_LEAST_PIECES = 1024  # with fewer there is nothing to gain
+_BLOCK = 64  # tokens
+_LEAST_PIECES = 1024  # smaller vocabularies gain nothing from blocks
 
 
 Quadruple = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Reductions(Protocol):
-    """Kernels that do this in machine code, for logits (B, W, V)."""
+    """An interface of compiled kernels for reductions over logits (B, W, V)."""
 
     def suits(self, logits: Tensor) -> bool:
-        """Whether they take these."""
+        """Return whether the kernels support these logits."""
 
     def best_pieces(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """As the function of this name."""
+        """Return the `count` greatest logits of each row and their indices, best first."""
 
     def log_normalizer(self, logits: Tensor) -> Tensor:
-        """As the function of this name."""
+        """Return the log-sum-exp of each row, (B, W, 1)."""
 
     def best_normalized(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """As the function of this name."""
+        """Return the `count` greatest logits of each row, their indices, and the log-sum-exp."""
 
     def select(
         self, logits: Tensor, normalizer: Tensor | None, scores: Tensor, *, eos_id: int, beam_size: int
     ) -> tuple[Quadruple, Quadruple]:
-        """What `BestSelection` chooses, of at least 2 × beam_size pieces: the live ones, and those that end.
+        """Return the live and the ended candidates that `BestSelection` chooses, from at least 2 × beam_size tokens.
 
-        Each as parents, pieces, the pieces' log-probabilities, and totals. Without a normaliser, the logits' own is
-        taken.
+        Each result consists of parents, tokens, token log-probabilities and totals. If `normalizer` is None, the
+        log-sum-exp of the logits is computed.
         """
 
 
 class _Kernels:
-    """Those in use, by the whole process."""
+    """The kernels in use, shared by the whole process."""
 
     reductions: Reductions | None = None
 
 
 def use_kernels(reductions: Reductions | None) -> Reductions | None:
-    """From now on, these are used for whatever they suit; returns those that were before."""
+    """Use these kernels from now on for all logits they support; return the previous ones."""
     before, _Kernels.reductions = _Kernels.reductions, reductions
     return before
 
 
 def kernels_for(logits: Tensor, count: int) -> Reductions | None:
-    """Kernels that take these logits, where they are worth it, of which so many of each row are asked for."""
+    """Return kernels for the `count` best of each row, or None if they do not support the logits or gain nothing."""
     kernels = _Kernels.reductions
     if kernels is None or logits.shape[-1] < max(_BLOCK, count):
         return None
@@ -62,53 +62,53 @@ def kernels_for(logits: Tensor, count: int) -> Reductions | None:
 
 
 def best_normalized(logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """`best_pieces` and `log_normalizer` in one go."""
+    """Return the `count` greatest logits of each row, their indices, and the log-sum-exp of the row."""
     if (kernels := kernels_for(logits, count)) is not None:
         return kernels.best_normalized(logits, count)
     return *best_pieces(logits, count), log_normalizer(logits)
 
 
 def best_piece(logits: Tensor) -> Tensor:
-    """The place of the greatest of each row, one of them where there are several: (…, V) to (…)."""
+    """Return the index of the greatest logit of each row, (…, V) to (…); ties are broken arbitrarily."""
     if not _has_blocks(logits, 1) and kernels_for(logits, 1) is None:
         return logits.argmax(dim=-1)
     return best_pieces(logits, 1)[1][..., 0]
 
 
 def best_pieces(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The greatest `count` of each row and their places, best first: (…, V) to twice (…, k).
+    """Return the `count` greatest logits of each row and their indices, best first: (…, V) to twice (…, k).
 
-    They are in the `count` blocks whose greatest are greatest, or behind the last whole block.
+    They lie in the `count` blocks with the greatest maxima, or after the last complete block.
     """
     if (kernels := kernels_for(logits, count)) is not None:
         return kernels.best_pieces(logits, count)
     if not _has_blocks(logits, count):
-        values, places = logits.topk(count, dim=-1)
-        return values, places
+        values, indices = logits.topk(count, dim=-1)
+        return values, indices
     rows = logits.reshape(-1, logits.shape[-1])  # (N, V)
-    whole = rows.shape[1] // _BLOCK * _BLOCK
-    blocks = rows[:, :whole].unflatten(1, (-1, _BLOCK))  # (N, G, 64)
+    aligned = rows.shape[1] // _BLOCK * _BLOCK
+    blocks = rows[:, :aligned].unflatten(1, (-1, _BLOCK))  # (N, G, 64)
     chosen = blocks.amax(dim=-1).topk(count, dim=-1, sorted=False).indices  # (N, k)
-    lines = chosen + torch.arange(len(rows))[:, None] * blocks.shape[1]
-    inside = blocks.reshape(-1, _BLOCK).index_select(0, lines.flatten()).view(len(rows), -1)  # (N, k × 64)
-    values, found = torch.cat([inside, rows[:, whole:]], dim=1).topk(count, dim=-1)
-    # What stands behind the last block follows the chosen ones as if it were one more of them.
-    starts = F.pad(chosen * _BLOCK, (0, 1), value=whole)
-    places = starts.gather(1, found // _BLOCK) + found % _BLOCK
-    return values.view(*logits.shape[:-1], count), places.view(*logits.shape[:-1], count)
+    block_rows = chosen + torch.arange(len(rows))[:, None] * blocks.shape[1]
+    block_values = blocks.reshape(-1, _BLOCK).index_select(0, block_rows.flatten()).view(len(rows), -1)  # (N, k × 64)
+    values, positions = torch.cat([block_values, rows[:, aligned:]], dim=1).topk(count, dim=-1)
+    # Logits after the last complete block are treated as one more chosen block.
+    starts = F.pad(chosen * _BLOCK, (0, 1), value=aligned)
+    indices = starts.gather(1, positions // _BLOCK) + positions % _BLOCK
+    return values.view(*logits.shape[:-1], count), indices.view(*logits.shape[:-1], count)
 
 
 def _has_blocks(logits: Tensor, count: int) -> bool:
-    """Whether blocks are worth it."""
+    """Return whether working in blocks is faster."""
     return logits.device.type == "cpu" and logits.shape[-1] >= max(_LEAST_PIECES, 4 * count * _BLOCK)
 
 
 def log_normalizer(logits: Tensor) -> Tensor:
-    """The logarithm of the sum of the exponentials of each row: (…, V) to (…, 1)."""
+    """Return the log-sum-exp of each row: (…, V) to (…, 1)."""
     if (kernels := kernels_for(logits, 1)) is not None:
         return kernels.log_normalizer(logits)
     if logits.device.type != "cpu":
         return logits.logsumexp(dim=-1, keepdim=True)
-    # The softmax of the greatest is 1 over the sum of exp(logit - greatest).
-    place = best_piece(logits)[..., None]
-    return logits.gather(-1, place) - logits.softmax(dim=-1).gather(-1, place).log()
+    # The softmax of the greatest logit is 1 over the sum of exp(logit - greatest).
+    best = best_piece(logits)[..., None]
+    return logits.gather(-1, best) - logits.softmax(dim=-1).gather(-1, best).log()

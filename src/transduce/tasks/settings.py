@@ -1,6 +1,6 @@
-"""Define the settings of a run as tables; `settings_reading.py` reads them.
+"""The settings of a run, one struct for each table of a settings file.
 
-None means: chosen by the corpus and the machine.
+A value of None means that the setting is chosen from the corpus and the machine.
 """
 
 from typing import Literal
@@ -22,7 +22,7 @@ from transduce.training.settings import TrainingSettings
 
 
 class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The task to learn, `task.*` in a settings file."""
+    """The kind of task and its own settings: `task.*` in a settings file."""
 
     kind: Literal[
         "translation",
@@ -33,23 +33,30 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         "parsing",
         "time-series",
     ] = "translation"
-    """translation: one text from another; language-model: continue a text; denoising: restore a corrupted text, as
-    pretraining for another task; masked-language-model: predict masked tokens (BERT); classification: labels of texts;
-    parsing: constituency trees; time-series: forecasts of numbers."""
+    """translation: one text from another; language-model: continue a text; denoising: restore a noised text, as
+    pretraining for another task; masked-language-model: predict hidden tokens (BERT); classification: labels of texts;
+    parsing: constituency trees; time-series: forecast numbers."""
+
     context: int | None = None
-    """For language models, masked language models and classification: maximum number of tokens in the context."""
+    """Largest number of tokens that a language model (masked or not) or a classifier sees at a time."""
+
     noise: NoiseSettings | None = None
-    """For denoising: how texts are corrupted."""
+    """Denoising: how the text is noised."""
+
     masking: MaskingSettings | None = None
-    """For masked language models: which tokens are masked, and how."""
+    """Masked language model: which tokens are hidden, and how."""
+
     next_sentence: bool | None = None
-    """For masked language models: also predict whether one segment of text follows another; None: true."""
+    """Masked language model: also learn whether one stretch of text follows another; None: true."""
+
     tags: bool | None = None
-    """For parsing: also write the part-of-speech tag of each word; None: true."""
+    """Parsing: also write the part-of-speech tag of each word; None: true."""
+
     merges: int | None = None
-    """For parsing: number of frequent runs of tree symbols between two words that become single tokens; None: 1,000."""
+    """Parsing: how many of the most frequent runs of symbols between two words become one token each; None: 1,000."""
+
     series: SeriesSettings | None = None
-    """For time series: what is read and what is forecast."""
+    """Time series: which columns are read, and what is forecast."""
 
     def __post_init__(self) -> None:
         if self.context is not None and self.context < 2:
@@ -59,53 +66,64 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The data, `data.*` in a settings file."""
+    """The files of the corpus: `data.*` in a settings file."""
 
     source: tuple[str, ...] = ()
-    """Training text: files line by line on both sides, or files of pairs (.tsv, .jsonl) as source only. Tasks that
-    learn from text only have their files here."""
+    """Training text: the source side, line by line; or files of pairs (.tsv, .jsonl); or, for a task that learns from
+    text alone, its files."""
+
     target: tuple[str, ...] = ()
-    """The translations of `source`, line by line, in as many files in the same order; empty for files of pairs."""
+    """The translations of `source`, line by line: as many files, in the same order. Empty for files of pairs."""
+
     prepared: str | None = None
-    """In place of files: the folder that `transduce prepare` wrote. The corpus is read from there and not copied."""
+    """The folder that `transduce prepare` wrote, instead of files. Training reads it where it is."""
+
     format: Format = "auto"
-    """The format of the files; `auto`: by their suffixes."""
+    """`lines`: a file for each side; `tsv`: source, tab, target; `jsonl`: an object a line with `source` and `target`,
+    or with the two language codes, at the top level or inside `translation`, or with `text` for a task that learns from
+    text alone; `auto`: by suffix."""
+
     dev_source: tuple[str, ...] = ()
-    """The dev set; without one, a part of the training pairs is held out."""
+    """The source side of the dev set; if there is none, a part of the training pairs is held out."""
+
     dev_target: tuple[str, ...] = ()
     """The target side of the dev set."""
+
     back_translated: tuple[str, ...] = ()
-    """Files of `source` that a machine wrote by translating their targets back. A tag starts each of their sentences,
-    and none of them is held out as a dev set."""
+    """Files of `source` that are machine translations of their targets. A tag starts each of their sentences, and none
+    of their pairs is held out as a dev set."""
+
     monolingual: tuple[str, ...] = ()
-    """Untranslated text in the target language: `transduce train` first trains a reverse model, back-translates the
-    text, and learns from the result, too."""
+    """Text in the target language without translations. `transduce train` first trains a model of the other direction,
+    translates this text back with it, and then trains on the result too."""
+
     teacher: tuple[str, ...] = ()
-    """In place of `target`: the folder of a model that translates `source` before training (distillation); several
-    translate as an ensemble."""
+    """Folders of models that translate `source` first, as an ensemble, instead of `target` (distillation)."""
+
     languages: tuple[str, str] | None = None
-    """Source and target language; None: by the files' suffixes."""
+    """Source and target language; None: the suffixes of the files."""
+
     filters: FilterSettings = FilterSettings()
-    """Rules by which pairs are left out."""
+    """Which pairs are left out."""
 
     def __post_init__(self) -> None:
         for code in self.languages or ():
             if not valid_language(code):
                 raise TransduceError(f"`data.languages` must be language codes such as zh or en, but one is `{code}`.")
         if self.target and not self.source:
-            raise TransduceError("`data.target` needs the side that it translates: set `data.source` too.")
+            raise TransduceError("`data.target` needs the side that it translates: give `data.source` too.")
         for path in self.back_translated:
             if path not in self.source:
                 raise TransduceError(
                     f"`data.back_translated` names some of the files of `data.source`, but {path} is none of them: "
-                    "name it there, too."
+                    "name it there too."
                 )
         if self.dev_target and not self.dev_source:
-            raise TransduceError("`data.dev_target` needs the side that it translates: set `data.dev_source` too.")
+            raise TransduceError("`data.dev_target` needs the side that it translates: give `data.dev_source` too.")
 
 
 class VocabularySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The tokenizer, `tokenizer.*` in a settings file."""
+    """The vocabulary and how it is learned: `tokenizer.*` in a settings file."""
 
     kind: Literal["bpe", "unigram", "character"] = "bpe"
     vocabulary_size: int | None = None
@@ -114,12 +132,11 @@ class VocabularySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     character_coverage: float | None = None
     nfc: bool = False
     text: tuple[str, ...] = ()
-    """Files of further text that the vocabulary is learned from, such as text in the other language for a later
-    translation task."""
+    """Files of further text to learn the vocabulary from, such as text in the other language before pretraining."""
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The model, `model.*` in a settings file; None: by the task and the preset."""
+    """The model: `model.*` in a settings file. A field that is None follows the task and the preset."""
 
     kind: Kind | None = None
     num_encoder_layers: int | None = None
@@ -171,17 +188,20 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """All settings of a run."""
+    """All settings of a run, as a settings file has them."""
 
     preset: str | None = None
-    """tiny, small, base, big; paper-base, paper-big. None: chosen by the number of pairs."""
+    """The model's size and kind: one of the [presets](#presets); None: chosen by the number of pairs."""
+
     start_from: str | None = None
-    """The folder of a base model that training starts from; its tokenizer and model settings are kept."""
+    """The folder of a base model. Training starts from its weights and keeps its tokenizer and its model settings."""
+
     task: TaskSettings = TaskSettings()
     data: DataSettings = DataSettings()
     tokenizer: VocabularySettings = VocabularySettings()
     word_vectors: WordVectorSettings | None = None
-    """Embeddings that start as pretrained word vectors; None: they start random."""
+    """Word vectors that the embeddings start from; None: random embeddings."""
+
     model: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
     search: SearchSettings = SearchSettings()

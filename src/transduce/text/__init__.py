@@ -1,4 +1,4 @@
-"""Strings ↔ ids: reading corpora, filtering pairs, cutting sentences into pieces. Imports no torch."""
+"""Text and token ids: reading corpora, filtering sentence pairs, tokenization. Imports no torch."""
 
 from transduce.text.corpus import CorpusFiles, Pair, read_pairs
 from transduce.text.files import LineNotes, decode_lines, read_lines

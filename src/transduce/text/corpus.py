@@ -1,4 +1,4 @@
-"""Parallel files → a stream of sentence pairs, in blocks or one by one."""
+"""Reader of parallel corpora: streams sentence pairs from files, in blocks or one by one."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from transduce.text.counted import counted
 from transduce.text.files import LineBlocks, LineNotes, count_lone_carriage_returns, is_decodable, read_lines
 from transduce.text.vocabulary import without_lone_surrogates
 
-# Lines that are read and worked on together. Prepared parts are made of whole blocks, so it is part of their format.
+# Lines that are processed together. Prepared parts consist of complete blocks, so this is part of their format.
 BLOCK_LINES = 8_192
 
 Format = Literal["auto", "lines", "tsv", "jsonl"]
@@ -20,7 +20,7 @@ _FORMAT_OF_SUFFIX: dict[str, Format] = {".tsv": "tsv", ".jsonl": "jsonl", ".ndjs
 
 
 class Pair(NamedTuple):
-    """A source sentence, its target sentence, and where they stand: ``line`` counts from 1 in ``path``."""
+    """A source and target sentence with their file and line, counted from 1."""
 
     source: str
     target: str
@@ -29,54 +29,56 @@ class Pair(NamedTuple):
 
 
 class CorpusFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where sentence pairs are read from: two files line by line, several such, or files of pairs."""
+    """The files that sentence pairs are read from: one or more pairs of line-aligned files, or files of pairs."""
 
-    # Files of the source side; files of pairs (TSV, JSON lines) stand here too.
     source: tuple[str, ...]
-    # Files of the target side, as many as of the source side; empty for files of pairs.
+    """Files of the source side, or files of pairs (TSV, JSON lines)."""
     target: tuple[str, ...] = ()
-    # lines: two files a pair of sides; tsv: two columns; jsonl: an object a line; auto: by the name's suffix.
+    """Files of the target side, as many as of the source side; empty for files of pairs."""
     format: Format = "auto"
-    # Source and target language, as keys of JSON objects: {"zh": …, "en": …}, alone or inside "translation".
+    """`lines`: one file per side; `tsv`: two columns; `jsonl`: one JSON object per line; `auto`: by the name's suffix.
+
+    """
     languages: tuple[str, str] | None = None
-    # Those of `source` that a machine wrote, from targets that people wrote.
+    """Source and target language, the keys of JSON objects {"zh": …, "en": …}, alone or inside "translation"."""
     back_translated: tuple[str, ...] = ()
+    """Files in `source` that were translated by a machine from targets written by people."""
 
     @property
     def is_text_alone(self) -> bool:
-        """Whether both sides of a pair are the same line."""
+        """Whether source and target are the same files, so that both sides of a pair are the same line."""
         return self.source == self.target
 
     @property
     def thing(self) -> str:
-        """What a person calls one of its pairs."""
+        """The word for one pair in messages: "line" or "pair"."""
         return "line" if self.is_text_alone else "pair"
 
 
 class PairBlock(NamedTuple):
-    """Consecutive pairs of one file, as they are read and worked on together."""
+    """Consecutive pairs of one file that are processed together."""
 
     number: int
-    """Counts the blocks of the whole corpus from 0."""
+    """The index of the block in the whole corpus, from 0."""
     path: str
     first_line: int
-    """Where the first pair stands in its file, counted from 1."""
+    """The line of the first pair in its file, from 1."""
     sources: list[str]
     targets: list[str]
 
     def pair(self, row: int) -> Pair:
-        """The pair at a row of the block."""
+        """Return the pair at a row of the block."""
         return Pair(self.sources[row], self.targets[row], self.first_line + row, self.path)
 
 
 class PairReader:
-    """Streams a corpus in blocks of ``BLOCK_LINES`` pairs; the last block of each file is shorter.
+    """A reader that streams a corpus in blocks of ``BLOCK_LINES`` pairs; the last block of each file is shorter.
 
-    Which line belongs to which block depends on the files alone, so blocks can be dealt out to processes and machines.
-    A block that is not ``wanted`` is only counted, which costs a small part of reading it.
+    The assignment of lines to blocks depends only on the files, so blocks can be distributed to processes and
+    machines. A block that is not ``wanted`` is only counted, which takes a small part of the time of reading it.
 
-    Raises (while it is iterated over) TransduceError naming file and line when a file is missing, empty, in another
-    encoding or not well-formed, or when two sides differ in length.
+    Iteration raises TransduceError with file and line if a file is missing, empty, in another encoding or malformed,
+    or if two sides differ in length.
     """
 
     def __init__(
@@ -84,11 +86,11 @@ class PairReader:
     ) -> None:
         self.notes = notes if notes is not None else LineNotes()
         self.blocks = 0
-        """Blocks so far; after the last block, those of the corpus."""
+        """The number of blocks so far; after the last block, that of the corpus."""
         self.pairs = 0
-        """Pairs so far, wanted or not."""
+        """The number of pairs so far, including those of blocks that are only counted."""
         self.checksums: dict[str, int] = {}
-        """CRC-32 of the content of each file that was read to its end, whichever blocks were wanted."""
+        """The CRC-32 of the content of each file that was read to its end."""
         self._files = files
         self._wanted = wanted or (lambda _: True)
 
@@ -142,17 +144,17 @@ class PairReader:
             raise _empty(path)
 
     def _open(self, path: str) -> LineBlocks:
-        """Lines that are not UTF-8 are kept here, for the filters to drop and count."""
+        """Open a file; lines that are not UTF-8 are kept, so that the filters can drop and count them."""
         return LineBlocks(path, self.notes, keep_undecodable=True)
 
     def _pass(self, line: int, count: int) -> int:
-        """Counts a block; returns the line after it."""
+        """Count a block and return the line after it."""
         self.blocks += 1
         self.pairs += count
         return line + count
 
     def _split(self, lines: list[str], path: str, first_line: int, format: Format) -> tuple[list[str], list[str]]:
-        """Both sides of lines that hold both."""
+        """Split lines of pairs into sources and targets."""
         sources, targets = [], []
         for number, text in enumerate(lines, first_line):
             where = f"{path}:{number}"
@@ -163,9 +165,9 @@ class PairReader:
 
 
 def read_pairs(files: CorpusFiles, notes: LineNotes | None = None) -> Iterator[Pair]:
-    """Stream the pairs in the files' order, in constant memory.
+    """Yield the pairs in the files' order, in constant memory.
 
-    ``notes`` counts removed carriage returns and byte order marks. Raises TransduceError as ``PairReader`` does.
+    ``notes`` counts removed carriage returns and byte order marks. Errors are those of ``PairReader``.
     """
     for block in PairReader(files, notes):
         lines = range(block.first_line, block.first_line + len(block.sources))
@@ -174,15 +176,17 @@ def read_pairs(files: CorpusFiles, notes: LineNotes | None = None) -> Iterator[P
 
 
 def read_texts(path: str) -> Iterator[str]:
-    """Stream the texts of a file of JSON lines, plain or gzip: of each object what stands under "text".
+    r"""Yield the texts under the key "text" of a file of JSON lines, plain or gzip.
 
-    Half an escape (\\ud83d), which no text file could hold, is read as U+FFFD. Raises TransduceError naming file and
-    line where there is no such object, and as ``read_lines`` does.
+    A lone surrogate escape (\\ud83d), which no text file could hold, is read as U+FFFD.
+
+    Raises:
+        TransduceError: a line is no such object, or the file cannot be read.
     """
     number = 0
     for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
-            continue  # as after a line feed too many at the end
+            continue  # an extra line feed at the end, for example
         where = f"{path}:{number}"
         record = _record(line, where)
         text = record.get("text")
@@ -197,7 +201,7 @@ def read_texts(path: str) -> Iterator[str]:
 
 
 def format_of(path: str, chosen: Format) -> Format:
-    """The format of a file: the one that was chosen, or what the name's suffix says."""
+    """Return the format of a file: the chosen one, or for "auto" the one of the name's suffix."""
     if chosen != "auto":
         return chosen
     return _FORMAT_OF_SUFFIX.get(Path(path.removesuffix(".gz")).suffix.lower(), "lines")
@@ -205,7 +209,7 @@ def format_of(path: str, chosen: Format) -> Format:
 
 def _check_sides(files: CorpusFiles) -> None:
     if not files.source:
-        raise TransduceError("A corpus needs at least one source file, but none is given: name one.")
+        raise TransduceError("A corpus needs at least one source file, but none is specified: name one.")
     if not files.target:
         return
     if len(files.source) != len(files.target):
@@ -216,17 +220,17 @@ def _check_sides(files: CorpusFiles) -> None:
     for path in (*files.source, *files.target):
         if files.format == "auto" and (found := format_of(path, "auto")) != "lines":
             raise TransduceError(
-                f"{path} holds both sides by its name, as {found}, but target file {files.target[0]} is given: leave "
-                "that out, or say `--set data.format=lines` where each file holds one side."
+                f"{path} holds both sides by its name, as {found}, but target file {files.target[0]} is specified too: "
+                "leave that out, or pass `--set data.format=lines` if each file holds one side."
             )
     if files.format not in ("auto", "lines"):
         raise TransduceError(
-            f"A {files.format} file holds both sides, but target file {files.target[0]} is given: leave it out."
+            f"A {files.format} file holds both sides, but target file {files.target[0]} is specified too: leave it out."
         )
 
 
 def _count_rest(file: LineBlocks) -> int:
-    """Lines that were not read yet."""
+    """Return the number of lines that have not been read yet."""
     return sum(iter(lambda: file.skip(BLOCK_LINES), 0))
 
 
@@ -251,53 +255,53 @@ def _empty(path: str) -> TransduceError:
 
 
 def _pair_format(path: str, chosen: Format) -> Format:
-    """The format of a file of pairs."""
+    """Return the format of a file of pairs; raise an error if its name does not show one."""
     chosen = format_of(path, chosen)
     if chosen == "lines":
         raise TransduceError(
             f"{path} holds one side only: name the file of the other side too; a file of pairs ends in .tsv or .jsonl, "
-            "or say `--set data.format=tsv` (or jsonl)."
+            "or pass `--set data.format=tsv` (or jsonl)."
         )
     return chosen
 
 
 def _columns(line: str, where: str) -> tuple[str, str]:
     if not line:
-        return "", ""  # as after a line feed too many at the end; the filters count it
+        return "", ""  # an extra line feed at the end, for example; the filters count it
     columns = line.split("\t")
     if len(columns) != 2:
         raise TransduceError(
-            f"{where}: a TSV line needs 2 columns, source and target, but this one has {len(columns)}: mend it, or "
-            "keep these two columns of the file alone."
+            f"{where}: a TSV line needs 2 columns, source and target, but this one has {len(columns)}: fix it, or "
+            "keep only these two columns of the file."
         )
     return columns[0], columns[1]
 
 
 def _object(line: str, where: str, languages: tuple[str, str] | None) -> tuple[str, str]:
     if not line.strip():
-        return "", ""  # as after a line feed too many at the end; the filters count it
+        return "", ""  # an extra line feed at the end, for example; the filters count it
     record = _record(line, where)
     nested = record.get("translation")
     if isinstance(nested, dict):
         record = nested
-    # What was named goes first: under the others may stand where a pair comes from.
-    wanted = [*([languages] if languages else []), ("source", "target")]
-    for source_key, target_key in wanted:
+    # The specified keys come first, as "source" may also hold a pair's origin.
+    key_pairs = [*([languages] if languages else []), ("source", "target")]
+    for source_key, target_key in key_pairs:
         source, target = record.get(source_key), record.get(target_key)
         if isinstance(source, str) and isinstance(target, str):
             return source, target
-    for source_key, target_key in wanted:
+    for source_key, target_key in key_pairs:
         source = record.get(source_key)
         if source_key in record and target_key in record:
             key = target_key if isinstance(source, str) else source_key
             raise TransduceError(
-                f'{where}: under "{key}" stands {msgspec.json.encode(record[key]).decode():.40} in place of a text: '
-                "mend it, or leave the line out."
+                f'{where}: under "{key}" stands {msgspec.json.encode(record[key]).decode():.40} instead of a text: '
+                "fix it, or leave the line out."
             )
-    names = " or ".join(f'"{source}" and "{target}"' for source, target in wanted)
+    names = " or ".join(f'"{source}" and "{target}"' for source, target in key_pairs)
     raise TransduceError(
         f"{where}: the object needs the keys {names} with text, but its keys are {_keys(record)}: if they are "
-        "language codes, name the two by --languages (`data.languages`), else rename them."
+        "language codes, pass the two by --languages (`data.languages`), else rename them."
     )
 
 
@@ -312,12 +316,12 @@ def _record(line: str, where: str) -> dict[str, object]:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         record = _record_with_surrogates(line)
         if record is None:
-            raise TransduceError(f"{where}: the line is not a JSON object ({reason}): mend it.") from None
+            raise TransduceError(f"{where}: the line is not a JSON object ({reason}): fix it.") from None
         return record
 
 
 def _record_with_surrogates(line: str) -> dict[str, object] | None:
-    """The object, where nothing but half an escape (\\ud83d) or bytes that are no UTF-8 stood in the way."""
+    r"""Return the object if only lone surrogates (\\ud83d) or bytes that are not UTF-8 were invalid, else None."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

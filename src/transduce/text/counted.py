@@ -1,6 +1,6 @@
-"""Numbers of things in words."""
+"""Formatting of counts with their nouns."""
 
 
 def counted(count: int, thing: str) -> str:
-    """How many there are: 1 line, 2,000 lines."""
+    """Return a count with its noun in the right number: "1 line", "2,000 lines"."""
     return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"

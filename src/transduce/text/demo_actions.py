@@ -48,12 +48,12 @@ Activity = tuple[Verb, Noun]
 ACTIVITIES: tuple[Activity, ...] = tuple((verb, NOUNS[noun]) for verb in VERBS for noun in verb.objects.split())
 
 
-# Verbs that take many nouns come more often, but not as many times more.
+# Verbs with many nouns are more frequent, but not in proportion.
 _VERB_WEIGHTS = tuple(accumulate(4 + min(len(verb.objects.split()), 10) for verb in VERBS))
 
 
 def activities(verbs: str, nouns: str = "") -> tuple[Activity, ...]:
-    """Those with one of these Chinese verbs, and one of these nouns where some are named."""
+    """Return the activities with one of the Chinese verbs and, if `nouns` is set, one of the nouns."""
     chosen = [(verb, noun) for verb, noun in ACTIVITIES if verb.source in verbs.split()]
     return tuple((verb, noun) for verb, noun in chosen if not nouns or noun.source in nouns.split())
 
@@ -120,30 +120,30 @@ _TEACHING_FRAMES = (clauses.IS_DOING, clauses.WILL, clauses.WANTS, clauses.CAN, 
 
 
 def a_time(random: Random, frame: Frame | Question) -> Phrase:
-    """A time that fits, or nothing."""
+    """Return a random time that fits the frame, or NOTHING."""
     if frame.times and (frame.timed or random.random() < 0.5):
         return time_phrase(random.choice(frame.times))
     return NOTHING
 
 
 def time_phrase(time: tuple[str, str, str]) -> Phrase:
-    """昨天 晚上 / last night."""
+    """Return a phrase such as 昨天 晚上 / last night."""
     return phrase(*time)
 
 
 def located(place: Place) -> Phrase:
-    """在 学校 / at school."""
+    """Return a phrase such as 在 学校 / at school."""
     last = len(place.where.split()) - 1
     return phrase(f"在 {place.source}", place.where, f"0-0 1-{last}")
 
 
 def early(random: Random) -> bool:
-    """Whether the time stands before the subject in Chinese."""
+    """Return at random whether the time precedes the subject in Chinese."""
     return random.random() < 0.5
 
 
 def an_action(random: Random, subject: Nominal, frame: Frame | Question) -> Action:
-    """Something that the subject may do, as far as the frame allows."""
+    """Return a random action of the subject that the frame permits."""
     kind = random.random()
     if kind < 0.11 and not frame.aspect:
         return with_adjuncts(random, subject, frame, Action(random.choice(INTRANSITIVE_VERBS)))
@@ -155,7 +155,7 @@ def an_action(random: Random, subject: Nominal, frame: Frame | Question) -> Acti
 
 
 def an_activity(random: Random, frame: Frame | Question) -> Activity:
-    """A verb and a noun that it takes. What is not done habitually needs a frame for one occasion."""
+    """Return a random verb with a noun that it takes; one that is not habitual needs a frame for a single occasion."""
     once = frame.some or frame.definite
     while True:
         (verb,) = random.choices(VERBS, cum_weights=_VERB_WEIGHTS)
@@ -164,7 +164,7 @@ def an_activity(random: Random, frame: Frame | Question) -> Activity:
 
 
 def a_thing(random: Random, noun: Noun, frame: Frame | Question, subject: Nominal) -> Phrase:
-    """Apples, and where the frame allows it, three apples or this apple."""
+    """Return a random object phrase: apples or, if the frame permits, three apples or this apple."""
     kind = random.random()
     if noun.measure and frame.some and kind < 0.35:
         return some(random, noun).object
@@ -174,7 +174,7 @@ def a_thing(random: Random, noun: Noun, frame: Frame | Question, subject: Nomina
 
 
 def with_adjuncts(random: Random, subject: Nominal, frame: Frame | Question, action: Action) -> Action:
-    """The action with a place or company, or neither."""
+    """Return the action, possibly with a place or a companion."""
     kind = random.random()
     if not frame.adjuncts or kind > 0.4:
         return action
@@ -189,7 +189,7 @@ def _at_a_place(random: Random, action: Action) -> Action:
 
 
 def _in_company(random: Random, subject: Nominal, action: Action) -> Action:
-    """和 汤姆 一起: no third person where there are two already."""
+    """Return the action with a random companion (和 汤姆 一起), unless it involves two people already."""
     if subject.plural or action.verb in HELPING_VERBS:
         return action
     companion = somebody(random, subject)
@@ -201,14 +201,14 @@ def _in_company(random: Random, subject: Nominal, action: Action) -> Action:
 
 
 def statement(random: Random) -> Phrase:
-    """昨天我吃了苹果."""
+    """Return a random sentence such as 昨天我吃了苹果."""
     (frame,) = random.choices(FRAMES, cum_weights=_FRAME_WEIGHTS)
     subject = a_subject(random)
     return said(subject, frame, an_action(random, subject, frame), a_time(random, frame), early(random))
 
 
 def scene(random: Random) -> Phrase:
-    """昨天他在公司工作."""
+    """Return a random sentence such as 昨天他在公司工作."""
     verb = random.choice(INTRANSITIVE_VERBS)
     action = _at_a_place(random, Action(verb))
     frame = clauses.WAS_DOING
@@ -216,7 +216,7 @@ def scene(random: Random) -> Phrase:
 
 
 def experience(random: Random) -> Phrase:
-    """我吃过饺子, 我没去过北京."""
+    """Return a random sentence such as 我吃过饺子, 我没去过北京."""
     frame = random.choice((clauses.HAS_DONE, clauses.HAS_NEVER))
     return said(a_subject(random), frame, an_experience(random))
 
@@ -229,7 +229,7 @@ def an_experience(random: Random) -> Action:
 
 
 def skill(random: Random) -> Phrase:
-    """他会游泳, 你会说中文吗."""
+    """Return a random sentence such as 他会游泳, 你会说中文吗."""
     action = a_skill(random)
     if random.random() < 0.3:
         return whether(asked(random), clauses.KNOWS_HOW_ONE, action)
@@ -243,7 +243,7 @@ def a_skill(random: Random) -> Action:
 
 
 def animal(random: Random) -> Phrase:
-    """我的猫喜欢吃鱼."""
+    """Return a random sentence such as 我的猫喜欢吃鱼."""
     subject = definite(random, NOUNS[random.choice(ANIMALS.split()[:2])])
     frame = random.choice((clauses.LIKES, clauses.DOES_NOT_LIKE, clauses.DID, clauses.IS_DOING, clauses.DOES_NOT))
     verb, noun = random.choice(_ANIMAL_ACTIVITIES)
@@ -258,14 +258,14 @@ def destination(place: Place) -> Phrase:
 
 
 def a_journey(random: Random, frame: Frame | Question, time: Phrase = NOTHING) -> Action:
-    """去北京, 坐火车去北京, 去商店买苹果."""
+    """Return a random phrase such as 去北京, 坐火车去北京, 去商店买苹果."""
     kind = random.random()
     if kind < 0.45 and not frame.aspect:
         verb, noun, place = random.choice(_ERRANDS)
         purpose = phrase("", "to") + clauses.verb_phrase(verb, BASE) + bare(noun).object
         return Action(GO, destination(place) + purpose)
     place = random.choice(DESTINATIONS if time.source in TRAVEL_TIMES else _NEARBY)
-    # 了 does not go with the means: 他是坐火车去的 would be another sentence.
+    # 了 cannot be combined with the means of transport: 他是坐火车去的 would be another construction.
     if kind > 0.6 or frame.aspect:
         return Action(GO, destination(place))
     means = random.choice(MEANS_FAR if place.source in FAR else MEANS_NEARBY)
@@ -273,14 +273,14 @@ def a_journey(random: Random, frame: Frame | Question, time: Phrase = NOTHING) -
 
 
 def going(random: Random) -> Phrase:
-    """我每天坐公交车去学校, 明天我想去商店买苹果."""
+    """Return a random sentence such as 我每天坐公交车去学校, 明天我想去商店买苹果."""
     frame = random.choice(_GOING_FRAMES)
     time = a_time(random, frame)
     return said(a_subject(random), frame, a_journey(random, frame, time), time, early(random))
 
 
 def errand(random: Random) -> Phrase:
-    """昨天我去商店买了苹果."""
+    """Return a random sentence such as 昨天我去商店买了苹果."""
     verb, noun, place = random.choice(_ERRANDS)
     bought = clauses.verb_phrase(verb, PAST, "了") + a_thing(random, noun, clauses.DID, WHO)
     action = Action(GO, destination(place) + phrase("", "and") + bought)
@@ -289,7 +289,7 @@ def errand(random: Random) -> Phrase:
 
 
 def giving(random: Random) -> Phrase:
-    """他给了我一本书, 老师正在教我们中文."""
+    """Return a random sentence such as 他给了我一本书, 老师正在教我们中文."""
     subject = a_subject(random)
     receiver = somebody(random, subject).object
     if random.random() < 0.65:

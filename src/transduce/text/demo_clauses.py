@@ -1,4 +1,4 @@
-"""Who does what, where, when and with whom: statements and questions of the demonstration's grammar."""
+"""Clauses of the demonstration's grammar: statements and questions about who does what, where, when and with whom."""
 
 from functools import cache
 
@@ -30,47 +30,53 @@ FINITE: Forms = (BASE, THIRD, BASE)
 
 
 class Action(msgspec.Struct, frozen=True):
-    """Something done, before anything is said about when, whether and by whom."""
+    """An action, without its time, its subject and whether it happens."""
 
     verb: Verb
     object: Phrase = NOTHING
-    # Chinese says with whom, and where or how, before the verb, English after the object, in the opposite order.
     place: Phrase = NOTHING
+    """Where or how; it precedes the verb in Chinese and follows the object in English."""
     company: Phrase = NOTHING
+    """With whom; it precedes `place` in Chinese and follows it in English."""
 
     def phrase(self, form: int, aspect: str = "", helper: str = "") -> Phrase:
-        """The action with its verb in this form; aspect (了, 过) and helper (have) stand at the verb."""
+        """Return the action with its verb in a form; aspect (了, 过) and helper (have) are placed at the verb."""
         return swap(self.company, swap(self.place, verb_phrase(self.verb, form, aspect, helper) + self.object))
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
-    """What a statement says about an action: that it is done every day, was not done, will be done, and so on."""
+    """A frame that turns an action into a statement: done every day, not done, to be done, and so on."""
 
     marker: str = ""
-    # English in place of the marker, by the subject's agreement, and how the two are linked (see `phrase`).
     english: tuple[str, str, str] = ("", "", "")
+    """English for the marker, by the subject's agreement."""
     links: str = ""
+    """Alignment of the marker and its English, as in `phrase`."""
     forms: Forms = (BASE, BASE, BASE)
     aspect: str = ""
     helper: tuple[str, str, str] = ("", "", "")
     after: Phrase = NOTHING
-    # Times that fit; whether one must be said.
     times: Times = ()
+    """Times that fit."""
     timed: bool = False
-    # Objects that fit beside bare ones (apples): some (three apples), definite (this apple).
+    """Whether a time is required."""
     some: bool = False
+    """Whether objects with a number fit (three apples)."""
     definite: bool = False
-    # A place or company fits.
+    """Whether definite objects fit (this apple)."""
     adjuncts: bool = True
+    """Whether a place or a companion fits."""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What a question asks about an action. English puts `front` before the subject."""
+    """A frame that turns an action into a question; English puts `front` before the subject."""
 
     front: tuple[str, str, str]
     marker: str = ""
-    # True: `front` renders 吗 alone (did), and `rest` the marker (want to). False: `front` renders the marker (can).
     by_particle: bool = True
+    """If true, `front` translates 吗 (did) and `rest` the marker (want to); if false, `front` translates the marker
+    (can).
+    """
     rest: str = ""
     form: int = BASE
     aspect: str = ""
@@ -105,9 +111,9 @@ ALSO = Frame(marker="也", english=_same("also"), forms=FINITE)
 ALL = Frame(marker="都", english=_same("all"), forms=FINITE)
 BOTH = Frame(marker="都", english=_same("both"), forms=FINITE)
 DID = Frame(forms=(PAST, PAST, PAST), aspect="了", times=PAST_TIMES, some=True, definite=True)
-# Where the time and the place say that it is over, 了 is not needed: 昨天他在公司工作.
+# With a past time and a place, 了 is not needed: 昨天他在公司工作.
 WAS_DOING = Frame(forms=(PAST, PAST, PAST), times=PAST_TIMES, timed=True)
-# The same before a second verb, which takes 了: 昨天我去商店买了苹果.
+# Before a second verb with 了, the first takes none: 昨天我去商店买了苹果.
 WENT = Frame(forms=(PAST, PAST, PAST), times=PAST_TIMES)
 DID_NOT = Frame(marker="没", english=_same("did not"), times=PAST_TIMES, definite=True)
 IS_DOING = Frame(
@@ -155,7 +161,7 @@ MAY = Frame(marker="可以", english=_same("may"), definite=True, some=True)
 SHOULD = Frame(marker="应该", english=_same("should"), definite=True)
 SHOULD_NOT = Frame(marker="不 应该", english=_same("should not"), links="0-1 1-0", definite=True)
 MUST = Frame(marker="必须", english=_same("must"), times=FUTURE_TIMES, definite=True)
-# 会 without a time is to have learnt how.
+# 会 without a time means a learned skill.
 KNOWS_HOW = Frame(marker="会", english=_same("can"))
 DOES_NOT_KNOW_HOW = Frame(marker="不 会", english=_same("cannot"))
 ALSO_KNOWS_HOW = Frame(marker="也 会", english=_same("can also"), links="0-1 1-0")
@@ -176,12 +182,12 @@ KNOWS_HOW_ONE = Question(marker="会", front=_same("can"), by_particle=False)
 
 @cache
 def verb_phrase(verb: Verb, form: int, aspect: str = "", helper: str = "") -> Phrase:
-    """吃 了 / ate, 吃 过 / have eaten."""
+    """Return a phrase such as 吃 了 / ate, 吃 过 / have eaten."""
     return phrase(f"{verb.source} {aspect}", f"{helper} {verb.form(form)}")
 
 
 def said(subject: Nominal, frame: Frame, action: Action, time: Phrase = NOTHING, early: bool = True) -> Phrase:
-    """A statement; the time stands before the subject (early) or after it in Chinese, and last in English."""
+    """Return a statement; the time precedes (early) or follows the subject in Chinese, and comes last in English."""
     who = subject.agreement
     does = action.phrase(frame.forms[who], frame.aspect, frame.helper[who]) + frame.after
     marker = phrase(frame.marker, frame.english[who], frame.links)
@@ -189,27 +195,27 @@ def said(subject: Nominal, frame: Frame, action: Action, time: Phrase = NOTHING,
 
 
 def at_time(subject: Phrase, predicate: Phrase, time: Phrase, early: bool) -> Phrase:
-    """Subject and predicate with a time, which may be nothing."""
+    """Return subject and predicate with a time, which may be NOTHING."""
     if early:
         return swap(time, subject + predicate)
     return subject + swap(time, predicate)
 
 
 def whether(subject: Nominal, question: Question, action: Action, time: Phrase = NOTHING, early: bool = True) -> Phrase:
-    """A question that is answered by yes or no."""
+    """Return a yes/no question."""
     does = action.phrase(question.form, question.aspect, question.helper)
     front = question.front[subject.agreement]
     if question.by_particle:
         asked = at_time(subject.subject, phrase(question.marker, question.rest) + does, time, early)
         return swap(asked, phrase("吗", front)) + QUESTION_MARK
-    # Only an early time fits here: you tomorrow will go, will you go tomorrow (2413) is beyond the two ways to join.
+    # Only an early time fits: "you tomorrow will go" / "will you go tomorrow" (2413) is no combination of both joins.
     return swap(time, swap(subject.subject, phrase(question.marker, front)) + does) + particle()
 
 
 def what(
     word: Phrase, subject: Nominal, question: Question, action: Action, time: Phrase = NOTHING, early: bool = True
 ) -> Phrase:
-    """A question for the action's object, which it must lack: word is 什么 / what, 几 本 书 / how many books."""
+    """Return a question for the missing object of the action; `word` is 什么 / what, 几 本 书 / how many books."""
     does = action.phrase(question.form, question.aspect, question.helper)
     front = question.front[subject.agreement]
     if question.by_particle:
@@ -222,7 +228,7 @@ def what(
 def why(
     word: Phrase, subject: Nominal, question: Question, action: Action, negation: str = "", time: Phrase = NOTHING
 ) -> Phrase:
-    """A question for the reason or the manner: word is 为什么 / why, 怎么 / how; negation is 不 or 没."""
+    """Return a question for reason or manner; `word` is 为什么 / why, 怎么 / how; `negation` is 不 or 没."""
     front = word + phrase("", question.front[subject.agreement])
     does = action.phrase(question.form, question.aspect, question.helper)
     middle = phrase(negation, "not" if negation else "") + phrase(question.marker, question.rest)
@@ -230,7 +236,7 @@ def why(
 
 
 def where(subject: Nominal, question: Question, action: Action, time: Phrase = NOTHING) -> Phrase:
-    """A question for the place of an action."""
+    """Return a question for the place of an action."""
     front = phrase("在 哪里", "where") + phrase("", question.front[subject.agreement])
     wanted = subject.subject + phrase(question.marker, question.rest)
     does = action.phrase(question.form, question.aspect, question.helper)
@@ -238,5 +244,5 @@ def where(subject: Nominal, question: Question, action: Action, time: Phrase = N
 
 
 def particle() -> Phrase:
-    """吗 at the end of a question that no auxiliary renders: it belongs to the question mark."""
+    """Return 吗 with the question mark, for questions in which no English auxiliary translates 吗."""
     return phrase("吗 ？", "?")

@@ -58,7 +58,7 @@ _IS = phrase("是", "is")
 
 
 def identity(random: Random) -> Phrase:
-    """他是老师, 我妈妈不是医生, 这是我的书."""
+    """Return a random sentence such as 他是老师, 我妈妈不是医生, 这是我的书."""
     if random.random() < 0.2:
         return random.choice(_THIS) + _copula(random, "is") + _property(random)
     subject = _known(random)
@@ -75,7 +75,7 @@ def _known(random: Random) -> Nominal:
 
 
 def _role(random: Random, subject: Nominal) -> Phrase:
-    """老师 / a teacher, 我 的 朋友 / my friends."""
+    """Return a random phrase such as 老师 / a teacher, 我 的 朋友 / my friends."""
     if random.random() < 0.6:
         noun = random.choice(OCCUPATIONS)
         return phrase(noun.source, noun.many if subject.plural else f"{article(noun.one)} {noun.one}")
@@ -94,7 +94,7 @@ def _owned_noun(random: Random) -> Noun:
 
 
 def identity_question(random: Random) -> Phrase:
-    """他是老师吗, 她是谁, 这是谁的书."""
+    """Return a random sentence such as 他是老师吗, 她是谁, 这是谁的书."""
     kind = random.random()
     if kind < 0.6:
         subject = asked(random) if kind < 0.2 else random.choice(RELATIVES)
@@ -114,7 +114,7 @@ def identity_question(random: Random) -> Phrase:
 
 
 def location(random: Random) -> Phrase:
-    """他在学校, 我不在家, 我的书在桌子上."""
+    """Return a random sentence such as 他在学校, 我不在家, 我的书在桌子上."""
     subject, be_there = _located(random)
     return subject.subject + be_there
 
@@ -128,7 +128,7 @@ def _located(random: Random) -> tuple[Nominal, Phrase]:
 
 
 def _being_at(place: Place, be: str, *, negated: bool) -> Phrase:
-    """在 学校 / is at school, 不 在 学校 / is not at school."""
+    """Return a phrase such as 在 学校 / is at school, 不 在 学校 / is not at school."""
     preposition, where = place.where.split(" ", 1)
     if negated:
         return phrase("不 在", f"{be} not {preposition}", "0-0 0-1 1-0 1-2") + phrase(place.source, where)
@@ -142,7 +142,7 @@ def _placed_thing(random: Random) -> tuple[Nominal, Phrase]:
 
 
 def location_question(random: Random) -> Phrase:
-    """他在哪里, 你的手机在哪里, 他在家吗."""
+    """Return a random sentence such as 他在哪里, 你的手机在哪里, 他在家吗."""
     kind = random.random()
     if kind < 0.5:
         subject = asked(random)
@@ -160,7 +160,7 @@ def _abode(random: Random) -> Phrase:
 
 
 def existence(random: Random) -> Phrase:
-    """桌子上有三本书, 公园里没有猫, 桌子上有几本书."""
+    """Return a random sentence such as 桌子上有三本书, 公园里没有猫, 桌子上有几本书."""
     source, english, links, nouns = random.choice(SPOTS)
     spot, noun = phrase(source, english, links), NOUNS[random.choice(nouns.split())]
     kind = random.random()
@@ -179,7 +179,7 @@ def existence(random: Random) -> Phrase:
 
 
 def possession(random: Random) -> Phrase:
-    """我有一只猫, 他没有钱, 她想要一杯茶."""
+    """Return a random sentence such as 我有一只猫, 他没有钱, 她想要一杯茶."""
     subject, kind = a_subject(random), random.random()
     if kind < 0.2:
         return said(subject, clauses.HAS_NOT, Action(HAVE, _goods(random)))
@@ -195,7 +195,7 @@ def _goods(random: Random) -> Phrase:
 
 
 def possession_question(random: Random) -> Phrase:
-    """你有时间吗, 你有妹妹吗, 你有几本书."""
+    """Return a random sentence such as 你有时间吗, 你有妹妹吗, 你有几本书."""
     subject, kind = asked(random), random.random()
     if kind < 0.35:
         return whether(subject, clauses.DOES_ONE, Action(HAVE, _goods(random)))
@@ -212,10 +212,10 @@ def possession_question(random: Random) -> Phrase:
 
 
 def thought(random: Random) -> Phrase:
-    """我觉得这本书很贵, 你知道他是谁吗."""
+    """Return a random sentence such as 我觉得这本书很贵, 你知道他是谁吗."""
     verb, rule = random.choice(((THINK, quality), (KNOW, _known_fact), (KNOW, _unknown_fact)))
     clause = rule(random)
-    # What is "also" so needs a sentence before it.
+    # "Also" would need a preceding sentence.
     while "也" in clause.source:
         clause = rule(random)
     if random.random() < 0.3:
@@ -225,12 +225,12 @@ def thought(random: Random) -> Phrase:
 
 
 def _known_fact(random: Random) -> Phrase:
-    """他是老师, 他在学校."""
+    """Return a random sentence such as 他是老师, 他在学校."""
     return random.choice((identity, location))(random)
 
 
 def _unknown_fact(random: Random) -> Phrase:
-    """他是谁 / who he is, 他在哪里 / where he is."""
+    """Return a random phrase such as 他是谁 / who he is, 他在哪里 / where he is."""
     subject = random.choice((*PRONOMINALS[2:4], *STRANGERS, *NAMED))
     be = BE[subject.agreement]
     if random.random() < 0.5:

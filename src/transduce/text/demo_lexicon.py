@@ -1,35 +1,39 @@
-"""The words of the demonstration's grammar, with the English forms and the company that each of them keeps."""
+"""The words of the demonstration's grammar, with their English forms and the words that they combine with."""
 
 from typing import NamedTuple
 
 
 class Noun(NamedTuple):
-    """A thing, an animal, or a person by occupation."""
+    """A noun for a thing, an animal, or a person's occupation."""
 
     source: str
-    # The measure word that counts it; empty for what is not counted: 打篮球, but not 三…篮球.
     measure: str
-    # English singular and plural; the same for what English does not count.
+    """The Chinese measure word; empty for uncountable uses: 打篮球, but not 三…篮球."""
     one: str
+    """English singular."""
     many: str
-    # What English counts in its place, singular and plural: a cup of tea, two cups of tea.
+    """English plural; equal to the singular for uncountable nouns."""
     container: tuple[str, str] | None = None
+    """English container to count instead, singular and plural: a cup of tea, two cups of tea."""
 
 
 class Verb(NamedTuple):
-    """A verb in one of its meanings; Chinese 看 has two here, to read and to watch."""
+    """A verb in one of its meanings; Chinese 看 occurs twice, as to read and to watch."""
 
     source: str
-    # Five English forms in the order of the indices below: "eat eats ate eaten eating". A word after "+" follows each.
     english: str
-    # Nouns that it takes, and places where it is done.
+    """Five English forms in the order of the indices below: "eat eats ate eaten eating"; a word after "+" follows each
+    form.
+    """
     objects: str = ""
+    """Nouns that the verb takes."""
     places: str = ""
-    # It is done again and again: one buys bread every day, but not cars.
+    """Places where it is done."""
     habitual: bool = True
+    """Whether it can be done regularly: one buys bread every day, but not cars."""
 
     def form(self, index: int) -> str:
-        """One of the five forms, with its preposition: "listened to"."""
+        """Return one of the five forms with its particle: "listened to"."""
         forms, _, particle = self.english.partition(" + ")
         return f"{forms.split()[index]} {particle}".rstrip()
 
@@ -38,20 +42,20 @@ BASE, THIRD, PAST, PARTICIPLE, GERUND = range(5)
 
 
 class Adjective(NamedTuple):
-    """A quality of things; of people where no nouns are named."""
+    """An adjective; without `nouns` it describes people."""
 
     source: str
     english: str
     comparative: str
     nouns: str = ""
-    # It is said of a kind as a whole (apples are cheap), not only of one of it (this book is new).
     generic: bool = False
-    # How it stands before a noun: 新书 ("新"), 便宜的书 ("便宜 的"); empty where it does not.
+    """Whether it can describe a kind (apples are cheap), not only an individual (this book is new)."""
     attributive: str = ""
+    """The form before a noun: 新书 ("新"), 便宜的书 ("便宜 的"); empty if not used there."""
 
 
 class Place(NamedTuple):
-    """Where something is done, and where one goes to; empty where 去 does not fit."""
+    """A place with its English as a location and as a destination, which is empty if 去 does not fit."""
 
     source: str
     where: str
@@ -70,7 +74,7 @@ PRONOUNS = (
     ("他们", "they", "them", "their"),
 )
 NAMES = (("汤姆", "Tom"), ("玛丽", "Mary"), ("安娜", "Anna"), ("大卫", "David"), ("小明", "Xiaoming"))
-# They follow their owner directly: 我妈妈.
+# Relatives that follow their owner directly: 我妈妈.
 FAMILY = (
     Noun("妈妈", "个", "mother", "mothers"),
     Noun("爸爸", "个", "father", "fathers"),
@@ -79,7 +83,7 @@ FAMILY = (
     Noun("弟弟", "个", "younger brother", "younger brothers"),
     Noun("妹妹", "个", "younger sister", "younger sisters"),
 )
-# They follow their owner with 的: 我的朋友.
+# People that follow their owner with 的: 我的朋友.
 COMPANIONS = (
     Noun("朋友", "个", "friend", "friends"),
     Noun("同学", "个", "classmate", "classmates"),
@@ -167,7 +171,7 @@ LIKED = f"{FOODS} {DRINKS} {ANIMALS} 书 小说 电影 花 音乐 中文 英文 
 NEEDED = "手机 电脑 雨伞 票 自行车 汽车 书 大衣 帽子 水 咖啡 茶"
 OWNED = f"{_WARES} {ANIMALS} 书 小说 杂志 照片 票 苹果 鸡蛋 啤酒"
 UNCOUNTED_GOODS = f"钱 时间 {DRINKS} 面包"
-# "David's movie" would be one that he made.
+# Nouns without an owner: "David's movie" would be one that he made.
 NOT_OWNED = frozenset(("电影", "歌"))
 
 # --- what people do ------------------------------------------------------------------------------------------
@@ -195,14 +199,14 @@ VERBS = (
     Verb("洗", "wash washes washed washed washing", "毛衣 裙子 汽车 苹果", "家"),
     Verb("骑", "ride rides rode ridden riding", "自行车", "公园 学校"),
 )
-# What is worth telling that one has done it before: to eat dumplings, not to drink water.
+# Activities worth mentioning as experiences: to eat dumplings, not to drink water.
 EXPERIENCES = "饺子 鱼 面条 咖啡 啤酒 果汁 小说 中文 英文 法语 历史 篮球 网球 足球 钢琴 自行车 花"
-# They take a person.
+# Verbs that take a person.
 HELPING_VERBS = (
     Verb("帮助", "help helps helped helped helping", "", "家 学校 公司"),
     Verb("等", "wait waits waited waited waiting + for", "", "家 学校 公园 电影院 咖啡馆"),
 )
-# They take nothing.
+# Verbs without an object.
 INTRANSITIVE_VERBS = (
     Verb("睡觉", "sleep sleeps slept slept sleeping", "", "家"),
     Verb("工作", "work works worked worked working", "", "家 公司 医院 学校 北京"),
@@ -227,7 +231,7 @@ NEED = Verb("需要", "need needs needed needed needing", NEEDED)
 WISH = Verb("想要", "want wants wanted wanted wanting", NEEDED)
 HAVE = Verb("有", "have has had had having", OWNED)
 GO = Verb("去", "go goes went gone going + to")
-# It asks for the place without a preposition: where does she go.
+# A verb whose place is asked for without a preposition: where does she go.
 HEAD = Verb("去", "go goes went gone going")
 # 去过: to have been there.
 VISIT = Verb("去", "be is was been being + to")
@@ -235,7 +239,7 @@ GIVE = Verb("给", "give gives gave given giving", GIFTS)
 TEACH = Verb("教", "teach teaches taught taught teaching", "中文 英文 法语 数学 历史 音乐")
 THINK = Verb("觉得", "think thinks thought thought thinking")
 KNOW = Verb("知道", "know knows knew known knowing")
-# What one person feels for another. 想 with a person is to miss; with a verb it is to want.
+# Feelings of one person for another. 想 with a person means to miss; with a verb it means to want.
 FEELINGS = (
     LIKE,
     Verb("爱", "love loves loved loved loving"),
@@ -276,7 +280,7 @@ THING_ADJECTIVES = (
     Adjective("白", "white", "whiter", "猫 狗 鸟 花 裙子 毛衣", attributive="白"),
 )
 COLOURS = frozenset(("红", "黑", "白"))
-# They pass: 昨天我很忙.
+# Temporary states: 昨天我很忙.
 MOODS = frozenset(("忙", "累", "饿", "高兴"))
 
 # --- where, when, how ----------------------------------------------------------------------------------------
@@ -298,14 +302,14 @@ PLACES = (
     Place("北京", "in Beijing", "Beijing"),
     Place("中国", "in China", "China"),
 )
-# Chinese, English, links, and what there is.
+# Chinese, English, links, and the things that can be there.
 SPOTS = (
     ("桌子 上", "on the table", "0-2 1-0", f"书 小说 杂志 报纸 信 照片 手机 电脑 帽子 花 猫 {FOODS} {DRINKS}"),
     ("椅子 上", "on the chair", "0-2 1-0", "书 小说 杂志 报纸 手机 大衣 毛衣 裙子 帽子 雨伞 猫"),
     ("公园 里", "in the park", "0-2 1-0", f"{ANIMALS} 花 自行车"),
     ("房间 里", "in the room", "0-2 1-0", f"{ANIMALS} 书 花 电脑"),
 )
-# How one goes to places nearby and far away.
+# Means of transport to places nearby and far away.
 MEANS_NEARBY = (
     ("坐 公交车", "by bus", "0-0 1-1"),
     ("骑 自行车", "by bike", "0-0 1-1"),
@@ -314,9 +318,9 @@ MEANS_NEARBY = (
 )
 MEANS_FAR = (("坐 火车", "by train", "0-0 1-1"), ("坐 飞机", "by plane", "0-0 1-1"))
 FAR = frozenset(("北京", "中国"))
-# Words of the times when one goes far away, or of none: not tonight, and not every morning.
+# Words of times at which one travels far, or no time: not tonight, and not every morning.
 TRAVEL_TIMES = frozenset(((), ("昨天",), ("明天",), ("上个", "星期"), ("下个", "星期")))
-# Who may stay where, and what is asked for there.
+# Who may be where, and the question for that place.
 ABODES = "家 学校 公司 医院 图书馆 教室 公园 咖啡馆 电影院 商店 北京 中国"
 
 PAST_TIMES = (

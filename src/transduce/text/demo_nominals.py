@@ -22,29 +22,30 @@ from transduce.text.demo_lexicon import (
 )
 from transduce.text.demo_phrase import Phrase, phrase
 
-# Which form of an English verb a subject takes: am, is, are.
+# Agreement of an English verb with its subject: am, is, are.
 FIRST, THIRD, OTHER = range(3)
 
 
 class Nominal(msgspec.Struct, frozen=True):
-    """Somebody or something that a sentence speaks of."""
+    """A noun phrase for a person or thing, with its forms as subject and object."""
 
     subject: Phrase
     object: Phrase
     agreement: int
     plural: bool = False
-    # Who is meant, and who owns: nobody likes "Tom knows Tom" or "I know us".
     referents: frozenset[str] = frozenset()
+    """The people meant, to avoid sentences such as "Tom knows Tom" or "I know us"."""
     owners: frozenset[str] = frozenset()
+    """The owners of the person or thing."""
 
 
 def inanimate(words: Phrase, agreement: int = THIRD, owner: str = "") -> Nominal:
-    """A thing, which looks the same as a subject and as an object."""
+    """Return a thing, whose forms as subject and object are equal."""
     return Nominal(words, words, agreement, referents=frozenset({owner} if owner else ()))
 
 
 def article(word: str) -> str:
-    """The indefinite article before this word of the lexicon."""
+    """Return the indefinite article for a word of the lexicon."""
     return "an" if word[0] in "aeiou" else "a"
 
 
@@ -64,25 +65,25 @@ def _person(words: Phrase, referent: str, owner: str = "") -> Nominal:
 
 
 def owner_phrase(source: str) -> Phrase:
-    """我 的 / my, 汤姆 的 / Tom's."""
+    """Return a phrase such as 我 的 / my, 汤姆 的 / Tom's."""
     pronouns = {pronoun[0]: pronoun[3] for pronoun in PRONOUNS}
     return phrase(f"{source} 的", pronouns.get(source) or f"{dict(NAMES)[source]}'s")
 
 
 def _relative(owner: str, noun: Noun) -> Nominal:
-    """我妈妈, 汤姆的妈妈."""
+    """Return a phrase such as 我妈妈, 汤姆的妈妈."""
     pronouns = {pronoun[0]: pronoun[3] for pronoun in PRONOUNS}
     possessor = phrase(owner, pronouns[owner]) if owner in pronouns else owner_phrase(owner)
     return _person(possessor + phrase(noun.source, noun.one), owner + noun.source, owner)
 
 
 def _companion(owner: str, noun: Noun) -> Nominal:
-    """我的朋友, 汤姆的朋友."""
+    """Return a phrase such as 我的朋友, 汤姆的朋友."""
     return _person(owner_phrase(owner) + phrase(noun.source, noun.one), owner + noun.source, owner)
 
 
 def _pointed_at(noun: Noun) -> tuple[Nominal, ...]:
-    """这位老师, 那位老师, 这些老师."""
+    """Return a phrase such as 这位老师, 那位老师, 这些老师."""
     near = phrase(f"这 {noun.measure}", "this") + phrase(noun.source, noun.one)
     far = phrase(f"那 {noun.measure}", "that") + phrase(noun.source, noun.one)
     these = phrase("这些", "these") + phrase(noun.source, noun.many)
@@ -91,7 +92,7 @@ def _pointed_at(noun: Noun) -> tuple[Nominal, ...]:
 
 
 def _together(first: Nominal, second: Nominal) -> Nominal:
-    """汤姆 和 玛丽."""
+    """Return a phrase such as 汤姆 和 玛丽."""
     words = first.subject + phrase("和", "and") + second.subject
     return Nominal(words, words, OTHER, plural=True, referents=first.referents | second.referents)
 
@@ -114,17 +115,17 @@ _OBJECTS: Groups = (PRONOMINALS, NAMED, RELATIVES, ACQUAINTANCES, STRANGERS)
 
 
 def a_subject(random: Random, excluded: frozenset[str] = frozenset()) -> Nominal:
-    """Somebody who does something, and is none of those excluded."""
+    """Return a random person who acts, none of those excluded."""
     return _anybody(random, _SUBJECTS, (42, 58, 78, 86, 96, 100), excluded)
 
 
 def asked(random: Random) -> Nominal:
-    """Somebody whom a question is about: most often you, and never I."""
+    """Return a random subject of a question: most often you, never I."""
     return YOU if random.random() < 0.45 else a_subject(random, YOU.referents | {"我"})
 
 
 def somebody(random: Random, but: Nominal) -> Nominal:
-    """Somebody to whom something is done: not the subject."""
+    """Return a random person as an object, other than the subject."""
     return _anybody(random, _OBJECTS, (46, 64, 78, 88, 100), but.referents)
 
 
@@ -144,13 +145,13 @@ _ATTRIBUTES = {noun: tuple(a for a in THING_ADJECTIVES if a.attributive and noun
 
 @cache
 def bare(noun: Noun) -> Nominal:
-    """苹果 / apples, 茶 / tea."""
+    """Return a phrase such as 苹果 / apples, 茶 / tea."""
     return inanimate(phrase(noun.source, noun.many), _bare_agreement(noun))
 
 
 @cache
 def counted(noun: Noun, number: tuple[str, str], adjective: Adjective | None = None) -> Nominal:
-    """一 本 新 书 / a new book, 三 杯 茶 / three cups of tea."""
+    """Return a phrase such as 一 本 新 书 / a new book, 三 杯 茶 / three cups of tea."""
     source, english = number
     described = _described(noun, adjective, plural=bool(english))
     if noun.container:
@@ -165,13 +166,13 @@ def counted(noun: Noun, number: tuple[str, str], adjective: Adjective | None = N
 
 @cache
 def many(noun: Noun) -> Nominal:
-    """很多 书 / a lot of books."""
+    """Return a phrase such as 很多 书 / a lot of books."""
     return inanimate(phrase("很多", "a lot of") + bare(noun).object, _bare_agreement(noun))
 
 
 @cache
 def how_many(noun: Noun) -> Phrase:
-    """几 本 书 / how many books, 几 杯 茶 / how many cups of tea."""
+    """Return a phrase such as 几 本 书 / how many books, 几 杯 茶 / how many cups of tea."""
     if noun.container:
         amount = phrase(f"几 {noun.measure}", f"how many {noun.container[1]} of", "0-0 0-1 1-2 1-3")
     else:
@@ -181,7 +182,7 @@ def how_many(noun: Noun) -> Phrase:
 
 @cache
 def pointed_at(noun: Noun, pointer: tuple[str, str], adjective: Adjective | None = None) -> Nominal:
-    """这 本 新 书 / this new book, 那 杯 茶 / that cup of tea, 这些 书 / these books."""
+    """Return a phrase such as 这 本 新 书 / this new book, 那 杯 茶 / that cup of tea, 这些 书 / these books."""
     source, english = pointer
     plural = source.endswith("些")
     if plural:
@@ -195,7 +196,7 @@ def pointed_at(noun: Noun, pointer: tuple[str, str], adjective: Adjective | None
 
 @cache
 def owned(noun: Noun, owner: str) -> Nominal:
-    """我 的 书 / my book, 汤姆 的 茶 / Tom's tea."""
+    """Return a phrase such as 我 的 书 / my book, 汤姆 的 茶 / Tom's tea."""
     words = owner_phrase(owner) + phrase(noun.source, noun.one)
     agreement = _bare_agreement(noun) if noun.container else THIRD
     return inanimate(words, agreement, owner if owner in dict(NAMES) else "")
@@ -211,7 +212,7 @@ def _described(noun: Noun, adjective: Adjective | None, plural: bool) -> Phrase:
 
 
 def some(random: Random, noun: Noun) -> Nominal:
-    """A number of them: one, three, a lot."""
+    """Return a random quantity of a thing: one, three, a lot."""
     if random.random() < 0.12:
         return many(noun)
     if random.random() < 0.45:
@@ -220,7 +221,7 @@ def some(random: Random, noun: Noun) -> Nominal:
 
 
 def definite(random: Random, noun: Noun, but: Nominal = WHO) -> Nominal:
-    """This one, those, mine; but not the property of the subject called by name: Tom eats Tom's apple."""
+    """Return a random definite thing: this, those, mine; never "Tom eats Tom's apple"."""
     if noun.source not in NOT_OWNED and random.random() < 0.4:
         owner = random.choice(OWNERS)
         return owned(noun, "他" if owner in but.referents else owner)

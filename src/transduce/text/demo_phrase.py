@@ -1,8 +1,9 @@
-"""Phrases of two languages at once, and the two ways to join them.
+"""Phrases in two languages at once, and the two ways to join them.
 
 An inversion transduction grammar (Wu 1997, "Stochastic Inversion Transduction Grammars and Bilingual Parsing of
-Parallel Corpora") builds a sentence and its translation together: two phrases stand either in the same order in both
-languages, `a + b`, or in opposite orders, `swap(a, b)`. Word alignments come for free. NOTHING changes neither.
+Parallel Corpora") builds a sentence and its translation together. Two phrases are joined either in the same order in
+both languages, `a + b`, or in opposite orders, `swap(a, b)`. Word alignments follow directly. Joining with NOTHING
+changes nothing.
 """
 
 from functools import cache
@@ -11,19 +12,19 @@ import msgspec
 
 Links = tuple[tuple[int, int], ...]
 
-# They have no counterpart in Chinese, so they are linked only where a rule says so.
+# Articles have no counterpart in Chinese, so they are linked only if a rule defines that.
 _ARTICLES = frozenset({"a", "an", "the"})
 
 
 class Phrase(msgspec.Struct, frozen=True):
-    """Words of both languages, and which of them translate each other: (source index, target index)."""
+    """Words in both languages with their alignment links (source index, target index)."""
 
     source: tuple[str, ...]
     target: tuple[str, ...]
     links: Links
 
     def __add__(self, following: "Phrase") -> "Phrase":
-        """Both phrases in this order in both languages."""
+        """Join two phrases in the same order in both languages."""
         if following is NOTHING:
             return self
         if self is NOTHING:
@@ -39,7 +40,7 @@ NOTHING = Phrase((), (), ())
 
 
 def swap(first: Phrase, second: Phrase) -> Phrase:
-    """Both phrases in this order in the source language, and in the opposite order in the target language."""
+    """Join two phrases in this order in the source language, and in the opposite order in the target language."""
     if first is NOTHING:
         return second
     return Phrase(
@@ -51,9 +52,9 @@ def swap(first: Phrase, second: Phrase) -> Phrase:
 
 @cache
 def phrase(source: str, target: str, links: str = "") -> Phrase:
-    """A phrase from words with spaces between them.
+    """Return a phrase from words that are separated by spaces.
 
-    ``links`` is written "0-1 1-0", source index first; without it every source word is linked to every target word
+    ``links`` has the form "0-1 1-0", source index first; without it every source word is linked to every target word
     that is not an article.
     """
     left, right = tuple(source.split()), tuple(target.split())

@@ -56,10 +56,10 @@ _GENERIC_COMPARISONS = tuple(
     for first, second in permutations([noun for noun in kind.split() if noun in adjective.nouns.split()], 2)
 )
 _PERSON_COMPARISONS = tuple(a for a in PERSON_ADJECTIVES if a.source not in ("饿", "高兴"))
-# 太…了 means too much of these; of others it is praise.
+# With these, 太…了 means too much; with others it is praise.
 _EXCESSIVE = frozenset(("贵", "大", "小", "旧", "难", "忙", "累"))
 _VERY_MUCH = frozenset(("喜欢", "爱", "想", "需要"))
-# Nobody feels so for that nurse over there.
+# Feelings that do not fit people who are only pointed at.
 _TENDER = frozenset(("爱", "想", "需要"))
 _PRESENT_DAYS = (("今天", "today", ""), ("现在", "now", ""))
 
@@ -68,7 +68,7 @@ _PRESENT_DAYS = (("今天", "today", ""), ("现在", "now", ""))
 
 
 def feeling(random: Random) -> Phrase:
-    """我爱你, 他不喜欢茶, 我们都认识她."""
+    """Return a random sentence such as 我爱你, 他不喜欢茶, 我们都认识她."""
     subject = a_subject(random)
     action = _feeling(random, subject)
     if action.verb.source in _VERY_MUCH and random.random() < 0.2:
@@ -81,7 +81,7 @@ def feeling(random: Random) -> Phrase:
 
 
 def feeling_question(random: Random) -> Phrase:
-    """你喜欢他吗, 你为什么喜欢他, 谁喜欢你, 你喜欢谁."""
+    """Return a random sentence such as 你喜欢他吗, 你为什么喜欢他, 谁喜欢你, 你喜欢谁."""
     kind, subject = random.random(), asked(random)
     action = _feeling(random, subject)
     if kind < 0.45:
@@ -109,7 +109,7 @@ def _feeling(random: Random, subject: Nominal) -> Action:
 
 
 def _related(first: Nominal, second: Nominal) -> bool:
-    """Whether it goes without saying that they know each other."""
+    """Return whether two people are related, so that they know each other anyway."""
     return bool((first.owners | first.referents) & (second.owners | second.referents))
 
 
@@ -117,7 +117,7 @@ def _related(first: Nominal, second: Nominal) -> bool:
 
 
 def quality(random: Random) -> Phrase:
-    """这本书很贵, 她不忙, 昨天我很累."""
+    """Return a random sentence such as 这本书很贵, 她不忙, 昨天我很累."""
     subject, adjective = _bearer(random)
     if adjective.source in MOODS and random.random() < 0.4:
         return _mood(random, subject, adjective)
@@ -125,7 +125,7 @@ def quality(random: Random) -> Phrase:
 
 
 def _mood(random: Random, subject: Nominal, adjective: Adjective) -> Phrase:
-    """昨天我很累 / I was tired yesterday."""
+    """Return a random sentence such as 昨天我很累 / I was tired yesterday."""
     past = random.random() < 0.6
     time = random.choice(PAST_TIMES if past else _PRESENT_DAYS)
     be = (WAS if past else BE)[subject.agreement]
@@ -135,7 +135,7 @@ def _mood(random: Random, subject: Nominal, adjective: Adjective) -> Phrase:
 
 
 def _bearer(random: Random) -> tuple[Nominal, Adjective]:
-    """Somebody or something, and a quality that fits."""
+    """Return a random person or thing with a quality that fits."""
     if random.random() < 0.45:
         return a_subject(random), random.choice(PERSON_ADJECTIVES)
     adjective, noun = random.choice(_QUALITIES)
@@ -151,7 +151,7 @@ def _this(random: Random, noun: Noun) -> Nominal:
 
 
 def _degree(random: Random, subject: Nominal, adjective: Adjective) -> Phrase:
-    """很高 / is tall, 非常高 / is very tall, 不高 / is not tall, 太贵了 / is too expensive."""
+    """Return a random phrase such as 很高 / is tall, 非常高 / is very tall, 太贵了 / is too expensive."""
     be, kind = BE[subject.agreement], random.random()
     if adjective.source in _EXCESSIVE and kind < 0.15:
         return phrase(f"太 {adjective.source} 了", f"{be} too {adjective.english}", "0-1 1-2 2-1")
@@ -169,7 +169,7 @@ def _degree(random: Random, subject: Nominal, adjective: Adjective) -> Phrase:
 
 
 def quality_question(random: Random) -> Phrase:
-    """你忙吗, 这本书贵吗, 他比你高吗."""
+    """Return a random sentence such as 你忙吗, 这本书贵吗, 他比你高吗."""
     while True:
         subject, wanted = _comparison(random) if random.random() < 0.3 else _quality(random)
         if subject.agreement != FIRST:
@@ -182,13 +182,13 @@ def _quality(random: Random) -> tuple[Nominal, Phrase]:
 
 
 def comparison(random: Random) -> Phrase:
-    """他比我高, 苹果比香蕉便宜, 她和我一样忙."""
+    """Return a random sentence such as 他比我高, 苹果比香蕉便宜, 她和我一样忙."""
     subject, compared = _comparison(random)
     return subject.subject + phrase("", BE[subject.agreement]) + compared
 
 
 def _comparison(random: Random) -> tuple[Nominal, Phrase]:
-    """Who or what is compared, and 比 我 高 / taller than me, or 和 我 一样 高 / as tall as me."""
+    """Return a random subject with a comparison: 比 我 高 / taller than me, or 和 我 一样 高 / as tall as me."""
     first, second, adjective = _compared(random)
     kind = random.random()
     if kind < 0.25:

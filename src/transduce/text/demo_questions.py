@@ -72,7 +72,7 @@ _WHO_FRAMES = (
 
 
 def going_question(random: Random) -> Phrase:
-    """你想去哪里, 你怎么去学校, 你去过北京吗."""
+    """Return a random sentence such as 你想去哪里, 你怎么去学校, 你去过北京吗."""
     subject, kind = asked(random), random.random()
     if kind < 0.3:
         question = random.choice((clauses.WANTS_ONE, clauses.DID_ONE, clauses.WILL_ONE))
@@ -89,7 +89,7 @@ def going_question(random: Random) -> Phrase:
 
 
 def yes_no_question(random: Random) -> Phrase:
-    """你昨天吃了苹果吗."""
+    """Return a random sentence such as 你昨天吃了苹果吗."""
     question, subject = random.choice(_QUESTIONS), asked(random)
     if question is clauses.MAY_ONE:
         subject = random.choice((ME, WE))
@@ -97,7 +97,7 @@ def yes_no_question(random: Random) -> Phrase:
 
 
 def what_question(random: Random) -> Phrase:
-    """你喜欢吃什么."""
+    """Return a random sentence such as 你喜欢吃什么."""
     question, subject = random.choice(_OPEN_QUESTIONS), asked(random)
     verb, _ = random.choice(_ASKED)
     action = with_adjuncts(random, subject, question, Action(verb))
@@ -105,21 +105,21 @@ def what_question(random: Random) -> Phrase:
 
 
 def how_many_question(random: Random) -> Phrase:
-    """你买了几本书."""
+    """Return a random sentence such as 你买了几本书."""
     question, subject = random.choice((clauses.DID_ONE, clauses.DID_ONE, clauses.WANTS_ONE)), asked(random)
     verb, noun = random.choice(_COUNTED)
     return what(how_many(noun), subject, question, Action(verb), a_time(random, question), early(random))
 
 
 def whom_question(random: Random) -> Phrase:
-    """他正在等谁."""
+    """Return a random sentence such as 他正在等谁."""
     question, subject = random.choice((clauses.IS_ONE, clauses.WANTS_ONE, clauses.WILL_ONE)), asked(random)
     verb = random.choice(HELPING_VERBS)
     return what(WHO.object, subject, question, Action(verb), a_time(random, question), early(random))
 
 
 def where_question(random: Random) -> Phrase:
-    """你想在哪里吃饭."""
+    """Return a random sentence such as 你想在哪里吃饭."""
     question, subject = random.choice(_WHERE_QUESTIONS), asked(random)
     if random.random() < 0.3 and not question.aspect:
         action = Action(random.choice(INTRANSITIVE_VERBS))
@@ -130,20 +130,20 @@ def where_question(random: Random) -> Phrase:
 
 
 def why_question(random: Random) -> Phrase:
-    """你为什么没吃苹果."""
+    """Return a random sentence such as 你为什么没吃苹果."""
     (question, negation), subject = random.choice(_WHY_QUESTIONS), asked(random)
     action = an_action(random, subject, question)
     return why(phrase("为什么", "why"), subject, question, action, negation)
 
 
 def who_question(random: Random) -> Phrase:
-    """谁吃了我的苹果."""
+    """Return a random sentence such as 谁吃了我的苹果."""
     frame = random.choice(_WHO_FRAMES)
     return said(WHO, frame, an_action(random, WHO, frame), a_time(random, frame), early=False) + QUESTION_MARK
 
 
 def request(random: Random) -> Phrase:
-    """请给我一杯茶, 别看电视, 我们去公园吧."""
+    """Return a random sentence such as 请给我一杯茶, 别看电视, 我们去公园吧."""
     kind = random.random()
     if kind < 0.3:
         return phrase("请", "please") + _please(random).phrase(BASE)

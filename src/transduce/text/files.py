@@ -1,7 +1,6 @@
-"""One text file → its lines, one by one or many at a time.
+"""Reader of the lines of a text file, one by one or in blocks.
 
-Text is split at the line feed only: U+2028, U+0085 or a carriage return inside a line are characters of that
-line.
+Text is split only at line feeds: U+2028, U+0085 or a carriage return inside a line are characters of that line.
 """
 
 import gzip
@@ -27,31 +26,34 @@ _OTHER_COMPRESSION = {
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# So many lines that are no UTF-8, and such a share of all lines so far, are no accident.
+# With at least this many lines that are not UTF-8, and this share of all lines so far, a file is refused.
 _MANY_LINES, _MANY_SHARE = 20, 0.05
 _CHUNK = 1 << 20
 
 
 @dataclass
 class LineNotes:
-    """What reading took away from the lines: counted here, so that it can be reported."""
+    """Counts of what was removed from lines during reading, for reports."""
 
     carriage_returns: int = 0
     byte_order_marks: int = 0
 
 
 def is_decodable(text: str) -> bool:
-    """Whether a line was UTF-8: a lone surrogate stands for what was not, or for half an escape in JSON."""
+    """Return whether a line was UTF-8; lone surrogates represent bytes that were not, or lone JSON escapes."""
     return _SURROGATE.search(text) is None
 
 
 def read_lines(path: str | Path, notes: LineNotes | None = None, *, keep_undecodable: bool = False) -> Iterator[str]:
-    """Stream the lines of a UTF-8 file, plain or gzip, without their line feeds.
+    """Yield the lines of a UTF-8 file, plain or gzip, without their line feeds.
 
-    A byte order mark at the start and a carriage return before a line feed are removed and counted in
-    ``notes``. An empty file has no lines. Raises TransduceError naming file and line for whatever cannot be
-    read. With ``keep_undecodable``, bytes that are no UTF-8 become lone surrogates instead (see ``is_decodable``), so
-    that the lines of two files still correspond; a file with many such lines is refused all the same.
+    A byte order mark at the start and a carriage return before a line feed are removed and counted in ``notes``. An
+    empty file has no lines. With ``keep_undecodable``, bytes that are not UTF-8 become lone surrogates (see
+    ``is_decodable``), so that the lines of two files still correspond; a file with many such lines is refused even
+    so.
+
+    Raises:
+        TransduceError: the file, or a line of it, cannot be read.
     """
     return decode_lines(_raw_lines(Path(path)), str(path), notes, keep_undecodable=keep_undecodable)
 
@@ -59,23 +61,23 @@ def read_lines(path: str | Path, notes: LineNotes | None = None, *, keep_undecod
 def decode_lines(
     raw_lines: Iterable[bytes], name: str, notes: LineNotes | None = None, *, keep_undecodable: bool = False
 ) -> Iterator[str]:
-    """Decode lines of bytes, such as a binary stream yields; ``name`` stands for the file in errors."""
+    """Yield the text of lines of bytes, such as a binary stream yields; ``name`` identifies the file in errors."""
     decoder = _Decoder(name, notes if notes is not None else LineNotes(), keep_undecodable=keep_undecodable)
     for raw in raw_lines:
         yield decoder.decode_line(raw)
 
 
 class LineBlocks:
-    """The lines of a file, many at a time, which is several times as fast as one by one; for a ``with`` statement.
+    """A reader of the lines of a file in blocks, several times as fast as one by one; used in a ``with`` statement.
 
     Lines, notes and errors are those of ``read_lines``.
     """
 
     def __init__(self, path: str | Path, notes: LineNotes | None = None, *, keep_undecodable: bool = False) -> None:
-        """Opens nothing yet."""
+        """Store the path; the file is opened by the ``with`` statement."""
         self._path = Path(path)
         self.checksum = 0
-        """CRC-32 of all lines so far, decoded or not, as they stand in the (uncompressed) file."""
+        """The CRC-32 of all lines so far, decoded or skipped, as in the (uncompressed) file."""
         notes = notes if notes is not None else LineNotes()
         self._decoder = _Decoder(str(path), notes, keep_undecodable=keep_undecodable)
         self._exit = ExitStack()
@@ -94,7 +96,7 @@ class LineBlocks:
         self._exit.close()
 
     def read(self, most: int) -> list[str]:
-        """The next lines, ``most`` of them or all that are left."""
+        """Return the next ``most`` lines, or all that are left."""
         raw_lines: list[bytes] = []
         with _explained(self._path, self._decoder, raw_lines):
             raw_lines.extend(islice(self._stream, most))
@@ -102,7 +104,7 @@ class LineBlocks:
         return self._decoder.decode_block(raw_lines)
 
     def skip(self, most: int) -> int:
-        """Pass over as many lines, undecoded; returns how many there were."""
+        """Skip up to ``most`` lines without decoding them, and return their number."""
         raw_lines: list[bytes] = []
         with _explained(self._path, self._decoder, raw_lines):
             raw_lines.extend(islice(self._stream, most))
@@ -115,23 +117,23 @@ class LineBlocks:
 
 
 class _Decoder:
-    """Decodes a file's lines in turn, and knows where in the file it is."""
+    """A decoder of a file's lines in order that tracks its position in the file for error messages."""
 
     def __init__(self, name: str, notes: LineNotes, *, keep_undecodable: bool = False) -> None:
         self._name, self._notes = name, notes
-        self._keeps, self._kept = keep_undecodable, 0
+        self._keep_undecodable, self._undecodable_lines = keep_undecodable, 0
         self.lines = 0
-        self.skipped = 0  # of these; what they hold is not known
-        self._offset = 0  # of the next line's first byte in the (uncompressed) file
+        self.skipped = 0  # among `lines`; their content is unknown
+        self._offset = 0  # offset of the next line's first byte in the (uncompressed) file
 
     def decode_line(self, raw: bytes) -> str:
-        """The line's text, without its line feed."""
+        """Return the line's text without its line feed."""
         line = self._without_mark(raw)
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError as error:
             offset = self._offset + len(raw) - len(line) + error.start
-            if not self._keeps or (self.lines == 0 and raw.startswith(_UTF_16_MARKS)):
+            if not self._keep_undecodable or (self.lines == 0 and raw.startswith(_UTF_16_MARKS)):
                 raise _undecodable(raw, self._name, self.lines + 1, offset) from None
             self._count_undecodable()
             text = line.decode("utf-8", "surrogateescape")
@@ -143,51 +145,51 @@ class _Decoder:
         return text.removesuffix("\n")
 
     def _count_undecodable(self) -> None:
-        self._kept += 1
+        self._undecodable_lines += 1
         number = self.lines + 1
-        if self._kept >= _MANY_LINES and self._kept > (number - self.skipped) * _MANY_SHARE:
+        if self._undecodable_lines >= _MANY_LINES and self._undecodable_lines > (number - self.skipped) * _MANY_SHARE:
             raise TransduceError(
                 f"{self._name}:{number}: files must be UTF-8, but {self._kept} of the first {number} lines are not: "
                 "convert the file."
             )
 
     def decode_block(self, raw_lines: list[bytes]) -> list[str]:
-        """The same of many lines."""
+        """Return the texts of many lines without their line feeds."""
         if not raw_lines:
             return []
-        whole = b"".join(raw_lines)
+        content = b"".join(raw_lines)
         try:
-            text = (self._without_mark(whole) if self.lines == 0 else whole).decode("utf-8")
+            text = (self._without_mark(content) if self.lines == 0 else content).decode("utf-8")
         except UnicodeDecodeError:
-            return [self.decode_line(raw) for raw in raw_lines]  # finds the line
+            return [self.decode_line(raw) for raw in raw_lines]  # finds the line at fault
         self._refuse_other_ends(text)
         self.lines += len(raw_lines)
-        self._offset += len(whole)
+        self._offset += len(content)
         if "\r\n" in text:
             self._notes.carriage_returns += text.count("\r\n")
             text = text.replace("\r\n", "\n")
         return text.removesuffix("\n").split("\n")
 
     def skip(self, raw_lines: Sequence[bytes]) -> None:
-        """Lines are passed over."""
+        """Count lines without decoding them."""
         self.skipped += len(raw_lines)
         self.lines += len(raw_lines)
         self._offset += sum(map(len, raw_lines))
 
     def pass_over(self, raw: bytes) -> None:
-        """A line is done with."""
+        """Count a line that has been decoded."""
         self.lines += 1
         self._offset += len(raw)
 
     def _refuse_other_ends(self, text: str) -> None:
-        """A file without a line feed and with several carriage returns is no single line."""
+        """Refuse a file with several carriage returns and no line feed, which is unlikely to be a single line."""
         if not self.lines and text.count("\r") > 1 and "\n" not in text:
             raise TransduceError(
                 f"{self._name} ends its lines with carriage returns alone, so it is one line: end them with line feeds."
             )
 
     def _without_mark(self, content: bytes) -> bytes:
-        """A file's beginning without its byte order mark, which is counted."""
+        """Remove and count a byte order mark at the start of the file."""
         if self.lines or not content.startswith(_BYTE_ORDER_MARK):
             return content
         self._notes.byte_order_marks += 1
@@ -195,16 +197,16 @@ class _Decoder:
 
 
 def _raw_lines(path: Path) -> Iterator[bytes]:
-    passed = _Decoder(str(path), LineNotes())
-    with _explained(path, passed), path.open("rb") as plain, _uncompressed(plain, path) as stream:
+    counter = _Decoder(str(path), LineNotes())
+    with _explained(path, counter), path.open("rb") as plain, _uncompressed(plain, path) as stream:
         for raw in stream:
-            passed.lines += 1
+            counter.lines += 1
             yield raw
 
 
 @contextmanager
 def _explained(path: Path, decoder: "_Decoder", taken: Sequence[bytes] = ()) -> Iterator[None]:
-    """What goes wrong with a file, as a sentence; ``taken`` are lines that the decoder has not seen yet."""
+    """Convert errors of reading a file into messages; ``taken`` are lines that the decoder has not counted yet."""
     try:
         yield
     except FileNotFoundError:
@@ -212,9 +214,9 @@ def _explained(path: Path, decoder: "_Decoder", taken: Sequence[bytes] = ()) -> 
     except IsADirectoryError:
         raise TransduceError(f"{path} is a folder, but a text file is needed: name a file in it.") from None
     except (EOFError, gzip.BadGzipFile, zlib.error):
-        number = decoder.lines + len(taken) + 1  # what was unpacked last does not come out
+        number = decoder.lines + len(taken) + 1  # the block in which the error occurred yields no lines
         raise TransduceError(
-            f"{path} is not a whole gzip file, it breaks off at about line {number}: copy or compress it again."
+            f"{path} is an incomplete gzip file, which ends at about line {number}: copy or compress it again."
         ) from None
     except OSError as error:
         raise TransduceError(f"{path} cannot be read ({error.strerror}): check its permissions.") from None
@@ -224,7 +226,7 @@ def _uncompressed(plain: io.BufferedReader, path: Path) -> BinaryIO:
     compressed = plain.peek(2).startswith(_GZIP_MAGIC)
     for name, magic in _OTHER_COMPRESSION.items():
         if magic.match(plain.peek(16)):
-            raise TransduceError(f"{path} is compressed by {name}, but of these only gzip is read: unpack it.")
+            raise TransduceError(f"{path} is compressed by {name}, but only gzip can be read: unpack it.")
     if path.suffix == ".gz" and not compressed:
         raise TransduceError(f"{path} is not gzip although its name ends in .gz: compress or rename it.")
     # The buffer around it makes reading by lines several times faster.
@@ -232,15 +234,15 @@ def _uncompressed(plain: io.BufferedReader, path: Path) -> BinaryIO:
 
 
 def count_lone_carriage_returns(path: str) -> int:
-    """How many of a file's carriage returns have no line feed behind them; 0 where it cannot be read once more."""
+    """Return how many carriage returns of a file have no line feed after them; 0 if it cannot be read again."""
     count, last = 0, b""
     if not Path(path).is_file():
         return 0
     with Path(path).open("rb") as plain, _uncompressed(plain, Path(path)) as stream:
         while content := last + stream.read(_CHUNK):
             last = content[-1:] if content.endswith(b"\r") and len(content) > 1 else b""
-            whole = content.removesuffix(last)
-            count += whole.count(b"\r") - whole.count(b"\r\n")
+            complete = content.removesuffix(last)
+            count += complete.count(b"\r") - complete.count(b"\r\n")
     return count
 
 
@@ -249,5 +251,5 @@ def _undecodable(raw: bytes, name: str, number: int, offset: int) -> TransduceEr
         return TransduceError(f"{name}:1: files must be UTF-8, but this one begins as UTF-16: convert it first.")
     return TransduceError(
         f"{name}:{number}: files must be UTF-8, but the byte at offset {offset} does not continue a "
-        "character: convert the file or mend the line."
+        "character: convert the file or fix the line."
     )

@@ -1,4 +1,4 @@
-"""Which pairs are left out of training, and the account of it."""
+"""Filters that drop unsuitable sentence pairs from training, and the report on them."""
 
 import hashlib
 import re
@@ -19,30 +19,31 @@ RATIO = "lengths too unequal"
 HELD_OUT = "same source as a held-out pair"
 REASONS = (UNDECODABLE, EMPTY, CONTROL, IDENTICAL, DUPLICATE, TOO_LONG, RATIO, HELD_OUT)
 
-# C0 controls but tab and carriage return, DEL, and C1 controls but the next-line character U+0085. A line
-# feed can only come from a JSON string, and would break the correspondence of lines. And what is not UTF-8.
+# C0 controls except tab and carriage return, DEL, and C1 controls except the next-line character U+0085. A line feed
+# can only come from a JSON string, and would break the correspondence of lines. Surrogates represent invalid UTF-8.
 _CONTROL = re.compile("[\x00-\x08\n\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
 
-# Pieces by which short sentences may exceed the ratio: one piece may face nine, two short sentences never
-# clash.
-_RATIO_SLACK_PIECES = 5
-# Such a share of all pairs that go because a held-out one has their source is worth a remedy.
+# Tokens by which short sentences may exceed the ratio: one token may face nine.
+_RATIO_SLACK_TOKENS = 5
+# If a greater share of pairs is dropped because of a held-out source, the report suggests a remedy.
 _MANY_HELD_OUT = 0.05
 
 
 class FilterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Which pairs are dropped. Those with control characters (NUL and its like), or that are not UTF-8, always are."""
+    """Settings of which pairs are dropped. Pairs with control characters or invalid UTF-8 always are."""
 
-    # Longest side in pieces, the end of sentence not counted. The model that comes of it cuts longer sources.
     max_pieces: int = 256
-    # The longer side may have this many times the pieces of the shorter one, and 5 more.
+    """Maximum length of each side in tokens, without the end symbol. The trained model splits longer sources."""
     max_length_ratio: float = 4.0
-    # Drop pairs with a side of nothing but white space.
+    """The longer side may have at most this many times the tokens of the shorter one, plus 5."""
     drop_empty: bool = True
-    # Drop pairs whose sides are the same text, of whatever length: mostly sentences nobody translated.
+    """Drop pairs with a side that has only white space."""
     drop_identical: bool = True
-    # Drop pairs that occurred before, both sides alike. Needs about 20 bytes of memory a pair, while it is prepared.
+    """Drop pairs whose sides are the same text, which are mostly untranslated sentences."""
     drop_duplicates: bool = False
+    """Drop pairs whose two sides both equal those of an earlier pair. Preparation then needs about 20 bytes of memory
+    per pair.
+    """
 
     def __post_init__(self) -> None:
         if self.max_pieces < 1:
@@ -52,22 +53,23 @@ class FilterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """How many pairs were read, kept and dropped, by reason, with the place of each reason's first pair."""
+    """Numbers of pairs read, kept and dropped by reason, with the location of the first pair of each reason."""
 
     read: int = 0
     kept: int = 0
-    # Pairs kept out of training to validate on, when there is no dev set.
     held_out: int = 0
-    # Pairs dropped, by reason; all reasons in a fixed order.
+    """Pairs held out of training for validation if there is no dev set."""
     dropped: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(REASONS, 0))
-    # "file:line" of the first pair dropped, by reason.
+    """The number of dropped pairs by reason; all reasons in a fixed order."""
     examples: dict[str, str] = msgspec.field(default_factory=dict)
-    # Carriage returns removed at line ends, and byte order marks at file starts.
+    """"file:line" of the first pair dropped for each reason."""
     carriage_returns: int = 0
+    """Carriage returns removed at line ends."""
     byte_order_marks: int = 0
+    """Byte order marks removed at file starts."""
 
     def lines(self, thing: str = "pair") -> list[str]:
-        """The report as a person reads it; `thing` is what was counted."""
+        """Return the report as lines of text; `thing` is the word for what was counted."""
         held_out = f", {self.held_out:,} held out" if self.held_out else ""
         lines = [f"{counted(self.read, thing)} read, {self.kept:,} kept{held_out}"]
         lines += [
@@ -85,13 +87,13 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class PairFilter:
-    """Says of each pair by itself why it is dropped, or None. Duplicates show only beside others: ``pair_digest``."""
+    """A filter that decides for each pair alone why it is dropped; duplicates need comparison (``pair_digest``)."""
 
     def __init__(self, settings: FilterSettings) -> None:
         self.settings = settings
 
     def text_reason(self, source: str, target: str) -> str | None:
-        """The reason that the text gives."""
+        """Return the reason to drop a pair because of its text, or None."""
         settings = self.settings
         bare_source, bare_target = source.strip(), target.strip()
         if settings.drop_empty and not (bare_source and bare_target):
@@ -101,18 +103,18 @@ class PairFilter:
         return IDENTICAL if settings.drop_identical and bare_source == bare_target else None
 
     def is_of_target(self, reason: str, source: str) -> bool:
-        """Whether a reason that the text gave is the target's alone."""
+        """Return whether only the target's text causes a reason that `text_reason` returned."""
         return reason != IDENTICAL and self.text_reason(source, "-") in (None, IDENTICAL)
 
     def length_reason(self, source_pieces: int, target_pieces: int) -> str | None:
-        """The reason that the numbers of pieces give, the end of sentence not counted."""
+        """Return the reason to drop a pair because of its numbers of tokens without the end symbol, or None."""
         shorter, longer = sorted((source_pieces, target_pieces))
         if longer > self.settings.max_pieces:
             return TOO_LONG
-        return RATIO if longer > self.settings.max_length_ratio * shorter + _RATIO_SLACK_PIECES else None
+        return RATIO if longer > self.settings.max_length_ratio * shorter + _RATIO_SLACK_TOKENS else None
 
 
 def pair_digest(source: str, target: str) -> bytes:
-    """Eight bytes by which a pair without control characters is known again."""
-    # Neither side can hold a line feed here, so the key has one reading.
+    """Return an 8-byte hash that identifies a pair without control characters."""
+    # Neither side can contain a line feed, so the key is unambiguous.
     return hashlib.blake2b(f"{source}\n{target}".encode("utf-8", "surrogatepass"), digest_size=8).digest()

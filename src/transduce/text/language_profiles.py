@@ -1,8 +1,8 @@
-"""Which language a text is in, by runs of one to three characters learnt from text of each language.
+"""Language identification by character n-grams (n = 1 to 3) learned from text of each language.
 
-A naive Bayes classifier over overlapping runs, as Cavnar and Trenkle's n-gram profiles (1994) with probabilities in
-place of ranks. White space is one space, words are what stands between spaces, and upper case counts as lower case.
-A profile keeps the most frequent runs of a language; all others share what probability is left.
+A naive Bayes classifier over overlapping n-grams, like Cavnar and Trenkle's n-gram profiles (1994) with probabilities
+instead of ranks. White space counts as one space, words are separated by spaces, and upper case counts as lower case.
+A profile keeps the most frequent n-grams of a language; all others share the remaining probability.
 """
 
 import math
@@ -18,56 +18,56 @@ from transduce.errors import TransduceError
 
 FILE_NAME = "language_profiles.json"
 _FORMAT_VERSION = 1
-_LONGEST_RUN = 3
-_KEPT_RUNS = 4000
-_MOST_CHARACTERS = 500_000  # of each language: more changes nothing that matters
+_LONGEST_NGRAM = 3
+_KEPT_NGRAMS = 4000
+_MOST_CHARACTERS = 500_000  # per language: more text hardly changes the result
 _NOT_LETTERS = re.compile(r"[\W\d_]+")
 
 
 class LanguageProfiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How often runs of characters occur in each language."""
+    """The frequencies of character n-grams in each language."""
 
     format_version: int
     runs: dict[str, dict[str, int]]
-    """By language: the most frequent runs and how often they occurred."""
+    """By language, the most frequent n-grams and their counts."""
     totals: dict[str, int]
-    """By language: how many runs occurred, the rare ones included."""
+    """By language, the total number of n-grams, including rare ones."""
 
     def probabilities(self, text: str, among: Collection[str] | None = None) -> dict[str, float]:
-        """Each language's probability, all of them alike likely before a text is seen; likeliest first.
+        """Return each language's probability with a uniform prior, most likely first.
 
         Args:
-            text: of any length; one without letters tells nothing.
-            among: only these languages; all where nothing is said.
+            text: a text of any length; one without letters gives equal probabilities.
+            among: consider only these languages; None for all.
         """
-        runs = Counter(_runs(text))
+        runs = Counter(_ngrams(text))
         languages = self.runs if among is None else among
-        # Overlapping runs say the same thing up to three times.
-        scores = {language: self._log_likelihood(language, runs) / _LONGEST_RUN for language in languages}
+        # Overlapping n-grams count the same evidence up to three times.
+        scores = {language: self._log_likelihood(language, runs) / _LONGEST_NGRAM for language in languages}
         best = max(scores.values(), default=0.0)
         weights = {language: math.exp(score - best) for language, score in scores.items()}
-        whole = sum(weights.values())
-        found = {language: weight / whole for language, weight in weights.items()}
-        return dict(sorted(found.items(), key=lambda entry: (-entry[1], entry[0])))
+        total_weight = sum(weights.values())
+        probabilities = {language: weight / total_weight for language, weight in weights.items()}
+        return dict(sorted(probabilities.items(), key=lambda entry: (-entry[1], entry[0])))
 
     def _log_likelihood(self, language: str, runs: Mapping[str, int]) -> float:
-        """The log-probability of the runs, in nats; but for normalisation, which is the same in all languages."""
-        known, total = self.runs[language], max(1, self.totals[language])
-        # What a profile does not know is equally unlikely in every language, however much text it was learnt from.
+        """Return the log-probability of the n-grams in nats, up to a constant shared by all languages."""
+        counts, total = self.runs[language], max(1, self.totals[language])
+        # Unknown n-grams are equally unlikely in every language, whatever the amount of its training text.
         unknown = 0.5 / max(1, *self.totals.values())
-        return sum(count * math.log(known.get(run, 0) / total + unknown) for run, count in runs.items())
+        return sum(count * math.log(counts.get(run, 0) / total + unknown) for run, count in runs.items())
 
     def content(self) -> bytes:
-        """As the file that a model folder holds."""
+        """Return the content of the file for a model folder."""
         return msgspec.json.format(msgspec.json.encode(self), indent=0) + b"\n"
 
     def save(self, folder: str | Path) -> None:
-        """Writes them as a file of a model folder."""
+        """Write the profiles into a model folder."""
         write_file(Path(folder) / FILE_NAME, self.content())
 
     @classmethod
     def load(cls, folder: str | Path) -> "LanguageProfiles | None":
-        """Reads what `save` wrote; None where a folder has none.
+        """Read the profiles of a model folder; None if it has none.
 
         Raises:
             TransduceError: the file is something else, or of another version.
@@ -85,10 +85,10 @@ class LanguageProfiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 def learn_profiles(texts: Mapping[str, Iterable[str]]) -> LanguageProfiles:
-    """Profiles of some languages.
+    """Learn the profiles of some languages.
 
     Args:
-        texts: by language code: lines of text. The first half million characters are read.
+        texts: lines of text by language code; the first half million characters are used.
     """
     counts = {language: _count(lines) for language, lines in texts.items()}
     return LanguageProfiles(
@@ -99,7 +99,7 @@ def learn_profiles(texts: Mapping[str, Iterable[str]]) -> LanguageProfiles:
 
 
 def merge_profiles(several: Iterable[LanguageProfiles]) -> LanguageProfiles:
-    """All languages of several profiles; the first that has a language speaks for it."""
+    """Combine several profiles; for a language in more than one, the first is used."""
     runs: dict[str, dict[str, int]] = {}
     totals: dict[str, int] = {}
     for profiles in several:
@@ -113,7 +113,7 @@ def _count(lines: Iterable[str]) -> Counter[str]:
     counts: Counter[str] = Counter()
     read = 0
     for line in lines:
-        counts.update(_runs(line))
+        counts.update(_ngrams(line))
         read += len(line)
         if read >= _MOST_CHARACTERS:
             break
@@ -121,15 +121,15 @@ def _count(lines: Iterable[str]) -> Counter[str]:
 
 
 def _most_frequent(counts: Counter[str]) -> dict[str, int]:
-    kept = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:_KEPT_RUNS]
-    return dict(kept)
+    most_frequent = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:_KEPT_NGRAMS]
+    return dict(most_frequent)
 
 
-def _runs(text: str) -> Iterator[str]:
-    """Runs of letters with the spaces at their ends: " I ", "I l", … Digits and punctuation say nothing."""
+def _ngrams(text: str) -> Iterator[str]:
+    """Yield n-grams of letters including spaces around words, such as " I "; digits and punctuation are ignored."""
     words = _NOT_LETTERS.sub(" ", text.lower()).strip()
     letters = f" {words} "
-    for length in range(1, _LONGEST_RUN + 1 if words else 0):
+    for length in range(1, _LONGEST_NGRAM + 1 if words else 0):
         for start in range(len(letters) - length + 1):
             run = letters[start : start + length]
             if run != " ":

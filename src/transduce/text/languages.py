@@ -1,10 +1,10 @@
-"""Languages: their codes in file names, and what their writing asks of a vocabulary."""
+"""Language codes in file names, and properties of scripts that matter for vocabularies."""
 
 import os
 import re
 import unicodedata
 
-# Suffixes that look like language codes and are file types or names of a side.
+# Suffixes that look like language codes but are file types or names of a side.
 _NOT_LANGUAGES = frozenset(
     (
         "txt",
@@ -48,35 +48,35 @@ _LARGE_SCRIPT = re.compile(
 
 
 def language_of(path: str | os.PathLike[str]) -> str | None:
-    """The language code that a file's name ends in, before any .gz: train.zh.gz → zh, notes.txt → None."""
+    """Return the language code at the end of a file's name, before any .gz: train.zh.gz → zh, notes.txt → None."""
     _, dot, suffix = os.path.basename(path).removesuffix(".gz").rpartition(".")
     return suffix if dot and suffix not in _NOT_LANGUAGES and valid_language(suffix) else None
 
 
 def valid_language(code: str) -> bool:
-    """Whether this has the form of a language code: letters, then a script or region: zh, zh-Hant, pt_BR."""
+    """Return whether a code has the form of a language code: letters, then script or region: zh, zh-Hant, pt_BR."""
     return _CODE.fullmatch(code) is not None
 
 
 def in_large_script(text: str) -> bool:
-    """Whether most letters are of a script with many characters (Han, kana, Hangul) or no spaces (Thai, …).
+    """Return whether most letters are of a script with many characters (Han, kana, Hangul) or no spaces (Thai, …).
 
-    A vocabulary cannot hold each character of such a script, so it leaves the rarest out.
+    A vocabulary cannot contain every character of such a script, so it leaves out the rarest.
     """
     large = len(_LARGE_SCRIPT.findall(text))
     return large > 0 and 2 * large > sum(map(str.isalpha, text))
 
 
 def stands_without_spaces(character: str) -> bool:
-    """Whether a character is of a script that puts no spaces between words; Korean, of many characters too, does."""
+    """Return whether a character is of a script without spaces between words, which excludes Hangul."""
     return _LARGE_SCRIPT.match(character) is not None and not _HANGUL.match(character)
 
 
 def is_of_word(character: str) -> bool:
-    """Whether this is a letter, a digit or a mark on a letter, as are the vowel signs of Hindi: no punctuation."""
+    """Return whether a character is a letter, a digit or a combining mark, such as the vowel signs of Hindi."""
     return character.isalnum() or unicodedata.category(character).startswith("M")
 
 
 def unspaced_characters(text: str) -> list[str]:
-    """The characters of the text that belong to such a script, in order."""
+    """Return the characters of a text that belong to scripts with many characters or no spaces, in order."""
     return _LARGE_SCRIPT.findall(text)

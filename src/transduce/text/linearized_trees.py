@@ -1,12 +1,12 @@
-"""A tree as a line of text, for sequence to sequence, and back: whatever a model writes, a tree over the words.
+"""Conversion of parse trees to lines of text for sequence-to-sequence models, and back to a valid tree over the words.
 
-`NP(` opens a constituent, `)` closes one, and `NN/` stands for a word by its tag. All that lies between two words is
-one run, with the tag of the second: `)VP(VBD/`. The line has each word, then the run that leads up to it:
+`NP(` opens a constituent, `)` closes one, and `NN/` is the tag of a word. All symbols between two words form one run
+that ends with the tag of the second word: `)VP(VBD/`. A line has each word, followed by the run that leads up to it:
 
     The⟩S(NP(DT/ cat⟩NN/ slept⟩)VP(VBD/ .⟩)./⟩)
 
-Vinyals et al. 2015 ("Grammar as a Foreign Language") write no words. But then nothing tells which word is the next one
-but counting, and a decoder loses count; that it reads each word before it places it makes it learn many times as fast.
+Vinyals et al. 2015 ("Grammar as a Foreign Language") write no words. Then the decoder must count to know which word
+is next, and loses count; with the words in the output it learns many times as fast.
 """
 
 import re
@@ -18,10 +18,10 @@ from transduce.text.trees import MOST_DEPTH, UNKNOWN_TAG, Tree
 
 CLOSE = ")"
 OPENING, TAG = "(", "/"
-# Stands before each piece that is not of a word; a word that has it is written with its likeness.
-MARK, _LIKENESS = "⟩", "〉"
-# The label of a constituent that had to be made up: nearly all of a treebank's roots.
-_MADE_UP = "S"
+# Precedes each token that is not part of a word; in words it is replaced by a similar character.
+MARK, _SUBSTITUTE = "⟩", "〉"
+# The label of an added root, which nearly all roots of a treebank have.
+_DEFAULT_ROOT = "S"
 _NAME = r"[^\s()/▁⟩]+"
 _SYMBOL = re.compile(rf"{_NAME}[(/]|\)")
 _RUN = re.compile(rf"\)*(?:{_NAME}\()*{_NAME}/|\)+")
@@ -31,14 +31,14 @@ _COMMA, _COMMA_NAME = ",", "-COMMA-"
 
 
 def linearize(tree: Tree, *, tags: bool = True) -> str:
-    """The symbols of a tree in a row, without its words: S(NP(PRP/)VP(VBP/)).
+    """Return the symbols of a tree without its words: S(NP(PRP/)VP(VBP/)).
 
     Args:
-        tree: cleaned.
-        tags: say each word's tag; otherwise `XX/` stands for every word.
+        tree: a cleaned tree.
+        tags: write each word's tag; if false, write `XX/` for every word.
 
     Raises:
-        TransduceError: a label is empty, or has a character that symbols cannot have.
+        TransduceError: a label is empty, or has a character that symbols cannot contain.
     """
     if tree.word is not None:
         return (_named(tree) if tags else UNKNOWN_TAG) + TAG
@@ -46,11 +46,11 @@ def linearize(tree: Tree, *, tags: bool = True) -> str:
 
 
 def _named(tree: Tree) -> str:
-    # The vocabulary is given as a list with commas.
+    # sentencepiece takes user symbols as a comma-separated list.
     name = tree.label.replace(_COMMA, _COMMA_NAME)
     if not re.fullmatch(_NAME, name):
         raise TransduceError(
-            f'A label must have something in it, and no space, bracket, /, ▁ or {MARK}, but one is "{tree.label}" in '
+            f'A label must not be empty or have a space, bracket, /, ▁ or {MARK}, but one is "{tree.label}" in '
             f"{str(tree)[:_SHOWN]}: rename it."
         )
     return name
@@ -61,68 +61,68 @@ def _label(symbol: str) -> str:
 
 
 def split_symbols(text: str) -> list[str]:
-    """The symbols in a row, in order; what is none is passed over."""
+    """Return the symbols in a text in order, ignoring everything else."""
     return _SYMBOL.findall(text)
 
 
 def frequent_runs(rows: Iterable[str], most: int) -> frozenset[str]:
-    """The most frequent runs of several symbols, which are worth a piece each: `S(NP(DT/`, `)VP(VBZ/`, `))`.
+    """Return the most frequent runs of several symbols, which get tokens of their own: `S(NP(DT/`, `)VP(VBZ/`, `))`.
 
     Args:
-        rows: of symbols.
-        most: how many runs.
+        rows: linearized trees.
+        most: the maximum number of runs.
     """
     counts = Counter(run for row in rows for run in _RUN.findall(row) if len(split_symbols(run)) > 1)
     return frozenset(sorted(counts, key=lambda run: (-counts[run], run))[:most])
 
 
 def marked_pieces(rows: Iterable[str], runs: Iterable[str]) -> tuple[str, ...]:
-    """All that is written beside words: each symbol of these rows, and these runs, marked and sorted."""
+    """Return the tokens for everything besides words: each symbol in the rows and each run, marked and sorted."""
     symbols = {symbol for row in rows for symbol in split_symbols(row)}
     return tuple(MARK + piece for piece in sorted({CLOSE, *symbols, *runs}))
 
 
 def write_line(words: Sequence[str], row: str, runs: Collection[str]) -> str:
-    """The words with the runs that lead up to them, as a model learns to write them.
+    """Return the words with the runs that lead up to them, as a model learns to write them.
 
     Args:
-        words: of the sentence.
-        row: its tree's symbols, without words.
-        runs: those with a piece of their own; others are written symbol by symbol.
+        words: the words of the sentence.
+        row: the symbols of its tree, without words.
+        runs: the runs with a token of their own; others are written symbol by symbol.
     """
-    line, left = "", iter(words)
+    line, remaining = "", iter(words)
     for run in _RUN.findall(row):
-        word = f" {plain(next(left))}" if run.endswith(TAG) else ""
+        word = f" {plain(next(remaining))}" if run.endswith(TAG) else ""
         line += word + "".join(MARK + piece for piece in ([run] if run in runs else split_symbols(run)))
     return line.strip()
 
 
 def plain(word: str) -> str:
-    """The word without marks."""
-    return word.replace(MARK, _LIKENESS)
+    """Return a word in which the mark character is replaced."""
+    return word.replace(MARK, _SUBSTITUTE)
 
 
 def symbols_in(line: str) -> list[str]:
-    """The symbols in a line, whatever else is in it."""
+    """Return the symbols in a line, ignoring everything else."""
     return [symbol for marked in _MARKED.findall(line) for symbol in split_symbols(marked)]
 
 
 def build_tree(symbols: Iterable[str], words: Sequence[str]) -> Tree:
-    """A valid tree over exactly these words, whatever the symbols are.
+    """Build a valid tree over exactly these words from any symbols.
 
-    Symbols that a treebank could have written give their tree. Otherwise as little as possible is changed: tags
-    beyond the last word, brackets around nothing and closing brackets too many are passed over; words without a tag
-    are hung onto the root with the tag XX; what is not closed is closed at the end.
+    Symbols that form a valid tree give that tree. Otherwise as little as possible is changed: tags after the last
+    word, empty constituents and surplus closing brackets are ignored. Words without a tag are attached to the root
+    with the tag XX, and open constituents are closed at the end.
 
     Args:
-        symbols: as `linearize` writes them; others are passed over.
-        words: of the sentence, one at least.
+        symbols: symbols as `linearize` writes them; others are ignored.
+        words: the words of the sentence, at least one.
 
     Raises:
         TransduceError: there are no words.
     """
     if not words:
-        raise TransduceError("A tree stands over words, but the sentence has none: leave it out.")
+        raise TransduceError("A tree needs words, but the sentence has none: leave it out.")
     builder = _Builder(words)
     for symbol in symbols:
         builder.take(symbol)
@@ -130,7 +130,7 @@ def build_tree(symbols: Iterable[str], words: Sequence[str]) -> Tree:
 
 
 class _Builder:
-    """A tree in the making: constituents from the root to the one that is open, and the words that are left."""
+    """A tree under construction: the open constituents from the root down, and the number of words used."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = words
@@ -139,7 +139,7 @@ class _Builder:
         self._root: Tree | None = None
 
     def take(self, symbol: str) -> None:
-        """The next symbol; what cannot be right here is passed over."""
+        """Process the next symbol; ignore it if it is invalid at this point."""
         if self._used < len(self._words) and symbol.endswith(OPENING) and len(self._open) < MOST_DEPTH - 1:
             self._open.append((_label(symbol), []))
         elif self._used < len(self._words) and symbol.endswith(TAG):
@@ -149,7 +149,7 @@ class _Builder:
 
     @property
     def _closes_too_early(self) -> bool:
-        """Whether the only open constituent is the root of words that are still to come."""
+        """Whether the only open constituent is the root while words are left."""
         return len(self._open) == 1 and self._used < len(self._words)
 
     def _add_word(self, tag: str) -> None:
@@ -159,13 +159,13 @@ class _Builder:
             self._root = leaf
             return
         if not self._open:
-            self._open.append((_MADE_UP, []))
+            self._open.append((_DEFAULT_ROOT, []))
         self._open[-1][1].append(leaf)
 
     def _close(self) -> None:
         label, children = self._open.pop()
         if not children:
-            return  # around nothing
+            return  # an empty constituent
         tree = Tree(label, tuple(children))
         if self._open:
             self._open[-1][1].append(tree)
@@ -173,7 +173,7 @@ class _Builder:
             self._root = tree
 
     def finish(self) -> Tree:
-        """The whole tree."""
+        """Close all constituents, attach the remaining words, and return the tree."""
         while len(self._open) > 1:
             self._close()
         while self._used < len(self._words):

@@ -1,7 +1,7 @@
-"""The marks of encoders that read a text as a whole (Devlin et al. 2019): pieces that stand for no text.
+"""Special tokens of encoders such as BERT (Devlin et al. 2019), which represent no text.
 
-A text is framed as [CLS] text [SEP]; [MASK] stands for a piece that is to be found. Vocabularies that were imported may
-spell them otherwise: RoBERTa's are <s>, </s> and <mask>.
+A text is framed as [CLS] text [SEP]; [MASK] replaces a token to predict. Imported vocabularies may spell them
+otherwise: RoBERTa uses <s>, </s> and <mask>.
 """
 
 from collections.abc import Sequence
@@ -25,58 +25,58 @@ __all__ = [
 
 
 class Marks(NamedTuple):
-    """The ids of the marks."""
+    """The ids of the special tokens."""
 
     cls: int
-    """Begins a text; its state stands for the whole of it."""
+    """Begins a text; its hidden state represents the whole text."""
     sep: int
     """Ends a text."""
     mask: int
-    """Stands for a hidden piece."""
+    """Replaces a hidden token."""
 
     def frame(self, ids: Sequence[int], length: int) -> list[int]:
-        """A text's pieces between their marks, `length` of them at most: the end of a longer one is left out."""
+        """Return a text's tokens between [CLS] and [SEP], truncated at the end to `length` tokens in total."""
         return [self.cls, *ids[: length - 2], self.sep]
 
 
 def marks_of(vocabulary: Vocabulary) -> Marks:
-    """Where a vocabulary has the marks.
+    """Return the special tokens of a vocabulary.
 
     Raises:
-        TransduceError: it has none.
+        TransduceError: the vocabulary lacks one.
     """
     marks = find_marks(vocabulary)
     if marks is None:
         missing = next(mark for mark in vocabulary.mark_pieces if not vocabulary.has_mark(mark))
         raise TransduceError(
-            f"An encoder needs the pieces {', '.join(vocabulary.mark_pieces)}, but this vocabulary has no {missing}: "
+            f"An encoder needs the tokens {', '.join(vocabulary.mark_pieces)}, but this vocabulary has no {missing}: "
             "use one that `transduce train --task masked-language-model` or `--task classification` made, or import "
-            "the model anew."
+            "the model again."
         )
     return marks
 
 
 def find_marks(vocabulary: Vocabulary) -> Marks | None:
-    """The same, or None where one is missing."""
+    """Return the special tokens of a vocabulary; None if it lacks one."""
     if not all(map(vocabulary.has_mark, vocabulary.mark_pieces)):
         return None
     return Marks(*map(vocabulary.id, vocabulary.mark_pieces))
 
 
 def encode_with_masks(vocabulary: Vocabulary, text: str) -> list[int]:
-    """The pieces of a text that has masks in it. A mask stands for a piece with the space before it, if there is one.
+    """Return the tokens of a text that contains masks; a mask also replaces the space before it, if there is one.
 
-    Our own vocabularies spell that space as a piece of its own, which is left out. Imported ones say themselves whether
-    a mask takes it.
+    Our own vocabularies encode that space as a separate token, which is removed here. Imported vocabularies define
+    whether a mask includes the space.
     """
     mask, space = vocabulary.id(vocabulary.mark_pieces[2]), vocabulary.id("▁")
     ids = vocabulary.encode(text)
-    if vocabulary.piece(space) != "▁":  # no such piece: the id is the unknown one's
+    if vocabulary.piece(space) != "▁":  # no such token: the id is that of the unknown token
         return ids
     return [id for id, after in zip_longest(ids, ids[1:]) if not (id == space and after == mask)]
 
 
 def ordinary_pieces(vocabulary: Vocabulary) -> list[int]:
-    """The ids of all pieces that stand for text: neither marks nor padding, end and unknown."""
+    """Return the ids of all tokens that represent text, excluding special tokens, padding, end and unknown."""
     marks = set(map(vocabulary.id, vocabulary.mark_pieces))
     return [id for id in range(vocabulary.size) if id not in marks and vocabulary.stands_for_text(id)]

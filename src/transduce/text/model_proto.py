@@ -1,6 +1,6 @@
-"""The pieces in a sentencepiece model's file, read and adjusted without the protobuf library.
+"""Reader and editor of the pieces in a sentencepiece model file, without the protobuf library.
 
-A message is a row of fields: a key (field number and wire type), then a varint, a fixed number of bytes, or a
+A message is a sequence of fields: a key (field number and wire type), then a varint, a fixed number of bytes, or a
 length and as many bytes. The numbers are those of sentencepiece's published ``sentencepiece_model.proto``.
 """
 
@@ -20,7 +20,7 @@ _FLOAT = struct.Struct("<f")
 
 
 class PieceType(IntEnum):
-    """What a piece is for."""
+    """The role of a piece."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -31,7 +31,7 @@ class PieceType(IntEnum):
 
 
 class Piece(NamedTuple):
-    """One piece; a higher ``score`` is preferred (BPE: minus the rank; unigram: the log-probability)."""
+    """A piece; a higher ``score`` is preferred (BPE: minus the rank; unigram: the log-probability)."""
 
     text: str
     score: float
@@ -39,7 +39,7 @@ class Piece(NamedTuple):
 
 
 class _Field(NamedTuple):
-    """A field's number and where its value stands in the file."""
+    """The number of a field and the range of its value in the file."""
 
     number: int
     start: int
@@ -47,27 +47,27 @@ class _Field(NamedTuple):
 
 
 def read_pieces(model_bytes: bytes) -> list[Piece]:
-    """All pieces in the order of their ids."""
+    """Return all pieces in the order of their ids."""
     return [_piece(model_bytes, field) for field in _piece_fields(model_bytes)]
 
 
 def is_bpe(model_bytes: bytes) -> bool:
-    """Whether the model merges pairs of pieces (BPE); otherwise it is a unigram model, or one of characters."""
+    """Return whether the model is BPE, which merges pairs of pieces, and not a unigram or character model."""
     return _model_type(model_bytes) == bytes([_BPE])
 
 
 def is_by_character(model_bytes: bytes) -> bool:
-    """Whether every character is a piece."""
+    """Return whether every character is a piece."""
     return _model_type(model_bytes) == bytes([_CHARACTER])
 
 
 def puts_space_first(model_bytes: bytes) -> bool:
-    """Whether a space is put before a text, so that its first word is spelt as others are."""
+    """Return whether the model inserts a space before a text, so that its first word is encoded like others."""
     return _part(model_bytes, _MODEL_NORMALIZER).get(_DUMMY_PREFIX) != _NO
 
 
 def keeps_spaces(model_bytes: bytes) -> bool:
-    """Whether all spaces of a text are kept; otherwise those at its ends go, and runs of them become one."""
+    """Return whether all spaces of a text are kept; otherwise outer ones are removed and runs collapsed."""
     return _part(model_bytes, _MODEL_NORMALIZER).get(_REMOVE_EXTRA_SPACES) == _NO
 
 
@@ -76,7 +76,7 @@ def _model_type(model_bytes: bytes) -> bytes | None:
 
 
 def _part(model_bytes: bytes, number: int) -> dict[int, bytes]:
-    """Raw values of one of the model's own fields."""
+    """Return the raw values of a submessage of the model."""
     for field in _fields(model_bytes, 0, len(model_bytes)):
         if field.number == number:
             return _values(model_bytes, field)
@@ -84,7 +84,7 @@ def _part(model_bytes: bytes, number: int) -> dict[int, bytes]:
 
 
 def round_scores(model_bytes: bytes, fraction_bits: int) -> bytes:
-    """The same model with each score rounded to a multiple of 2 ** -fraction_bits."""
+    """Return the model with each score rounded to a multiple of 2 ** -fraction_bits."""
     rounded = bytearray(model_bytes)
     for piece in _piece_fields(model_bytes):
         for field in _fields(model_bytes, piece.start, piece.stop):
@@ -106,7 +106,7 @@ def _piece(model_bytes: bytes, field: _Field) -> Piece:
 
 
 def _values(message: bytes, outer: _Field) -> dict[int, bytes]:
-    """Raw values of the fields in a field; a varint is given as its bytes."""
+    """Return the raw values of the fields in a submessage; varints as their bytes."""
     return {field.number: message[field.start : field.stop] for field in _fields(message, outer.start, outer.stop)}
 
 
@@ -125,7 +125,7 @@ def _fields(message: bytes, position: int, stop: int) -> Iterator[_Field]:
 
 
 def _varint(message: bytes, position: int) -> tuple[int, int]:
-    """The number that begins here, seven bits a byte, lowest first; and the position behind it."""
+    """Decode a varint (seven bits per byte, lowest first); return its value and the position after it."""
     value = shift = 0
     while message[position] & 0x80:
         value |= (message[position] & 0x7F) << shift

@@ -1,4 +1,4 @@
-"""Scripts: which letters belong to which, and which one a line is in."""
+"""Scripts: the characters of each, and detection of the script of a line."""
 
 import re
 
@@ -13,7 +13,7 @@ _RANGES = {
     "Thai": "\u0e00-\u0e7f",
     "Devanagari": "\u0900-\u097f",
 }
-# Those of languages that are not written in Latin letters, by their codes of two or three letters.
+# Languages that are not written in Latin letters, by their codes of two or three letters.
 _OTHER_SCRIPTS = {
     "Han and kana": ("zh", "yue", "wuu", "lzh", "ja"),
     "Hangul": ("ko",),
@@ -28,11 +28,11 @@ _BY_LANGUAGE = {code: script for script, codes in _OTHER_SCRIPTS.items() for cod
 SCRIPTS = {name: re.compile(f"[{ranges}]") for name, ranges in _RANGES.items()}
 _LETTER = re.compile(r"[^\W\d_]")
 _FEWEST_LETTERS = 2
-_LETTERS_OF_A_CHARACTER = 3  # what a Chinese character says takes about so many letters elsewhere
+_LETTERS_OF_A_CHARACTER = 3  # a Chinese character corresponds to about this many letters in other scripts
 
 
 def main_script(line: str) -> str | None:
-    """The script of most of a line's letters; None where it has hardly any."""
+    """Return the script of most letters of a line; None if it has hardly any letters."""
     if line.isascii():
         return "Latin" if len(_LETTER.findall(line)) >= _FEWEST_LETTERS else None
     counts = {name: len(pattern.findall(line)) for name, pattern in SCRIPTS.items()}
@@ -42,5 +42,5 @@ def main_script(line: str) -> str | None:
 
 
 def script_of(language: str) -> str:
-    """The script that a language is written in, as far as its code tells: Latin where it is not known."""
+    """Return the script of a language by its code; Latin if the code is unknown."""
     return _BY_LANGUAGE.get(re.split("[-_]", language)[0], "Latin")

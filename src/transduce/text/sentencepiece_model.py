@@ -1,4 +1,4 @@
-"""Sentences → a sentencepiece model that is the same on every run."""
+"""Training of sentencepiece models, with the same result on every run and machine."""
 
 import io
 import re
@@ -15,46 +15,46 @@ from transduce.text.model_proto import round_scores
 
 PAD_ID, EOS_ID, UNK_ID = 0, 1, 2
 
-# Sentences a vocabulary is learned from, at most: more changes nothing but the time.
+# Maximum number of sentences that a vocabulary is learned from; more only takes longer.
 MAX_TRAINING_LINES = 2_000_000
-# The trainer skips lines of more than 4,192 bytes, so longer ones are cut: 1,000 characters are 4,000 bytes
-# at most.
+# The trainer skips lines of more than 4,192 bytes, so longer ones are split: 1,000 characters are at most 4,000 bytes.
 _MAX_LINE_CHARACTERS = 1_000
-# The result depends on the number of threads (sums of floats), so it is the same on every machine.
+# The result depends on the number of threads (sums of floats), so this number is fixed.
 _THREADS = 4
-# Unigram scores are multiples of 2**-10: their sums are exact in single and double precision, so that
-# programs which add them differently break ties alike.
+# Unigram scores are rounded to multiples of 2**-10: their sums are exact in single and double precision, so that
+# implementations which add them in different orders break ties equally.
 _SCORE_BITS = 10
-# Share of a text's characters that get a piece of their own, where there are too many for all.
+# Share of a text's characters that get a piece of their own if there are too many for all.
 _LARGE_SCRIPT_COVERAGE = 0.9995
-_MIN_COVERAGE = 0.98  # the lowest that the trainer takes
+_MIN_COVERAGE = 0.98  # the lowest value that the trainer accepts
 _NUM_BYTES = 256
-# What the trainer calls the kinds.
+# The trainer's names of the kinds.
 _MODEL_TYPES = {"bpe": "bpe", "unigram": "unigram", "character": "char"}
 
 
 class TokenizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How sentences are cut into pieces."""
+    """Settings of how sentences are tokenized."""
 
-    # bpe: pairs merged by frequency (section 5.1); unigram: a language model over pieces; character: every character,
-    # and every space, is a piece.
     kind: Literal["bpe", "unigram", "character"] = "bpe"
-    # Pieces in all; of each side, when the two sides have their own.
+    """`bpe`: merge pairs by frequency (section 5.1); `unigram`: a unigram language model over tokens; `character`:
+    every character is a token.
+    """
     vocabulary_size: int = 8_000
-    # One vocabulary for both sides.
+    """Total number of tokens; per side if the sides have separate vocabularies."""
     joint: bool = True
-    # Spell a character that has no piece by its UTF-8 bytes instead of losing it.
+    """Use one vocabulary for both sides."""
     byte_fallback: bool = True
-    # Share of the characters (by occurrence) that get a piece; None chooses by the script and the
-    # vocabulary's size.
+    """Encode a character without a token as its UTF-8 bytes instead of losing it."""
     character_coverage: float | None = None
-    # Compose characters (Unicode NFC) before anything else; text is not altered otherwise.
+    """Share of the characters (by occurrence) that get a token; None: chosen by the script and the vocabulary size."""
     nfc: bool = False
-    # Keep every space: those at the ends of a text, and all of a run, which may be one piece. Otherwise those at the
-    # ends go, and a run becomes one. Characters (`kind`) always keep them.
+    """Compose characters (Unicode NFC) before anything else; text is not altered otherwise."""
     keep_spaces: bool = False
-    # Pieces that are never cut nor learned, such as marks of the target language; without spaces.
+    """Keep every space, including outer ones and runs, which may be one token. If false, outer spaces are removed and
+    runs collapsed. The kind `character` always keeps spaces.
+    """
     user_symbols: tuple[str, ...] = ()
+    """Tokens without spaces that are never split, such as tags of the target language."""
 
     def __post_init__(self) -> None:
         if self.vocabulary_size < 4:
@@ -75,15 +75,17 @@ class TokenizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
 
 _TOO_SMALL = re.compile(r"(?:required_chars\.|smaller than.*?) ?\d+ vs (?P<needed>\d+)")
-_MOST_SIZES = 3  # what suits the characters may be too much for a small text
+_MOST_SIZES = 3  # a size that fits the characters may be too large for a small text
 
 
 def train_model(read_lines: Callable[[], Iterable[str]], settings: TokenizerSettings, *, adjust: bool = False) -> bytes:
-    """Learn pieces from the lines and return the sentencepiece model.
+    """Train a sentencepiece model on lines and return its bytes.
 
-    ``read_lines`` is called several times, for the characters and for the pieces. Special ids are pad 0, eos 1, unk 2.
-    Raises TransduceError when the text is too small for the vocabulary, or the vocabulary for the text's characters,
-    unless ``adjust`` allows another size.
+    ``read_lines`` is called several times, for the characters and for the pieces. Special ids are pad 0, eos 1, unk
+    2. With ``adjust``, another vocabulary size is used if the configured one does not fit.
+
+    Raises:
+        TransduceError: the text is too small for the vocabulary, or the vocabulary for the text's characters.
     """
     coverage = settings.character_coverage or _choose_coverage(read_lines(), settings)
     size, tried = settings.vocabulary_size, 0
@@ -108,7 +110,7 @@ def _train(lines: Iterable[str], settings: TokenizerSettings, size: int, coverag
     model = io.BytesIO()
     by_character = settings.kind == "character"
     keep_spaces = by_character or settings.keep_spaces
-    # Indentation is then a few pieces. Elsewhere it is not even said, for the model would be other bytes.
+    # Indentation then takes few pieces. The option is omitted otherwise, since passing it changes the model's bytes.
     more: dict[str, Any] = {"allow_whitespace_only_pieces": True} if settings.keep_spaces and not by_character else {}
     SentencePieceTrainer.train(
         sentence_iterator=_bounded_lines(lines),
@@ -118,8 +120,7 @@ def _train(lines: Iterable[str], settings: TokenizerSettings, size: int, coverag
         character_coverage=coverage,
         byte_fallback=settings.byte_fallback,
         normalization_rule_name="identity",
-        # A space before a line makes its first word one like others, and decoding takes it away again; characters are
-        # the same without.
+        # A space before a line makes its first word like others, and decoding removes it; character models need none.
         add_dummy_prefix=not by_character,
         remove_extra_whitespaces=not keep_spaces,
         split_digits=True,
@@ -137,7 +138,7 @@ def _train(lines: Iterable[str], settings: TokenizerSettings, size: int, coverag
 
 
 def _bounded_lines(lines: Iterable[str]) -> Iterator[str]:
-    """Long lines cut at a space, or anywhere when there is none; and no NUL, which the trainer refuses."""
+    """Yield lines, splitting long ones, preferably at spaces, and replacing NULs, which the trainer refuses."""
     for line in lines:
         line = line.replace("\x00", " ")
         while len(line) > _MAX_LINE_CHARACTERS:
@@ -149,8 +150,9 @@ def _bounded_lines(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _choose_coverage(lines: Iterable[str], settings: TokenizerSettings) -> float:
-    """All characters, or nearly all of a large script; but no more than half of the vocabulary can take, or all of it
-    where every character is a piece.
+    """Return the character coverage: all characters, or nearly all of a large script.
+
+    Characters take at most half of the vocabulary, or all of it if every character is a token.
     """
     counts: Counter[str] = Counter()
     large_lines = num_lines = 0
@@ -159,7 +161,7 @@ def _choose_coverage(lines: Iterable[str], settings: TokenizerSettings) -> float
         num_lines += 1
         large_lines += in_large_script(line)
     by_character = settings.kind == "character"
-    large = not by_character and 4 * large_lines > num_lines  # in a joint vocabulary, one side of two
+    large = not by_character and 4 * large_lines > num_lines  # one side of two suffices in a joint vocabulary
     most = max(1, (settings.vocabulary_size - _NUM_BYTES * settings.byte_fallback) // (1 if by_character else 2))
     if len(counts) <= most:
         return _LARGE_SCRIPT_COVERAGE if large else 1.0
@@ -172,7 +174,7 @@ def _refused(message: str, settings: TokenizerSettings) -> TransduceError:
     if too_small := _TOO_SMALL.search(message):
         return TransduceError(
             f"`tokenizer.vocabulary_size` {settings.vocabulary_size} is too small for the text's characters "
-            f"and the special pieces, which need {too_small['needed']}: set it to that or more, or lower "
+            f"and the special tokens, which need {too_small['needed']}: set it to that or more, or lower "
             "`tokenizer.character_coverage`."
         )
     if "sentences_.empty" in message or "all_chars_count" in message:

@@ -1,7 +1,7 @@
-"""Running text → documents of sentences: hard-wrapped lines are joined, then sentences are split.
+"""Splitting of running text into documents of sentences, after joining hard-wrapped lines.
 
-A document is a list of sentences in their order. In a hard-wrapped file (a book) a line ends where the next word would
-not have fitted, sentences end anywhere in it, an empty line ends a paragraph, and the file is one document. In any
+A document is a list of sentences in order. In a hard-wrapped file (a book) a line ends where the next word would not
+have fitted, sentences end anywhere in a line, an empty line ends a paragraph, and the file is one document. In any
 other file a line is a paragraph, and an empty line ends a document.
 """
 
@@ -14,19 +14,20 @@ from transduce.text.files import read_lines
 from transduce.text.languages import stands_without_spaces
 from transduce.text.sentence_ends import CALLS, STOPS, UNSPACED
 
-# What is looked at to tell how a file is written.
-_LOOKED_AT = 2_000
+# Number of first lines that decide whether a file is hard-wrapped.
+_INSPECTED_LINES = 2_000
 # Books are wrapped at 60 to 80 characters.
 _WIDEST = 120
 _FULL_SHARE = 0.8
-# Wrapped prose has a sentence's end within a line every few lines, and most lines that go on with a sentence begin with
-# a small letter, if the script has any; titles, names and words have no ends, and the lines of a log begin with digits.
+# In wrapped prose a sentence ends within a line every few lines, and most lines that continue a sentence begin with a
+# small letter, if the script has any. Lists of titles or names have no sentence ends, and lines of a log begin with
+# digits.
 _LEAST_ENDS, _MOST_LARGE = 0.05, 0.75
-# What leaves so much of the width empty was not wrapped: a heading, a verse.
+# A line shorter than this share of the width was not wrapped: a heading, a verse.
 _SHORT_SHARE = 0.6
-# Ends of sentences: the mark, with the quotes and brackets that close after it.
+# Ends of sentences: the mark with the closing quotes and brackets after it.
 _END = re.compile(rf"(?P<spaced>[{STOPS}{CALLS}]+[”’\"'»)\]]*(?=\s))|{UNSPACED}+[」』”’）»)\]]*(?:[\"'](?=\s))?")
-# A sentence begins with a capital, a digit, or what opens a quotation.
+# After a sentence end the next word does not start in lower case, even within quotes or brackets.
 _LOWER_CASE = re.compile(r"\s+[\"“‘'«(\[—–-]*[a-zà-öø-ÿ]")
 _ABBREVIATION = re.compile(
     r"mr|mrs|ms|messrs|mme|mlle|dr|st|prof|rev|hon|capt|col|gen|lieut|lt|sergt|sgt|maj|gov|sir|jr|sr|esq|"
@@ -38,13 +39,13 @@ _LAST_WORD = re.compile(r"([^\s\"“‘'(\[—–-]+)\.$")
 
 
 def read_documents(path: str | Path) -> Iterator[list[str]]:
-    """The documents of a text file, plain or gzip.
+    """Yield the documents of a text file, plain or gzip, each as a list of sentences.
 
     Raises:
         TransduceError: the file cannot be read.
     """
     lines = read_lines(path)
-    first = list(islice(lines, _LOOKED_AT))
+    first = list(islice(lines, _INSPECTED_LINES))
     rest = _chain(first, lines)
     if is_hard_wrapped(first):
         sentences = _wrapped_sentences(first, rest)
@@ -54,7 +55,7 @@ def read_documents(path: str | Path) -> Iterator[list[str]]:
 
 
 def sentences_of(text: str) -> list[str]:
-    """The sentences of one document, whose lines may be hard-wrapped."""
+    """Return the sentences of one document, whose lines may be hard-wrapped."""
     lines = text.split("\n")
     if is_hard_wrapped(lines):
         return _wrapped_sentences(lines, lines)
@@ -62,7 +63,7 @@ def sentences_of(text: str) -> list[str]:
 
 
 def _wrapped_sentences(first: Sequence[str], lines: Iterable[str]) -> list[str]:
-    """The sentences of a hard-wrapped text, whose first lines tell the width."""
+    """Return the sentences of a hard-wrapped text; its first lines determine the width."""
     paragraphs = join_lines(lines, _width(_followed(first)))
     return [sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)]
 
@@ -85,9 +86,9 @@ def _documents_of_lines(lines: Iterable[str]) -> Iterator[list[str]]:
 
 
 def is_hard_wrapped(lines: Sequence[str]) -> bool:
-    """Whether text was wrapped by width: lines end where the next word would not have fitted, sentences within lines.
+    """Return whether text was wrapped by width: lines end where the next word does not fit, sentences end within lines.
 
-    The second is what tells prose from a list, whose lines may well be about as long.
+    Sentences that end within lines distinguish prose from a list, whose lines may be about equally long.
     """
     followed = _followed(lines)
     if len(followed) < 2:
@@ -98,17 +99,17 @@ def is_hard_wrapped(lines: Sequence[str]) -> bool:
 
 
 def _followed(lines: Sequence[str]) -> list[tuple[str, str]]:
-    """The lines that another one follows, with that one."""
+    """Return pairs of consecutive lines that are not empty."""
     return [(line.rstrip(), after.strip()) for line, after in pairwise(lines) if line.strip() and after.strip()]
 
 
 def _width(followed: Sequence[tuple[str, str]]) -> int:
-    """Typesetters let lines be somewhat longer or shorter, so the width is what most lines keep within."""
+    """Return the width that most lines keep within, as typesetters permit slightly longer or shorter lines."""
     return sorted(len(line) for line, _ in followed)[(len(followed) - 1) * 3 // 4]
 
 
 def _runs_on(followed: Sequence[tuple[str, str]]) -> bool:
-    """Whether sentences go on from line to line: they end within lines, more often than with them."""
+    """Return whether sentences continue from line to line: more of them end within lines than at their ends."""
     within = at_end = large = 0
     for line, after in followed:
         ends = list(_find_ends(f"{line} ", before_small=True))
@@ -122,20 +123,20 @@ def _runs_on(followed: Sequence[tuple[str, str]]) -> bool:
 
 
 def _first_word(line: str) -> int:
-    """Characters that cannot be parted from the beginning of a line: none in a script without spaces."""
+    """Return the length of the unbreakable start of a line; 0 in a script without spaces."""
     word = line.split(maxsplit=1)[0]
     return 0 if stands_without_spaces(word[0]) else len(word)
 
 
 def join_lines(lines: Iterable[str], width: int = 0) -> Iterator[str]:
-    """Paragraphs, each on one line: what stands between empty lines, with one space where a line ended.
+    """Yield paragraphs, each as one line: text between empty lines, with one space for each line end.
 
-    There is no space after a dash, for two words that it joins stay joined, and none in a script without spaces.
+    No space is inserted after a dash, which may join two words, or in a script without spaces.
 
     Args:
-        lines: of a text.
-        width: at which the text was wrapped. A line that ends far from it stays a line, unless a small letter follows:
-            contents, verses. 0: all lines are joined.
+        lines: the lines of a text.
+        width: the width at which the text was wrapped. A much shorter line stays separate unless a small letter
+            follows, as in contents or verses. 0: all lines are joined.
     """
     paragraph, last = "", ""
     for line in lines:
@@ -144,8 +145,8 @@ def join_lines(lines: Iterable[str], width: int = 0) -> Iterator[str]:
             yield paragraph
             paragraph = text
         elif paragraph:
-            closed = paragraph.endswith(("-", "—")) or (_is_unspaced(paragraph[-1]) and _is_unspaced(text[0]))
-            paragraph += text if closed else f" {text}"
+            joins_directly = paragraph.endswith(("-", "—")) or (_is_unspaced(paragraph[-1]) and _is_unspaced(text[0]))
+            paragraph += text if joins_directly else f" {text}"
         else:
             paragraph = text
         last = line.rstrip()
@@ -159,15 +160,16 @@ def _ends_early(line: str, after: str, width: int) -> bool:
 
 
 def _is_unspaced(character: str) -> bool:
-    """Whether it is a letter of a script without spaces, or a mark that stands among such."""
+    """Return whether a character is a letter of a script without spaces, or punctuation of such a script."""
     is_mark = "\u3000" <= character <= "\u303f" or "\uff00" <= character <= "\uff65"
     return is_mark or stands_without_spaces(character)
 
 
 def split_sentences(paragraph: str) -> list[str]:
-    """The sentences of a paragraph. Joined by spaces they are the paragraph.
+    """Return the sentences of a paragraph, which equals the sentences joined by spaces.
 
-    A full stop ends none after an abbreviation ("Mr."), an initial ("J. Smith"), or before a small letter.
+    A full stop does not end a sentence after an abbreviation ("Mr.") or an initial ("J. Smith"), or before a small
+    letter.
     """
     stops = [*_find_ends(paragraph), len(paragraph)]
     sentences = [paragraph[start:stop].strip() for start, stop in pairwise([0, *stops])]
@@ -175,7 +177,7 @@ def split_sentences(paragraph: str) -> list[str]:
 
 
 def _find_ends(text: str, *, before_small: bool = False) -> Iterator[int]:
-    """Where sentences end in a text; also before small letters, for text that may have no others."""
+    """Yield the positions at which sentences end; `before_small` includes those before small letters."""
     start = 0
     for match in _END.finditer(text):
         stop = match.end()

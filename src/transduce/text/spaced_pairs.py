@@ -1,6 +1,6 @@
-"""BPE over characters with ▁ for spaces, by a list of merges: what `tokenizer.json` makes of sentencepiece's BPE.
+"""BPE over characters with ▁ for spaces, by a list of merges, as `tokenizer.json` represents sentencepiece's BPE.
 
-Of NLLB and the first Llamas. Where sentencepiece's own model is at hand, that is used instead.
+NLLB and the first Llamas use it. If sentencepiece's own model file is available, that is used instead.
 """
 
 import re
@@ -18,28 +18,28 @@ _SPACE = "▁"
 
 
 class SpacedPairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="spaced-pairs"):
-    """Cuts before each space where it may, then merges characters."""
+    """Settings of a tokenizer that splits text before spaces and then merges characters."""
 
     merges: tuple[tuple[str, str], ...]
-    """Pairs of pieces that become one, those that were learned first before others."""
+    """Pairs of tokens to merge, in order of priority."""
     space_first: bool = True
-    """A text begins with a space, said or not."""
+    """Whether a space is inserted before a text that has none."""
     split: bool = True
-    """No piece goes on over a space."""
+    """Whether no token crosses a space."""
     collapse: bool = True
-    """Runs of spaces are one."""
+    """Whether runs of spaces become one."""
     byte_fallback: bool = False
-    """Characters without a piece are spelt by bytes; otherwise runs of them are one unknown piece."""
+    """Whether characters without a token are encoded as bytes; otherwise a run of them is one unknown token."""
     rules: bytes = b""
-    """A normaliser's table, as sentencepiece compiles it; empty: characters stay as they are."""
+    """A normalizer's table, as compiled by sentencepiece; empty: characters are not normalized."""
 
     def prepare(self, known: Container[str]) -> "SpacedPairCutter":
-        """What cuts into these pieces."""
+        """Return a tokenizer with these settings for a vocabulary of known tokens."""
         return SpacedPairCutter(self, known)
 
 
 class SpacedPairCutter:
-    """BPE over characters at work."""
+    """A tokenizer of BPE over characters."""
 
     def __init__(self, settings: SpacedPairs, known: Container[str]) -> None:
         self._settings = settings
@@ -50,13 +50,13 @@ class SpacedPairCutter:
         self._cut_word = lru_cache(maxsize=1 << 16)(self._merge)
 
     def normalize(self, text: str) -> str:
-        """The text itself: symbols are looked for in what is written."""
+        """Return the text unchanged, as symbols are matched in the original text."""
         return text
 
     def cut(self, text: str) -> list[str]:
-        """The pieces of a text."""
+        """Return the tokens of a text."""
         if self._normalizer is not None:
-            # The model's normaliser writes spaces as ▁.
+            # The model's normalizer writes spaces as ▁.
             text = self._normalizer.normalize(text).replace(_SPACE, " ")
         if self._settings.collapse:
             text = re.sub(" {2,}", " ", text)
@@ -67,7 +67,7 @@ class SpacedPairCutter:
         return [piece for word in words for piece in self._cut_word(word)]
 
     def join(self, pieces: Sequence[str]) -> str:
-        """The text of pieces."""
+        """Return the text of tokens."""
         content = bytearray()
         for piece in pieces:
             byte = byte_of(piece) if self._settings.byte_fallback else None
@@ -79,7 +79,7 @@ class SpacedPairCutter:
         return tuple(merge(list(self._characters(word)), self._ranks))
 
     def _characters(self, word: str) -> Iterator[str]:
-        """A word's characters, those without a piece as bytes or as runs."""
+        """Yield a word's characters, with those outside the vocabulary as bytes or runs."""
         unknown = ""
         for character in word:
             if character in self._known:

@@ -1,4 +1,4 @@
-"""The tokenizer of a model folder, of whichever kind it is."""
+"""Loading of a model folder's tokenizer, ours or an imported one."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from transduce.text.tokenizer import Tokenizer
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
-    """Reads what either kind's `save` wrote.
+    """Load the tokenizer of a folder, whichever class saved it.
 
     Raises:
         TransduceError: a file is missing or broken.

@@ -1,6 +1,6 @@
-"""Pieces that a text may name outright and that are never cut: `[MASK]`, `<extra_id_0>`, a word that was added.
+"""Symbols: tokens that match literal text and are never split, such as `[MASK]`, `<extra_id_0>` or an added word.
 
-They are looked for before a text is cut, the longest first wherever one begins.
+They are found before a text is tokenized; if several match at a position, the longest wins.
 """
 
 import re
@@ -10,24 +10,24 @@ import msgspec
 
 
 class Symbol(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How one is recognised."""
+    """A symbol with its rules of matching."""
 
     text: str
     spaces_before: bool = False
-    """Spaces before it in a text belong to it: RoBERTa's `<mask>`."""
+    """Whether spaces before it in a text belong to it, as for RoBERTa's `<mask>`."""
     spaces_after: bool = False
-    """Spaces after it do."""
+    """Whether spaces after it in a text belong to it."""
     whole_word: bool = False
-    """It counts only where no letter or digit stands next to it."""
+    """Whether it matches only if no letter or digit is adjacent."""
     normalized: bool = False
-    """It is looked for in what the tokenizer's normaliser makes of the text, as that makes it of the symbol."""
+    """Whether the normalized symbol is matched in the normalized text."""
 
 
 class SymbolFinder:
-    """Parts texts into symbols and what stands between them."""
+    """A splitter of texts into symbols and the text between them."""
 
     def __init__(self, symbols: Sequence[Symbol], normalize: Callable[[str], str]) -> None:
-        """`normalize` is the tokenizer's own; to do it twice must be to do it once."""
+        """Prepare matching; `normalize` is the tokenizer's normalizer, which must be idempotent."""
         self._normalize = normalize
         raw = {symbol.text: symbol for symbol in symbols if not symbol.normalized}
         later = {normalize(symbol.text): symbol for symbol in symbols if symbol.normalized}
@@ -35,7 +35,7 @@ class SymbolFinder:
         self._normalized = _Pattern(later)
 
     def parts(self, text: str) -> Iterator[tuple[str, bool]]:
-        """The symbols and the texts between them, in order, and whether each is a symbol; no empty ones."""
+        """Yield the non-empty parts of a text in order, each with whether it is a symbol."""
         for part, is_symbol in self._raw.parts(text):
             if is_symbol or not self._normalized.symbols:
                 yield part, is_symbol
@@ -44,7 +44,7 @@ class SymbolFinder:
 
 
 class _Pattern:
-    """Several symbols by how they are written in a text."""
+    """A set of symbols by the text that they match."""
 
     def __init__(self, symbols: dict[str, Symbol]) -> None:
         self.symbols = {written: symbol for written, symbol in symbols.items() if written}
@@ -52,26 +52,29 @@ class _Pattern:
         self._expression = re.compile("|".join(_expression(each, self.symbols[each]) for each in longest_first))
 
     def parts(self, text: str) -> Iterator[tuple[str, bool]]:
-        """As `SymbolFinder.parts`. Spaces are looked for from a symbol on: a text may be nothing but them."""
-        place = 0
+        """Yield the non-empty parts of a text in order, each with whether it is a symbol.
+
+        Spaces are matched from the symbol outwards, which stays fast for texts that are mostly spaces.
+        """
+        position = 0
         for match in self._expression.finditer(text) if self.symbols else ():
             symbol, (start, end) = self.symbols[match.group()], match.span()
-            if start < place:  # it begins with spaces that belong to the one before
+            if start < position:  # it begins with spaces that belong to the symbol before
                 continue
-            before = text[place:start]
+            before = text[position:start]
             before = before.rstrip() if symbol.spaces_before else before
             if before:
                 yield before, False
             yield symbol.text, True
             spaces = _SPACES.match(text, end) if symbol.spaces_after else None
-            place = end if spaces is None else spaces.end()
-        if place < len(text):
-            yield text[place:], False
+            position = end if spaces is None else spaces.end()
+        if position < len(text):
+            yield text[position:], False
 
 
 _SPACES = re.compile(r"\s*")
 
 
 def _expression(written: str, symbol: Symbol) -> str:
-    found = re.escape(written)
-    return rf"(?<!\w){found}(?!\w)" if symbol.whole_word else found
+    escaped = re.escape(written)
+    return rf"(?<!\w){escaped}(?!\w)" if symbol.whole_word else escaped

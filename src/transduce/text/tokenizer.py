@@ -21,7 +21,7 @@ _SEPARATE_NAMES = ("source.spm", "target.spm")
 
 
 class _Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the sentencepiece models do not say themselves."""
+    """Settings that the sentencepiece models do not store."""
 
     format_version: int
     joint: bool
@@ -29,10 +29,10 @@ class _Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Tokenizer:
-    """Text ↔ ids of both sides; ``source`` and ``target`` are one object when the vocabulary is joint."""
+    """A tokenizer of both sides; ``source`` and ``target`` are one object if the vocabulary is joint."""
 
     def __init__(self, source: Vocabulary, target: Vocabulary | None = None) -> None:
-        """Without a target vocabulary, the source's serves both sides."""
+        """Create a tokenizer; without a target vocabulary, the source's serves both sides."""
         self.source = source
         self.target = target if target is not None else source
         self.joint = self.target is self.source
@@ -43,9 +43,12 @@ class Tokenizer:
     ) -> "Tokenizer":
         """Learn the vocabularies from pairs; the same pairs give the same files on every run.
 
-        ``read_pairs`` is called several times and must give the same pairs. A corpus of more than 2,000,000
-        lines is sampled evenly. ``adjust`` takes the nearest size of vocabulary that the text allows instead of raising
-        TransduceError; look at ``source.size`` for what came out.
+        ``read_pairs`` is called several times and must return the same pairs. A corpus of more than 2,000,000 lines
+        is sampled evenly. With ``adjust``, the nearest possible vocabulary size is used instead of raising an error;
+        ``source.size`` is the result.
+
+        Raises:
+            TransduceError: the vocabulary size does not fit the text.
         """
         count = sum(1 for _ in read_pairs())
 
@@ -61,19 +64,19 @@ class Tokenizer:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of everything that decides the ids."""
+        """The SHA-256 of everything that determines the ids."""
         digest = hashlib.sha256(self._card())
         for vocabulary in self._vocabularies():
             digest.update(hashlib.sha256(vocabulary.model_bytes).digest())
         return digest.hexdigest()
 
     def save(self, folder: str | Path, *, model_max_length: int = 1024) -> None:
-        """Write the sentencepiece models and the same as Hugging Face's files.
+        """Write the sentencepiece models, and the same tokenizer as Hugging Face's files.
 
-        A joint vocabulary is sentencepiece.model, tokenizer.json, tokenizer_config.json and
-        special_tokens_map.json, a folder that AutoTokenizer opens. Two vocabularies are source.spm,
-        target.spm and a tokenizer.json of each, named apart: one AutoTokenizer cannot hold both.
-        ``model_max_length`` is the longest input in pieces.
+        A joint vocabulary is written as sentencepiece.model, tokenizer.json, tokenizer_config.json and
+        special_tokens_map.json, a folder that AutoTokenizer can open. Two vocabularies are written as source.spm,
+        target.spm and a tokenizer.json for each under distinct names, as one AutoTokenizer cannot hold both.
+        ``model_max_length`` is the longest input in tokens.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +92,11 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str | Path) -> "Tokenizer":
-        """Read what ``save`` wrote; raises TransduceError when a file is missing or broken."""
+        """Read what ``save`` has written.
+
+        Raises:
+            TransduceError: a file is missing or broken.
+        """
         card = _read_card(Path(folder) / _CARD_NAME)
         names = _JOINT_NAMES if card.joint else _SEPARATE_NAMES
         return cls(*(Vocabulary.read(Path(folder) / name, nfc=card.nfc) for name in names))
@@ -103,7 +110,7 @@ class Tokenizer:
 
 
 def _sample(pairs: Iterable[Pair], count: int, most: int) -> Iterator[Pair]:
-    """``most`` of the ``count`` pairs, evenly spread; all of them when there are no more."""
+    """Yield ``most`` of the ``count`` pairs, evenly spaced, or all if there are no more."""
     for index, pair in enumerate(pairs):
         if count <= most or (index + 1) * most // count > index * most // count:
             yield pair
@@ -113,7 +120,9 @@ def _read_card(path: Path) -> _Card:
     try:
         card = msgspec.json.decode(path.read_bytes(), type=_Card)
     except FileNotFoundError:
-        raise TransduceError(f"{path} does not exist: {path.parent} holds no tokenizer, name another folder.") from None
+        raise TransduceError(
+            f"{path} does not exist: {path.parent} holds no tokenizer, choose another folder."
+        ) from None
     except msgspec.DecodeError as error:
         raise TransduceError(f"{path} is not a tokenizer's description ({error}): copy the folder again.") from None
     if card.format_version != _FORMAT_VERSION:

@@ -1,10 +1,10 @@
-"""A vocabulary as Hugging Face's ``tokenizer.json``, with the same ids; that library is not needed for it.
+"""Export of a vocabulary to Hugging Face's ``tokenizer.json``, with the same ids and without that library.
 
-The steps repeat sentencepiece's: spaces trimmed and collapsed, one put in front, ▁ for each, words cut before
-▁, the model (a word never shares a piece with another), bytes for what has no piece. Where a vocabulary keeps all
-spaces, none are trimmed or collapsed, and a run of them stays with the word behind it. One difference has no place in
-that file: the library reads "</s>", "<pad>" and "<unk>" in a text as the special pieces, sentencepiece as plain
-characters, and so does the library with `encode_special_tokens`.
+The steps repeat sentencepiece's. Spaces are trimmed and collapsed, one is put in front, and each becomes ▁. Words are
+split before ▁, the model is applied (no token spans two words), and characters without a token become bytes. If a
+vocabulary keeps all spaces, none are trimmed or collapsed, and a run of them stays with the word after it. One
+difference cannot be expressed in that file: the library reads "</s>", "<pad>" and "<unk>" in a text as special
+tokens. sentencepiece reads them as plain characters, as does the library with `encode_special_tokens`.
 """
 
 import re
@@ -13,12 +13,12 @@ from transduce.text.model_proto import Piece, PieceType, is_bpe, keeps_spaces, p
 from transduce.text.vocabulary import Vocabulary
 
 _SPACE = "▁"
-# sentencepiece drops all spaces that a sentence would begin with; the other library wants a number.
+# sentencepiece removes all spaces at the start of a sentence; the library needs a number.
 _MAX_LEADING_SPACES = 1_000
 
 
 def tokenizer_json(vocabulary: Vocabulary) -> dict[str, object]:
-    """The content of tokenizer.json; ids agree with the vocabulary's, and the end of sentence is appended."""
+    """Return the content of tokenizer.json, whose ids equal the vocabulary's; the end symbol is appended."""
     pieces = read_pieces(vocabulary.model_bytes)
     merging = is_bpe(vocabulary.model_bytes)
     return {
@@ -35,7 +35,7 @@ def tokenizer_json(vocabulary: Vocabulary) -> dict[str, object]:
 
 
 def tokenizer_config(vocabulary: Vocabulary, model_max_length: int) -> dict[str, object]:
-    """The content of tokenizer_config.json; ``model_max_length`` is the longest input in pieces."""
+    """Return the content of tokenizer_config.json; ``model_max_length`` is the longest input in tokens."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **special_tokens_map(vocabulary),
@@ -45,7 +45,7 @@ def tokenizer_config(vocabulary: Vocabulary, model_max_length: int) -> dict[str,
 
 
 def special_tokens_map(vocabulary: Vocabulary) -> dict[str, object]:
-    """The content of special_tokens_map.json."""
+    """Return the content of special_tokens_map.json."""
     return {
         "pad_token": vocabulary.piece(vocabulary.pad_id),
         "eos_token": vocabulary.piece(vocabulary.eos_id),
@@ -88,17 +88,17 @@ def _replace(pattern: dict[str, str], content: str) -> dict[str, object]:
 
 
 def _word_cutter(pieces: list[Piece], merging: bool) -> dict[str, object]:
-    """Cut around user symbols, the longest first, and before each ▁, or each run of them where some are pieces."""
+    """Return the pre-tokenizer, which splits around user symbols, longest first, and before each ▁ or run of ▁."""
     cutters = []
     symbols = _texts(pieces, PieceType.USER_DEFINED)
     if symbols:
         longest_first = sorted(symbols, key=len, reverse=True)
         cutters.append(_split({"Regex": "|".join(map(re.escape, longest_first))}, "Isolated"))
     if _texts(pieces, PieceType.BYTE) and (symbols or not merging):
-        # Where words are looked up whole, the six characters "<0x41>" in a text must not pass for the byte.
+        # If whole words are looked up, the six characters "<0x41>" in a text must not match the byte token.
         cutters.append(_split({"Regex": "<(?=0x[0-9A-F]{2}>)"}, "Isolated"))
     if symbols or not merging:
-        # Nor "</s>" for the end. Where "<" and "/" have no pieces they are one unknown piece together.
+        # Nor may "</s>" match the end symbol. If "<" and "/" have no tokens, they are one unknown token together.
         names = [*_texts(pieces, PieceType.CONTROL), *_texts(pieces, PieceType.UNKNOWN)]
         cutters.append(
             _split({"Regex": "|".join(re.sub("^(</?)(.*)", r"\1(?=\2)", name) for name in names)}, "Isolated")
@@ -145,7 +145,7 @@ def _bpe(pieces: list[Piece]) -> dict[str, object]:
         "end_of_word_suffix": None,
         "fuse_unk": True,
         "byte_fallback": bool(_texts(pieces, PieceType.BYTE)),
-        # A user symbol is a word of its own and has no merges: it is looked up whole.
+        # A user symbol is a separate word without merges, so whole words are looked up.
         "ignore_merges": bool(_texts(pieces, PieceType.USER_DEFINED)),
         "vocab": {piece.text: id for id, piece in enumerate(pieces)},
         "merges": _merges(pieces),
@@ -153,17 +153,17 @@ def _bpe(pieces: list[Piece]) -> dict[str, object]:
 
 
 def _merges(pieces: list[Piece]) -> list[list[str]]:
-    """Every way to make a learned piece out of two, best piece first.
+    """Return all pairs of pieces that form a learned piece, ordered by the piece's score.
 
-    sentencepiece joins any two neighbours whose union is a piece, the highest score first; merges in the
-    order of the scores do the same.
+    sentencepiece joins any two neighbors whose union is a piece, the highest score first; merges in the order of the
+    scores do the same.
     """
     ranks = {piece.text: -piece.score for piece in pieces if piece.type is PieceType.NORMAL}
     merges = []
     for text in sorted(ranks, key=ranks.__getitem__):
         halves = [(text[:cut], text[cut:]) for cut in range(1, len(text))]
-        known = [pair for pair in halves if pair[0] in ranks and pair[1] in ranks]
-        merges += sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+        valid = [pair for pair in halves if pair[0] in ranks and pair[1] in ranks]
+        merges += sorted(valid, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
     return [list(pair) for pair in merges]
 
 

@@ -1,4 +1,4 @@
-"""Constituency trees: read from treebanks in Penn Treebank brackets, cleaned, written on one line or drawn."""
+"""Constituency trees: reading treebanks in Penn Treebank brackets, cleaning, writing and drawing trees."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -8,114 +8,118 @@ from typing import NamedTuple
 from transduce.errors import TransduceError
 from transduce.text.files import read_lines
 
-# No sentence is nested so deeply; what reads trees by recursion is safe up to here.
+# No sentence is nested this deeply, and recursion over trees is safe up to this depth.
 MOST_DEPTH = 200
-# The label of what has none: words that nothing tagged, and several trees in one bracket.
+# Labels of untagged words, and of a bracket around several trees.
 UNKNOWN_TAG = "XX"
 TOP = "TOP"
 _TRACE = "-NONE-"
 _TOKEN = re.compile(r"[()]|[^\s()]+")
-# Treebanks write these words so, as brackets are structure.
+# Treebanks escape these words, as brackets are structure.
 _ESCAPES = {"(": "-LRB-", ")": "-RRB-", "[": "-LSB-", "]": "-RSB-", "{": "-LCB-", "}": "-RCB-"}
-_BACKSLASH = re.compile(r"\\([/*])")  # of the Penn Treebank's own files
+_BACKSLASH = re.compile(r"\\([/*])")  # in the Penn Treebank's own files
 _ESCAPED = {escape: word for word, escape in _ESCAPES.items()}
 
 
 class Tree(NamedTuple):
-    """A constituent with its children, or a tag with its word, as it is said and not as treebanks escape it."""
+    """A constituent with its children, or a tag with its unescaped word."""
 
     label: str
     children: "tuple[Tree, ...]" = ()
     word: str | None = None
 
     def leaves(self) -> "Iterator[Tree]":
-        """The tagged words, from left to right."""
+        """Yield the tagged words from left to right."""
         if self.word is not None:
             yield self
         for child in self.children:
             yield from child.leaves()
 
     def words(self) -> list[str]:
-        """The sentence."""
+        """Return the words of the sentence."""
         return [leaf.word for leaf in self.leaves() if leaf.word is not None]
 
     def __str__(self) -> str:
-        """The tree in brackets, on one line."""
+        """Return the tree in brackets, on one line."""
         if self.word is not None:
             return f"({self.label} {escape_word(self.word)})"
         return f"({self.label} {' '.join(map(str, self.children))})"
 
 
 def escape_word(word: str) -> str:
-    """A word as brackets can hold it: ( is written -LRB-."""
+    """Escape a word for use in brackets: ( becomes -LRB-."""
     return _ESCAPES.get(word) or word.replace("(", "-LRB-").replace(")", "-RRB-")
 
 
 def unescape_word(word: str) -> str:
-    """A treebank's word as it was said."""
+    """Return the original word for an escaped one of a treebank."""
     return _ESCAPED.get(word) or _BACKSLASH.sub(r"\1", word)
 
 
 def read_trees(path: str | Path) -> Iterator[Tree]:
-    """Streams the trees of a treebank, plain or gzip: one a line, or each over several lines; as they stand there.
+    """Yield the trees of a treebank as they are, plain or gzip; a tree may span several lines.
 
     Raises:
-        TransduceError: something is no tree; the message names the file and the line.
+        TransduceError: something is not a tree; the message names the file and the line.
     """
     reader = _Reader()
-    number, begun_at = 0, 1
+    number, started_at = 0, 1
     for number, line in enumerate(read_lines(path), 1):
         for token in _TOKEN.findall(line):
-            begun_at = begun_at if reader.is_inside else number
+            started_at = started_at if reader.is_inside else number
             tree = _take(reader, token, f"{path}:{number}")
             if tree is not None:
                 yield tree
     if reader.is_inside:
-        raise TransduceError(f"{path}:{begun_at}: this tree is never closed: its brackets must balance, mend it.")
+        raise TransduceError(f"{path}:{started_at}: this tree is never closed: balance its brackets.")
 
 
 def read_tree(text: str) -> Tree:
-    """One tree from its brackets.
+    """Parse a single tree in brackets.
 
     Raises:
-        TransduceError: the text is no tree, or more than one.
+        TransduceError: the text is not a tree, or more than one.
     """
-    reader, found = _Reader(), []
+    reader, trees = _Reader(), []
     for token in _TOKEN.findall(text):
         tree = _take(reader, token, f'"{text}"')
-        found += [tree] if tree is not None else []
-    if reader.is_inside or len(found) != 1:
+        trees += [tree] if tree is not None else []
+    if reader.is_inside or len(trees) != 1:
         raise TransduceError(f'"{text}" must be one tree, such as (NP (DT the) (NN cat)): balance its brackets.')
-    return found[0]
+    return trees[0]
 
 
 def _take(reader: "_Reader", token: str, where: str) -> Tree | None:
     try:
         return reader.take(token)
     except ValueError as error:
-        raise TransduceError(f"{where}: {error}, mend the tree.") from None
+        raise TransduceError(f"{where}: {error}, fix the tree.") from None
 
 
 class _Open(NamedTuple):
-    """A bracket that is not closed yet: its label and its words, and its children so far."""
+    """An open bracket: its label and words, and its children so far."""
 
-    said: list[str]
+    tokens: list[str]
     children: list[Tree]
 
 
 class _Reader:
-    """Builds trees from brackets and what stands between them."""
+    """A parser that builds trees from brackets and tokens."""
 
     def __init__(self) -> None:
         self._stack: list[_Open] = []
 
     @property
     def is_inside(self) -> bool:
-        """Whether a tree is begun and not closed."""
+        """Whether a tree is open."""
         return bool(self._stack)
 
     def take(self, token: str) -> Tree | None:
-        """The next token; the tree that it closes. Raises ValueError with a reason."""
+        """Process the next token, and return the tree that it completes, or None.
+
+        Raises:
+            ValueError: the token is invalid at this point.
+        """
         if token == "(":
             if len(self._stack) == MOST_DEPTH:
                 raise ValueError(f"brackets must be nested at most {MOST_DEPTH} deep, but these are deeper")
@@ -125,21 +129,21 @@ class _Reader:
         elif token == ")":
             return self._close()
         else:
-            self._say(token)
+            self._add_token(token)
         return None
 
-    def _say(self, token: str) -> None:
+    def _add_token(self, token: str) -> None:
         bracket = self._stack[-1]
         if bracket.children:
             raise ValueError(f'a bracket holds a tag and a word, or a label and brackets, but here follows "{token}"')
-        bracket.said.append(token)
+        bracket.tokens.append(token)
 
     def _close(self) -> Tree | None:
         bracket = self._stack.pop()
-        label, *words = bracket.said or [""]
+        label, *words = bracket.tokens or [""]
         if bool(words) == bool(bracket.children):
             raise ValueError("a bracket holds a tag and a word, or a label and brackets, but one holds neither or both")
-        # A tag with several words is each one's.
+        # A tag with several words applies to each of them.
         trees = [Tree(label, (), unescape_word(word)) for word in words] or [Tree(label, tuple(bracket.children))]
         if self._stack:
             self._stack[-1].children.extend(trees)
@@ -148,14 +152,14 @@ class _Reader:
 
 
 def clean(tree: Tree) -> Tree | None:
-    """The tree that parsers are trained on and scored by: without traces, function tags and the bracket around it.
+    """Return the tree for training and scoring of parsers: without traces, function tags and the outer bracket.
 
-    NP-SBJ-1 becomes NP; what holds nothing but traces goes with them. None where nothing is left.
+    NP-SBJ-1 becomes NP; constituents that contain only traces are removed. None if nothing is left.
     """
-    kept = _clean(tree)
-    while kept is not None and kept.label in ("", TOP) and len(kept.children) == 1:
-        kept = kept.children[0]
-    return kept if kept is None or kept.label else kept._replace(label=TOP)
+    cleaned = _clean(tree)
+    while cleaned is not None and cleaned.label in ("", TOP) and len(cleaned.children) == 1:
+        cleaned = cleaned.children[0]
+    return cleaned if cleaned is None or cleaned.label else cleaned._replace(label=TOP)
 
 
 def _clean(tree: Tree) -> Tree | None:
@@ -166,13 +170,13 @@ def _clean(tree: Tree) -> Tree | None:
 
 
 def plain_label(label: str) -> str:
-    """A label without function tags and indices: NP for NP-SBJ-1 and NP=2. -LRB- stays as it is."""
+    """Return a label without function tags and indices: NP for NP-SBJ-1 and NP=2; -LRB- stays unchanged."""
     cut = re.search(r"(?<=[^-=])[-=]", label)
     return label if cut is None or label.startswith("-") else label[: cut.start()]
 
 
 def draw(tree: Tree) -> str:
-    """The tree on lines, a constituent below the one that it belongs to; what holds words alone is one line."""
+    """Draw the tree as indented lines, one per constituent; constituents that contain only words take one line."""
     return "\n".join(_draw(tree, ""))
 
 

@@ -1,4 +1,4 @@
-"""Where words and pieces stand in a sentence, so that what is known of pieces can be said of words."""
+"""Positions of words and tokens in a sentence, to transfer per-token results to words."""
 
 import re
 from collections.abc import Sequence
@@ -17,97 +17,97 @@ _BYTES = re.compile("(?:<0x[0-9A-F]{2}>)+")
 
 
 class Span(NamedTuple):
-    """A stretch of a text, in characters."""
+    """A range of characters in a text."""
 
     start: int
     end: int
 
 
 def split_words(text: str) -> list[Span]:
-    """What spaces separate; in a script without spaces (Chinese, kana, Thai) every character is a word."""
+    """Return the words of a text, separated by spaces; in scripts without spaces every character is a word."""
     spans: list[Span] = []
     for match in re.finditer(r"\S+", text):
         start = match.start()
-        for place in range(match.start(), match.end()):
-            if not stands_without_spaces(text[place]):
+        for position in range(match.start(), match.end()):
+            if not stands_without_spaces(text[position]):
                 continue
-            if start < place:
-                spans.append(Span(start, place))
-            spans.append(Span(place, place + 1))
-            start = place + 1
+            if start < position:
+                spans.append(Span(start, position))
+            spans.append(Span(position, position + 1))
+            start = position + 1
         if start < match.end():
             spans.append(Span(start, match.end()))
     return spans
 
 
 def locate_words(words: Sequence[str], text: str) -> list[Span]:
-    """Where these words stand in the text, in their order.
+    """Return the spans of the words in the text, in their order.
 
     Raises:
-        TransduceError: one of them does not.
+        TransduceError: a word does not occur in order.
     """
     spans: list[Span] = []
-    place = 0
+    position = 0
     for word in words:
-        place = text.find(word, place)
-        if place < 0:
+        position = text.find(word, position)
+        if position < 0:
             raise TransduceError(
-                f"Words must stand in their sentence one after another, but `{word}` does not come next in `{text}`: "
-                "give the words of the same line."
+                f"Words must occur in their sentence in order, but `{word}` does not come next in `{text}`: "
+                "pass the words of the same line."
             )
-        spans.append(Span(place, place + len(word)))
-        place += len(word)
+        spans.append(Span(position, position + len(word)))
+        position += len(word)
     return spans
 
 
 def piece_spans(pieces: Sequence[str], text: str) -> list[Span]:
-    """The characters that each piece spells, without the space before a word.
+    """Return the span of each token, without the space before a word.
 
-    A byte of a character spells the whole character, the unknown piece what nothing else spells, white space and the
-    end symbol nothing.
+    A byte of a character covers the whole character. The unknown token covers what no other token covers. White space
+    and the end symbol cover nothing.
 
     Args:
-        pieces: of this text, as `Vocabulary.spellings` has them.
-        text: what was cut into pieces, as `Vocabulary.as_seen` gives it.
+        pieces: the tokens of the text, from `Vocabulary.spellings`.
+        text: the tokenized text, from `Vocabulary.as_seen`.
     """
     spans: list[Span] = []
-    place, number = 0, 0
+    position, number = 0, 0
     while number < len(pieces):
         group, count = _byte_group(pieces, number)
         if group:
-            start, place = _take(text, place, group.decode("utf-8", "replace").strip())
-            spans.extend([Span(start, place)] * count)
+            start, position = _take(text, position, group.decode("utf-8", "replace").strip())
+            spans.extend([Span(start, position)] * count)
             number += count
             continue
         if pieces[number] == _UNKNOWN:
-            # Other white space than the space itself may be what has no piece.
-            start = place + len(text[place:]) - len(text[place:].lstrip(" "))
-            place = _next_known(pieces[number + 1 :], text, start)
+            # White space other than U+0020 may be the unknown text.
+            start = position + len(text[position:]) - len(text[position:].lstrip(" "))
+            position = _next_known(pieces[number + 1 :], text, start)
         elif pieces[number] == _END:
-            start = place = len(text)
+            start = position = len(text)
         else:
-            start, place = _take(text, place, pieces[number].replace("▁", " ").strip())
-        spans.append(Span(start, place))
+            start, position = _take(text, position, pieces[number].replace("▁", " ").strip())
+        spans.append(Span(start, position))
         number += 1
     return spans
 
 
 def _byte_group(pieces: Sequence[str], first: int) -> tuple[bytes, int]:
-    """What the pieces of bytes from `first` on spell until a character is whole, and how many they are."""
+    """Return the bytes of the byte tokens from `first` on that form one character, and their number."""
     group = b""
     for count, piece in enumerate(pieces[first:], 1):
         if not _BYTES.fullmatch(piece):
             return group, count - 1
-        own = bytes.fromhex(piece.replace("<0x", "").replace(">", ""))
-        if group and own[0] & 0xC0 != 0x80:  # the one before is broken off
+        content = bytes.fromhex(piece.replace("<0x", "").replace(">", ""))
+        if group and content[0] & 0xC0 != 0x80:  # the previous character is incomplete
             return group, count - 1
-        group += own
-        if _is_whole(group):
+        group += content
+        if _is_complete(group):
             return group, count
     return group, len(pieces) - first
 
 
-def _is_whole(content: bytes) -> bool:
+def _is_complete(content: bytes) -> bool:
     try:
         content.decode()
     except UnicodeDecodeError:
@@ -115,46 +115,47 @@ def _is_whole(content: bytes) -> bool:
     return True
 
 
-def _take(text: str, place: int, spelt: str) -> tuple[int, int]:
-    """Where `spelt` stands from `place` on; a piece of spaces alone spells nothing."""
-    start = _skip_spaces(text, place) if spelt else place
+def _take(text: str, position: int, token_text: str) -> tuple[int, int]:
+    """Return the span of a token's text from a position on; a token of spaces only has an empty span."""
+    start = _skip_spaces(text, position) if token_text else position
     end = start
-    for character in spelt:
-        if character == " ":  # a piece over several words; the text may have more spaces there
+    for character in token_text:
+        if character == " ":  # a token across words; the text may have more spaces there
             end = _skip_spaces(text, end)
         else:
             end += 1
     return min(start, len(text)), min(end, len(text))
 
 
-def _skip_spaces(text: str, place: int) -> int:
-    while place < len(text) and text[place].isspace():
-        place += 1
-    return place
+def _skip_spaces(text: str, position: int) -> int:
+    while position < len(text) and text[position].isspace():
+        position += 1
+    return position
 
 
 def _next_known(following: Sequence[str], text: str, start: int) -> int:
-    """Where the next piece begins after an unknown one, which spells at least a character."""
+    """Return where the token after an unknown one starts; the unknown one covers at least a character."""
     if not following or following[0] == _END:
         return len(text.rstrip())
     piece = following[0].removeprefix("▁")
-    if piece != following[0]:  # a new word: the unknown piece ends with its own
+    if piece != following[0]:  # a new word: the unknown token ends with the old one
         match = re.compile(r"\s").search(text, start)
         return len(text) if match is None else match.start()
-    found = text.find(piece, start + 1) if piece else -1
-    return min(start + 1, len(text)) if found < 0 else found
+    match_start = text.find(piece, start + 1) if piece else -1
+    return min(start + 1, len(text)) if match_start < 0 else match_start
 
 
 def overlap(words: Sequence[Span], pieces: Sequence[Span]) -> npt.NDArray[np.float32]:
-    """How many characters each word shares with each piece, (words, pieces)."""
+    """Return the number of characters that each word shares with each token, (words, tokens)."""
     shared = [[max(0, min(w.end, p.end) - max(w.start, p.start)) for p in pieces] for w in words]
     return np.array(shared, dtype=np.float32).reshape(len(words), len(pieces))
 
 
 def cut_at_words(vocabulary: Vocabulary, text: str, words: Sequence[Span]) -> list[int]:
-    """The text's ids, where no piece reaches from one word into the next.
+    """Return the ids of a text such that no token crosses from one word into the next.
 
-    A vocabulary of a script without spaces has pieces of several words; such a piece is replaced by those of its parts.
+    A vocabulary of a script without spaces has tokens of several words; such a token is replaced by the tokens of its
+    parts.
     """
     ids = vocabulary.encode(text)
     spans = piece_spans(vocabulary.spellings(ids), text)
@@ -173,12 +174,12 @@ def cut_at_words(vocabulary: Vocabulary, text: str, words: Sequence[Span]) -> li
 
 
 def _spell_part(vocabulary: Vocabulary, part: str, *, spaced: bool) -> list[int]:
-    """A part as one piece where there is such a piece, else as those that the vocabulary cuts it into by itself."""
+    """Return a part of a text as a single token if there is one, otherwise as the vocabulary tokenizes it."""
     if not part:
         return []
-    whole = vocabulary.id(("▁" if spaced else "") + part)
-    if whole != vocabulary.unk_id:
-        return [whole]
+    single = vocabulary.id(("▁" if spaced else "") + part)
+    if single != vocabulary.unk_id:
+        return [single]
     ids = vocabulary.encode(part)
     first = vocabulary.piece(ids[0])
     if spaced or not first.startswith("▁"):

@@ -1,1 +1,1 @@
-"""Loss, optimizer and schedule, one step, the loop, checkpoints, and where its figures go."""
+"""Train a model: loss, optimizers, learning-rate schedules, the training loop, checkpoints and logs of metrics."""

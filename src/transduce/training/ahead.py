@@ -1,4 +1,4 @@
-"""Input for a GPU: the next batch is made while this one is computed, and copied without waiting."""
+"""Prefetching: a background thread prepares the next batch while a GPU computes the current one."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, runtime_checkable
@@ -9,61 +9,61 @@ from torch import Tensor
 
 
 class Batches(Protocol):
-    """Micro-batches by position; a pure function of the corpus and the seed."""
+    """A source of micro-batches by position: a pure function of the corpus and the seed."""
 
     def __len__(self) -> int:
-        """Micro-batches of an epoch."""
+        """Return the number of micro-batches in an epoch."""
 
     def batch(self, epoch: int, position: int) -> Any:
-        """One of them."""
+        """Return one micro-batch of an epoch."""
 
 
 @runtime_checkable
 class LooksAhead(Protocol):
-    """A loss that can do some of its work on a batch before that has its turn."""
+    """A loss that can do part of its work on a batch before the batch is computed."""
 
     def look_ahead(self, batch: Any) -> None:
-        """Does it, on the processor, in any thread."""
+        """Prepare a batch on the CPU; any thread may call this."""
 
 
 class BatchesAhead:
-    """The same batches, each made by a thread of its own while the one before it is computed.
+    """A wrapper of `Batches` that prepares each batch in a background thread while the previous one is computed.
 
-    A thread that is idle anyway does this beside a GPU. On a CPU it would take time from the computation.
+    With a GPU that thread would otherwise idle. On a CPU it would take time from the computation.
     """
 
     def __init__(self, batches: Batches, loss: object = None) -> None:
-        """Of these; a loss that looks ahead does so in the thread."""
+        """Prefetch from `batches`; a loss with `look_ahead` prepares each batch in the background thread."""
         self._batches = batches
         self._look_ahead = loss.look_ahead if isinstance(loss, LooksAhead) else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._next: tuple[tuple[int, int], Future[Any]] | None = None
 
     def __len__(self) -> int:
-        """Micro-batches of an epoch."""
+        """Return the number of micro-batches in an epoch."""
         return len(self._batches)
 
     def batch(self, epoch: int, position: int) -> Any:
-        """A micro-batch. The one after it is begun."""
-        wanted, ahead = (epoch, position), self._next
-        made = ahead[1] if ahead is not None and ahead[0] == wanted else self._begin(wanted)
-        batch = made.result()
+        """Return a micro-batch, and start preparing the one after it."""
+        requested, prefetched = (epoch, position), self._next
+        future = prefetched[1] if prefetched is not None and prefetched[0] == requested else self._begin(requested)
+        batch = future.result()
         following = divmod(epoch * len(self) + position + 1, len(self))
         self._next = following, self._begin(following)
         return batch
 
-    def _begin(self, place: tuple[int, int]) -> "Future[Any]":
-        return self._thread.submit(self._make, place)
+    def _begin(self, position: tuple[int, int]) -> "Future[Any]":
+        return self._thread.submit(self._make, position)
 
-    def _make(self, place: tuple[int, int]) -> Any:
-        batch = self._batches.batch(*place)
+    def _make(self, position: tuple[int, int]) -> Any:
+        batch = self._batches.batch(*position)
         if self._look_ahead is not None:
             self._look_ahead(batch)
         return batch
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """An array of a batch as a tensor there; the copy to a GPU goes on beside the computation."""
+    """Return an array of a batch as a tensor on `device`; a copy to a GPU overlaps with computation."""
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
         return tensor.to(device)

@@ -1,8 +1,8 @@
-"""Checkpoints: everything that a run needs to go on as if it had never stopped.
+"""Checkpoints: everything that a run needs to continue as if it had never stopped.
 
-A checkpoint is a folder ``step-000123`` of safetensors files, a JSON state and a manifest with the SHA-256 of each.
-It is written under another name, flushed to disk, and renamed as the last act: a folder of that name is complete.
-Random numbers need no state: they are seeded by (seed, step, micro-batch).
+A checkpoint is a folder ``step-000123`` of safetensors files, a JSON state, and a manifest with the SHA-256 of each
+file. It is written under a temporary name, flushed to disk and renamed last, so a folder of the final name is
+complete. Random numbers need no state: they are seeded by (seed, step, micro-batch).
 """
 
 import os
@@ -25,40 +25,43 @@ from transduce.training.surroundings import Surroundings
 from transduce.training.watch import LossWatch
 
 FORMAT_VERSION = 3
-_READABLE = (1, 2, 3)  # of the older ones, what they did not have is as at the start of a run
+_READABLE = (1, 2, 3)  # fields that older formats lack take their defaults
 _PREFIX = "step-"
 _PARTIAL, _REMOVED = ".partial-", ".removed-"
 
 
 class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where a run stands, beside its tensors."""
+    """The progress of a run: everything a checkpoint stores besides tensors."""
 
     format_version: int = FORMAT_VERSION
     step: int
     updates: int
-    """Steps that changed the weights; fewer than `step` where some were skipped."""
+    """Steps that changed the weights; fewer than `step` if some were skipped."""
     steps: int | None
-    """The last step; None while `minutes` has not become one."""
+    """The last step of the run; None until `minutes` has been converted into a number of steps."""
     best_step: int | None
     best_value: float | None
+    """The value of the selection metric at `best_step`; greater is better."""
     best_loss: float = 0.0
-    """The dev loss beside that value, which decides between equal ones; 0, which none is below, where nobody said."""
+    """The dev loss at `best_step`, which breaks ties; 0, the best possible, if the checkpoint lacks it."""
     best_by: BestBy | None = None
-    """What the value is of; None where nobody said."""
+    """The metric that `best_value` measures; None in checkpoints that did not store it."""
     validations_without_better: int
+    """Validations since `best_step`."""
     perfect_validations: int = 0
-    """How many of the last ones found nothing wrong."""
+    """The number of most recent validations in a row in which every measure was perfect."""
     elapsed_seconds: float
-    """Of training, over all the run's processes so far."""
+    """Training time over all processes that have continued this run."""
     validation_due: bool = False
-    """A signal came during the validation of this step: on resume it comes first."""
+    """Whether a signal interrupted the validation of this step, which is then repeated first on resume."""
     dropout_off: bool = False
-    """It did harm (training/dropout_watch.py)."""
+    """Whether dropout has been disabled because it did harm (training/dropout_watch.py)."""
     report: StepSums = msgspec.field(default_factory=StepSums)
-    """Of the steps since the last report."""
+    """Sums over the steps since the last report."""
     losses: LossWatch = msgspec.field(default_factory=LossWatch)
+    """The window of recent losses that detects loss spikes."""
     surroundings: Surroundings | None = None
-    """What the steps so far were computed with; None where nobody said."""
+    """The environment of the last steps; None in checkpoints that did not store it."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -66,28 +69,31 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
     state: RunState
     tensors: dict[str, dict[str, Tensor]]
-    """By kind (weights, exp_avg, exp_avg_sq, momentum, average), then by parameter name; empty where they lie in parts.
-    What Adam remembers of some parameters and Muon of the others are different kinds. A model with BatchNorm has its
-    running statistics as one more, by buffer name."""
+    """Tensors by kind (weights, exp_avg, exp_avg_sq, momentum, average), then by parameter name.
+
+      Empty if `parts` is set. Adam's and Muon's states are separate kinds. A model with BatchNorm adds its running
+      statistics as one more kind, by buffer name.
+    """
     rows: dict[str, Rows] | None = None
-    """By parameter name, where these are only the rows that one of several processes holds."""
+    """By parameter name, the rows that one of several processes holds; None if the tensors are complete."""
     parts: dict[str, dict[str, StoredTensor]] | None = None
-    """The same tensors as files of several processes hold them, read when they are needed."""
+    """The tensors as stored in the files of several processes, read on demand; None if they are in memory."""
 
     @property
     def whole(self) -> Mapping[str, Mapping[str, Sliceable]]:
-        """The tensors, however they are stored."""
+        """The tensors by kind and name, in memory or read on demand."""
         return self.tensors if self.parts is None else self.parts
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int, processes: Processes | None = None) -> Path:
-    """Writes a checkpoint below `folder` and removes all but the newest `keep` up to its step.
+    """Write a checkpoint below `folder`, remove all but the newest `keep` up to its step, and return its path.
 
-    Later ones that stand there were refused when the run was resumed; each is replaced when its step comes again. Of
-    several processes each writes its own rows, into a folder that all can see; the first one does the rest.
+    Later checkpoints in the folder were refused when the run was resumed; each is replaced when its step is reached
+    again. Each of several processes writes its own rows into a folder that all of them can see; the first process
+    does the rest.
 
     Raises:
-        TransduceError: it cannot be written, in all processes where one of them cannot; earlier checkpoints are
+        TransduceError: the checkpoint cannot be written. If one process fails, all raise; earlier checkpoints are
             untouched.
     """
     together = processes or Processes()
@@ -103,8 +109,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int, processe
         if together.is_first:
             shutil.rmtree(partial, ignore_errors=True)
         raise TransduceError(
-            f"The checkpoint {final} could not be written ({error}); earlier checkpoints are untouched: make room or "
-            "mend the folder, then go on with --resume."
+            f"The checkpoint {final} could not be written ({error}); earlier checkpoints are untouched: free space "
+            "or repair the folder, then continue with --resume."
         ) from error
     if together.is_first:
         for old in [path for path in checkpoints(folder) if path.name <= final.name][keep:]:
@@ -114,13 +120,13 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int, processe
 
 
 def _do_together(act: Callable[[], None], processes: Processes, *, alone: bool = False) -> None:
-    """Returns when all processes have acted, or the first one `alone`; where one of them fails all of them do.
+    """Run `act` in all processes, or only in the first if `alone`, and return once all are done.
 
-    Otherwise those that did not would wait for one that went on without them.
+    A failure in one process is raised in all, since the others would otherwise wait for a process that has left.
 
     Raises:
-        OSError: it cannot be done here, or in another process.
-        SafetensorError: it cannot be done here.
+        OSError: the action failed in this process or in another.
+        SafetensorError: the action failed in this process.
     """
     failure: OSError | SafetensorError | None = None
     if processes.is_first or not alone:
@@ -134,27 +140,27 @@ def _do_together(act: Callable[[], None], processes: Processes, *, alone: bool =
 
 
 def _begin(partial: Path) -> None:
-    """An empty folder to write to."""
+    """Create an empty folder to write a checkpoint to."""
     _remove_leftovers(partial.parent)
     partial.mkdir(parents=True)
 
 
 def _remove(checkpoint: Path) -> None:
-    """Deletes a checkpoint, which first loses its name, so that half of one is never taken for a damaged one."""
+    """Delete a checkpoint; it is renamed first, so that a partly deleted folder never counts as damaged."""
     removed = checkpoint.with_name(f"{_REMOVED}{checkpoint.name}")
     os.rename(checkpoint, removed)
     shutil.rmtree(removed, ignore_errors=True)
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """What a run left that was killed while it saved or deleted."""
+    """Remove partial folders that a run left when it was killed while saving or deleting."""
     if folder.is_dir():
         for path in [path for path in folder.iterdir() if path.name.startswith((_PARTIAL, _REMOVED))]:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_sound(path: Path) -> bool:
-    """Whether this step was saved already. A damaged folder of that name may be replaced, a sound one never is."""
+    """Return whether an undamaged checkpoint exists at this path; only a damaged one may be replaced."""
     try:
         load_checkpoint(path)
     except TransduceError:
@@ -172,11 +178,11 @@ def _write_tensors(folder: Path, checkpoint: Checkpoint, processes: Processes) -
 
 
 def _complete(folder: Path, final: Path, state: RunState) -> None:
-    """The state, and the digests of all files, which stand for each other from here on; then the folder's name."""
+    """Write the state and the digests of all files, flush them, and give the folder its final name."""
     path = folder / "state.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(state)))
     for tensors in folder.glob("*.safetensors"):
-        shutil.copymode(path, tensors)  # safetensors lets the owner alone read
+        shutil.copymode(path, tensors)  # safetensors makes files readable by their owner only
     digests = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
     (folder / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(digests)))
     for path in folder.iterdir():
@@ -189,13 +195,13 @@ def _complete(folder: Path, final: Path, state: RunState) -> None:
 
 
 def checkpoints(folder: Path) -> Iterator[Path]:
-    """Complete checkpoints below a folder, the newest first."""
+    """Yield the complete checkpoints below a folder, newest first."""
     if folder.is_dir():
         yield from sorted((p for p in folder.iterdir() if p.name.startswith(_PREFIX)), reverse=True)
 
 
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is undamaged, or None, and a sentence about each that had to be passed over."""
+    """Load the newest undamaged checkpoint; return it, or None, and an error message for each one skipped."""
     refused: list[str] = []
     for path in checkpoints(folder):
         try:
@@ -206,7 +212,7 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def newest_state(folder: Path) -> RunState | None:
-    """The state of the newest checkpoint that tells one, for what must be known before the tensors are needed."""
+    """Return the state of the newest checkpoint whose state is readable, or None, without loading tensors."""
     for path in checkpoints(folder):
         try:
             return load_state(path)
@@ -216,17 +222,17 @@ def newest_state(folder: Path) -> RunState | None:
 
 
 def load_state(path: Path) -> RunState:
-    """Reads the state of a checkpoint alone, which says nothing about whether the rest of it is sound.
+    """Read only the state of a checkpoint, without checking its other files.
 
     Raises:
-        TransduceError: it is damaged, or was written by a version that this one cannot read.
+        TransduceError: the state is damaged, or has a format that this version cannot read.
     """
     try:
         content = (path / "state.json").read_bytes()
         version = msgspec.json.decode(content, type=_Version).format_version
         if version not in _READABLE:
             raise TransduceError(
-                f"The checkpoint {path} has format {version}, and this version reads {FORMAT_VERSION} and before."
+                f"The checkpoint {path} has format {version}, but this version reads formats up to {FORMAT_VERSION}."
             )
         return msgspec.json.decode(content, type=RunState)
     except (OSError, msgspec.MsgspecError) as error:
@@ -234,7 +240,7 @@ def load_state(path: Path) -> RunState:
 
 
 def _kind(name: str) -> str:
-    """`weights` of `weights.safetensors` and of `weights.00001-of-00002.safetensors`."""
+    """Return the kind of a tensor file such as `weights.safetensors` or `weights.00001-of-00002.safetensors`."""
     return name.split(".", maxsplit=1)[0]
 
 
@@ -248,10 +254,10 @@ class _Version(msgspec.Struct):
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Reads a checkpoint and checks every byte of it against its manifest.
+    """Load a checkpoint and verify every file against its manifest.
 
     Raises:
-        TransduceError: it is damaged, or was written by a version that this one cannot read.
+        TransduceError: the checkpoint is damaged, or has a format that this version cannot read.
     """
     try:
         digests = msgspec.json.decode((path / "manifest.json").read_bytes(), type=dict[str, str])
@@ -267,15 +273,15 @@ def load_checkpoint(path: Path) -> Checkpoint:
         raise TransduceError(f"The checkpoint {path} is damaged: {error}.") from error
 
 
-def check_kinds(checkpoint: Checkpoint, wanted: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Compares what a checkpoint holds with the tensors by kind and name that a run needs.
+def check_kinds(checkpoint: Checkpoint, expected: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Check that a checkpoint holds exactly the tensors, by kind and name, that a run needs.
 
     Raises:
-        TransduceError: it is of another model.
+        TransduceError: the tensors are those of another model.
     """
-    for kind, tensors in wanted.items():
+    for kind, tensors in expected.items():
         if checkpoint.whole.get(kind, {}).keys() != tensors.keys():
             raise TransduceError(
                 f"The checkpoint of step {checkpoint.state.step} does not hold the tensors of this run's model: {kind} "
-                "is another: go on in the folder of the run that wrote it, or start afresh in a new one."
+                "differs. Resume in the folder of the run that wrote it, or start a new run in a new folder."
             )

@@ -1,6 +1,7 @@
-"""Settings chosen from the corpus and the machine. Each rule is a function that says why.
+"""Default settings chosen from the corpus and the machine, each by a function that also gives the reason.
 
-The rules are laws in the size of the corpus, fitted to published recipes and to our own sweeps (docs/benchmarks.md).
+The rules are functions of the size of the corpus, fitted to published recipes and to our own sweeps
+(docs/benchmarks.md).
 """
 
 import math
@@ -19,11 +20,11 @@ from transduce.training.settings import BestBy, Kernels, OptimizerName
 T = TypeVar("T")
 
 _ASCENDING = ("tiny", "small", "base", "big")
-_PIECES_A_PARAMETER = 3
+_TOKENS_PER_PARAMETER = 3
 _LARGE_BATCH = 4_096  # target tokens
 _PAPER_WARMUP_STEPS = 4_000
-_PART_NUMBERS = 2**20  # target tokens × d_model
-_SMALLEST_PART = 2_048  # target tokens
+_MICRO_BATCH_ELEMENTS = 2**20  # target tokens × d_model
+_SMALLEST_MICRO_BATCH = 2_048  # target tokens
 _EPOCHS_OF_USUAL_DROPOUT = 60
 
 
@@ -35,7 +36,7 @@ class Choice(msgspec.Struct, Generic[T], frozen=True):
 
 
 class CorpusSize(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rules know of a corpus before it is cut into pieces."""
+    """The size of a corpus, known before it is tokenized."""
 
     pairs: int
     unspaced_characters: int
@@ -81,9 +82,11 @@ PRESETS = {
 
 
 def choose_preset(pairs: int) -> Choice[str]:
-    """tiny below 50,000 pairs, small below 1,000,000, base below 10,000,000, else big: few sentences train a small
-    model best. On Multi30k's 29,000 pairs 4+4 × 128 beats 6+6 × 512 by 2.7 BLEU
-    (Wu et al. 2021, "Good for Misconceived Reasons", Table 2).
+    """Choose the model size from the number of sentence pairs.
+
+    tiny below 50,000 pairs, small below 1,000,000, base below 10,000,000, else big: small corpora train small models
+    best. On Multi30k's 29,000 pairs, 4+4 layers of width 128 beat 6+6 of width 512 by 2.7 BLEU (Wu et al. 2021, "Good
+    for Misconceived Reasons", Table 2).
     """
     for most, preset in ((50_000, "tiny"), (1_000_000, "small"), (10_000_000, "base")):
         if pairs < most:
@@ -94,35 +97,37 @@ def choose_preset(pairs: int) -> Choice[str]:
 def choose_preset_in_time(
     suited: Choice[str], *, minutes: float, operations_per_second: float, vocabulary_size: int
 ) -> Choice[str]:
-    """Where the minutes are given, the greatest preset, up to the one that suits the corpus, that reads at least three
-    target pieces for each of its parameters: with less time a smaller model that reads more is better (Hoffmann et al.
-    2022, "Training Compute-Optimal Large Language Models", by whose third law neighbouring presets are equal there).
+    """Choose the largest preset, up to the one that suits the corpus, that can be trained in the time budget.
 
-    A step computes 6 operations for each piece and parameter, forth and back. How many the machine does in a second is
-    a round number for its kind, not measured, so that the same command chooses the same model.
+    A preset qualifies if training reads at least three target tokens per parameter: with less time, a smaller model
+    that reads more is better (Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models", by whose third
+    law neighboring presets are equal at that point).
+
+    A step computes 6 operations per token and parameter, forward and backward. The operations per second are a round
+    number for the kind of machine, not a measurement, so that the same command always chooses the same model.
     """
     read = {}
     for name in reversed(_ASCENDING[: _ASCENDING.index(suited.value) + 1]):
         parameters = count_multiplied_weights(PRESETS[name], vocabulary_size)
         read[name] = pieces_in_time(parameters, minutes=minutes, operations_per_second=operations_per_second)
-        if read[name] >= _PIECES_A_PARAMETER * parameters:
+        if read[name] >= _TOKENS_PER_PARAMETER * parameters:
             break
     if name == suited.value:
         return suited
     return Choice(
         name,
         f"{suited.reason}, suit {suited.value}, but {minutes:g} minutes are too short for it: it would read about "
-        f"{read[suited.value]:.1g} target pieces, and this one {read[name]:.1g}",
+        f"{read[suited.value]:.1g} target tokens, and this one {read[name]:.1g}",
     )
 
 
 def pieces_in_time(parameters: int, *, minutes: float, operations_per_second: float) -> float:
-    """Target pieces that training reads: 6 operations for each piece and parameter."""
+    """Return the number of target tokens that training reads, at 6 operations per token and parameter."""
     return operations_per_second * minutes * 60.0 / (6 * parameters)
 
 
 def count_multiplied_weights(preset: Preset, vocabulary_size: int) -> int:
-    """Weights that each target piece and its source are multiplied by: layers, and the output."""
+    """Return the number of weights that multiply each token: those of all layers and of the output projection."""
     attention, feed_forward = 4 * preset.d_model**2, 2 * preset.d_model * preset.d_ff
     encoder = preset.num_encoder_layers * (attention + feed_forward)
     decoder = preset.num_decoder_layers * (2 * attention + feed_forward)
@@ -130,10 +135,11 @@ def count_multiplied_weights(preset: Preset, vocabulary_size: int) -> int:
 
 
 def choose_vocabulary_size(size: CorpusSize) -> Choice[int]:
-    """About 70 × pairs^0.4, which is 4,000 for 25,000 pairs, 8,500 for 165,000 and 32,000 for 4.5 million (the paper:
-    37,000), as frequent pieces must occur often enough to be learnt (Gowda and May 2020, "Finding the Optimal
-    Vocabulary Size"). Characters of scripts without spaces come on top: each is a piece. It is
-    at least 400 and at most 40,000.
+    """Choose the vocabulary size: about 70 × pairs^0.4, between 400 and 40,000.
+
+    That is 4,000 for 25,000 pairs, 8,500 for 165,000 and 32,000 for 4.5 million (the paper: 37,000), since tokens
+    must be frequent enough to be learned (Gowda and May 2020, "Finding the Optimal Vocabulary Size"). Characters of
+    scripts without spaces are added, since each is a token.
     """
     by_size = 70.0 * size.pairs**0.4
     chosen = by_size + size.unspaced_characters
@@ -145,10 +151,11 @@ def choose_vocabulary_size(size: CorpusSize) -> Choice[int]:
 
 
 def choose_batch_tokens(epoch_tokens: int, device: str) -> Choice[int]:
-    """2,048 target tokens on a CPU, where time is short: with the same arithmetic, half as many steps of twice the size
-    gave 41.5 BLEU for 42.8 after two epochs, and smaller ones keep several threads waiting (docs/benchmarks.md). The
-    paper's 25,000 on a GPU (section 5.1). Fewer where an epoch would otherwise have less than 50 steps, but 512 at
-    least.
+    """Choose the target tokens per step: 2,048 on a CPU and the paper's 25,000 on a GPU (section 5.1).
+
+    A CPU has little time: with the same arithmetic, half as many steps of twice the size gave 41.5 BLEU instead of
+    42.8 after two epochs, and smaller ones keep several threads waiting (docs/benchmarks.md). If an epoch would have
+    fewer than 50 steps, a step has fewer tokens, but at least 512.
     """
     if not device.startswith("cuda"):
         return _fewer_for_small_corpora(epoch_tokens, Choice(2_048, "many small steps learn fastest on a CPU"))
@@ -156,25 +163,28 @@ def choose_batch_tokens(epoch_tokens: int, device: str) -> Choice[int]:
 
 
 def choose_accumulate(batch_tokens: int, d_model: int, precision: Precision, device: str) -> Choice[int]:
-    """On a CPU so many parts that each has at most 2^20 / d_model target tokens, 2,048 at 512, but never fewer than
-    2,048: what the backward pass reads takes half of the memory of a large step, and parts are hardly slower
-    (docs/benchmarks.md). In bfloat16 a part has twice as many tokens, as a token takes less room and what each
-    part costs a larger share of the time. A GPU takes a step at once.
+    """Choose the number of micro-batches per step: one on a GPU, several on a CPU to save memory.
+
+    On a CPU each micro-batch has at most max(2,048, 2^20 / d_model) target tokens: activations kept for the backward
+    pass take half of the memory of a large step, and micro-batches are hardly slower (docs/benchmarks.md). In
+    bfloat16 a micro-batch has twice as many tokens, as each token takes less memory and the fixed cost per
+    micro-batch weighs more.
     """
-    most = max(_SMALLEST_PART, _PART_NUMBERS // d_model) * (2 if precision == "bf16" else 1)
+    most = max(_SMALLEST_MICRO_BATCH, _MICRO_BATCH_ELEMENTS // d_model) * (2 if precision == "bf16" else 1)
     if device.startswith("cuda") or batch_tokens <= most:
         return Choice(1, "a step at once")
     return Choice(-(-batch_tokens // most), f"at most {most:,} tokens at once, for less memory")
 
 
 def choose_language_model_batch_tokens(epoch_tokens: int, device: str) -> Choice[int]:
-    """Of a language model, whose every piece is foretold: 4,096 on a CPU, 25,000 on a GPU, and fewer as for pairs."""
+    """Choose the tokens per step of a language model: 4,096 on a CPU, 25,000 on a GPU, fewer for small corpora."""
     if not device.startswith("cuda"):
         return _fewer_for_small_corpora(epoch_tokens, Choice(4_096, "what a CPU takes in about a second"))
     return choose_batch_tokens(epoch_tokens, device)
 
 
 def _fewer_for_small_corpora(epoch_tokens: int, usual: Choice[int]) -> Choice[int]:
+    """Reduce a number of tokens per step such that an epoch has at least 50 steps, to no fewer than 512 tokens."""
     most = max(512, epoch_tokens // 50)
     if most >= usual.value:
         return usual
@@ -182,44 +192,49 @@ def _fewer_for_small_corpora(epoch_tokens: int, usual: Choice[int]) -> Choice[in
 
 
 def choose_epochs(pairs: int) -> Choice[float]:
-    """100 × (30,000 / pairs)^0.6, between 5 and 150: 100 for Multi30k's 29,000 pairs (Wu et al. 2021 train 8,000 steps
-    of 8,192 tokens, about 150 epochs), 36 for 165,000, 5 for 4.5 million (the paper: 100,000 steps of 25,000 tokens
-    are about 17).
+    """Choose the number of epochs: 100 × (30,000 / pairs)^0.6, between 5 and 150.
+
+    That is 100 for Multi30k's 29,000 pairs (Wu et al. 2021 train 8,000 steps of 8,192 tokens, about 150 epochs), 36
+    for 165,000, and 5 for 4.5 million (the paper's 100,000 steps of 25,000 tokens are about 17).
     """
     epochs = 100.0 * (30_000 / pairs) ** 0.6
     return Choice(min(150.0, max(5.0, epochs)), f"100 × (30,000 / {pairs:,} pairs)^0.6, between 5 and 150")
 
 
 def choose_steps(pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:
-    """As many steps as the epochs need; 300 at least."""
+    """Choose the number of steps that the chosen epochs need, at least 300."""
     epochs = choose_epochs(pairs)
     steps = max(300, round(epochs.value * epoch_tokens / batch_tokens))
     return Choice(steps, f"{epochs.value:.0f} epochs: {epochs.reason}")
 
 
 def choose_language_model_preset(tokens: int) -> Choice[str]:
-    """Of a language model: as many parameters as the text can teach, about one for each piece or two. tiny below
-    5,000,000 pieces, small below 50,000,000, base below 1,000,000,000, else big.
+    """Choose the size of a language model from its training tokens, with about one parameter per one or two tokens.
+
+    tiny below 5,000,000 tokens, small below 50,000,000, base below 1,000,000,000, else big.
     """
     for most, preset in ((5_000_000, "tiny"), (50_000_000, "small"), (1_000_000_000, "base")):
         if tokens < most:
-            return Choice(preset, f"{tokens:,} pieces of text, fewer than {most:,}")
-    return Choice("big", f"{tokens:,} pieces of text, 1,000,000,000 or more")
+            return Choice(preset, f"{tokens:,} tokens of text, fewer than {most:,}")
+    return Choice("big", f"{tokens:,} tokens of text, 1,000,000,000 or more")
 
 
 def choose_language_model_steps(epoch_tokens: int, batch_tokens: int) -> Choice[int]:
-    """Of a language model: 20 × √(1,000,000 / pieces) epochs, between 1 and 40; 300 steps at least. A text can be read
-    about four times as if it were new each time (Muennighoff et al. 2023), and small ones must be read more often.
+    """Choose the steps of a language model: 20 × √(1,000,000 / tokens) epochs, between 1 and 40, at least 300 steps.
+
+    A text can be repeated about four times with almost the benefit of new text (Muennighoff et al. 2023); small
+    corpora must be repeated more often.
     """
     epochs = min(40.0, max(1.0, 20.0 * (1_000_000 / max(1, epoch_tokens)) ** 0.5))
     steps = max(300, round(epochs * epoch_tokens / batch_tokens))
-    return Choice(steps, f"{epochs:.0f} epochs of {epoch_tokens:,} pieces")
+    return Choice(steps, f"{epochs:.0f} epochs of {epoch_tokens:,} tokens")
 
 
 def choose_dropout(preset: str, epochs: float) -> Choice[float]:
-    """The preset's where texts are read 60 times or more. Those that are read less often need less: times the root of
-    their epochs' share of 60 (docs/benchmarks.md), but 0.1 at least, as the paper has it for 17 epochs. The paper's
-    presets keep theirs.
+    """Choose the dropout probability: the preset's for 60 or more epochs, less for fewer.
+
+    For fewer epochs it is multiplied by √(epochs / 60) (docs/benchmarks.md), with a minimum of 0.1, which the paper
+    uses for 17 epochs. The paper's presets are not changed.
     """
     usual, least = PRESETS[preset].dropout, PRESETS["paper-base"].dropout
     share = math.sqrt(epochs / _EPOCHS_OF_USUAL_DROPOUT)
@@ -232,18 +247,22 @@ def choose_dropout(preset: str, epochs: float) -> Choice[float]:
 
 
 def choose_label_smoothing(kind: str, smoothing: float) -> Choice[float]:
-    """The paper's 0.1 (section 5.4) where a text is written from another: translation, denoising, parsing. 0 for
-    language models, masked or not, for classification and for time series.
+    """Return the label smoothing of a task with its reason.
+
+    It is the paper's 0.1 (section 5.4) where one text is written from another: translation, denoising, parsing. It is
+    0 for language models, masked or not, for classification and for time series.
     """
     return Choice(smoothing, f"usual for `task.kind` {kind}")
 
 
 def choose_optimizer(model_kind: str, norm_order: str, *, start_from: str | None) -> Choice[OptimizerName]:
-    """Muon where pre-norm layers learn from random weights: it needs half of Adam's steps (docs/benchmarks.md). Adam
-    for the paper's post-norm models and for recurrent ones, and for weights that were trained before (`--from`).
+    """Choose Muon for pre-norm layers with random initial weights, otherwise Adam.
+
+    Muon needs half of Adam's steps (docs/benchmarks.md). The paper's post-norm models, recurrent models and models
+    with pretrained weights (`--from`) use Adam.
     """
     if model_kind == "recurrent":
-        return Choice("adam", "recurrent cells have no layers' matrices")
+        return Choice("adam", "recurrent cells have no Transformer layers for Muon")
     if norm_order != "pre":
         return Choice("adam", f"the paper's, section 5.3, as the model has `norm_order` {norm_order}")
     if start_from is not None:
@@ -258,11 +277,12 @@ def choose_learning_rate(
     batch_tokens: int = _LARGE_BATCH,
     optimizer: OptimizerName = "adam",
 ) -> Choice[float]:
-    """0.5 / d_model at the peak: wider models need smaller steps; twice that with Muon. Where a step has fewer than
-    4,096 tokens, times the root of their share of these, as Adam wants it (Malladi et al. 2022); but not for language
-    models and time series.
-    With the paper's schedule, equation (3), but no more than its peak after 4,000 steps: a shorter warm-up has a higher
-    one, after which a post-norm model loses what it has learnt.
+    """Choose the peak learning rate: 0.5 / d_model for Adam and twice that for Muon.
+
+    Wider models need smaller steps. If a step has fewer than 4,096 tokens the rate is multiplied by √(tokens /
+    4,096), as Adam needs (Malladi et al. 2022); language models and time series are not scaled. The paper's schedule
+    uses equation (3), but no more than its peak after 4,000 steps: a shorter warm-up has a higher peak, at which a
+    post-norm model diverges.
     """
     if schedule == "inverse-sqrt":
         after = max(warmup_steps, _PAPER_WARMUP_STEPS)
@@ -277,42 +297,47 @@ def choose_learning_rate(
 def choose_weight_decay(
     optimizer: OptimizerName, schedule: ScheduleName, learning_rate: float, warmup_steps: int, steps: int | None
 ) -> Choice[float | None]:
-    """0 with Adam, as in the paper. With Muon so much that rate × decay adds up to 1.3 over the run
-    (docs/benchmarks.md): the longer the run, the less in each step. Weights that decay are an average over the last
-    1 / (rate × decay) updates, which must be as long as the run or somewhat shorter (Wang and Aitchison 2024, "How to
-    set AdamW's weight decay as you scale model and dataset size").
+    """Choose the weight decay: 0 with Adam, as in the paper; with Muon it depends on the length of the run.
+
+    Muon's rate × decay adds up to 1.3 over the run: the longer the run, the smaller the decay of each step
+    (docs/benchmarks.md). Decayed weights are an average over the last 1 / (rate × decay) updates, which should be as
+    long as the run or somewhat shorter (Wang and Aitchison 2024, "How to set AdamW's weight decay as you scale model
+    and dataset size").
     """
     if optimizer != "muon":
         return Choice(0.0, "the paper has none")
     if steps is None:
-        return Choice(None, f"{TOTAL_DECAY:g} / the sum of all steps' rates, once their number is known")
+        return Choice(
+            None, f"{TOTAL_DECAY:g} / the sum of all steps' learning rates, once the number of steps is known"
+        )
     decay = decay_over(steps, schedule=schedule, peak=learning_rate, warmup_steps=warmup_steps)
-    reason = f"{TOTAL_DECAY:g} / the sum of the rates of {steps:,} steps"
+    reason = f"{TOTAL_DECAY:g} / the sum of the learning rates of {steps:,} steps"
     if decay == MOST_DECAY / learning_rate:
         reason += f", at most {MOST_DECAY:g} / the highest"
     return Choice(decay, reason)
 
 
 def choose_fine_tuning_rate(d_model: int) -> Choice[float]:
-    """Of a model that has learnt its task already and is to learn more of it (`--from`): 0.05 / d_model at the peak, a
-    tenth of what new weights need (6.5e-5 at BERT's width, where its makers took 2e-5 to 5e-5); updates of LoRA are
-    new weights.
+    """Choose the peak learning rate for fine-tuning a model that already knows its task (`--from`): 0.05 / d_model.
+
+    That is a tenth of what random weights need (6.5e-5 at BERT's width, whose authors used 2e-5 to 5e-5). LoRA's
+    matrices count as random weights.
     """
-    return Choice(0.05 / d_model, f"0.05 / d_model ({d_model}): the model has learnt the task before")
+    return Choice(0.05 / d_model, f"0.05 / d_model ({d_model}): the model already knows the task")
 
 
 def choose_schedule(norm_order: str) -> Choice[ScheduleName]:
-    """The paper's where `norm_order` is post, as in its model; otherwise a linear fall to zero, as the number of steps
-    is known.
-    """
+    """Choose the paper's schedule for its post-norm model, otherwise a linear decay to zero at the last step."""
     if norm_order == "post":
         return Choice("inverse-sqrt", "the paper's schedule, section 5.3")
     return Choice("linear", "falls to zero at the last step")
 
 
 def choose_warmup_steps(steps: int | None) -> Choice[int]:
-    """The paper's 4,000, but no more than a tenth of the steps, or than half of them in a run of less than 500 steps,
-    where a tenth is too few; 500 while the steps are not known.
+    """Choose the warm-up: the paper's 4,000 steps, but at most a tenth of the run.
+
+    In a run of fewer than 500 steps, where a tenth is too short, it is 50 steps or half of the run. While the number
+    of steps is not known it is 500.
     """
     if steps is None:
         return Choice(500, "the number of steps is not known yet")
@@ -324,35 +349,38 @@ def choose_warmup_steps(steps: int | None) -> Choice[int]:
 
 
 def choose_average_decay(steps: int | None) -> Choice[float]:
-    """The kept model averages about the last twentieth of the steps, as the paper averages its last checkpoints
-    (section 6.1).
+    """Choose the decay of the moving average of the weights: it covers about the last twentieth of the steps.
+
+    The paper averages its last checkpoints instead (section 6.1).
     """
     window = 500 if steps is None else min(5_000, max(10, steps // 20))
     return Choice(1.0 - 1.0 / window, f"an average over about the last {window:,} steps")
 
 
 def choose_kernels(device: str, threads: int, *, compiled: bool = False) -> Choice[Kernels]:
-    """On a CPU, our own wherever llvmlite is installed, which writes them, and knows this processor and how to use its
-    cores together. On a GPU, our own wherever Triton is installed, which writes those, and the C compiler and Python's
-    headers that it builds its launchers with, and the GPU is NVIDIA's, of Ampere or later; not in compiled layers,
-    which have theirs.
+    """Choose our own kernels where the machine supports them, otherwise PyTorch's.
+
+    On a CPU they need llvmlite and a supported processor. On a GPU they need Triton with its prerequisites (a C
+    compiler and Python's headers) and an NVIDIA GPU of the Ampere generation or later. Layers compiled by
+    `torch.compile` use their own kernels.
     """
     if device != "cpu":
         if compiled:
-            return Choice("torch", "compiled layers have kernels of theirs")
+            return Choice("torch", "layers compiled by torch.compile use their own kernels")
         if (missing := why_no_triton(device)) is not None:
             return Choice("torch", missing)
-        return Choice("native", "written for GPUs: fewer passes over what lies between the products, and no padding")
+        return Choice("native", "written for GPUs: fused operations between matrix multiplications, and no padding")
     obstacle = why_no_kernels(threads)
     if obstacle is not None:
         return Choice("torch", obstacle)
-    return Choice("native", "written for this processor: fewer passes over what lies between the products")
+    return Choice("native", "written for this processor: fused operations between matrix multiplications")
 
 
 def choose_record(device: str, kernels: Kernels, processes: int) -> Choice[bool]:
-    """On a GPU with kernels of our own, where one process trains alone: a step of the paper's base model takes 23 ms in
-    place of 42 (docs/benchmarks.md). Several exchange gradients while operations are launched, which is better where
-    what is between them is slow.
+    """Choose whether training steps are recorded as CUDA graphs: on a GPU with our own kernels and a single process.
+
+    A step of the paper's base model then takes 23 ms instead of 42 (docs/benchmarks.md). Several processes exchange
+    gradients while operations are launched, which is faster over slow connections.
     """
     if device == "cpu":
         return Choice(value=False, reason="there is no GPU")
@@ -360,22 +388,23 @@ def choose_record(device: str, kernels: Kernels, processes: int) -> Choice[bool]
         return Choice(value=False, reason="`training.kernels` is torch")
     if processes > 1:
         return Choice(value=False, reason="several processes exchange gradients meanwhile")
-    return Choice(value=True, reason="a GPU is not kept waiting for each operation of a step")
+    return Choice(value=True, reason="the GPU does not wait for the launch of each operation")
 
 
 def choose_best_by(translated: int, words: float = math.inf) -> Choice[BestBy]:
-    """BLEU on dev, which goes on rising after the loss has turned: the smoothed model grows sure of itself, and is
-    right more often all the same. chrF, which counts characters, where the references have fewer than four words on
-    average: BLEU counts runs of four. The loss where nothing is translated. Classification goes by accuracy, parsing
-    by bracket F1, time series by skill.
+    """Choose the metric by which the best model is selected: BLEU, chrF or the loss on the dev set.
+
+    BLEU keeps rising after the smoothed loss has reached its minimum, since translations still improve. chrF counts
+    characters and is used where references have fewer than four words on average, as BLEU counts 4-grams. The loss is
+    used if no dev sentence is translated. Classification uses accuracy, parsing bracket F1, time series skill.
     """
     if translated and words < BLEU_WORDS:
-        return Choice("chrf", f"dev references have {words:.1f} words on average, and BLEU counts runs of {BLEU_WORDS}")
+        return Choice("chrf", f"dev references have {words:.1f} words on average, and BLEU counts {BLEU_WORDS}-grams")
     if translated:
         return Choice("bleu", f"of {translated:,} dev sentences at most, translated at each validation")
     return Choice("loss", "no dev sentence is translated")
 
 
 def choose_patience() -> Choice[int]:
-    """Half of the twelve validations of a run: the fall of the learning rate at its end brings the last points."""
+    """Choose the patience: half of a run's twelve validations, as the decay of the learning rate brings late gains."""
     return Choice(6, "validations without a better one")

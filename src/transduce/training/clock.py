@@ -1,24 +1,24 @@
-"""How many steps a training of so many minutes is, and which of them may not depend on when that became known."""
+"""Conversion of a time budget in minutes into a number of training steps."""
 
 _RATE_STEPS = 10
-_RATE_SHARE = 0.05  # of the time, after which the rate is known well enough
-# Of a run, in which the number may become known: more than the twentieth, for steps may get faster. No validation is
-# due in it either, of which there are as many.
+_RATE_SHARE = 0.05  # fraction of the time budget after which the measured speed is reliable
+# The number of steps becomes known within the first 1 / _SHARES of the run: more than a twentieth, as steps may get
+# faster. No validation is due in that time, since a run has as many validations.
 _SHARES = 12
-_FEWEST_OPEN = _RATE_STEPS + 1  # a run that is resumed after nine measures one step more
+_FEWEST_OPEN = _RATE_STEPS + 1  # a run resumed after nine steps measures one more
 
 
 class StepClock:
-    """Takes the rate from the steps of this process but its first, before which programs are made for its shapes."""
+    """A measurement of training speed over this process's steps, without its first step, which compiles kernels."""
 
     def __init__(self) -> None:
         self._since: tuple[int, float] | None = None
 
     def steps_within(self, budget_seconds: float, step: int, elapsed_seconds: float) -> int | None:
-        """The last step that fits, asked after each one; None while the rate is not known well enough.
+        """Return the number of steps that fit into a time budget; None while too few steps have been measured.
 
-        So many at least that this one is among the `open_steps`: where steps get slower all of a sudden the run is
-        longer than its time.
+        Call it after each step. The result is large enough that `step` is among the first `open_steps`: if steps
+        suddenly get slower, the run takes longer than its budget.
         """
         if self._since is None:
             self._since = (step, elapsed_seconds)
@@ -30,8 +30,9 @@ class StepClock:
 
 
 def open_steps(steps: int) -> int:
-    """The first steps of a run of minutes, taken as if nobody knew their number yet.
+    """Return how many first steps of a run with a time budget must not depend on the total number of steps.
 
-    When it becomes known is a matter of the clock, but always within these: so weights depend on the number alone.
+    When the total becomes known depends on the clock, but is always within these steps. So the weights depend only on
+    the total, not on the moment it became known.
     """
     return max(_FEWEST_OPEN, steps // _SHARES)

@@ -1,8 +1,8 @@
-"""Whether dropout helps a run, or harms it.
+"""Detection of runs in which dropout does harm.
 
-Noise makes a text harder to tell, so a model tells what it learns from better without it. Where the opposite is so, the
-model has come to need the noise, as one did that sorts words. Its translations, which are made without, grow worse
-while the loss of training falls. Then dropout is turned off (docs/training.md).
+A model normally predicts its training text better without dropout. If the opposite is true, the model has come to
+depend on the noise, as one model that sorts words did: its translations, made without dropout, get worse while the
+training loss falls. Dropout is then disabled (docs/training.md).
 """
 
 import math
@@ -15,57 +15,57 @@ from transduce.model.dropout import Dropout
 from transduce.training.engine import StepTotals
 from transduce.training.loss import Loss
 
-# Batches differ, but these are the same ones; what is learnt from a text usually makes it easier by a tenth or more.
+# Ratio of losses on the same batches. A step on a text usually lowers the text's loss by a tenth or more.
 _HARM = 1.05
 
 
 class DropoutWatch:
-    """The dropout of a model: all of it, or none."""
+    """A switch for all dropout modules of a model, which can be disabled during a run."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._places = [module for module in model.modules() if isinstance(module, Dropout) and module.p > 0]
+        self._modules = [module for module in model.modules() if isinstance(module, Dropout) and module.p > 0]
         self.is_off = False
 
     @property
     def drops(self) -> bool:
-        """Whether there is anything to be turned off."""
-        return bool(self._places) and not self.is_off
+        """Whether the model has active dropout that can be disabled."""
+        return bool(self._modules) and not self.is_off
 
     def turn_off(self) -> None:
-        """From here on nothing is dropped."""
-        for place in self._places:
-            place.set(0.0)
+        """Disable dropout for the rest of the run."""
+        for module in self._modules:
+            module.set(0.0)
         self.is_off = True
 
     @torch.no_grad()
     def likelihood_without(self, losses: Iterable[Loss]) -> float:
-        """The negative log-likelihood of batches, in nats, summed, with nothing dropped.
+        """Return the summed negative log-likelihood of batches, in nats, computed without dropout.
 
         Args:
-            losses: of the batches, each computed when it is asked for.
+            losses: the losses of the batches, each computed on iteration.
         """
-        for place in self._places:
-            place.eval()
+        for module in self._modules:
+            module.eval()
         try:
-            with torch.compiler.set_stance("force_eager"):  # compiled for one of the two ways alone
+            with torch.compiler.set_stance("force_eager"):  # compiled code is specialized for one of the two modes
                 return sum(float(loss.negative_log_likelihood) for loss in losses)
         finally:
-            for place in self._places:
-                place.train()
+            for module in self._modules:
+                module.train()
 
     def judge(self, step: int, sums: StepTotals, without: float) -> str | None:
-        """Turns dropout off where it does harm, and tells why.
+        """Disable dropout if it does harm, and return a message that says why; None if it does no harm.
 
         Args:
-            step: the last one.
-            sums: of it, with dropout.
-            without: the negative log-likelihood of the same batches without.
+            step: the last step.
+            sums: the totals of that step, with dropout.
+            without: the negative log-likelihood of the same batches without dropout.
         """
         if not 0.0 < sums.likelihood * _HARM < without < math.inf:
             return None
         self.turn_off()
         return (
-            f"Dropout is off from step {step + 1:,} on: the text of this step had a loss of "
-            f"{sums.likelihood / sums.tokens:.3f} with it and has {without / sums.tokens:.3f} without, so the model "
-            "has come to need the noise (`training.adapt_dropout`)."
+            f"Dropout is off from step {step + 1:,} on: the batches of this step have a loss of "
+            f"{sums.likelihood / sums.tokens:.3f} with dropout and {without / sums.tokens:.3f} without, so the model "
+            "has come to depend on the noise (`training.adapt_dropout`)."
         )

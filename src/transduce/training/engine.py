@@ -1,4 +1,4 @@
-"""What one process does by itself and several do together: the optimiser, a step's sums, the saving."""
+"""Operations that one process performs alone and several perform together: optimizer setup, step totals, saving."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,15 +20,16 @@ from transduce.training.statistics import RunningStatistics
 def make_optimizer(
     model: nn.Module, loss: Callable[[Any], Loss], settings: ResolvedTraining, processes: Processes
 ) -> tuple[Optimizer, Callable[[Any], Loss]]:
-    """The optimiser of a model, and the loss to call: with several processes it may be another one.
+    """Create the optimizer of a model, and return it with the loss function to call, which sharding replaces.
 
     Raises:
-        TransduceError: there are several processes, and the model keeps statistics, which each would have of its own.
+        TransduceError: there are several processes, and the model keeps BatchNorm statistics, which would differ
+            between them.
     """
     if processes.count > 1 and RunningStatistics(model).accepted:
         raise TransduceError(
             "`model.norm` = batch keeps statistics of the rows that a process sees, so the number of processes would "
-            f"change the model, but there are {processes.count}: train with one, or use layer or rms."
+            f"change the model, but there are {processes.count}: train with one, or set `model.norm` to layer or rms."
         )
     dtype = DTYPES[settings.precision]
     if not settings.sharded or processes.count == 1:
@@ -38,16 +39,16 @@ def make_optimizer(
 
 
 class StepTotals(NamedTuple):
-    """Over the micro-batches of a step, and then over all processes."""
+    """Sums over the micro-batches of a step, first of this process and then of all processes."""
 
     tokens: int = 0
     total: float = 0.0
     likelihood: float = 0.0
     stop: int = 0
-    """Processes that were asked to stop."""
+    """The number of processes that were asked to stop."""
 
     def plus(self, loss: Loss) -> "StepTotals":
-        """With one more micro-batch."""
+        """Return the totals with one more micro-batch added."""
         return StepTotals(
             self.tokens + loss.tokens,
             self.total + float(loss.total.detach()),
@@ -55,7 +56,7 @@ class StepTotals(NamedTuple):
         )
 
     def over(self, processes: Processes, *, stop: bool) -> "StepTotals":
-        """The same numbers in all processes."""
+        """Return the totals summed over all processes, equal in each of them."""
         if processes.count == 1:
             return self._replace(stop=int(stop))
         tokens, total, likelihood, stops = processes.sum([*self[:-1], float(stop)])
@@ -63,16 +64,16 @@ class StepTotals(NamedTuple):
 
 
 def save_together(folder: Path, checkpoint: Checkpoint, processes: Processes, *, keep: int) -> None:
-    """Saves: the first process alone where it holds everything, otherwise each its own part, into one folder.
+    """Save a checkpoint: the first process alone if it holds everything, otherwise each process its own part.
 
     Raises:
-        TransduceError: it cannot be written; earlier checkpoints are untouched.
+        TransduceError: the checkpoint cannot be written; earlier checkpoints are untouched.
     """
     if checkpoint.rows is None:
         try:
             if processes.is_first:
                 save_checkpoint(folder, checkpoint, keep=keep)
         finally:
-            processes.wait()  # also where it could not be written: the run may go on, and needs all
+            processes.wait()  # also after a failure: the run may continue and needs all processes
         return
     save_checkpoint(folder, checkpoint, keep=keep, processes=processes)

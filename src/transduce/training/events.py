@@ -1,4 +1,4 @@
-"""What a run tells: ``metrics.jsonl``, an object per event; TensorBoard's file; a progress bar, or plain lines."""
+"""Logs of a run: ``metrics.jsonl`` (one object per event), a TensorBoard file, and a progress bar or plain lines."""
 
 import contextlib
 import io
@@ -16,39 +16,39 @@ from transduce.training.tensorboard import TensorBoardWriter
 
 
 class TrainEvent(msgspec.Struct, frozen=True, tag="train", tag_field="event"):
-    """Means over the steps since the last report that learnt; NaN, written as null, where none did."""
+    """A report: means over the steps since the last report that changed the weights; NaN (null in JSON) if none did."""
 
     step: int
     epoch: float
     loss: float
-    """Per target token, in nats, with label smoothing: what is minimised."""
+    """Mean loss per target token, in nats, with label smoothing: the quantity that is minimized."""
     perplexity: float
-    """Without smoothing."""
+    """Perplexity per target token, without label smoothing."""
     learning_rate: float
     gradient_norm: float
     tokens_per_second: float
-    """Non-padding target tokens."""
+    """Target tokens per second, without padding."""
     elapsed_seconds: float
     skipped: int
-    """Steps whose gradient was not finite and changed nothing."""
+    """Steps that changed nothing because their loss was too high or their gradient was not finite."""
 
 
 class ValidationEvent(msgspec.Struct, frozen=True, tag="validation", tag_field="event", omit_defaults=True):
-    """The dev set at a step, by the weights that would be kept."""
+    """A validation: measures of the dev set at a step, with the weights that would be kept."""
 
     step: int
     loss: float
-    """Per target token, in nats, without smoothing."""
+    """Mean loss per target token, in nats, without label smoothing."""
     perplexity: float
     bleu: float | None = None
     chrf: float | None = None
     signature: str | None = None
     scores: dict[str, float] = {}
-    """What else the task measures, by name; a model may be chosen by those that are better the greater they are."""
+    """Further measures of the task by name; those that are better when greater can select the best model."""
     perfect: bool = False
-    """Whether everything measured was right, and that was much: a better model could not be told from this one."""
+    """Whether a large enough dev set was entirely right, so that no better model could be recognized."""
     samples: list[tuple[str, str, str]] = []
-    """Source, reference, translation."""
+    """Source, reference and translation of some dev sentences."""
     validation_seconds: float = 0.0
 
 
@@ -56,19 +56,19 @@ Event = TrainEvent | ValidationEvent
 
 
 class EventLog:
-    """Appends events to ``metrics.jsonl`` and to TensorBoard's file.
+    """A log that appends events to ``metrics.jsonl`` and to a TensorBoard file.
 
-    On resume, events of steps that will be run again are removed first, so that each step stands there once. While the
-    disk is full, events wait in memory: they are no reason to end a run.
+    On resume it first removes events of steps that will be repeated, so that each step occurs once. While the disk is
+    full events wait in memory, since a log is no reason to end a run.
     """
 
     def __init__(self, folder: Path, *, resume_at: int, validate_again: bool = False) -> None:
-        """Opens both files.
+        """Open both files.
 
         Args:
-            folder: of the run.
-            resume_at: the step after which the run goes on; 0 starts an empty log.
-            validate_again: the validation of that step will be repeated too.
+            folder: the run folder.
+            resume_at: the step after which the run continues; 0 starts an empty log.
+            validate_again: whether the validation of that step will be repeated too.
         """
         self.path = folder / "metrics.jsonl"
         kept = _events_until(self.path, resume_at, validate_again) if resume_at else []
@@ -80,7 +80,7 @@ class EventLog:
         )
 
     def write(self, event: Event) -> None:
-        """Writes one event, and what waits from before."""
+        """Write one event, after those still waiting."""
         self._waiting += msgspec.json.encode(event) + b"\n"
         kind = "train" if isinstance(event, TrainEvent) else "dev"
         with contextlib.suppress(OSError):
@@ -93,12 +93,12 @@ class EventLog:
             self._tensorboard.flush()
 
     def _write_waiting(self) -> None:
-        """A full disk may take a part of it; the rest follows where that ends."""
+        """Write all waiting bytes; after a partial write to a full disk the rest follows later."""
         while self._waiting:
             self._waiting = self._waiting[self._file.write(self._waiting) :]
 
     def close(self) -> None:
-        """Closes both files."""
+        """Write what is still waiting, if possible, and close both files."""
         with contextlib.suppress(OSError):
             self._write_waiting()
         self._file.close()
@@ -107,13 +107,13 @@ class EventLog:
 
 
 class _NoLog:
-    """Of a process that is not the first."""
+    """A log that discards events, for all processes but the first."""
 
     def write(self, event: Event) -> None:
-        """Writes nothing."""
+        """Discard an event."""
 
     def close(self) -> None:
-        """Closes nothing."""
+        """Do nothing."""
 
 
 Log = EventLog | _NoLog
@@ -125,59 +125,61 @@ def _events_until(path: Path, step: int, validate_again: bool) -> list[bytes]:
         return []
     # What follows the last line feed is a line that a killed run could not finish.
     lines = path.read_bytes().split(b"\n")[:-1]
-    events = [(line, place) for line in lines if (place := _place_of(line)) is not None]
+    events = [(line, key) for line in lines if (key := _event_key(line)) is not None]
     again = ("validation", step) if validate_again else None
-    return [line + b"\n" for line, place in events if place.step <= step and (place.event, place.step) != again]
+    return [line + b"\n" for line, key in events if key.step <= step and (key.event, key.step) != again]
 
 
-class _Place(msgspec.Struct, frozen=True):
+class _EventKey(msgspec.Struct, frozen=True):
+    """The kind and step of a logged event."""
+
     event: str
     step: int
 
 
-def _place_of(line: bytes) -> _Place | None:
-    """None where a power cut left a line that is no event."""
+def _event_key(line: bytes) -> _EventKey | None:
+    """Return the kind and step of a line; None if a power cut left a broken line."""
     try:
-        return msgspec.json.decode(line, type=_Place)
+        return msgspec.json.decode(line, type=_EventKey)
     except msgspec.MsgspecError:
         return None
 
 
 class _LastingStream(io.TextIOBase):
-    """Standard error as long as somebody listens. A terminal that went, or a closed pipe, is no error."""
+    """Standard error that ignores a closed terminal or pipe."""
 
     @property
     def stream(self) -> TextIO:
-        """Standard error itself, which rich hides while it draws a bar."""
+        """Standard error itself, which rich replaces while it draws a bar."""
         return cast("TextIO", sys.stderr.rich_proxied_file) if isinstance(sys.stderr, FileProxy) else sys.stderr
 
     def write(self, text: str) -> int:
-        """Writes what can be written."""
+        """Write text as far as standard error accepts it."""
         with contextlib.suppress(OSError, ValueError):
             self.stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flushes what can be flushed."""
+        """Flush standard error if it is still open."""
         with contextlib.suppress(OSError, ValueError):
             self.stream.flush()
 
     def isatty(self) -> bool:
-        """Whether it is a terminal."""
+        """Return whether standard error is a terminal."""
         return self.stream.isatty()
 
     def fileno(self) -> int:
-        """The descriptor, by which the terminal's width is found."""
+        """Return the file descriptor, from which rich takes the terminal's width."""
         return self.stream.fileno()
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """Decides which characters the bar is drawn with."""
+        """The encoding, which decides the characters the bar is drawn with."""
         return self.stream.encoding
 
 
 class ProgressDisplay:
-    """A bar on a terminal; a line per report elsewhere. Both on standard error, as long as there is one."""
+    """A progress bar on a terminal, or one line per report elsewhere; both go to standard error."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(file=_LastingStream(), highlight=False)  # type: ignore[arg-type]
@@ -186,7 +188,7 @@ class ProgressDisplay:
         self._task: TaskID | None = None
 
     def start(self, step: int, steps: int | None) -> None:
-        """Shows the bar, on a terminal."""
+        """Show the bar if standard error is a terminal."""
         if self.console.is_terminal:
             self._bar = Progress(
                 TextColumn("step {task.completed:,.0f}/{task.fields[last]}"),
@@ -199,7 +201,7 @@ class ProgressDisplay:
             self._bar.start()
 
     def advance(self, step: int, steps: int | None, text: str = "") -> None:
-        """A step is done; `text` is what the bar says until the first report."""
+        """Advance the bar by a step; `text` is shown until the first report."""
         if self._bar is not None and self._task is not None:
             last = f"{steps:,}" if steps else "?"
             self._bar.update(self._task, completed=step, total=steps, last=last)
@@ -207,7 +209,7 @@ class ProgressDisplay:
                 self._bar.update(self._task, text=text)
 
     def report(self, event: TrainEvent, steps: int | None, seconds_left: float | None) -> None:
-        """Shows a report."""
+        """Show a report."""
         left = "" if seconds_left is None else f" · {format_duration(seconds_left)} left"
         text = f"loss {event.loss:.3f} · {event.tokens_per_second:,.0f} tokens/s{left}"
         self._reported = True
@@ -217,7 +219,7 @@ class ProgressDisplay:
             self.say(f"step {event.step:,}/{f'{steps:,}' if steps else '?'} · {text}")
 
     def validation(self, event: ValidationEvent, *, best: bool) -> None:
-        """Shows a validation, and one sample."""
+        """Show the scores of a validation and one sample."""
         measured = {"BLEU": event.bleu, "chrF": event.chrf}
         scores = "".join(f" · {name} {value:.1f}" for name, value in measured.items() if value is not None)
         scores += "".join(f" · {name.replace('_', ' ')} {value:.3f}" for name, value in event.scores.items())
@@ -227,18 +229,18 @@ class ProgressDisplay:
             self.say(f"    source       {source}\n    reference    {reference}\n    translation  {translation}")
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line above the bar."""
         self.console.print(text, markup=False, soft_wrap=True)
         self.console.file.flush()
 
     def stop(self) -> None:
-        """Removes the bar."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds as people say them: 48 s, 3 min 20 s, 1 h 05 min."""
+    """Format seconds as text such as "48 s", "3 min 20 s" or "1 h 05 min"."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

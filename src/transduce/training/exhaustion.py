@@ -1,4 +1,4 @@
-"""Memory or room on the disk runs out: the first is found in the first seconds, the second does not end a run."""
+"""Handling of exhausted memory, detected at the start of a run, and of a full disk, which does not end a run."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -9,13 +9,13 @@ from safetensors import SafetensorError
 
 from transduce.errors import TransduceError
 
-if TYPE_CHECKING:  # search tells that memory ran out too, and loads nothing of training for it
+if TYPE_CHECKING:  # search uses this module too and must not import training
     from transduce.training.loss import Loss
     from transduce.training.optimizer import Optimizer
 
 
 def try_batches(optimizer: "Optimizer", loss: Callable[[Any], "Loss"], batches: Sequence[Any]) -> None:
-    """Computes gradients of batches and forgets them. Nothing that decides a run's bits is touched."""
+    """Compute the gradients of batches and discard them, without changing the result of the run."""
     try:
         for batch in batches:
             optimizer.begin_batch(last=True)
@@ -27,7 +27,7 @@ def try_batches(optimizer: "Optimizer", loss: Callable[[Any], "Loss"], batches: 
 
 @contextmanager
 def telling_exhaustion(sentence: str) -> Iterator[None]:
-    """Turns running out of memory into a sentence.
+    """Raise a `TransduceError` with a message if the body of `with` runs out of memory.
 
     Raises:
         TransduceError: memory ran out.
@@ -41,23 +41,23 @@ def telling_exhaustion(sentence: str) -> Iterator[None]:
 
 
 def explaining_exhaustion(what: str, batch_tokens: int, accumulate: int) -> AbstractContextManager[None]:
-    """The same of a step, with the settings that make it smaller."""
+    """Return a context that explains exhausted memory in a training step and names the settings that reduce it."""
     return telling_exhaustion(
         f"Memory ran out with {what}: lower `training.batch_tokens` ({batch_tokens}), or raise "
-        f"`training.accumulate` ({accumulate}), which computes a step in so many parts."
+        f"`training.accumulate` ({accumulate}), which splits a step into that many micro-batches."
     )
 
 
 def explaining_a_large_model() -> AbstractContextManager[None]:
-    """The same while a model and its optimizer's state are made."""
+    """Return a context that explains exhausted memory while a model and its optimizer state are created."""
     return telling_exhaustion(
-        "Memory ran out for the model and what training keeps of each weight: lower `model.d_model`, `model.d_ff`, "
+        "Memory ran out for the model and its optimizer state: lower `model.d_model`, `model.d_ff`, "
         "the numbers of layers or `tokenizer.vocabulary_size`."
     )
 
 
 def is_exhaustion(error: BaseException) -> bool:
-    """Whether memory ran out: the processor's allocator raises a plain RuntimeError."""
+    """Return whether an error means that memory ran out; PyTorch's CPU allocator raises a plain RuntimeError."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return "DefaultCPUAllocator" in str(error) or "could not create a memory object" in str(error)
@@ -65,7 +65,7 @@ def is_exhaustion(error: BaseException) -> bool:
 
 @contextmanager
 def surviving_a_full_disk(say: Callable[[str], None], what: str) -> Iterator[None]:
-    """What cannot be written now is told, and the run goes on: it may have room the next time."""
+    """Report a failed write in the body of `with` instead of raising it, so that the run continues."""
     try:
         yield
     except TransduceError as error:
@@ -73,4 +73,4 @@ def surviving_a_full_disk(say: Callable[[str], None], what: str) -> Iterator[Non
             raise
         say(f"{error} Training goes on.")
     except (OSError, SafetensorError) as error:
-        say(f"{what} could not be written ({error}): make room or mend the folder. Training goes on.")
+        say(f"{what} could not be written ({error}): free some space or repair the folder. Training goes on.")

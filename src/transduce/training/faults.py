@@ -1,4 +1,4 @@
-"""What is kept of a step that could not be learnt from: the batch, its text, and where the first bad number arose."""
+"""Records of skipped steps: the batch, its text, and the first module or gradient with a non-finite number."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,70 +15,70 @@ from transduce.training.loss import Loss
 from transduce.training.packed_loss import nothing_recorded
 
 FOLDER = "faults"
-_MOST_FILES = 50  # of a run; later faults are told only
+_MOST_FILES = 50  # per run; later skipped steps are only reported
 _MOST_PARAMETERS = 10
 
 
 class MicroBatch(NamedTuple):
-    """A micro-batch of a step, and what came of it."""
+    """A micro-batch of a step, with its loss."""
 
     position: int
-    """Micro-batches of the run before it."""
+    """The number of micro-batches of the run before this one."""
     batch: Any
     loss: float
-    """Per target token, in nats."""
+    """Mean loss per target token, in nats."""
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where the first number that is not finite arose, when the batch was computed once more."""
+    """The first non-finite numbers found when a batch was computed once more."""
 
     module: str | None = None
-    """The first module with such an output, by its name in the model."""
+    """The name of the first module whose output was not finite."""
     parameters: list[str] = []
-    """The first parameters with such a gradient."""
+    """The names of the first parameters whose gradient was not finite."""
 
 
 class SkippedStep(NamedTuple):
-    """A step that changed nothing."""
+    """A training step that changed no weights."""
 
     step: int
     parts: Sequence[MicroBatch]
-    """Of this process."""
+    """The micro-batches of this process."""
     loss: float
-    """Of all micro-batches of all processes, per target token."""
+    """Mean loss per target token over all micro-batches of all processes."""
     limit: float
-    """The highest loss that would have been learnt from."""
+    """The highest loss that would have been accepted."""
     gradient_norm: float
     learning_rate: float
 
     @property
     def at_fault(self) -> Sequence[MicroBatch]:
-        """The micro-batches whose loss is the reason, as far as it is one."""
+        """The micro-batches whose loss caused the skip; empty if only the gradient was not finite."""
         if self.is_high:
             return [part for part in self.parts if part.loss > self.limit]
         return [part for part in self.parts if not math.isfinite(part.loss)]
 
     @property
     def suspects(self) -> Sequence[MicroBatch]:
-        """These; all of them where only the gradient tells that something is wrong."""
+        """The micro-batches to record: those with a bad loss, or all if only the gradient was not finite."""
         return self.at_fault or self.parts
 
     @property
     def is_high(self) -> bool:
-        """Whether a finite loss above the limit is the reason."""
+        """Whether the step was skipped because its finite loss exceeds the limit."""
         return math.isfinite(self.loss) and self.loss > self.limit
 
     @property
     def reason(self) -> str:
-        """For people."""
+        """Why the step was skipped, for a message."""
         if self.is_high:
-            return f"its loss of {self.loss:.4g} nats per token is above {self.limit:.4g}, far from all before it"
+            return f"its loss of {self.loss:.4g} nats per token is above the limit of {self.limit:.4g}"
         if not math.isfinite(self.loss):
             return f"its loss is {self.loss:g}"
         return f"the norm of its gradient is {self.gradient_norm:g}"
 
     def write(self, folder: Path, describe: Callable[[Any], dict[str, Any]] | None, origin: Origin) -> Path | None:
-        """Writes all of it into the run's folder; None where there are enough such files, or no room."""
+        """Write a record of the step into the run folder; None if there are too many records or the disk is full."""
         path = folder / FOLDER / f"step-{self.step:09d}.json"
         content = {
             "step": self.step,
@@ -104,18 +104,18 @@ class SkippedStep(NamedTuple):
 
 
 def _shown(number: float) -> float | str:
-    """JSON has no NaN and no infinity."""
+    """Return a number in a form that JSON can hold, which has no NaN or infinity."""
     return number if math.isfinite(number) else f"{number:g}"
 
 
 def find_origin(model: nn.Module, compute: Callable[[], Loss]) -> Origin:
-    """Computes a micro-batch once more, looking at every module's output and at every parameter's gradient.
+    """Compute a micro-batch once more and find the first non-finite module output and parameter gradients.
 
     Args:
-        model: to whose gradients this adds.
-        compute: the loss, with the same random numbers as before.
+        model: the model, to whose gradients this computation adds.
+        compute: computes the loss with the same random numbers as before.
     """
-    outputs: list[str] = []  # those of modules inside others come first
+    outputs: list[str] = []  # inner modules come before those that contain them
     gradients: list[str] = []
     with ExitStack() as hooks:
         for name, module in model.named_modules():
@@ -124,24 +124,24 @@ def find_origin(model: nn.Module, compute: Callable[[], Loss]) -> Origin:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 hooks.callback(parameter.register_hook(_watch_gradient(name, gradients)).remove)
-        # Compiled layers and recorded steps have no place for hooks.
+        # Compiled layers and recorded steps do not run hooks.
         with torch.compiler.set_stance("force_eager"), nothing_recorded():
             compute().total.backward()
     bad = [name for name, _ in model.named_parameters() if name in gradients]
     return Origin(next(iter(outputs), None), bad[:_MOST_PARAMETERS])
 
 
-def _watch_output(name: str, found: list[str]) -> Callable[[nn.Module, Any, Any], None]:
+def _watch_output(name: str, names: list[str]) -> Callable[[nn.Module, Any, Any], None]:
     def look(module: nn.Module, inputs: Any, output: Any) -> None:  # noqa: ARG001
         if isinstance(output, Tensor) and not bool(output.isfinite().all()):
-            found.append(name)
+            names.append(name)
 
     return look
 
 
-def _watch_gradient(name: str, found: list[str]) -> Callable[[Tensor], None]:
+def _watch_gradient(name: str, names: list[str]) -> Callable[[Tensor], None]:
     def look(gradient: Tensor) -> None:
         if not bool(gradient.isfinite().all()):
-            found.append(name)
+            names.append(name)
 
     return look

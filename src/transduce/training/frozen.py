@@ -1,4 +1,4 @@
-"""Weights that do not learn while others do: kept in float32 for the model folder, whatever the model computes in."""
+"""Frozen weights, kept in float32 for the model folder while other weights are trained."""
 
 from collections.abc import Mapping
 
@@ -9,21 +9,21 @@ from transduce.training.lora import merged_weights
 
 
 class FrozenWeights:
-    """The parameters of a model that need no gradient, as they are now, and the whole model that learnt ones make."""
+    """The parameters of a model that need no gradient, which complete the trained ones to a full model."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Before the model is put into another precision."""
+        """Keep the frozen parameters; call this before the model is converted to another precision."""
         self._model = model
         self._values = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
 
     @torch.no_grad()
-    def complete(self, learnt: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """All weights by the names of the ordinary model: with those that learnt, and with updates of LoRA added."""
-        return merged_weights(self._model, self._values | dict(learnt)) if self._values else dict(learnt)
+    def complete(self, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return all weights by the names of the original model: frozen ones, trained ones, and merged LoRA updates."""
+        return merged_weights(self._model, self._values | dict(trained)) if self._values else dict(trained)
 
 
 def freeze_rows(weight: nn.Parameter, rows: Tensor) -> None:
-    """Keeps these rows of a matrix (V, D): they get no gradient, and without weight decay nothing else moves them."""
+    """Freeze rows of a matrix (V, D) by zeroing their gradients, which suffices if they have no weight decay."""
     learns = torch.ones(len(weight), 1, dtype=torch.bool, device=weight.device)
     learns[rows.to(weight.device)] = False
     weight.register_hook(lambda gradient: gradient * learns)

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: it saves and leaves. A lost terminal is none of them."""
+"""Signals that ask a run to save and stop; losing the terminal is not one of them."""
 
 import contextlib
 import signal
@@ -8,14 +8,14 @@ from types import FrameType, TracebackType
 
 
 class AbandonedError(BaseException):
-    """A signal came while work was done that may be given up. As KeyboardInterrupt, it passes `except Exception`."""
+    """A signal arrived during work that can be abandoned. Like KeyboardInterrupt, it passes `except Exception`."""
 
 
 class Interruption:
-    """While entered, Ctrl-C and SIGTERM set `requested`; a second Ctrl-C stops at once, without saving.
+    """A context in which Ctrl-C and SIGTERM set `requested`; a second Ctrl-C stops at once without saving.
 
-    Of several processes none stops by itself: `torchrun` passes on a Ctrl-C that the terminal has sent already, and
-    work that they do together is not given up in the middle, where the others would wait for it.
+    None of several processes stops on its own: `torchrun` forwards a Ctrl-C that the terminal has sent already, and
+    joint work is not abandoned in the middle, where the other processes would wait.
     """
 
     def __init__(self, *, alone: bool = True) -> None:
@@ -38,13 +38,13 @@ class Interruption:
 
     @contextlib.contextmanager
     def abandoning(self, *, apart: bool = False) -> Iterator[None]:
-        """Surrounds work that leaves nothing behind until it is done; a signal ends it at once.
+        """Surround work that leaves no trace until it is complete; a signal ends it at once.
 
         Args:
-            apart: this one of several processes does it without the others, and tells them what came of it.
+            apart: this process does the work without the others and tells them the result.
 
         Raises:
-            AbandonedError: a signal has come, before or meanwhile.
+            AbandonedError: a signal arrived before or during the work.
         """
         if not (self.alone or apart):
             yield
@@ -64,15 +64,15 @@ class Interruption:
             return
         self.requested = signal.Signals(number)
         if self._abandoning:
-            self._abandoning = False  # once is enough, wherever the first one leads
+            self._abandoning = False  # raise only once, wherever the first exception is handled
             raise AbandonedError
 
 
 @contextlib.contextmanager
 def outliving_the_terminal() -> Iterator[None]:
-    """A hang-up, which the system sends when the terminal goes, ends nothing that runs in here."""
+    """Ignore the hang-up signal, which the system sends when the terminal closes, in the body of `with`."""
     if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
-        yield  # Windows has no hang-up, and only the main thread may say what signals do
+        yield  # Windows has no SIGHUP, and only the main thread may set handlers
         return
     previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

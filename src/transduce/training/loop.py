@@ -1,6 +1,7 @@
-"""The training loop: batches in, a sequence of steps, and at times a report, a validation, a checkpoint.
+"""The training loop: it takes steps, and at intervals reports, validates and saves checkpoints.
 
-It knows neither text nor translation: the loss of a batch and the validation are functions that it is handed.
+It does not depend on text or translation: the loss of a batch and the validation are functions that the caller
+passes.
 """
 
 import math
@@ -35,20 +36,20 @@ from transduce.training.surroundings import Surroundings, differences
 from transduce.training.watch import NOTHING_FINITE, LossWatch
 
 CHECKPOINTS = "checkpoints"
-_VALIDATION_SHARE = 0.08  # of the minutes, kept for validations
-_VALIDATIONS = 12  # of a run, where the user says nothing,
-_FEWEST_STEPS = 50  # but not after fewer steps than this
+_VALIDATION_SHARE = 0.08  # fraction of a time budget that is reserved for validations
+_VALIDATIONS = 12  # per run by default,
+_FEWEST_STEPS = 50  # but at least this many steps apart
 
 
 class Validator(Protocol):
-    """Measures a model on the dev set."""
+    """A function that measures a model on the dev set."""
 
     def __call__(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """The dev set under these weights."""
+        """Return the measures of the dev set with these weights."""
 
 
 class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run ended."""
+    """The state in which a run ended."""
 
     step: int
     steps: int | None
@@ -56,11 +57,11 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
     best_value: float | None
     elapsed_seconds: float
     reason: str
-    """"finished", why no better model was to be expected, or the signal that stopped it."""
+    """"finished", why no better model is to be expected, or the name of the signal that stopped the run."""
 
 
 class Trainer:
-    """One run: model, optimiser, position, and what is best so far."""
+    """A training run: the model, its optimizer, the current step and the best validation so far."""
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class Trainer:
         self._watch = LossWatch()
 
     def resume(self) -> bool:
-        """Takes up the newest sound checkpoint; False where there is none."""
+        """Resume from the newest undamaged checkpoint; return False if there is none."""
         checkpoint, refused = load_newest(self.folder / CHECKPOINTS)
         for sentence in refused:
             self.display.say(sentence)
@@ -107,17 +108,17 @@ class Trainer:
         return True
 
     def take_up(self, checkpoint: Checkpoint) -> None:
-        """Goes on from a checkpoint.
+        """Resume from a checkpoint.
 
         Raises:
-            TransduceError: it is of another model.
+            TransduceError: the checkpoint is of another model.
         """
         check_kinds(checkpoint, self.optimizer.state())
         state = checkpoint.state
         self.optimizer.load_state(checkpoint.whole, state.updates)
         self.step, self.elapsed_seconds = state.step, state.elapsed_seconds
         self.steps = self.settings.steps or state.steps
-        # What was best by another measure cannot be compared: the next validation is the best so far.
+        # A best value of another metric cannot be compared: the next validation becomes the best so far.
         same = state.best_by in (None, self.settings.best_by)
         self._selection.best = Best(
             step=state.best_step,
@@ -128,7 +129,9 @@ class Trainer:
         )
         if state.dropout_off:
             self._dropout.turn_off()
-        self._validation_due = state.validation_due or 0 < state.step == self.steps != state.steps  # the last only now
+        self._validation_due = (
+            state.validation_due or 0 < state.step == self.steps != state.steps
+        )  # the last step was extended to this one
         self._report, self._watch = state.report, state.losses
         self._compare_surroundings(state.surroundings)
 
@@ -137,14 +140,14 @@ class Trainer:
         changed = list(differences(before, now)) if before and now else []
         if changed:
             self.display.say(
-                f"The run goes on, but not bit by bit as it would have without the stop: {', '.join(changed)}."
+                f"The run continues, but not bit for bit as without the interruption: {', '.join(changed)}."
             )
 
     def run(self) -> TrainResult:
-        """Trains until the last step, until nothing improves, or until a signal comes; then saves.
+        """Train until the last step, until nothing improves, or until a signal arrives; then save.
 
         Raises:
-            TransduceError: memory or room on the disk ran out, or the loss says that training has come to nothing.
+            TransduceError: memory or disk space ran out, or training diverged.
         """
         log: Log = NO_LOG
         if self.processes.is_first:
@@ -212,7 +215,7 @@ class Trainer:
         return "finished"
 
     def _try_largest(self, interruption: Interruption) -> None:
-        """Finds out now, and not after hours, whether the memory suffices."""
+        """Compute the largest batches now, so that a lack of memory shows at once and not after hours."""
         largest = self.precautions.largest
         if largest:
             self.display.say(f"Trying the largest batch (`training.batch_tokens` {self.settings.batch_tokens:,}).")
@@ -223,10 +226,10 @@ class Trainer:
         return explaining_exhaustion(what, self.settings.batch_tokens, self.settings.accumulate)
 
     def _take_step(self, interruption: Interruption) -> tuple[list[MicroBatch], StepTotals]:
-        """One update. Returns what it learnt from: of this process, and the sums over all.
+        """Take one step; return its micro-batches in this process and its totals over all processes.
 
         Raises:
-            AbandonedError: a signal came before all gradients were there; nothing was updated.
+            AbandonedError: a signal arrived before all gradients were computed; no weight was updated.
         """
         started_at = time.monotonic()
         step, sums = self.step + 1, StepTotals()
@@ -253,7 +256,7 @@ class Trainer:
         return parts, sums
 
     def _watch_dropout(self, parts: Sequence[MicroBatch], sums: StepTotals, *, last: bool) -> None:
-        """Turns dropout off where the step's batches are told worse without it."""
+        """Disable dropout when the loss of the step's batches is higher without it than with it."""
         if self.settings.adapt_dropout and self._dropout.drops and not last:
             losses = (self._seeded_loss(part.batch, part.position) for part in parts)
             (without,) = self.processes.sum([self._dropout.likelihood_without(losses)])
@@ -261,14 +264,14 @@ class Trainer:
                 self.display.say(sentence)
 
     def _accumulate_gradient(self, number: int) -> tuple[Loss, MicroBatch]:
-        """Adds the gradient of one micro-batch of the present step."""
+        """Add the gradient of micro-batch `number` of the current step."""
         position = self.step * self.settings.accumulate + number
         batch = self.batches.batch(*divmod(position, len(self.batches)))
         self.optimizer.begin_batch(last=number == self.settings.accumulate - 1)
         loss = self._seeded_loss(batch, position)
         mean = loss.total.detach() / max(1, loss.tokens)
-        # A gradient that is not finite is what tells the optimiser, on every process, to leave this step out. Nothing
-        # is read back before the whole backward pass is on its way to the GPU.
+        # A non-finite gradient makes the optimizer skip this step in every process. No value is read back before the
+        # whole backward pass has been launched on the GPU.
         (loss.total * torch.where(mean.isfinite(), 1.0, math.nan)).backward()
         self.optimizer.collect_gradient()
         return loss, MicroBatch(position, batch, float(mean))
@@ -278,10 +281,10 @@ class Trainer:
         return self.loss(batch)
 
     def _note_skip(self, skipped: SkippedStep) -> None:
-        """Says why a step changed nothing, and keeps what it was."""
+        """Report why a step changed nothing, and write a record of it."""
         first, origin = skipped.suspects[0], Origin()
         if self.processes.count > 1 and not (skipped.at_fault or self.processes.is_first):
-            return  # the fault is another process'
+            return  # the cause lies in another process
         if self.processes.count == 1 and not skipped.is_high:
             origin = find_origin(self.model, lambda: self._seeded_loss(first.batch, first.position))
             self.optimizer.forget_gradient()
@@ -298,16 +301,16 @@ class Trainer:
             )
 
     def _decide_steps(self) -> None:
-        """Turns minutes into steps, once, when the rate is known. The number is saved with the run."""
+        """Convert `minutes` into steps, once the speed is known; the number is saved with the run."""
         if self.steps is None and self.settings.minutes is not None:
             budget_seconds = self.settings.minutes * 60.0 * (1.0 - (_VALIDATION_SHARE if self.validate else 0.0))
             within = self._clock.steps_within(budget_seconds, self.step, self.elapsed_seconds)
             self.steps = self.processes.share(within or 0, int) or None
             if self.steps is not None:
-                self.display.say(f"{self.settings.minutes:g} minutes are {self.steps:,} steps at the present rate.")
+                self.display.say(f"{self.settings.minutes:g} minutes are {self.steps:,} steps at the current speed.")
 
     def _is_due(self, every: int | None, last: bool) -> bool:
-        """Whether what happens every so many steps is due; None: twelve times a run, but at least 50 steps apart."""
+        """Return whether a periodic action is due; every=None means twelve times per run, at least 50 steps apart."""
         if every is None:
             if self.steps is None:
                 return False
@@ -323,24 +326,24 @@ class Trainer:
         self.display.report(event, self.steps, left)
 
     def _validate(self, log: Log, interruption: Interruption) -> None:
-        """Validates, and keeps the model where it is the best.
+        """Validate, and keep the model if it is the best so far.
 
         Raises:
-            AbandonedError: a signal came before the validation was complete; it will be repeated.
+            AbandonedError: a signal arrived before the validation was complete; it will be repeated.
         """
         self._validation_due = True
         if self._asked_together:
             raise AbandonedError
         weights = self.optimizer.kept_weights()
         is_done = not self.processes.is_first or self._validate_here(weights, log, interruption)
-        # `torchrun` grants 30 seconds from its signal to its kill, which a validation may take alone.
+        # `torchrun` kills 30 seconds after its signal, and a validation alone may take longer.
         if not self.processes.share(is_done, bool):
             raise AbandonedError
         self._selection.best = self.processes.share(self._selection.best, Best)
         self._validation_due = False
 
     def _validate_here(self, weights: Mapping[str, Tensor], log: Log, interruption: Interruption) -> bool:
-        """The first process' part; False where a signal came before it was complete."""
+        """Validate in the first process; return False if a signal interrupted the validation."""
         if self.validate is None:
             self._keep(weights, None)
             return True
@@ -361,7 +364,7 @@ class Trainer:
         self._selection.note(event, kept=better and self._keep(weights, event))
 
     def _keep(self, weights: Mapping[str, Tensor], event: ValidationEvent | None) -> bool:
-        """Has the model folder written; False where the disk is full, which only at the last step ends a run."""
+        """Write the model folder; return False if the disk is full, which ends a run only at its last step."""
         if self.keep_model is None:
             return True
         if self.step == self.steps:
@@ -396,5 +399,5 @@ class Trainer:
 
 
 def _seed(seed: int, position: int, rank: int) -> int:
-    """The generator's seed for one process' share of a micro-batch, distinct for every (seed, position, rank)."""
+    """Return the random seed of one process's micro-batch, distinct for every (seed, position, rank)."""
     return (seed * 0x9E3779B97F4A7C15 + position * 0xD1B54A32D192ED03 + rank * 0x8CB92BA72F3D8DD7 + 1) % 2**63

@@ -1,7 +1,7 @@
-"""LoRA: a trained matrix is the stored one plus a product of two narrow ones (Hu et al. 2022).
+"""LoRA: the trained matrix is the stored one plus the product of two narrow matrices (Hu et al. 2022).
 
-Only the narrow ones learn. The product is added into the weight where the weight is used, so every brick works as it
-is, and merging leaves an ordinary model.
+Only the narrow matrices are trained. Their product is added to the weight where the weight is used, so every module
+works unchanged, and merging leaves an ordinary model.
 Legend: O outputs, I inputs, R rank.
 """
 
@@ -22,22 +22,22 @@ _NAMES: dict[str, str] = {
     "feed-forward-inner": "inner",
     "feed-forward-outer": "outer",
 }
-"""What a projection is called in a layer."""
+"""The attribute of a layer that holds each kind of projection."""
 _ADAPTED = "parametrizations.weight.0."
 _ORIGINAL = "parametrizations.weight.original"
 
 
 class LowRankSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How a model is adapted."""
+    """Settings of LoRA."""
 
     rank: int = 8
     """R: the width of the narrow matrices."""
     alpha: float = 16.0
-    """The product is multiplied by alpha / rank."""
+    """The product of the narrow matrices is multiplied by alpha / rank."""
     projections: tuple[str, ...] = PROJECTIONS
-    """Which matrices of each layer; a model need not have all of them."""
+    """The projections of each layer to adapt; a model need not have all of them."""
     seed: int = 1
-    """Of the first values."""
+    """The random seed of the initial values."""
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -52,7 +52,7 @@ class LowRankSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 def low_rank_settings(training: ResolvedTraining) -> LowRankSettings | None:
-    """How a run adapts its model; None where the whole model learns."""
+    """Return the LoRA settings of a run; None if the whole model is trained."""
     if not training.lora_rank:
         return None
     alpha = usual_alpha(training.lora_rank).value if training.lora_alpha is None else training.lora_alpha
@@ -62,15 +62,15 @@ def low_rank_settings(training: ResolvedTraining) -> LowRankSettings | None:
 
 
 def usual_alpha(rank: int) -> Choice[float]:
-    """The updates count twice, whatever their rank."""
+    """Choose alpha as twice the rank, so that updates have the same weight for every rank."""
     return Choice(2.0 * rank, f"twice the rank ({rank})")
 
 
 class LowRankUpdate(nn.Module):
-    """W to W + (alpha / R) · up · down. At first `up` is zero, so the model is what it was."""
+    """A parametrization that maps W to W + (alpha / R) · up · down; `up` starts at zero, so the model is unchanged."""
 
     def __init__(self, weight: Tensor, settings: LowRankSettings, generator: torch.Generator) -> None:
-        """For a weight (O, I)."""
+        """Create the update of a weight (O, I)."""
         super().__init__()
         outputs, inputs = weight.shape
         self.scale = settings.alpha / settings.rank
@@ -79,23 +79,23 @@ class LowRankUpdate(nn.Module):
         self.up = nn.Parameter(weight.new_zeros(outputs, settings.rank))  # (O, R)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """The weight in use, (O, I)."""
+        """Return the adapted weight, (O, I)."""
         return weight + self.scale * (self.up @ self.down)
 
 
 def adapt(model: nn.Module, settings: LowRankSettings, *, fresh: tuple[str, ...] = ()) -> list[nn.Parameter]:
-    """Freezes a model and puts low-rank updates on its layers.
+    """Freeze a model and add low-rank updates to its layers.
 
     Args:
-        model: any of ours; it is changed.
-        settings: the rank, and where.
-        fresh: what the names of parameters begin with that learn as a whole: a head that the model did not have.
+        model: a model of this package, changed in place.
+        settings: the rank, and which projections to adapt.
+        fresh: prefixes of the names of parameters that are trained fully, such as a new output head.
 
     Returns:
-        The parameters that learn.
+        The trainable parameters.
 
     Raises:
-        TransduceError: the model has none of the layers that were asked for, or is adapted already.
+        TransduceError: the model has none of the requested projections, or is adapted already.
     """
     names = {_NAMES[name] for name in settings.projections}
     layers = [(name, module) for name, module in model.named_modules() if _is_projection(name, module, names)]
@@ -103,7 +103,7 @@ def adapt(model: nn.Module, settings: LowRankSettings, *, fresh: tuple[str, ...]
         raise TransduceError("The model has no projections that LoRA adapts: leave `training.lora_rank` out.")
     if not layers:
         raise TransduceError(
-            f"The model has no {' or '.join(settings.projections)} to adapt: choose other `training.lora_projections`."
+            f"The model has no {' or '.join(settings.projections)} to adapt: set other `training.lora_projections`."
         )
     if any(parametrize.is_parametrized(module) for _, module in layers):
         raise TransduceError("The model is adapted already: merge its updates before you adapt it again.")
@@ -112,8 +112,8 @@ def adapt(model: nn.Module, settings: LowRankSettings, *, fresh: tuple[str, ...]
     narrowest = min(min(module.weight.shape) for _, module in layers if isinstance(module, nn.Linear))
     if settings.rank > narrowest:
         raise TransduceError(
-            f"`training.lora_rank` is {settings.rank}, but a product of two matrices can have no higher rank than the "
-            f"narrowest projection is wide, {narrowest}: make it smaller."
+            f"`training.lora_rank` is {settings.rank}, but it must not exceed the width of the "
+            f"narrowest projection, {narrowest}: lower it."
         )
     generator = torch.Generator().manual_seed(settings.seed)
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -126,14 +126,14 @@ def adapt(model: nn.Module, settings: LowRankSettings, *, fresh: tuple[str, ...]
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:
-    """Parameters that learn, and all that the model has without its updates."""
+    """Return the number of trainable parameters, and of all parameters without the LoRA updates."""
     parameters = dict(model.named_parameters())
     learning = sum(parameter.numel() for parameter in parameters.values() if parameter.requires_grad)
     return learning, sum(parameter.numel() for name, parameter in parameters.items() if _ADAPTED not in name)
 
 
 def merge(model: nn.Module) -> None:
-    """Adds the updates to the weights for good: what remains is an ordinary model, which learns as a whole again."""
+    """Add the updates to the weights permanently; the model is an ordinary one again, and all of it is trainable."""
     for module in list(model.modules()):
         if parametrize.is_parametrized(module):
             parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
@@ -142,24 +142,24 @@ def merge(model: nn.Module) -> None:
 
 
 def merged_weights(model: nn.Module, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """The weights with the updates added, by the names of the ordinary model; the model stays adapted.
+    """Return the weights with the updates added, under the names of the original model, which stays adapted.
 
     Args:
-        model: where it has updates, and how much they count.
-        weights: by the names of the adapted model; None: its own.
+        model: the adapted model, which defines where updates are and how they are scaled.
+        weights: weights by the names of the adapted model; None for the model's current ones.
     """
-    found = dict(model.state_dict() if weights is None else weights)
+    merged = dict(model.state_dict() if weights is None else weights)
     for name, module in _adapted(model):
         update = module.parametrizations["weight"][0]  # type: ignore[index]
         assert isinstance(update, LowRankUpdate)
-        down, up = (found.pop(f"{name}.{_ADAPTED}{side}") for side in ("down", "up"))
-        original = found.pop(f"{name}.{_ORIGINAL}")
-        found[f"{name}.weight"] = original + update.scale * (up @ down)
-    return {name: tensor.detach().clone() for name, tensor in found.items()}
+        down, up = (merged.pop(f"{name}.{_ADAPTED}{side}") for side in ("down", "up"))
+        original = merged.pop(f"{name}.{_ORIGINAL}")
+        merged[f"{name}.weight"] = original + update.scale * (up @ down)
+    return {name: tensor.detach().clone() for name, tensor in merged.items()}
 
 
 def update_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The updates apart: small enough to keep one for each use of a model."""
+    """Return copies of the low-rank updates alone, which are small enough to keep one set per use of a model."""
     return {
         name.replace(_ADAPTED, ""): tensor.detach().clone()
         for name, tensor in model.state_dict().items()
@@ -168,18 +168,18 @@ def update_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_updates(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Puts stored updates in the place of those of an adapted model.
+    """Replace the updates of an adapted model by stored ones.
 
     Raises:
-        TransduceError: they are of a model that was adapted otherwise.
+        TransduceError: the updates belong to another model or to other settings.
     """
-    own = {name.replace(_ADAPTED, ""): tensor for name, tensor in model.state_dict().items() if _ADAPTED in name}
-    if not own:
-        raise TransduceError("The model has no updates yet: call `adapt` with the settings that these were made by.")
+    current = {name.replace(_ADAPTED, ""): tensor for name, tensor in model.state_dict().items() if _ADAPTED in name}
+    if not current:
+        raise TransduceError("The model has no updates yet: call `adapt` with the settings of the stored updates.")
     differing = sorted(
         name
-        for name in {*own, *weights}
-        if name not in own or name not in weights or own[name].shape != weights[name].shape
+        for name in {*current, *weights}
+        if name not in current or name not in weights or current[name].shape != weights[name].shape
     )
     if differing:
         raise TransduceError(
@@ -187,13 +187,13 @@ def load_updates(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
             f"{len(differing):,} tensors differ, {differing[0]} first."
         )
     with torch.no_grad():
-        for name, tensor in own.items():
+        for name, tensor in current.items():
             tensor.copy_(weights[name])
 
 
 def _is_projection(name: str, module: nn.Module, names: set[str]) -> bool:
-    place = name.split(".")
-    return isinstance(module, nn.Linear) and len(place) > 2 and place[-1] in names
+    parts = name.split(".")
+    return isinstance(module, nn.Linear) and len(parts) > 2 and parts[-1] in names
 
 
 def _adapted(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:

@@ -1,7 +1,7 @@
-"""Cross-entropy with label smoothing (section 5.4), fused with the projection to the vocabulary.
+"""Cross-entropy with label smoothing (section 5.4), fused with the output projection.
 
-Logits of a whole batch would be its largest tensor by far (4,096 × 32,000). They are made, used and dropped in chunks
-of rows; their gradient is known in closed form, so it is taken in the same pass.
+The logits of a whole batch would be its largest tensor by far (4,096 × 32,000). They are computed, used and discarded
+in chunks of rows; their gradient has a closed form and is computed in the same pass.
 Legend: N target positions, D model width, V vocabulary.
 """
 
@@ -15,22 +15,22 @@ from transduce.model.fused import Projection, training_kernels
 from transduce.model.gradient_sums import add_product, sum_of_gradients
 from transduce.training.sums import add_to
 
-# Logits at a time: on a CPU 4 MB in bfloat16, which stay in its cache, but of so many rows that adding their product to
-# the matrix' gradient, as large for one row as for many, takes little of the time. A GPU wants large products.
+# Logits per chunk: on a CPU at most 8 MB in bfloat16, which stay in its cache, but enough rows to amortize the addition
+# to the weight gradient, whose cost does not depend on the rows. A GPU needs large matrix multiplications.
 _CHUNK_ELEMENTS, _FEWEST_ROWS, _CHUNK_ELEMENTS_OF_GPU = 1 << 22, 256, 1 << 27
-_BLOCK_ROWS = 4096  # of the matrix' gradient on a CPU: the sum in float32 finds the product in the cache
-_TINY = torch.finfo(torch.float32).tiny  # no probability is taken to be less: 87 nats
+_BLOCK_ROWS = 4096  # of the weight gradient on a CPU: each block stays in the cache until it is added in float32
+_TINY = torch.finfo(torch.float32).tiny  # lower limit of probabilities: 87 nats
 
 
 class Loss(NamedTuple):
-    """Sums over target tokens, in nats. Whoever holds the whole step divides them, once."""
+    """Sums over target tokens, in nats; the caller divides them once per step."""
 
     total: Tensor
-    """What is minimised: with label smoothing. A scalar, float32 (float64 where the model is)."""
+    """The sum that is minimized, with label smoothing: a scalar, float32 (float64 if the model is)."""
     negative_log_likelihood: Tensor
-    """Without smoothing: its mean's exponential is the perplexity. The same kind of scalar, detached."""
+    """The sum without smoothing, whose mean gives the perplexity: a scalar of the same type, detached."""
     tokens: int
-    """Target tokens counted, end symbols included and padding excluded."""
+    """The number of target tokens, including end symbols and excluding padding."""
 
 
 def projected_cross_entropy(
@@ -42,14 +42,16 @@ def projected_cross_entropy(
     frozen_row: int | None = None,
     label_smoothing: float = 0.0,
 ) -> Loss:
-    """Cross-entropy of softmax(hidden · weightᵀ) against labels: (1 - ε) at the label plus ε / V everywhere.
+    """Compute the cross-entropy of softmax(hidden · weightᵀ) with labels smoothed by ε.
+
+    The target distribution is 1 - ε at the label plus ε / V everywhere.
 
     Args:
         hidden: the decoder's output, (B, T, D).
-        weight: the output matrix, (V, D).
-        labels: the pieces to predict, (B, T), `pad_id` or a negative number where there is none.
-        pad_id: the id that fills short rows; None where none does.
-        frozen_row: of the matrix, which receives no gradient and stays as it is; None where all learn.
+        weight: the output projection, (V, D).
+        labels: the tokens to predict, (B, T); `pad_id` or a negative number marks positions without a label.
+        pad_id: the padding id; None if there is no padding.
+        frozen_row: a row of the weight that gets no gradient; None if all rows are trained.
         label_smoothing: ε.
 
     Returns:
@@ -73,13 +75,15 @@ def cross_entropy_of_rows(
     frozen_row: int | None = None,
     label_smoothing: float = 0.0,
 ) -> Loss:
-    """The same where no label is padding: of rows (N, D) and labels (N,).
+    """Compute the cross-entropy with smoothed labels of rows (N, D) and labels (N,) without padding.
 
-    With `present`, (N,), those rows alone count, but all are computed: how many they are is nothing that a GPU has to
-    be asked, and `tokens` are all. Rows that are not present must be finite, and their labels pieces.
+    If `present` (N,) is set, only those rows count, but all are computed, so that a GPU need not report their number;
+    `tokens` then counts all rows. Rows that are not present must be finite, with valid token ids as labels.
     """
     if present is not None:
-        rows = rows * present.to(rows.dtype)[:, None]  # zeros give nothing to the matrix, nor to sums of rows
+        rows = (
+            rows * present.to(rows.dtype)[:, None]
+        )  # zero rows contribute nothing to the weight gradient or to sums of rows
     options = _Options(label_smoothing, frozen_row, torch.is_grad_enabled(), sum_of_gradients(weight), present)
     total, likelihood = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
         rows, weight, chosen, options
@@ -91,25 +95,26 @@ class _Options(NamedTuple):
     label_smoothing: float
     frozen_row: int | None
     recording: bool
-    """PyTorch says what needs a gradient, but not whether gradients are on: validation must not pay for them."""
+    """Whether gradients are enabled, which an autograd function cannot query; validation skips gradients."""
     weight_sum: Tensor | None
-    """Where the matrix' gradient is added, in place of being given to PyTorch."""
+    """The buffer to which the weight gradient is added, instead of returning it to PyTorch."""
     present: Tensor | None = None
-    """Which rows count, (N,); None: all."""
+    """The rows that count, (N,); None for all."""
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
-    """The gradient by the logits is softmax - (1 - ε) one-hot - ε / V. Only the first term needs a pass over them.
+    """The fused cross-entropy, which computes gradients in its forward pass.
 
-    The one-hot term picks rows of the matrix, and the constant term is a sum of its rows: both are products of size
-    N × D, as are their parts of the matrix' own gradient.
+    The gradient of the logits is softmax - (1 - ε) one-hot - ε / V; only softmax needs a pass over the logits. The
+    one-hot term selects rows of the weight, and the constant term is a sum of its rows. Both are of size N × D, as
+    are their parts of the weight's gradient.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, options: _Options) -> tuple[Tensor, Tensor]:
         hidden_learns, weight_learns = (options.recording and learns for learns in ctx.needs_input_grad[:2])
         sums = _sum_dtype(hidden)
-        at_labels, normalizers = torch.empty(2, len(hidden), 1, dtype=sums, device=hidden.device)
+        at_labels, log_sum_exps = torch.empty(2, len(hidden), 1, dtype=sums, device=hidden.device)
         hidden_gradient = torch.empty_like(hidden) if hidden_learns else None
         weight_gradient = torch.zeros_like(weight, dtype=sums) if weight_learns else None
         bounds = _chunks(len(hidden), weight)
@@ -120,21 +125,21 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             chunk = logits[: len(x)]
             projection.logits(x, chunk)
             at_labels[part] = chunk.gather(1, chosen)
-            probabilities, normalizers[part] = _softmax(chunk, at_labels[part], chosen)
+            probabilities, log_sum_exps[part] = _softmax(chunk, at_labels[part], chosen)
             if hidden_gradient is not None or weight_gradient is not None:
                 by_x = None if hidden_gradient is None else hidden_gradient[part]
                 projection.back(probabilities, x, by_x, weight_gradient)
-        likelihood = _sum_present(normalizers - at_labels, options.present)
-        log_normalizer = _sum_present(normalizers, options.present)
-        # Σ over v of -log p_v / V is the log-normaliser minus the mean logit, which is x · (mean row).
+        likelihood = _sum_present(log_sum_exps - at_labels, options.present)
+        log_sum_exp_sum = _sum_present(log_sum_exps, options.present)
+        # Σ over v of -log p_v / V is the log-sum-exp minus the mean logit, which is x · (mean row).
         total_hidden, total_row = _sum_rows(hidden), _sum_rows(weight)
-        uniform = log_normalizer - total_hidden @ total_row / len(weight)
+        uniform = log_sum_exp_sum - total_hidden @ total_row / len(weight)
         smoothing = options.label_smoothing
         if hidden_gradient is not None:
-            everywhere = (total_row * (smoothing / len(weight))).to(weight.dtype)  # (D,)
-            hidden_gradient -= (weight[labels] * (1.0 - smoothing)).add_(everywhere)
+            uniform_part = (total_row * (smoothing / len(weight))).to(weight.dtype)  # (D,)
+            hidden_gradient -= (weight[labels] * (1.0 - smoothing)).add_(uniform_part)
         if weight_gradient is not None:
-            # Σ over n of (smoothed target of n) ⊗ hidden of n.
+            # Σ over n of (smoothed target of n) ⊗ (hidden of n).
             _add_rows(weight_gradient, labels, hidden, smoothing - 1.0)
             weight_gradient -= total_hidden * (smoothing / len(weight))
             if options.frozen_row is not None:
@@ -149,24 +154,24 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         by_hidden, by_weight = ctx.saved_tensors
-        slope = gradients[0]
+        scale = gradients[0]
         if by_weight is not None and ctx.weight_sum is not None:
-            ctx.weight_sum.addcmul_(by_weight, slope.to(by_weight.dtype))
+            ctx.weight_sum.addcmul_(by_weight, scale.to(by_weight.dtype))
             by_weight = None
-        return _scaled(by_hidden, slope), _scaled(by_weight, slope), None, None
+        return _scaled(by_hidden, scale), _scaled(by_weight, scale), None, None
 
 
-def _scaled(gradient: Tensor | None, slope: Tensor) -> Tensor | None:
-    return None if gradient is None else gradient * slope.to(gradient.dtype)
+def _scaled(gradient: Tensor | None, scale: Tensor) -> Tensor | None:
+    return None if gradient is None else gradient * scale.to(gradient.dtype)
 
 
 def _sum_present(values: Tensor, present: Tensor | None) -> Tensor:
-    """Of values of rows, (N, 1), those that count."""
+    """Return the sum of the values, (N, 1), of the rows that count."""
     return values.sum() if present is None else (values * present[:, None]).sum()
 
 
 def _chunks(positions: int, weight: Tensor) -> list[slice]:
-    """Positions whose logits are made at a time: equally many, so that none are so few that kernels refuse them."""
+    """Split positions into chunks of equal size, so that no chunk is too small for the kernels."""
     if weight.device.type != "cpu":
         most = max(1, _CHUNK_ELEMENTS_OF_GPU // len(weight))
     else:
@@ -177,7 +182,7 @@ def _chunks(positions: int, weight: Tensor) -> list[slice]:
 
 
 class _LibraryProjection:
-    """See `fused.Projection`: by PyTorch."""
+    """An output projection computed by PyTorch."""
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight
@@ -203,7 +208,7 @@ def _project(hidden: Tensor, weight: Tensor) -> Projection:
 
 
 def _add_rows(total: Tensor, ids: Tensor, part: Tensor, factor: float) -> None:
-    """total[ids[n]] += factor · part[n]."""
+    """Compute total[ids[n]] += factor · part[n] for each n."""
     kernels = training_kernels()
     if kernels is not None and kernels.suits_rows(part):
         kernels.add_rows_in_place(total, ids, part, factor, None)
@@ -212,7 +217,7 @@ def _add_rows(total: Tensor, ids: Tensor, part: Tensor, factor: float) -> None:
 
 
 def _softmax(logits: Tensor, at_label: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities, (N, V), perhaps where the logits stood, and each row's log-normaliser, (N, 1)."""
+    """Return probabilities, (N, V), possibly overwriting the logits, and each row's log-sum-exp, (N, 1)."""
     kernels = training_kernels()
     if kernels is not None and kernels.suits_logits(logits):
         return logits, kernels.softmax_(logits)[:, None]
@@ -222,7 +227,7 @@ def _softmax(logits: Tensor, at_label: Tensor, labels: Tensor) -> tuple[Tensor, 
 
 
 def _sum_rows(x: Tensor) -> Tensor:
-    """(N, D) to (D,)."""
+    """Sum the rows of (N, D) to (D,)."""
     kernels = training_kernels()
     if kernels is not None and kernels.suits_rows(x):
         return kernels.sum_rows(x)
@@ -230,5 +235,5 @@ def _sum_rows(x: Tensor) -> Tensor:
 
 
 def _sum_dtype(x: Tensor) -> torch.dtype:
-    """What sums are taken in: float32, or float64 where the model computes in that."""
+    """Return the dtype of sums: float32, or float64 for a float64 model."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -1,8 +1,8 @@
-"""Muon: a matrix moves by the momentum of its gradient, made orthogonal (Jordan et al. 2024).
+"""Muon: a matrix moves by the orthogonalized momentum of its gradient (Jordan et al. 2024).
 
-The gradient of a layer's matrix has a few large singular values; what the small ones tell is lost in a step along it,
-and in Adam's, which scales each element by itself. With all singular values made nearly one, every direction that
-the gradient knows counts alike.
+The gradient of a layer's matrix has a few large singular values, which dominate a step along it; Adam scales each
+element separately and does not change that. With all singular values close to one, every direction of the gradient
+counts equally.
 """
 
 import math
@@ -17,39 +17,39 @@ from transduce.model.precision import DTYPES
 from transduce.training.processes import Processes
 from transduce.training.settings import ResolvedTraining
 
-# Odd polynomials a x + b x³ + c x⁵, one after another, that take singular values of 0.01 to 1 to 0.73 to 1.27, and make
-# smaller ones 78 times as large. Each is the best for what the one before leaves (Amsel et al. 2025, "The Polar
-# Express").
+# Odd polynomials a x + b x³ + c x⁵, applied in turn, that map singular values in [0.01, 1] into [0.73, 1.27] and
+# multiply smaller ones by 78. Each is optimal given the one before (Amsel et al. 2025, "The Polar Express").
 _POLYNOMIALS: Polynomials = ((8.0195, -22.9987, 16.899), (3.6414, -2.7254, 0.5369), (2.6684, -1.9829, 0.4533))
-_MANY_COLUMNS = 2  # times the rows: beyond, going by the Gram matrix is faster
-_MARGIN = 1.01  # for rounding: beyond 1, the first polynomial grows fast
+_MANY_COLUMNS = 2  # times the rows: above this ratio the Gram matrix is faster
+_MARGIN = 1.01  # for rounding: above 1 the first polynomial grows fast
 _LEAST_NORM, _LEAST_SCALE = 1e-30, 1e-6
-# What an element of Adam's update usually is, so that both go by one learning rate (Liu et al. 2025, "Muon is Scalable
-# for LLM Training", section 2.2).
+# The typical size of an element of Adam's update, so that both can use one learning rate (Liu et al. 2025, "Muon is
+# Scalable for LLM Training", section 2.2).
 _USUAL_UPDATE = 0.2
 
-# Of matrices that are made orthogonal at a time, about: on a CPU some for each thread; on a GPU, which takes longer to
-# be asked than to multiply, most of a model, whose room is small beside that of a step.
+# Approximate number of elements orthogonalized in one group: on a CPU several matrices per thread; on a GPU,
+# where launches take longer than multiplications, most of a model, which is small compared to a step's activations.
 _MOST_ELEMENTS, _MOST_ELEMENTS_OF_THREAD, _MOST_ELEMENTS_OF_GPU = 1 << 22, 1 << 21, 1 << 26
 
-# A weight's name and the rows of it that this process holds → the whole weight, a new one, and their first row in it.
+# Maps a weight's name and this process's rows to a copy of the complete weight and the index of the first of the rows.
 Gather = Callable[[str, Tensor], tuple[Tensor, int]]
 
 
 class Weight(NamedTuple):
-    """A parameter in which matrices stand below one another."""
+    """A parameter that consists of matrices stacked by rows."""
 
     held: torch.Size
-    """What this process holds of it."""
+    """The shape of the part that this process holds."""
     rows: tuple[int, ...]
-    """Of each matrix."""
+    """The number of rows of each matrix."""
 
 
 def orthogonalize(matrices: Tensor, scale: float = 1.0) -> Tensor:
-    """Matrices (N, R, C) with the same singular vectors, and singular values near one, times a scale.
+    """Return matrices (N, R, C) with unchanged singular vectors and singular values close to one, times `scale`.
 
-    The largest become 0.73 to 1.27, and with them all that are at least a hundredth of the fourth root of the sum of
-    all values' fourth powers. Smaller ones grow 78 fold; zero stays zero. Computed in the precision of the matrices.
+    The largest singular values become 0.73 to 1.27. So do all that are at least a hundredth of the fourth root of the
+    sum of all values' fourth powers. Smaller ones are multiplied by 78; zero stays zero. The computation uses the
+    matrices' dtype.
     """
     made = matrices.clone()
     _replace(list(made), scale, matrices.dtype)
@@ -57,7 +57,10 @@ def orthogonalize(matrices: Tensor, scale: float = 1.0) -> Tensor:
 
 
 def _replace(matrices: Sequence[Tensor], scale: float, dtype: torch.dtype) -> None:
-    """The same of matrices (R, C), wherever they are, where they stand; computed in a dtype."""
+    """Orthogonalize matrices (R, C) of equal shape in place, with singular values close to `scale`.
+
+    The computation uses `dtype`.
+    """
     kernels, (rows, columns) = training_kernels(), matrices[0].shape
     by_gram_matrix = max(rows, columns) > _MANY_COLUMNS * min(rows, columns)
     if kernels is not None and matrices[0].dtype == dtype and kernels.suits_squares(matrices):
@@ -67,7 +70,7 @@ def _replace(matrices: Sequence[Tensor], scale: float, dtype: torch.dtype) -> No
         x = torch.stack([matrix.mT for matrix in matrices] if rows > columns else list(matrices)).to(dtype)
         x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=_LEAST_NORM)
         gram = x @ x.mT
-        # Closer to the greatest singular value than ‖x‖ is, so fewer polynomials do. Zero alone is below the least.
+        # This bound on the largest singular value is tighter than ‖x‖ and saves polynomials. Only zero is clamped.
         shrink = 1.0 / (_MARGIN * gram.norm(dim=(1, 2), keepdim=True).sqrt()).clamp(min=_LEAST_SCALE)
         make = _by_gram_matrix if by_gram_matrix else _one_by_one
         found = make(x * shrink, gram * shrink.square(), scale)
@@ -75,20 +78,22 @@ def _replace(matrices: Sequence[Tensor], scale: float, dtype: torch.dtype) -> No
 
 
 def _one_by_one(x: Tensor, gram: Tensor, scale: float) -> Tensor:
-    """All polynomials of matrices (N, R, C), given x xᵀ. Three take 6 C / R + 3 times R³ multiplications."""
+    """Apply all polynomials to matrices (N, R, C), given x xᵀ; three take 6 C / R + 3 times R³ multiplications."""
     for number, (a, b, c) in enumerate(_POLYNOMIALS):
         if number:
             gram = x @ x.mT
         factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        own = scale if number == len(_POLYNOMIALS) - 1 else 1.0
-        x = torch.baddbmm(x, factor, x, beta=own * a, alpha=own)
+        output_scale = scale if number == len(_POLYNOMIALS) - 1 else 1.0
+        x = torch.baddbmm(x, factor, x, beta=output_scale * a, alpha=output_scale)
     return x
 
 
 def _by_gram_matrix(x: Tensor, gram: Tensor, scale: float) -> Tensor:
-    """The same, where rows are few: each polynomial is p(x xᵀ) x, and x xᵀ afterwards p(x xᵀ) x xᵀ p(x xᵀ), so that the
-    matrices themselves are needed at the end alone. Three take 2 C / R + 9 times R³ multiplications, x xᵀ among them.
-    All but the last product are symmetric, for they are of polynomials of one matrix.
+    """Apply all polynomials to matrices (N, R, C) with few rows, computing mostly with Gram matrices (N, R, R).
+
+    Each polynomial is p(x xᵀ) x, and x xᵀ then becomes p(x xᵀ) x xᵀ p(x xᵀ), so x itself is needed only at the end.
+    Three polynomials take 2 C / R + 9 times R³ multiplications, including x xᵀ. All but the last matrix product are
+    symmetric, since they are polynomials of one matrix.
     """
     values: list[Tensor] = []
     for number, (a, b, c) in enumerate(_POLYNOMIALS):
@@ -104,7 +109,7 @@ def _by_gram_matrix(x: Tensor, gram: Tensor, scale: float) -> Tensor:
 
 
 class Muon:
-    """The momentum of matrices that lie in a vector one after another, and the update by it."""
+    """The Muon optimizer of matrices stored one after another in a vector."""
 
     def __init__(
         self,
@@ -116,15 +121,17 @@ class Muon:
         gather: Gather | None = None,
         processes: Processes | None = None,
     ) -> None:
-        """Begins with no momentum.
+        """Start with zero momentum.
 
         Args:
-            master: float32, changed by each update: the rows that this process holds of the weights, in their order.
-            gradient: as long.
-            weights: by name.
-            settings: of the run.
-            gather: where processes hold some rows each: makes a whole weight of everybody's, and finds the own ones.
-            processes: where each holds everything, they share the work out.
+            master: float32 vector, changed by each update: the rows of the weights that this process holds, in their
+                order.
+            gradient: a vector of equal length.
+            weights: the weights by name.
+            settings: settings of the run.
+            gather: if each process holds only some rows: collects a complete weight, and the index of this process's
+                first row.
+            processes: if each process holds everything, the processes that share the work.
         """
         self.master, self.gradient = master, gradient
         self.momentum = torch.zeros_like(master)
@@ -132,20 +139,23 @@ class Muon:
         self._dtype = DTYPES[settings.precision]
         self._weights, self._gather, self._processes = weights, gather, processes or Processes()
         most = _MOST_ELEMENTS if master.device.type == "cpu" else _MOST_ELEMENTS_OF_GPU
-        if master.device.type == "cpu" and gather is None and self._processes.count == 1:  # or they had to agree
+        if (
+            master.device.type == "cpu" and gather is None and self._processes.count == 1
+        ):  # several processes must form equal groups
             most = max(most, _MOST_ELEMENTS_OF_THREAD * torch.get_num_threads())
         self._groups = _some_at_a_time(weights, self._processes.count, most)
 
     def step(self, rate: float) -> None:
-        """One update by the gradient, with Nesterov's momentum."""
+        """Update the master vector from the gradient with Nesterov momentum."""
         self.momentum.lerp_(self.gradient, 1.0 - self._decay)
         move = self.gradient.lerp(self.momentum, self._decay)
         self._make_all_orthogonal(move)
         self.master.add_(move, alpha=-rate)
 
     def find_move(self, kernels: TrainingKernels, factor: float) -> Tensor:
-        """What an update is to move the masters by, times the rate, in the dtype that the model computes in; and the
-        momentum has moved. The gradient is multiplied by a factor first.
+        """Update the momentum and return the orthogonalized update, before the learning rate, in the model's dtype.
+
+        The gradient is multiplied by `factor` first.
         """
         move = torch.empty_like(self.gradient, dtype=self._dtype)
         kernels.take_momentum(self.gradient, self.momentum, move, factor, self._decay)
@@ -153,11 +163,11 @@ class Muon:
         return move
 
     def _make_all_orthogonal(self, update: Tensor) -> None:
-        """In place."""
+        """Orthogonalize an update of all weights in place, sharing the groups among the processes."""
         sizes = [sum(self._weights[name].held.numel() for name in names) for names in self._groups]
         works = []
         for number, (names, part) in enumerate(zip(self._groups, update.split(sizes), strict=True)):
-            # Every process has the same update; one of them makes this part orthogonal, and gives it to the others.
+            # Every process has the same update; one of them orthogonalizes this part and broadcasts it.
             source = number % self._processes.count
             if source == self._processes.rank:
                 self._update_group(names, part)
@@ -167,20 +177,20 @@ class Muon:
                 work.wait()
 
     def _update_group(self, names: Sequence[str], update: Tensor) -> None:
-        """Of the weights that lie in this part of the update."""
+        """Orthogonalize the part of the update that belongs to these weights, in place."""
         parts = update.split([self._weights[name].held.numel() for name in names])
         held = {name: part.view(self._weights[name].held) for name, part in zip(names, parts, strict=True)}
         if self._gather is None:
             self._make_orthogonal(held)
             return
         gathered = {name: self._gather(name, part) for name, part in held.items()}
-        self._make_orthogonal({name: whole for name, (whole, _) in gathered.items()})
+        self._make_orthogonal({name: complete for name, (complete, _) in gathered.items()})
         for name, part in held.items():
-            whole, start = gathered[name]
-            part.copy_(whole[start : start + len(part)])
+            complete, start = gathered[name]
+            part.copy_(complete[start : start + len(part)])
 
     def _make_orthogonal(self, weights: Mapping[str, Tensor]) -> None:
-        """In place, and as large as an update should be. Matrices of one shape go together."""
+        """Orthogonalize updates in place and scale them to Adam's size; matrices of equal shape form a batch."""
         alike: dict[torch.Size, list[Tensor]] = {}
         for name, weight in weights.items():
             for matrix in weight.split(self._weights[name].rows):
@@ -190,12 +200,12 @@ class Muon:
             _replace(matrices, scale, self._dtype)
 
     def vectors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds beside the weights."""
+        """Return the optimizer state that a checkpoint stores besides the weights, by name."""
         return {"momentum": self.momentum}
 
 
 def _some_at_a_time(weights: Mapping[str, Weight], processes: int, most: int) -> list[list[str]]:
-    """Names in groups that are small beside the model, so that little is held twice, and the processes share them."""
+    """Group weight names so that a group is small compared to the model and the processes can share the groups."""
     sizes = {name: sum(weight.rows) * weight.held[1] for name, weight in weights.items()}
     most = min(most, sum(sizes.values()) // processes)
     groups: list[list[str]] = []

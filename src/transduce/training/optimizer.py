@@ -1,7 +1,8 @@
-"""A model's parameters as one flat vector, and the step that changes them.
+"""The optimizer: a model's parameters as one flat vector, and the update that changes them.
 
-The model computes with float32 or bfloat16 weights; masters, momenta and the average are float32. As everything lies
-in one vector, a step is a handful of operations, clipping takes one norm, and processes exchange few tensors.
+The model computes with float32 or bfloat16 weights; master weights, moments and the moving average are float32. Since
+everything lies in one vector, an update is a handful of operations, clipping needs one norm, and processes exchange
+few tensors.
 """
 
 import math
@@ -23,43 +24,43 @@ from transduce.training.update import FlatUpdate
 
 
 class Optimizer(Protocol):
-    """What the training loop needs: gradients of micro-batches in, one update out."""
+    """An interface of optimizers: it accumulates gradients of micro-batches and applies one update per step."""
 
     def begin_batch(self, *, last: bool) -> None:
-        """A micro-batch begins; in the last of a step the processes' gradients are added up."""
+        """Prepare for a micro-batch; during the last one of a step, gradients are summed over processes."""
 
     def collect_gradient(self) -> None:
-        """The micro-batch's backward pass is over."""
+        """Collect the gradient of the micro-batch whose backward pass has finished."""
 
     def step(self, tokens: int, rate: float, weight_decay: float = 0.0) -> float:
-        """One update; the gradient's norm per token, and nothing was updated where that is not finite."""
+        """Update the weights and return the gradient's norm per token; nothing is updated if the norm is not finite."""
 
     def forget_gradient(self) -> None:
-        """The micro-batches since the last step count for nothing."""
+        """Discard the gradients of all micro-batches since the last step."""
 
     @property
     def updates(self) -> int:
-        """Updates taken."""
+        """The number of updates taken."""
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """What this process holds of master weights, momenta and average, by kind and name."""
+        """Return the master weights, moments and average that this process holds, by kind and name."""
 
     @property
     def rows(self) -> dict[str, Rows] | None:
-        """Which rows of the whole tensors that is; None: all."""
+        """The rows of the complete tensors that this process holds; None if it holds all."""
 
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:
-        """Takes back what a checkpoint holds: whole tensors, of which it reads what it needs."""
+        """Load the state of a checkpoint; of its complete tensors, only the needed rows are read."""
 
     def kept_weights(self) -> dict[str, Tensor]:
-        """The whole weights that a model folder gets."""
+        """Return the complete weights to be written into a model folder."""
 
 
 class FlatOptimizer:
-    """Owns a model's parameters that learn: they become views into one vector of the working precision.
+    """An optimizer that turns a model's trainable parameters into views of one vector in the working precision.
 
-    Gradients are *sums* over the target tokens of micro-batches; `step` divides them once, by the tokens of the step.
-    Every process holds the whole model; `begin_batch` says when their gradients are to be added up.
+    Gradients are *sums* over the target tokens of micro-batches; `step` divides them once by the tokens of the step.
+    Every process holds the complete model.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class FlatOptimizer:
         self._parameters = parameters
         self._frozen = FrozenWeights(model)
         if dtype != torch.float32:
-            model.to(dtype)  # before there are views: recurrent cells lay their weights out anew, away from them
+            model.to(dtype)  # before views are made, since recurrent cells reallocate their weights here
         _make_views(parameters, self.working)
         collect_gradients(parameters, self.gradient)
         self._statistics, self._between_steps = RunningStatistics(model), True
@@ -91,7 +92,7 @@ class FlatOptimizer:
         self._reduction = GradientReduction(parameters, self.gradient) if several else None
 
     def begin_batch(self, *, last: bool) -> None:
-        """A micro-batch begins; in the last of a step the processes' gradients are added up."""
+        """Prepare for a micro-batch; during the last one of a step, gradients are summed over processes."""
         if self._between_steps:
             self._statistics.restore()
             self._between_steps = False
@@ -99,20 +100,20 @@ class FlatOptimizer:
             self._reduction.begin(last=last)
 
     def collect_gradient(self) -> None:
-        """The backward pass has added the micro-batch's gradient to the step's; in the last come other processes'."""
+        """Finish a micro-batch; after the last one of a step, wait for the sums over processes."""
         if self._reduction is not None:
             self._reduction.finish()
 
     def step(self, tokens: int, rate: float, weight_decay: float = 0.0) -> float:
-        """One update.
+        """Update the weights from the accumulated gradient.
 
         Args:
             tokens: target tokens of the whole step, over all micro-batches and processes.
             rate: the learning rate.
-            weight_decay: matrices are multiplied by 1 - rate × weight_decay before they move.
+            weight_decay: matrices are multiplied by 1 - rate × weight_decay before the update.
 
         Returns:
-            The norm of the gradient per token before clipping. Where it is not finite nothing was updated.
+            The norm of the gradient per token before clipping. If it is not finite, nothing was updated.
         """
         norm = norm_of(self.gradient) / tokens
         if math.isfinite(norm):
@@ -124,7 +125,7 @@ class FlatOptimizer:
         return norm
 
     def forget_gradient(self) -> None:
-        """The micro-batches since the last step count for nothing, also one whose backward pass was cut."""
+        """Discard the gradients since the last step, including that of an interrupted backward pass."""
         forget_gradients(self._parameters, self.gradient)
         self._between_steps = True
 
@@ -133,21 +134,21 @@ class FlatOptimizer:
             self.working.copy_(self.master)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Named views of master weights, momenta and average, and running statistics where the model has some."""
+        """Return named views of master weights, moments, average and, if the model has any, running statistics."""
         return self._update.state() | ({KIND: self._statistics.accepted} if self._statistics.accepted else {})
 
     @property
     def rows(self) -> None:
-        """All of them."""
+        """None, as each process holds all rows."""
         return None
 
     @property
     def updates(self) -> int:
-        """Updates taken."""
+        """The number of updates taken."""
         return self._update.updates
 
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:
-        """Takes back what `state` returned."""
+        """Load what `state` returned."""
         for kind, tensors in self._update.state().items():
             for name, tensor in tensors.items():
                 tensor.copy_(state[kind][name][:])
@@ -156,15 +157,16 @@ class FlatOptimizer:
         self._show_masters()
 
     def kept_weights(self) -> dict[str, Tensor]:
-        """What a model folder gets: the average, or the masters where there is none; and the newest statistics."""
+        """Return the weights for a model folder: the average, or else the masters, with the newest statistics."""
         return self._frozen.complete(self._update.kept) | self._statistics.accepted
 
 
 def learning_parameters(
     model: nn.Module, settings: ResolvedTraining
 ) -> tuple[dict[str, nn.Parameter], dict[str, tuple[int, ...]]]:
-    """The parameters that learn, by name, shared ones once; and of those that Muon takes, which stand last, the rows of
-    their matrices.
+    """Return the trainable parameters by name, those of Muon last, and the matrix rows of Muon's parameters.
+
+    Shared parameters are listed once.
     """
     learning = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     matrices = layer_matrices(model) if settings.optimizer == "muon" else {}

@@ -1,6 +1,6 @@
-"""Packs a batch on the processor, from the arrays as they were read, so that nobody waits for the GPU.
+"""Packing of a batch on the CPU, from the arrays as they were read, so that no step waits for the GPU.
 
-Legend: B sentences, S source length, T target length, M source pieces, N target pieces of all sentences.
+Legend: B sentences, S source length, T target length, M source tokens, N target tokens of all sentences.
 """
 
 from typing import NamedTuple
@@ -14,46 +14,46 @@ from transduce.model.packing import PackedBatch, Packing
 
 Ids = NDArray[np.int64]
 
-# Of rooms for pieces, between two powers of two: a 32nd is empty on average. Steps of training have about as many
-# target pieces all of them, for which rooms fit better.
+# Capacity steps between two powers of two: a 32nd of the capacity is unused on average. Training steps have similar
+# numbers of target tokens, for which finer steps fit better.
 _STEPS, _TARGET_STEPS = 32, 64
 _LEAST_STEP, _LEAST_LENGTH = 64, 16
 
 
 class PackedSize(NamedTuple):
-    """Of a packed batch: all that a recorded step goes by."""
+    """The sizes of a packed batch, on which alone a recorded step depends."""
 
     sentences: int
     source: int
-    """M."""
+    """M, the number of source tokens."""
     target: int
-    """N."""
+    """N, the number of target tokens."""
     longest: tuple[int, int]
-    """Pieces of a source, and of a target, at most."""
+    """The length of the longest source and of the longest target, in tokens."""
     counted: bool = False
-    """Whether it is told how many of the target's pieces there are: rooms are larger."""
+    """Whether the batch stores its number of target tokens, since the buffers are larger."""
 
 
 class LaidOut(NamedTuple):
-    """A batch as a GPU is given it: in one copy, in place of ten."""
+    """A batch as one array, which is copied to a GPU at once instead of as ten tensors."""
 
     numbers: Ids
     size: PackedSize
 
 
 def lay_out(source: Ids, target: Ids, *, pad_id: int, start_id: int, rooms_for: int | None = None) -> LaidOut | None:
-    """A batch without its padding.
+    """Return a batch without its padding.
 
     Args:
         source: (B, S), padded at the right.
-        target: (B, T), likewise.
-        pad_id: fills short rows.
-        start_id: what the decoder is given first.
-        rooms_for: where batches are to come in few sizes: how long a sentence may be at all. What is left of a room is
-            filled with sentences of padding, which do not count. None: as large as the batch is.
+        target: (B, T), padded at the right.
+        pad_id: the padding id.
+        start_id: the first input of the decoder.
+        rooms_for: if batches must have few distinct sizes: the greatest permitted sentence length. Unused capacity is
+            filled with sentences of padding, which do not count. None: the sizes are exact.
 
     Returns:
-        None where a sentence has no piece, or padding in between.
+        None if a sentence is empty or has padding between tokens.
     """
     sources, targets = _Side.of(source, pad_id), _Side.of(target, pad_id)
     if sources is None or targets is None:
@@ -63,28 +63,28 @@ def lay_out(source: Ids, target: Ids, *, pad_id: int, start_id: int, rooms_for: 
     longest = int(sources.counts.max()), int(targets.counts.max())
     if rooms_for is None:
         size = PackedSize(len(source), len(ids[0]), len(ids[1]), longest)
-        return LaidOut(_joined(ids, sources.counts, targets.counts), size)
-    room = max(*longest, min(rooms_for, max(_LEAST_LENGTH, _power_of_2(max(longest)))))
-    size = _rooms(len(source), len(ids[0]), len(ids[1]), room)
+        return LaidOut(_concatenated(ids, sources.counts, targets.counts), size)
+    capacity_length = max(*longest, min(rooms_for, max(_LEAST_LENGTH, _power_of_2(max(longest)))))
+    size = _padded_size(len(source), len(ids[0]), len(ids[1]), capacity_length)
     empty = size.source - len(ids[0]), size.target - len(ids[1])
     ends = empty[0], empty[1], empty[1]
     ids = [np.pad(each, (0, end), constant_values=pad_id) for each, end in zip(ids, ends, strict=True)]
-    # A filler's target looks at its source, which so must have a piece: `_rooms` leaves as many.
-    fillers = max(-(-left // room) for left in empty)
-    nobody = np.zeros(size.sentences - len(source) - fillers, np.int64)
-    source_counts = np.concatenate([sources.counts, _shares(empty[0], fillers), nobody])
-    target_counts = np.concatenate([targets.counts, _shares(empty[1], fillers), nobody])
-    return LaidOut(np.append(_joined(ids, source_counts, target_counts), len(targets.places)), size)
+    # A filler's target attends to its source, which must have a token: `_padded_size` leaves enough.
+    fillers = max(-(-left // capacity_length) for left in empty)
+    no_tokens = np.zeros(size.sentences - len(source) - fillers, np.int64)
+    source_counts = np.concatenate([sources.counts, _shares(empty[0], fillers), no_tokens])
+    target_counts = np.concatenate([targets.counts, _shares(empty[1], fillers), no_tokens])
+    return LaidOut(np.append(_concatenated(ids, source_counts, target_counts), len(targets.offsets)), size)
 
 
 def unpack(numbers: Tensor, size: PackedSize) -> PackedBatch:
-    """What was laid out, once it is where it is wanted; nothing waits for its values."""
-    source, target, labels, *others = numbers.split(_lengths(size))
+    """Split a laid-out batch into the tensors of a packed batch, on its device, without waiting for its values."""
+    source, target, labels, *rest = numbers.split(_lengths(size))
     packings = [
         Packing(starts.to(torch.int32), counts.to(torch.int32), positions, longest)
-        for (positions, starts, counts), longest in zip((others[:3], others[3:6]), size.longest, strict=True)
+        for (positions, starts, counts), longest in zip((rest[:3], rest[3:6]), size.longest, strict=True)
     ]
-    present = torch.arange(size.target, device=numbers.device) < others[6] if size.counted else None
+    present = torch.arange(size.target, device=numbers.device) < rest[6] if size.counted else None
     return PackedBatch(source[None], packings[0], target[None], packings[1], labels[None], present)
 
 
@@ -95,13 +95,16 @@ def _lengths(size: PackedSize) -> list[int]:
 
 
 class _Side(NamedTuple):
-    places: Ids
-    """Of every piece in the padded batch, flattened."""
+    """The tokens of the sources or of the targets of a padded batch."""
+
+    offsets: Ids
+    """The offset of each token in the flattened padded batch."""
     counts: Ids
-    """Pieces of each sentence, (B,)."""
+    """The number of tokens of each sentence, (B,)."""
 
     @staticmethod
     def of(ids: Ids, pad_id: int) -> "_Side | None":
+        """Return the tokens of a padded batch; None if a sentence is empty or has padding between tokens."""
         present = ids != pad_id
         counts = present.sum(axis=1)
         if not len(ids) or counts.min() < 1 or not np.array_equal(present, np.arange(ids.shape[1]) < counts[:, None]):
@@ -109,11 +112,12 @@ class _Side(NamedTuple):
         return _Side(np.flatnonzero(present), counts)
 
     def take(self, ids: Ids) -> Ids:
-        return ids.ravel()[self.places]
+        """Return the tokens of a padded array as one vector."""
+        return ids.ravel()[self.offsets]
 
 
-def _joined(ids: list[Ids], *counts: Ids) -> Ids:
-    """As `unpack` cuts it: ids, and of each side positions, starts and counts."""
+def _concatenated(ids: list[Ids], *counts: Ids) -> Ids:
+    """Return the ids and, for each side, positions, starts and counts as one vector, which `unpack` splits."""
     parts = list(ids)
     for each in counts:
         starts = np.cumsum(each) - each
@@ -121,21 +125,22 @@ def _joined(ids: list[Ids], *counts: Ids) -> Ids:
     return np.concatenate(parts)
 
 
-def _rooms(sentences: int, source: int, target: int, longest: int) -> PackedSize:
-    """Rooms for so many sentences and pieces, and for sentences of so many."""
-    targets = _room(target, _TARGET_STEPS)
-    sources = _room(source + -(-(targets - target) // longest), _STEPS)
+def _padded_size(sentences: int, source: int, target: int, longest: int) -> PackedSize:
+    """Return capacities for a number of sentences and tokens, with filler sentences of length `longest`."""
+    targets = _rounded_up(target, _TARGET_STEPS)
+    sources = _rounded_up(source + -(-(targets - target) // longest), _STEPS)
     fillers = max(-(-left // longest) for left in (targets - target, sources - source))
     return PackedSize(_power_of_2(sentences + fillers), sources, targets, (longest, longest), counted=True)
 
 
-def _room(pieces: int, steps: int) -> int:
-    step = max(_LEAST_STEP, _power_of_2(pieces) // (2 * steps))
-    return -(-pieces // step) * step
+def _rounded_up(tokens: int, steps: int) -> int:
+    """Round a number of tokens up to a capacity."""
+    step = max(_LEAST_STEP, _power_of_2(tokens) // (2 * steps))
+    return -(-tokens // step) * step
 
 
 def _shares(total: int, count: int) -> Ids:
-    """So many numbers, as equal as they can be, the larger ones first."""
+    """Split `total` into `count` numbers that differ by at most one, larger ones first."""
     return np.full(count, total // max(1, count)) + (np.arange(count) < total % max(1, count))
 
 

@@ -1,6 +1,6 @@
-"""The loss of a packed batch, where kernels want batches like that; each is computed by itself, or recorded.
+"""The loss of a packed batch, for kernels that need packed batches; a step runs directly or as a recorded CUDA graph.
 
-Legend: N target pieces of all sentences.
+Legend: N target tokens of all sentences.
 """
 
 from collections.abc import Iterator
@@ -20,14 +20,14 @@ from transduce.training.packed import LaidOut, lay_out, unpack
 
 
 class _Recording:
-    """Whether anybody looks at what goes on inside a step, which a recorded one shows nobody."""
+    """A switch that disables recorded steps while hooks must see every operation."""
 
     is_watched = False
 
 
 @contextmanager
 def nothing_recorded() -> Iterator[None]:
-    """In the body of `with`, hooks of modules and gradients see every batch."""
+    """Disable recorded steps in the body of `with`, so that hooks of modules and gradients run."""
     before, _Recording.is_watched = _Recording.is_watched, True
     try:
         yield
@@ -39,19 +39,19 @@ class PackedLoss:
     """Teacher-forced cross-entropy of a Transformer, summed over the target tokens."""
 
     def __init__(self, model: Transformer, label_smoothing: float, *, record: bool = False) -> None:
-        """Of a model, in training or not; `record`: steps of training are recorded, of one process alone."""
+        """Compute the loss of a model; `record` replays training steps as CUDA graphs, in a single process only."""
         self._model, self._label_smoothing, self._records = model, label_smoothing, record
         self._recorder: LossRecorder | None = None
-        self._ahead: WeakKeyDictionary[Batch, LaidOut] = WeakKeyDictionary()
+        self._prefetched: WeakKeyDictionary[Batch, LaidOut] = WeakKeyDictionary()
 
     def __call__(self, batch: Batch) -> Loss | None:
-        """None where the batch is better left as it is."""
+        """Return the loss of a batch; None if packing does not suit the batch."""
         model = self._model
         packed = _packed_attention(model, batch)
         if packed is None:
             return None
         records = self._records and not _Recording.is_watched and model.training and torch.is_grad_enabled()
-        laid = self._ahead.pop(batch, None)
+        laid = self._prefetched.pop(batch, None)
         if laid is None or laid.size.counted != records:
             laid = self._lay_out(batch, in_rooms=records)
         if laid is None:
@@ -62,11 +62,11 @@ class PackedLoss:
         return self._loss(unpack(to_device(laid.numbers, model.source_weight.device), laid.size))
 
     def look_ahead(self, batch: Batch) -> None:
-        """Lays a batch of training out before it is computed; see `ahead.LooksAhead`."""
+        """Pack a training batch before it is computed; this implements `ahead.LooksAhead`."""
         if _packed_attention(self._model, batch) is not None:
             laid = self._lay_out(batch, in_rooms=self._records)
             if laid is not None:
-                self._ahead[batch] = laid
+                self._prefetched[batch] = laid
 
     def _lay_out(self, batch: Batch, *, in_rooms: bool) -> LaidOut | None:
         config = self._model.config
@@ -93,7 +93,7 @@ class PackedLoss:
 
 
 def _packed_attention(model: Transformer, batch: Batch) -> PackedAttention | None:
-    """By which kernels a packed batch is computed; None where it is not to be packed."""
+    """Return the kernels for packed batches; None if the batch must not be packed."""
     kernels = training_kernels()
     packed = None if kernels is None else kernels.packed
     longest = max(batch.source.shape[1], batch.target.shape[1])

@@ -1,4 +1,4 @@
-"""What a run can use against trouble. None of it changes a bit of what is learnt."""
+"""Safeguards of a training run; none of them changes what is learned."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from transduce.training.surroundings import Surroundings
 
 
 class Precautions(msgspec.Struct, frozen=True, kw_only=True):
-    """Whoever starts a run knows its corpus and its machine; the loop does not."""
+    """Safeguards from the caller of the training loop, who knows the corpus and the machine."""
 
     largest: Sequence[Any] = ()
     """Batches of the sizes that need most memory, tried before the first step."""
     describe: Callable[[Any], dict[str, Any]] | None = None
-    """A batch as JSON that a person can read, for the file of a fault."""
+    """A function that describes a batch as readable JSON, for the record of a skipped step."""
     surroundings: Surroundings | None = None
-    """What the run is computed with; stored, and compared on resume."""
+    """The run's environment, which is stored and compared on resume."""

@@ -1,7 +1,6 @@
-"""The processes that train one model together: who this one is, and how they speak to each other.
+"""The processes that train one model together, and their communication.
 
-`torchrun` starts them and tells each its rank in the environment. A run of one process needs none of this, and every
-method then does nothing.
+`torchrun` starts them and passes each its rank in the environment. With a single process every method is a no-op.
 """
 
 import datetime
@@ -22,7 +21,7 @@ T = TypeVar("T")
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # One process may prepare a corpus or validate for hours, while the others wait for it.
 _LONGEST_WAIT = datetime.timedelta(days=7)
-# Gradients lie on the GPUs; the few numbers by which all decide alike are the processor's, which NCCL does not take.
+# Gradients lie on GPUs; the few numbers that processes must agree on lie on the CPU, which NCCL does not support.
 _GPU_BACKENDS = "cpu:gloo,cuda:nccl"
 
 
@@ -32,16 +31,16 @@ class Processes:
     def __init__(self, rank: int = 0, count: int = 1, *, local_rank: int = 0, local_count: int = 1) -> None:
         self.rank = rank
         self.count = count
-        self.local_rank = local_rank  # of those on this machine
+        self.local_rank = local_rank  # among those on this machine
         self.local_count = local_count
 
     @property
     def is_first(self) -> bool:
-        """Whether this process prepares, validates, reports and saves."""
+        """Whether this process prepares data, validates, reports and saves."""
         return self.rank == 0
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """The sum over all processes of each value, in float64; the same numbers in every process."""
+        """Return each value's sum over all processes, in float64, equal in every process."""
         if self.count == 1:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64, device="cpu")
@@ -49,11 +48,11 @@ class Processes:
         return [float(value) for value in total.tolist()]
 
     def share(self, value: T, kind: type[T]) -> T:
-        """What the first process has, in all of them. The others wait for it, however long it takes.
+        """Return the first process's value in every process; the others wait for it without a time limit.
 
         Args:
-            value: of a type that is written as JSON; only the first process' counts.
-            kind: that type.
+            value: a value that can be written as JSON; only that of the first process counts.
+            kind: the type of the value.
         """
         if self.count == 1:
             return value
@@ -65,37 +64,37 @@ class Processes:
         return msgspec.json.decode(received.numpy().tobytes(), type=kind)
 
     def begin_to_give(self, tensor: Tensor, source: int) -> dist.Work | None:
-        """Begins to give all processes what one of them has in a tensor, which must be left alone until that is done.
+        """Start to broadcast a tensor from one process; the tensor must not be used until that is complete.
 
         Args:
-            tensor: as long in all of them; changed in all others.
-            source: the rank of the one that has it.
+            tensor: of equal shape in all processes; overwritten in all but the source.
+            source: the rank of the sender.
 
         Returns:
-            What to wait for; None where there is one process alone.
+            A handle to wait for; None if there is a single process.
         """
         return None if self.count == 1 else dist.broadcast(tensor, src=source, async_op=True)
 
     def wait(self) -> None:
-        """Returns when all processes have come here."""
+        """Wait until all processes have called this."""
         if self.count > 1:
             dist.barrier(group=_patient_group())
 
     def leave(self) -> None:
-        """Ends the connection."""
+        """Close the connections to the other processes."""
         if self.count > 1 and dist.is_initialized():
             dist.destroy_process_group()
             _groups.clear()
 
 
 def join_processes(device: str) -> Processes:
-    """The processes that `torchrun` started with this one, or this one alone.
+    """Connect to the processes that `torchrun` started with this one; return this one alone if there are none.
 
     Args:
-        device: "cpu" or "cuda"; on a GPU each process of a machine takes the one of its local rank.
+        device: "cpu" or "cuda"; each process of a machine uses the GPU of its local rank.
 
     Raises:
-        TransduceError: the environment is incomplete, or the others cannot be reached.
+        TransduceError: the environment is incomplete.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return Processes()
@@ -114,7 +113,7 @@ def join_processes(device: str) -> Processes:
 
 
 def joined_processes() -> Processes:
-    """Those that `join_processes` has found before, or this one alone."""
+    """Return the processes that `join_processes` has connected, or this one alone."""
     if not dist.is_available() or not dist.is_initialized():
         return Processes()
     return join_processes("cpu")
@@ -122,11 +121,11 @@ def joined_processes() -> Processes:
 
 @contextmanager
 def explaining_lost_processes() -> Iterator[None]:
-    """One sentence, of the first process, where another has ended; the others leave in silence.
+    """Replace errors in the body of `with` by one message in the first process if another process has ended.
 
     Raises:
         TransduceError: in the first process.
-        SystemExit: in the others.
+        SystemExit: in the others, without a message.
     """
     try:
         yield
@@ -137,8 +136,8 @@ def explaining_lost_processes() -> Iterator[None]:
         if not processes.is_first:
             raise SystemExit(1) from error
         raise TransduceError(
-            f"One of the {processes.count} processes has ended, and so does this one: see what it said above, then go "
-            "on with --resume."
+            f"One of the {processes.count} processes has ended, so this one stops too. Read its message above, then "
+            "continue with --resume."
         ) from error
 
 
@@ -151,7 +150,7 @@ _groups: list[dist.ProcessGroup] = []
 
 
 def _patient_group() -> dist.ProcessGroup:
-    """A group over gloo: a wait in NCCL would keep the GPU busy."""
+    """Return a gloo group with a long timeout; waiting in NCCL would keep the GPU busy."""
     if not _groups:
         _groups.append(dist.new_group(backend="gloo", timeout=_LONGEST_WAIT))
     return _groups[0]

@@ -1,4 +1,4 @@
-"""How far a step moves the weights, and how far it shrinks them: pure functions of the settings and the step."""
+"""The learning rate and weight decay of a step: pure functions of the settings and the step."""
 
 from functools import cache
 from typing import NamedTuple
@@ -7,26 +7,26 @@ from transduce.training.clock import open_steps
 from transduce.training.schedule import ScheduleName, learning_rate
 from transduce.training.settings import ResolvedTraining
 
-# With Muon the decay is such that rate × decay adds up to this over a run.
+# With Muon, learning rate × weight decay adds up to this over a run,
 TOTAL_DECAY = 1.3
-# And up to this in a single step, which in a run of a few steps comes first.
+# but to at most this in a single step, which limits it in runs of few steps.
 MOST_DECAY = 0.1
 _MOST_ADDED = 1_000_000
 
 
 class Rates(NamedTuple):
-    """Of one step."""
+    """The learning rate and weight decay of one step."""
 
     learning_rate: float
     weight_decay: float
-    """A matrix is multiplied by 1 - learning_rate × weight_decay."""
+    """Each matrix is multiplied by 1 - learning_rate × weight_decay."""
 
 
 def rates_of_step(step: int, settings: ResolvedTraining, steps: int | None) -> Rates:
-    """The rates of a step, counted from 1.
+    """Return the learning rate and weight decay of a step, counted from 1.
 
-    Where the settings leave the decay to the number of steps, nothing decays before that is known, and in a run of
-    minutes it counts as known after its `open_steps` only.
+    If the settings derive the decay from the number of steps, the decay is 0 while that number is unknown. In a run
+    with a time budget the number counts as unknown during the first `open_steps`.
     """
     if settings.minutes is not None and steps is not None and step <= open_steps(steps):
         steps = None
@@ -39,12 +39,12 @@ def rates_of_step(step: int, settings: ResolvedTraining, steps: int | None) -> R
 
 @cache
 def decay_over(steps: int, *, schedule: ScheduleName, peak: float, warmup_steps: int) -> float:
-    """The constant weight decay that, times the rate, adds up to `TOTAL_DECAY` over all steps of a run.
+    """Return the constant weight decay that, times the learning rate, adds up to `TOTAL_DECAY` over a run.
 
-    So random weights are left with a quarter of their size at its end, whether it is short or long, but for runs of a
-    few steps, as none takes more than `MOST_DECAY`.
+    Random initial weights then shrink to a quarter by the end of the run, whatever its length. No step decays by more
+    than `MOST_DECAY`, which limits runs of few steps.
     """
-    stride = -(-steps // _MOST_ADDED)  # of a longer run, the middle of each stretch stands for all of it
+    stride = -(-steps // _MOST_ADDED)  # long runs are sampled at the middle of each stretch
     rates = [
         learning_rate(step, schedule=schedule, peak=peak, warmup_steps=warmup_steps, steps=steps)
         for step in range(1 + stride // 2, steps + 1, stride)

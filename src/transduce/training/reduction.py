@@ -1,12 +1,12 @@
-"""Adds up the gradient over processes that each hold the whole model, while the backward pass still runs.
+"""Sums of gradients over processes that each hold the whole model, overlapped with the backward pass.
 
-The gradient is one flat vector, cut into chunks of a few million elements. The backward pass completes parameters one
-by one, the last of the vector first, more or less; when a chunk and all behind it are complete, the chunk's sum over
-the processes starts, and goes on beside the rest of the pass. Sums are paired by their order, so it must be the same in
-all processes, whichever way each takes through the model.
+The gradient is one flat vector, cut into chunks of a few million elements. The backward pass completes parameters
+roughly from the last to the first. When a chunk and all chunks after it are complete, its sum over the processes
+starts and runs during the rest of the pass. Sums are matched by their order, so the order must be the same in all
+processes, whichever path each takes through the model.
 
-PyTorch's DistributedDataParallel does the same with buckets of its own, into which it copies gradients and
-out again; here they lie in the vector already, and are summed in float32 although the model computes in bfloat16.
+PyTorch's DistributedDataParallel does the same with separate buckets, into which it copies gradients. Here gradients
+lie in the vector already and are summed in float32 although the model computes in bfloat16.
 """
 
 from collections.abc import Sequence
@@ -16,16 +16,17 @@ from torch import Tensor, nn
 
 from transduce.model.gpu.recording import is_recording
 
-_CHUNK_ELEMENTS = 4_000_000  # 16 MB: large enough for the network's full rate, small enough to begin early
+_CHUNK_ELEMENTS = 4_000_000  # 16 MB: large enough for full network bandwidth, small enough to start early
 
 
 class GradientReduction:
-    """Sums over processes the vector to which micro-batches add their gradients, in the last of a step.
+    """A sum over processes of the vector that accumulates gradients, taken in the last micro-batch of a step.
 
     Args:
-        parameters: in the order in which they lie in the vectors.
-        gradient: the step's sum, float32; the hooks that add parameters' gradients to it were registered before these.
-        chunk_elements: of one sum over the processes, at least.
+        parameters: the parameters in the order of the vector.
+        gradient: the accumulated gradient, float32; hooks that add gradients to it must be registered before this
+            object is created.
+        chunk_elements: minimum size of one sum over the processes.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class GradientReduction:
         self.bounds = _chunks([p.numel() for p in parameters], chunk_elements)
         self._sending = False
         self._missing: list[int] = []
-        self._left = 0  # chunks whose sums have not begun: the first ones
+        self._left = 0  # number of chunks whose sums have not started, always the first ones
         self._works: list[dist.Work] = []
         ends = [stop for _, stop in self.bounds]
         self._parameters_in = [0] * len(ends)
@@ -50,13 +51,13 @@ class GradientReduction:
             position += parameter.numel()
 
     def begin(self, *, last: bool) -> None:
-        """A micro-batch begins; in the last of a step, gradients are summed as they become complete."""
+        """Prepare for a micro-batch; in the last one of a step, gradients are summed as they are completed."""
         self._sending = last
         self._missing, self._left = list(self._parameters_in), len(self.bounds)
 
     def finish(self) -> None:
-        """The micro-batch's backward pass is over; in the last, returns when all sums are there."""
-        self._missing = [0] * len(self.bounds)  # parameters that played no part, or a pass that was recorded before
+        """End a micro-batch after its backward pass; in the last one, wait for all sums."""
+        self._missing = [0] * len(self.bounds)  # some parameters may be unused, or the pass may be a replay
         self._begin_sums()
         for work in self._works:
             work.wait()
@@ -65,7 +66,7 @@ class GradientReduction:
     def _completed(self, chunk: int):  # type: ignore[no-untyped-def]
         def hook(_: Tensor) -> None:
             if is_recording(self.gradient.device):
-                return  # there is no gradient yet
+                return  # a graph is being recorded and no gradient is computed yet
             self._missing[chunk] -= 1
             self._begin_sums()
 
@@ -82,7 +83,7 @@ class GradientReduction:
 
 
 def _chunks(sizes: Sequence[int], least: int) -> list[tuple[int, int]]:
-    """Bounds of chunks of whole parameters, each of at least so many elements, the last excepted."""
+    """Return the bounds of chunks of complete parameters, each of at least `least` elements but possibly the last."""
     bounds, start, stop = [], 0, 0
     for size in sizes:
         stop += size

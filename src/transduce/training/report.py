@@ -1,4 +1,4 @@
-"""Sums over the steps since the last report, which become its means."""
+"""Sums over the steps since the last report, from which its means are computed."""
 
 import math
 
@@ -8,24 +8,27 @@ from transduce.training.events import TrainEvent
 
 
 class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Stored with each checkpoint, so that a report that spans a stop is a mean over all its steps."""
+    """Sums over steps, stored in each checkpoint so that a report that spans an interruption covers all its steps."""
 
     steps: int = 0
     skipped: int = 0
     tokens: int = 0
-    """Target tokens of all steps,"""
+    """Target tokens of all steps."""
     learnt_tokens: int = 0
-    """and of those that changed the weights. The following are sums over these only."""
+    """Target tokens of the steps that changed the weights."""
     total: float = 0.0
+    """Summed loss of the steps that changed the weights."""
     likelihood: float = 0.0
+    """Summed negative log-likelihood of the steps that changed the weights."""
     norms: float = 0.0
+    """Summed gradient norms of the steps that changed the weights."""
     seconds: float = 0.0
-    """Of all steps."""
+    """Duration of all steps."""
     rate: float = 0.0
     """The last learning rate."""
 
     def add(self, tokens: int, total: float, likelihood: float, norm: float, rate: float, seconds: float) -> None:
-        """A step. One that was skipped counts as time, and in no mean."""
+        """Add a step; a skipped one (non-finite `norm`) counts as time but not in the means."""
         self.steps += 1
         self.tokens += tokens
         self.seconds += seconds
@@ -39,19 +42,19 @@ class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         self.norms += norm
 
     def text(self) -> str:
-        """Loss and rate so far, for the bar."""
+        """Return loss and speed so far, for the progress bar."""
         if not self.learnt_tokens:
             return ""
         return f"loss {self.total / self.learnt_tokens:.3f} · {self._tokens_per_second():,.0f} tokens/s"
 
     def event(self, step: int, epoch: float, elapsed_seconds: float) -> TrainEvent:
-        """The means."""
-        learnt = self.learnt_tokens or math.nan
+        """Return the report with the means over the steps."""
+        learned = self.learnt_tokens or math.nan
         return TrainEvent(
             step=step,
             epoch=round(epoch, 4),
-            loss=self.total / learnt,
-            perplexity=math.exp(min(self.likelihood / learnt, 100.0)),
+            loss=self.total / learned,
+            perplexity=math.exp(min(self.likelihood / learned, 100.0)),
             learning_rate=self.rate,
             gradient_norm=self.norms / (self.steps - self.skipped or math.nan),
             tokens_per_second=self._tokens_per_second(),
@@ -60,4 +63,4 @@ class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         )
 
     def _tokens_per_second(self) -> float:
-        return self.tokens / max(self.seconds, 1e-9)  # some systems' clocks stand still for 16 ms
+        return self.tokens / max(self.seconds, 1e-9)  # some clocks have a resolution of 16 ms

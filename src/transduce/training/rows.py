@@ -1,4 +1,4 @@
-"""Tensors that lie in parts: one part in each process, or in each file of a checkpoint."""
+"""Tensors cut by rows: one part in each process, or in each file of a checkpoint."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,22 +11,22 @@ from torch import Tensor
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """Which rows of a whole tensor a part is."""
+    """The rows of a complete tensor that a part holds."""
 
     start: int
     whole: list[int]
-    """The shape of the tensor that they are part of."""
+    """The shape of the complete tensor."""
 
 
 class Sliceable(Protocol):
-    """A tensor, or what reads one from files."""
+    """An interface of tensors in memory or in files whose rows can be read."""
 
     @property
     def shape(self) -> Sequence[int]:
-        """Its shape."""
+        """The shape of the tensor."""
 
     def __getitem__(self, rows: slice, /) -> Tensor:
-        """These rows of it."""
+        """Return a range of rows."""
 
 
 class _Part(NamedTuple):
@@ -36,7 +36,7 @@ class _Part(NamedTuple):
 
 
 class StoredTensor:
-    """A tensor whose rows lie in several files; those that are asked for are read."""
+    """A tensor whose rows lie in several files and are read on demand."""
 
     def __init__(self, name: str, shape: Sequence[int]) -> None:
         self.name = name
@@ -44,27 +44,27 @@ class StoredTensor:
         self.parts: list[_Part] = []
 
     def __getitem__(self, rows: slice, /) -> Tensor:
-        """These rows, of which there is at least one file with each."""
+        """Read a range of rows from the files that hold them."""
         start, stop, _ = rows.indices(self.shape[0])
-        found = []
+        parts = []
         for part in self.parts:
             first, last = max(start, part.start), min(stop, part.stop)
             if first < last:
                 with safe_open(part.path, framework="pt") as file:
-                    found.append(file.get_slice(self.name)[first - part.start : last - part.start])
-        return torch.cat(found) if found else torch.empty(0, *self.shape[1:])
+                    parts.append(file.get_slice(self.name)[first - part.start : last - part.start])
+        return torch.cat(parts) if parts else torch.empty(0, *self.shape[1:])
 
 
 def open_parts(paths: Sequence[Path]) -> dict[str, StoredTensor]:
-    """The tensors of which these files hold the rows, by name."""
-    found: dict[str, StoredTensor] = {}
+    """Return the tensors whose rows the files hold, by name."""
+    tensors: dict[str, StoredTensor] = {}
     for path in paths:
         with safe_open(path, framework="pt") as file:
             for name, encoded in (file.metadata() or {}).items():
                 rows = msgspec.json.decode(encoded, type=Rows)
                 length = file.get_slice(name).get_shape()[0]
-                tensor = found.setdefault(name, StoredTensor(name, rows.whole))
+                tensor = tensors.setdefault(name, StoredTensor(name, rows.whole))
                 tensor.parts.append(_Part(path, rows.start, rows.start + length))
-    for tensor in found.values():
+    for tensor in tensors.values():
         tensor.parts.sort(key=lambda part: part.start)
-    return found
+    return tensors

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: a rate for every step, as a pure function of the step."""
+"""Learning-rate schedules as pure functions of the step."""
 
 import math
 from typing import Literal
@@ -7,23 +7,23 @@ ScheduleName = Literal["inverse-sqrt", "linear", "cosine", "constant"]
 
 
 def learning_rate(step: int, *, schedule: ScheduleName, peak: float, warmup_steps: int, steps: int | None) -> float:
-    """The learning rate of a step.
+    """Return the learning rate of a step.
 
-    All schedules rise linearly from 0 to `peak` over the warm-up. Then "inverse-sqrt" falls with 1/√step, "linear" and
-    "cosine" fall to 0 at the last step, "constant" stays.
+    All schedules rise linearly from 0 to `peak` during the warm-up. Then "inverse-sqrt" falls with 1/√step, "linear"
+    and "cosine" fall to 0 at the last step, and "constant" stays.
 
     Args:
         step: the step about to be taken, counted from 1.
-        schedule: the shape.
+        schedule: the name of the schedule.
         peak: the highest rate.
-        warmup_steps: steps of the rise; half of all at most where the rate falls to 0 at the last one.
-        steps: the last step; needed by "linear" and "cosine" after the warm-up.
+        warmup_steps: length of the warm-up; at most half of the steps for schedules that fall to 0.
+        steps: the last step, which "linear" and "cosine" need after the warm-up.
     """
     if steps is not None and schedule in ("linear", "cosine"):
-        # While `minutes` are no steps yet nobody knows how long a warm-up the run has room for.
+        # With a time budget the warm-up may have been chosen before the number of steps was known.
         warmup_steps = min(warmup_steps, max(1, steps // 2))
         if step == steps == 1:
-            return peak  # as the last one it would have none
+            return peak  # as the last step it would have rate 0
     if step < warmup_steps:
         return peak * step / warmup_steps
     if schedule == "constant":
@@ -37,5 +37,5 @@ def learning_rate(step: int, *, schedule: ScheduleName, peak: float, warmup_step
 
 
 def paper_peak(d_model: int, warmup_steps: int) -> float:
-    """The peak at which "inverse-sqrt" is equation (3): d_model^-0.5 · min(step^-0.5, step · warmup^-1.5)."""
+    """Return the peak at which "inverse-sqrt" is equation (3): d_model^-0.5 · min(step^-0.5, step · warmup^-1.5)."""
     return float((d_model * max(warmup_steps, 1)) ** -0.5)

@@ -1,4 +1,4 @@
-"""Which model of a run is kept, and when no better one is to be expected."""
+"""Selection of a run's best model, and early stopping."""
 
 import math
 import sys
@@ -8,41 +8,41 @@ import msgspec
 from transduce.training.events import ValidationEvent
 from transduce.training.settings import ResolvedTraining
 
-# A dev set that comes out right as a whole may have been luck once.
+# A single perfect validation may be luck.
 _PERFECT_VALIDATIONS = 2
 _WORST = sys.float_info.max
 
 
 class Best(msgspec.Struct, frozen=True):
-    """The best validation of a run, and what came after it."""
+    """The best validation of a run, with counts of what followed."""
 
     step: int | None = None
     value: float | None = None
-    """Of the measure that the run goes by, greater is better; None: the next one will be the best."""
+    """The selection metric, greater is better; None: the next validation becomes the best."""
     loss: float = 0.0
-    """The dev loss beside it, which decides between equal ones."""
+    """The dev loss of the best validation, which breaks ties."""
     since: int = 0
-    """Validations after it."""
+    """The number of validations after the best one."""
     perfect: int = 0
-    """How many of the last validations found nothing wrong."""
+    """The number of most recent validations in a row in which every measure was perfect."""
 
 
 class Selection:
-    """Judges one validation after another."""
+    """A record of the best validation, and the decision when to stop."""
 
     def __init__(self, settings: ResolvedTraining) -> None:
         self._by, self._patience = settings.best_by, settings.patience
         self.best = Best()
 
     def is_better(self, event: ValidationEvent) -> bool:
-        """Whether it is the best so far: by its measure, and between equal ones by the loss, which must be a number."""
+        """Return whether a validation is the best so far by the metric, then by the loss, which must be finite."""
         if not math.isfinite(event.loss):
             return False
         value, loss = self._measured(event)
         return self.best.value is None or (value, -loss) > (self.best.value, -self.best.loss)
 
     def note(self, event: ValidationEvent, *, kept: bool) -> None:
-        """A validation was judged, and its model kept or not."""
+        """Record a validation and whether its model was kept."""
         perfect = self.best.perfect + 1 if event.perfect else 0
         if kept:
             self.best = Best(event.step, *self._measured(event), perfect=perfect)
@@ -50,20 +50,20 @@ class Selection:
             self.best = msgspec.structs.replace(self.best, since=self.best.since + 1, perfect=perfect)
 
     def _measured(self, event: ValidationEvent) -> tuple[float, float]:
-        """The measure, greater is better, and the loss."""
+        """Return the selection metric, greater is better, and the loss, both finite."""
         scores: dict[str, float | None] = {"loss": -event.loss, "bleu": event.bleu, "chrf": event.chrf}
         scores.update(event.scores)
         value = scores.get(self._by)
-        # The worst there is stands for what is no number: checkpoints keep both, and JSON knows finite numbers alone.
+        # Non-finite values become the worst finite number, as JSON in checkpoints cannot hold them.
         return (
             value if value is not None and math.isfinite(value) else -_WORST,
             event.loss if math.isfinite(event.loss) else _WORST,
         )
 
     def why_to_stop(self) -> str | None:
-        """Why training may end before its last step, where the run has patience at all."""
+        """Return why training should stop before its last step; None if it should continue or has no patience."""
         if not self._patience:
             return None
         if self.best.perfect >= _PERFECT_VALIDATIONS:
-            return f"all of the dev set right {_PERFECT_VALIDATIONS} times in a row"
+            return f"the whole dev set was right {_PERFECT_VALIDATIONS} times in a row"
         return "no improvement" if self.best.since >= self._patience else None

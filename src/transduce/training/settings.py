@@ -1,4 +1,4 @@
-"""Settings of a training run. None stands for "choose from the corpus and the machine"."""
+"""Settings of a training run; None means that a value is chosen from the corpus and the machine."""
 
 from typing import Literal
 
@@ -11,77 +11,100 @@ from transduce.training.schedule import ScheduleName
 Kernels = Literal["native", "torch"]
 OptimizerName = Literal["adam", "muon"]
 BestBy = Literal["loss", "bleu", "chrf", "exact_match", "accuracy", "f1", "skill"]
-# What LoRA can adapt in a layer.
+# The projections of a layer that LoRA can adapt.
 PROJECTIONS = ("queries-keys-values", "attention-output", "feed-forward-inner", "feed-forward-outer")
-# Beyond it even Adam's steps leave the range of float32.
+# With a higher rate even Adam's steps exceed the range of float32.
 _MOST_LEARNING_RATE = 1e6
 
 
 class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How a model is trained. `training.*` in a settings file."""
+    """Settings of how a model is trained: `training.*` in a settings file."""
 
-    # All random numbers of a run follow from it.
     seed: int = 1
-    # Parameter updates in all, also when a run is resumed.
+    """The seed of all random numbers of a run."""
     steps: int | None = None
-    # In place of steps: training time. Becomes a number of steps once the rate is known.
+    """Total number of parameter updates, including those before a resume."""
     minutes: float | None = None
-    # Non-padding target tokens of one step: all micro-batches, all processes.
+    """Training time, instead of `steps`; converted into a number of steps once the speed is known."""
     batch_tokens: int | None = None
-    # A step is cut into so many micro-batches, whose gradients are added.
+    """Target tokens of one step without padding, over all micro-batches and processes."""
     accumulate: int | None = None
-    # adam: the paper's (section 5.3); muon: layers' matrices move by their gradient's momentum made orthogonal (Jordan
-    # et al. 2024), and Adam takes the rest.
+    """Number of micro-batches per step, whose gradients are added."""
     optimizer: OptimizerName | None = None
+    """`adam`: the paper's (section 5.3). `muon`: matrices of layers move by their gradient's orthogonalized momentum
+    (Jordan et al. 2024), and Adam updates all other parameters.
+    """
     learning_rate: float | None = None
+    """The highest learning rate of the schedule."""
     schedule: ScheduleName | None = None
+    """The schedule after the warm-up: falling as 1/√step (the paper), linearly or by a cosine to 0, or constant."""
     warmup_steps: int | None = None
-    # Muon: decay of the mean of the gradients.
+    """Steps in which the learning rate rises from 0."""
     momentum: float = 0.95
-    # Adam: decay of the mean of the gradients, and of their squares, and what is added to the divisor.
+    """Muon: decay of the running mean of gradients."""
     beta1: float = 0.9
+    """Adam (section 5.3): decay of the running mean of gradients."""
     beta2: float = 0.98
+    """Adam: decay of the running mean of squared gradients."""
     epsilon: float = 1e-9
+    """Adam: constant added to the denominator."""
     weight_decay: float | None = None
-    # Gradients are scaled down to this norm; 0 leaves them.
+    """Decoupled weight decay, as in AdamW: each step multiplies matrices by 1 - rate × decay; other parameters do not
+    decay.
+    """
     clip_norm: float = 1.0
+    """Gradients are scaled down to this norm; 0 disables clipping."""
     label_smoothing: float | None = None
+    """ε of label smoothing (section 5.4)."""
     precision: Precision | None = None
-    # Layers are compiled before training (on a GPU), in place of kernels of our own; takes a minute at the start.
+    """Precision that the model computes in; master weights and moments are float32."""
     compile: bool = False
-    # What PyTorch takes several passes for is done in one, by code of our own for this processor or GPU, or not.
+    """Compile layers with `torch.compile` before training (on a GPU), instead of using our own kernels; takes a minute
+    at the start.
+    """
     kernels: Kernels | None = None
-    # Steps on a GPU are recorded and played again, in place of being launched operation by operation. Of several
-    # processes each does that for itself, and they exchange gradients after it.
+    """`native`: our own fused kernels for this processor or GPU; `torch`: PyTorch's operations."""
     record: bool | None = None
-    # With several processes: each holds a part of the parameters and of the optimiser's state, where the whole does not
-    # fit. Otherwise each holds all.
+    """Record steps on a GPU as CUDA graphs and replay them, instead of launching each operation. Several processes
+    record separately and exchange gradients after each replay.
+    """
     sharded: bool = False
-    # The model that is kept is an average over the last steps: weights of the past count by average_decay per step.
-    # 0 keeps the weights as they are.
+    """With several processes: each holds only a part of the parameters and of the optimizer state, for models that do
+    not fit into one process. Otherwise each holds all.
+    """
     average_decay: float | None = None
-    # Dropout is turned off where the text that was just learnt from is told worse without it.
+    """Decay per step of the moving average of the weights, which is the model that is kept; 0 keeps the weights without
+    averaging.
+    """
     adapt_dropout: bool | None = None
-    # Steps between events.
+    """Disable dropout at a validation if the last step's batches have a higher loss with it than without: models that
+    sort or count may come to depend on the noise.
+    """
     report_every: int = 50
+    """Steps between reports."""
     validate_every: int | None = None
+    """Steps between validations."""
     save_every: int | None = None
-    # The model that scores best by this on the dev set is kept; training stops after so many validations without a
-    # better one (0: never).
+    """Steps between checkpoints."""
     best_by: BestBy | None = None
+    """The metric of the dev set by which the best model is selected and kept."""
     patience: int | None = None
-    # Dev sentences translated at each validation, greedily; 0 translates none.
+    """Training stops after this many validations without a better one, or once all of at least 100 dev sentences were
+    right at two validations in a row; 0: never.
+    """
     translate_dev: int = 500
-    # Checkpoints kept, the newest ones.
+    """Dev sentences translated greedily at each validation; 0 translates none."""
     keep_checkpoints: int = 2
-    # LoRA (Hu et al. 2022), with `--from`: the model's weights stay, and what learns is a product of two matrices of
-    # this width beside each projection (queries, keys and values, one matrix, share one), which is added to it in the
-    # model that is kept. 0: the whole model learns.
+    """Number of newest checkpoints that are kept."""
     lora_rank: int = 0
-    # The product is multiplied by lora_alpha / lora_rank.
+    """LoRA (Hu et al. 2022), with `--from`: the model's weights are frozen, and a product of two matrices of this width
+    is trained for each projection (queries, keys and values are one) and merged into the model that is kept. 0: the
+    whole model is trained.
+    """
     lora_alpha: float | None = None
-    # The projections of each layer that get one.
+    """The product of LoRA's matrices is multiplied by lora_alpha / lora_rank."""
     lora_projections: tuple[str, ...] = PROJECTIONS
+    """The projections of each layer that LoRA adapts."""
 
     def __post_init__(self) -> None:
         positive = {
@@ -121,24 +144,24 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             )
         if self.steps is not None and self.minutes is not None:
             raise TransduceError(
-                f"`training.steps` ({self.steps}) and `training.minutes` ({self.minutes}) both say when to stop: "
-                "give one of them."
+                f"`training.steps` ({self.steps}) and `training.minutes` ({self.minutes}) both set when to stop: "
+                "set only one of them."
             )
         if self.optimizer == "muon" and self.lora_rank:
             raise TransduceError(
-                f"`training.optimizer` is muon, which moves whole matrices, but of these `training.lora_rank` "
-                f"({self.lora_rank}) lets a narrow product learn: leave one of them out."
+                f"`training.optimizer` is muon, which updates full matrices, but with `training.lora_rank` "
+                f"({self.lora_rank}) only narrow matrices are trained: set only one of them."
             )
         self._check_lora()
 
     def _check_lora(self) -> None:
         if not self.lora_rank and self.lora_alpha is not None:
             raise TransduceError(
-                f"`training.lora_alpha` ({self.lora_alpha:g}) means nothing where `training.lora_rank` is 0: give both."
+                f"`training.lora_alpha` ({self.lora_alpha:g}) means nothing where `training.lora_rank` is 0: set both."
             )
         if not self.lora_rank and self.lora_projections != PROJECTIONS:
             raise TransduceError(
-                "`training.lora_projections` means nothing where `training.lora_rank` is 0: give both, or leave it out."
+                "`training.lora_projections` means nothing where `training.lora_rank` is 0: set both, or leave it out."
             )
         unknown = [name for name in self.lora_projections if name not in PROJECTIONS]
         if unknown or not self.lora_projections:
@@ -150,19 +173,20 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             raise TransduceError("`training.compile` and `training.sharded` do not go together: leave one of them out.")
         if self.compile and self.kernels == "native":
             raise TransduceError(
-                "`training.compile` and `training.kernels` = native do not go together, for compiled layers have "
-                "kernels of theirs: leave one of them out."
+                "`training.compile` and `training.kernels` = native do not go together, as compiled layers use "
+                "their own kernels: leave one of them out."
             )
         if self.lora_rank and self.sharded:
             raise TransduceError(
-                f"`training.sharded` cuts the optimiser's state into parts, of which `training.lora_rank` "
-                f"({self.lora_rank}) leaves next to none: leave one of them out."
+                f"`training.sharded` distributes the optimizer state, but `training.lora_rank` "
+                f"({self.lora_rank}) makes it negligible: leave one of them out."
             )
 
 
 class ResolvedTraining(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The same with nothing left to choose; `steps` is None until `minutes` has become a number of steps, and
-    `weight_decay` where it follows from that number.
+    """Settings of a training run in which every choice has been made.
+
+    `steps` is None until `minutes` has become a number of steps, as is a `weight_decay` that depends on that number.
     """
 
     seed: int

@@ -1,8 +1,8 @@
-"""Training where the model or its optimiser does not fit into one process: parameters cut over all of them.
+"""Sharded training, for models or optimizer states that do not fit into one process.
 
 PyTorch's `fully_shard` (FSDP2) holds 1/N of each parameter's rows in each of N processes, in float32. A layer's rows
-are gathered, in the precision that the model computes in, just before the layer runs; its gradient is added up and cut
-again after it. Masters, moments and the average exist for the own rows alone.
+are gathered, in the model's precision, just before the layer runs; its gradient is summed and sharded again
+afterwards. Master weights, moments and the average exist only for each process's own rows.
 """
 
 import math
@@ -25,7 +25,7 @@ from transduce.training.update import FlatUpdate
 
 
 class ShardedLoss(nn.Module):
-    """The loss of a batch as a module: parameters are gathered when it is called."""
+    """The loss of a batch as a module, so that FSDP gathers parameters when it is called."""
 
     def __init__(self, model: nn.Module, loss: Callable[[Any], Loss]) -> None:
         super().__init__()
@@ -33,21 +33,21 @@ class ShardedLoss(nn.Module):
         self._loss = loss
 
     def forward(self, batch: Any) -> Loss:
-        """The loss, as the function that was given computes it."""
+        """Return the loss of a batch, computed by the wrapped function."""
         return self._loss(batch)
 
 
 def shard(model: nn.Module, loss: Callable[[Any], Loss], dtype: torch.dtype, device: str) -> ShardedLoss:
-    """Cuts the parameters of a model over all processes, layer by layer.
+    """Shard the parameters of a model over all processes, layer by layer.
 
     Args:
-        model: the same in every process; changed in place.
-        loss: uses the model.
-        dtype: what the model computes in.
+        model: equal in every process; changed in place.
+        loss: a function that uses the model.
+        dtype: the dtype that the model computes in.
         device: "cpu" or "cuda".
 
     Returns:
-        The loss, to be called in place of the function.
+        The loss to call instead of the function.
     """
     whole = ShardedLoss(model, loss)
     mesh = init_device_mesh(device.split(":", maxsplit=1)[0], (torch.distributed.get_world_size(),))
@@ -57,7 +57,7 @@ def shard(model: nn.Module, loss: Callable[[Any], Loss], dtype: torch.dtype, dev
     for part in [*parts, whole]:
         sharded = fully_shard(part, mesh=mesh, mp_policy=policy)
         sharded.set_gradient_divide_factor(1.0)  # gradients are sums
-        # Where the library would multiply by 1/N beforehand, the plain sum is asked for.
+        # Some backends would multiply by 1/N first; this requests the plain sum.
         sharded.set_force_sum_reduction_for_comms(True)
     for buffers in model.modules():
         for name, buffer in buffers.named_buffers(recurse=False):
@@ -67,7 +67,7 @@ def shard(model: nn.Module, loss: Callable[[Any], Loss], dtype: torch.dtype, dev
 
 
 class ShardedOptimizer:
-    """`FlatOptimizer` for a model that `shard` has cut: the same step, over the own rows."""
+    """An optimizer like `FlatOptimizer` for a model that `shard` has distributed; it updates this process's rows."""
 
     def __init__(self, loss: ShardedLoss, settings: ResolvedTraining, processes: Processes) -> None:
         self.settings, self.processes = settings, processes
@@ -81,13 +81,13 @@ class ShardedOptimizer:
         self._update = FlatUpdate(master, gradient, shapes, settings, matrices, gather=self._gather_from)
 
     def begin_batch(self, *, last: bool) -> None:
-        """A micro-batch begins; in the last of a step the processes' gradients are added up."""
+        """Prepare for a micro-batch; during the last one of a step, gradients are summed over processes."""
         self._module.set_requires_gradient_sync(last)
         self._module.set_is_last_backward(last)
         self._last = last
 
     def collect_gradient(self) -> None:
-        """After the last micro-batch: the sums of the own rows."""
+        """Collect the summed gradients of this process's rows after the last micro-batch of a step."""
         if not self._last:
             return
         torch.cat([_own_gradient(p) for p in self._parameters.values()], out=self._update.gradient)
@@ -95,7 +95,10 @@ class ShardedOptimizer:
             parameter.grad = None
 
     def step(self, tokens: int, rate: float, weight_decay: float = 0.0) -> float:
-        """One update; as `FlatOptimizer.step`, and with the norm over all rows."""
+        """Update this process's rows and return the norm over all rows of the gradient per token.
+
+        Nothing is updated if the norm is not finite.
+        """
         squares = norm_of(self._update.gradient) ** 2
         norm = math.sqrt(self.processes.sum([squares])[0]) / tokens
         if math.isfinite(norm):
@@ -106,7 +109,7 @@ class ShardedOptimizer:
         return norm
 
     def forget_gradient(self) -> None:
-        """The micro-batches since the last step count for nothing."""
+        """Discard the gradients of all micro-batches since the last step."""
         self._update.gradient.zero_()
 
     @torch.no_grad()
@@ -115,7 +118,7 @@ class ShardedOptimizer:
             self._parameters[name].to_local().copy_(part)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Named views of the own rows of master weights, moments and average."""
+        """Return named views of this process's rows of master weights, moments and average."""
         return self._update.state()
 
     def _own_rows(self, whole: torch.Size) -> Rows:
@@ -124,11 +127,11 @@ class ShardedOptimizer:
 
     @property
     def updates(self) -> int:
-        """Updates taken."""
+        """The number of updates taken."""
         return self._update.updates
 
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:
-        """Takes the own rows of what a checkpoint holds, whoever wrote it."""
+        """Load this process's rows from a checkpoint, which any number of processes may have written."""
         for kind, tensors in self.state().items():
             for name, tensor in tensors.items():
                 start = self.rows[name].start
@@ -137,17 +140,17 @@ class ShardedOptimizer:
         self._show_masters()
 
     def kept_weights(self) -> dict[str, Tensor]:
-        """The whole weights that a model folder gets, gathered from all processes."""
+        """Return the complete weights for a model folder, gathered from all processes."""
         return {name: self._gather_from(name, part)[0] for name, part in self._update.kept.items()}
 
     def _gather_from(self, name: str, part: Tensor) -> tuple[Tensor, int]:
-        """A whole tensor of everybody's rows, and the number of the first own one."""
+        """Return a complete tensor gathered from all processes, and the index of this process's first row."""
         like = self._parameters[name]
         local = DTensor.from_local(part, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
         return local.full_tensor(), self.rows[name].start
 
 
 def _own_gradient(parameter: DTensor) -> Tensor:
-    """Of the own rows, in one row; zeros for a parameter that played no part."""
+    """Return the flat gradient of this process's rows; zeros for an unused parameter."""
     gradient = cast("DTensor | None", parameter.grad)
     return torch.zeros_like(parameter.to_local()).flatten() if gradient is None else gradient.to_local().flatten()

@@ -1,7 +1,7 @@
-"""What a model remembers beside its weights: the running statistics of BatchNorm.
+"""Running statistics of BatchNorm, which a model stores besides its weights.
 
-They change in every forward pass, also in one whose step is left out, abandoned or only tried. So they are held twice:
-as the model changes them, and as they were after the last complete update, which is what a checkpoint gets.
+They change in every forward pass, even if its step is skipped, abandoned or only a trial. So there are two copies:
+the live one, and one from the last complete update, which a checkpoint stores.
 """
 
 from collections.abc import Mapping
@@ -12,31 +12,31 @@ from torch import Tensor, nn
 from transduce.training.rows import Sliceable
 
 KIND = "statistics"
-"""What a checkpoint calls them."""
+"""The kind of these tensors in a checkpoint."""
 
 
 class RunningStatistics:
-    """The stored buffers of a model; most models have none, and then all of this does nothing."""
+    """The persistent buffers of a model; most models have none, and every method is then a no-op."""
 
     def __init__(self, model: nn.Module) -> None:
         stored = model.state_dict().keys()
         self._live = {name: buffer for name, buffer in model.named_buffers() if name in stored}
         self.accepted = {name: buffer.detach().clone() for name, buffer in self._live.items()}
-        """By name, as they were after the last complete update."""
+        """The buffers by name, as of the last complete update."""
 
     @torch.no_grad()
     def accept(self) -> None:
-        """An update is complete: what its batches told is kept."""
+        """Keep the current statistics after a complete update."""
         _copy(self._live, self.accepted)
 
     @torch.no_grad()
     def restore(self) -> None:
-        """What forward passes told since the last update counts for nothing."""
+        """Discard changes to the statistics since the last complete update."""
         _copy(self.accepted, self._live)
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Sliceable]) -> None:
-        """Takes back what a checkpoint holds."""
+        """Load the statistics of a checkpoint."""
         for name, accepted in self.accepted.items():
             accepted.copy_(tensors[name][:])
         self.restore()

@@ -1,4 +1,4 @@
-"""Sums in float32 of what is computed in bfloat16: gradients, above all."""
+"""Float32 sums of bfloat16 tensors, mainly gradients."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,9 +13,9 @@ _NORM_ELEMENTS = 1 << 14
 
 
 def add_to(total: Tensor, part: Tensor) -> None:
-    """total += part, of one shape and perhaps two dtypes, without room of its own.
+    """Compute total += part for tensors of equal shape, possibly of two dtypes, without a temporary copy.
 
-    PyTorch's own sum copies the whole part into the dtype of the total first.
+    PyTorch's addition first converts all of `part` to the dtype of the total.
     """
     kernels = training_kernels() if total.dtype != part.dtype and part.dim() else None
     if kernels is not None and kernels.suits_rows(part):
@@ -30,24 +30,24 @@ def add_to(total: Tensor, part: Tensor) -> None:
 
 
 def norm_of(vector: Tensor) -> float:
-    """The Euclidean norm of a vector.
+    """Return the Euclidean norm of a vector.
 
-    On a processor, of the norms of its blocks: PyTorch adds up all squares in one thread, and a sum of 48 million of
-    them in float32 was 0.8 % short.
+    On a CPU it combines norms of blocks: PyTorch adds all squares in one thread, and a float32 sum of 48 million of
+    them was 0.8 % too small.
     """
     if vector.device.type != "cpu":
         return float(vector.norm())
-    whole = vector.numel() // _NORM_ELEMENTS * _NORM_ELEMENTS
-    blocks = vector[:whole].view(-1, _NORM_ELEMENTS).norm(dim=1)
-    return float(torch.cat([blocks, vector[whole:].norm()[None]]).norm())
+    aligned = vector.numel() // _NORM_ELEMENTS * _NORM_ELEMENTS
+    blocks = vector[:aligned].view(-1, _NORM_ELEMENTS).norm(dim=1)
+    return float(torch.cat([blocks, vector[aligned:].norm()[None]]).norm())
 
 
 def collect_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
-    """From now on backward passes add up the gradients of parameters in a vector, where they lie one after another.
+    """Make backward passes accumulate the gradients of parameters in one vector, in which they lie one after another.
 
-    A gradient of the vector's dtype is a view of its part. Another one lives from when it is complete, while the
-    backward pass goes on, until it is added: it is still in the cache then, and there is room for one at a time alone.
-    Kernels may add to the vector themselves, and then there is none when it is complete.
+    A gradient of the vector's dtype is a view of its part. Any other gradient is added and freed as soon as it is
+    complete, during the backward pass: it is then still in the cache, and memory is needed for only one. Kernels may
+    add to the vector directly and leave no gradient.
     """
     parts = vector.split([parameter.numel() for parameter in parameters])
     for parameter, part in zip(parameters, parts, strict=True):
@@ -60,7 +60,7 @@ def collect_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> Non
 
 
 def forget_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
-    """Zero everywhere, also where a backward pass was cut."""
+    """Zero the accumulated gradients, including those of an interrupted backward pass."""
     vector.zero_()
     for parameter in parameters:
         if parameter.dtype != vector.dtype:

@@ -1,4 +1,4 @@
-"""What the bits of a run depend on beside its settings: the machine and the versions under it."""
+"""The environment of a run: machine and library versions that its exact results depend on besides its settings."""
 
 from collections.abc import Iterator
 
@@ -8,23 +8,23 @@ from transduce.training.settings import Kernels
 
 
 class Surroundings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Stored with every checkpoint. Where one of these differs on resume, sums are taken in another order."""
+    """An environment, stored in every checkpoint; if it differs on resume, results are no longer equal bit for bit."""
 
     device: str
     """"cpu", or the GPU's name."""
     instructions: str
-    """The processor's architecture and the instructions that PyTorch found, such as "x86_64 AVX512 AMX"."""
+    """The CPU architecture and the instruction sets that PyTorch uses, such as "x86_64 AVX512 AMX"."""
     threads: int
     torch: str
-    """PyTorch's version."""
+    """The version of PyTorch."""
     kernels: Kernels = "torch"
-    """Whose kernels a step uses where there is a choice: "torch" or "native"."""
+    """The kernels that steps use: "torch" or "native"."""
     processes: int | None = None
-    """How many train together; None where nobody said."""
+    """The number of processes that train together; None in checkpoints that did not store it."""
 
 
 def differences(before: Surroundings, now: Surroundings) -> Iterator[str]:
-    """What is not as it was, each as "name: before, now"."""
+    """Yield the differences between two environments, each as text "name old then, new now"."""
     for name in Surroundings.__struct_fields__:
         old, new = (msgspec.structs.asdict(one)[name] for one in (before, now))
         if old not in (new, None):

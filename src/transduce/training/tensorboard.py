@@ -1,8 +1,8 @@
-"""Figures as a TensorBoard event file, without the tensorboard package.
+"""A writer of TensorBoard event files that does not need the tensorboard package.
 
-The file is a row of records in TensorFlow's TFRecord frame: length, checksum of the length, data, checksum of
-the data. The data are protocol buffers of the kind `Event` (tensorflow/core/util/event.proto), simple enough
-to be written by hand.
+The file is a sequence of records in TensorFlow's TFRecord format: length, checksum of the length, data, checksum of
+the data. The data are `Event` protocol buffers (tensorflow/core/util/event.proto), simple enough to be encoded by
+hand.
 """
 
 import math
@@ -17,9 +17,9 @@ from transduce.errors import TransduceError
 
 LARGEST_FLOAT32 = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 
-# Wire types of protocol buffers: how the bytes after a field's number are to be read.
+# Wire types of protocol buffers, which define how a field is encoded.
 VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
-# Field numbers of the messages.
+# Field numbers and constants of the messages.
 EVENT_WALL_TIME, EVENT_STEP, EVENT_FILE_VERSION, EVENT_SUMMARY, EVENT_SESSION_LOG = 1, 2, 3, 5, 7
 SESSION_LOG_STATUS, SESSION_START = 1, 1
 SUMMARY_VALUE = 1
@@ -31,11 +31,13 @@ DTYPE_STRING = 7
 
 
 class TensorBoardWriter:
-    """Appends figures to a new event file; TensorBoard joins all the files of a folder into one run.
+    """A writer that appends values to a new event file; TensorBoard joins all files of a folder into one run.
 
-    `resumed_at_step` says that the figures of this step and later ones will be written again, so that
-    TensorBoard drops those that an interrupted run left in older files. Raises TransduceError when the folder
-    cannot be written to.
+    If `resumed_at_step` is set, TensorBoard drops values of this step and later ones from older files, since an
+    interrupted run will write them again.
+
+    Raises:
+        TransduceError: the folder cannot be written to.
     """
 
     def __init__(
@@ -51,23 +53,23 @@ class TensorBoardWriter:
         self.flush()
 
     def scalar(self, tag: str, value: float, step: int) -> None:
-        """Add one point of the curve `tag`."""
+        """Add one point to the curve `tag`."""
         field = _field(VALUE_SIMPLE_VALUE, FIXED32) + struct.pack("<f", _within_float32(value))
         self._write_summary(tag, field, step)
 
     def text(self, tag: str, text: str, step: int) -> None:
-        """Add a text (TensorBoard reads it as Markdown) under `tag`, for example sample translations."""
+        """Add a Markdown text under `tag`, such as a sample translation."""
         plugin = _message(METADATA_PLUGIN_DATA, _text(PLUGIN_DATA_NAME, "text"))
         shape = _message(SHAPE_DIMENSION, _integer(DIMENSION_SIZE, 1))
         tensor = _integer(TENSOR_DTYPE, DTYPE_STRING) + _message(TENSOR_SHAPE, shape) + _text(TENSOR_STRING_VALUE, text)
         self._write_summary(tag, _message(VALUE_TENSOR, tensor) + _message(VALUE_METADATA, plugin), step)
 
     def flush(self) -> None:
-        """Hand everything written so far to the operating system, so that a running TensorBoard sees it."""
+        """Pass all written data to the operating system, so that a running TensorBoard sees it."""
         self._file.flush()
 
     def close(self) -> None:
-        """Flush and close; closing twice does nothing."""
+        """Flush and close the file; closing twice does nothing."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -87,7 +89,7 @@ class TensorBoardWriter:
 
 
 def _open_new_file(folder: Path, started_at: float) -> BinaryIO:
-    """Open a file that sorts after older ones: TensorBoard reads them in the order of their names."""
+    """Open a new file whose name sorts after older ones, since TensorBoard reads files in order of their names."""
     number = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -98,28 +100,28 @@ def _open_new_file(folder: Path, started_at: float) -> BinaryIO:
                 number += 1
     except OSError as error:
         raise TransduceError(
-            f"TensorBoard's figures need a folder that can be written to, but {folder} cannot "
-            f"({error.strerror}): name another folder."
+            f"TensorBoard's files need a writable folder, but {folder} is not writable "
+            f"({error.strerror}): choose another folder."
         ) from error
 
 
 def frame_record(data: bytes) -> bytes:
-    """Data in the TFRecord frame."""
+    """Return data as a TFRecord record."""
     length = struct.pack("<Q", len(data))
     return length + struct.pack("<I", masked_crc32c(length)) + data + struct.pack("<I", masked_crc32c(data))
 
 
 def masked_crc32c(data: bytes) -> int:
-    """The checksum rotated and shifted, as TFRecord has it.
+    """Return the masked CRC-32C checksum of TFRecord: the checksum, rotated and shifted by a constant.
 
-    A plain checksum is weak where the data contain checksums themselves, as records within records do.
+    Masking avoids weak checksums of data that contain checksums, such as nested records.
     """
     crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def crc32c(data: bytes) -> int:
-    """The 32-bit cyclic redundancy check with Castagnoli's polynomial (RFC 3720, appendix B.4)."""
+    """Return the 32-bit cyclic redundancy check with Castagnoli's polynomial (RFC 3720, appendix B.4)."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _CRC32C_TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
@@ -136,7 +138,7 @@ _CRC32C_TABLE = tuple(_crc32c_of_byte(byte) for byte in range(256))
 
 
 def _event(wall_time: float, step: int, content: bytes) -> bytes:
-    """An `Event`: seconds since 1970, the training step, and one field of content."""
+    """Encode an `Event`: seconds since 1970, the training step, and one content field."""
     return _field(EVENT_WALL_TIME, FIXED64) + struct.pack("<d", wall_time) + _integer(EVENT_STEP, step) + content
 
 
@@ -157,7 +159,7 @@ def _field(number: int, wire_type: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Seven bits a byte, lowest first; the top bit says that more follow."""
+    """Encode an integer in groups of seven bits, lowest first; the top bit marks that more groups follow."""
     groups = bytearray()
     while value > 0x7F:
         groups.append(value & 0x7F | 0x80)
@@ -167,5 +169,5 @@ def _varint(value: int) -> bytes:
 
 
 def _within_float32(value: float) -> float:
-    """The value, or infinity where 32 bits cannot hold it."""
+    """Return the value, or infinity if it exceeds the range of float32."""
     return math.copysign(math.inf, value) if abs(value) > LARGEST_FLOAT32 else value

@@ -1,20 +1,21 @@
-"""Keeps an eye on the loss: which batch must not be learnt from, and when a run has come to nothing.
+"""Detection of loss spikes, whose batches are skipped, and of divergence, which ends a run.
 
-Two things make a loss jump. A single bad batch: it is refused, and its step changes nothing. Or weights that have gone
-astray: then every batch is high, refusing does not help, and the run has to train on and come down, or stop.
+A loss jumps for one of two reasons. A single bad batch is skipped: its step changes nothing. If the weights have gone
+astray, every batch has a high loss and skipping does not help: the run must train on and recover, or stop.
 
-* **Refused** is a step with a micro-batch whose loss is not finite; or whose mean, over all its micro-batches and
-  processes, is above that of the last 128 steps by more than six standard deviations (the limit of OLMo-core's
-  optimizer that skips steps), more than twice that mean, and more than 3 nats. Batches hold sentences of like lengths,
-  and those of the longest ones are the hardest: in a model that has learnt the short ones well they may have more than
-  twice the mean (the limit of llm-foundry's KillLossSpike), and must still be learnt from.
-* No more than 4 steps **in a row** are refused for being high (KillLossSpike also waits for the fifth): what follows is
-  taken as the new level, and the window begins anew.
-* A run has **diverged** when the mean of 64 steps is half as much again as the lowest such mean before, and 2 nats
-  above it; or when 20 steps in a row had nothing finite to learn from.
+* A step is **skipped** if the loss of a micro-batch is not finite. It is also skipped if its mean loss, over all
+  micro-batches and processes, exceeds that of the last 128 steps in three ways. It is above it by more than six
+  standard deviations (the limit of OLMo-core's optimizer that skips steps), more than twice as high, and higher by
+  more than 3 nats. Batches are grouped by length, and those of the longest sentences are the hardest: once a model
+  has learned the short ones, they may have more than twice the mean (the limit of llm-foundry's KillLossSpike) and
+  must still be trained on.
+* At most 4 steps **in a row** are skipped for a high loss (KillLossSpike also waits for the fifth). The following
+  losses are taken as the new level, and the window starts afresh.
+* A run has **diverged** when the mean of 64 steps is 1.5 times the lowest such mean before, and 2 nats above it; or
+  when 20 steps in a row had no finite loss and gradient.
 
-Only finite losses that were learnt from are in the window, so one NaN does not spoil it. The window is stored with each
-checkpoint: a resumed run decides as one that was never stopped.
+The window contains only the finite losses of steps that changed the weights, so a NaN does not corrupt it. It is
+stored in each checkpoint: a resumed run decides as an uninterrupted one.
 """
 
 import math
@@ -23,45 +24,43 @@ from statistics import fmean
 import msgspec
 
 _WINDOW_STEPS = 128
-_FEWEST_STEPS = 8  # with less in the window nothing is refused for being high
+_FEWEST_STEPS = 8  # with fewer losses in the window no step is skipped for a high loss
 _DEVIATIONS = 6.0
 _LEAST_JUMP_NATS, _JUMP_MEANS = 3.0, 2.0
-_MOST_REFUSED = 4
+_MOST_SKIPPED_HIGH = 4
 _LEVEL_STEPS = 64
 _DIVERGED_NATS = 2.0
 _DIVERGED_SHARE = 0.5
 _MOST_SKIPPED = 20
 
-NOTHING_FINITE = (
-    "No model was kept, for the dev loss was not finite at any validation: train with a lower `training.learning_rate`."
-)
+NOTHING_FINITE = "No model was kept, as the dev loss was not finite at any validation: lower `training.learning_rate`."
 
 
 class LossWatch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The window, and what was seen so far. Losses are means per target token, in nats."""
+    """A window of recent losses (means per target token, in nats), with counts of skipped steps."""
 
     losses: list[float] = []
-    """Of the last steps that were learnt from, the newest last."""
+    """Losses of the last steps that changed the weights, newest last."""
     refused_in_a_row: int = 0
-    """Steps refused for being high since the last that was learnt from."""
+    """Steps skipped for a high loss since the last step that changed the weights."""
     skipped_in_a_row: int = 0
-    """Steps refused for whatever reason."""
+    """Steps skipped for any reason since the last step that changed the weights."""
     lowest_mean: float | None = None
-    """Of 64 steps in a row, all through the run."""
+    """The lowest mean of 64 consecutive losses in the run; None if there are fewer losses."""
     lowest_step: int = 0
-    """The last of these 64."""
+    """The last of those 64 steps."""
 
     def limit(self) -> float:
-        """The highest loss that is still learnt from; infinity while too little is known."""
-        if len(self.losses) < _FEWEST_STEPS or self.refused_in_a_row >= _MOST_REFUSED:
+        """Return the highest loss that is accepted; infinity while the window is too short."""
+        if len(self.losses) < _FEWEST_STEPS or self.refused_in_a_row >= _MOST_SKIPPED_HIGH:
             return math.inf
         mean = fmean(self.losses)
         deviation = math.sqrt(fmean((loss - mean) ** 2 for loss in self.losses))
         return mean + max(_DEVIATIONS * deviation, _JUMP_MEANS * mean, _LEAST_JUMP_NATS)
 
     def learnt(self, step: int, loss: float) -> None:
-        """A step changed the weights."""
-        if self.refused_in_a_row >= _MOST_REFUSED:
+        """Record a step that changed the weights."""
+        if self.refused_in_a_row >= _MOST_SKIPPED_HIGH:
             self.losses = []
         self.refused_in_a_row = self.skipped_in_a_row = 0
         self.losses = [*self.losses[-_WINDOW_STEPS + 1 :], loss]
@@ -70,16 +69,16 @@ class LossWatch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             self.lowest_mean, self.lowest_step = level, step
 
     def skipped(self, *, high: bool) -> None:
-        """A step changed nothing, because its loss was too high, or because something in it was not finite."""
+        """Record a step that changed nothing, because its loss was too high or something was not finite."""
         self.skipped_in_a_row += 1
         self.refused_in_a_row += high
 
     def level(self) -> float | None:
-        """The mean of the last 64 steps; None while there are fewer."""
+        """Return the mean of the last 64 losses; None while there are fewer."""
         return fmean(self.losses[-_LEVEL_STEPS:]) if len(self.losses) >= _LEVEL_STEPS else None
 
     def verdict(self, step: int) -> str | None:
-        """Why the run should not go on, as the first half of a sentence; None where all is well."""
+        """Return why the run should stop, as the first half of a sentence; None if it should continue."""
         if self.skipped_in_a_row >= _MOST_SKIPPED:
             return f"No gradient was finite over the last {self.skipped_in_a_row} steps (until step {step})"
         level, lowest = self.level(), self.lowest_mean

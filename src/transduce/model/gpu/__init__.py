@@ -1,1 +1,1 @@
-"""Training and decoding on a GPU, by programs in Triton's language."""
+"""Train and decode on an NVIDIA GPU with Triton kernels and CUDA graphs."""

@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm on a GPU.
+"""Run LayerNorm and RMSNorm on a GPU by Triton kernels.
 
 Legend: N rows, D columns.
 """
@@ -12,31 +12,31 @@ from transduce.model.gpu.programs import norms as programs
 from transduce.model.gpu.sizes import ceil_div, power_of_2
 from transduce.model.gradient_sums import sum_of_gradients
 
-# The way back: programs that go over all rows together, and what each takes at a time. Few, as they add what they have
-# summed where all others do.
+# The backward pass: number of programs, elements per iteration, and warps. Programs are few, as all of them add their
+# weight and bias gradients to the same sums.
 _PROGRAMS, _ELEMENTS, _WARPS = 132 * 2, 4096, 4
 
 
 def fork_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-    """See `fused.TrainingKernels`."""
+    """Return x and its norm: LayerNorm, or RMSNorm without a bias; see `fused.TrainingKernels.fork_norm`."""
     return NormNode.apply(x, weight, bias, epsilon)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
-    """See `fused.TrainingKernels`."""
+    """Apply LayerNorm over the last dimension of x."""
     return fork_norm(x, weight, bias, epsilon)[1]
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """See `fused.TrainingKernels`."""
+    """Apply RMSNorm over the last dimension of x."""
     return fork_norm(x, weight, None, epsilon)[1]
 
 
 def add_and_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-    """x + y, both contiguous, and its norm, without a gradient: LayerNorm's, or without a bias RMSNorm's."""
+    """Return x + y and its norm (LayerNorm, or RMSNorm without a bias), without gradients; x and y are contiguous."""
     total, out = torch.empty_like(x), torch.empty_like(x)
     count, width = x.numel() // x.shape[-1], x.shape[-1]
-    rows, block, warps = _shape(width)
+    rows, block, warps = _launch_shape(width)
     shift, centered = (weight, False) if bias is None else (bias, True)
     programs.add_and_norm[(ceil_div(count, rows),)](
         x, y, weight, shift, total, out, count, width, epsilon, centered, rows, block, num_warps=warps
@@ -45,7 +45,10 @@ def add_and_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, epsi
 
 
 class NormNode(torch.autograd.Function):
-    """x itself, and its norm: the gradient by x, which a residual connection leads on, is added in the same pass."""
+    """A norm as an autograd function that returns x and norm(x), for residual connections.
+
+    The backward pass adds the gradient of the returned x in the same pass.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -54,7 +57,7 @@ class NormNode(torch.autograd.Function):
         count, width = flat.numel() // flat.shape[-1], flat.shape[-1]
         out = torch.empty_like(flat)
         means, roots = torch.empty(2, count, dtype=torch.float32, device=x.device)
-        rows, block, warps = _shape(width)
+        rows, block, warps = _launch_shape(width)
         shift, centered = (weight, False) if bias is None else (bias, True)
         programs.norm[(ceil_div(count, rows),)](
             flat, weight, shift, out, means, roots, count, width, epsilon, centered, rows, block, num_warps=warps
@@ -66,28 +69,32 @@ class NormNode(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        by_kept, by_out = gradients
+        by_residual, by_out = gradients
         if by_out is None:
-            return by_kept, None, None, None
+            return by_residual, None, None, None
         x, weight, means, roots = ctx.saved_tensors
         count, width = x.numel() // x.shape[-1], x.shape[-1]
         by_x, by_out = torch.empty_like(x), by_out.contiguous()
         by_weight, by_bias = (
-            torch.zeros_like(weight, dtype=torch.float32) if slot is None else slot for slot in ctx.slots
+            torch.zeros_like(weight, dtype=torch.float32) if gradient_sum is None else gradient_sum
+            for gradient_sum in ctx.slots
         )
         block = power_of_2(width)
         rows, warps = max(1, _ELEMENTS // block), max(_WARPS, block // 1024)
-        kept, is_kept = (by_out, False) if by_kept is None else (by_kept.contiguous(), True)
+        residual_gradient, has_residual = (by_out, False) if by_residual is None else (by_residual.contiguous(), True)
         programs.norm_back[(min(_PROGRAMS, ceil_div(count, rows)),)](
-            x, weight, by_out, kept, means, roots, by_x, by_weight, by_bias, count, width,
-            ctx.centered, is_kept, rows, block, num_warps=warps,
+            x, weight, by_out, residual_gradient, means, roots, by_x, by_weight, by_bias, count, width,
+            ctx.centered, has_residual, rows, block, num_warps=warps,
         )  # fmt: skip
-        own = by_weight.to(weight.dtype) if ctx.slots[0] is None else None
-        own_bias = by_bias.to(weight.dtype) if ctx.centered and ctx.slots[1] is None else None
-        return by_x, own, own_bias, None
+        weight_gradient = by_weight.to(weight.dtype) if ctx.slots[0] is None else None
+        bias_gradient = by_bias.to(weight.dtype) if ctx.centered and ctx.slots[1] is None else None
+        return by_x, weight_gradient, bias_gradient, None
 
 
-def _shape(width: int) -> tuple[int, int, int]:
-    """Rows at a time, their width as a power of two, and warps: a row to a warp, or few, waits for no other warp."""
+def _launch_shape(width: int) -> tuple[int, int, int]:
+    """Return rows per program, their width rounded up to a power of two, and warps.
+
+    A row uses few warps, so that they rarely wait for one another.
+    """
     block = power_of_2(width)
     return max(1, 1024 // block), block, max(1, block // 1024)

@@ -1,7 +1,8 @@
-"""Products with learnt matrices on a GPU: the library's, but gradients by matrices are summed in float32 as they come.
+"""Run linear layers on a GPU by cuBLAS, with weight gradients accumulated in float32.
 
-PyTorch by itself rounds each such gradient to bfloat16 and adds it in a pass of its own.
-Legend: N rows, I inputs, O outputs, V vocabulary, D columns of a matrix.
+PyTorch alone rounds each weight gradient to bfloat16, and adds it in a separate pass.
+
+Legend: N rows, I inputs, O outputs, V vocabulary size, D columns of a matrix.
 """
 
 from typing import Any
@@ -24,25 +25,25 @@ from transduce.model.gradient_sums import (
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows | None, *, relu: bool) -> Tensor:
-    """See `fused.TrainingKernels`."""
+    """Return x · weightᵀ + bias, optionally with ReLU; see `fused.TrainingKernels.linear` for the shapes."""
     sums = linear_sums(weight, bias, rows, relu=relu)
     return LinearNode.apply(x, weight, bias, sums)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class LinearNode(torch.autograd.Function):
-    """Gradients by weight and bias are added to their sums in float32 if there are any."""
+    """A linear layer as an autograd function that adds weight and bias gradients to float32 sums where these exist."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: LinearSums) -> Tensor:
-        part = slice(*options.rows)
-        flat, own = x.reshape(-1, x.shape[-1]), weight[part]
+        row_slice = slice(*options.rows)
+        flat, rows_of_weight = x.reshape(-1, x.shape[-1]), weight[row_slice]
         if bias is None:
-            out = flat @ own.t()
+            out = flat @ rows_of_weight.t()
             out = out.relu_() if options.relu else out
         elif options.relu:
-            out = torch._addmm_activation(bias[part], flat, own.t())
+            out = torch._addmm_activation(bias[row_slice], flat, rows_of_weight.t())
         else:
-            out = torch.addmm(bias[part], flat, own.t())
+            out = torch.addmm(bias[row_slice], flat, rows_of_weight.t())
         ctx.options = options
         ctx.save_for_backward(flat, weight, bias, out if options.relu else None)
         return out.view(*x.shape[:-1], -1)
@@ -51,21 +52,21 @@ class LinearNode(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         flat, weight, bias, out = ctx.saved_tensors
         options: LinearSums = ctx.options
-        part, by_out = slice(*options.rows), gradients[0]
+        row_slice, by_out = slice(*options.rows), gradients[0]
         gradient = by_out.reshape(-1, by_out.shape[-1]).contiguous()
         total, by_weight = known_or_new(options.weight_sum, weight) if ctx.needs_input_grad[1] else (None, None)
         bias_total, by_bias = known_or_new(options.bias_sum, bias) if ctx.needs_input_grad[2] else (None, None)
         if out is not None:
-            columns = flat.new_zeros(len(out[0]), dtype=torch.float32) if bias_total is None else bias_total[part]
+            columns = flat.new_zeros(len(out[0]), dtype=torch.float32) if bias_total is None else bias_total[row_slice]
             gradient = positive_rows(gradient, out, columns)
         elif bias_total is not None:
-            add_sum_of_rows(gradient, bias_total[part])
-        by_x = (gradient @ weight[part]).view(*by_out.shape[:-1], -1) if ctx.needs_input_grad[0] else None
+            add_sum_of_rows(gradient, bias_total[row_slice])
+        by_x = (gradient @ weight[row_slice]).view(*by_out.shape[:-1], -1) if ctx.needs_input_grad[0] else None
         if total is not None:
-            add_product(total[part], gradient.t(), flat)
+            add_product(total[row_slice], gradient.t(), flat)
         return by_x, in_kind_of(weight, by_weight), in_kind_of(bias, by_bias), None
 
 
 def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
-    """See `fused.TrainingKernels`."""
+    """Return rows of a weight (V, D) times `scale`: ids (…), int64, to (…, D); see `fused.TrainingKernels.embed`."""
     return embed_rows(ids, weight, RowSums(scale, frozen_row, sum_of_gradients(weight), add_rows_in_place))

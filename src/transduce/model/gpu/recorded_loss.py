@@ -1,8 +1,8 @@
-"""A loss and its gradients, recorded once and played again, as a GPU does it: nothing is launched by itself.
+"""Record a loss and its gradients as CUDA graphs, and replay them for later batches of the same size.
 
-A step of training launches some 700 programs, and where the model is small the processor takes longer to ask for them
-than the GPU to run them. What is recorded reads its batch and the seeds of its dropouts at fixed places. So batches
-come in few sizes, and each size is recorded when it comes the second time.
+A training step launches some 700 kernels, and for small models the CPU takes longer to launch them than the GPU to run
+them. A graph reads its batch and dropout seeds at fixed addresses. So batches come in few sizes, and each size is
+recorded when it occurs for the second time.
 """
 
 import logging
@@ -20,13 +20,13 @@ from transduce.model.gpu import seeds
 from transduce.model.gpu.recording import Pool, recording
 
 Compute = Callable[[Tensor], tuple[Tensor, Tensor]]
-_MOST_SIZES = 128  # that are kept, of the paper's base model each with 5 MB of the GPU's memory
+_MOST_SIZES = 128  # recorded sizes to keep; for the paper's base model each takes 5 MB of the GPU's memory
 
 _LOG = logging.getLogger("transduce.training")
 
 
 class LossRecorder:
-    """Implements `fused.LossRecorder`. All that it records shares one memory."""
+    """A recorder of losses by batch size, whose CUDA graphs share one memory pool (implements `fused.LossRecorder`)."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -35,62 +35,63 @@ class LossRecorder:
         self._pool: Pool = None
         self._can_record = can_record(next(model.parameters()).device)
         self.launched: Tensor | None = None
-        """The loss of a turn that was not played, for its gradients."""
+        """The latest loss that was computed eagerly, from which its gradients are computed."""
         self.turn = 0
-        """How often a loss was played: its gradients must be asked for before the next one is."""
+        """The number of the latest loss; its gradients must be computed before the next loss is."""
 
     def __call__(self, size: Hashable, numbers: NDArray[np.int64], compute: Compute) -> tuple[Tensor, Tensor]:
-        """See `fused.LossRecorder`."""
+        """Compute the loss of a batch; see `fused.LossRecorder.__call__`."""
         drops = tuple(dropout.drop_of_256 for dropout in self._dropouts if dropout.training)
         key = size, drops
         if key not in self._known:
             device = next(self._model.parameters()).device
             self._known[key] = _RecordedLoss(self, compute, len(numbers), device)
             if len(self._known) > _MOST_SIZES:
-                self._known.popitem(last=False)  # the one that was longest not asked for
+                self._known.popitem(last=False)  # the least recently used one
         self._known.move_to_end(key)
         return self._known[key](numbers)
 
     def record(self, loss: "_RecordedLoss") -> None:
-        """Has both passes written down; where that fails, nothing is recorded any more, and what was is given up."""
+        """Record both passes of a loss; if that fails, drop all graphs and record nothing from then on."""
         if not self._can_record:
             return
-        # Its graph knows on which stream gradients arrive. A recording on another one must not meet it.
+        # An eager loss' autograd graph is tied to its stream, which must not meet a recording on another stream.
         self.launched = None
-        torch.cuda.empty_cache()  # what is launched by itself needs no room any more, and what is recorded has its own
+        torch.cuda.empty_cache()  # eager steps need no memory from now on, and graphs have their own pool
         if self._pool is None:
-            if not _has_room(next(self._model.parameters()).device):
-                self._give_up("they would keep memory for themselves that validation may need")
+            if not _has_free_memory(next(self._model.parameters()).device):
+                self._give_up("CUDA graphs would hold memory that validation may need")
                 return
             self._pool = torch.cuda.graph_pool_handle()
         try:
             loss.record(self._pool, list(self._model.buffers()))
-        except RuntimeError as error:  # memory that ran out, too
+        except RuntimeError as error:  # includes running out of memory
             self._give_up(str(error).strip().partition("\n")[0])
 
     def _give_up(self, reason: str) -> None:
-        _LOG.warning("Steps are not recorded from now on, which makes them slower: %s", reason)
+        """Drop all graphs and stop recording."""
+        _LOG.warning("Training steps are not recorded as CUDA graphs from now on, which is slower: %s", reason)
         self._can_record, self._pool = False, None
         self._known.clear()
 
 
-def _has_room(device: torch.device) -> bool:
-    """Whether a GPU has twice as much free as the steps so far took beside what stays."""
+def _has_free_memory(device: torch.device) -> bool:
+    """Return whether a GPU has twice as much free memory as the eager steps took beyond permanent data."""
     step = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] >= 2 * step
 
 
 def can_record(device: torch.device) -> bool:
-    """Whether anything is; elsewhere each batch is computed as the first one of its size."""
+    """Return whether a device supports recording; on others every batch is computed eagerly."""
     return device.type == "cuda"
 
 
 class _RecordedLoss:
-    """Of batches of one size."""
+    """A loss of batches of one size, with its input buffer and, once recorded, its two CUDA graphs."""
 
     def __init__(self, recorder: LossRecorder, compute: Compute, count: int, device: torch.device) -> None:
         self._recorder, self._compute = recorder, compute
-        self._places = torch.zeros(count + seeds.MOST, dtype=torch.int64, device=device)
+        self._inputs = torch.zeros(count + seeds.MOST, dtype=torch.int64, device=device)
         self._slope = torch.ones((), device=device)
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         self._graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
@@ -98,21 +99,25 @@ class _RecordedLoss:
         self._read: list[Tensor] = []
 
     def __call__(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        given = torch.cat([torch.from_numpy(numbers), seeds.draw_seeds(seeds.MOST)])
-        self._places.copy_(given.pin_memory() if self._places.is_cuda else given, non_blocking=True)
+        """Copy a batch and new seeds to the buffer, and compute the loss."""
+        inputs = torch.cat([torch.from_numpy(numbers), seeds.draw_seeds(seeds.MOST)])
+        self._inputs.copy_(inputs.pin_memory() if self._inputs.is_cuda else inputs, non_blocking=True)
         if self._graphs is None and self._out is not None:
             self._recorder.record(self)
         return _Played.apply(self, self._anchor)  # type: ignore[no-any-return,no-untyped-call]
 
     def launch(self) -> tuple[Tensor, Tensor]:
-        """What is recorded, operation by operation."""
-        count = len(self._places) - seeds.MOST
-        with torch.enable_grad(), seeds.seeds_from(self._places[count:]):
-            return self._compute(self._places[:count])
+        """Compute the loss eagerly from the buffer."""
+        count = len(self._inputs) - seeds.MOST
+        with torch.enable_grad(), seeds.seeds_from(self._inputs[count:]):
+            return self._compute(self._inputs[:count])
 
     def record(self, pool: Pool, read: list[Tensor]) -> None:
-        """Writes down both passes; what they read beside parameters stays as long as they do."""
-        device = self._places.device
+        """Record both passes.
+
+        Keeps a reference to the tensors `read`, whose memory the graphs use besides the parameters'.
+        """
+        device = self._inputs.device
         with recording(device, pool) as forward:
             total, likelihood = self.launch()
         with recording(device, pool) as backward:
@@ -121,10 +126,10 @@ class _RecordedLoss:
         self._graphs = forward, backward
 
     def play(self) -> tuple[int, tuple[Tensor, Tensor]]:
-        """The way there; gives the turn that it was, and what came out."""
+        """Run the forward pass; returns the number of this loss, and its two values."""
         if self._graphs is not None:
             self._graphs[0].replay()
-        else:  # a batch like any other; a recording then finds everything ready
+        else:  # the first batch of a size runs eagerly: recording needs initialized libraries and compiled kernels
             self._recorder.launched, likelihood = self.launch()
             self._out = self._recorder.launched.detach(), likelihood.detach()
         assert self._out is not None
@@ -132,12 +137,12 @@ class _RecordedLoss:
         return self._recorder.turn, (self._out[0].clone(), self._out[1].clone())
 
     def play_back(self, turn: int, slope: Tensor) -> None:
-        """The way back of that turn, from the gradient by the total."""
+        """Run the backward pass of loss number `turn`, given the gradient of its total."""
         if turn != self._recorder.turn:
             raise RuntimeError(
-                "the gradients of this batch are no longer there: they were asked for before, or another was computed"
+                "the gradients of this batch are gone: they were computed before, or another batch's loss was computed"
             )
-        self._recorder.turn += 1  # once
+        self._recorder.turn += 1  # a second backward pass of this loss must fail
         if self._graphs is not None:
             self._slope.copy_(slope)
             self._graphs[1].replay()
@@ -147,7 +152,7 @@ class _RecordedLoss:
 
 
 class _Played(torch.autograd.Function):
-    """Both passes as one node of PyTorch's graph. Gradients go where they are summed."""
+    """Both passes of a recorded loss as an autograd function; gradients go to the float32 sums of the parameters."""
 
     @staticmethod
     def forward(ctx: Any, loss: _RecordedLoss, anchor: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG004

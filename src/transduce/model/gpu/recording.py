@@ -1,4 +1,4 @@
-"""Recording what is launched on a GPU, to play it again: no operation is launched by itself then."""
+"""Record GPU operations as a CUDA graph, whose replay launches them all at once."""
 
 import threading
 from collections.abc import Iterator
@@ -7,21 +7,21 @@ from typing import Any
 
 import torch
 
-# Memory that recordings share, none of which is played while what another one wrote is still wanted; PyTorch names it.
 Pool = Any
+"""A handle of memory that CUDA graphs share; a replay overwrites the results of the other graphs."""
 
-_STREAMS: dict[torch.device, torch.cuda.Stream] = {}  # one a GPU, for the library keeps room to work in for each
+_STREAMS: dict[torch.device, torch.cuda.Stream] = {}  # one per GPU, as cuBLAS keeps a workspace for each stream
 _RECORDING = threading.Lock()
 
 
 def is_recording(device: torch.device) -> bool:
-    """Whether what this thread launches on a device is written down, and not computed."""
+    """Return whether this thread's operations on a device are being recorded and not run."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 @contextmanager
 def recording(device: torch.device, pool: Pool | None = None) -> Iterator[torch.cuda.CUDAGraph]:
-    """In the body of `with`, what is launched is written down and not computed. It must have run before."""
+    """Record the operations in the body of `with` without running them; they must have run before."""
     graph = torch.cuda.CUDAGraph()
     with _RECORDING:
         if device not in _STREAMS:
@@ -29,7 +29,7 @@ def recording(device: torch.device, pool: Pool | None = None) -> Iterator[torch.
         stream = _STREAMS[device]
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")  # other threads go on
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")  # other threads may use the GPU
             try:
                 yield graph
             finally:
@@ -38,10 +38,11 @@ def recording(device: torch.device, pool: Pool | None = None) -> Iterator[torch.
 
 
 def _end(graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
+    """End a recording, and repair PyTorch's random number generator if it failed."""
     try:
         graph.capture_end()
     except RuntimeError:
-        # PyTorch then still takes the GPU's generator of random numbers for one that a recording draws from.
+        # After a failed capture, PyTorch still treats the GPU's default generator as registered with the graph.
         generator = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
         generator.graphsafe_set_state(torch.Generator(device).graphsafe_get_state())
         generator.manual_seed(torch.initial_seed())

@@ -1,7 +1,8 @@
-"""What looks at one position at a time, on a GPU: dropout, sums over rows, the softmax over a vocabulary.
+"""Run row-wise operations of training on a GPU by Triton kernels: dropout, sums over rows, vocabulary softmax.
 
-Each program reads what it needs once and writes its result once, which is all that such operations take time for.
-Legend: N rows, D columns, V vocabulary.
+Each kernel reads its inputs once and writes its result once: memory bandwidth limits such operations.
+
+Legend: N rows, D columns, V vocabulary size.
 """
 
 from typing import Any
@@ -13,17 +14,17 @@ from transduce.model.gpu.programs import rows as programs
 from transduce.model.gpu.seeds import next_seed
 from transduce.model.gpu.sizes import ceil_div, power_of_2
 
-_EIGHTS = 256  # times 8 elements that a program of dropout takes
-_SUM_ROWS, _SUM_COLUMNS, _ROWS_EACH = 32, 128, 256  # of sums: at a time, and in all, by one program
+_EIGHTS = 256  # groups of 8 elements per program of dropout
+_SUM_ROWS, _SUM_COLUMNS, _ROWS_EACH = 32, 128, 256  # of sums: block of a program, and its rows in all
 
 
 def drop_and_add(residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
-    """See `fused.TrainingKernels`."""
+    """Return residual + dropout(x), where `drop_of_256` of 256 elements are dropped."""
     return DropNode.apply(residual, x, drop_of_256)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class DropNode(torch.autograd.Function):
-    """residual + dropout(x). Only the seed is kept: what was dropped is found anew."""
+    """Dropout and addition as an autograd function that keeps only the seed: the backward pass regenerates the mask."""
 
     @staticmethod
     def forward(ctx: Any, residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
@@ -37,42 +38,49 @@ class DropNode(torch.autograd.Function):
 
 
 def _drop(ctx: Any, residual: Tensor | None, x: Tensor) -> Tensor:
+    """Run the dropout kernel with the seed and rate of an autograd context."""
     out, count = torch.empty_like(x), x.numel()
-    base, has_residual = (x, False) if residual is None else (residual, True)
+    residual_or_x, has_residual = (x, False) if residual is None else (residual, True)
     scale = 256.0 / (256 - ctx.drop_of_256)
     grid = (ceil_div(count, 8 * _EIGHTS),)
-    is_place = isinstance(ctx.seed, Tensor)
-    programs.drop[grid](base, x, out, ctx.seed, count, ctx.drop_of_256, scale, has_residual, is_place, _EIGHTS)
+    is_address = isinstance(ctx.seed, Tensor)
+    programs.drop[grid](
+        residual_or_x, x, out, ctx.seed, count, ctx.drop_of_256, scale, has_residual, is_address, _EIGHTS
+    )
     return out
 
 
 def add_sum_of_rows(x: Tensor, total: Tensor) -> None:
-    """total += what the rows of x, (N, D), add up to; float32, (D,)."""
+    """Add the sum of the rows of x (N, D) to total, float32 (D,)."""
     _sum(x, x, x, total, masked=False)
 
 
 def positive_rows(x: Tensor, kept: Tensor, total: Tensor) -> Tensor:
-    """x where `kept`, as large, is positive, else 0; and total += what those rows add up to: float32, (D,)."""
+    """Return x where `kept`, of the same shape, is positive, else 0.
+
+    Also adds the sum of the result's rows to total, float32 (D,).
+    """
     out = torch.empty_like(x)
     _sum(x, kept, out, total, masked=True)
     return out
 
 
 def sum_rows(x: Tensor) -> Tensor:
-    """See `fused.TrainingKernels`."""
+    """Return the sum of the rows of x (N, D), float32 (D,)."""
     total = torch.zeros(x.shape[1], dtype=torch.float32, device=x.device)
     add_sum_of_rows(x.contiguous(), total)
     return total
 
 
 def _sum(x: Tensor, kept: Tensor, out: Tensor, total: Tensor, *, masked: bool) -> None:
+    """Run the kernel that sums rows."""
     count, width = x.shape
     grid = (ceil_div(width, _SUM_COLUMNS), ceil_div(count, _ROWS_EACH))
     programs.sum_rows[grid](x, kept, out, total, count, width, _ROWS_EACH, masked, _SUM_ROWS, _SUM_COLUMNS)
 
 
 def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None) -> None:
-    """See `fused.TrainingKernels`."""
+    """Add factor · part[n] (N, D) to total[ids[n]] (V, D), except to the frozen row."""
     width = part.shape[-1]
     block = min(1024, power_of_2(width))
     frozen = -1 if frozen_row is None else frozen_row
@@ -81,7 +89,7 @@ def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, f
 
 
 def softmax_(logits: Tensor) -> Tensor:
-    """See `fused.TrainingKernels`."""
+    """Replace logits (N, V) by their softmax, and return each row's log-sum-exp, float32 (N,)."""
     normalizers = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     block = min(4096, power_of_2(logits.shape[1]))
     programs.softmax_[(len(logits),)](logits, normalizers, logits.shape[1], block, num_warps=8 if block > 1024 else 4)

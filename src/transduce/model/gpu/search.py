@@ -1,8 +1,9 @@
-"""A search for a batch that a GPU does by itself: it plays a recorded step again and again, and tells what is left.
+"""Run a beam or greedy search for a batch on a GPU by replaying a recorded step.
 
-The processor reads how many sentences are left a step late, while the next one is computed: neither waits for the
-other. What it needs of the hypotheses is read when sentences leave.
-Legend: N sentences at first, B of them still decoded, W hypotheses of each, t pieces so far.
+The CPU reads the number of unfinished sentences one step late, while the GPU computes the next step, so neither waits.
+Hypotheses are copied to the CPU only when sentences leave the batch.
+
+Legend: N sentences at first, B of them still decoded, W hypotheses of each, t tokens so far.
 """
 
 from collections.abc import Collection
@@ -22,50 +23,51 @@ from transduce.model.searching import FoundHypothesis, SearchBounds
 from transduce.model.state import DecodingState
 
 _MOST_HYPOTHESES = 8
-_FEW_ROWS = 64  # with fewer, a step takes as long
-_SHRINK = 4  # times as many rooms as are needed: then moving pays
+_FEW_ROWS = 64  # with fewer rows a step takes the same time
+_SHRINK = 4  # sentences are moved to a smaller step once this factor smaller suffices
 
 
 def find_search(state: DecodingState, bounds: SearchBounds) -> "GpuSearch | None":
-    """The search of a state at its first step; None where it is another's, or the programs do not take it."""
+    """Return a GPU search for a state before its first step; None if the state or the bounds are not supported."""
     if not isinstance(state, GpuState):
         return None
     config, width = state.model.config, bounds.beam_size
-    takes = (
+    is_supported = (
         width <= _MOST_HYPOTHESES
         and config.target_vocabulary_size >= 2 * width
         and bounds.eos_id == config.eos_id
         and list(bounds.never_written) == config.never_written
     )
-    return GpuSearch(state, bounds) if takes else None
+    return GpuSearch(state, bounds) if is_supported else None
 
 
 class GpuSearch:
-    """Implements `searching.BatchSearch`."""
+    """A search for a batch on a GPU (implements `searching.BatchSearch`)."""
 
     def __init__(self, state: GpuState, bounds: SearchBounds) -> None:
-        """Begins with the start symbol; the state has encoded its sentences and done no step."""
+        """Start the search; `state` has encoded its sentences and run no step."""
         assert state.encoded is not None
         self.state, self.bounds = state, bounds
         self.length = 0  # t
-        self._places = list(range(len(bounds.longest)))  # of those that are in the rooms
-        self._slots = list(self._places)  # their rooms
-        self._left: dict[int, tuple[_Account, int]] = {}  # by place, of those that have left: what their room held
+        self._indices = list(range(len(bounds.longest)))  # in the input batch, of the sentences still decoded
+        self._slots = list(self._indices)  # their slots in the step's buffers
+        self._left: dict[int, tuple[_Snapshot, int]] = {}  # snapshot and slot of sentences that left, by index
         self._held: list[SearchStep] = []
         give_back_after(self, state.model, self._held)
         self._penalties = bounds.penalties.to(state.encoded[0].device)
-        self._step = self._find_rooms(first_room(bounds.beam_size))
+        self._step = self._take_step(first_room(bounds.beam_size))
         self._step.settle(*state.encoded)
         state.encoded = None
         self._begin()
-        self._known: tuple[int, _Account] | None = None  # what the rooms hold after so many steps
+        self._latest_snapshot: tuple[int, _Snapshot] | None = None  # number of steps, and the snapshot
 
     def _begin(self) -> None:
-        bounds, step, count = self.bounds, self._step, len(self._places)
+        """Initialize the step's buffers."""
+        bounds, step, count = self.bounds, self._step, len(self._indices)
         step.done.fill_(1)[:count] = 0
         step.remaining.fill_(count)
         step.pieces.fill_(bounds.start_id)
-        step.scores.fill_(0.0)[:, 1:] = float("-inf")  # all begin with the first
+        step.scores.fill_(0.0)[:, 1:] = float("-inf")  # only the first hypothesis starts
         step.sums.zero_()
         step.records.zero_()
         step.counts.zero_()
@@ -76,147 +78,151 @@ class GpuSearch:
         self._copy_penalties()
 
     def _copy_penalties(self) -> None:
+        """Copy the length penalties to the step's buffer."""
         count = min(len(self._penalties), len(self._step.penalties))
         self._step.penalties[:count] = self._penalties[:count]
 
-    # --- going on --------------------------------------------------------------------------------------------------
+    # --- running ---------------------------------------------------------------------------------------------------
 
     @property
     def active(self) -> Tensor:
-        """The places in the batch of the sentences that are still decoded, (B,)."""
-        return torch.tensor(self._places, dtype=torch.int64)
+        """The indices in the batch of the sentences that are still decoded, (B,)."""
+        return torch.tensor(self._indices, dtype=torch.int64)
 
     def advance(self, steps: int) -> None:
-        """At most so many steps; none after all sentences are done."""
-        most = max((self.bounds.longest[place] for place in self._places), default=0)
-        told: _Told | None = None
-        for _ in range(min(steps, most - self.length)):
-            self._make_room()
-            if not self._places:
+        """Run at most `steps` steps; returns early once all sentences are done."""
+        longest = max((self.bounds.longest[index] for index in self._indices), default=0)
+        current: _RemainingCount | None = None
+        for _ in range(min(steps, longest - self.length)):
+            self._ensure_capacity()
+            if not self._indices:
                 break
             with self.state.place:
                 self._step.run()
             self.length += 1
-            before, told = told, _Told(self._step.remaining)
-            if before is None:
+            previous, current = current, _RemainingCount(self._step.remaining)
+            if previous is None:
                 continue
-            left = before.read()
-            if not left:
+            remaining = previous.read()
+            if not remaining:
                 break
-            if _is_worth_moving(left, self._step.size):
-                self._let_go()
-                told = None
-        self._let_go()
+            if _is_worth_moving(remaining, self._step.size):
+                self._remove_finished()
+                current = None
+        self._remove_finished()
 
     def give_up(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
-        """The sentences at these rows leave; their live hypotheses, as they are."""
-        account = self._account()
-        live = [[own for own in account.live(self._slots[row]) if own is not None] for row in rows]
+        """Remove the sentences at these rows from the batch, and return their live hypotheses."""
+        snapshot = self._take_snapshot()
+        live = [
+            [hypothesis for hypothesis in snapshot.live(self._slots[row]) if hypothesis is not None] for row in rows
+        ]
         for row in rows:
-            self._left[self._places[row]] = account, self._slots[row]
+            self._left[self._indices[row]] = snapshot, self._slots[row]
         leaving = [self._slots[row] for row in rows]
         self._step.done[torch.tensor(leaving, device=self._step.done.device)] = 1
         self._step.remaining -= len(leaving)
-        self._keep([row for row in range(len(self._places)) if row not in rows])
+        self._keep([row for row in range(len(self._indices)) if row not in rows])
         return live
 
     def live(self) -> tuple[Tensor, Tensor]:
-        """What live hypotheses hold, int64 (B, W, t), and their log-probabilities, (B, W)."""
+        """Return the live hypotheses' tokens, int64 (B, W, t), and total log-probabilities, (B, W)."""
         width, count = self.bounds.beam_size, len(self._slots)
         pieces = torch.zeros(count, width, self.length, dtype=torch.int64)
         slots = torch.tensor(self._slots, device=self._step.done.device)
         scores = self._step.scores.index_select(0, slots).cpu()
-        account = self._account()
+        snapshot = self._take_snapshot()
         for row, slot in enumerate(self._slots):
-            for beam, hypothesis in enumerate(account.live(slot)):
+            for beam, hypothesis in enumerate(snapshot.live(slot)):
                 if hypothesis is not None:
                     pieces[row, beam] = torch.as_tensor(hypothesis.pieces)
         return pieces, scores
 
     def found(self, place: int, count: int) -> list[FoundHypothesis]:
-        """At most so many hypotheses of the sentence at this place, best first."""
+        """Return at most `count` hypotheses of the sentence at an index of the batch, best first."""
         if place in self._left:
-            account, slot = self._left[place]
-            return account.found(slot, count)
-        return self._account().found(self._slots[self._places.index(place)], count)
+            snapshot, slot = self._left[place]
+            return snapshot.found(slot, count)
+        return self._take_snapshot().found(self._slots[self._indices.index(place)], count)
 
-    # --- rooms -----------------------------------------------------------------------------------------------------
+    # --- buffers ---------------------------------------------------------------------------------------------------
 
-    def _find_rooms(self, room: int) -> SearchStep:
-        """With so many cached positions, for as many sentences as there are."""
+    def _take_step(self, capacity: int) -> SearchStep:
+        """Take a step with `room` cached positions for the current number of sentences."""
         state, bounds = self.state, self.bounds
         source = as_many_source(state.source_shape[1])
-        size = Size(as_many(len(self._places)), bounds.beam_size, source, room, bounds.n_best)
+        size = Size(as_many(len(self._indices)), bounds.beam_size, source, capacity, bounds.n_best)
         step = take_step(SearchStep, state.model, state.layers, size)
         self._held[:] = [step]
         return step
 
-    def _make_room(self) -> None:
-        """For one more step."""
+    def _ensure_capacity(self) -> None:
+        """Make sure that the buffers suffice for another step."""
         positions = self.state.model.target_embedding.positions
         if isinstance(positions, LearnedPositions):
             positions.check(self.length + 1)
-        room = self._step.size.room
-        if (self.length + 1) * self.bounds.beam_size > room:
-            self._move(2 * room)
+        capacity = self._step.size.room
+        if (self.length + 1) * self.bounds.beam_size > capacity:
+            self._move(2 * capacity)
 
     def _move(self, room: int) -> None:
-        """Those that are still decoded move into other rooms, with so many cached positions."""
-        self._let_go(moving=False)
-        if not self._places:
+        """Move the sentences that are still decoded to a step with `room` cached positions."""
+        self._remove_finished(moving=False)
+        if not self._indices:
             return
         old = self._step
         slots = torch.tensor(self._slots, device=old.done.device)
-        new, count, cached = self._find_rooms(room), len(slots), self.length * self.bounds.beam_size
+        new, count, cached = self._take_step(room), len(slots), self.length * self.bounds.beam_size
         new.take_over(old, slots, cached)
         new.done.fill_(1)[:count] = 0
         new.counts.zero_()
         new.remaining.fill_(count)
-        for own, theirs in (
+        for target, source in (
             (new.pieces, old.pieces), (new.scores, old.scores), (new.sums, old.sums), (new.limits, old.limits),
             (new.reaches, old.reaches), (new.records, old.records), (new.finished, old.finished),
             (new.counts, old.counts),
         ):  # fmt: skip
-            own[:count] = theirs.index_select(0, slots)
+            target[:count] = source.index_select(0, slots)
         new.history[: self.length, :count] = old.history[: self.length].index_select(1, slots)
         if new.listed is not None and old.listed is not None:
             new.listed[:count, :cached] = old.listed[:, :cached].index_select(0, slots)
         self._step, self._slots = new, list(range(count))
         self._copy_penalties()
-        self._known = None
+        self._latest_snapshot = None
         give_back(self.state.model, old)
 
-    def _let_go(self, *, moving: bool = True) -> None:
-        """Sentences that are done leave; with `moving`, the others move where that is worth it."""
-        if not self._places:
+    def _remove_finished(self, *, moving: bool = True) -> None:
+        """Remove finished sentences; with `moving`, move the others to a smaller step if that is worthwhile."""
+        if not self._indices:
             return
         done = self._step.done.tolist()
         leaving = [row for row, slot in enumerate(self._slots) if done[slot]]
         if leaving:
-            account = self._account()
+            snapshot = self._take_snapshot()
             for row in leaving:
-                self._left[self._places[row]] = account, self._slots[row]
+                self._left[self._indices[row]] = snapshot, self._slots[row]
             self._keep([row for row, slot in enumerate(self._slots) if not done[slot]])
-        if moving and self._places and _is_worth_moving(len(self._places), self._step.size):
+        if moving and self._indices and _is_worth_moving(len(self._indices), self._step.size):
             self._move(self._step.size.room)
 
     def _keep(self, rows: list[int]) -> None:
-        self._places, self._slots = ([each[row] for row in rows] for each in (self._places, self._slots))
+        """Keep only the sentences at these rows."""
+        self._indices, self._slots = ([each[row] for row in rows] for each in (self._indices, self._slots))
 
-    def _account(self) -> "_Account":
-        """Of all rooms, as they are now."""
-        if self._known is None or self._known[0] != self.length:
-            self._known = self.length, _Account(self._step, self.length)
-        return self._known[1]
+    def _take_snapshot(self) -> "_Snapshot":
+        """Return a snapshot of the step's current state, reused within a step."""
+        if self._latest_snapshot is None or self._latest_snapshot[0] != self.length:
+            self._latest_snapshot = self.length, _Snapshot(self._step, self.length)
+        return self._latest_snapshot[1]
 
 
 def _is_worth_moving(sentences: int, size: Size) -> bool:
-    """Whether so many are better off in rooms of their own number."""
+    """Return whether `sentences` sentences should move from buffers of a size to smaller ones."""
     return _SHRINK * as_many(sentences) <= size.sentences and size.sentences * size.hypotheses > _FEW_ROWS
 
 
-class _Told:
-    """How many sentences are left after a step, which can be read when it is over."""
+class _RemainingCount:
+    """An asynchronous copy of the number of unfinished sentences after a step."""
 
     def __init__(self, remaining: Tensor) -> None:
         self._event: torch.cuda.Event | None = None
@@ -229,16 +235,17 @@ class _Told:
             self._number = remaining.clone()
 
     def read(self) -> int:
+        """Wait for the copy, and return the number."""
         if self._event is not None:
             self._event.synchronize()
         return int(self._number)
 
 
-class _Account:
-    """What rooms held when it was written down."""
+class _Snapshot:
+    """A copy on the CPU of a step's hypotheses."""
 
     def __init__(self, step: SearchStep, length: int) -> None:
-        """After so many steps, t."""
+        """Copy the state after `length` steps, t."""
         history = step.history[:length].cpu().numpy()  # (t, B, W, 3)
         self._parents, self._pieces = history[..., 0], history[..., 1]
         self._values = history[..., 2].view(np.float32)
@@ -246,33 +253,39 @@ class _Account:
         self._eos_id = step.eos_id
 
     def found(self, slot: int, count: int) -> list[FoundHypothesis]:
-        """The best that have ended, and behind them live ones, where the sentence was broken off."""
+        """Return a sentence's finished hypotheses, followed by live ones if it was cut off, at most `count`."""
         length, broken = self._records[slot, :EMPTY].tolist()
         if self._pieces.shape[2] == 1:  # greedy
-            own = self._pieces[:length, slot, 0], self._values[:length, slot, 0]
-            return [FoundHypothesis(*own, ended=not broken)] if length else []
+            tokens_and_values = self._pieces[:length, slot, 0], self._values[:length, slot, 0]
+            return [FoundHypothesis(*tokens_and_values, ended=not broken)] if length else []
         lengths, pieces, values = self._ended
         found = [
             FoundHypothesis(pieces[slot, number, :end], values[slot, number, :end], ended=True)
             for number, end in enumerate(lengths[slot, :count].tolist())
             if end
         ]
-        return [*found, *(own for own in self.live(slot) if own is not None)][:count] if broken else found
+        return (
+            [*found, *(tokens_and_values for tokens_and_values in self.live(slot) if tokens_and_values is not None)][
+                :count
+            ]
+            if broken
+            else found
+        )
 
     def live(self, slot: int) -> list[FoundHypothesis | None]:
-        """What each live hypothesis was when the sentence left, or is now."""
+        """Return a sentence's live hypotheses, now or when it left; None for those with probability zero."""
         lengths, pieces, values = self._live
         length = int(lengths[slot])
         if not length:
             return []
         return [
-            None if own_values[-1] == -np.inf else FoundHypothesis(own, own_values, ended=False)
-            for own, own_values in zip(pieces[slot, :, :length], values[slot, :, :length], strict=True)
+            None if token_values[-1] == -np.inf else FoundHypothesis(tokens, token_values, ended=False)
+            for tokens, token_values in zip(pieces[slot, :, :length], values[slot, :, :length], strict=True)
         ]
 
     @cached_property
     def _live(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
-        """Lengths of all sentences, (B,), and their live hypotheses' pieces and log-probabilities, (B, W, t)."""
+        """Lengths (B,) of all sentences, and tokens and log-probabilities (B, W, t) of their live hypotheses."""
         lengths = np.where(self._records[:, 0] > 0, self._records[:, 0], len(self._pieces))
         width = self._pieces.shape[2]
         beams = np.broadcast_to(np.arange(width), (len(lengths), width))
@@ -280,7 +293,7 @@ class _Account:
 
     @cached_property
     def _ended(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
-        """Lengths of those that have ended, 0 where there is none, (B, N); their pieces, and log-probabilities."""
+        """Lengths (B, N), 0 where there is none, tokens and log-probabilities (B, N, t) of finished hypotheses."""
         lengths, beams, bits = np.moveaxis(self._records[:, EMPTY:].reshape(len(self._records), -1, OF_EACH), -1, 0)
         pieces, values = self._trace(lengths - 1, beams)
         last = np.maximum(lengths - 1, 0)[..., None]
@@ -289,7 +302,7 @@ class _Account:
         return lengths, pieces, values
 
     def _trace(self, lengths: NDArray[Any], beams: NDArray[Any]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Hypotheses (B, M) from their last pieces back to the first, (B, M, t)."""
+        """Follow hypotheses (B, M) from their last tokens to their first; returns tokens and values, (B, M, t)."""
         shape = (*beams.shape, len(self._pieces))
         pieces, values = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
         for step in reversed(range(int(lengths.max(initial=0)))):

@@ -1,7 +1,7 @@
-"""A step of decoding that chooses the next pieces as well: recorded once, it searches without the processor.
+"""Define a recorded decoding step that also selects the next tokens, so that search runs without the CPU.
 
-Legend: B sentences, W hypotheses of each, D model width, V vocabulary, T steps there is room for, K candidates of each
-hypothesis, N hypotheses that are kept of each sentence when they have ended.
+Legend: B sentences, W hypotheses of each, D model width, V vocabulary size, T capacity in steps, K candidates per
+hypothesis, N finished hypotheses that are kept of each sentence.
 """
 
 from collections.abc import Sequence
@@ -16,36 +16,42 @@ from transduce.model.gpu.sizes import ceil_div, power_of_2
 from transduce.model.gpu.step import StepLayer
 from transduce.model.transformer import Transformer
 
-_BLOCK, _CHUNK = 4096, 64  # logits that are read at a time, and of which the best is looked for first
-_COLUMNS = 128  # listed positions that are gone through at a time
-_SENTENCES = 32  # of greedy search, for a program
+_BLOCK, _CHUNK = 4096, 64  # logits per iteration, and per chunk, whose maxima are compared first
+_COLUMNS = 128  # listed positions per iteration
+_SENTENCES = 32  # sentences per program in greedy search
 
-EMPTY = 2  # numbers of a record before its hypotheses: the sentence's length, and whether it was broken off
-OF_EACH = 3  # last step, hypothesis there, the bits of the end's log-probability
+EMPTY = 2
+"""Numbers at the beginning of a sentence's record: its length, and whether it was cut off."""
+OF_EACH = 3
+"""Numbers of each finished hypothesis in a record.
+
+They are its last step, its index at that step, and the bits of the end symbol's log-probability.
+"""
 
 
 class SearchStep(RecordedStep):
-    """Rooms with a search in them: greedy with one hypothesis of each sentence, and a beam with more."""
+    """A recorded step with a search: greedy with one hypothesis per sentence, else beam search."""
 
     def __init__(self, model: Transformer, layers: Sequence[StepLayer], size: Size) -> None:
-        """Empty rooms, in which every sentence is done."""
+        """Allocate buffers in which every sentence is done."""
         super().__init__(model, layers, size)
         device, sentences, width, kept = self.past.device, size.sentences, size.hypotheses, size.found
         steps, rows = size.room // width, sentences * width
-        self.count = 1 if width == 1 else 2 * width  # K: at most W of them end, so W others remain
+        self.count = 1 if width == 1 else 2 * width  # K: at most W candidates end, so W others remain
         config = model.config
         self._never = (*config.never_written, -1, -1)[:2]
         self.eos_id, self._vocabulary = config.eos_id, config.target_vocabulary_size
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            """Allocate a zeroed tensor on the GPU."""
             return torch.zeros(*shape, dtype=dtype, device=device)
 
-        # Positions that each sentence's hypotheses descend from, as `Seen` has them; greedily, all.
+        # Positions that each sentence's hypotheses descend from, in the format of `Seen`; in greedy search all.
         self.counts, self.listed = zeros(sentences), zeros(sentences, size.room) if width > 1 else None
         self.done, self.remaining, self.limits = zeros(sentences) + 1, zeros(1), zeros(sentences)
         self.scores, self.sums = zeros(sentences, width, dtype=torch.float32), zeros(sentences, width).double()
         self.reaches, self.penalties = zeros(sentences, dtype=torch.float32) + 1, zeros(steps + 1).double() + 1
-        # Of every step each hypothesis' parent, its piece, and the bits of its log-probability.
+        # Of every step: each hypothesis' parent, its token, and the bits of the token's log-probability.
         self.history = zeros(steps, sentences, width, 3)
         self.records = zeros(sentences, EMPTY + OF_EACH * kept)
         self.finished = zeros(sentences, kept).double()  # scores
@@ -57,15 +63,16 @@ class SearchStep(RecordedStep):
 
     @property
     def seen_past(self) -> Seen:
-        """Positions that hypotheses descend from; none of sentences that are done."""
+        """Positions that the hypotheses descend from; none for sentences that are done."""
         return Seen(counts=self.counts, listed=self.listed)
 
     @property
     def bytes(self) -> int:
-        """Of its rooms, logits included."""
+        """The size of the caches and the logits in bytes."""
         return super().bytes + 4 * len(self._normalizers) * self._vocabulary
 
     def _compute(self) -> None:
+        """Run the operations of a step and of its selection."""
         model = self._model()
         assert model is not None
         self._out = self.decode(model)
@@ -89,6 +96,7 @@ class SearchStep(RecordedStep):
         )  # fmt: skip
 
     def _find_best(self, logits: Tensor, bias: Tensor | None) -> None:
+        """Find each row's best tokens and its log-sum-exp."""
         block = self._block
         programs.find_best[(len(logits),)](
             logits, logits if bias is None else bias, self.done, self._values, self._best, self._normalizers,
@@ -99,7 +107,7 @@ class SearchStep(RecordedStep):
 
 
 def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    """(B × W, D) by (V, D), to float32: rounded to bfloat16, many of the best would be equal."""
+    """Return float32 logits of (B × W, D) by (V, D); in bfloat16 many of the best would be equal."""
     if hidden.dtype == torch.bfloat16 and hidden.device.type == "cuda":
         return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
     return hidden @ weight.t()

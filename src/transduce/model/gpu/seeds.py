@@ -1,5 +1,7 @@
-"""Where dropout's seeds come from: the processor's generator, which is seeded for every batch; or from places that were
-filled out of it, for what is recorded goes by the seeds of each time that it is played.
+"""Provide dropout seeds on a GPU, from the CPU's generator or, in CUDA graphs, from a buffer.
+
+The CPU's generator is seeded for every batch. A graph reads its seeds from a buffer, which is filled from that
+generator before each replay.
 """
 
 from collections.abc import Iterator
@@ -8,35 +10,36 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-MOST = 1024  # of one batch
+MOST = 1024
+"""The greatest number of seeds per batch."""
 
 
-class _Places:
-    """Those that are taken from now, one after another."""
+class _Buffer:
+    """The addresses of the next seeds, if they come from a buffer."""
 
-    left: Iterator[Tensor] | None = None
+    remaining: Iterator[Tensor] | None = None
 
 
 def draw_seeds(count: int) -> Tensor:
-    """So many, int64, on the processor: the same whether they are drawn at once or one by one."""
+    """Draw `count` seeds, int64 on the CPU; the sequence does not depend on how many are drawn at once."""
     return torch.empty(count, dtype=torch.int64, device="cpu").random_()
 
 
 def next_seed() -> int | Tensor:
-    """A seed, or the place, (1,), where it stands."""
-    if _Places.left is None:
+    """Return a seed, or a tensor (1,) on the GPU that will hold one."""
+    if _Buffer.remaining is None:
         return int(draw_seeds(1))
-    place = next(_Places.left, None)
-    if place is None:
+    seed = next(_Buffer.remaining, None)
+    if seed is None:
         raise RuntimeError(f"there are seeds for {MOST} dropouts, but the model has more")
-    return place
+    return seed
 
 
 @contextmanager
 def seeds_from(places: Tensor) -> Iterator[None]:
-    """In the body of `with`, seeds are those that stand in these places, (N,), in their order."""
-    before, _Places.left = _Places.left, iter(places.split(1))
+    """Take the seeds in the body of `with` from a buffer (N,), one after another."""
+    previous, _Buffer.remaining = _Buffer.remaining, iter(places.split(1))
     try:
         yield
     finally:
-        _Places.left = before
+        _Buffer.remaining = previous

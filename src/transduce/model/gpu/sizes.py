@@ -1,4 +1,4 @@
-"""Sizes of what is launched, and of what there is room for."""
+"""Compute launch sizes of Triton kernels."""
 
 from functools import cache
 
@@ -6,18 +6,18 @@ import torch
 
 
 def ceil_div(count: int, size: int) -> int:
-    """How many parts of this size hold so many; Triton's own takes longer than some programs."""
+    """Return count / size rounded up; Triton's own function is slower than some kernels."""
     return -(-count // size)
 
 
 def power_of_2(least: int) -> int:
-    """The smallest power of two that is at least this, which is positive."""
+    """Return the smallest power of two that is at least `least`, a positive number."""
     return 1 << (least - 1).bit_length()
 
 
 @cache
 def shared_bytes(device: torch.device) -> int:
-    """What the threads of one program may share; elsewhere than on a GPU, where programs are interpreted, enough."""
+    """Return the shared memory in bytes that a program may use; unlimited where Triton interprets kernels on a CPU."""
     if device.type != "cuda":
         return 1 << 30
     properties = torch.cuda.get_device_properties(device)

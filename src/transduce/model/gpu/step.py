@@ -1,4 +1,4 @@
-"""What a step of decoding computes on a GPU: a decoder's layers written out, with few operations.
+"""Run a decoder step on a GPU with few operations: a decoder's layers written out.
 
 Legend: B sentences, W hypotheses of each, S source length, D model width, H heads, K width of a head.
 """
@@ -17,12 +17,12 @@ from transduce.model.norms import LayerNorm, RMSNorm
 
 
 class StepLayer:
-    """A decoder layer's parts, the matrix of attention to the memory in two."""
+    """The modules of a decoder layer, with the projection of cross-attention split into queries and keys/values."""
 
     def __init__(self, layer: DecoderLayer) -> None:
-        own, memory = layer.self_attention, layer.memory_attention
-        self.heads = own.num_heads
-        self.project, self.output = own.projection, own.output
+        self_attention, memory = layer.self_attention, layer.memory_attention
+        self.heads = self_attention.num_heads
+        self.project, self.output = self_attention.projection, self_attention.output
         rows = (memory.widths[0], sum(memory.widths[1:]))
         weight, bias = memory.projection.weight, memory.projection.bias
         self.query, self.key_value = weight.split(rows)
@@ -32,33 +32,33 @@ class StepLayer:
         self.residuals = (layer.self_attention_residual, layer.memory_attention_residual, layer.feed_forward_residual)
 
     def keys_and_values(self, memory: Tensor) -> Tensor:
-        """Of the memory, (B, S, D) to (B, S, 2 × H × K)."""
+        """Project encoder outputs (B, S, D) to keys and values (B, S, 2 × H × K)."""
         return F.linear(memory, self.key_value, self.key_value_bias)
 
 
 class Caches:
-    """What a step reads, and its newest positions are added to."""
+    """The KV caches of a step."""
 
     past: Tensor
-    """Keys and values, (layers, B, room, 2 × H × K)."""
+    """Keys and values of the tokens so far, (layers, B, capacity, 2 × H × K)."""
     memory: Tensor
-    """The same of the memory, (layers, B, S, 2 × H × K)."""
+    """Keys and values of the encoder output, (layers, B, S, 2 × H × K)."""
     length: Tensor
-    """Of the past, int64, (1,)."""
+    """The number of cached positions in `past`, int64 (1,)."""
 
     @property
     def seen_past(self) -> Seen:
-        """What of the past is looked at."""
+        """The positions in `past` to attend to."""
         raise NotImplementedError
 
     @property
     def seen_memory(self) -> Seen:
-        """What of the memory is looked at."""
+        """The positions in `memory` to attend to."""
         raise NotImplementedError
 
 
 def run_layers(layers: Sequence[StepLayer], last_norm: nn.Module, x: Tensor, caches: Caches) -> Tensor:
-    """From embedded pieces to the decoder's output, (B, W, D) to (B, W, D)."""
+    """Run decoder layers and the last norm on embedded tokens: (B, W, D) to (B, W, D)."""
     chain = _Chain(x, [residual for layer in layers for residual in layer.residuals], last_norm)
     seen_past, seen_memory = caches.seen_past, caches.seen_memory
     for layer, past, memory in zip(layers, caches.past, caches.memory, strict=True):
@@ -71,7 +71,7 @@ def run_layers(layers: Sequence[StepLayer], last_norm: nn.Module, x: Tensor, cac
 
 
 class _Chain:
-    """What goes from one sub-layer to the next: a sum, and its norm, made together."""
+    """The residual stream between sub-layers, which fuses each addition with the norm that follows."""
 
     def __init__(self, x: Tensor, residuals: Sequence[Residual], last: nn.Module) -> None:
         befores = [*(residual.norm_before for residual in residuals), last]
@@ -80,7 +80,7 @@ class _Chain:
         self.next: Tensor = befores[0](x)  # the input of the next sub-layer
 
     def add(self, y: Tensor) -> None:
-        """A sub-layer's output is added, and normalised as the model's order has it."""
+        """Add a sub-layer's output, and apply the norms of the model's order (pre-norm or post-norm)."""
         after, before = next(self._norms)
         if isinstance(after, LayerNorm | RMSNorm):  # post-norm
             _, self._sum = _add_and_norm(self._sum, y, after)
@@ -92,6 +92,7 @@ class _Chain:
 
 
 def _add_and_norm(x: Tensor, y: Tensor, norm: LayerNorm | RMSNorm) -> tuple[Tensor, Tensor]:
+    """Return x + y and its norm."""
     bias = norm.bias if isinstance(norm, LayerNorm) else None
     if norm.eps is None or (isinstance(norm, LayerNorm) and bias is None):
         total = x + y
@@ -100,6 +101,7 @@ def _add_and_norm(x: Tensor, y: Tensor, norm: LayerNorm | RMSNorm) -> tuple[Tens
 
 
 def _feed_forward(layer: nn.Module, x: Tensor) -> Tensor:
+    """Apply a feed-forward network, with a fused ReLU if it is a plain one."""
     if not isinstance(layer, FeedForward) or layer.activation is not F.relu or layer.inner.bias is None:
         return layer(x)  # type: ignore[no-any-return]
     hidden = torch._addmm_activation(layer.inner.bias, x.flatten(0, 1), layer.inner.weight.t())

@@ -1,6 +1,6 @@
-"""Programs in machine code, written by LLVM for the processor at hand, where llvmlite is installed.
+"""Compile CPU kernels to machine code with LLVM, for decoding and for training (needs the optional package llvmlite).
 
-For decoding, in every precision: a step of a model, or a whole search, in one call (`model_programs.py`,
-`search_program.py`). For training, on a CPU: what PyTorch takes several passes for, and in bfloat16 products
+Decoding: one call runs a whole decoder step (`model_programs.py`) or a whole search (`search_program.py`), in every
+precision. Training: fused kernels replace several PyTorch operations each, and bfloat16 GEMM kernels replace PyTorch's
 (`training.py`). docs/decoding.md and docs/training.md list the files.
 """

@@ -1,7 +1,7 @@
-"""Some rows by one panel of columns by AMX, tile after tile: see `amx_products.py`.
+"""Emit the AMX multiplication of some rows by one panel of columns, tile after tile (used by `amx_products.py`).
 
-Sums go through memory on their way out, where vectors take them up while the next tile is multiplied: two units of the
-processor are busy at once. Meanwhile, too, the next panel is fetched into the second cache.
+Sums are stored to a buffer, from which vector instructions finish them while AMX multiplies the next tile. The next
+panel is meanwhile prefetched into the L2 cache.
 """
 
 from collections.abc import Callable
@@ -14,155 +14,165 @@ from transduce.model.native.emit import F32, I8, I32, I64, POINTER, VOID, Emitte
 from transduce.model.native.pair_packing import AMX
 
 PART_ROWS = amx.REGISTER_ROWS
+"""Rows of a part of a tile, which is one tile register."""
 TILE_ROWS = AMX.tile_rows
-TILE = TILE_ROWS * AMX.panel  # sums
-STEP = 16  # pairs of a register
+TILE = TILE_ROWS * AMX.panel
+"""Sums in a tile."""
+STEP = 16
+"""Pairs per row of a tile register."""
 PARTS = TILE_ROWS // PART_ROWS
-VECTORS = AMX.panel // PART_ROWS  # of a panel's columns
-_LEFT, _PANEL = 4, 6  # numbers of the first such registers; sums are 0 to 3
+VECTORS = AMX.panel // PART_ROWS
+"""Vectors of columns in a panel."""
+_LEFT, _PANEL = 4, 6  # indices of the first such tile registers; those of sums are 0 to 3
 
 
 class PanelPlaces(NamedTuple):
-    """What a panel is multiplied by, and where the result goes."""
+    """Arguments of a function that multiplies row tiles by one panel."""
 
     left: Value
-    """The place of the first tile's rows."""
+    """Pointer to the first tile's rows."""
     tile_bytes: Value
-    """From there to the next tile's, as the next three."""
+    """Bytes from one tile's rows to the next tile's."""
     part_bytes: Value
+    """Bytes from one 16-row part of a tile to the next."""
     row_bytes: Value
+    """Bytes from one row to the next."""
     step_bytes: Value
-    """To the next sixteen pairs."""
+    """Bytes from 16 pairs to the next 16 pairs."""
     panel: Value
+    """Pointer to the packed columns."""
     depth: Value
-    """Pairs that are summed."""
+    """The number of pairs to sum."""
     waiting: Value
-    """The place of sums that wait for more pairs, tile by tile."""
+    """Pointer to partial sums of all tiles, between two spans of pairs."""
     begins: Value
-    """Whether none wait yet: a number, 0 or 1."""
+    """Whether this is the first span, so that there are no partial sums yet: 0 or 1."""
     ends: Value
-    """Whether none wait for more."""
+    """Whether this is the last span, so that sums are finished: 0 or 1."""
     out: Value
-    """The panel's first column in the first row."""
+    """Pointer to the panel's first column in the first row of the result."""
     stride: Value
     """Columns of a row of the result."""
     rows: Value
+    """Rows of the result."""
     first: Value
-    """Tiles: from this one to below the last, by steps."""
+    """The first row tile."""
     last: Value
+    """The row tile at which to stop (exclusive)."""
     step: Value
+    """The step from one row tile to the next."""
     ahead: Value
-    """The place of what comes next."""
+    """Pointer to what is multiplied next, for prefetching."""
 
 
 PLACES: tuple[Any, ...] = (POINTER, *[I64] * 4, POINTER, I64, POINTER, I64, I64, POINTER, *[I64] * 5, POINTER)
-"""The types of `PanelPlaces`."""
+"""The LLVM types of `PanelPlaces`' fields."""
 
 
 class Ends(NamedTuple):
-    """What an ending does."""
+    """The code that an epilogue emits."""
 
     fetch: Callable[[Value], None]
-    """While a tile is multiplied: with the first element of one of its rows, counted from `out`."""
+    """Emit prefetches while a tile is multiplied, given the offset from `out` of a row's first element."""
     row: Callable[[Value, Value], None]
-    """With the place of a row's sums, and its first element."""
+    """Emit the epilogue of a row, given a pointer to its sums and the offset of its first element."""
 
 
-def write_panels(k: Emitter, given: PanelPlaces, ends: Ends) -> None:
-    """All tiles of a panel.
+def write_panels(k: Emitter, args: PanelPlaces, ends: Ends) -> None:
+    """Emit the multiplication of all row tiles by a panel.
 
-    A part of a tile that would go past the last row begins so much before, and makes some rows once more.
+    A 16-row part of a tile that would reach behind the last row starts earlier and recomputes some rows.
     """
-    panels = _Panels(k, given, ends)
-    with k.loop(given.first, given.last, given.step) as number:
+    panels = _Panels(k, args, ends)
+    with k.loop(args.first, args.last, args.step) as number:
         panels.write_tile(number)
     panels.finish_rows(k.number(0), k.number(TILE_ROWS))
 
 
 class _Panels:
-    """Writes them."""
+    """An emitter of the tiles of one panel, which keeps track of the previous tile's unfinished sums."""
 
-    def __init__(self, k: Emitter, given: PanelPlaces, ends: Ends) -> None:
-        self.k, self.given, self.ends = k, given, ends
+    def __init__(self, k: Emitter, args: PanelPlaces, ends: Ends) -> None:
+        self.k, self.given, self.ends = k, args, ends
         with k.build.goto_entry_block():
-            self.made = k.build.alloca(ir.ArrayType(F32, 2 * TILE))  # sums of two tiles
+            self.made = k.build.alloca(ir.ArrayType(F32, 2 * TILE))  # double buffer of a tile's sums
             self.made.align = amx.REGISTER_BYTES
         none = k.number(0)
         self.side, self.rows_made, self.fetched = (k.variable(none) for _ in range(3))
         self.parts_made = [k.variable(none) for _ in range(PARTS)]
-        steps = k.build.sdiv(given.depth, k.number(STEP))
+        steps = k.build.sdiv(args.depth, k.number(STEP))
         self.rows_each = k.build.sdiv(k.sum_of(steps, TILE_ROWS - 1), steps)
-        tiles = k.build.sub(given.last, given.first)
-        lines = STEP * AMX.panel * 4 // amx.REGISTER_BYTES  # of a panel, for each step
+        tiles = k.build.sub(args.last, args.first)
+        lines = STEP * AMX.panel * 4 // amx.REGISTER_BYTES  # cache lines of a panel per step
         self.bytes_each = k.times(k.build.sdiv(k.sum_of(tiles, lines - 1), tiles), amx.REGISTER_BYTES)
 
     def write_tile(self, number: Value) -> None:
-        """Multiplies it, and finishes the one before meanwhile."""
-        k, given = self.k, self.given
-        count = k.build.sub(number, given.first)
-        waiting = k.at(given.waiting, k.times(count, TILE))
+        """Emit the multiplication of a tile, during which the previous tile is finished."""
+        k, args = self.k, self.given
+        count = k.build.sub(number, args.first)
+        waiting = k.at(args.waiting, k.times(count, TILE))
         registers = [(n, k.at(waiting, n * TILE // 4)) for n in range(PARTS * VECTORS)]
-        with k.build.if_else(k.is_given(given.begins)) as (new, more):
+        with k.build.if_else(k.is_given(args.begins)) as (new, more):
             with new:
                 for n, _ in registers:
                     amx.zero(k, n)
             with more:
-                for n, place in registers:
-                    amx.load(k, n, place, k.number(amx.REGISTER_BYTES))
-        last = k.build.sub(given.rows, k.number(PART_ROWS))
+                for n, pointer in registers:
+                    amx.load(k, n, pointer, k.number(amx.REGISTER_BYTES))
+        last = k.build.sub(args.rows, k.number(PART_ROWS))
         parts = [k.lesser(k.sum_of(k.times(number, TILE_ROWS), part * PART_ROWS), last) for part in range(PARTS)]
-        steps = k.build.sdiv(count, given.step)
-        self._multiply(k.at(given.left, k.times(steps, given.tile_bytes), I8), parts)
-        with k.build.if_else(k.is_given(given.ends)) as (made, kept):
-            with made:
+        steps = k.build.sdiv(count, args.step)
+        self._multiply(k.at(args.left, k.times(steps, args.tile_bytes), I8), parts)
+        with k.build.if_else(k.is_given(args.ends)) as (is_finished, is_partial):
+            with is_finished:
                 for n, _ in registers:
-                    there = n // VECTORS * PART_ROWS * AMX.panel + n % VECTORS * k.lanes
-                    place = k.at(self.made, k.sum_of(k.get(self.side, count), there))
-                    amx.store(k, n, place, AMX.panel * 4)
+                    offset = n // VECTORS * PART_ROWS * AMX.panel + n % VECTORS * k.lanes
+                    pointer = k.at(self.made, k.sum_of(k.get(self.side, count), offset))
+                    amx.store(k, n, pointer, AMX.panel * 4)
                 k.store(k.build.sub(k.number(TILE), k.get(self.side, count)), self.side)
                 k.store(k.number(TILE_ROWS), self.rows_made)
                 for variable, part in zip(self.parts_made, parts, strict=True):
                     k.store(part, variable)
-            with kept:
-                for n, place in registers:
-                    amx.store(k, n, place)
+            with is_partial:
+                for n, pointer in registers:
+                    amx.store(k, n, pointer)
 
     def _multiply(self, left: Value, parts: list[Value]) -> None:
-        """The pairs of the tile's rows by those of the panel; after each sixteen, something else is done meanwhile."""
-        k, given = self.k, self.given
-        with k.loop(0, k.build.sdiv(given.depth, k.number(STEP))) as step:
+        """Emit the sums of a tile; after every 16 pairs some rows of the previous tile are finished."""
+        k, args = self.k, self.given
+        with k.loop(0, k.build.sdiv(args.depth, k.number(STEP))) as step:
             for vector in range(VECTORS):
-                there = k.at(given.panel, k.sum_of(k.times(step, STEP * AMX.panel), vector * k.lanes), I32)
-                amx.load(k, _PANEL + vector, there, k.number(AMX.panel * 4))
+                pointer = k.at(args.panel, k.sum_of(k.times(step, STEP * AMX.panel), vector * k.lanes), I32)
+                amx.load(k, _PANEL + vector, pointer, k.number(AMX.panel * 4))
             for part in range(PARTS):
-                there = k.at(left, k.sum_of(k.times(step, given.step_bytes), k.times(given.part_bytes, part)), I8)
-                amx.load(k, _LEFT + part, there, given.row_bytes, once=True)
+                pointer = k.at(left, k.sum_of(k.times(step, args.step_bytes), k.times(args.part_bytes, part)), I8)
+                amx.load(k, _LEFT + part, pointer, args.row_bytes, once=True)
                 for vector in range(VECTORS):
                     registers = (VECTORS * part + vector, _LEFT + part, _PANEL + vector)
                     k.intrinsic("llvm.x86.tdpbf16ps", VOID, *map(amx.register, registers))
-            amx.fetch_on(k, given.ahead, self.fetched, self.bytes_each)
+            amx.fetch_on(k, args.ahead, self.fetched, self.bytes_each)
             first = k.times(step, self.rows_each)
             last = k.sum_of(first, self.rows_each)
             self._fetch_rows(parts, first, last)
             self.finish_rows(first, last)
 
     def _fetch_rows(self, parts: list[Value], first: Value, last: Value) -> None:
-        """Of the tile that is being multiplied, what is needed when it is finished."""
+        """Prefetch what the epilogue of the current tile will need."""
         k = self.k
         with k.loop(first, k.lesser(last, k.times(self.given.ends, TILE_ROWS))) as row:
             self.ends.fetch(self._place_of(parts, row))
 
     def _place_of(self, parts: list[Value], row: Value) -> Value:
-        """The first element of a tile's row."""
+        """Return the offset of the first element of a tile's row in the result."""
         k = self.k
         is_first = k.build.icmp_signed("<", row, k.number(PART_ROWS))
         start = k.build.select(is_first, parts[0], k.sum_of(parts[1], -PART_ROWS))
         return k.times(self.given.stride, k.sum_of(start, row))
 
     def finish_rows(self, first: Value, last: Value) -> None:
-        """Of the tile before."""
+        """Emit the epilogue of rows [first, last) of the previous tile."""
         k, none = self.k, self.k.number(0)
-        made = k.at(self.made, k.build.sub(k.number(TILE), k.get(self.side, none)))
+        sums = k.at(self.made, k.build.sub(k.number(TILE), k.get(self.side, none)))
         parts = [k.get(variable, none) for variable in self.parts_made]
         with k.loop(first, k.lesser(last, k.get(self.rows_made, none))) as row:
-            self.ends.row(k.at(made, k.times(row, AMX.panel)), self._place_of(parts, row))
+            self.ends.row(k.at(sums, k.times(row, AMX.panel)), self._place_of(parts, row))

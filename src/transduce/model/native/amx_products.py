@@ -1,11 +1,12 @@
-"""Products of matrices of bfloat16 by AMX's instruction for pairs, `tdpbf16ps`.
+"""Emit the training GEMM for AMX's bfloat16 instruction, `tdpbf16ps`.
 
-A tile is 32 rows by a panel of 32 columns: four registers of sums, two of rows and two of columns, so that each that is
-loaded is used twice. Even so that takes 64 bytes a cycle, more than a second cache gives: of two registers one must
-come from the first. So a panel, of so many pairs that the first cache holds it, is multiplied by some hundred rows,
-which each thread has laid out for itself so that the second cache holds them; what they add up to waits there for the
-pairs that follow. Source: Intel, "Architecture Instruction Set Extensions Programming Reference", chapter "AMX"; K.
-Goto and R. van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008.
+A tile is 32 rows by a panel of 32 columns: four tile registers of sums, two of rows and two of columns, so each loaded
+register is used twice. That still needs 64 bytes per cycle, more than the L2 cache supplies, so every second register
+must come from L1. Therefore a panel's depth is limited so that it fits in L1. It is multiplied by some hundred rows,
+which each thread has packed for itself, and which fit in L2. Their partial sums wait in L2 for the next pairs.
+
+Sources: Intel, "Architecture Instruction Set Extensions Programming Reference", chapter "AMX"; K. Goto and R. van de
+Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,117 +21,120 @@ from transduce.model.native.emit import F32, I8, I16, I32, BFloat, Emitter, Valu
 from transduce.model.native.pair_packing import AMX, Gradient, Matrix, Span, Tiles
 from transduce.model.native.pair_products import ENDINGS, Ending, PairMultiplier, Product, tile_name
 
-_SUM_COLUMNS = 1 << 10  # of a block of sums, whole panels
+_SUM_COLUMNS = 1 << 10  # columns per block of partial sums, whole panels
 _SUMS_BYTES = AMX.sum_tiles * TILE * (_SUM_COLUMNS // AMX.panel) * 4
 _ROWS_BYTES = AMX.block * 4
 
 
 class _Block(NamedTuple):
-    """What a thread multiplies while the second cache holds its rows, and sums that wait."""
+    """A block of a matrix multiplication, whose packed rows and partial sums stay in the L2 cache."""
 
     rows: Value
-    """Their place."""
+    """Pointer to the packed rows."""
     waiting: Value
-    """The place of the sums."""
+    """Pointer to the partial sums."""
     tiles: Tiles
+    """The row tiles."""
     columns: tuple[Value, Value]
-    """From a panel's first to below another."""
+    """The half-open range of columns, whole panels."""
     span: Span
+    """The pairs that are summed."""
     begins: Value
-    """Whether these are the first pairs, as a number, 0 or 1."""
+    """Whether these are the first pairs: 0 or 1."""
     ends: Value
-    """Whether they are the last ones."""
+    """Whether these are the last pairs: 0 or 1."""
 
 
 class AmxMultiplier(PairMultiplier):
-    """The same by AMX. Columns are a multiple of a panel's."""
+    """A `PairMultiplier` that uses AMX; the number of columns is a multiple of a panel's."""
 
     layout = AMX
     packer = AmxPacker
     thread_bytes = _ROWS_BYTES + _SUMS_BYTES
 
     def __init__(self, k: Emitter, *endings: Ending) -> None:
+        """Emit the tile functions of these epilogues."""
         k.features |= {"amx-tile", "amx-bf16"}
         super().__init__(k, *endings)
 
-    def multiply(self, made: Product, thread: Value, threads: Value) -> None:
-        """As `PairMultiplier.multiply`."""
+    def multiply(self, gemm: Product, thread: Value, threads: Value) -> None:
+        """Emit a matrix multiplication, in which each thread packs and computes some rows."""
         amx.configure(self.k)
-        if made.ending == "mix":
-            super().multiply(made, thread, threads)
+        if gemm.ending == "mix":
+            super().multiply(gemm, thread, threads)
         else:
             packer = self.packer(self.k, self.layout, thread, threads)
-            for block in self._each_block(made, thread, threads):
-                matrix = Matrix(made.left, made.rows, self.k.times(made.pairs, 2))
+            for block in self._each_block(gemm, thread, threads):
+                matrix = Matrix(gemm.left, gemm.rows, self.k.times(gemm.pairs, 2))
                 packer.lay_rows(matrix, block.tiles, block.span, block.rows)
-                self._multiply_block(made, block)
+                self._multiply_block(gemm, block)
         amx.release(self.k)
         self.k.finish_streams()
 
-    def multiply_lower(self, made: Product, thread: Value, threads: Value) -> None:
-        """As `PairMultiplier.multiply_lower`."""
+    def multiply_lower(self, gemm: Product, thread: Value, threads: Value) -> None:
+        """Emit the part of a square result on and below the diagonal."""
         amx.configure(self.k)
-        super().multiply_lower(made, thread, threads)
+        super().multiply_lower(gemm, thread, threads)
         amx.release(self.k)
 
-    def add_up(self, made: Product, given: Gradient, thread: Value, threads: Value) -> None:
-        """As `PairMultiplier.add_up`."""
+    def add_up(self, gemm: Product, given: Gradient, thread: Value, threads: Value) -> None:
+        """Emit out += gradientᵀ · panels, and add the gradient's column sums where these are requested."""
         k = self.k
-        with k.where(k.build.or_(k.is_given(made.out), k.is_given(given.sums))):
+        with k.where(k.build.or_(k.is_given(gemm.out), k.is_given(given.sums))):
             amx.configure(k)
             packer = self.packer(k, self.layout, thread, threads)
-            for block in self._each_block(made, thread, threads):
-                is_first = k.build.icmp_signed("==", block.columns[0], k.number(0))  # each column is counted once
+            for block in self._each_block(gemm, thread, threads):
+                is_first = k.build.icmp_signed("==", block.columns[0], k.number(0))  # column sums are added only once
                 counted = given._replace(sums=k.build.select(is_first, given.sums, k.number(0)))
                 packer.lay_gradient(counted, block.tiles, block.span, block.rows)
-                with k.where(k.is_given(made.out)):
-                    self._multiply_block(made, block)
+                with k.where(k.is_given(gemm.out)):
+                    self._multiply_block(gemm, block)
             amx.release(k)
 
-    def _each_block(self, made: Product, thread: Value, threads: Value) -> Iterator[_Block]:
-        """The thread's own, one after another: what is written for the one that is given is done for all.
+    def _each_block(self, gemm: Product, thread: Value, threads: Value) -> Iterator[_Block]:
+        """Emit a loop over the thread's blocks; yields once, and code emitted for that block runs for all.
 
-        Where all pairs are one span no sums wait: a block has all columns, and as many rows as there is room for.
+        If all pairs are one span, no partial sums are stored: a block has all columns, and as many rows as fit.
         """
         k, layout = self.k, self.layout
-        first, last = self._own_tiles(made, thread, threads)
-        steps = k.build.sdiv(made.pairs, k.number(STEP))
-        spans = self._share_up(made.pairs, layout.depth)
-        depth = k.times(self._share_up(steps, spans), STEP)
+        first, last = self._own_tiles(gemm, thread, threads)
+        steps = k.build.sdiv(gemm.pairs, k.number(STEP))
+        spans = self._ceil_div(gemm.pairs, layout.depth)
+        depth = k.times(self._ceil_div(steps, spans), STEP)
         is_whole = k.build.icmp_signed("==", spans, k.number(1))
-        many = k.build.sdiv(k.number(layout.block // TILE_ROWS), depth)
-        tiles = k.build.select(is_whole, many, k.number(layout.sum_tiles))
-        columns = k.build.select(is_whole, made.columns, k.number(_SUM_COLUMNS))
-        rows = k.place(k.sum_of(made.room, k.times(thread, self.thread_bytes)))
-        each_column, each_tile = k.loop(0, made.columns, columns), k.loop(first, last, tiles)
-        with each_column as left, each_tile as start, k.loop(0, made.pairs, depth) as pair:
-            span = Span(pair, k.lesser(depth, k.build.sub(made.pairs, pair)))
+        tiles_that_fit = k.build.sdiv(k.number(layout.block // TILE_ROWS), depth)
+        tiles = k.build.select(is_whole, tiles_that_fit, k.number(layout.sum_tiles))
+        columns = k.build.select(is_whole, gemm.columns, k.number(_SUM_COLUMNS))
+        rows = k.place(k.sum_of(gemm.room, k.times(thread, self.thread_bytes)))
+        each_column, each_tile = k.loop(0, gemm.columns, columns), k.loop(first, last, tiles)
+        with each_column as left, each_tile as start, k.loop(0, gemm.pairs, depth) as pair:
+            span = Span(pair, k.lesser(depth, k.build.sub(gemm.pairs, pair)))
             yield _Block(
                 rows=rows,
                 waiting=k.at(rows, _ROWS_BYTES // 4),
                 tiles=Tiles(start, k.lesser(k.sum_of(start, tiles), last)),
-                columns=(left, k.lesser(k.sum_of(left, columns), made.columns)),
+                columns=(left, k.lesser(k.sum_of(left, columns), gemm.columns)),
                 span=span,
                 begins=k.build.zext(k.build.icmp_signed("==", pair, k.number(0)), pair.type),
-                ends=k.build.zext(k.build.icmp_signed("==", k.sum_of(*span), made.pairs), pair.type),
+                ends=k.build.zext(k.build.icmp_signed("==", k.sum_of(*span), gemm.pairs), pair.type),
             )
 
-    def _share_up(self, whole: Value, parts: Value | int) -> Value:
-        """Divided and rounded up."""
-        return self.k.build.sdiv(self.k.sum_of(whole, parts, -1), self.k.number(parts))
+    def _ceil_div(self, count: Value, parts: Value | int) -> Value:
+        """Emit the quotient of two 64-bit integers, rounded up."""
+        return self.k.build.sdiv(self.k.sum_of(count, parts, -1), self.k.number(parts))
 
-    def _multiply_block(self, made: Product, block: _Block) -> None:
-        """By one panel after another."""
+    def _multiply_block(self, gemm: Product, block: _Block) -> None:
+        """Emit the multiplication of a block by one panel after another."""
         k, panel = self.k, self.layout.panel
         (left, right), tiles = block.columns, k.build.sub(block.tiles.last, block.tiles.first)
         part_bytes = k.number(amx.REGISTER_ROWS * amx.REGISTER_BYTES)
         with k.loop(left, right, panel) as column:
             following = k.sum_of(column, panel)
             is_last = k.build.icmp_signed(">=", following, right)
-            coming = k.build.select(is_last, left, following)
+            next_column = k.build.select(is_last, left, following)
             pair = k.build.select(is_last, k.sum_of(*block.span), block.span.first)
             number = k.build.sdiv(k.build.sub(column, left), k.number(panel))
-            places = PanelPlaces(
+            args = PanelPlaces(
                 left=block.rows,
                 tile_bytes=k.times(block.span.count, TILE_ROWS * 4),
                 part_bytes=part_bytes,
@@ -139,88 +143,91 @@ class AmxMultiplier(PairMultiplier):
                 waiting=k.at(block.waiting, k.times(number, tiles, TILE)),
                 begins=block.begins,
                 ends=block.ends,
-                ahead=self._panel_from(made, coming, panel, Span(pair, block.span.count)),
-                **self._places(made, column, block.span),
+                ahead=self._panel_from(gemm, next_column, panel, Span(pair, block.span.count)),
+                **self._places(gemm, column, block.span),
                 first=block.tiles.first,
                 last=block.tiles.last,
                 step=k.number(1),
             )
-            k.call(tile_name(made.ending, VECTORS), *places, *self._values_from(made, column, column))
+            k.call(tile_name(gemm.ending, VECTORS), *args, *self._values_from(gemm, column, column))
 
     def _panel(
-        self, made: Product, tiles: tuple[Value, Value, Value | int], column: Value, width: int, span: Span
+        self, gemm: Product, tiles: tuple[Value, Value, Value | int], column: Value, width: int, span: Span
     ) -> None:
-        """With rows as they are, which are a multiple of a tile's."""
+        """Emit the multiplication of unpacked rows, whose number is a multiple of a tile's, by one panel."""
         k, (first, last, step) = self.k, tiles
-        row_bytes = k.times(made.pairs, 4)
-        places = PanelPlaces(
-            left=k.at(made.left, k.times(first, TILE_ROWS, made.pairs), I32),
+        row_bytes = k.times(gemm.pairs, 4)
+        args = PanelPlaces(
+            left=k.at(gemm.left, k.times(first, TILE_ROWS, gemm.pairs), I32),
             tile_bytes=k.times(row_bytes, TILE_ROWS, k.number(step)),
             part_bytes=k.times(row_bytes, amx.REGISTER_ROWS),
             row_bytes=row_bytes,
             step_bytes=k.number(amx.REGISTER_BYTES),
-            waiting=made.left,
+            waiting=gemm.left,
             begins=k.number(1),
             ends=k.number(1),
-            ahead=self._panel_from(made, k.sum_of(column, width), width, span),
-            **self._places(made, column, span),
+            ahead=self._panel_from(gemm, k.sum_of(column, width), width, span),
+            **self._places(gemm, column, span),
             first=first,
             last=last,
             step=k.number(step),
         )
         with k.where(k.build.icmp_signed("<", first, last)):
-            k.call(tile_name(made.ending, VECTORS), *places, *self._values_from(made, column, column))
+            k.call(tile_name(gemm.ending, VECTORS), *args, *self._values_from(gemm, column, column))
 
-    def _places(self, made: Product, column: Value, span: Span) -> dict[str, Value]:
-        """Those that are the same however rows are laid out."""
+    def _places(self, gemm: Product, column: Value, span: Span) -> dict[str, Value]:
+        """Return the arguments that do not depend on the rows' layout."""
         k = self.k
         return {
-            "panel": self._panel_from(made, column, self.layout.panel, span),
+            "panel": self._panel_from(gemm, column, self.layout.panel, span),
             "depth": span.count,
-            "out": k.at(k.place(made.out), column, F32 if made.ending == "add" else I16),
-            "stride": made.columns,
-            "rows": made.rows,
+            "out": k.at(k.place(gemm.out), column, F32 if gemm.ending == "add" else I16),
+            "stride": gemm.columns,
+            "rows": gemm.rows,
         }
 
     def _narrow_panels(self) -> Sequence[int]:
+        """Return no widths: columns are a multiple of a panel's."""
         return ()
 
     def _write_tile(self, ending: Ending, vectors: int) -> None:
-        """All tiles of a panel."""
+        """Emit the function that multiplies all row tiles by a panel."""
         k = self.k
         with k.function(tile_name(ending, vectors), *PLACES, *ENDINGS[ending]) as arguments:
-            given, values = PanelPlaces(*arguments[: len(PLACES)]), arguments[len(PLACES) :]
+            args, values = PanelPlaces(*arguments[: len(PLACES)]), arguments[len(PLACES) :]
             starts = self._bias(VECTORS, values[0]) if ending == "bias" else [k.splat(0.0)] * VECTORS
 
-            def fetch(place: Value) -> None:
+            def fetch(offset: Value) -> None:
+                """Prefetch what the epilogue of a row reads, given its offset in the result."""
                 if ending == "add":
                     for vector in range(VECTORS):
-                        k.fetch(k.at(given.out, k.sum_of(place, vector * k.lanes)), to_write=True)
+                        k.fetch(k.at(args.out, k.sum_of(offset, vector * k.lanes)), to_write=True)
                 elif ending == "bias":
                     with k.where(k.is_given(values[4])):
-                        k.fetch(k.at(k.place(values[4]), k.build.sdiv(place, k.number(8)), I8))
+                        k.fetch(k.at(k.place(values[4]), k.build.sdiv(offset, k.number(8)), I8))
 
-            def finish(sums: Value, place: Value) -> None:
-                here = (k.load_floats(sums, vector * k.lanes) for vector in range(VECTORS))
-                totals = [k.build.fadd(total, start) for total, start in zip(here, starts, strict=True)]
-                self._finish_row(ending, totals, given.out, place, values)
+            def finish(sums: Value, offset: Value) -> None:
+                """Emit the epilogue of a row, given its sums and its offset in the result."""
+                row_sums = (k.load_floats(sums, vector * k.lanes) for vector in range(VECTORS))
+                totals = [k.build.fadd(total, start) for total, start in zip(row_sums, starts, strict=True)]
+                self._finish_row(ending, totals, args.out, offset, values)
 
-            write_panels(k, given, Ends(fetch, finish))
+            write_panels(k, args, Ends(fetch, finish))
 
-    def _finish_row(self, ending: Ending, totals: list[Value], out: Value, place: Value, values: list[Value]) -> None:
-        """A panel's columns of a row."""
+    def _finish_row(self, ending: Ending, totals: list[Value], out: Value, offset: Value, values: list[Value]) -> None:
+        """Emit the epilogue of one row of a panel's columns."""
         k = self.k
         if ending != "bias":
             for vector, total in enumerate(totals):
-                self._finish(ending, total, out, k.sum_of(place, vector * k.lanes), values)
+                self._finish(ending, total, out, k.sum_of(offset, vector * k.lanes), values)
             return
-        low, high = (self._at_least(total, values[1]) for total in totals)
+        low, high = (self._clamp_below(total, values[1]) for total in totals)
         kind = ir.VectorType(BFloat(), 2 * k.lanes)
-        made = k.intrinsic("llvm.x86.avx512bf16.cvtne2ps2bf16.512", kind, high, low)
-        made = self._minding_relu(k.build.bitcast(made, ir.VectorType(I16, 2 * k.lanes)), place, values)
-        there = k.at(out, place, I16)
+        rounded = k.intrinsic("llvm.x86.avx512bf16.cvtne2ps2bf16.512", kind, high, low)
+        rounded = self._apply_relu_masks(k.build.bitcast(rounded, ir.VectorType(I16, 2 * k.lanes)), offset, values)
+        target = k.at(out, offset, I16)
         with k.build.if_else(k.is_given(values[2])) as (streamed, stored):
             with streamed:
-                k.stream(made, there)
+                k.stream(rounded, target)
             with stored:
-                k.store(made, there)
+                k.store(rounded, target)

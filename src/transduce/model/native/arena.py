@@ -1,7 +1,7 @@
-"""Arrays for machine code: one piece of memory in which each array has an address.
+"""Allocate many named arrays in one block of memory, and give kernels their addresses.
 
-An operation of PyTorch takes one to three microseconds however little it does, and a search has two dozen arrays: made
-one by one, they took a fifth of the time of a sentence that is decoded alone.
+A PyTorch allocation takes 1–3 µs however small it is, and a search has two dozen arrays: separate allocations took a
+fifth of the time of decoding a single sentence.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_LINE = 64  # bytes; each array begins on a cache line of its own
+_LINE = 64  # bytes of a cache line, to which arrays are aligned
 _IN_C: dict[torch.dtype, Any] = {
     torch.int32: ctypes.c_int32,
     torch.int64: ctypes.c_int64,
@@ -22,15 +22,15 @@ _IN_C: dict[torch.dtype, Any] = {
 
 
 def whole_lines(count: int) -> int:
-    """So many bytes, filled up to cache lines, one at least: whatever there is has a place of its own."""
+    """Round a size in bytes up to whole cache lines, at least one, so that empty arrays have distinct addresses too."""
     return -(-max(count, 1) // _LINE) * _LINE
 
 
 class Arena:
-    """Arrays by name; they live as long as this does."""
+    """A block of memory with named arrays, which live as long as the arena."""
 
     def __init__(self, arrays: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], *, zeroed: bool = False) -> None:
-        """Type and shape of each; what they hold is zeros, or whatever."""
+        """Allocate arrays of these dtypes and shapes, zeroed or uninitialized."""
         self._arrays = arrays
         self._sizes = {name: math.prod(shape) * dtype.itemsize for name, (dtype, shape) in arrays.items()}
         self._starts, end = {}, 0
@@ -40,18 +40,22 @@ class Arena:
         self._memory = (torch.zeros if zeroed else torch.empty)(end, dtype=torch.uint8)
         base = self._memory.data_ptr()
         self.addresses = {name: base + start for name, start in self._starts.items()}
+        """The address of each array by name."""
         self._tensors: dict[str, Tensor] = {}
         self._numbers: dict[str, Any] = {}
 
     def tensor(self, name: str) -> Tensor:
-        """An array as a view of the memory."""
+        """Return an array as a tensor that shares the arena's memory."""
         if name not in self._tensors:
             (dtype, shape), start = self._arrays[name], self._starts[name]
             self._tensors[name] = self._memory[start : start + self._sizes[name]].view(dtype).view(shape)
         return self._tensors[name]
 
     def numbers(self, name: str) -> Any:
-        """An array as a flat one of ctypes, to read and to write a few numbers. It does not keep the memory alive."""
+        """Return an array as a flat ctypes array, for fast access to a few elements.
+
+        The ctypes array does not keep the memory alive.
+        """
         if name not in self._numbers:
             kind = _IN_C[self._arrays[name][0]]
             count = self._sizes[name] // ctypes.sizeof(kind)

@@ -1,68 +1,76 @@
-"""What the programs of `attention.py` are given, and what they are written for.
+"""Define the arguments, the shape and the scratch space of the attention kernels of training.
 
 Legend: B sentences, H heads, Q queries, L keys, K width of a head's queries, keys and values.
 """
 
 from typing import Any, NamedTuple
 
-# Queries or keys that share what is loaded: as many as there are registers for.
 TOGETHER = 4
-# Queries whose weights and slopes are kept for the gradient.
+"""Queries or keys in a group that shares loaded operands, limited by the number of registers."""
 QUERIES_AT_ONCE = 64
-# Keys, or queries, that one of AMX's registers holds next to one another, as pairs.
+"""Queries whose attention weights and score gradients are kept at a time in the backward pass."""
 AMX_KEYS = 32
-_APART = 16 * 17  # numbers between arrays, which would begin in one and the same part of the first cache else
+"""Keys or queries in a row of an AMX tile register, as pairs."""
+_APART = 16 * 17  # elements between arrays, which would otherwise map to the same sets of the L1 cache
 
 
 class AttentionPlaces(NamedTuple):
-    """The numbers that both programs are given: addresses, where nothing else is said. Strides count elements."""
+    """Arguments of the kernels `attend` and `attend_back`: addresses, unless stated otherwise.
+
+    Strides count elements.
+    """
 
     queries: Any
-    """Of the first head: a sentence's query, H × K next to one another; as keys and values."""
+    """Queries of the first head; each position has H × K contiguous elements, also for keys and values."""
     keys: Any
+    """Keys of the first head."""
     values: Any
+    """Values of the first head."""
     query_stride: Any
-    """A number: from one query to the next."""
+    """The stride from one query to the next."""
     key_stride: Any
-    """A number: from one key to the next, and from one value to the next."""
+    """The stride from one key to the next, and from one value to the next."""
     batch: Any
-    """A number: B."""
+    """The number of sentences B."""
     heads: Any
-    """A number: H."""
+    """The number of heads H."""
     num_queries: Any
-    """A number: Q."""
+    """The number of queries per sentence Q."""
     num_keys: Any
-    """A number: L."""
+    """The number of keys per sentence L."""
     lengths: Any
-    """How many keys of each sentence there are, int64, (B,); 0 where all are and no query sees what follows it."""
+    """The number of valid keys of each sentence, int64 (B,); 0: all keys are valid, under a causal mask."""
     context: Any
-    """The result, (B, Q, H × K); for the gradient, the gradient by it."""
+    """The contexts, (B, Q, H × K); in the backward pass their gradient."""
     sums: Any
-    """float32, (B, H, Q, 2): of each query's scores, the greatest and one over the sum of the exponentials."""
+    """float32 (B, H, Q, 2): each query's greatest score, and the inverse of its scores' sum of exponentials."""
     query_gradient: Any
-    """As the queries, with their strides; and so on. Written by the gradient's program alone."""
+    """Output of the backward pass: the gradient of the queries, with the queries' stride."""
     key_gradient: Any
+    """Output of the backward pass: the gradient of the keys, with the keys' stride."""
     value_gradient: Any
+    """Output of the backward pass: the gradient of the values, with the keys' stride."""
     room: Any
-    """float32: room for the next number, for each thread."""
+    """Scratch space of `own_room` float32 for each thread."""
     own_room: Any
-    """A number: see `room_to_attend`."""
+    """The number of float32 of scratch space per thread, as `room_to_attend` returns it."""
 
 
 class AttentionShape(NamedTuple):
-    """What the programs are written for."""
+    """The sizes and types that attention kernels are compiled for."""
 
     width: int
-    """K, a multiple of the lanes."""
+    """The head width K, a multiple of the lanes."""
     kind: Any
-    """Of elements: F32, or I16 for bfloat16."""
+    """The LLVM type of elements: F32, or I16 for bfloat16."""
     lanes: int
+    """32-bit elements per vector register."""
     amx: bool = False
-    """Whether products are AMX's; of bfloat16, and K is a multiple of `AMX_KEYS`."""
+    """True if AMX multiplies; requires bfloat16 and K a multiple of `AMX_KEYS`."""
 
 
 def room_to_attend(shape: AttentionShape, num_keys: int, num_queries: int) -> int:
-    """How many numbers of room each thread needs."""
+    """Return the number of float32 of scratch space that each thread needs."""
     if shape.amx:
         filled = -(-num_keys // AMX_KEYS) * AMX_KEYS
         return sum(filled * each_key + rest for each_key, rest in amx_room(shape.width))
@@ -71,19 +79,22 @@ def room_to_attend(shape: AttentionShape, num_keys: int, num_queries: int) -> in
 
 
 def amx_room(width: int) -> list[tuple[int, int]]:
-    """Of each array of `AmxRoom`: the numbers for each key, of which there are a multiple of `AMX_KEYS`, and more."""
+    """Return for each array of `AmxRoom` its float32 elements per key and its fixed number of elements.
+
+    The number of keys is rounded up to a multiple of `AMX_KEYS`.
+    """
     rows, sixteen = (width // 2, 0), (16, 0)
-    columns, queries = (0, 8 * width), (0, 16 * width)
-    pairs, whole = (8, 0), (width, 0)
-    found = [
+    transposed, queries = (0, 8 * width), (0, 16 * width)
+    pairs, float_rows = (8, 0), (width, 0)
+    sizes = [
         *[rows] * 4,
-        *[columns] * 2,
+        *[transposed] * 2,
         *[sixteen] * 2,
         *[pairs] * 2,
         queries,
         (0, 16),
         *[queries] * 2,
         *[sixteen] * 2,
-        *[whole] * 2,
+        *[float_rows] * 2,
     ]
-    return [(each_key, rest + _APART) for each_key, rest in found]
+    return [(each_key, rest + _APART) for each_key, rest in sizes]

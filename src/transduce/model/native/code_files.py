@@ -1,7 +1,7 @@
-"""Machine code in files, so that the next process need not make it again.
+"""Cache compiled machine code in files, so that the next process need not compile it again.
 
-A file is named by what the code was made of: the program's text, the processor and LLVM's version. It begins with a
-checksum, so what was cut off or damaged is made anew. Without a folder to write in, nothing is kept.
+A file's name is a hash of everything the code depends on: the IR, the processor and LLVM's version. The file begins
+with a checksum, so truncated or damaged files are ignored. Without a writable folder nothing is cached.
 """
 
 import hashlib
@@ -12,34 +12,37 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "TRANSDUCE_CACHE"
-"""The environment variable that names another folder for what is kept between processes; empty: nothing is kept."""
+"""The environment variable for the cache folder; empty disables the cache."""
 
-_MOST_FILES = 100
+_MOST_FILES = 100  # the least recently used ones beyond are deleted
 _CHECKSUM = hashlib.sha256
 _CHECKSUM_BYTES = _CHECKSUM().digest_size
 
 
 def key_of(*parts: Any) -> str:
-    """A name for what is made of these."""
+    """Return a cache key: a hash of these parts."""
     return _CHECKSUM("\0".join(map(str, parts)).encode()).hexdigest()
 
 
 def find_code(key: str) -> bytes | None:
-    """What was kept under this name; None where there is nothing, or not all of it."""
+    """Return the cached code of a key; None if there is none or it is damaged."""
     path = _path(key)
     if path is None:
         return None
     try:
-        found = path.read_bytes()
-        os.utime(path)  # the least recently used ones are dropped
+        content = path.read_bytes()
+        os.utime(path)  # marks the file as recently used
     except OSError:
         return None
-    checksum, code = found[:_CHECKSUM_BYTES], found[_CHECKSUM_BYTES:]
+    checksum, code = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
     return code if checksum == _CHECKSUM(code).digest() else None
 
 
 def keep_code(key: str, code: bytes) -> None:
-    """Keeps it, if that is possible; who reads at the same time finds all of it or nothing."""
+    """Cache code under a key if possible.
+
+    The file is replaced atomically, so concurrent readers never see part of it.
+    """
     path = _path(key)
     if path is None:
         return
@@ -54,13 +57,14 @@ def keep_code(key: str, code: bytes) -> None:
 
 
 def _drop_oldest(folder: Path) -> None:
+    """Delete the least recently used files beyond the limit."""
     files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
     for path in files[: max(0, len(files) - _MOST_FILES)]:
         path.unlink(missing_ok=True)
 
 
 def _path(key: str) -> Path | None:
-    """None where nothing is to be kept, or the folder is somebody else's."""
+    """Return the file of a key; None if caching is disabled or the folder belongs to another user."""
     folder = _folder()
     if folder is None:
         return None
@@ -73,11 +77,12 @@ def _path(key: str) -> Path | None:
 
 
 def _folder() -> Path | None:
-    said = os.environ.get(VARIABLE)
-    if said is not None:
-        return Path(said) / "kernels" if said else None
-    known = os.environ.get("LOCALAPPDATA" if platform.system() == "Windows" else "XDG_CACHE_HOME")
+    """Return the cache folder; None if caching is disabled or there is no home directory."""
+    configured = os.environ.get(VARIABLE)
+    if configured is not None:
+        return Path(configured) / "kernels" if configured else None
+    base = os.environ.get("LOCALAPPDATA" if platform.system() == "Windows" else "XDG_CACHE_HOME")
     try:
-        return Path(known or Path.home() / ".cache") / "transduce" / "kernels"
-    except RuntimeError:  # nobody's home
+        return Path(base or Path.home() / ".cache") / "transduce" / "kernels"
+    except RuntimeError:  # there is no home directory
         return None

@@ -1,7 +1,7 @@
-"""Writing LLVM's intermediate language: loops, variables and vectors, with as little ceremony as the rest allows.
+"""Build LLVM intermediate representation (IR) for kernels: loops, vectors, loads and stores.
 
-A kernel is a function that is called while its instructions are written: Python's loops are unrolled, `loop` runs in
-the machine. Variables are places on the stack, which LLVM turns into registers.
+Python code runs once, while it emits instructions: a Python loop is unrolled, `Emitter.loop` becomes a loop in the
+machine code. `Emitter.variable` allocates mutable variables on the stack, which LLVM promotes to registers.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,18 +14,20 @@ I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64
 F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 POINTER = ir.PointerType()
 VOID = ir.VoidType()
-AT_ONCE = 4  # vectors of a row that are worked at side by side: what sums them up need not wait for one another
+AT_ONCE = 4
+"""Vectors of a row that are processed per iteration, each with an accumulator of its own, to hide latency."""
 
-# A value of LLVM: what an instruction gives. The library has no types.
 Value = Any
+"""An LLVM value, such as the result of an instruction (llvmlite has no type annotations)."""
 
 
 class BFloat(ir.types.Type):  # type: ignore[misc, no-any-unimported, unused-ignore]
-    """LLVM's type of bfloat16, which the library does not know."""
+    """LLVM's bfloat16 type, which llvmlite lacks."""
 
     null = "0.0"
 
     def _to_string(self) -> str:
+        """Return the type's name in LLVM's IR."""
         return "bfloat"
 
     def __eq__(self, other: object) -> bool:
@@ -36,12 +38,16 @@ class BFloat(ir.types.Type):  # type: ignore[misc, no-any-unimported, unused-ign
 
 
 class Emitter:
-    """A module in the making, and the function that is being written."""
+    """An IR builder: one LLVM module and the function that is being emitted."""
 
     def __init__(self, name: str, lanes: int, *, threaded: bool = False, narrows: bool = False) -> None:
-        """Vectors have so many elements of 32 bits; with `threaded`, several threads may run what is written.
+        """Create an empty module.
 
-        With `narrows`, the processor has an instruction that rounds 16 of them to bfloat16.
+        Args:
+            name: the module's name.
+            lanes: 32-bit elements per vector register.
+            threaded: whether several threads may run the kernels, so that barriers are emitted.
+            narrows: whether the processor has an instruction that rounds 16 float32 to bfloat16.
         """
         self.module = ir.Module(name=name)
         self.lanes = lanes
@@ -50,96 +56,99 @@ class Emitter:
         self.threaded = threaded
         self._narrows = narrows
         self.features: set[str] = set()
-        """Instructions that are used by name, beyond what the processor at hand is known for."""
+        """CPU features to enable because intrinsics of theirs are used by name."""
         self.build: Any = None
 
     @contextmanager
     def function(self, name: str, *types: Any, exported: bool = False) -> Iterator[list[Value]]:
-        """The arguments of a function without a result, which is written in the body of `with`."""
-        made = ir.Function(self.module, ir.FunctionType(VOID, types), name=name)
-        made.linkage = "external" if exported else "internal"
-        made.attributes.add("nounwind")
-        made.attributes.add("noinline")  # kernels are large, and programs call them many times
-        outer, self.build = self.build, ir.IRBuilder(made.append_basic_block())
-        yield list(made.args)
+        """Emit a void function in the body of `with`, which receives the function's arguments."""
+        function = ir.Function(self.module, ir.FunctionType(VOID, types), name=name)
+        function.linkage = "external" if exported else "internal"
+        function.attributes.add("nounwind")
+        function.attributes.add("noinline")  # functions are large and have many call sites
+        outer, self.build = self.build, ir.IRBuilder(function.append_basic_block())
+        yield list(function.args)
         self.build.ret_void()
         self.build = outer
 
     def has(self, name: str) -> bool:
-        """Whether there is such a function, finished or being written."""
+        """Return whether the module has a function of this name, finished or still being emitted."""
         return name in self.module.globals
 
     def call(self, name: str, *values: Value) -> None:
-        """Calls a function that was written before."""
+        """Emit a call of an earlier function of this module."""
         self.build.call(self.module.get_global(name), values)
 
     def call_at(self, address: Value, *values: Value) -> None:
-        """Calls a function without a result by its address."""
+        """Emit a call of a void function by its 64-bit address."""
         kind = ir.FunctionType(VOID, [value.type for value in values])
         self.build.call(self.build.inttoptr(address, kind.as_pointer()), values)
 
     def ask(self, name: str) -> Value:
-        """What a function outside of the module says, which takes nothing and gives an int; as 64 bits."""
+        """Emit a call of an external function `int name(void)` and return its result as a 64-bit integer."""
         return self.build.sext(self.intrinsic(name, I32), I64)
 
     def intrinsic(self, name: str, result: Any, *values: Value) -> Value:
-        """An instruction that LLVM knows by name, or a function outside of the module."""
+        """Emit a call of an LLVM intrinsic or an external function, declared on first use."""
         kind = ir.FunctionType(result, [value.type for value in values])
-        declared = self.module.globals.get(name) or ir.Function(self.module, kind, name=name)
-        return self.build.call(declared, values)
+        callee = self.module.globals.get(name) or ir.Function(self.module, kind, name=name)
+        return self.build.call(callee, values)
 
     # --- control ---------------------------------------------------------------------------------------------------
 
     @contextmanager
     def loop(self, start: Value | int, stop: Value | int, step: int = 1) -> Iterator[Value]:
-        """From start to below stop; gives the number, of 64 bits."""
+        """Emit a counting loop from start (inclusive) to stop (exclusive); yields the 64-bit counter."""
         start, stop = self.number(start), self.number(stop)
-        before = self.build.block
-        head, body, after = (self.build.append_basic_block() for _ in range(3))
-        self.build.branch(head)
-        self.build.position_at_end(head)
+        entry = self.build.block
+        header, body, after = (self.build.append_basic_block() for _ in range(3))
+        self.build.branch(header)
+        self.build.position_at_end(header)
         number = self.build.phi(I64)
-        number.add_incoming(start, before)
+        number.add_incoming(start, entry)
         self.build.cbranch(self.build.icmp_signed("<", number, stop), body, after)
         self.build.position_at_end(body)
         yield number
         number.add_incoming(self.build.add(number, self.number(step)), self.build.block)
-        self.build.branch(head)
+        self.build.branch(header)
         self.build.position_at_end(after)
 
     def each_vector(self, width: Value) -> Iterator[tuple[Value, int]]:
-        """Where a row's vectors begin, `AT_ONCE` at a time and then one by one; with its number of those at a time."""
+        """Yield (first column, accumulator number) for each vector of a row, `AT_ONCE` vectors per emitted iteration.
+
+        The vectors that remain are emitted as a loop over single vectors, whose accumulator number is 0.
+        """
         block = AT_ONCE * self.lanes
-        many = self.times(self.build.sdiv(width, self.number(block)), block)
-        with self.loop(0, many, block) as start:
+        blocked_end = self.times(self.build.sdiv(width, self.number(block)), block)
+        with self.loop(0, blocked_end, block) as start:
             for number in range(AT_ONCE):
                 yield self.sum_of(start, number * self.lanes), number
-        with self.loop(many, width, self.lanes) as column:
+        with self.loop(blocked_end, width, self.lanes) as column:
             yield column, 0
 
     def where_any(self, conditions: Value) -> Any:
-        """What is written in the body of `with` is done where a condition of a vector holds."""
+        """Emit the body of `with` under the condition that any element of a vector of conditions is true."""
         bits = self._bits(conditions)
         return self.where(self.build.icmp_unsigned("!=", bits, ir.Constant(bits.type, 0)))
 
     @contextmanager
     def each_set(self, conditions: Value) -> Iterator[Value]:
-        """For each element of a vector of conditions that holds; gives its number, of 64 bits."""
-        left = self.variable(self._bits(conditions))
+        """Emit a loop over the true elements of a vector of conditions; yields the 64-bit lane number."""
+        remaining = self.variable(self._bits(conditions))
         none = ir.Constant(ir.IntType(self.lanes), 0)
         with self.where_any(conditions), self.until() as done:
-            bits = self.get(left, none)
-            self.store(self.build.and_(bits, self.build.sub(bits, ir.Constant(none.type, 1))), left)
+            bits = self.get(remaining, none)
+            self.store(self.build.and_(bits, self.build.sub(bits, ir.Constant(none.type, 1))), remaining)
             yield self.lowest_bit(bits)
-            done(self.build.icmp_unsigned("==", self.get(left, none), none))
+            done(self.build.icmp_unsigned("==", self.get(remaining, none), none))
 
     def _bits(self, conditions: Value) -> Value:
-        """A number with a bit for each."""
+        """Return a vector of conditions as an integer with one bit per lane."""
         return self.build.bitcast(conditions, ir.IntType(self.lanes))
 
     @contextmanager
     def until(self) -> Iterator[Callable[[Value], None]]:
-        """Repeats the body of `with` until the condition holds that it hands over as the last thing it does."""
+        """Emit a do-while loop; the body must end by calling the yielded function with the exit condition."""
         again, after = self.build.append_basic_block(), self.build.append_basic_block()
         self.build.branch(again)
         self.build.position_at_end(again)
@@ -147,40 +156,40 @@ class Emitter:
         self.build.position_at_end(after)
 
     def barrier(self, threads: Value) -> None:
-        """All threads wait for one another, where there are several."""
+        """Emit a barrier, at which the threads of a call wait for one another if there are several."""
         if self.threaded:
             with self.where(self.build.icmp_signed(">", threads, self.number(1))):
                 self.intrinsic("transduce_barrier", VOID)
 
     def where(self, condition: Value) -> Any:
-        """What is written in the body of `with` is done where the condition holds."""
+        """Emit the body of `with` under a condition."""
         return self.build.if_then(condition)
 
     def lowest_bit(self, bits: Value) -> Value:
-        """The number of the lowest bit that is set, of a number that is not 0."""
+        """Emit the index of the lowest set bit of a nonzero integer."""
         wide = self.build.zext(bits, I64)
         return self.intrinsic("llvm.cttz.i64", I64, wide, ir.Constant(ir.IntType(1), 0))
 
     # --- numbers ---------------------------------------------------------------------------------------------------
 
     def number(self, value: Value | int) -> Value:
-        """A number of 64 bits."""
+        """Return a 64-bit integer constant, or the value itself if it is an LLVM value already."""
         return ir.Constant(I64, value) if isinstance(value, int) else value
 
     def real(self, value: float) -> Value:
-        """A float32."""
+        """Return a float32 constant."""
         return ir.Constant(F32, value)
 
     def float_of(self, bits: Value) -> Value:
-        """The float32 of the bits that a number of 64 bits ends in."""
+        """Reinterpret the lower 32 bits of a 64-bit integer as a float32 (see `engine.float_bits`)."""
         return self.build.bitcast(self.build.trunc(bits, I32), F32)
 
     def is_given(self, address: Value) -> Value:
-        """Whether an address is not 0."""
+        """Emit the condition that a 64-bit address or flag is not 0."""
         return self.build.icmp_signed("!=", address, self.number(0))
 
     def splat(self, value: Value | float) -> Value:
-        """A vector whose elements are all this one."""
+        """Emit a vector with one value in all lanes."""
         if isinstance(value, float):
             return ir.Constant(self.floats, [value] * self.lanes if value else None)
         kind = ir.VectorType(value.type, self.lanes)
@@ -188,53 +197,56 @@ class Emitter:
         return self.build.shuffle_vector(first, first, ir.Constant(self.ints, [0] * self.lanes))
 
     def sum_of(self, *values: Value | int) -> Value:
-        """Of numbers of 64 bits."""
+        """Emit the sum of 64-bit integers."""
         total = self.number(values[0])
         for value in values[1:]:
             total = self.build.add(total, self.number(value))
         return total
 
     def times(self, *values: Value | int) -> Value:
-        """The product of numbers of 64 bits."""
+        """Emit the product of 64-bit integers."""
         product = self.number(values[0])
         for value in values[1:]:
             product = self.build.mul(product, self.number(value))
         return product
 
     def share(self, whole: Value, thread: Value, threads: Value) -> tuple[Value, Value]:
-        """A thread's part of so many things: the first one, and the one after the last."""
+        """Return the half-open range [first, last) of items that a thread processes, of `whole` items in all."""
         start = self.build.sdiv(self.times(whole, thread), threads)
         return start, self.build.sdiv(self.times(whole, self.sum_of(thread, 1)), threads)
 
     def madd(self, one: Value, other: Value, summand: Value) -> Value:
-        """One times other plus summand, rounded once."""
+        """Emit a fused multiply-add, one × other + summand, of scalars or vectors."""
         kind = one.type
         name = "f32" if kind == F32 else f"v{self.lanes}f32"
         return self.intrinsic(f"llvm.fma.{name}", kind, one, other, summand)
 
     def lesser(self, one: Value, other: Value) -> Value:
-        """Of two whole numbers."""
+        """Emit the minimum of two 64-bit integers."""
         return self.build.select(self.build.icmp_signed("<", one, other), one, other)
 
     def greater(self, one: Value, other: Value) -> Value:
-        """Of two numbers, or of each two of two vectors; the other where one is no number."""
+        """Emit the maximum of two floats or, element by element, of two vectors; `other` if `one` is NaN."""
         return self.build.select(self.build.fcmp_ordered(">", one, other), one, other)
 
     def nearest(self, values: Value) -> Value:
-        """A vector of floats to whole numbers of 32 bits, to even between two."""
+        """Emit the rounding of a vector of float32 to 32-bit integers, ties to even."""
         return self.intrinsic(f"llvm.lrint.v{self.lanes}i32.v{self.lanes}f32", self.ints, values)
 
     def greatest(self, values: Value) -> Value:
-        """Of a vector of floats. LLVM's own way minds every NaN, and takes several instructions for each element."""
+        """Emit the maximum of a vector's elements.
+
+        LLVM's own reduction intrinsic handles every NaN and takes several instructions per element.
+        """
         return self._fold(values, self.greater)
 
     def total(self, values: Value) -> Value:
-        """The sum of a vector of floats, halves first: the same order on every machine."""
+        """Emit the sum of a vector's elements by repeated halving, in an order that is the same on every machine."""
         return self._fold(values, self.build.fadd)
 
     def totals(self, vectors: list[Value]) -> Value:
-        """What `total` gives of each of some vectors, a quarter as many as there are lanes; a vector of so many."""
-        width, count = self.lanes, len(vectors)  # elements that are left of each one
+        """Emit the sums (as by `total`) of lanes / 4 vectors at once; returns a vector of lanes / 4 sums."""
+        width, count = self.lanes, len(vectors)  # partial sums that remain of each vector
         while len(vectors) > 1:
             width //= 2
             vectors = [self._join(*two, width) for two in zip(vectors[::2], vectors[1::2], strict=True)]
@@ -245,17 +257,19 @@ class Emitter:
         return self._shuffle(values, values, [n * self.lanes // count for n in range(count)])
 
     def _join(self, one: Value, other: Value, width: int) -> Value:
-        """Adds the halves, of so many elements, of what two vectors hold."""
-        starts = range(0, 2 * self.lanes, 2 * width)  # of both
+        """Add the lower to the upper halves of the 2 × width-element segments of two vectors, in one vector."""
+        starts = range(0, 2 * self.lanes, 2 * width)  # of the segments in both vectors
         low = [start + n for start in starts for n in range(width)]
         halves = (self._shuffle(one, other, numbers) for numbers in (low, [n + width for n in low]))
         return self.build.fadd(*halves)
 
     def _shuffle(self, one: Value, other: Value, numbers: list[int]) -> Value:
+        """Emit a vector of elements of two vectors, by their indices in the concatenation."""
         mask = ir.Constant(ir.VectorType(I32, len(numbers)), numbers)
         return self.build.shuffle_vector(one, other, mask)
 
     def _fold(self, values: Value, join: Callable[[Value, Value], Value]) -> Value:
+        """Reduce a vector to one element by repeatedly combining its halves."""
         width = self.lanes
         while width > 1:
             width //= 2
@@ -265,43 +279,53 @@ class Emitter:
         return self.build.extract_element(values, ir.Constant(I32, 0))
 
     def place(self, address: Value | int) -> Value:
-        """The place of this address."""
+        """Convert a 64-bit address to a pointer."""
         return self.build.inttoptr(self.number(address), POINTER)
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
     def at(self, place: Value, index: Value | int, kind: Any = F32) -> Value:
-        """The place of the element of this number, of an array of this kind."""
+        """Emit a pointer to element `index` of an array whose elements have the LLVM type `kind`."""
         return self.build.gep(place, [self.number(index)], source_etype=kind)
 
     def load(self, place: Value, kind: Any = F32) -> Value:
-        """What stands there; vectors need not be aligned."""
+        """Emit a load of a scalar or of a vector that need not be aligned."""
         return self.build.load(place, typ=kind, align=_alignment(kind))
 
     def load_floats(self, place: Value, index: Value | int = 0) -> Value:
-        """A vector of floats from an array's element of this number on."""
+        """Emit the load of a float32 vector from element `index` of an array on."""
         return self.load(self.at(place, index), self.floats)
 
     def store(self, value: Value, place: Value) -> None:
-        """Puts it there; vectors need not be aligned."""
+        """Emit a store of a scalar or of a vector to an address that need not be aligned."""
         self.build.store(value, place, align=_alignment(value.type))
 
     def load_wide(self, place: Value, index: Value | int, kind: Any, *, inside: Value | None = None) -> Value:
-        """A vector of floats from an array of F32, bfloat16 (I16) or F16; of the first two, what is inside alone."""
+        """Emit a load of F32, bfloat16 (I16) or F16 elements, converted to a float32 vector.
+
+        Args:
+            place: the array.
+            index: the first element.
+            kind: the element type.
+            inside: a mask of the lanes to load, zeros elsewhere; for F32 and bfloat16 only.
+        """
         elements = ir.VectorType(kind, self.lanes)
         at = self.at(place, index, kind)
-        found = self.load(at, elements) if inside is None else self._load_inside(at, elements, inside)
+        values = self.load(at, elements) if inside is None else self._load_inside(at, elements, inside)
         if kind == F32:
-            return found
+            return values
         if kind == F16:
-            return self.build.fpext(found, self.floats)
-        bits = self.build.shl(self.build.zext(found, self.ints), self.all_ints(16))
+            return self.build.fpext(values, self.floats)
+        bits = self.build.shl(self.build.zext(values, self.ints), self.all_ints(16))
         return self.build.bitcast(bits, self.floats)
 
     def store_narrow(
         self, values: Value, place: Value, index: Value | int, kind: Any, *, inside: Value | None = None
     ) -> None:
-        """A vector of floats into such an array, rounded to the nearest, and to even between two; NaN remains NaN."""
+        """Emit a store of a float32 vector as F32 or bfloat16 (I16), rounded to nearest even; NaN remains NaN.
+
+        `inside` is an optional mask of the lanes to store.
+        """
         at = self.at(place, index, kind)
         values = values if kind == F32 else self.narrow(values)
         if inside is None:
@@ -311,11 +335,15 @@ class Emitter:
             self.intrinsic(name, VOID, values, at, inside)
 
     def _load_inside(self, at: Value, elements: Any, inside: Value) -> Value:
+        """Emit a masked load; other lanes are zero."""
         name = f"llvm.masked.load.v{self.lanes}{'f32' if elements.element == F32 else 'i16'}.p0"
         return self.intrinsic(name, elements, at, inside, ir.Constant(elements, None))
 
     def narrow(self, values: Value) -> Value:
-        """To the bits of bfloat16, likewise; the instruction makes numbers below the least normal one zero."""
+        """Emit the conversion of a float32 vector to bfloat16 bits, rounded to nearest even; NaN remains NaN.
+
+        The processor's instruction, where there is one, flushes subnormal numbers to zero.
+        """
         if self._narrows:
             kind = ir.VectorType(BFloat(), self.lanes)
             return self.build.bitcast(
@@ -329,53 +357,56 @@ class Emitter:
         return self.build.trunc(self.build.lshr(rounded, self.all_ints(16)), ir.VectorType(I16, self.lanes))
 
     def all_ints(self, number: int) -> Value:
-        """A vector whose elements are all this number, of 32 bits."""
+        """Return a constant vector with one 32-bit integer in all lanes."""
         return ir.Constant(self.ints, [number] * self.lanes)
 
     def fetch(self, place: Value, *, to_write: bool = False, level: int = 1) -> None:
-        """Has what stands there brought into the cache of this level while other things are done."""
-        flags = [ir.Constant(I32, number) for number in (int(to_write), 4 - level, 1)]  # 3: to stay; 1: data
+        """Emit a prefetch of an address into the cache of this level."""
+        flags = [
+            ir.Constant(I32, number) for number in (int(to_write), 4 - level, 1)
+        ]  # locality 3: keep; 1: data cache
         self.intrinsic("llvm.prefetch.p0", VOID, place, *flags)
 
     def stream(self, value: Value, place: Value) -> None:
-        """Puts a vector of 64 bytes where nobody reads it soon, past the caches; the place is a multiple of 64.
+        """Emit a non-temporal store, which bypasses the caches, of a 64-byte vector to a 64-byte-aligned address.
 
-        LLVM has a mark for such stores, which it forgets on the way. See `finish_streams`.
+        LLVM loses its own non-temporal marker in later passes, so this is inline assembly. A kernel must call
+        `finish_streams` afterwards.
         """
         floats = self.build.bitcast(value, self.floats)
         kind = ir.FunctionType(VOID, [self.floats, POINTER])
         self.build.asm(kind, "vmovntps $0, ($1)", "v,r,~{memory}", [floats, place], side_effect=True)
 
     def finish_streams(self) -> None:
-        """Other threads see what was streamed before they see what comes after this."""
+        """Emit a store fence, so that other threads see streamed data before anything stored later."""
         self.intrinsic("llvm.x86.sse.sfence", VOID)
 
     def copy(self, source: Value, target: Value, count: Value) -> None:
-        """So many numbers of 32 bits from one place to another."""
+        """Emit a copy of `count` 32-bit elements from source to target."""
         volatile = ir.Constant(ir.IntType(1), 0)
         self.intrinsic("llvm.memcpy.p0.p0.i64", VOID, target, source, self.times(count, 4), volatile)
 
     def variable(self, start: Value) -> Value:
-        """A place on the stack that holds a value of this type, first this one."""
+        """Allocate a variable on the stack with an initial value, and return its address."""
         with self.build.goto_entry_block():
-            place = self.build.alloca(start.type)
-        self.build.store(start, place)
-        return place
+            address = self.build.alloca(start.type)
+        self.build.store(start, address)
+        return address
 
     def get(self, place: Value, like: Value) -> Value:
-        """What a variable holds, which is of this one's type."""
+        """Emit a load of a variable whose type is that of `like`."""
         return self.build.load(place, typ=like.type)
 
     def sums(self, start: float = 0.0) -> list[Value]:
-        """Variables for what `each_vector` finds, vectors of floats."""
+        """Allocate `AT_ONCE` float32 vector accumulators for `each_vector`."""
         return [self.variable(self.splat(start)) for _ in range(AT_ONCE)]
 
     def add_to(self, variables: list[Value], number: int, value: Value, join: Callable[[Value, Value], Value]) -> None:
-        """Joins a vector of floats to what one of them holds."""
+        """Combine a vector with accumulator `number` by the operation `join`."""
         self.store(join(value, self.get(variables[number], value)), variables[number])
 
     def joined(self, variables: list[Value], join: Callable[[Value, Value], Value]) -> Value:
-        """What variables hold, vectors of floats, by twos."""
+        """Combine all accumulators into one vector, pairwise, by the operation `join`."""
         values = [self.build.load(each, typ=self.floats) for each in variables]
         while len(values) > 1:
             values = [join(one, other) for one, other in zip(values[::2], values[1::2], strict=True)]
@@ -383,6 +414,6 @@ class Emitter:
 
 
 def _alignment(kind: Any) -> int:
-    """In bytes: arrays begin anywhere among their elements."""
+    """Return the alignment in bytes that loads and stores may assume: that of one element."""
     element = kind.element if isinstance(kind, ir.VectorType) else kind
     return {I8: 1, I16: 2, F16: 2}.get(element, 4)

@@ -1,7 +1,7 @@
-"""From LLVM's intermediate language to programs that run, on one thread or on several.
+"""Compile LLVM IR to machine code, load it, and run the resulting kernels on one or several threads.
 
-A program is a function of an array of 64-bit numbers (sizes, and addresses of tensors), and of a thread's number among
-so many. All threads run through the same program, share out the work of each kernel, and wait for one another after it.
+A kernel takes an array of 64-bit integers (sizes, and addresses of tensors), the index of the calling thread and the
+number of threads. All threads run the same kernel, split its work, and meet at barriers.
 """
 
 import ctypes
@@ -23,53 +23,58 @@ from transduce.model.native.code_files import find_code, keep_code, key_of
 from transduce.model.native.emit import I64, POINTER, Emitter, Value
 from transduce.model.native.tile import NARROW, WIDE, Tile
 
-_LEAST_LLVM = 22  # before, `vpdpbusd` was declared with other types
+_LEAST_LLVM = 22  # older versions declare the intrinsic of `vpdpbusd` with other types
+# Values of ONEDNN_MAX_CPU_ISA that exclude our kernels, that exclude nothing, that exclude bfloat16 instructions, and
+# that exclude AVX-512.
 _NO_ISA = ("SSE41", "AVX")
 _EVERY_ISA = ("ALL", "DEFAULT")
 _NO_PAIRS = ("AVX512_CORE", "AVX512_CORE_VNNI")
-_NARROW_ISA = ("AVX2", "AVX2_VNNI", "AVX2_VNNI_2")  # values of ONEDNN_MAX_CPU_ISA
+_NARROW_ISA = ("AVX2", "AVX2_VNNI", "AVX2_VNNI_2")
 
 
 class Program:
-    """A function in machine code."""
+    """A compiled kernel."""
 
     def __init__(self, name: str, engine: Any) -> None:
-        """Of the machine code's owner."""
+        """Look up a kernel by name in an LLVM execution engine, which owns the machine code."""
         self.name = name
         self._engine = engine
         kinds = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
         self.address: int = engine.get_function_address(name)
-        self._alone = ctypes.CFUNCTYPE(None, *kinds)(self.address)
+        self._run_on_one = ctypes.CFUNCTYPE(None, *kinds)(self.address)
         self._on_threads = find_threading()
-        self._together = ctypes.c_void_p(engine.get_function_address(f"{name}_together") if self._on_threads else 0)
+        self._entry_of_many = ctypes.c_void_p(
+            engine.get_function_address(f"{name}_together") if self._on_threads else 0
+        )
 
     def run(self, *values: int, threads: int | None = None) -> None:
-        """Runs with these numbers on so many threads, PyTorch's number where nothing is said. Nothing is checked."""
+        """Run the kernel with these (unchecked) arguments on `threads` threads, PyTorch's number if None."""
         self.run_with((ctypes.c_int64 * len(values))(*values), threads or torch.get_num_threads())
 
     def run_with(self, numbers: Any, threads: int) -> None:
-        """The same on so many threads, with an array of ctypes; the program may change what is in it."""
+        """Run the kernel with a ctypes array of 64-bit arguments, which it may change."""
         if threads == 1 or self._on_threads is None:
-            self._alone(numbers, 0, 1)
+            self._run_on_one(numbers, 0, 1)
         else:
-            self._on_threads(self._together, numbers, threads, 0)
+            self._on_threads(self._entry_of_many, numbers, threads, 0)
 
 
 def float_bits(value: float) -> int:
-    """How a program is given a float32 among its numbers; it takes it by `Emitter.float_of`."""
+    """Return the bits of a float32 as an integer kernel argument, which `Emitter.float_of` reads."""
     return int(struct.unpack("<i", struct.pack("<f", value))[0])
 
 
 def address_of(tensor: Tensor | None) -> int:
-    """Of its first element; 0 for none."""
+    """Return the address of a tensor's first element; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
 @cache
 def find_tile() -> Tile | None:
-    """What this processor multiplies at a time; None where there are no kernels for it.
+    """Return the integer GEMM tile for this processor; None if it has no kernels.
 
-    Whoever keeps PyTorch or oneDNN from instructions by their environment variables, keeps these kernels from them too.
+    The environment variables that restrict the instructions of oneDNN (ONEDNN_MAX_CPU_ISA) and PyTorch
+    (ATEN_CPU_CAPABILITY) restrict these kernels too.
     """
     if platform.machine().lower() not in ("x86_64", "amd64") or llvm.llvm_version_info[0] < _LEAST_LLVM:
         return None
@@ -88,16 +93,16 @@ def find_tile() -> Tile | None:
     return None
 
 
-def _has_amx(features: dict[str, bool], limit: str, products: str) -> bool:
-    """Whether this process may use AMX for some products: the system grants its registers to those who ask."""
-    if not (features.get("amx-tile") and features.get(products)) or not ("AMX" in limit or limit in _EVERY_ISA):
+def _has_amx(features: dict[str, bool], limit: str, feature: str) -> bool:
+    """Return whether this process may use the AMX instructions of a feature; requests the registers from the system."""
+    if not (features.get("amx-tile") and features.get(feature)) or not ("AMX" in limit or limit in _EVERY_ISA):
         return False
-    ask = getattr(torch.cpu, "_init_amx", None)
-    return ask is not None and bool(ask())
+    request = getattr(torch.cpu, "_init_amx", None)
+    return request is not None and bool(request())
 
 
 def find_float_tile(kind: Literal["pairs", "floats"]) -> Tile | None:
-    """What this processor multiplies at a time of floats; None where it has no instructions for them."""
+    """Return the GEMM tile for bfloat16 (`pairs`) or float32 (`floats`); None if this processor has no such kernels."""
     tile = find_tile()
     if tile is None or kind == "floats":
         return tile and tile._replace(kind=kind, amx=False)
@@ -106,42 +111,44 @@ def find_float_tile(kind: Literal["pairs", "floats"]) -> Tile | None:
 
 @cache
 def _has_pairs() -> bool:
+    """Return whether this process may use AVX-512's bfloat16 instructions."""
     features = llvm.get_host_cpu_features()
     return bool(features.get("avx512bf16")) and os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper() not in _NO_PAIRS
 
 
 @cache
 def _has_amx_pairs() -> bool:
+    """Return whether this process may use AMX's bfloat16 instructions."""
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
     return _has_amx(llvm.get_host_cpu_features(), limit, "amx-bf16")
 
 
 def own_tile() -> Tile:
-    """The same, where it is known that there is one."""
+    """Return `find_tile()`, which must not be None."""
     tile = find_tile()
-    assert tile is not None, "asked for kernels of a processor that has none"
+    assert tile is not None, "there are no kernels for this processor"
     return tile
 
 
 def new_emitter(name: str, tile: Tile) -> Emitter:
-    """For programs on one thread or, where there is a way, on several."""
+    """Create an IR builder for this processor's vectors, with support for threads where OpenMP is found."""
     narrows = tile.lanes == WIDE.lanes and _has_pairs()
     return Emitter(name, tile.lanes, threaded=find_threading() is not None, narrows=narrows)
 
 
 @contextmanager
 def program(k: Emitter, name: str, count: int) -> Iterator[tuple[list[Value], Value, Value]]:
-    """A program of so many numbers, written in the body of `with`; gives them, the thread's number and the threads.
+    """Emit a kernel in the body of `with`; yields its `count` arguments, the thread's index and the number of threads.
 
-    Places among the numbers become pointers by `Emitter.place`.
+    Arguments are 64-bit integers; `Emitter.place` converts addresses among them to pointers.
     """
     with entry(k, name) as (numbers, thread, threads):
-        yield [k.load(k.at(numbers, place, I64), I64) for place in range(count)], thread, threads
+        yield [k.load(k.at(numbers, index, I64), I64) for index in range(count)], thread, threads
 
 
 @contextmanager
 def entry(k: Emitter, name: str) -> Iterator[tuple[Value, Value, Value]]:
-    """A program, written in the body of `with`; gives the place of its numbers, the thread's number and the threads."""
+    """Emit a kernel in the body of `with`; yields (pointer to its arguments, thread index, number of threads)."""
     with k.function(name, POINTER, I64, I64, exported=True) as (numbers, thread, threads):
         yield numbers, thread, threads
     if k.threaded:
@@ -150,7 +157,7 @@ def entry(k: Emitter, name: str) -> Iterator[tuple[Value, Value, Value]]:
 
 
 def compile_programs(k: Emitter, names: tuple[str, ...]) -> dict[str, Program]:
-    """Machine code of the programs of these names: what was made of the same text before, by another process even."""
+    """Compile the kernels of these names, or reuse the code that this or another process made from the same IR."""
     text, processor = str(k.module), llvm.get_host_cpu_name()
     features = ",".join([llvm.get_host_cpu_features().flatten(), *(f"+{name}" for name in sorted(k.features))])
     key = key_of(text, processor, features, llvm.llvm_version_info)
@@ -167,6 +174,7 @@ _LOADED: dict[str, dict[str, Program]] = {}
 
 
 def _load(key: str, text: str, machine: Any, names: tuple[str, ...]) -> dict[str, Program]:
+    """Load the machine code of a module from the code cache, or compile and cache it; returns its kernels by name."""
     code = find_code(key)
     if code is None:
         code = _make_code(text, machine)
@@ -174,16 +182,16 @@ def _load(key: str, text: str, machine: Any, names: tuple[str, ...]) -> dict[str
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    release_library("libllvmlite")  # 70 MiB that nothing reads before the next program is made
+    release_library("libllvmlite")  # 70 MiB that nothing reads until the next compilation
     return {name: Program(name, engine) for name in names}
 
 
 def _make_code(text: str, machine: Any) -> bytes:
-    """The object file of a module."""
+    """Optimize a module's IR and return its object file."""
     module = llvm.parse_assembly(text)
     module.verify()
     tuning = llvm.create_pipeline_tuning_options(speed_level=2)
-    tuning.loop_vectorization = tuning.slp_vectorization = False  # what is worth it is written in vectors
+    tuning.loop_vectorization = tuning.slp_vectorization = False  # the IR is vectorized by hand
     passes = llvm.create_pass_builder(machine, tuning)
     passes.getModulePassManager().run(module, passes)
     code: bytes = machine.emit_object(module)
@@ -192,9 +200,10 @@ def _make_code(text: str, machine: Any) -> bytes:
 
 @cache
 def find_threading() -> Callable[..., None] | None:
-    """What runs a function on several threads: `GOMP_parallel` of the OpenMP library that PyTorch brings, on Linux.
+    """Return OpenMP's function that runs a kernel on several threads; None where PyTorch ships no OpenMP library.
 
-    The functions of the library that programs call get names of their own.
+    The function is `GOMP_parallel` of the library that PyTorch ships on Linux. This also registers the library's
+    barrier and thread-number functions with LLVM, under `transduce_…` names.
     """
     folders = [Path(torch.__file__).parent / "lib", Path(torch.__file__).parent.parent / "torch.libs"]
     libraries = [path for folder in folders if folder.is_dir() for path in sorted(folder.glob("libgomp*"))]
@@ -203,6 +212,7 @@ def find_threading() -> Callable[..., None] | None:
     library = ctypes.CDLL(str(libraries[0]))
 
     def address(name: str) -> int:
+        """Return the address of a function of the library."""
         return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
 
     llvm.add_symbol("transduce_barrier", address("GOMP_barrier"))

@@ -1,4 +1,4 @@
-"""Attention of whole sentences in machine code, as PyTorch's automatic differentiation sees it.
+"""Provide the compiled training attention as a PyTorch autograd function.
 
 Legend: B sentences, H heads, Q queries, L keys, K width of a head's queries, keys and values.
 """
@@ -18,12 +18,12 @@ from transduce.model.native.fused_products import own_product_tile, pair_tile
 from transduce.model.native.fused_rows import KINDS
 from transduce.model.native.tile import Tile
 
-_MOST_KEYS = 256  # beyond, PyTorch's blocks of scores are products large enough for its library
-_WIDEST = 128
+_MOST_KEYS = 256  # with more, PyTorch's GEMMs over blocks of scores are efficient
+_WIDEST = 128  # greatest head width
 
 
 def suits_attention(x: Tensor, num_keys: int, width: int) -> bool:
-    """See `fused.TrainingKernels`."""
+    """Return whether `attend` takes heads of this width with so many keys, in x's dtype and on its device."""
     tile = find_tile()
     if x.device.type != "cpu" or x.dtype not in KINDS or tile is None:
         return False
@@ -31,14 +31,14 @@ def suits_attention(x: Tensor, num_keys: int, width: int) -> bool:
 
 
 def attend(projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num_heads: int) -> Tensor:
-    """See `fused.TrainingKernels`."""
+    """Apply scaled dot-product attention, equation (1), to all heads (implements `fused.TrainingKernels.attend`)."""
     _check(projected, memory, lengths)
-    found: Tensor = _Attend.apply(projected, memory, lengths, num_heads)  # type: ignore[no-untyped-call]
-    return found
+    context: Tensor = _Attend.apply(projected, memory, lengths, num_heads)  # type: ignore[no-untyped-call]
+    return context
 
 
 def _check(projected: Tensor, memory: Tensor | None, lengths: Tensor | None) -> None:
-    """Machine code would read beyond what does not fit."""
+    """Raise ValueError unless the arguments' shapes and dtypes match; the machine code does not check bounds."""
     batch = len(projected)
     if memory is not None:
         fits = len(memory) == batch and memory.shape[2] == 2 * projected.shape[2] and memory.dtype == projected.dtype
@@ -51,36 +51,44 @@ def _check(projected: Tensor, memory: Tensor | None, lengths: Tensor | None) -> 
 
 
 class _Attend(torch.autograd.Function):
-    """Only the greatest score and the normaliser of each query are kept for the gradient; weights are made again."""
+    """Attention as an autograd function that recomputes the attention weights in the backward pass.
+
+    It stores only each query's greatest score and the inverse of its sum of exponentials.
+    """
 
     @staticmethod
     def forward(ctx: Any, projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num_heads: int) -> Tensor:
-        given = _Given(projected.contiguous(), None if memory is None else memory.contiguous(), lengths)
+        inputs = _Inputs(projected.contiguous(), None if memory is None else memory.contiguous(), lengths)
         batch, num_queries, width = projected.shape
         context = projected.new_empty(batch, num_queries, width // 3 if memory is None else width)
         sums = torch.empty(batch, num_heads, num_queries, 2, dtype=torch.float32)
-        _run("attend", given, context, sums)
-        ctx.save_for_backward(*given, sums)
+        _run("attend", inputs, context, sums)
+        ctx.save_for_backward(*inputs, sums)
         return context
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        *kept, sums = ctx.saved_tensors
-        given = _Given(*kept)
-        memory = None if given.memory is None else torch.empty_like(given.memory)
-        found = _Given(torch.empty_like(given.projected), memory)
-        _run("attend_back", given, gradients[0].contiguous(), sums, found)
-        return found.projected, found.memory, None, None
+        *saved, sums = ctx.saved_tensors
+        inputs = _Inputs(*saved)
+        memory = None if inputs.memory is None else torch.empty_like(inputs.memory)
+        input_gradients = _Inputs(torch.empty_like(inputs.projected), memory)
+        _run("attend_back", inputs, gradients[0].contiguous(), sums, input_gradients)
+        return input_gradients.projected, input_gradients.memory, None, None
 
 
-class _Given(NamedTuple):
+class _Inputs(NamedTuple):
+    """The inputs of attention, or their gradients."""
+
     projected: Tensor
+    """Queries, keys and values, (B, Q, 3 × H × K); with a memory, queries alone, (B, Q, H × K)."""
     memory: Tensor | None
+    """Keys and values of the memory, (B, L, 2 × H × K)."""
     lengths: Tensor | None = None
+    """The number of keys of each sentence, int64 (B,); None: a causal mask."""
 
     def starts(self, inner: int) -> tuple[int, int, int]:
-        """Where queries, keys and values begin."""
+        """Return the addresses of the first query, key and value."""
         size = inner * self.projected.element_size()
         start = self.projected.data_ptr()
         if self.memory is None:
@@ -88,50 +96,54 @@ class _Given(NamedTuple):
         return start, self.memory.data_ptr(), self.memory.data_ptr() + size
 
 
-def _run(name: str, given: _Given, context: Tensor, sums: Tensor, found: _Given | None = None) -> None:
+def _run(name: str, inputs: _Inputs, context: Tensor, sums: Tensor, gradients: _Inputs | None = None) -> None:
+    """Run the kernel `attend`, or `attend_back` with `found` for the resulting gradients."""
     batch, num_heads, num_queries, _ = sums.shape
     inner = context.shape[2]
-    keyed = given.projected if given.memory is None else given.memory
-    shape = attention_shape(inner // num_heads, keyed.dtype)
-    room = torch.empty(torch.get_num_threads(), room_to_attend(shape, keyed.shape[1], num_queries), dtype=torch.float32)
-    queries, keys, values = given.starts(inner)
-    by_queries, by_keys, by_values = (0, 0, 0) if found is None else found.starts(inner)
-    places = AttentionPlaces(
+    key_source = inputs.projected if inputs.memory is None else inputs.memory
+    shape = attention_shape(inner // num_heads, key_source.dtype)
+    scratch = torch.empty(
+        torch.get_num_threads(), room_to_attend(shape, key_source.shape[1], num_queries), dtype=torch.float32
+    )
+    queries, keys, values = inputs.starts(inner)
+    query_gradient, key_gradient, value_gradient = (0, 0, 0) if gradients is None else gradients.starts(inner)
+    arguments = AttentionPlaces(
         queries=queries,
         keys=keys,
         values=values,
-        query_stride=given.projected.shape[2],
-        key_stride=keyed.shape[2],
+        query_stride=inputs.projected.shape[2],
+        key_stride=key_source.shape[2],
         batch=batch,
         heads=num_heads,
         num_queries=num_queries,
-        num_keys=keyed.shape[1],
-        lengths=0 if given.lengths is None else given.lengths.data_ptr(),
+        num_keys=key_source.shape[1],
+        lengths=0 if inputs.lengths is None else inputs.lengths.data_ptr(),
         context=context.data_ptr(),
         sums=sums.data_ptr(),
-        query_gradient=by_queries,
-        key_gradient=by_keys,
-        value_gradient=by_values,
-        room=room.data_ptr(),
-        own_room=room.shape[1],
+        query_gradient=query_gradient,
+        key_gradient=key_gradient,
+        value_gradient=value_gradient,
+        room=scratch.data_ptr(),
+        own_room=scratch.shape[1],
     )
-    attention_programs(shape)[name].run(*places)
+    attention_programs(shape)[name].run(*arguments)
 
 
 def attention_shape(width: int, dtype: torch.dtype) -> AttentionShape:
-    """Of heads of this width, as this processor does best."""
+    """Return what to compile attention kernels for, given a head width and dtype, on this processor."""
     lanes, pairs = own_tile().lanes, pair_tile()
-    takes_pairs = dtype == torch.bfloat16 and width % AMX_KEYS == 0 and pairs is not None and pairs.lanes == lanes
-    return AttentionShape(width, KINDS[dtype], lanes, takes_pairs and own_product_tile(torch.bfloat16).amx)
+    has_pairs = dtype == torch.bfloat16 and width % AMX_KEYS == 0 and pairs is not None and pairs.lanes == lanes
+    return AttentionShape(width, KINDS[dtype], lanes, has_pairs and own_product_tile(torch.bfloat16).amx)
 
 
 def attention_programs(shape: AttentionShape) -> dict[str, Program]:
-    """`attend` and `attend_back`."""
-    return _programs(shape, own_tile())
+    """Return the compiled kernels `attend` and `attend_back`, compiled on first use."""
+    return _kernels(shape, own_tile())
 
 
 @cache
-def _programs(shape: AttentionShape, tile: Tile) -> dict[str, Program]:
+def _kernels(shape: AttentionShape, tile: Tile) -> dict[str, Program]:
+    """Compile `attend` and `attend_back`."""
     k = new_emitter("attention", tile)
     (AmxAttentionWriter if shape.amx else AttentionWriter)(k, shape).write()
     return compile_programs(k, ("attend", "attend_back"))

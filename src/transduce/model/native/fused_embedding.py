@@ -1,8 +1,8 @@
-"""Embeddings in machine code, as PyTorch's automatic differentiation sees them.
+"""Provide embedding look-ups for training with a compiled gradient, as a PyTorch autograd function.
 
-PyTorch's gradient by embeddings is a matrix of the whole vocabulary, nearly all zeros, for each use of it: for a model
-of 6 + 6 layers × 512 with 8,000 pieces to make and add these took an eighth of all that is no matrix product.
-Legend: N positions, D model width, V vocabulary.
+PyTorch's embedding gradient is a dense (V, D) matrix, nearly all zeros, for each use of the embedding. In a model of 6
++ 6 layers × 512 with 8,000 tokens, creating and adding these took an eighth of the time outside GEMMs. Legend: N
+positions, D model width, V vocabulary size.
 """
 
 from functools import cache
@@ -18,12 +18,15 @@ from transduce.model.native.training_scatter import ScatterPlaces, ScatterWriter
 
 
 def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
-    """See `fused.TrainingKernels`."""
+    """Return rows of a weight (V, D) times `scale`: ids (…), int64, to (…, D); see `fused.TrainingKernels.embed`."""
     return embed_rows(ids, weight, RowSums(scale, frozen_row, sum_of_gradients(weight), add_rows_in_place))
 
 
 def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None) -> None:
-    """See `fused.TrainingKernels`."""
+    """Add factor · part[n] (N, D) to total[ids[n]] (V, D), except to the frozen row.
+
+    See `fused.TrainingKernels.add_rows_in_place`. Raises ValueError or IndexError if the arguments do not fit.
+    """
     ids, part = ids.flatten().contiguous(), part.reshape(-1, part.shape[-1]).contiguous()
     fits = total.dim() == 2 and total.shape[1:] == part.shape[1:] and len(ids) == len(part)
     if not fits or total.dtype != torch.float32 or ids.dtype != torch.int64 or not total.is_contiguous():
@@ -33,7 +36,7 @@ def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, f
         )
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(total):
         raise IndexError(f"rows {int(ids.min())} to {int(ids.max())} of a matrix of {len(total)}")
-    places = ScatterPlaces(
+    arguments = ScatterPlaces(
         total=total.data_ptr(),
         ids=ids.data_ptr(),
         part=part.data_ptr(),
@@ -42,11 +45,12 @@ def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, f
         factor=float_bits(factor),
         frozen=-1 if frozen_row is None else frozen_row,
     )
-    _programs(part.dtype, own_tile())["scatter"].run(*places)
+    _kernels(part.dtype, own_tile())["scatter"].run(*arguments)
 
 
 @cache
-def _programs(dtype: torch.dtype, tile: Tile) -> dict[str, Program]:
+def _kernels(dtype: torch.dtype, tile: Tile) -> dict[str, Program]:
+    """Compile the kernel `scatter` for a dtype."""
     k = new_emitter("scatter", tile)
     ScatterWriter(k, KINDS[dtype]).write()
     return compile_programs(k, ScatterWriter.names)

@@ -1,8 +1,9 @@
-"""Products with learnt matrices, with what surrounds them in machine code, for PyTorch's automatic differentiation.
+"""Provide linear layers for training as a PyTorch autograd function, with fused bias, ReLU and gradient sums.
 
-The products are our own where these are faster (`fused_products.py`), else PyTorch's library's. Of the rest PyTorch
-makes passes of its own: the sums of the gradient by the bias, where ReLU was closed, and the gradient by the matrix
-once in bfloat16 and once more as it is added up in float32.
+The GEMMs are compiled kernels where these are faster (`fused_products.py`), else PyTorch's. PyTorch alone takes
+separate passes for the bias gradient and the ReLU mask. It also computes the weight gradient in bfloat16 first, and
+adds it up in float32 afterwards.
+
 Legend: N positions, I inputs and O outputs.
 """
 
@@ -21,7 +22,7 @@ from transduce.model.native.fused_rows import KINDS, add_in_place, sum_columns
 
 
 def suits_linear(x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
-    """See `fused.TrainingKernels`."""
+    """Return whether `linear` takes this input, this weight and these rows of it."""
     tile = find_tile()
     kinds = x.dtype == weight.dtype and x.dtype in KINDS and x.device.type == weight.device.type == "cpu"
     if tile is None or not kinds or not weight.is_contiguous() or x.shape[-1] != weight.shape[1]:
@@ -31,23 +32,25 @@ def suits_linear(x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows | None, *, relu: bool) -> Tensor:
-    """See `fused.TrainingKernels`."""
+    """Return x · weightᵀ + bias, optionally with ReLU; see `fused.TrainingKernels.linear` for the shapes."""
     sums = linear_sums(weight, bias, rows, relu=relu)
-    found: Tensor = _Linear.apply(x.contiguous(), weight, bias, sums)  # type: ignore[no-untyped-call]
-    return found
+    out: Tensor = _Linear.apply(x.contiguous(), weight, bias, sums)  # type: ignore[no-untyped-call]
+    return out
 
 
 class _Linear(torch.autograd.Function):
-    """Gradients by weight and bias are added to their sums in float32 if there are any."""
+    """A linear layer as an autograd function that adds weight and bias gradients to float32 sums where these exist."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: LinearSums) -> Tensor:
         rows = slice(*options.rows)
-        flat, own, own_bias = x.view(-1, x.shape[-1]), weight[rows], None if bias is None else bias[rows]
-        if suits_product(flat, own):
-            out = multiply(flat, own, own_bias, relu=options.relu).view(*x.shape[:-1], len(own))
+        flat, rows_of_weight, rows_of_bias = x.view(-1, x.shape[-1]), weight[rows], None if bias is None else bias[rows]
+        if suits_product(flat, rows_of_weight):
+            out = multiply(flat, rows_of_weight, rows_of_bias, relu=options.relu).view(
+                *x.shape[:-1], len(rows_of_weight)
+            )
         else:
-            out = F.linear(x, own, own_bias)
+            out = F.linear(x, rows_of_weight, rows_of_bias)
             out = out.relu_() if options.relu else out
         ctx.options = options
         ctx.save_for_backward(x, weight, bias, out if options.relu else None)
@@ -56,39 +59,39 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        x_given, weight, bias, out = ctx.saved_tensors
+        x_saved, weight, bias, out = ctx.saved_tensors
         options: LinearSums = ctx.options
-        rows, (by_x_asked, by_weight_asked, by_bias_asked) = slice(*options.rows), ctx.needs_input_grad[:3]
-        x, gradient = x_given.view(-1, x_given.shape[-1]), gradients[0].contiguous().view(-1, gradients[0].shape[-1])
+        rows, (needs_x, needs_weight, needs_bias) = slice(*options.rows), ctx.needs_input_grad[:3]
+        x, gradient = x_saved.view(-1, x_saved.shape[-1]), gradients[0].contiguous().view(-1, gradients[0].shape[-1])
         gate = None if out is None else out.view_as(gradient)
-        total, by_weight = known_or_new(options.weight_sum, weight) if by_weight_asked else (None, None)
-        bias_total, by_bias = known_or_new(options.bias_sum, bias) if by_bias_asked else (None, None)
+        total, by_weight = known_or_new(options.weight_sum, weight) if needs_weight else (None, None)
+        bias_total, by_bias = known_or_new(options.bias_sum, bias) if needs_bias else (None, None)
         sums = Sums(*(None if each is None else each[rows] for each in (total, bias_total)))
         if suits_product(x, weight[rows]):
             if gate is not None:
                 gradient = torch.ops.aten.threshold_backward(gradient, gate, 0.0)
-            by_x = multiply_back(gradient, x, weight[rows], sums, by_x=by_x_asked)
+            by_x = multiply_back(gradient, x, weight[rows], sums, by_x=needs_x)
         else:
-            by_x = _learn(gradient, x, weight[rows], gate, sums, by_x=by_x_asked)
-        by_x = None if by_x is None else by_x.view_as(x_given)
+            by_x = _backward_by_pytorch(gradient, x, weight[rows], gate, sums, by_x=needs_x)
+        by_x = None if by_x is None else by_x.view_as(x_saved)
         return by_x, in_kind_of(weight, by_weight), in_kind_of(bias, by_bias), None
 
 
-def _learn(
+def _backward_by_pytorch(
     gradient: Tensor, x: Tensor, weight: Tensor, gate: Tensor | None, sums: Sums, *, by_x: bool
 ) -> Tensor | None:
-    """As `multiply_back`, by PyTorch's library."""
+    """Compute the gradients of a linear layer by PyTorch's GEMM: see `fused_products.multiply_back`."""
     if gate is not None or sums.bias is not None:
         gradient, columns = sum_columns(gradient, gate)
         if sums.bias is not None:
             sums.bias.add_(columns)
     if sums.weight is not None:
-        _add_product(sums.weight, gradient.t(), x)
+        _add_matmul(sums.weight, gradient.t(), x)
     return gradient @ weight if by_x else None
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left · right."""
+def _add_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left · right to total, in place."""
     if right.dtype == total.dtype:
         torch.addmm(total, left, right, out=total)
     else:

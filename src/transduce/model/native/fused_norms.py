@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm in machine code, as PyTorch's automatic differentiation sees them.
+"""Provide LayerNorm and RMSNorm for training as a PyTorch autograd function.
 
 Legend: N rows, D model width.
 """
@@ -16,7 +16,7 @@ from transduce.model.native.training_rows import NormPlaces
 
 
 def fork_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-    """See `fused.TrainingKernels`."""
+    """Return x and its norm: LayerNorm, or RMSNorm without a bias; see `fused.TrainingKernels.fork_norm`."""
     for each in (weight, bias):
         if each is not None and (each.shape, each.dtype) != (x.shape[-1:], x.dtype):
             raise ValueError(f"{describe(each)} cannot be the weight or bias of a norm of {describe(x)}")
@@ -24,19 +24,20 @@ def fork_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) ->
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
-    """See `fused.TrainingKernels`."""
+    """Apply LayerNorm over the last dimension of x."""
     return fork_norm(x, weight, bias, epsilon)[1]
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """See `fused.TrainingKernels`."""
+    """Apply RMSNorm over the last dimension of x."""
     return fork_norm(x, weight, None, epsilon)[1]
 
 
 class NormNode(torch.autograd.Function):
-    """x itself, and its norm: the gradient by x, which a residual connection leads on, is added in the same pass.
+    """A norm as an autograd function that returns x and norm(x), for residual connections.
 
-    LayerNorm's, or without a bias RMSNorm's. Gradients by weight and bias are added to their sums if there are any.
+    It is LayerNorm, or RMSNorm without a bias. The backward pass adds the gradient of the returned x in the same pass,
+    and adds weight and bias gradients to float32 sums where these exist.
     """
 
     @staticmethod
@@ -52,30 +53,37 @@ class NormNode(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        by_kept, by_out = gradients
+        by_residual, by_out = gradients
         if by_out is None:
-            return by_kept, None, None, None
+            return by_residual, None, None, None
         x, weight, bias, sums = ctx.saved_tensors
-        by_out, by_kept = by_out.contiguous(), None if by_kept is None else by_kept.contiguous()
+        by_out, by_residual = by_out.contiguous(), None if by_residual is None else by_residual.contiguous()
         by_x = torch.empty_like(x)
         total, by_weight = known_or_new(sum_of_gradients(weight), weight)
         bias_total, by_bias = (None, None) if bias is None else known_or_new(sum_of_gradients(bias), bias)
         shares = torch.empty(torch.get_num_threads(), 2, x.shape[-1], dtype=torch.float32)
-        name, back = "rms_back" if bias is None else "norm_back", (by_out, by_kept, shares, total, bias_total)
-        _run(name, (x, weight, bias), ctx.epsilon, sums, by_x, back)
+        name, backward_tensors = (
+            "rms_back" if bias is None else "norm_back",
+            (by_out, by_residual, shares, total, bias_total),
+        )
+        _run(name, (x, weight, bias), ctx.epsilon, sums, by_x, backward_tensors)
         return by_x, in_kind_of(weight, by_weight), None if bias is None else in_kind_of(bias, by_bias), None
 
 
 def _run(
     name: str,
-    given: tuple[Tensor, Tensor, Tensor | None],
+    tensors: tuple[Tensor, Tensor, Tensor | None],
     epsilon: float,
     sums: Tensor,
     out: Tensor,
-    back: tuple[Tensor | None, ...] = (None,) * 5,
+    backward_tensors: tuple[Tensor | None, ...] = (None,) * 5,
 ) -> None:
-    x, weight, bias = given
-    places = NormPlaces(
+    """Run a norm kernel.
+
+    For the backward pass, `backward_tensors` holds `gradient`, `kept`, `shares` and the two sums of `NormPlaces`.
+    """
+    x, weight, bias = tensors
+    arguments = NormPlaces(
         x.data_ptr(),
         weight.data_ptr(),
         address_of(bias),
@@ -84,6 +92,6 @@ def _run(
         float_bits(epsilon),
         sums.data_ptr(),
         out.data_ptr(),
-        *map(address_of, back),
+        *map(address_of, backward_tensors),
     )
-    row_programs(x.dtype)[name].run(*places)
+    row_programs(x.dtype)[name].run(*arguments)

@@ -1,6 +1,7 @@
-"""Products of training in machine code: see `training_products.py`. Those of bfloat16 by AMX where there is any.
+"""Run the compiled training GEMMs: linear layers forward and backward, and the vocabulary projection.
 
-Legend: N positions, I inputs and O outputs of a layer.
+bfloat16 uses AMX where available; the kernels are in `training_products.py`. Legend: N positions, I inputs and O
+outputs of a layer.
 """
 
 from functools import cache
@@ -24,28 +25,28 @@ from transduce.model.native.plain_products import NarrowMultiplier, PlainMultipl
 from transduce.model.native.tile import WIDE, Tile
 from transduce.model.native.training_products import BackPlaces, ForwardPlaces, ProductWriter
 
-_INPUTS_TOGETHER = 32
-_LINE_BYTES = 64  # of a cache
-_STREAMED_BYTES = 3 << 20  # of a result, which goes past the caches: it would push everything else out of them
-_SLIGHT = 2.0**-7  # what two orders of the same sum may differ by, beside the largest; then it is rounded
+_INPUTS_TOGETHER = 32  # the number of inputs must be a multiple of this
+_LINE_BYTES = 64  # of a cache line
+_STREAMED_BYTES = 3 << 20  # larger results are written past the caches, as they would evict everything else
+_SLIGHT = 2.0**-7  # tolerance for rounded sums in another order, relative to the greatest one
 
 
 class Sums(NamedTuple):
-    """float32, contiguous: to which gradients are added; None: not asked for."""
+    """Contiguous float32 tensors that gradients are added to; None: the gradient is not requested."""
 
     weight: Tensor | None
-    """(O, I)."""
+    """The sum of the weight's gradients, (O, I)."""
     bias: Tensor | None = None
-    """(O,)."""
+    """The sum of the bias' gradients, (O,)."""
 
 
 def suits_product(x: Tensor, weight: Tensor) -> bool:
-    """Whether `multiply` and `multiply_back` take x, (N, I), and some rows of a matrix, (O, I)."""
+    """Return whether `multiply` and `multiply_back` take x (N, I) and rows of a weight (O, I)."""
     return x.dtype == weight.dtype and suits_sizes(len(x), weight.shape[1], len(weight), x.dtype)
 
 
 def suits_sizes(positions: int, inputs: int, outputs: int, dtype: torch.dtype) -> bool:
-    """The same of so many of this type."""
+    """Return whether the GEMM kernels take a linear layer of these sizes and this dtype."""
     tile = product_tile(dtype)
     if tile is None:
         return False
@@ -56,7 +57,10 @@ def suits_sizes(positions: int, inputs: int, outputs: int, dtype: torch.dtype) -
 
 @cache
 def pair_tile() -> Tile | None:
-    """What multiplies bfloat16 here: AMX if a small example comes out right by it, else vectors; None: nothing does."""
+    """Return the tile for bfloat16 GEMMs on this processor; None if there are no kernels.
+
+    AMX is used only if it multiplies a small example correctly.
+    """
     tile = find_float_tile("pairs")
     if tile is None or not tile.amx or multiplies_rightly(tile):
         return tile
@@ -64,96 +68,105 @@ def pair_tile() -> Tile | None:
 
 
 def product_tile(dtype: torch.dtype) -> Tile | None:
-    """What multiplies numbers of this type here; None: nothing of our own does."""
+    """Return the tile for GEMMs of a dtype on this processor; None if there are no kernels."""
     if dtype == torch.float32:
         return find_float_tile("floats")
     return pair_tile() if dtype == torch.bfloat16 else None
 
 
 def own_product_tile(dtype: torch.dtype) -> Tile:
-    """The same, where it is known that there is one."""
+    """Return `product_tile(dtype)`, which must not be None."""
     tile = product_tile(dtype)
-    assert tile is not None, f"asked for products of {dtype}, for which there are none"
+    assert tile is not None, f"there are no GEMM kernels for {dtype} on this processor"
     return tile
 
 
 def multiplier_of(tile: Tile) -> type[PairMultiplier]:
-    """What writes its products."""
+    """Return the class that emits GEMMs for a tile."""
     if tile.kind == "floats":
         return PlainMultiplier if tile.lanes == WIDE.lanes else NarrowMultiplier
     return AmxMultiplier if tile.amx else PairMultiplier
 
 
 def multiplies_rightly(tile: Tile) -> bool:
-    """Whether its products of small matrices are exact but for rounding."""
+    """Return whether a tile's kernels multiply small matrices correctly, within rounding."""
     numbers = torch.Generator().manual_seed(1)
     x, weight = (torch.randn(rows, 96, generator=numbers).bfloat16() for rows in (53, 96))
-    found, total = x.new_empty(53, 96), torch.zeros(96, 96)
-    _forward(x, weight, found, torch.empty_like(weight), tile=tile)
-    _back(found, x, None, None, Sums(total), torch.empty_like(weight), tile=tile)
+    product, total = x.new_empty(53, 96), torch.zeros(96, 96)
+    _forward(x, weight, product, torch.empty_like(weight), tile=tile)
+    _back(product, x, None, None, Sums(total), torch.empty_like(weight), tile=tile)
     exact = x.double() @ weight.double().t()
-    pairs = ((found, exact), (total, found.double().t() @ x.double()))
-    return all(bool((one.double() - other).abs().max() < _SLIGHT * other.abs().max()) for one, other in pairs)
+    pairs = ((product, exact), (total, product.double().t() @ x.double()))
+    return all(
+        bool((actual.double() - expected).abs().max() < _SLIGHT * expected.abs().max()) for actual, expected in pairs
+    )
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool, positive: Tensor | None = None) -> Tensor:
-    """x · weightᵀ + bias, (N, O), or ReLU of it; all contiguous and of one type.
+    """Return x · weightᵀ + bias, (N, O), with ReLU if `relu`; all tensors are contiguous and of one dtype.
 
     Args:
         x: (N, I).
         weight: (O, I).
         bias: (O,).
-        positive: N × O bits, bytes which are to tell what is positive.
+        relu: whether to apply ReLU.
+        positive: N × O bits, in bytes, that are set where the result is positive.
     """
-    out, room = x.new_empty(len(x), len(weight)), torch.empty_like(weight)
-    _forward(x, weight, out, room, bias=bias, least=0.0 if relu else float("-inf"), positive=positive)
+    out, packed = x.new_empty(len(x), len(weight)), torch.empty_like(weight)
+    _forward(x, weight, out, packed, bias=bias, least=0.0 if relu else float("-inf"), positive=positive)
     return out
 
 
 def multiply_back(
     gradient: Tensor, x: Tensor, weight: Tensor, sums: Sums, *, by_x: bool, is_open: Tensor | None = None
 ) -> Tensor | None:
-    """The gradient by x, (N, I), if it is asked for, from the one by the outputs, (N, O).
+    """Run the backward pass of a linear layer; return the gradient of x, (N, I), if `by_x`, else None.
 
     Args:
-        gradient: contiguous, as x, (N, I), and weight, (O, I), of the same type.
-        sums: what grows by the gradients by weight and bias.
-        by_x: whether it is asked for.
-        is_open: if x is ReLU's, where it was positive, N × I bits; then the gradient is the one by what ReLU was given.
+        gradient: of the output, (N, O), contiguous, as are x and weight, all of one dtype.
+        x: (N, I).
+        weight: (O, I).
+        sums: tensors that the weight and bias gradients are added to.
+        by_x: whether the gradient of x is requested.
+        is_open: if x is a ReLU's output, N × I bits that are set where it was positive. The result is then the gradient
+            of the ReLU's input.
     """
-    found = torch.empty_like(x) if by_x else None
-    _back(gradient, x, weight, found, sums, torch.empty_like(weight), is_open=is_open)
-    return found
+    result = torch.empty_like(x) if by_x else None
+    _back(gradient, x, weight, result, sums, torch.empty_like(weight), is_open=is_open)
+    return result
 
 
 class PackedProjection:
-    """See `fused.Projection`: the matrix is packed once for all rows."""
+    """A vocabulary projection whose weight is packed once and then multiplied by several blocks of rows.
+
+    Implements `fused.Projection`.
+    """
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight
-        self._rooms: list[Tensor | None] = [None, None]  # forward, back
+        self._packed: list[Tensor | None] = [None, None]  # the packed weight for the forward and the backward pass
 
     def logits(self, x: Tensor, out: Tensor) -> None:
-        """See `fused.Projection`."""
-        known, room = self._room(0)
-        _forward(x, known, out, room, streams=False)  # they are read at once
+        """Write the logits x · weightᵀ to `out`."""
+        weight, packed = self._packed_weight(0)
+        _forward(x, weight, out, packed, streams=False)  # the logits are read immediately
 
     def back(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
-        """See `fused.Projection`."""
-        known, room = self._room(1)
-        _back(gradient, x, known, by_x, Sums(weight_sum), room)
+        """Write the gradient of x to `by_x`, and add the weight's gradient to `weight_sum`, each if it is not None."""
+        weight, packed = self._packed_weight(1)
+        _back(gradient, x, weight, by_x, Sums(weight_sum), packed)
 
-    def _room(self, number: int) -> tuple[Tensor | None, Tensor]:
-        """The matrix if it must be packed yet, and where."""
-        room = self._rooms[number]
-        if room is not None:
-            return None, room
-        self._rooms[number] = room = torch.empty_like(self._weight)
-        return self._weight, room
+    def _packed_weight(self, number: int) -> tuple[Tensor | None, Tensor]:
+        """Return the weight if it must still be packed (else None), and the tensor for the packed weight."""
+        packed = self._packed[number]
+        if packed is not None:
+            return None, packed
+        self._packed[number] = packed = torch.empty_like(self._weight)
+        return self._weight, packed
 
 
 def project(hidden: Tensor, weight: Tensor) -> PackedProjection | None:
-    """See `fused.TrainingKernels`."""
+    """Return a packed vocabulary projection for hidden states (N, D); None if the kernels do not take them."""
     fits = hidden.is_contiguous() and weight.is_contiguous() and suits_product(hidden, weight)
     return PackedProjection(weight) if fits else None
 
@@ -170,9 +183,10 @@ def _forward(
     positive: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:
+    """Run the kernel `forward`; `room` receives the packed weight, or holds it already if `weight` is None."""
     tile = tile or own_product_tile(x.dtype)
-    threads_room = own_stack().take(torch.get_num_threads() * multiplier_of(tile).thread_bytes)
-    places = ForwardPlaces(
+    scratch = own_stack().take(torch.get_num_threads() * multiplier_of(tile).thread_bytes)
+    arguments = ForwardPlaces(
         x=x.data_ptr(),
         weight=address_of(weight),
         bias=address_of(bias),
@@ -183,24 +197,25 @@ def _forward(
         least=float_bits(least),
         room=room.data_ptr(),
         streams=int(streams and _is_streamed(out)),
-        threads_room=threads_room.address,
+        threads_room=scratch.address,
         positive=address_of(positive),
     )
-    product_programs(tile)["forward"].run(*places)
-    threads_room.give_back()
+    product_programs(tile)["forward"].run(*arguments)
+    scratch.give_back()
 
 
 def is_streamed(size: int) -> bool:
-    """Whether a result of so many bytes, in whole lines of the caches, goes past them."""
+    """Return whether a result of `size` bytes is written by non-temporal stores, past the caches."""
     return size >= _STREAMED_BYTES
 
 
 def _is_streamed(out: Tensor) -> bool:
+    """Return whether a tensor is written by non-temporal stores: it is large, and aligned to a cache line."""
     return is_streamed(out.nbytes) and out.data_ptr() % _LINE_BYTES == 0
 
 
 def rows_filled_up(rows: int, tile: Tile) -> int:
-    """With zeros, as many as are summed over."""
+    """Round a number of summed rows up to the multiple that a tile's GEMM pads to."""
     together = multiplier_of(tile).layout.together
     return -(-rows // together) * together
 
@@ -216,13 +231,14 @@ def _back(
     is_open: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:
+    """Run the kernel `back`; `room` receives the packed weight, or holds it already if `weight` is None."""
     tile = tile or own_product_tile(x.dtype)
     multiplier = multiplier_of(tile)
     (positions, outputs), inputs = gradient.shape, x.shape[1]
     filled = rows_filled_up(positions, tile)
     packed_x = x.new_empty(inputs, filled)
-    threads_room = own_stack().take(torch.get_num_threads() * multiplier.thread_bytes)
-    places = BackPlaces(
+    scratch = own_stack().take(torch.get_num_threads() * multiplier.thread_bytes)
+    arguments = BackPlaces(
         x=x.data_ptr(),
         weight=address_of(weight),
         gradient=gradient.data_ptr(),
@@ -235,16 +251,16 @@ def _back(
         outputs=outputs,
         weight_room=room.data_ptr(),
         x_room=packed_x.data_ptr(),
-        threads_room=threads_room.address,
+        threads_room=scratch.address,
         streams=int(by_x is not None and _is_streamed(by_x)),
     )
-    product_programs(tile)["back"].run(*places)
-    threads_room.give_back()
+    product_programs(tile)["back"].run(*arguments)
+    scratch.give_back()
 
 
 @cache
 def product_programs(tile: Tile) -> dict[str, Program]:
-    """`forward` and `back`."""
+    """Return the compiled kernels `forward` and `back` of a tile."""
     k = new_emitter("products", tile)
     ProductWriter(k, multiplier_of(tile)).write()
     return compile_programs(k, ProductWriter.names)

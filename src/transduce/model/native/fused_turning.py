@@ -1,4 +1,4 @@
-"""Rotations of queries and keys in machine code, as PyTorch's automatic differentiation sees them.
+"""Provide rotary embeddings for training as a PyTorch autograd function.
 
 Legend: B sentences, T positions, C columns of a row, K width of a head.
 """
@@ -17,43 +17,52 @@ from transduce.model.native.tile import Tile
 from transduce.model.positions import Rotation
 
 
-class _Places(NamedTuple):
-    """The numbers of the program."""
+class _Arguments(NamedTuple):
+    """Arguments of the kernel."""
 
     x: Any
-    """(B × T, C)."""
+    """Address of the input, (B × T, C)."""
     out: Any
-    """(B × T, C)."""
+    """Address of the output, (B × T, C)."""
     rows: Any
-    """A number: B × T."""
+    """The number of rows B × T."""
     columns: Any
-    """A number: C."""
+    """The number of columns C."""
     heads: Any
-    """A number: how many are turned, the first of each row."""
+    """The number of heads to rotate, the first ones of each row."""
     length: Any
-    """A number: T."""
+    """The number of positions T."""
     angles: Any
-    """float32, cosines, then sines, (T, K)."""
+    """Address of float32 cosines, then sines, (T, K)."""
 
 
 def suits_turning(x: Tensor, width: int) -> bool:
-    """See `fused.TrainingKernels`."""
+    """Return whether `turn` takes heads of this width, in x's dtype and on its device."""
     tile = find_tile()
     return tile is not None and width % (2 * tile.lanes) == 0 and suits_logits(x)
 
 
 def turn(projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
-    """See `fused.TrainingKernels`."""
+    """Rotate the first `heads` heads of each row by its position (rotary embedding), and copy the rest.
+
+    Args:
+        projected: (B, T, C).
+        rotation: the angles, (T, K / 2).
+        heads: the number of heads to rotate.
+
+    Returns:
+        (B, T, C).
+    """
     length, half = rotation.cosine.shape
     if projected.shape[1] != length or projected.shape[2] < 2 * half * heads:
         raise ValueError(f"{heads} heads of {2 * half} at {length} positions are not in {tuple(projected.shape)}")
     angles = torch.cat([rotation.cosine, rotation.sine], dim=1).float()
-    found: Tensor = _Turn.apply(projected, angles, heads, rotation.interleaved)  # type: ignore[no-untyped-call]
-    return found
+    out: Tensor = _Rotate.apply(projected, angles, heads, rotation.interleaved)  # type: ignore[no-untyped-call]
+    return out
 
 
-class _Turn(torch.autograd.Function):
-    """The gradient is turned back."""
+class _Rotate(torch.autograd.Function):
+    """Rotary embedding as an autograd function whose gradient is rotated by the opposite angles."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, angles: Tensor, heads: int, interleaved: bool) -> Tensor:
@@ -66,32 +75,37 @@ class _Turn(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         (angles,) = ctx.saved_tensors
         cosine, sine = angles.chunk(2, dim=1)
-        back = torch.cat([cosine, -sine], dim=1)
-        return _run(gradients[0].contiguous(), back, ctx.heads, interleaved=ctx.interleaved), None, None, None
+        inverse_angles = torch.cat([cosine, -sine], dim=1)
+        return _run(gradients[0].contiguous(), inverse_angles, ctx.heads, interleaved=ctx.interleaved), None, None, None
 
 
 def _run(x: Tensor, angles: Tensor, heads: int, *, interleaved: bool) -> Tensor:
+    """Run the rotation kernel on x (B, T, C) with angles (T, K)."""
     out = torch.empty_like(x)
     length, width = angles.shape
-    run = _program_of(x.dtype, own_tile(), width, interleaved=interleaved).run
-    run(*_Places(x.data_ptr(), out.data_ptr(), x.numel() // x.shape[-1], x.shape[-1], heads, length, angles.data_ptr()))
+    run = _rotation_kernel(x.dtype, own_tile(), width, interleaved=interleaved).run
+    run(
+        *_Arguments(
+            x.data_ptr(), out.data_ptr(), x.numel() // x.shape[-1], x.shape[-1], heads, length, angles.data_ptr()
+        )
+    )
     return out
 
 
 @cache
-def _program_of(dtype: torch.dtype, tile: Tile, width: int, *, interleaved: bool) -> Program:
-    """Heads of this width turned, the rest of each row copied."""
+def _rotation_kernel(dtype: torch.dtype, tile: Tile, width: int, *, interleaved: bool) -> Program:
+    """Compile the kernel for heads of this width; the columns behind the rotated heads are copied."""
     k, kind = new_emitter("turning", tile), KINDS[dtype]
-    with program(k, "turn", len(_Places._fields)) as (numbers, *share):
-        given = _Places(*numbers)
-        first, last = k.share(given.rows, *share)
+    with program(k, "turn", len(_Arguments._fields)) as (numbers, *share):
+        args = _Arguments(*numbers)
+        first, last = k.share(args.rows, *share)
         with k.loop(first, last) as row:
-            angles = k.at(k.place(given.angles), k.times(k.build.srem(row, given.length), width))
-            places = [k.at(k.place(each), k.times(row, given.columns), kind) for each in (given.x, given.out)]
-            with k.loop(0, given.heads) as head:
+            angles = k.at(k.place(args.angles), k.times(k.build.srem(row, args.length), width))
+            pointers = [k.at(k.place(each), k.times(row, args.columns), kind) for each in (args.x, args.out)]
+            with k.loop(0, args.heads) as head:
                 column = k.times(head, width)
-                source, target = (k.at(place, column, kind) for place in places)
+                source, target = (k.at(place, column, kind) for place in pointers)
                 turn_head(k, width, (source, target), angles, interleaved=interleaved, kind=kind)
-            with k.loop(k.times(given.heads, width), given.columns, k.lanes) as column:
-                k.store_narrow(k.load_wide(places[0], column, kind), places[1], column, kind)
+            with k.loop(k.times(args.heads, width), args.columns, k.lanes) as column:
+                k.store_narrow(k.load_wide(pointers[0], column, kind), pointers[1], column, kind)
     return compile_programs(k, ("turn",))["turn"]

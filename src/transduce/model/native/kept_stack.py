@@ -1,8 +1,8 @@
-"""Memory of layers in training: what one keeps until its way back, and what it needs while it runs.
+"""Allocate, on one stack, what a training layer keeps for its backward pass and its scratch space.
 
-Batches have ever new sizes, and between pieces of some ten megabytes the C library's heap has ever more gaps: a sixth
-of it lay idle. But the layer that came last goes back first. So there is one stack, of as many addresses as the machine
-has memory; what has never been used takes none.
+Batch sizes vary, so blocks of some 10 MB fragment the C library's heap: a sixth of it lay idle. The layer that ran last
+runs its backward pass first, which suits a stack. It reserves as much address space as the machine has memory; pages
+that were never used take none.
 """
 
 import ctypes
@@ -17,14 +17,14 @@ from transduce.model.native.arena import whole_lines
 
 
 class Piece:
-    """So many bytes, whatever they hold; given back when nobody has the piece any more."""
+    """A block of uninitialized memory, freed when the object is released or garbage-collected."""
 
     def __init__(self, stack: "KeptStack", address: int) -> None:
         self.address = address
         self._stack = stack
 
     def give_back(self) -> None:
-        """Others may have the memory from now on."""
+        """Free the block."""
         self._stack.live.pop(self.address, None)
 
     def __del__(self) -> None:
@@ -32,12 +32,12 @@ class Piece:
 
 
 class KeptStack:
-    """Pieces, each behind all that are in use."""
+    """A stack allocator: each new block follows all blocks in use."""
 
     def __init__(self, size: int) -> None:
-        """Of so many bytes, or none where the system does not give the addresses."""
+        """Reserve `size` bytes of address space; if the system refuses, every block comes from the heap."""
         self.live: dict[int, int] = {}
-        """Where pieces begin, and where they end."""
+        """The end address of each block in use, by its start address."""
         self._first = self._end = 0
         self._lock = RLock()
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
@@ -49,7 +49,7 @@ class KeptStack:
         self._end = self._first + size
 
     def take(self, count: int) -> Piece:
-        """So many bytes; of the heap where the stack has no room."""
+        """Allocate `count` bytes, on the heap if the stack is full."""
         with self._lock:
             start = max([*self.live.values()], default=self._first)
             end = start + whole_lines(count)
@@ -60,15 +60,18 @@ class KeptStack:
 
 
 class _HeapPiece(Piece):
+    """A block on the heap, for when the stack is full."""
+
     def __init__(self, stack: KeptStack, memory: torch.Tensor) -> None:
         super().__init__(stack, memory.data_ptr())
         self._memory: torch.Tensor | None = memory
 
     def give_back(self) -> None:
+        """Free the block."""
         self._memory = None
 
 
 @cache
 def own_stack() -> KeptStack:
-    """The process' own."""
+    """Return the stack of this process, created on first use."""
     return KeptStack(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

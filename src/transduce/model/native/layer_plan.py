@@ -1,9 +1,10 @@
-"""The steps of a whole layer in training, forward and back, for sizes that are known.
+"""Plan the kernel calls and the memory of a whole training layer, forward and backward, for fixed sizes.
 
-What the backward pass needs is kept in one piece of memory, but for large norms, which are made again from what they
-were made of. All that lives shorter shares another piece.
+What the backward pass needs is kept in one block of memory, except large norms, which are recomputed. Shorter-lived
+arrays share a second block.
+
 Legend: B sentences, T positions of each, S of its source, D model width, N rows (B × T, or B × S of the memory), I
-inputs and O outputs of a product, H heads, K width of a head's queries, keys and values.
+inputs and O outputs of a linear layer, H heads, K width of a head's queries, keys and values.
 """
 
 from enum import IntEnum
@@ -22,123 +23,155 @@ from transduce.model.native.training_products import BackPlaces, ForwardPlaces
 from transduce.model.native.training_rows import DropPlaces, NormPlaces
 
 _FLOAT = 4  # bytes
-_LARGE = 2 << 20  # bytes of a norm that is rather made again than kept
+_LARGE = 2 << 20  # norms of at least so many bytes are recomputed in the backward pass
 _GRADIENTS = "query_gradient", "key_gradient", "value_gradient"
 
 
 class Base(IntEnum):
-    """Where spots are counted from, in the order in which addresses are given to the steps."""
+    """Base addresses that spots are relative to, in the order in which they are passed to `Steps.run`."""
 
     NOWHERE = 0
+    """Address 0, for arguments that are plain numbers."""
     X = 1
+    """The layer's input."""
     MEMORY = 2
+    """The encoder output."""
     OUT = 3
+    """The layer's output."""
     KEPT = 4
+    """The block of memory that is kept for the backward pass."""
     TEMPORARY = 5
+    """The scratch space of a pass."""
     BY_OUT = 6
+    """The gradient of the output."""
     BY_X = 7
+    """The gradient of the input."""
     BY_MEMORY = 8
+    """The gradient of the encoder output."""
     PARTS = 9
-    """From here on for each part: `PartBase`."""
+    """The first base of the first sub-layer; each sub-layer has `PartBase.COUNT` bases."""
 
 
 class PartBase(IntEnum):
-    """What a part has of its own. Weights and biases are followed by the sums of their gradients."""
+    """Bases of a sub-layer; each parameter's base is followed by that of the sum of its gradients."""
 
     SEED = 0
-    """A number: of its dropout."""
+    """The seed of its dropout, a number."""
     LENGTHS = 1
+    """The number of keys of each sentence."""
     NORM = 2
+    """The weight of its norm."""
     NORM_BIAS = 4
+    """The bias of its norm."""
     FIRST = 6
+    """The weight of its first linear layer."""
     FIRST_BIAS = 8
+    """The bias of its first linear layer."""
     LAST = 10
+    """The weight of its last linear layer."""
     LAST_BIAS = 12
+    """The bias of its last linear layer."""
     COUNT = 14
+    """The number of bases per sub-layer."""
 
 
 class PartShape(NamedTuple):
-    """A sub-layer, as far as its steps go."""
+    """The shape of a sub-layer (attention or feed-forward network), on which its kernel calls depend."""
 
     heads: int
-    """H; 0: it is a feed-forward network."""
+    """The number of heads H; 0 for a feed-forward network."""
     inner: int
-    """H × K, or the width inside the network."""
+    """H × K, or the inner width of the feed-forward network."""
     reads_memory: bool
+    """True if attention is to the encoder output."""
     has_lengths: bool
-    """Of attention: else no position sees what follows it."""
+    """True if attention has a number of keys for each sentence; else it is causal."""
     norm_is_before: bool
+    """True for pre-norm, False for post-norm."""
     norm_has_bias: bool
-    """Then it is LayerNorm, else RMSNorm."""
+    """True for LayerNorm, False for RMSNorm."""
     epsilon: float
+    """The norm's epsilon."""
     has_biases: tuple[bool, bool]
-    """The first product, and the last."""
+    """Whether the first and the last linear layer have a bias."""
     drop_of_256: int
+    """The dropout rate in 256ths."""
 
 
 class LayerShape(NamedTuple):
-    """What steps are written for."""
+    """The shape of a layer and its batch, for which a plan is made."""
 
     batch: int
+    """The number of sentences B."""
     length: int
+    """The number of positions T."""
     memory_length: int
+    """The number of source positions S; 0 without an encoder output."""
     width: int
+    """The model width D."""
     parts: tuple[PartShape, ...]
+    """The sub-layers."""
     threads: int
+    """The number of threads to allocate scratch space for."""
     tile: Tile
-    """Of products."""
+    """The GEMM tile."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what is multiplied, and of all that is not said to be float32."""
+        """The dtype of the GEMMs, and of all arrays that are not explicitly float32."""
         return torch.float32 if self.tile.kind == "floats" else torch.bfloat16
 
 
 class _Matrix(NamedTuple):
-    """Rows of a matrix of weights, with their biases."""
+    """A range of rows of a weight and its bias."""
 
     slot: PartBase
+    """The base of the weight; its bias' base follows two later."""
     start: int
+    """The first row."""
     stop: int
+    """The row behind the last one."""
     inputs: int
+    """The number of inputs I."""
 
     @property
     def outputs(self) -> int:
-        """O."""
+        """The number of outputs O."""
         return self.stop - self.start
 
 
 class LayerPlan:
-    """Forward and back, and how many bytes each needs."""
+    """The kernel calls of a layer's forward and backward pass, and the bytes of memory that they need."""
 
     def __init__(self, shape: LayerShape) -> None:
-        kept, room, room_back = Room(Base.KEPT), Room(Base.TEMPORARY), Room(Base.TEMPORARY)
-        there, back = StepList(), StepList()
+        """Plan both passes for a layer's shape."""
+        kept, scratch, scratch_back = Room(Base.KEPT), Room(Base.TEMPORARY), Room(Base.TEMPORARY)
+        forward, backward = StepList(), StepList()
         parts = [_Part(shape, number, kept) for number in range(len(shape.parts))]
         x = Spot(Base.X)
         for part in parts:
             out = Spot(Base.OUT) if part is parts[-1] else kept.take(part.bytes)
-            part.write_forward(_Writer(part, there, room), x, out)
+            part.write_forward(_Writer(part, forward, scratch), x, out)
             x = out
         gradient = Spot(Base.BY_OUT)
         for part in reversed(parts):
-            by_x = Spot(Base.BY_X) if part is parts[0] else room_back.take(part.bytes)
-            part.write_back(_Writer(part, back, room_back), gradient, by_x)
-            room_back.give_back([gradient])
+            by_x = Spot(Base.BY_X) if part is parts[0] else scratch_back.take(part.bytes)
+            part.write_back(_Writer(part, backward, scratch_back), gradient, by_x)
+            scratch_back.give_back([gradient])
             gradient = by_x
         self.threads = shape.threads
-        """For which there is room, forward and back."""
-        self.kept_bytes, self.room_bytes, self.back_room_bytes = kept.size, room.size, room_back.size
-        self.forward, self.back = there.finish(), back.finish()
+        """The number of threads that the scratch space suffices for."""
+        self.kept_bytes, self.room_bytes, self.back_room_bytes = kept.size, scratch.size, scratch_back.size
+        self.forward, self.back = forward.finish(), backward.finish()
 
 
-def _sum_of(parameter: Spot, bytes_each: int) -> Spot:
-    """Where the gradients by some of a parameter, of elements of so many bytes, are added up."""
+def _gradient_sum_of(parameter: Spot, bytes_each: int) -> Spot:
+    """Return the spot of the float32 gradient sum of a slice of a parameter, whose elements have `bytes_each` bytes."""
     return Spot(parameter.base + 1, parameter.bytes // bytes_each * _FLOAT)
 
 
 class _Part:
-    """A sub-layer: what it keeps from its way there for its way back."""
+    """A sub-layer, with the spots of what its forward pass keeps for its backward pass."""
 
     def __init__(self, layer: LayerShape, number: int, kept: Room) -> None:
         self.layer, self.shape, self.kept = layer, layer.parts[number], kept
@@ -149,27 +182,28 @@ class _Part:
         self.keeps_norm = self.bytes < _LARGE
         self.last = _Matrix(PartBase.LAST, 0, layer.width, self.shape.inner)
         self.positive: Spot | None = None
-        """Where a network's ReLU was open."""
+        """A bit array of the positive elements of a feed-forward network's inner layer."""
 
     def _first(self, start: int, stop: int) -> _Matrix:
+        """Return rows of the first linear layer's weight."""
         return _Matrix(PartBase.FIRST, start, stop, self.layer.width)
 
     def own(self, base: PartBase) -> Spot:
-        """Of its own."""
+        """Return the spot of one of this sub-layer's bases."""
         return Spot(self.first_base + base)
 
     def write_forward(self, w: "_Writer", x: Spot, out: Spot) -> None:
-        """norm(x + dropout(f(x))), or x + dropout(f(norm(x)))."""
+        """Append the calls for norm(x + dropout(f(x))), or pre-norm x + dropout(f(norm(x)))."""
         shape = self.shape
         self.x = x
         self.norm_sums = self.kept.take(self.rows * 2 * _FLOAT)
-        before = x
+        sublayer_input = x
         if shape.norm_is_before:
-            before = (self.kept if self.keeps_norm else w.room).take(self.bytes)
-            w.norm(x, self.norm_sums, before)
-        self.before = before
-        (self._attend if shape.heads else self._feed_forward)(w, before)
-        w.room.give_back([before])
+            sublayer_input = (self.kept if self.keeps_norm else w.room).take(self.bytes)
+            w.norm(x, self.norm_sums, sublayer_input)
+        self.before = sublayer_input
+        (self._attend if shape.heads else self._feed_forward)(w, sublayer_input)
+        w.room.give_back([sublayer_input])
         added = w.room.take(self.bytes)
         w.product(self.inner, self.rows, self.last, added)
         if shape.norm_is_before:
@@ -181,6 +215,7 @@ class _Part:
         w.room.give_back([added])
 
     def _attend(self, w: "_Writer", x: Spot) -> None:
+        """Append the calls for projections and attention."""
         inner, row_bytes = self.shape.inner, self.shape.inner * self.each
         if self.shape.reads_memory:
             self.projected = self.kept.take(self.rows * row_bytes)
@@ -195,62 +230,65 @@ class _Part:
         w.attend(self.inner)
 
     def _feed_forward(self, w: "_Writer", x: Spot) -> None:
+        """Append the call for the inner layer with ReLU."""
         inner = self.shape.inner
         self.inner = self.kept.take(self.rows * inner * self.each)
         self.positive = self.kept.take(self.rows * inner // 8)
         w.product(x, self.rows, self._first(0, inner), self.inner, positive=self.positive)
 
     def write_back(self, w: "_Writer", by_out: Spot, by_x: Spot) -> None:
-        """From the gradient by the result to the one by x, and to the memory's."""
-        shape, room = self.shape, w.room
+        """Append the backward pass: from the output's gradient to those of x, the parameters and the encoder output."""
+        shape, scratch = self.shape, w.room
         by_sum = by_out
         if not shape.norm_is_before:
-            by_sum = room.take(self.bytes)
+            by_sum = scratch.take(self.bytes)
             w.norm_back(self.sum, self.norm_sums, by_out, None, by_sum)
         by_added = by_sum
         if shape.drop_of_256:
-            by_added = room.take(self.bytes)
+            by_added = scratch.take(self.bytes)
             w.drop(by_sum, None, by_added)
-        by_inner = room.take(self.rows * shape.inner * self.each)
+        by_inner = scratch.take(self.rows * shape.inner * self.each)
         w.product_back(self.inner, self.rows, self.last, by_added, by_inner, is_open=self.positive)
         if by_added != by_sum:
-            room.give_back([by_added])
-        by_before = room.take(self.bytes)
-        before = self.before
+            scratch.give_back([by_added])
+        by_before = scratch.take(self.bytes)
+        sublayer_input = self.before
         if shape.norm_is_before and not self.keeps_norm:
-            before = room.take(self.bytes)
-            w.norm(self.x, self.norm_sums, before)
-        (self._attend_back if shape.heads else self._feed_forward_back)(w, before, by_inner, by_before)
-        room.give_back([before])
+            sublayer_input = scratch.take(self.bytes)
+            w.norm(self.x, self.norm_sums, sublayer_input)
+        (self._attend_back if shape.heads else self._feed_forward_back)(w, sublayer_input, by_inner, by_before)
+        scratch.give_back([sublayer_input])
         if shape.norm_is_before:
             w.norm_back(self.x, self.norm_sums, by_before, by_sum, by_x)
         else:
             w.add(by_before, by_sum, by_x)
-            room.give_back([by_sum])
-        room.give_back([by_before])
+            scratch.give_back([by_sum])
+        scratch.give_back([by_before])
 
     def _attend_back(self, w: "_Writer", x: Spot, by_inner: Spot, by_x: Spot) -> None:
+        """Append the backward pass of projections and attention."""
         inner, reads_memory = self.shape.inner, self.shape.reads_memory
-        own = self._first(0, inner if reads_memory else 3 * inner)
-        by_projected = by_memory = w.room.take(self.rows * own.stop * self.each)
+        query_rows = self._first(0, inner if reads_memory else 3 * inner)
+        by_projected = by_memory = w.room.take(self.rows * query_rows.stop * self.each)
         if reads_memory:
             by_memory = w.room.take(self.memory_rows * 2 * inner * self.each)
         w.attend_back(by_inner, by_projected, by_memory)
         w.room.give_back([by_inner])
         if reads_memory:
-            others = self._first(inner, 3 * inner)
-            w.product_back(Spot(Base.MEMORY), self.memory_rows, others, by_memory, Spot(Base.BY_MEMORY))
+            memory_rows = self._first(inner, 3 * inner)
+            w.product_back(Spot(Base.MEMORY), self.memory_rows, memory_rows, by_memory, Spot(Base.BY_MEMORY))
             w.room.give_back([by_memory])
-        w.product_back(x, self.rows, own, by_projected, by_x)
+        w.product_back(x, self.rows, query_rows, by_projected, by_x)
         w.room.give_back([by_projected])
 
     def _feed_forward_back(self, w: "_Writer", x: Spot, by_inner: Spot, by_x: Spot) -> None:
+        """Append the backward pass of the inner layer."""
         w.product_back(x, self.rows, self._first(0, self.shape.inner), by_inner, by_x)
         w.room.give_back([by_inner])
 
 
 class _Writer:
-    """Writes a part's steps."""
+    """Appends kernel calls of one sub-layer to a list of steps, and allocates their scratch space."""
 
     def __init__(self, part: _Part, steps: StepList, room: Room) -> None:
         self.part, self.steps, self.room = part, steps, room
@@ -260,116 +298,130 @@ class _Writer:
         self._thread_bytes = part.layer.threads * self._multiplier.thread_bytes
 
     def norm(self, x: Spot, sums: Spot, out: Spot) -> None:
-        """To the norm."""
-        self.steps.add(self._norm_program(""), self._norm_places(x, sums, out))
+        """Append a call of the norm kernel."""
+        self.steps.add(self._norm_kernel(""), self._norm_arguments(x, sums, out))
 
     def norm_back(self, x: Spot, sums: Spot, gradient: Spot, kept: Spot | None, out: Spot) -> None:
-        """To the gradient by x, with one that has come already."""
+        """Append a call of the norm's backward kernel; `kept` is a gradient of x to add to the result, or None."""
         part = self.part
         shares = self.room.take(part.layer.threads * 2 * part.layer.width * _FLOAT)
-        places = self._norm_places(x, sums, out)._replace(
+        arguments = self._norm_arguments(x, sums, out)._replace(
             gradient=gradient,
             kept=kept or 0,
             shares=shares,
-            weight_sum=_sum_of(part.own(PartBase.NORM), part.each),
-            bias_sum=_sum_of(part.own(PartBase.NORM_BIAS), part.each),
+            weight_sum=_gradient_sum_of(part.own(PartBase.NORM), part.each),
+            bias_sum=_gradient_sum_of(part.own(PartBase.NORM_BIAS), part.each),
         )
-        self.steps.add(self._norm_program("_back"), places)
+        self.steps.add(self._norm_kernel("_back"), arguments)
         self.room.give_back([shares])
 
-    def _norm_program(self, which: str) -> Program:
+    def _norm_kernel(self, which: str) -> Program:
+        """Return the norm kernel of the sub-layer's kind, with a suffix."""
         return self._rows[("norm" if self.part.shape.norm_has_bias else "rms") + which]
 
-    def _norm_places(self, x: Spot, sums: Spot, out: Spot) -> NormPlaces:
+    def _norm_arguments(self, x: Spot, sums: Spot, out: Spot) -> NormPlaces:
+        """Return the arguments of the forward pass of the sub-layer's norm."""
         part = self.part
         vectors = part.own(PartBase.NORM), part.own(PartBase.NORM_BIAS)
         epsilon = float_bits(part.shape.epsilon)
         return NormPlaces(x, *vectors, part.rows, part.layer.width, epsilon, sums, out, 0, 0, 0, 0, 0)
 
     def drop(self, x: Spot, residual: Spot | None, out: Spot) -> None:
-        """residual + dropout(x)."""
+        """Append a call that computes out = residual + dropout(x)."""
         drops = self.part.shape.drop_of_256
         self._drop(DropPlaces(x, residual or 0, out, self._count, self.part.own(PartBase.SEED), drops))
 
     def add(self, x: Spot, other: Spot, out: Spot) -> None:
-        """other + x."""
+        """Append a call that computes out = other + x."""
         self._drop(DropPlaces(x, other, out, self._count, 0, 0))
 
-    def _drop(self, places: DropPlaces) -> None:
-        self.steps.add(self._rows["drop"], places)
+    def _drop(self, arguments: DropPlaces) -> None:
+        """Append a call of the kernel `drop`."""
+        self.steps.add(self._rows["drop"], arguments)
 
     @property
     def _count(self) -> int:
+        """Return the number of elements of the sub-layer's output, N × D."""
         return self.part.rows * self.part.layer.width
 
     def product(self, x: Spot, rows: int, matrix: _Matrix, out: Spot, *, positive: Spot | None = None) -> None:
-        """x · Wᵀ + b, or ReLU of it, and bits where that is positive."""
+        """Append a call that computes out = x · Wᵀ + b.
+
+        If `positive` is given, it applies ReLU and sets the bits of `positive` where the result is positive.
+        """
         inputs, outputs = matrix.inputs, matrix.outputs
         weight, bias = self._parameters(matrix)
         packed = self.room.take(outputs * inputs * self.part.each)
         streams = is_streamed(rows * outputs * self.part.each)
         least = float_bits(0.0 if positive else float("-inf"))
-        own = self.room.take(self._thread_bytes)
+        thread_scratch = self.room.take(self._thread_bytes)
         sizes = rows, inputs, outputs
-        places = ForwardPlaces(x, weight, bias or 0, out, *sizes, least, packed, int(streams), own, positive or 0)
-        self.steps.add(self._products["forward"], places)
-        self.room.give_back([packed, own])
+        arguments = ForwardPlaces(
+            x, weight, bias or 0, out, *sizes, least, packed, int(streams), thread_scratch, positive or 0
+        )
+        self.steps.add(self._products["forward"], arguments)
+        self.room.give_back([packed, thread_scratch])
 
     def product_back(
         self, x: Spot, rows: int, matrix: _Matrix, gradient: Spot, by_x: Spot, *, is_open: Spot | None = None
     ) -> None:
-        """To the gradient by x, where ReLU was open; and those by the matrix and the bias are added to their sums."""
+        """Append a call of a linear layer's backward pass.
+
+        It writes the gradient of x, zero where `is_open` bits are 0, and adds the weight and bias gradients to their
+        sums.
+        """
         inputs, outputs = matrix.inputs, matrix.outputs
         filled = rows_filled_up(rows, self.part.layer.tile)
         weight, bias = self._parameters(matrix)
         each = self.part.each
-        room_bytes = (
+        sizes = (
             outputs * inputs * each,
             inputs * filled * each,
             self._thread_bytes,
         )
-        rooms = [self.room.take(count) for count in room_bytes]
-        places = BackPlaces(
+        scratch = [self.room.take(count) for count in sizes]
+        arguments = BackPlaces(
             x=x,
             weight=weight,
             gradient=gradient,
             by_x=by_x,
             is_open=is_open or 0,
-            weight_sum=_sum_of(weight, each),
-            bias_sum=_sum_of(bias, each) if bias else 0,
+            weight_sum=_gradient_sum_of(weight, each),
+            bias_sum=_gradient_sum_of(bias, each) if bias else 0,
             positions=rows,
             inputs=inputs,
             outputs=outputs,
-            weight_room=rooms[0],
-            x_room=rooms[1],
-            threads_room=rooms[2],
+            weight_room=scratch[0],
+            x_room=scratch[1],
+            threads_room=scratch[2],
             streams=int(is_streamed(rows * inputs * each)),
         )
-        self.steps.add(self._products["back"], places)
-        self.room.give_back(rooms)
+        self.steps.add(self._products["back"], arguments)
+        self.room.give_back(scratch)
 
     def _parameters(self, matrix: _Matrix) -> tuple[Spot, Spot | None]:
-        """Its first row, and that one's bias."""
+        """Return the spots of a matrix' first row and of that row's bias, None without a bias."""
         part, (slot, start, _, inputs) = self.part, matrix
         has_bias = part.shape.has_biases[slot == PartBase.LAST]
         weight, bias = part.own(slot), part.own(PartBase(slot + 2))
         return weight.further(start * inputs * part.each), bias.further(start * part.each) if has_bias else None
 
     def attend(self, context: Spot) -> None:
-        """Of what was projected."""
+        """Append a call that attends with the sub-layer's projected queries, keys and values."""
         self._attend("attend", context, None)
 
     def attend_back(self, by_context: Spot, by_projected: Spot, by_memory: Spot) -> None:
-        """Likewise."""
+        """Append a call of the backward pass of attention."""
         self._attend("attend_back", by_context, (by_projected, by_memory))
 
     def _attend(self, name: str, context: Spot, gradients: tuple[Spot, Spot] | None) -> None:
+        """Append a call of an attention kernel, with `gradients` for the backward pass."""
         part, layer, shape = self.part, self.part.layer, self.part.shape
         keys = layer.memory_length if shape.reads_memory else layer.length
         kind = attention_shape(shape.inner // shape.heads, layer.dtype)
-        room_each = room_to_attend(kind, keys, layer.length)
-        room = self.room.take(layer.threads * room_each * _FLOAT)
-        places = AttentionPlaces(
+        scratch_each = room_to_attend(kind, keys, layer.length)
+        scratch = self.room.take(layer.threads * scratch_each * _FLOAT)
+        arguments = AttentionPlaces(
             *self._thirds(part.projected, part.memory),
             query_stride=shape.inner * (1 if shape.reads_memory else 3),
             key_stride=shape.inner * (2 if shape.reads_memory else 3),
@@ -381,14 +433,17 @@ class _Writer:
             context=context,
             sums=part.attention_sums,
             **dict(zip(_GRADIENTS, self._thirds(*gradients) if gradients else (0, 0, 0), strict=True)),
-            room=room,
-            own_room=room_each,
+            room=scratch,
+            own_room=scratch_each,
         )
-        self.steps.add(attention_programs(kind)[name], places)
-        self.room.give_back([room])
+        self.steps.add(attention_programs(kind)[name], arguments)
+        self.room.give_back([scratch])
 
     def _thirds(self, projected: Spot, memory: Spot) -> tuple[Spot, Spot, Spot]:
-        """Queries, keys and values, which stand in the memory's or behind the queries."""
+        """Return the spots of queries, keys and values.
+
+        Keys and values follow the queries, or are the memory's.
+        """
         size = self.part.shape.inner * self.part.each
         first = 0 if self.part.shape.reads_memory else size
         return projected, memory.further(first), memory.further(first + size)

@@ -1,7 +1,7 @@
-"""Products by the kernels, as modules and as what a program is written from; and the projection to the vocabulary in
-PyTorch's bfloat16.
+"""Provide linear layers on the compiled GEMM kernels, and a vocabulary projection for models in PyTorch's bfloat16.
 
-Legend: N rows, D inputs, O outputs, P outputs in whole blocks of weights, C outputs of a block, V vocabulary.
+Legend: N rows, D inputs, O outputs, P outputs padded to whole blocks of weights, C outputs per block, V vocabulary
+size.
 """
 
 from functools import cache
@@ -20,42 +20,47 @@ from transduce.model.native.tile import Tile
 from transduce.model.packed import MakeProduct, Use
 from transduce.model.quantized import Int8Linear
 
-_LEAST = 1e-30  # a row of zeros is divided by this
-_SLIGHT = 1e-4  # by what sums of the same products differ in another order, over the greatest
-_LEVELS = 127  # of a weight, on either side of 0
-MULTIPLE = 16  # of D: the widest vectors' elements
-MANY_INPUTS = 512  # D from which on a sum's roundings cancel out enough for 8 bits an activation
+_LEAST = 1e-30  # lower bound on an output's greatest weight, against division by zero
+_SLIGHT = 1e-4  # tolerance for float sums in another order, relative to the greatest one
+_LEVELS = 127  # the greatest quantized magnitude of a weight
+MULTIPLE = 16
+"""The number of inputs D must be a multiple of this."""
+MANY_INPUTS = 512
+"""Layers with at least so many inputs D use 8-bit activations: rounding errors of longer sums cancel out."""
 
 
 class NativeLinear(nn.Module):
-    """x Wᵀ + b: (…, D) to (…, O), float32 outside and what the tile says inside. Weights cannot be trained."""
+    """A linear layer x Wᵀ + b, (…, D) to (…, O), with prepacked weights; inference only.
+
+    Inputs and outputs are float32; the tile determines the format that is multiplied.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, tile: Tile) -> None:
-        """Of a float32 matrix (O, D), D a multiple of 16."""
+        """Quantize and pack a float32 matrix (O, D), D a multiple of `MULTIPLE`."""
         super().__init__()
         outputs, width = weight.shape
-        missing = -outputs % tile.columns
+        padding = -outputs % tile.columns
         rounded, start, steps = _round(weight.detach(), tile)
-        grouped = F.pad(rounded, (0, 0, 0, missing)).view(-1, tile.columns, width // tile.group, tile.group)
+        grouped = F.pad(rounded, (0, 0, 0, padding)).view(-1, tile.columns, width // tile.group, tile.group)
         blocks = grouped.permute(0, 2, 1, 3)  # (P / C, D / group, C, group)
         self.tile = tile
         self.rounds = tile.kind != "floats"
-        """Whether what is multiplied has been rounded, so that its products are not those of float32."""
+        """True if inputs and weights are rounded before the multiplication, so that results differ from float32's."""
         self.outputs, self.width = outputs, width
-        self.padded_outputs = outputs + missing
-        whole = torch.zeros(outputs) if bias is None else bias.detach().float()
+        self.padded_outputs = outputs + padding
+        full_bias = torch.zeros(outputs) if bias is None else bias.detach().float()
         self.weights = nn.Parameter(blocks.contiguous(), requires_grad=False)
-        self.start = nn.Parameter(F.pad(start, (0, missing)), requires_grad=False)  # (P,), what each sum begins with
-        self.steps = nn.Parameter(F.pad(steps, (0, missing)), requires_grad=False)  # (P,)
-        self.bias = nn.Parameter(F.pad(whole, (0, missing)), requires_grad=False)  # (P,)
+        self.start = nn.Parameter(F.pad(start, (0, padding)), requires_grad=False)  # (P,), initial sums
+        self.steps = nn.Parameter(F.pad(steps, (0, padding)), requires_grad=False)  # (P,), scales of the weights
+        self.bias = nn.Parameter(F.pad(full_bias, (0, padding)), requires_grad=False)  # (P,)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each row by itself: what stands beside it makes no difference to its result."""
+        """Apply the layer; each row's result is independent of the other rows of the batch."""
         rows = x.reshape(-1, self.width).contiguous()
         out = rows.new_empty(len(rows), self.padded_outputs)
         rounded = rows.new_empty(len(rows) + MORE_ROWS, self.width, dtype=torch.int16)
         scales = rows.new_empty(len(rows))
-        _linear_program(self.tile).run(
+        _linear_kernel(self.tile).run(
             rows.data_ptr(),
             len(rows),
             self.width,
@@ -66,23 +71,27 @@ class NativeLinear(nn.Module):
             out.data_ptr(),
             threads=useful_threads(self._work(rows)),
         )
-        found: Tensor = out[:, : self.outputs].unflatten(0, x.shape[:-1])
-        return found
+        result: Tensor = out[:, : self.outputs].unflatten(0, x.shape[:-1])
+        return result
 
     def _work(self, rows: Tensor) -> int:
+        """Return the number of multiply-adds for these rows."""
         return len(rows) * self.width * self.padded_outputs
 
     def extra_repr(self) -> str:
-        """Sizes, and what is multiplied."""
+        """Return the sizes and the format that is multiplied."""
         return f"{self.width}, {self.outputs}, {self.tile.kind}"
 
     def addresses(self) -> tuple[int, int, int, int]:
-        """Of the weights, the starts, the steps and the bias."""
+        """Return the addresses of the weights, the initial sums, the weight scales and the bias."""
         return self.weights.data_ptr(), self.start.data_ptr(), self.steps.data_ptr(), self.bias.data_ptr()
 
 
 def _round(weight: Tensor, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
-    """A matrix (O, D) as it is multiplied; what each sum begins with, and what a step of it is worth, of integers."""
+    """Quantize a matrix (O, D) for a tile; returns the matrix, the initial sums (O,) and the weight scales (O,).
+
+    For floating-point tiles the last two are empty.
+    """
     if tile.is_float:
         dtype = torch.bfloat16 if tile.kind == "pairs" else torch.float32
         return weight.to(dtype), torch.empty(0, dtype=torch.int32), torch.empty(0)
@@ -92,59 +101,58 @@ def _round(weight: Tensor, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class NativeVocabulary(NativeLinear):
-    """To the vocabulary: the likeliest pieces' logits are computed once more, with the weights as they are.
+    """A vocabulary projection that recomputes the logits of the likeliest tokens with unrounded weights.
 
-    Decoding asks which is the greatest, and rounding would change that among those that are nearly as likely.
-    Where nothing is rounded, nothing is computed twice.
+    Decoding needs the greatest logits, whose order rounding would change. With float32 nothing is recomputed.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, tile: Tile) -> None:
-        """Keeps the matrix (V, D), which a model that shares it with its embeddings has anyway."""
+        """Pack the matrix (V, D) and keep a reference to it; models that tie their embeddings hold it anyway."""
         super().__init__(weight, bias, tile)
         self.exact = weight
         self.is_refined = self.rounds
         with torch.no_grad():
-            self.bias[self.outputs :] = float("-inf")  # what only fills up a block is never likely
+            self.bias[self.outputs :] = float("-inf")  # padding outputs are never selected
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each row by itself."""
-        found = super().forward(x)
+        """Return the logits, (…, D) to (…, V); each row's result is independent of the other rows."""
+        logits = super().forward(x)
         if not self.is_refined:
-            return found
+            return logits
         rows = x.reshape(-1, self.width).contiguous()
-        _refining_program(self.tile).run(
+        _refining_kernel(self.tile).run(
             rows.data_ptr(),
             len(rows),
             self.width,
             self.exact.data_ptr(),
             self.bias.data_ptr(),
-            found.data_ptr(),
+            logits.data_ptr(),
             self.padded_outputs,
             threads=useful_threads(self._work(rows)),
         )
-        return found
+        return logits
 
 
 class BFloat16Vocabulary:
-    """To the vocabulary in bfloat16, whose products come rounded to 8 bits: the likeliest are computed once more.
+    """A vocabulary projection in bfloat16 that recomputes the likeliest tokens' logits in float32.
 
-    Rounded, many are equal, and which of them is the greatest is what decoding asks.
+    PyTorch rounds the logits to 8 bits of precision, so many would be equal.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Keeps the matrix (V, D), D a multiple of `MULTIPLE`, and the bias (V,), both in bfloat16."""
+        """Keep the matrix (V, D), D a multiple of `MULTIPLE`, and the bias (V,), both in bfloat16."""
         self._weight, self._bias = weight, bias
         self._exact_bias = weight.new_zeros(len(weight), dtype=torch.float32) if bias is None else bias.float()
         self._tile = own_tile()
         self._padded = -(-len(weight) // self._tile.columns) * self._tile.columns  # P
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(…, D) in bfloat16 to float32 (…, V)."""
+        """Return float32 logits (…, V) of bfloat16 states (…, D)."""
         outputs, width = self._weight.shape
         rows = x.reshape(-1, width).contiguous()
         rounded = F.linear(rows, self._weight, self._bias)
-        found = rows.new_empty(len(rows), self._padded, dtype=torch.float32)
-        _widening_program(self._tile).run(
+        padded_logits = rows.new_empty(len(rows), self._padded, dtype=torch.float32)
+        _widening_kernel(self._tile).run(
             rows.data_ptr(),
             len(rows),
             width,
@@ -152,19 +160,20 @@ class BFloat16Vocabulary:
             self._exact_bias.data_ptr(),
             rounded.data_ptr(),
             outputs,
-            found.data_ptr(),
+            padded_logits.data_ptr(),
             self._padded,
             threads=useful_threads(len(rows) * width * outputs),
         )
-        logits: Tensor = found[:, :outputs].unflatten(0, x.shape[:-1])
+        logits: Tensor = padded_logits[:, :outputs].unflatten(0, x.shape[:-1])
         return logits
 
 
 def make_product(weight: Tensor, bias: Tensor | None, use: Use = "layer", /) -> nn.Module:
-    """Implements `quantized.MakeProduct`: by our kernels, and by FBGEMM where they do not fit.
+    """Create a linear layer on 8-bit weights (implements `quantized.MakeProduct`).
 
-    Six bits of an activation are too few for all but the vocabulary, whose likeliest pieces are computed once more;
-    eight for the memory's keys and values, and for sums of few inputs (docs/decoding.md).
+    It runs on the compiled kernels, or on FBGEMM where these do not fit. Six bits per activation suffice only for the
+    vocabulary projection, whose likeliest logits are recomputed; eight bits are too few for the keys and values of the
+    encoder output, and for layers with few inputs (docs/decoding.md).
     """
     tile = find_tile()
     if tile is not None and tile.amx and not agrees_with_vectors(tile):
@@ -178,11 +187,12 @@ def make_product(weight: Tensor, bias: Tensor | None, use: Use = "layer", /) -> 
 
 
 def make_float_product(tile: Tile) -> MakeProduct:
-    """Products of floats by our kernels, of bfloat16 or of float32 as the tile says; D a multiple of `MULTIPLE`."""
+    """Return a factory of floating-point linear layers for a tile (bfloat16 or float32); D a multiple of `MULTIPLE`."""
     if tile.amx and not agrees_with_vectors(tile):
         tile = tile._replace(amx=False)
 
     def make(weight: Tensor, bias: Tensor | None, use: Use = "layer", /) -> nn.Module:
+        """Create a linear layer of the tile's format (implements `quantized.MakeProduct`)."""
         return (NativeVocabulary if use == "vocabulary" else NativeLinear)(weight, bias, tile)
 
     return make
@@ -190,57 +200,64 @@ def make_float_product(tile: Tile) -> MakeProduct:
 
 @cache
 def agrees_with_vectors(tile: Tile) -> bool:
-    """Whether AMX gives on this machine what vectors give: seen on a small product, once; of integers, all bits."""
+    """Return whether AMX gives the results of vector instructions on this machine, tested once on a small product.
+
+    Integer results must be equal, floats within a tolerance.
+    """
     numbers = torch.Generator().manual_seed(1)
     weight, x = torch.randn(100, 192, generator=numbers), torch.randn(53, 192, generator=numbers)
-    if tile.is_float:  # whose sums have another order
-        found, expected = (NativeLinear(weight, None, each)(x) for each in (tile, tile._replace(amx=False)))
-        return bool((found - expected).abs().max() < _SLIGHT * expected.abs().max())
-    lines = [own._replace(rows=1) for own in (tile, tile.finer)]  # vectors have little machine code then
+    if tile.is_float:  # AMX adds in another order
+        actual, expected = (NativeLinear(weight, None, each)(x) for each in (tile, tile._replace(amx=False)))
+        return bool((actual - expected).abs().max() < _SLIGHT * expected.abs().max())
+    tiles = [each_tile._replace(rows=1) for each_tile in (tile, tile.finer)]  # less code to compile
     return all(
-        torch.equal(NativeLinear(weight, None, own)(x), NativeLinear(weight, None, own._replace(amx=False))(x))
-        for own in lines
+        torch.equal(
+            NativeLinear(weight, None, each_tile)(x), NativeLinear(weight, None, each_tile._replace(amx=False))(x)
+        )
+        for each_tile in tiles
     )
 
 
 @cache
-def _linear_program(tile: Tile) -> Program:
-    """`linear(x, N, D, rounded, scales, weights, start, steps, bias, P, out)`."""
+def _linear_kernel(tile: Tile) -> Program:
+    """Compile `linear(x, N, D, rounded, scales, weights, start, steps, bias, P, out)`, a whole linear layer."""
     k = new_emitter("linear", tile)
     write_products(k, tile, ("store",))
     with program(k, "linear", 11) as (numbers, thread, threads):
         x, rows, width, rounded, scales, weights, start, steps, bias, outputs, out = numbers
-        places: list[Value] = [k.place(each) for each in (rounded, scales)]
+        pointers: list[Value] = [k.place(each) for each in (rounded, scales)]
         if tile.kind == "floats":
-            places[0] = k.place(x)
+            pointers[0] = k.place(x)
         else:
             write_rounding(k, tile)
-            k.call(f"round_{tile.kind}", k.place(x), rows, width, *places, thread, threads)
+            k.call(f"round_{tile.kind}", k.place(x), rows, width, *pointers, thread, threads)
             k.barrier(threads)
-        own = [k.place(each) for each in (weights, start, steps, bias)]
-        k.call(f"product_{tile.kind}_store", *places, rows, width, *own, outputs, k.place(out), thread, threads)
+        parameters = [k.place(each) for each in (weights, start, steps, bias)]
+        k.call(
+            f"product_{tile.kind}_store", *pointers, rows, width, *parameters, outputs, k.place(out), thread, threads
+        )
     return compile_programs(k, ("linear",))["linear"]
 
 
 @cache
-def _refining_program(tile: Tile) -> Program:
-    """`refine_rows(x, N, D, weights, bias, logits, P)`."""
+def _refining_kernel(tile: Tile) -> Program:
+    """Compile `refine_rows(x, N, D, weights, bias, logits, P)`, which runs `lines.write_refining`."""
     k = new_emitter("refining", tile)
     write_refining(k, tile.vectors)
     with program(k, "refine_rows", 7) as (numbers, thread, threads):
         x, rows, width, weights, bias, logits, stride = numbers
-        own = [k.place(each) for each in (weights, bias, logits)]
-        k.call("refine", k.place(x), rows, width, *own, stride, thread, threads)
+        parameters = [k.place(each) for each in (weights, bias, logits)]
+        k.call("refine", k.place(x), rows, width, *parameters, stride, thread, threads)
     return compile_programs(k, ("refine_rows",))["refine_rows"]
 
 
 @cache
-def _widening_program(tile: Tile) -> Program:
-    """`widen_rows(x, N, D, weights, bias, rounded, V, logits, P)`."""
+def _widening_kernel(tile: Tile) -> Program:
+    """Compile `widen_rows(x, N, D, weights, bias, rounded, V, logits, P)`, which runs `lines.write_widening`."""
     k = new_emitter("widening", tile)
     write_widening(k, tile.vectors)
     with program(k, "widen_rows", 9) as (numbers, thread, threads):
         x, rows, width, weights, bias, rounded, outputs, logits, stride = numbers
-        own = [k.place(each) for each in (weights, bias, rounded)]
-        k.call("widen", k.place(x), rows, width, *own, outputs, k.place(logits), stride, thread, threads)
+        parameters = [k.place(each) for each in (weights, bias, rounded)]
+        k.call("widen", k.place(x), rows, width, *parameters, outputs, k.place(logits), stride, thread, threads)
     return compile_programs(k, ("widen_rows",))["widen_rows"]

@@ -1,7 +1,7 @@
-"""Products of matrices of float32, for training where nothing else multiplies faster.
+"""Emit the training GEMM for float32, for processors without faster formats.
 
-A library's product of float32 knows nothing of biases, ReLU or the sums of gradients, each of which then is a pass of
-its own; these do it on the way, and multiply as fast (docs/benchmarks.md).
+A library's float32 GEMM does not fuse biases, ReLU or the summation of gradients, each of which takes a pass of its
+own. These kernels fuse them and multiply as fast (docs/benchmarks.md).
 """
 
 from transduce.model.native.emit import F32, Value
@@ -10,7 +10,7 @@ from transduce.model.native.pair_products import PairMultiplier
 
 
 class PlainMultiplier(PairMultiplier):
-    """As `PairMultiplier`, with registers of 512 bits."""
+    """A float32 `PairMultiplier` for registers of 512 bits."""
 
     layout = Layout(
         panel=48,
@@ -25,11 +25,12 @@ class PlainMultiplier(PairMultiplier):
     thread_bytes = layout.block_bytes
 
     def _multiply_and_add(self, factor: Value, column: Value, total: Value) -> Value:
+        """Return total + factor · column, element by element."""
         return self.k.madd(factor, column, total)
 
 
 class NarrowMultiplier(PlainMultiplier):
-    """With registers of 256 bits, of which there are half as many: 12 hold sums."""
+    """A float32 multiplier for the 16 registers of 256 bits of AVX2, of which 12 hold sums."""
 
     layout = PlainMultiplier.layout._replace(panel=24, tile_rows=4, least_rows=4, sum_tiles=64)
     thread_bytes = layout.block_bytes

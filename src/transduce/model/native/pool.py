@@ -1,6 +1,6 @@
-"""Keys and values of the pieces that hypotheses have so far, and what drops those that nobody continues.
+"""Store the decoder's KV cache as a pool of entries that beam hypotheses share, and compact the pool when it is full.
 
-Legend: N hypotheses, t pieces of each, G heads of keys and values, K width of a head's keys and of its values.
+Legend: N hypotheses, t tokens of each, G key/value heads, K width of a head's keys and of its values.
 """
 
 from functools import cache
@@ -11,63 +11,71 @@ from torch import Tensor
 from transduce.model.native.emit import I64
 from transduce.model.native.engine import Program, compile_programs, new_emitter, own_tile, program
 
-ROOM = 8  # steps for which there is room at first, and after the pool was enlarged
-_LEAST_ROOM = 256  # entries, however few hypotheses there are
+ROOM = 8
+"""Steps that fit into the pool at first, and again after it is enlarged."""
+_LEAST_ENTRIES = 256  # minimum number of entries to allocate
 
 
 class Pool:
-    """Keys and values of pieces, whatever hypotheses they belong to."""
+    """A KV cache of tokens in any order; each hypothesis has a list of the entries of its tokens."""
 
     def __init__(self, layers: int, rows: int, width: int, dtype: torch.dtype, *, more: int = 0) -> None:
-        """With room for some steps of so many hypotheses, and for more entries, which are 2 × G × K wide."""
-        self.entries = torch.empty(layers, more + _room_for(rows), width, dtype=dtype)
+        """Allocate capacity for some steps of `rows` hypotheses, and for `more` entries besides.
+
+        `width` is 2 × G × K, the elements of an entry per layer.
+        """
+        self.entries = torch.empty(layers, more + _capacity_for(rows), width, dtype=dtype)
         self.used = 0
 
     def expect(self, count: int) -> None:
-        """So many entries: there is room for them before the first one comes. Memory is taken as they are written."""
+        """Enlarge an empty pool to `count` entries; the system allocates pages only as they are written."""
         if not self.used and not self.has_room(count):
             layers, _, width = self.entries.shape
             self.entries = self.entries.new_empty(layers, count, width)
 
     def has_room(self, count: int) -> bool:
-        """Whether so many fit in."""
+        """Return whether `count` more entries fit."""
         return self.used + count <= self.entries.shape[1]
 
     def compact(self, lists: Tensor, rows: int) -> Tensor:
-        """Drops what no list (N, t) names, makes room for steps of so many rows, and returns the lists' new names."""
+        """Drop entries that no list (N, t) contains, and return the lists with the entries' new indices.
+
+        Afterwards there is capacity for at least `ROOM` / 2 more steps of `rows` hypotheses.
+        """
         live, renamed = lists.unique(return_inverse=True)  # ascending
         live, self.used = live.long(), len(live)
-        layers, room, width = self.entries.shape
-        if self.used + rows * ROOM // 2 > room:
-            old, self.entries = self.entries, self.entries.new_empty(layers, self.used + _room_for(rows), width)
-            for layer, kept in enumerate(old):
-                torch.index_select(kept, 0, live, out=self.entries[layer, : self.used])
+        layers, capacity, width = self.entries.shape
+        if self.used + rows * ROOM // 2 > capacity:
+            old, self.entries = self.entries, self.entries.new_empty(layers, self.used + _capacity_for(rows), width)
+            for layer, layer_entries in enumerate(old):
+                torch.index_select(layer_entries, 0, live, out=self.entries[layer, : self.used])
         else:
             floats = width * self.entries.itemsize // torch.float32.itemsize
-            _move_program().run(self.entries.data_ptr(), layers, room, floats, live.data_ptr(), self.used)
-        names: Tensor = renamed.to(torch.int32)
-        return names
+            _compaction_kernel().run(self.entries.data_ptr(), layers, capacity, floats, live.data_ptr(), self.used)
+        new_lists: Tensor = renamed.to(torch.int32)
+        return new_lists
 
 
-def _room_for(rows: int) -> int:
-    """Entries for some steps of so many rows."""
-    return max(_LEAST_ROOM, ROOM * rows)
+def _capacity_for(rows: int) -> int:
+    """Return the number of entries to allocate for some steps of `rows` hypotheses."""
+    return max(_LEAST_ENTRIES, ROOM * rows)
 
 
 @cache
-def _move_program() -> Program:
-    """`move(entries, layers, room, width, live, count)`: entry live[n] of each layer to place n, no earlier one.
+def _compaction_kernel() -> Program:
+    """Compile `move(entries, layers, capacity, width, live, count)`: copy entry live[n] of each layer to index n.
 
-    In place, which an operation of PyTorch does by a copy of all and another one back.
+    live is ascending, so the move works in place; a PyTorch operation would copy everything twice. width counts
+    float32.
     """
     k = new_emitter("pool", own_tile())
     with program(k, "move", 6) as (numbers, thread, threads):
-        entries, layers, room, width, live, count = numbers
+        entries, layers, capacity, width, live, count = numbers
         first, last = k.share(layers, thread, threads)
         with k.loop(first, last) as layer:
-            start = k.at(k.place(entries), k.times(layer, room, width))
-            with k.loop(0, count) as place:
-                entry = k.load(k.at(k.place(live), place, I64), I64)
-                with k.where(k.build.icmp_signed("!=", entry, place)):
-                    k.copy(k.at(start, k.times(entry, width)), k.at(start, k.times(place, width)), width)
+            start = k.at(k.place(entries), k.times(layer, capacity, width))
+            with k.loop(0, count) as index:
+                entry = k.load(k.at(k.place(live), index, I64), I64)
+                with k.where(k.build.icmp_signed("!=", entry, index)):
+                    k.copy(k.at(start, k.times(entry, width)), k.at(start, k.times(index, width)), width)
     return compile_programs(k, ("move",))["move"]

@@ -1,4 +1,4 @@
-"""What tells programs the order of the pieces: tables by position, and the kernel that turns queries and keys.
+"""Compute tables of position encodings for compiled decoding, and emit rotary embedding kernels.
 
 Legend: N rows, T positions, D model width, H heads, K width of a head's queries and keys.
 """
@@ -16,19 +16,22 @@ from transduce.model.stack import StackPositions
 
 
 class PositionTables(NamedTuple):
-    """As far as positions were asked for: T. Empty where a model has none of that kind."""
+    """Position encoding tables for positions 0 to T - 1; those that a model does not use are empty."""
 
     added: Tensor
-    """What is added to embeddings, (T, D)."""
+    """Encodings that are added to embeddings, (T, D)."""
     turns: Tensor
-    """Cosines, then sines, of the angles by which pairs of a query's or key's dimensions are turned, (T, K)."""
+    """Rotary angles (T, K): the cosines, then the sines, of the angle of each pair of dimensions."""
     near: Tensor
-    """What is added to scores, (H, distances): of each key's position less the query's, from 1 - T on."""
+    """Relative position biases (H, distances), which are added to attention scores.
+
+    The distance is the key's position minus the query's; the first column is that of 1 - T.
+    """
     length: int
-    """T."""
+    """The number of positions T."""
 
     def addresses(self) -> dict[str, int]:
-        """Those of `Places`; they hold as long as this does."""
+        """Return the tables' addresses as arguments of `model_writer.Places`, valid while this object lives."""
         return {
             "added": self.added.data_ptr(),
             "turns": self.turns.data_ptr(),
@@ -38,24 +41,31 @@ class PositionTables(NamedTuple):
 
 
 class GrowingTables:
-    """The tables of an encoder or of a decoder; they grow as longer sequences come."""
+    """Position encoding tables of an encoder or a decoder that grow as longer sequences come."""
 
     def __init__(self, positions: StackPositions, add: Callable[[int], Tensor], most: int) -> None:
-        """With what makes (T, D), which is to be added to embeddings; at most so many positions."""
+        """Start empty.
+
+        Args:
+            positions: the stack's position encodings.
+            add: returns the encodings (T, D) that are added to embeddings, for a number of positions T.
+            most: the greatest number of positions that the model supports.
+        """
         self._positions = positions
         self._add = add
         self._most = most
         nothing = torch.empty(0, 0)
-        self._known = PositionTables(nothing, nothing, nothing, 0)
+        self._tables = PositionTables(nothing, nothing, nothing, 0)
 
     def until(self, position: int) -> PositionTables:
-        """Up to this position at least; to be kept while they are read."""
-        known = self._known  # other threads may put longer tables in their place
-        if position >= known.length:
-            known = self._known = self._make(max(min(max(2 * position, 64), self._most), position + 1))
-        return known
+        """Return tables that include this position; the caller must keep them alive while kernels read them."""
+        tables = self._tables  # another thread may replace it by longer tables
+        if position >= tables.length:
+            tables = self._tables = self._make(max(min(max(2 * position, 64), self._most), position + 1))
+        return tables
 
     def _make(self, count: int) -> PositionTables:
+        """Return tables for `count` positions."""
         rotary, relative = self._positions.rotary, self._positions.relative
         added, turns, near = self._add(count), torch.empty(0, 0), torch.empty(0, 0)
         if rotary is not None:
@@ -68,49 +78,59 @@ class GrowingTables:
 
 
 def write_turning(k: Emitter, heads: Heads, *, interleaved: bool) -> None:
-    """`turn_run`, `turn_all` and `turn_each(x, N, stride, heads, table, numbers, thread, threads)`: heads, in place.
+    """Emit functions `turn_<kind>(x, N, stride, heads, table, numbers, thread, threads)`: rotary embedding in place.
 
-    Row n is at position n - numbers[n]; of `turn_all` at the table's first position; of `turn_each` at numbers[n] - 1.
-    Pairs of dimensions are neighbours, or stand K / 2 apart. K is a multiple of two vectors.
+    Row n of x has `heads` heads, and rows are `stride` elements apart. The position of row n is n - numbers[n] for
+    `turn_run`, numbers[n] - 1 for `turn_each`, and for `turn_all` the first position of the table. A pair of dimensions
+    is two neighbors if `interleaved`, else two dimensions that are K / 2 apart. K is a multiple of two vectors.
     """
     for kind in ("run", "all", "each"):
         kinds = (POINTER, I64, I64, I64, POINTER, POINTER, I64, I64)
         with k.function(f"turn_{kind}", *kinds) as (x, rows, stride, count, table, numbers, *share):
             first, last = k.share(k.times(rows, count), *share)
-            with k.loop(first, last) as number:
-                row, head = k.build.sdiv(number, count), k.build.srem(number, count)
+            with k.loop(first, last) as item:
+                row, head = k.build.sdiv(item, count), k.build.srem(item, count)
                 position = k.number(0)
                 if kind == "run":
                     position = k.build.sub(row, k.load(k.at(numbers, row, I64), I64))
                 elif kind == "each":
                     position = k.sum_of(k.load(k.at(numbers, row, I64), I64), -1)
                 angles = k.at(table, k.times(position, heads.width))
-                place = k.at(x, k.sum_of(k.times(row, stride), k.times(head, heads.width)))
-                turn_head(k, heads.width, (place, place), angles, interleaved=interleaved)
+                head_pointer = k.at(x, k.sum_of(k.times(row, stride), k.times(head, heads.width)))
+                turn_head(k, heads.width, (head_pointer, head_pointer), angles, interleaved=interleaved)
 
 
 def turn_head(
     k: Emitter, width: int, places: tuple[Value, Value], angles: Value, *, interleaved: bool, kind: Any = F32
 ) -> None:
-    """A head's dimensions, of this kind of numbers, from one place to another; angles are float32."""
+    """Emit the rotation of one head of K = `width` elements of a type, from one pointer to another.
+
+    Args:
+        k: the IR builder.
+        width: K.
+        places: pointers to the source and the target, which may be equal.
+        angles: pointer to K / 2 cosines, then K / 2 sines, float32.
+        interleaved: whether the two dimensions of a pair are neighbors.
+        kind: the element type.
+    """
     half, (source, target) = width // 2, places
     for column in range(0, half, k.lanes):
         cosine, sine = k.load_floats(angles, column), k.load_floats(angles, half + column)
         starts = (2 * column, 2 * column + k.lanes) if interleaved else (column, half + column)
         first, second = (k.load_wide(source, start, kind) for start in starts)
         if interleaved:
-            first, second = (_pick(k, first, second, range(odd, 2 * k.lanes, 2)) for odd in (0, 1))
-        turned = (
+            first, second = (_shuffle(k, first, second, range(odd, 2 * k.lanes, 2)) for odd in (0, 1))
+        rotated = (
             k.build.fsub(k.build.fmul(first, cosine), k.build.fmul(second, sine)),
             k.build.fadd(k.build.fmul(second, cosine), k.build.fmul(first, sine)),
         )
         if interleaved:
             pairs = [lane + side * k.lanes for lane in range(k.lanes) for side in range(2)]
-            turned = (_pick(k, *turned, pairs[: k.lanes]), _pick(k, *turned, pairs[k.lanes :]))
-        for start, value in zip(starts, turned, strict=True):
+            rotated = (_shuffle(k, *rotated, pairs[: k.lanes]), _shuffle(k, *rotated, pairs[k.lanes :]))
+        for start, value in zip(starts, rotated, strict=True):
             k.store_narrow(value, target, start, kind)
 
 
-def _pick(k: Emitter, one: Value, other: Value, numbers: range | list[int]) -> Value:
-    """Elements of two vectors by their numbers."""
-    return k.build.shuffle_vector(one, other, ir.Constant(k.ints, list(numbers)))
+def _shuffle(k: Emitter, first: Value, second: Value, numbers: range | list[int]) -> Value:
+    """Emit a vector of elements of two vectors, by their indices."""
+    return k.build.shuffle_vector(first, second, ir.Constant(k.ints, list(numbers)))

@@ -1,6 +1,6 @@
-"""Kernels over a vocabulary: the greatest pieces of each row, its normaliser, and a beam's next hypotheses.
+"""Provide kernels over a vocabulary: top-k, log-sum-exp, and the selection of a beam's next hypotheses.
 
-Legend: B sentences, W hypotheses of each, N hypotheses (B × W), V vocabulary, k pieces asked for, n candidates.
+Legend: B sentences, W hypotheses of each, N hypotheses (B × W), V vocabulary size, k top tokens per row, n candidates.
 """
 
 from functools import cache
@@ -14,108 +14,117 @@ from transduce.model.native.emit import I64, Emitter, Value
 from transduce.model.native.engine import Program, compile_programs, find_tile, new_emitter, program
 from transduce.model.native.lines import Line, block_size, find_greatest
 
-_ELEMENT_WORK = 16  # products that a logit's exponential takes as long as
+_ELEMENT_WORK = 16  # cost of a logit's exponential in multiply-adds
 _NEVER = float("-inf")
 _Quadruple = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class SelectPlaces(NamedTuple):
-    """The numbers that the program `select` is given: addresses, where nothing else is said."""
+    """Arguments of the kernel `select`: addresses, unless stated otherwise."""
 
     logits: Any
-    """(N, V)."""
+    """float32, (N, V)."""
     rows: Any
-    """A number: N."""
+    """The number of hypotheses N."""
     vocabulary_size: Any
-    """A number: V."""
+    """The vocabulary size V."""
     stride: Any
-    """A number: from one row of logits to the next."""
+    """Elements from one row of logits to the next."""
     beams: Any
-    """A number: hypotheses of each sentence."""
+    """The number of hypotheses of each sentence W."""
     normalizer: Any
-    """Of each row, (N,); without one it is the logits' own."""
+    """The log-sum-exp of each row, float32 (N,); 0: it is computed from the logits."""
     scores: Any
-    """Of each hypothesis, (N,)."""
+    """The total log-probability of each hypothesis, float32 (N,)."""
     eos_id: Any
-    """A number: the end symbol."""
+    """The id of the end symbol."""
     beam_size: Any
-    """A number: how many are wanted."""
+    """The number of continuations to select."""
     live_parents: Any
-    """Room for those that do not end, (B, beam size): int64, as the next ones."""
+    """Output: parents of the best continuations that do not end, int64 (B, beam size)."""
     live_pieces: Any
+    """Output: their tokens, int64 (B, beam size)."""
     live_scores: Any
-    """float32, as the next ones."""
+    """Output: the log-probabilities of these tokens, float32 (B, beam size)."""
     live_totals: Any
+    """Output: total log-probabilities of these continuations, float32 (B, beam size)."""
     ended_parents: Any
-    """Room for all candidates, of which those have a total that end and are good enough, (B, 2 × beam size)."""
+    """Output: parents of the 2 × beam size best continuations of any kind, int64 (B, 2 × beam size)."""
     ended_pieces: Any
+    """Output: the tokens of all these candidates, int64 (B, 2 × beam size)."""
     ended_scores: Any
+    """Output: the log-probabilities of these tokens, float32 (B, 2 × beam size)."""
     ended_totals: Any
+    """Output: totals of candidates that end and are among the beam size best, else -inf, float32 (B, 2 × beam size)."""
     room: Any
-    """Room for the next number, for each thread."""
+    """Scratch space of `own_room` float32 for each thread."""
     own_room: Any
-    """A number: see `room_to_select`."""
+    """The number of float32 of scratch space per thread, as `room_to_select` returns it."""
 
 
 class NativeReductions:
-    """Implements `search.vocabulary.Reductions`."""
+    """Implements `search.vocabulary.Reductions` with compiled kernels."""
 
     def suits(self, logits: Tensor) -> bool:
-        """Whether the kernels take them: float32 on a CPU, rows with no gaps in them, evenly spaced."""
+        """Return whether the kernels take these logits.
+
+        They take float32 on a CPU, (B, W, V), in contiguous and evenly spaced rows.
+        """
         fits = logits.dtype == torch.float32 and logits.device.type == "cpu" and logits.dim() == 3
         return fits and logits.stride(2) == 1 and _row_stride(logits) > 0
 
     def best_pieces(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """The greatest `count` of each row and their places, best first: (B, W, V) to twice (B, W, k)."""
+        """Return the `count` greatest logits of each row and their indices, best first: two tensors (B, W, k)."""
         return self._reduce(logits, count, normalize=False)[:2]
 
     def log_normalizer(self, logits: Tensor) -> Tensor:
-        """The logarithm of the sum of the exponentials of each row: (B, W, V) to (B, W, 1)."""
+        """Return the log-sum-exp of each row: (B, W, V) to (B, W, 1)."""
         return self._reduce(logits, 0, normalize=True)[2]
 
     def best_normalized(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Both in one go."""
+        """Return the `count` greatest logits, their indices, both (B, W, k), and the log-sum-exp (B, W, 1)."""
         return self._reduce(logits, count, normalize=True)
 
     def _reduce(self, logits: Tensor, count: int, *, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Run the kernel `reduce`; the log-sum-exp is uninitialized unless `normalize`."""
         batch, beams, width = logits.shape
-        values, places = logits.new_empty(batch, beams, count), torch.empty(batch, beams, count, dtype=torch.int64)
+        values, indices = logits.new_empty(batch, beams, count), torch.empty(batch, beams, count, dtype=torch.int64)
         normalizer = logits.new_empty(batch, beams, 1)
-        programs, block = _programs()
-        room = torch.empty(torch.get_num_threads(), width // block + 2 * block)
+        programs, block = _kernels()
+        scratch = torch.empty(torch.get_num_threads(), width // block + 2 * block)
         programs["reduce"].run(
             *_rows(logits),
             count,
             values.data_ptr(),
-            places.data_ptr(),
+            indices.data_ptr(),
             normalizer.data_ptr() if normalize else 0,
-            room.data_ptr(),
-            room.shape[1],
+            scratch.data_ptr(),
+            scratch.shape[1],
             threads=useful_threads(_ELEMENT_WORK * logits.numel()),
         )
-        return values, places, normalizer
+        return values, indices, normalizer
 
     def select(
         self, logits: Tensor, normalizer: Tensor | None, scores: Tensor, *, eos_id: int, beam_size: int
     ) -> tuple[_Quadruple, _Quadruple]:
-        """The best continuations that do not end, (B, beam_size), and the 2 × beam_size best of all, (B, n).
+        """Return the best continuations that do not end, (B, beam_size), and the 2 × beam_size best of all, (B, n).
 
-        Each as parents, pieces, the pieces' log-probabilities, and totals. Of the second, only those have a total that
-        end and are among the `beam_size` best.
+        Each is a tuple of parents, tokens, the tokens' log-probabilities, and totals. In the second, only candidates
+        that end and are among the `beam_size` best have a total; the others' is -inf.
 
         Args:
             logits: (B, W, V), V at least 2 × beam_size.
-            normalizer: (B, W, 1); the logits' own where nothing is said.
-            scores: of the hypotheses, (B, W).
+            normalizer: the log-sum-exp, (B, W, 1); computed from the logits if None.
+            scores: the hypotheses' total log-probabilities, (B, W).
             eos_id: the end symbol.
-            beam_size: how many are wanted.
+            beam_size: the number of continuations to select.
         """
         batch, beams, width = logits.shape
         count = 2 * beam_size
-        live = _room_for_candidates(logits, batch, beam_size)
-        ended = _room_for_candidates(logits, batch, count)
-        programs, _ = _programs()
-        room = torch.empty(torch.get_num_threads(), room_to_select(width, beams, beam_size))
+        live = _allocate_candidates(logits, batch, beam_size)
+        ended = _allocate_candidates(logits, batch, count)
+        programs, _ = _kernels()
+        scratch = torch.empty(torch.get_num_threads(), room_to_select(width, beams, beam_size))
         scores = scores.contiguous()
         normalizer = None if normalizer is None else normalizer.contiguous()
         programs["select"].run(
@@ -126,41 +135,42 @@ class NativeReductions:
             eos_id,
             beam_size,
             *(each.data_ptr() for each in (*live, *ended)),
-            room.data_ptr(),
-            room.shape[1],
+            scratch.data_ptr(),
+            scratch.shape[1],
             threads=useful_threads(_ELEMENT_WORK * logits.numel()),
         )
         return live, ended
 
 
 def room_to_select(width: int, beams: int, beam_size: int) -> int:
-    """How many numbers of room each thread needs to select among V pieces of so many hypotheses."""
-    block = _programs()[1]
+    """Return the number of float32 of scratch space that `select` needs per thread, for V tokens and W hypotheses."""
+    block = _kernels()[1]
     return width // block + 2 * block + 4 * (beams * 2 * beam_size + block)
 
 
 def _rows(logits: Tensor) -> tuple[int, int, int, int]:
-    """Where they begin, N, V, and from one to the next."""
+    """Return the logits' address, N, V, and the stride of rows in elements."""
     return logits.data_ptr(), logits.shape[0] * logits.shape[1], logits.shape[2], _row_stride(logits)
 
 
 def _row_stride(logits: Tensor) -> int:
-    """From one row to the next; 0 where they are not evenly spaced."""
+    """Return the stride of rows in elements; 0 if they are not evenly spaced."""
     batch, beams, _ = logits.shape
     if beams == 1:
         return logits.stride(0)
     return logits.stride(1) if batch == 1 or logits.stride(0) == beams * logits.stride(1) else 0
 
 
-def _room_for_candidates(logits: Tensor, batch: int, count: int) -> _Quadruple:
+def _allocate_candidates(logits: Tensor, batch: int, count: int) -> _Quadruple:
+    """Allocate parents and tokens (int64), log-probabilities and totals (float32), each (batch, count)."""
     parents, pieces = torch.empty(2, batch, count, dtype=torch.int64).unbind(0)
     piece_scores, totals = logits.new_empty(2, batch, count).unbind(0)
     return parents, pieces, piece_scores, totals
 
 
 @cache
-def _programs() -> tuple[dict[str, Program], int]:
-    """Both programs, and the size of a block."""
+def _kernels() -> tuple[dict[str, Program], int]:
+    """Compile the kernels `reduce` and `select`; also return the number of logits per block."""
     tile = find_tile()
     assert tile is not None
     k = new_emitter("reductions", tile)
@@ -170,95 +180,95 @@ def _programs() -> tuple[dict[str, Program], int]:
 
 
 def _write_reduce(k: Emitter) -> None:
-    """`reduce(logits, N, V, stride, k, values, places, normalizer, room, room a thread)`.
+    """Emit the kernel `reduce(logits, N, V, stride, k, values, indices, normalizer, scratch, scratch per thread)`.
 
-    Without a place for the normaliser, it is left out.
+    If the address of the normalizer is 0, the log-sum-exp is not computed.
     """
     with program(k, "reduce", 10) as (numbers, thread, threads):
-        logits, rows, width, stride, count, values, places, normalizer, room, own_room = numbers
-        maxima = k.at(k.place(room), k.times(thread, own_room))
+        logits, rows, width, stride, count, values, indices, normalizer, scratch, scratch_per_thread = numbers
+        maxima = k.at(k.place(scratch), k.times(thread, scratch_per_thread))
         first, last = k.share(rows, thread, threads)
         with k.loop(first, last) as row:
             line = Line(k, k.at(k.place(logits), k.times(row, stride)), width, maxima)
             line.find_maxima()
             with k.where(k.build.icmp_signed("!=", normalizer, k.number(0))):
                 k.store(line.log_normalizer(), k.at(k.place(normalizer), row))
-            found = k.times(row, count)
-            line.take_greatest_of(count, k.at(k.place(values), found), k.at(k.place(places), found, I64))
+            first_output = k.times(row, count)
+            line.take_greatest_of(count, k.at(k.place(values), first_output), k.at(k.place(indices), first_output, I64))
 
 
 def write_select(k: Emitter) -> None:
-    """`select` of `SelectPlaces`."""
+    """Emit the kernel `select`, whose arguments are `SelectPlaces`."""
     with program(k, "select", len(SelectPlaces._fields)) as (numbers, thread, threads):
-        given = SelectPlaces(*numbers)
-        width, beams, normalizer, beam_size = given.vocabulary_size, given.beams, given.normalizer, given.beam_size
-        room = k.at(k.place(given.room), k.times(thread, given.own_room))
+        args = SelectPlaces(*numbers)
+        width, beams, normalizer, beam_size = args.vocabulary_size, args.beams, args.normalizer, args.beam_size
+        scratch = k.at(k.place(args.room), k.times(thread, args.own_room))
         count = k.times(beam_size, 2)
         all_candidates = k.times(beams, count)
-        maxima = k.at(room, k.times(k.sum_of(all_candidates, block_size(k)), 4))
-        candidates = _Candidates(k, room, all_candidates)
-        first, last = k.share(k.build.sdiv(given.rows, beams), thread, threads)
+        maxima = k.at(scratch, k.times(k.sum_of(all_candidates, block_size(k)), 4))
+        candidates = _Candidates(k, scratch, all_candidates)
+        first, last = k.share(k.build.sdiv(args.rows, beams), thread, threads)
         with k.loop(first, last) as sentence:
             with k.loop(0, beams) as beam:
                 row = k.sum_of(k.times(sentence, beams), beam)
-                line = Line(k, k.at(k.place(given.logits), k.times(row, given.stride)), width, maxima)
+                line = Line(k, k.at(k.place(args.logits), k.times(row, args.stride)), width, maxima)
                 line.find_maxima()
-                own_normalizer = k.variable(k.real(0.0))
+                row_normalizer = k.variable(k.real(0.0))
                 with k.build.if_else(k.build.icmp_signed("==", normalizer, k.number(0))) as (then, otherwise):
                     with then:
-                        k.store(line.log_normalizer(), own_normalizer)
+                        k.store(line.log_normalizer(), row_normalizer)
                     with otherwise:
-                        k.store(k.load(k.at(k.place(normalizer), row)), own_normalizer)
+                        k.store(k.load(k.at(k.place(normalizer), row)), row_normalizer)
                 start = k.times(beam, count)
                 line.take_greatest_of(count, k.at(candidates.scores, start), k.at(candidates.pieces, start, I64))
-                score = k.load(k.at(k.place(given.scores), row))
-                candidates.add_up(start, count, k.get(own_normalizer, score), score)
+                score = k.load(k.at(k.place(args.scores), row))
+                candidates.add_up(start, count, k.get(row_normalizer, score), score)
             candidates.close()
             live, ended = (
-                _Places(k, [k.place(each) for each in places], k.times(sentence, room_for))
-                for places, room_for in (
-                    ((given.live_parents, given.live_pieces, given.live_scores, given.live_totals), beam_size),
-                    ((given.ended_parents, given.ended_pieces, given.ended_scores, given.ended_totals), count),
+                _Selected(k, [k.place(each) for each in outputs], k.times(sentence, capacity))
+                for outputs, capacity in (
+                    ((args.live_parents, args.live_pieces, args.live_scores, args.live_totals), beam_size),
+                    ((args.ended_parents, args.ended_pieces, args.ended_scores, args.ended_totals), count),
                 )
             )
-            _choose(k, candidates, (count, beam_size, given.eos_id), live, ended)
+            _choose(k, candidates, (count, beam_size, args.eos_id), live, ended)
 
 
 class _Candidates:
-    """The continuations of a sentence's hypotheses, `count` of each, which no longer need the logits."""
+    """The `count` best continuations of each of a sentence's hypotheses, in a thread's scratch space."""
 
-    def __init__(self, k: Emitter, room: Value, whole: Value) -> None:
+    def __init__(self, k: Emitter, scratch: Value, total_count: Value) -> None:
         self.k = k
-        self.whole = whole
-        part = k.sum_of(whole, block_size(k))
-        self.totals = room
-        self.scores = k.at(room, part)
-        self.pieces = k.at(room, k.times(part, 2))  # 64 bits each
+        self.whole = total_count
+        part = k.sum_of(total_count, block_size(k))
+        self.totals = scratch
+        self.scores = k.at(scratch, part)
+        self.pieces = k.at(scratch, k.times(part, 2))  # int64, hence twice the size
 
     def add_up(self, start: Value, count: Value, normalizer: Value, score: Value) -> None:
-        """Logits become log-probabilities, and with the hypothesis' own, totals."""
+        """Convert the logits of one hypothesis' candidates to log-probabilities, and compute their totals."""
         k = self.k
         with k.loop(0, count) as number:
-            place = k.sum_of(start, number)
-            own = k.build.fsub(k.load(k.at(self.scores, place)), normalizer)
-            k.store(own, k.at(self.scores, place))
-            k.store(k.build.fadd(score, own), k.at(self.totals, place))
+            index = k.sum_of(start, number)
+            score_of_token = k.build.fsub(k.load(k.at(self.scores, index)), normalizer)
+            k.store(score_of_token, k.at(self.scores, index))
+            k.store(k.build.fadd(score, score_of_token), k.at(self.totals, index))
 
     def close(self) -> None:
-        """What is read behind the last one is never chosen."""
+        """Append a vector of -inf, which reads behind the last candidate may meet."""
         self.k.store(self.k.splat(_NEVER), self.k.at(self.totals, self.whole))
 
 
-class _Places:
-    """Where chosen candidates of a sentence go."""
+class _Selected:
+    """The output arrays of one sentence's selected candidates."""
 
-    def __init__(self, k: Emitter, places: list[Value], start: Value) -> None:
+    def __init__(self, k: Emitter, arrays: list[Value], start: Value) -> None:
         self.k = k
-        self.parents, self.pieces = (k.at(place, start, I64) for place in places[:2])
-        self.scores, self.totals = (k.at(place, start) for place in places[2:])
+        self.parents, self.pieces = (k.at(array, start, I64) for array in arrays[:2])
+        self.scores, self.totals = (k.at(array, start) for array in arrays[2:])
 
     def put(self, number: Value, parent: Value, piece: Value, score: Value, total: Value) -> None:
-        """One more."""
+        """Store a candidate at an index."""
         k = self.k
         k.store(parent, k.at(self.parents, number, I64))
         k.store(piece, k.at(self.pieces, number, I64))
@@ -266,25 +276,25 @@ class _Places:
         k.store(total, k.at(self.totals, number))
 
 
-def _choose(k: Emitter, candidates: _Candidates, sizes: tuple[Value, ...], live: _Places, ended: _Places) -> None:
-    """The best, one after another: each goes where it belongs. Of equal ones the first hypothesis' is first."""
+def _choose(k: Emitter, candidates: _Candidates, sizes: tuple[Value, ...], live: _Selected, ended: _Selected) -> None:
+    """Emit the selection of a sentence's best candidates, best first; of equal ones the first hypothesis' wins."""
     count, beam_size, end = sizes
-    found = k.variable(k.number(0))  # of those that do not end
+    live_counter = k.variable(k.number(0))  # selected candidates that do not end
     with k.loop(0, count) as number:
-        total, place = find_greatest(k, candidates.totals, candidates.whole)
-        k.store(k.real(_NEVER), k.at(candidates.totals, place))
-        parent = k.build.sdiv(place, count)
-        piece = k.load(k.at(candidates.pieces, place, I64), I64)
-        score = k.load(k.at(candidates.scores, place))
+        total, index = find_greatest(k, candidates.totals, candidates.whole)
+        k.store(k.real(_NEVER), k.at(candidates.totals, index))
+        parent = k.build.sdiv(index, count)
+        piece = k.load(k.at(candidates.pieces, index, I64), I64)
+        score = k.load(k.at(candidates.scores, index))
         ends = k.build.icmp_signed("==", piece, end)
         counts = k.build.and_(ends, k.build.icmp_signed("<", number, beam_size))
         ended.put(number, parent, piece, score, k.build.select(counts, total, k.real(_NEVER)))
-        known = k.get(found, number)
-        fits = k.build.icmp_signed("<", known, beam_size)
+        live_count = k.get(live_counter, number)
+        fits = k.build.icmp_signed("<", live_count, beam_size)
         with k.where(k.build.and_(k.build.not_(ends), fits)):
-            live.put(known, parent, piece, score, total)
-            k.store(k.sum_of(known, 1), found)
-    # Where rules leave less than is asked for, the rest are hypotheses that nothing continues.
+            live.put(live_count, parent, piece, score, total)
+            k.store(k.sum_of(live_count, 1), live_counter)
+    # If rules leave too few candidates, the others are hypotheses with a probability of zero.
     nobody, never = k.number(0), k.real(_NEVER)
-    with k.loop(k.get(found, nobody), beam_size) as number:
+    with k.loop(k.get(live_counter, nobody), beam_size) as number:
         live.put(number, nobody, nobody, never, never)

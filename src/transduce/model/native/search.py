@@ -1,7 +1,7 @@
-"""A search for a batch that runs in machine code from its first step to its last, or some steps at a time.
+"""Run beam or greedy search for a batch in machine code, to its end or some steps at a time.
 
-Legend: N sentences at first, B of them still decoded, W hypotheses of each, T pieces there is room for, t pieces so
-far.
+Legend: N sentences at first, B of them still decoded, W hypotheses of each, T capacity in tokens per hypothesis, t
+tokens so far.
 """
 
 import ctypes
@@ -22,45 +22,54 @@ from transduce.model.native.steps import Scratch
 from transduce.model.native.tile import MOST_LANES
 from transduce.model.searching import FoundHypothesis, SearchBounds
 
-_LEAST_PIECES = 64  # a block of them
-_MOST_ROOM = 1 << 22  # pieces of all hypotheses: there is room for the greatest length from the beginning
+_LEAST_VOCABULARY = 64  # minimum vocabulary size: one block of the top-k search
+_MOST_TOKENS = 1 << 22  # tokens of all hypotheses: buffers are allocated for the greatest length up front
 
 
 def supports_search(vocabulary_size: int, bounds: SearchBounds) -> bool:
-    """Whether there are pieces enough to choose from, and room."""
+    """Return whether compiled search takes a batch.
+
+    The vocabulary must be large enough, and the buffers must not become too large.
+    """
     rows = len(bounds.longest) * bounds.beam_size
-    return vocabulary_size >= max(_LEAST_PIECES, 2 * bounds.beam_size) and max(bounds.longest) * rows <= _MOST_ROOM
+    return (
+        vocabulary_size >= max(_LEAST_VOCABULARY, 2 * bounds.beam_size) and max(bounds.longest) * rows <= _MOST_TOKENS
+    )
 
 
 class NativeSearch:
-    """The best hypotheses of every sentence, and the live ones of those that are still decoded."""
+    """A compiled search for a batch (implements `searching.BatchSearch`)."""
 
     def __init__(self, state: NativeState, bounds: SearchBounds) -> None:
-        """Begins with the start symbol; the state has encoded its sentences and done no step."""
+        """Start the search; `state` has encoded its sentences and run no step."""
         self.state = state
         self.bounds = bounds
-        self.threads = torch.get_num_threads()  # for so many there is room
+        self.threads = torch.get_num_threads()  # the number that scratch space is allocated for
         self.sentences = len(bounds.longest)  # N
-        self.rows = self.sentences * bounds.beam_size  # at most
-        self.slots = bounds.beam_size + 1  # of each sentence, for hypotheses that were found
+        self.rows = self.sentences * bounds.beam_size  # greatest number of hypotheses
+        self.slots = bounds.beam_size + 1  # finished hypotheses per sentence, and a free slot
         self.room = max(bounds.longest, default=0)  # T
         self._zeroed = Arena(self._zeroed_arrays(), zeroed=True)
-        self._rough = Arena(self._rough_arrays())
-        self._addresses = self._zeroed.addresses | self._rough.addresses
-        # As views of NumPy, of which parts are taken in a fifth of the time.
-        self._found = tuple(self._rough.tensor(f"found_{name}").numpy() for name in ("pieces", "values"))
-        # Of a beam most entries are dropped again; greedily all are kept, and a target is about as long as its source.
+        self._uninitialized = Arena(self._uninitialized_arrays())
+        self._addresses = self._zeroed.addresses | self._uninitialized.addresses
+        # NumPy views, whose slicing takes a fifth of the time of tensors'.
+        self._found = tuple(self._uninitialized.tensor(f"found_{name}").numpy() for name in ("pieces", "values"))
+        # With a beam most cache entries are soon dropped; in greedy search all stay, and a target is about as long as
+        # its source.
         steps = ROOM if bounds.beam_size > 1 else min(self.room, state.longest_source + ROOM)
         state.pool.expect(self.rows * steps)
         self.tables = state.programs.step_positions.until(0)
-        self.positions = max(state.longest_source, self.room + 1) + MOST_LANES  # that a hypothesis may attend to
+        self.positions = (
+            max(state.longest_source, self.room + 1) + MOST_LANES
+        )  # greatest number that a hypothesis attends to
         self.scratch = Scratch(state.programs, self.rows, self.positions * self.threads)
         self._begin()
-        self._step = _Numbers(Places, **self._step_places())
-        self._select = _Numbers(SelectPlaces, **self._select_places())
-        self._numbers = _Numbers(SearchPlaces, **self._search_places())
+        self._step = _Arguments(Places, **self._step_arguments())
+        self._select = _Arguments(SelectPlaces, **self._select_arguments())
+        self._numbers = _Arguments(SearchPlaces, **self._search_arguments())
 
     def _zeroed_arrays(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """Return the dtype and shape of each array that starts with zeros."""
         by_sentence, by_row, by_slot = (self.sentences,), (self.rows,), (self.sentences, self.slots)
         lists = (torch.int32, (self.rows, self.room + 1))
         return {
@@ -81,16 +90,17 @@ class NativeSearch:
             "found_ended": (torch.int64, by_slot),
         }
 
-    def _rough_arrays(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    def _uninitialized_arrays(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """Return the dtype and shape of each array that may start uninitialized."""
         output, beam_size = self.state.output, self.bounds.beam_size
-        history, found = (self.rows, self.room), (self.sentences, self.slots, self.room)
+        history, finished = (self.rows, self.room), (self.sentences, self.slots, self.room)
         arrays: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
             "pieces": (torch.int32, history),
             "values": (torch.float32, history),
             "next_pieces": (torch.int32, history),
             "next_values": (torch.float32, history),
-            "found_pieces": (torch.int32, found),
-            "found_values": (torch.float32, found),
+            "found_pieces": (torch.int32, finished),
+            "found_values": (torch.float32, finished),
             "x": (torch.float32, (self.rows, self.state.programs.d_model)),
             "logits": (torch.float32, (self.rows, output.padded_outputs)),
             "select_room": (torch.float32, (self.threads, room_to_select(output.outputs, beam_size, beam_size))),
@@ -103,7 +113,7 @@ class NativeSearch:
         return arrays
 
     def _begin(self) -> None:
-        """What the arrays hold before the first step."""
+        """Initialize the arrays before the first step."""
         numbers, count = self._zeroed.numbers, self.sentences
         starts, lengths = self.state.sources.tolist()
         numbers("sources")[:] = starts + lengths
@@ -116,59 +126,59 @@ class NativeSearch:
         numbers("never")[:] = self.bounds.never_written
         numbers("order")[:] = [*range(self.slots)] * count
 
-    # --- going on --------------------------------------------------------------------------------------------------
+    # --- running ---------------------------------------------------------------------------------------------------
 
     @property
     def active(self) -> Tensor:
-        """The places in the batch of the sentences that are still decoded, (B,)."""
+        """The indices in the batch of the sentences that are still decoded, (B,)."""
         return self._zeroed.tensor("places")[: self._numbers["sentences"]].clone()
 
     @property
     def length(self) -> int:
-        """Pieces of every live hypothesis: t."""
+        """The number of tokens of every live hypothesis, t."""
         return self._numbers["length"]
 
     def advance(self, steps: int) -> None:
-        """At most so many steps; none after all sentences are done."""
+        """Run at most `steps` steps; returns early once all sentences are done."""
         program: Program = search_program()
         self._numbers["steps"] = steps
         while self._numbers["sentences"] and self._numbers["steps"] > 0:
-            self._make_room()
+            self._ensure_capacity()
             work = self._numbers["sentences"] * self.bounds.beam_size * self.state.programs.step_work
             run_watched(program, self._numbers.array, work, self.threads)
 
     def give_up(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
-        """The sentences at these rows leave; their live hypotheses, as they are."""
+        """Remove the sentences at these rows from the batch, and return their live hypotheses."""
         batch, width, length = self._numbers["sentences"], self._numbers["width"], self.length
         pieces, values = self._histories()
         scores = self._zeroed.numbers("scores")
         live: list[list[FoundHypothesis]] = []
         for row in rows:
-            own = [each for each in range(row * width, (row + 1) * width) if scores[each] > float("-inf")]
-            histories = [(pieces[each, :length].clone(), values[each, :length].clone()) for each in own]
+            live_rows = [each for each in range(row * width, (row + 1) * width) if scores[each] > float("-inf")]
+            histories = [(pieces[each, :length].clone(), values[each, :length].clone()) for each in live_rows]
             live.append([FoundHypothesis(*history, ended=False) for history in histories])
         self._keep_sentences([row for row in range(batch) if row not in rows])
         return live
 
     def live(self) -> tuple[Tensor, Tensor]:
-        """What live hypotheses hold, int64 (B, W, t), and their log-probabilities, (B, W)."""
+        """Return the live hypotheses' tokens, int64 (B, W, t), and total log-probabilities, (B, W)."""
         batch, width = self._numbers["sentences"], self._numbers["width"]
         pieces = self._histories()[0][: batch * width, : self.length]
         return pieces.long().view(batch, width, -1), self._zeroed.tensor("scores")[: batch * width].view(batch, width)
 
     def found(self, place: int, count: int) -> list[FoundHypothesis]:
-        """At most so many hypotheses of the sentence at this place, best first."""
-        numbers, first, found = self._zeroed.numbers, place * self.slots, []
+        """Return at most `count` finished hypotheses of the sentence at an index of the batch, best first."""
+        numbers, first, hypotheses = self._zeroed.numbers, place * self.slots, []
         for slot in numbers("order")[first : first + min(count, numbers("found")[place])]:
             length, ended = numbers("found_lengths")[first + slot], numbers("found_ended")[first + slot]
             pieces, values = (array[place, slot, :length] for array in self._found)
-            found.append(FoundHypothesis(pieces, values, ended=bool(ended)))
-        return found
+            hypotheses.append(FoundHypothesis(pieces, values, ended=bool(ended)))
+        return hypotheses
 
-    # --- room ------------------------------------------------------------------------------------------------------
+    # --- buffers ---------------------------------------------------------------------------------------------------
 
-    def _make_room(self) -> None:
-        """For a step at least: of keys and values, and of positions."""
+    def _ensure_capacity(self) -> None:
+        """Make sure that the KV cache and the position tables suffice for another step."""
         position, rows = self.length, self._step["rows"]
         pool = self.state.pool
         pool.used = self._step["used"]
@@ -185,18 +195,20 @@ class NativeSearch:
                 self._step[name] = address
 
     def _is_swapped(self) -> bool:
-        """Which of two buffers holds what is: they change places at each step."""
+        """Return whether the `next_…` buffers hold the current data; the two buffers are swapped at each step."""
         return self._numbers["lists"] != self._addresses["lists"]
 
     def _lists(self) -> Tensor:
+        """Return each hypothesis' list of cache entries."""
         return self._zeroed.tensor("next_lists" if self._is_swapped() else "lists")
 
     def _histories(self) -> tuple[Tensor, Tensor]:
+        """Return the hypotheses' tokens and the tokens' log-probabilities."""
         next_ = "next_" if self._is_swapped() else ""
-        return self._rough.tensor(f"{next_}pieces"), self._rough.tensor(f"{next_}values")
+        return self._uninitialized.tensor(f"{next_}pieces"), self._uninitialized.tensor(f"{next_}values")
 
     def _keep_sentences(self, staying: list[int]) -> None:
-        """The others leave; between two steps."""
+        """Remove all other sentences from the batch, between two steps."""
         batch, width = len(staying), self._numbers["width"]
         sentences = torch.tensor(staying, dtype=torch.int64)
         rows = (sentences[:, None] * width + torch.arange(width)).flatten()
@@ -205,13 +217,14 @@ class NativeSearch:
             tensor(name)[:batch] = tensor(name)[sentences]
         tensor("sources")[:, :batch] = tensor("sources")[:, sentences]
         tensor("row_sources")[:, :count] = tensor("row_sources")[:, rows]
-        for of_rows in (tensor("newest"), tensor("scores"), *self._histories(), self._lists()):
-            of_rows[:count] = of_rows[rows]
+        for array in (tensor("newest"), tensor("scores"), *self._histories(), self._lists()):
+            array[:count] = array[rows]
         self._numbers["sentences"], self._step["rows"], self._select["rows"] = batch, count, count
 
-    # --- numbers ---------------------------------------------------------------------------------------------------
+    # --- kernel arguments ------------------------------------------------------------------------------------------
 
-    def _step_places(self) -> dict[str, int]:
+    def _step_arguments(self) -> dict[str, int]:
+        """Return the initial arguments of the decoder step."""
         state, addresses = self.state, self._addresses
         return {
             "rows": self.sentences,
@@ -234,7 +247,8 @@ class NativeSearch:
             "logits": addresses["logits"],
         }
 
-    def _select_places(self) -> dict[str, int]:
+    def _select_arguments(self) -> dict[str, int]:
+        """Return the initial arguments of the selection."""
         beam_size, output = self.bounds.beam_size, self.state.output
         return {name: self._addresses[name] for name in SelectPlaces._fields if name in self._addresses} | {
             "rows": self.sentences,
@@ -248,7 +262,8 @@ class NativeSearch:
             "own_room": room_to_select(output.outputs, beam_size, beam_size),
         }
 
-    def _search_places(self) -> dict[str, int]:
+    def _search_arguments(self) -> dict[str, int]:
+        """Return the initial arguments of the search kernel."""
         bounds = self.bounds
         return {name: self._addresses[name] for name in SearchPlaces._fields if name in self._addresses} | {
             "steps": 0,
@@ -270,20 +285,20 @@ class NativeSearch:
         }
 
 
-_PLACES = {
-    kind: {name: place for place, name in enumerate(kind._fields)} for kind in (Places, SelectPlaces, SearchPlaces)
+_INDICES = {
+    kind: {name: index for index, name in enumerate(kind._fields)} for kind in (Places, SelectPlaces, SearchPlaces)
 }
 
 
-class _Numbers:
-    """Numbers in memory that a program reads and changes, by name."""
+class _Arguments:
+    """A ctypes array of kernel arguments, accessed by name, which the kernel reads and changes."""
 
     def __init__(self, kind: type[Places | SelectPlaces | SearchPlaces], **values: int) -> None:
-        self._places = _PLACES[kind]
-        self.array = (ctypes.c_int64 * len(self._places))(*kind(**values))
+        self._indices = _INDICES[kind]
+        self.array = (ctypes.c_int64 * len(self._indices))(*kind(**values))
 
     def __getitem__(self, name: str) -> int:
-        return self.array[self._places[name]]
+        return self.array[self._indices[name]]
 
     def __setitem__(self, name: str, value: int) -> None:
-        self.array[self._places[name]] = value
+        self.array[self._indices[name]] = value

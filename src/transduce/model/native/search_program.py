@@ -1,8 +1,9 @@
-"""A whole search in machine code: steps of a model, choices, and what becomes of the hypotheses, until all is found.
+"""Emit a whole search as one kernel: decoder steps, selection of tokens, and bookkeeping of hypotheses.
 
-What it finds is what `search.beam.BeamSearch` finds without rules, and with one hypothesis, what greedy search finds.
-Legend: N sentences at first, B of them still decoded, W hypotheses of each, T pieces there is room for, t pieces so
-far, D model width.
+It finds what `search.beam.BeamSearch` finds without rules, and with one hypothesis what greedy search finds.
+
+Legend: N sentences at first, B of them still decoded, W hypotheses of each, T capacity in tokens per hypothesis, t
+tokens so far, D model width.
 """
 
 from functools import cache
@@ -19,89 +20,94 @@ _NEVER = float("-inf")
 
 
 class SearchPlaces(NamedTuple):
-    """The numbers of a search: addresses, where nothing else is said. Those of the first group change as it goes on."""
+    """Arguments of the search kernel: addresses, unless stated otherwise.
+
+    Those before `step` change during the search.
+    """
 
     steps: Any
-    """A number: how many more may be done in this call."""
+    """The number of steps left in this call."""
     stop: Any
-    """A number: not 0 once the call ends. There is nothing left to do, or no more room."""
+    """Not 0 once the call ends: nothing is left to do, or a buffer is full."""
     sentences: Any
-    """A number: B."""
+    """The number of sentences B."""
     width: Any
-    """A number: hypotheses of each sentence, 1 at first and then W."""
+    """The number of hypotheses of each sentence: 1 at first, then W."""
     length: Any
-    """A number: t."""
+    """The number of tokens so far t."""
     pieces: Any
-    """What hypotheses hold, int32 (B × W, T)."""
+    """The hypotheses' tokens, int32 (B × W, T)."""
     values: Any
-    """Log-probabilities of that, (B × W, T)."""
+    """The tokens' log-probabilities, float32 (B × W, T)."""
     next_pieces: Any
-    """Room for the same after the step, as the next two."""
+    """A second buffer for `pieces`, swapped at each step."""
     next_values: Any
+    """A second buffer for `values`, swapped at each step."""
     lists: Any
-    """`Places.lists` of the step, int32 (B × W, T + 1)."""
+    """The hypotheses' cache entries: `Places.lists` of the step, int32 (B × W, T + 1)."""
     next_lists: Any
+    """A second buffer for `lists`, swapped at each step."""
     step: Any
-    """The program of a step. From here on nothing changes."""
+    """The address of the decoder step's kernel."""
     step_places: Any
-    """Its numbers, `Places`."""
+    """The decoder step's arguments, `model_writer.Places`."""
     select_places: Any
-    """Those of the choice, `SelectPlaces`."""
+    """The selection's arguments, `reductions.SelectPlaces`."""
     beam_size: Any
-    """A number: W."""
+    """The beam size W."""
     certain: Any
-    """A number: how many hypotheses must be certain before a sentence is done; 0: it is done once one has ended."""
+    """The number of hypotheses that must be certain before a sentence is done; 0: one finished hypothesis ends it."""
     room: Any
-    """A number: T."""
+    """The capacity in tokens T."""
     positions: Any
-    """A number: how many the step knows, in its tables."""
+    """The number of positions in the step's tables."""
     never: Any
-    """Pieces that are never written, int64."""
+    """Token ids that are never generated, int64."""
     nevers: Any
-    """A number: how many."""
+    """The number of token ids in `never`."""
     newest: Any
-    """The newest piece of each hypothesis, int64 (B × W,)."""
+    """The last token of each hypothesis, int64 (B × W,)."""
     row_sources: Any
-    """Where each hypothesis' source begins, int64 (B × W,), and how many pieces it has, int64 (B × W,)."""
+    """The offset of each hypothesis' source, int64 (B × W,), and, `most_rows` elements later, its number of tokens."""
     most_rows: Any
-    """A number: from the one to the other."""
+    """The number of elements between the two arrays in `row_sources`."""
     sources: Any
-    """The same of each sentence, int64 (2, N)."""
+    """The offset of each sentence's source, and its number of tokens, int64 (2, N)."""
     all_sentences: Any
-    """A number: N."""
+    """The number of sentences at first N."""
     places: Any
-    """Each sentence's place in the input, int64 (B,)."""
+    """Each sentence's index in the input batch, int64 (B,)."""
     longest: Any
-    """The greatest number of pieces of each, int64 (B,)."""
+    """Each sentence's greatest number of tokens, int64 (B,)."""
     greatest_penalties: Any
-    """The length penalty of that, (B,)."""
+    """The length penalty at each sentence's greatest length, float32 (B,)."""
     penalties: Any
-    """The length penalty of n pieces, float64 (T + 2,)."""
+    """The length penalty of n tokens, float64 (T + 2,)."""
     found: Any
-    """Hypotheses found for each place of the input, int64 (N,)."""
+    """The number of finished hypotheses by index in the input batch, int64 (N,)."""
     order: Any
-    """Where they stand, best first, int64 (N, W + 1); then where the next one would stand."""
+    """The slots of a sentence's finished hypotheses, best first, then the free slot, int64 (N, W + 1)."""
     found_scores: Any
-    """By where they stand, float64 (N, W + 1), as the rest."""
+    """Scores of finished hypotheses by slot, float64 (N, W + 1)."""
     found_lengths: Any
-    """int64."""
+    """Lengths of finished hypotheses by slot, int64 (N, W + 1)."""
     found_ended: Any
-    """int64: 1 where a hypothesis ended, 0 where it was cut."""
+    """Whether finished hypotheses end with the end symbol (1) or were cut off (0), by slot, int64 (N, W + 1)."""
     found_pieces: Any
-    """int32, each (T,)."""
+    """Tokens of finished hypotheses by slot, int32 (N, W + 1, T)."""
     found_values: Any
-    """Each (T,)."""
+    """Log-probabilities of these tokens, float32 (N, W + 1, T)."""
 
 
 @cache
 def search_program() -> Program:
-    """The program."""
+    """Compile the search kernel."""
     tile = find_tile()
     assert tile is not None
     k = new_emitter("search", tile)
     write_select(k)
     _write_record(k)
-    _write_go_on(k)
+    _write_update(k)
     with entry(k, "search") as (numbers, thread, threads):
         fields = Fields(k, numbers)
         with k.until() as done:
@@ -117,7 +123,7 @@ def search_program() -> Program:
 
 
 class Fields:
-    """Numbers in memory, by name."""
+    """Named access to kernel arguments in memory, for emitted code."""
 
     def __init__(self, k: Emitter, place: Value, names: tuple[str, ...] = SearchPlaces._fields) -> None:
         self.k = k
@@ -125,33 +131,37 @@ class Fields:
         self.names = names
 
     def get(self, name: str) -> Value:
-        """A number."""
+        """Load an argument."""
         return self.k.load(self._at(name), I64)
 
     def set(self, name: str, value: Value) -> None:
-        """Makes it another one."""
+        """Store an argument."""
         self.k.store(self.k.number(value), self._at(name))
 
     def at(self, name: str, index: Value, kind: Any = F32) -> Value:
-        """The place of an element of the array that begins there."""
+        """Return a pointer to an element of the array whose address is an argument."""
         return self.k.at(self.k.place(self.get(name)), index, kind)
 
     def element(self, name: str, index: Value, kind: Any = F32) -> Value:
-        """An element of the array that begins there."""
+        """Load an element of the array whose address is an argument."""
         return self.k.load(self.at(name, index, kind), kind)
 
     def swap(self, one: str, other: str) -> None:
-        """Each becomes the other."""
+        """Exchange two arguments."""
         first, second = self.get(one), self.get(other)
         self.set(one, second)
         self.set(other, first)
 
     def _at(self, name: str) -> Value:
+        """Return a pointer to an argument."""
         return self.k.at(self.place, self.names.index(name), I64)
 
 
 def _forbid(fields: Fields, thread: Value, threads: Value) -> None:
-    """Pieces that are never written; of the sentences that this thread chooses for, whose logits it reads next."""
+    """Set the logits of tokens that are never generated to -inf.
+
+    Each thread does so for the sentences that it selects tokens for next.
+    """
     k = fields.k
     select = Fields(k, k.place(fields.get("select_places")), SelectPlaces._fields)
     first, last = k.share(fields.get("sentences"), thread, threads)
@@ -163,135 +173,138 @@ def _forbid(fields: Fields, thread: Value, threads: Value) -> None:
 
 
 def _write_record(k: Emitter) -> None:
-    """`record(numbers, place, row, piece, value, ended)`: hypothesis `row` and its last piece are found, if they are
-    good enough.
+    """Emit `record(numbers, place, row, token, value, ended)`, which stores a finished hypothesis if it is good enough.
+
+    The hypothesis is `row` extended by a token with log-probability `value`; `place` is its sentence's index in the
+    input batch.
     """
-    with k.function("record", POINTER, I64, I64, I64, F32, I64) as (numbers, place, row, piece, value, ended):
+    with k.function("record", POINTER, I64, I64, I64, F32, I64) as (numbers, index, row, token, value, ended):
         fields = Fields(k, numbers)
-        length, room = fields.get("length"), fields.get("room")
-        history = k.times(row, room)
-        # As Python adds: one after another, in 64 bits.
+        length, capacity = fields.get("length"), fields.get("room")
+        history = k.times(row, capacity)
+        # Summed in order and in float64, as the search in Python does.
         total = k.variable(ir.Constant(F64, 0.0))
         with k.loop(0, length) as number:
-            own = k.build.fpext(fields.element("values", k.sum_of(history, number)), F64)
-            k.store(k.build.fadd(k.build.load(total, typ=F64), own), total)
-        whole = k.build.fadd(k.build.load(total, typ=F64), k.build.fpext(value, F64))
+            token_value = k.build.fpext(fields.element("values", k.sum_of(history, number)), F64)
+            k.store(k.build.fadd(k.build.load(total, typ=F64), token_value), total)
+        full_total = k.build.fadd(k.build.load(total, typ=F64), k.build.fpext(value, F64))
         new_length = k.sum_of(length, 1)
-        score = k.build.fdiv(whole, fields.element("penalties", new_length, F64))
+        score = k.build.fdiv(full_total, fields.element("penalties", new_length, F64))
         slots = k.sum_of(fields.get("beam_size"), 1)
-        base, count = k.times(place, slots), fields.element("found", place, I64)
+        base, count = k.times(index, slots), fields.element("found", index, I64)
         rank = _rank(fields, (base, count), (score, ended))
         with k.where(k.build.icmp_signed("<", rank, fields.get("beam_size"))):
             slot = fields.element("order", k.sum_of(base, count), I64)
-            here = k.sum_of(base, slot)
-            k.store(score, fields.at("found_scores", here, F64))
-            k.store(new_length, fields.at("found_lengths", here, I64))
-            k.store(ended, fields.at("found_ended", here, I64))
-            there = k.times(here, room)
-            k.copy(fields.at("pieces", history, I32), fields.at("found_pieces", there, I32), length)
-            k.copy(fields.at("values", history), fields.at("found_values", there), length)
-            k.store(k.build.trunc(piece, I32), fields.at("found_pieces", k.sum_of(there, length), I32))
-            k.store(value, fields.at("found_values", k.sum_of(there, length)))
-            # Those behind it move on; the last of W + 1 places is the next one's.
+            slot_index = k.sum_of(base, slot)
+            k.store(score, fields.at("found_scores", slot_index, F64))
+            k.store(new_length, fields.at("found_lengths", slot_index, I64))
+            k.store(ended, fields.at("found_ended", slot_index, I64))
+            target = k.times(slot_index, capacity)
+            k.copy(fields.at("pieces", history, I32), fields.at("found_pieces", target, I32), length)
+            k.copy(fields.at("values", history), fields.at("found_values", target), length)
+            k.store(k.build.trunc(token, I32), fields.at("found_pieces", k.sum_of(target, length), I32))
+            k.store(value, fields.at("found_values", k.sum_of(target, length)))
+            # Move the slots of worse hypotheses back; the last of W + 1 slots is the free one.
             with k.loop(0, k.build.sub(count, rank)) as number:
                 to = k.sum_of(base, k.build.sub(count, number))
                 k.store(fields.element("order", k.sum_of(to, -1), I64), fields.at("order", to, I64))
             k.store(slot, fields.at("order", k.sum_of(base, rank), I64))
-            more = k.build.icmp_signed("<", count, fields.get("beam_size"))
-            k.store(k.sum_of(count, k.build.zext(more, I64)), fields.at("found", place, I64))
+            has_free_slot = k.build.icmp_signed("<", count, fields.get("beam_size"))
+            k.store(k.sum_of(count, k.build.zext(has_free_slot, I64)), fields.at("found", index, I64))
 
 
-def _rank(fields: Fields, found: tuple[Value, Value], new: tuple[Value, Value]) -> Value:
-    """How many of the found are not worse: those that ended stand before those that were cut."""
-    k, (base, count), (score, ended) = fields.k, found, new
+def _rank(fields: Fields, ranking: tuple[Value, Value], new: tuple[Value, Value]) -> Value:
+    """Return how many finished hypotheses are not worse than a new one; those that ended rank before those cut off."""
+    k, (base, count), (score, ended) = fields.k, ranking, new
     rank = k.variable(k.number(0))
     with k.loop(0, count) as number:
-        here = k.sum_of(base, fields.element("order", k.sum_of(base, number), I64))
-        its_ended = fields.element("found_ended", here, I64)
-        worse = k.build.fcmp_ordered("<", fields.element("found_scores", here, F64), score)
-        alike = k.build.icmp_signed("==", its_ended, ended)
-        stays = k.build.or_(k.build.icmp_signed(">", its_ended, ended), k.build.and_(alike, k.build.not_(worse)))
+        slot_index = k.sum_of(base, fields.element("order", k.sum_of(base, number), I64))
+        other_ended = fields.element("found_ended", slot_index, I64)
+        worse = k.build.fcmp_ordered("<", fields.element("found_scores", slot_index, F64), score)
+        same_kind = k.build.icmp_signed("==", other_ended, ended)
+        stays = k.build.or_(k.build.icmp_signed(">", other_ended, ended), k.build.and_(same_kind, k.build.not_(worse)))
         k.store(k.sum_of(k.get(rank, count), k.build.zext(stays, I64)), rank)
     return k.get(rank, count)
 
 
-def _write_go_on(k: Emitter) -> None:
-    """`go_on(numbers)`: after a choice, what ends is recorded, sentences that are done leave, the others' live
-    hypotheses take their pieces; and the numbers of the next step are set.
+def _write_update(k: Emitter) -> None:
+    """Emit `go_on(numbers)`, which updates the hypotheses after a selection and sets the next step's arguments.
+
+    It records hypotheses that end, removes sentences that are done, and appends the selected tokens to the others.
     """
     with k.function("go_on", POINTER) as (numbers,):
         fields = Fields(k, numbers)
         select = Fields(k, k.place(fields.get("select_places")), SelectPlaces._fields)
         beam_size, new_length = fields.get("beam_size"), k.sum_of(fields.get("length"), 1)
         rows = k.times(fields.get("sentences"), fields.get("width"))
-        kept = k.variable(k.number(0))
+        kept_count = k.variable(k.number(0))
         with k.loop(0, fields.get("sentences")) as sentence:
-            place = fields.element("places", sentence, I64)
-            _record_ended(fields, select, sentence, place)
+            index = fields.element("places", sentence, I64)
+            _record_ended(fields, select, sentence, index)
             first = k.times(sentence, beam_size)
-            with k.where(_may_improve(fields, select, sentence, place)):
+            with k.where(_may_improve(fields, select, sentence, index)):
                 full = k.build.icmp_signed("<=", fields.element("longest", sentence, I64), new_length)
                 with k.build.if_else(full) as (then, otherwise):
                     with then, k.loop(first, k.sum_of(first, beam_size)) as chosen:
-                        _record(fields, select, "live", (sentence, place, chosen), ended=False)
+                        _record(fields, select, "live", (sentence, index, chosen), ended=False)
                     with otherwise:
-                        to = k.get(kept, sentence)
+                        to = k.get(kept_count, sentence)
                         _keep_sentence(fields, sentence, to)
                         with k.loop(0, beam_size) as number:
                             new_row = k.sum_of(k.times(to, beam_size), number)
                             _extend(fields, select, (sentence, to), k.sum_of(first, number), new_row)
-                        k.store(k.sum_of(to, 1), kept)
+                        k.store(k.sum_of(to, 1), kept_count)
         for name in ("pieces", "values", "lists"):
             fields.swap(name, f"next_{name}")
-        _set_next(fields, select, k.get(kept, rows), rows)
+        _set_next(fields, select, k.get(kept_count, rows), rows)
 
 
-def _record_ended(fields: Fields, select: Fields, sentence: Value, place: Value) -> None:
-    """Those candidates that end."""
+def _record_ended(fields: Fields, select: Fields, sentence: Value, index: Value) -> None:
+    """Record the candidates that end."""
     k = fields.k
     candidates = k.times(fields.get("beam_size"), 2)
     first = k.times(sentence, candidates)
     with k.loop(first, k.sum_of(first, candidates)) as candidate:
-        _record(fields, select, "ended", (sentence, place, candidate), ended=True)
+        _record(fields, select, "ended", (sentence, index, candidate), ended=True)
 
 
 def _record(fields: Fields, select: Fields, kind: str, numbers: tuple[Value, ...], *, ended: bool) -> None:
-    """A candidate, if there is one."""
-    k, (sentence, place, candidate) = fields.k, numbers
+    """Record a candidate if there is one at this index."""
+    k, (sentence, index, candidate) = fields.k, numbers
     total = select.element(f"{kind}_totals", candidate)
     with k.where(k.build.fcmp_ordered(">", total, k.real(_NEVER))):
         parent = select.element(f"{kind}_parents", candidate, I64)
         row = k.sum_of(k.times(sentence, fields.get("width")), parent)
-        piece = select.element(f"{kind}_pieces", candidate, I64)
+        token = select.element(f"{kind}_pieces", candidate, I64)
         value = select.element(f"{kind}_scores", candidate)
-        k.call("record", fields.place, place, row, piece, value, k.number(int(ended)))
+        k.call("record", fields.place, index, row, token, value, k.number(int(ended)))
 
 
-def _may_improve(fields: Fields, select: Fields, sentence: Value, place: Value) -> Value:
-    """Whether a live hypothesis can still enter the certain ones; in greedy search, whether it has not ended."""
+def _may_improve(fields: Fields, select: Fields, sentence: Value, index: Value) -> Value:
+    """Return whether a live hypothesis can still enter the certain ones; in greedy search, whether none has ended."""
     k, beam_size, certain = fields.k, fields.get("beam_size"), fields.get("certain")
     best, first = k.variable(k.real(_NEVER)), k.times(sentence, beam_size)
     with k.loop(first, k.sum_of(first, beam_size)) as number:
-        total, known = select.element("live_totals", number), k.get(best, k.real(0.0))
-        k.store(k.greater(total, known), best)
-    bar, count = k.variable(k.real(_NEVER)), fields.element("found", place, I64)
-    enough = k.build.and_(k.build.icmp_signed(">=", count, certain), k.build.icmp_signed(">", certain, k.number(0)))
-    with k.where(enough):
-        base = k.times(place, k.sum_of(beam_size, 1))
+        total, best_so_far = select.element("live_totals", number), k.get(best, k.real(0.0))
+        k.store(k.greater(total, best_so_far), best)
+    threshold, count = k.variable(k.real(_NEVER)), fields.element("found", index, I64)
+    has_enough = k.build.and_(k.build.icmp_signed(">=", count, certain), k.build.icmp_signed(">", certain, k.number(0)))
+    with k.where(has_enough):
+        base = k.times(index, k.sum_of(beam_size, 1))
         slot = fields.element("order", k.sum_of(base, certain, -1), I64)
         score = fields.element("found_scores", k.sum_of(base, slot), F64)
-        k.store(k.build.fptrunc(score, F32), bar)
+        k.store(k.build.fptrunc(score, F32), threshold)
     live = k.get(best, k.real(0.0))
     bound = k.build.fdiv(live, fields.element("greatest_penalties", sentence))
     better = k.build.and_(
-        k.build.fcmp_ordered(">", live, k.real(_NEVER)), k.build.fcmp_ordered(">", bound, k.get(bar, live))
+        k.build.fcmp_ordered(">", live, k.real(_NEVER)), k.build.fcmp_ordered(">", bound, k.get(threshold, live))
     )
     none_ended = k.build.icmp_signed("==", count, k.number(0))
     return k.build.select(k.build.icmp_signed("==", certain, k.number(0)), none_ended, better)
 
 
 def _keep_sentence(fields: Fields, sentence: Value, to: Value) -> None:
-    """What is known of a sentence, at its new number, which is not greater."""
+    """Move a sentence's data to its new index, which is not greater."""
     k = fields.k
     for name, kind in (("places", I64), ("longest", I64), ("greatest_penalties", F32)):
         k.store(fields.element(name, sentence, kind), fields.at(name, to, kind))
@@ -300,34 +313,34 @@ def _keep_sentence(fields: Fields, sentence: Value, to: Value) -> None:
 
 
 def _extend(fields: Fields, select: Fields, sentences: tuple[Value, Value], chosen: Value, new_row: Value) -> None:
-    """A live hypothesis: what its parent holds, and a piece more."""
+    """Copy a live hypothesis' parent and append the selected token."""
     k, (sentence, to) = fields.k, sentences
-    length, room = fields.get("length"), fields.get("room")
+    length, capacity = fields.get("length"), fields.get("room")
     row = k.sum_of(k.times(sentence, fields.get("width")), select.element("live_parents", chosen, I64))
-    old, new = k.times(row, room), k.times(new_row, room)
+    old, new = k.times(row, capacity), k.times(new_row, capacity)
     k.copy(fields.at("pieces", old, I32), fields.at("next_pieces", new, I32), length)
     k.copy(fields.at("values", old), fields.at("next_values", new), length)
-    piece, end = select.element("live_pieces", chosen, I64), k.sum_of(new, length)
-    k.store(k.build.trunc(piece, I32), fields.at("next_pieces", end, I32))
+    token, end = select.element("live_pieces", chosen, I64), k.sum_of(new, length)
+    k.store(k.build.trunc(token, I32), fields.at("next_pieces", end, I32))
     k.store(select.element("live_scores", chosen), fields.at("next_values", end))
-    stride = k.sum_of(room, 1)
+    stride = k.sum_of(capacity, 1)
     entries, new_entries = k.times(row, stride), k.times(new_row, stride)
     k.copy(fields.at("lists", entries, I32), fields.at("next_lists", new_entries, I32), k.sum_of(length, 1))
-    k.store(piece, fields.at("newest", new_row, I64))
+    k.store(token, fields.at("newest", new_row, I64))
     k.store(select.element("live_totals", chosen), select.at("scores", new_row))
     for start, of_row in ((k.number(0), k.number(0)), (fields.get("all_sentences"), fields.get("most_rows"))):
-        own = fields.element("sources", k.sum_of(start, to), I64)
-        k.store(own, fields.at("row_sources", k.sum_of(of_row, new_row), I64))
+        source = fields.element("sources", k.sum_of(start, to), I64)
+        k.store(source, fields.at("row_sources", k.sum_of(of_row, new_row), I64))
 
 
-def _set_next(fields: Fields, select: Fields, kept: Value, old_rows: Value) -> None:
-    """The numbers of the next step, and whether there is one."""
+def _set_next(fields: Fields, select: Fields, sentences: Value, old_rows: Value) -> None:
+    """Set the arguments of the next step, and whether to stop."""
     k = fields.k
     step = Fields(k, k.place(fields.get("step_places")), Places._fields)
     beam_size, length = fields.get("beam_size"), k.sum_of(fields.get("length"), 1)
-    rows, used = k.times(kept, beam_size), k.sum_of(step.get("used"), old_rows)
+    rows, used = k.times(sentences, beam_size), k.sum_of(step.get("used"), old_rows)
     steps = k.sum_of(fields.get("steps"), -1)
-    for name, value in (("sentences", kept), ("width", beam_size), ("length", length), ("steps", steps)):
+    for name, value in (("sentences", sentences), ("width", beam_size), ("length", length), ("steps", steps)):
         fields.set(name, value)
     select.set("rows", rows)
     select.set("beams", beam_size)
@@ -339,7 +352,7 @@ def _set_next(fields: Fields, select: Fields, kept: Value, old_rows: Value) -> N
     ):
         step.set(name, value)
     ends = (
-        k.build.icmp_signed("==", kept, k.number(0)),
+        k.build.icmp_signed("==", sentences, k.number(0)),
         k.build.icmp_signed("<=", steps, k.number(0)),
         k.build.icmp_signed(">", k.sum_of(used, rows), step.get("entries")),
         k.build.icmp_signed(">=", length, fields.get("positions")),

@@ -1,10 +1,11 @@
-"""A batch in the middle of decoding, each step of it one call of machine code.
+"""Implement what the compiled decoding states share: a batch during decoding, each step of which is one kernel call.
 
-Keys and values of a piece are an entry of a pool, and each hypothesis has a list of its pieces' entries. So reordering
-hypotheses copies lists of small numbers, sentences leave without a copy of anything, and entries that nobody's list
-names any more are dropped when the pool is full.
-Legend: B sentences, W hypotheses of each, N rows (B × W, or pieces that are read), t pieces so far, D model width,
-V vocabulary.
+The keys and values of a token are an entry of a pool, and each hypothesis has a list of its tokens' entries. So
+reordering hypotheses copies only these lists, removing sentences copies nothing, and unused entries are dropped when
+the pool is full.
+
+Legend: B sentences, W hypotheses of each, N rows (B × W, or tokens that are read), t tokens so far, D model width, V
+vocabulary size.
 """
 
 from itertools import accumulate
@@ -25,16 +26,19 @@ from transduce.model.packed import PackedDecoder, PackedTransformer
 
 
 class NativeSteps:
-    """What states of machine code have in common. Implements `DecodingState`; attention weights cannot be traced."""
+    """The base class of decoding states on compiled kernels (implements `DecodingState`).
+
+    Attention weights cannot be traced.
+    """
 
     def __init__(
         self, model: PackedTransformer | PackedDecoder, programs: ModelPrograms, sentences: int, *, more: int = 0
     ) -> None:
-        """For so many sentences, and more entries of the pool than their first steps take."""
+        """Prepare for `sentences` sentences, with `more` entries in the pool beyond those of the first steps."""
         self.model = model
         self.programs = programs
         self.width = 1
-        self.position = 0  # of the newest piece; the last one, where rows differ
+        self.position = 0  # of the newest token; the greatest one if rows differ
         self.longest_source = 0
         layers, width = model.config.num_decoder_layers, 2 * programs.heads.keys
         self.pool = Pool(layers, sentences, width, programs.kept_dtype, more=more)
@@ -44,32 +48,32 @@ class NativeSteps:
         self.logits_room = torch.empty(0, self.output.padded_outputs)
 
     def row_places(self) -> dict[str, int]:
-        """`firsts`, `counts`, `memory` and `sources` of `Places`."""
+        """Return the kernel arguments `firsts`, `counts`, `memory` and `sources` of `model_writer.Places`."""
         raise NotImplementedError
 
     def select_rows(self, rows: Tensor, width: int) -> None:
-        """Row n now continues what was row rows[n]; W may change."""
+        """Make row n continue what was row rows[n]; the number of hypotheses W may change."""
         self.lists = self.lists.index_select(0, rows)
         self.width = width
 
     def step(self, pieces: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
-        """The last layer after each hypothesis' newest piece, (B, W) to (B, W, D)."""
+        """Return the last layer's output after each hypothesis' newest token, (B, W) to (B, W, D)."""
         if trace is not None:
             raise ValueError("attention weights are not kept here: use the model's own state")
         return self.advance(pieces)[0].view(*pieces.shape, -1)
 
     def step_to_logits(self, pieces: Tensor) -> tuple[Tensor, Tensor]:
-        """The last layer and the logits after each hypothesis' newest piece, (B, W) to (B, W, D) and (B, W, V).
+        """Return the last layer's output, (B, W, D), and the logits, (B, W, V), after each newest token (B, W).
 
-        The logits hold until the next step.
+        The logits are overwritten by the next step.
         """
-        states, logits = (found.unflatten(0, pieces.shape) for found in self.advance(pieces))
+        states, logits = (tensor.unflatten(0, pieces.shape) for tensor in self.advance(pieces))
         return states, logits
 
     def advance(self, pieces: Tensor) -> tuple[Tensor, Tensor]:
-        """The last layer, (B × W, D), and the logits, (B × W, V)."""
+        """Run a step; returns the last layer's output, (B × W, D), and the logits, (B × W, V)."""
         rows = pieces.numel()
-        self._make_room(rows)
+        self._ensure_capacity(rows)
         if rows > self.logits_room.shape[0]:
             self.logits_room = torch.empty(rows, self.output.padded_outputs)
         x = torch.empty(rows, self.programs.d_model)
@@ -80,7 +84,7 @@ class NativeSteps:
         return x, self.logits_room[:rows, : self.output.outputs]
 
     def reorder(self, parents: Tensor) -> None:
-        """Hypothesis w now continues what was hypothesis parents[b, w]."""
+        """Make hypothesis w of sentence b continue what was hypothesis parents[b, w]."""
         batch, width = parents.shape
         if width == self.width == 1:
             return
@@ -88,46 +92,46 @@ class NativeSteps:
         self.select_rows(rows.flatten(), width)
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """The other sentences leave the batch."""
-        own = rows[:, None] * self.width + torch.arange(self.width)
-        self.select_rows(own.flatten(), self.width)
+        """Keep only the sentences at these rows."""
+        own_rows = rows[:, None] * self.width + torch.arange(self.width)
+        self.select_rows(own_rows.flatten(), self.width)
 
     def read(self, ids: Tensor) -> Tensor:
-        """What is given, (N,): what becomes of it, (N, D).
+        """Run the encoder, or process prompts: token ids (N,) to the last layer's output (N, D).
 
         Raises:
-            IndexError: a piece that the vocabulary has not; machine code would read past it.
+            IndexError: an id is not in the vocabulary, so that machine code would read out of bounds.
         """
         least, greatest = (int(each) for each in ids.aminmax())
         size = len(self.model.source_weight)
         if least < 0 or greatest >= size:
-            found = least if least < 0 else greatest
-            told = f"pieces are numbered from 0 to {size - 1}, but one is {found}"
-            raise IndexError(f"{told}: encode the text with the tokenizer of this model")
+            bad_id = least if least < 0 else greatest
+            reason = f"token ids range from 0 to {size - 1}, but one is {bad_id}"
+            raise IndexError(f"{reason}: encode the text with the tokenizer of this model")
         x = torch.empty(len(ids), self.programs.d_model)
         tables = self.programs.read_positions.until(self.longest_source - 1)
         self._run(x, tables, ids, is_step=False)
-        self.scratch = None  # a step needs less
+        self.scratch = None  # steps need less scratch space
         return x
 
-    def _make_room(self, rows: int) -> None:
-        """For one more step of so many rows."""
+    def _ensure_capacity(self, rows: int) -> None:
+        """Make sure that the lists and the pool suffice for another step of `rows` rows."""
         if self.position >= self.lists.shape[1]:
             more = torch.zeros(self.lists.shape[0], ROOM + self.position, dtype=torch.int32)
             self.lists = torch.cat([self.lists, more], dim=1)
         if not self.pool.has_room(rows):
             self.lists[:, : self.position] = self.pool.compact(self.lists[:, : self.position], rows)
 
-    def _scores(self) -> int:
-        """How many of them attention has room for: those of each thread, and a vector more."""
+    def _score_count(self) -> int:
+        """Return the number of attention scores to allocate: those of each thread, plus a vector."""
         return torch.get_num_threads() * (max(self.longest_source, self.position + 1) + MOST_LANES)
 
     def _run(self, x: Tensor, tables: PositionTables, ids: Tensor, *, is_step: bool) -> None:
-        """A step with these newest pieces, or what is read; x (N, D) changes."""
-        programs, rows, scores = self.programs, x.shape[0], self._scores()
+        """Run a step with the newest tokens, or the read kernel; writes x (N, D)."""
+        programs, rows, scores = self.programs, x.shape[0], self._score_count()
         if self.scratch is None or not self.scratch.suffices(rows, scores):
             self.scratch = Scratch(programs, rows, 2 * scores if is_step else scores)
-        places = Places(
+        arguments = Places(
             rows=rows,
             weights=programs.weights.data_ptr(),
             x=x.data_ptr(),
@@ -144,20 +148,20 @@ class NativeSteps:
             **tables.addresses(),
             logits=self.logits_room.data_ptr() if is_step else 0,
         )
-        program, work = (programs.step, programs.step_work) if is_step else (programs.read, programs.read_work)
-        run_watched(program, places, rows * work)
+        kernel, work = (programs.step, programs.step_work) if is_step else (programs.read, programs.read_work)
+        run_watched(kernel, arguments, rows * work)
 
 
 def starts_of(counts: list[int]) -> list[int]:
-    """Where each of some rows of so many pieces begins, when they stand one after the other."""
+    """Return the offset of each row in a concatenation of rows with these numbers of tokens."""
     return [end - count for end, count in zip(accumulate(counts), counts, strict=True)]
 
 
 class Scratch:
-    """What a program writes on the way."""
+    """Scratch space of the read and step kernels."""
 
     def __init__(self, programs: ModelPrograms, rows: int, scores: int) -> None:
-        """For so many rows, and scores of attention."""
+        """Allocate scratch space for `rows` rows and `scores` attention scores."""
         heads, d_ff, d_model = programs.heads, programs.d_ff, programs.d_model
         self.rows, self.scores = rows, scores
         chunk = min(rows, ROWS_AT_ONCE)
@@ -175,5 +179,5 @@ class Scratch:
         self.addresses = self._arena.addresses
 
     def suffices(self, rows: int, scores: int) -> bool:
-        """Whether there is room for so much."""
+        """Return whether the scratch space suffices for so many rows and scores."""
         return rows <= self.rows and scores <= self.scores

@@ -1,9 +1,8 @@
-"""Products of training, with what surrounds them.
+"""Emit the linear layers of training, forward and backward, with fused epilogues.
 
-PyTorch's library writes a program for each shape, which takes it up to a millisecond, and batches have ever
-new shapes. These take sizes as they come; and what surrounds a product is done on the way: bias and ReLU, the sums of
-the gradient by the bias, the sum of the matrix' gradient in float32.
-Legend: N positions, I inputs and O outputs of a layer.
+PyTorch's library compiles a kernel for each shape, which takes up to a millisecond, and batch shapes vary. These
+kernels take any size, and fuse bias, ReLU, and the summation of the bias and weight gradients in float32. Legend: N
+positions, I inputs and O outputs of a layer.
 """
 
 from typing import Any, NamedTuple
@@ -15,65 +14,75 @@ from transduce.model.native.pair_products import PairMultiplier, Product
 
 
 class ForwardPlaces(NamedTuple):
-    """The numbers of `forward`, y = x Wᵀ + b: addresses of what is multiplied, where nothing else is said."""
+    """Arguments of the kernel `forward`, out = x Wᵀ + b.
+
+    They are addresses of matrices in the GEMM's dtype unless stated otherwise.
+    """
 
     x: Any
-    """(N, I)."""
+    """Input, (N, I)."""
     weight: Any
-    """(O, I)."""
+    """Weight, (O, I); 0: `room` already holds the packed weight."""
     bias: Any
-    """(O,); 0: none."""
+    """Bias, (O,); 0: none."""
     out: Any
-    """(N, O)."""
+    """Output, (N, O)."""
     positions: Any
-    """A number, N, as the next two."""
+    """The number of positions N."""
     inputs: Any
+    """The number of inputs I."""
     outputs: Any
+    """The number of outputs O."""
     least: Any
-    """A number, the bits of a float32: outputs are not less."""
+    """The lower bound of the outputs, as the bits of a float32: 0 for ReLU, else -inf."""
     room: Any
-    """O × I, in which the matrix is packed already if its address is 0."""
+    """Scratch space of O × I elements for the packed weight."""
     streams: Any
-    """A number: whether the outputs go past the caches."""
+    """Whether outputs are written by non-temporal stores, past the caches: 0 or 1."""
     threads_room: Any
-    """`PairMultiplier.thread_bytes` for each thread."""
+    """Scratch space of `PairMultiplier.thread_bytes` for each thread."""
     positive: Any
-    """N × O bits, which become 1 where outputs are positive; 0: not asked for."""
+    """A bit array of N × O bits that is set where outputs are positive; 0: not requested."""
 
 
 class BackPlaces(NamedTuple):
-    """The numbers of `back`: addresses of what is multiplied, where nothing else is said; 0: not asked for."""
+    """Arguments of the kernel `back`, the backward pass of a linear layer.
+
+    They are addresses of matrices in the GEMM's dtype unless stated otherwise; 0: not requested.
+    """
 
     x: Any
-    """(N, I)."""
+    """Input, (N, I)."""
     weight: Any
-    """(O, I)."""
+    """Weight, (O, I); 0: `weight_room` already holds the packed weight."""
     gradient: Any
-    """(N, O)."""
+    """The gradient with respect to the output, (N, O)."""
     by_x: Any
-    """(N, I)."""
+    """The gradient with respect to x, (N, I)."""
     is_open: Any
-    """N × I bits: where x is ReLU's, and was positive; where one is 0, so is the gradient by x."""
+    """If x is a ReLU's output, N × I bits that say where it was positive; elsewhere the gradient is set to 0."""
     weight_sum: Any
-    """float32, (O, I): to which the gradient is added."""
+    """float32, (O, I): the gradient with respect to the weight is added to it."""
     bias_sum: Any
-    """float32, (O,): likewise."""
+    """float32, (O,): the gradient with respect to the bias is added to it."""
     positions: Any
-    """A number, N, as the next two."""
+    """The number of positions N."""
     inputs: Any
+    """The number of inputs I."""
     outputs: Any
+    """The number of outputs O."""
     weight_room: Any
-    """O × I, in which the matrix is packed already if its address is 0."""
+    """Scratch space of O × I elements for the packed weight."""
     x_room: Any
-    """I × N, filled up as the layout says."""
+    """Scratch space for the packed input: I × N elements, N padded as in `Packer.pairs_of`."""
     threads_room: Any
-    """As `ForwardPlaces`."""
+    """Scratch space of `PairMultiplier.thread_bytes` for each thread."""
     streams: Any
-    """A number: whether the gradient by x goes past the caches."""
+    """Whether `by_x` is written by non-temporal stores, past the caches: 0 or 1."""
 
 
 class ProductWriter:
-    """Writes the programs `forward` and `back`."""
+    """An emitter of the kernels `forward` and `back` of linear layers."""
 
     names = ("forward", "back")
 
@@ -82,65 +91,67 @@ class ProductWriter:
         self.multiplier = multiplier(k, "bias", "add")
 
     def write(self) -> None:
-        """Both."""
+        """Emit the kernels `forward` and `back`."""
         k = self.k
         with program(k, "forward", len(ForwardPlaces._fields)) as (numbers, thread, threads):
             self._forward(ForwardPlaces(*numbers), thread, threads)
         with program(k, "back", len(BackPlaces._fields)) as (numbers, thread, threads):
             self._back(BackPlaces(*numbers), thread, threads)
 
-    def _forward(self, given: ForwardPlaces, thread: Value, threads: Value) -> None:
+    def _forward(self, args: ForwardPlaces, thread: Value, threads: Value) -> None:
+        """Emit the kernel `forward`: pack the weight unless that is done, and multiply."""
         k = self.k
-        with k.where(k.is_given(given.weight)):
-            weight = Matrix(k.place(given.weight), given.outputs, given.inputs)
+        with k.where(k.is_given(args.weight)):
+            weight = Matrix(k.place(args.weight), args.outputs, args.inputs)
             self.multiplier.packer(k, self.multiplier.layout, thread, threads).pack_transposed(
-                weight, k.place(given.room)
+                weight, k.place(args.room)
             )
             k.barrier(threads)
-        made = Product(
-            left=k.place(given.x),
-            rows=given.positions,
-            panels=k.place(given.room),
-            columns=given.outputs,
-            pairs=k.build.sdiv(given.inputs, k.number(self.multiplier.layout.group)),
-            out=given.out,
+        gemm = Product(
+            left=k.place(args.x),
+            rows=args.positions,
+            panels=k.place(args.room),
+            columns=args.outputs,
+            pairs=k.build.sdiv(args.inputs, k.number(self.multiplier.layout.group)),
+            out=args.out,
             ending="bias",
-            values=(given.bias, k.float_of(given.least), given.streams, given.positive, k.number(0)),
-            room=given.threads_room,
+            values=(args.bias, k.float_of(args.least), args.streams, args.positive, k.number(0)),
+            room=args.threads_room,
         )
-        self.multiplier.multiply(made, thread, threads)
+        self.multiplier.multiply(gemm, thread, threads)
 
-    def _back(self, given: BackPlaces, thread: Value, threads: Value) -> None:
+    def _back(self, args: BackPlaces, thread: Value, threads: Value) -> None:
+        """Emit the kernel `back`: pack the operands, then compute the gradients of x and of the weight and bias."""
         k = self.k
         packer = self.multiplier.packer(k, self.multiplier.layout, thread, threads)
-        wants_x, wants_weight = k.is_given(given.by_x), k.is_given(given.weight_sum)
-        gradient = Gradient(Matrix(k.place(given.gradient), given.positions, given.outputs), given.bias_sum)
+        wants_x, wants_weight = k.is_given(args.by_x), k.is_given(args.weight_sum)
+        gradient = Gradient(Matrix(k.place(args.gradient), args.positions, args.outputs), args.bias_sum)
         with k.where(wants_weight):
-            packer.pack(Matrix(k.place(given.x), given.positions, given.inputs), k.place(given.x_room))
-        with k.where(k.build.and_(wants_x, k.is_given(given.weight))):
-            packer.pack(Matrix(k.place(given.weight), given.outputs, given.inputs), k.place(given.weight_room))
+            packer.pack(Matrix(k.place(args.x), args.positions, args.inputs), k.place(args.x_room))
+        with k.where(k.build.and_(wants_x, k.is_given(args.weight))):
+            packer.pack(Matrix(k.place(args.weight), args.outputs, args.inputs), k.place(args.weight_room))
         k.barrier(threads)
         with k.where(wants_x):
-            made = Product(
-                left=k.place(given.gradient),
-                rows=given.positions,
-                panels=k.place(given.weight_room),
-                columns=given.inputs,
-                pairs=k.build.sdiv(given.outputs, k.number(self.multiplier.layout.group)),
-                out=given.by_x,
+            gemm = Product(
+                left=k.place(args.gradient),
+                rows=args.positions,
+                panels=k.place(args.weight_room),
+                columns=args.inputs,
+                pairs=k.build.sdiv(args.outputs, k.number(self.multiplier.layout.group)),
+                out=args.by_x,
                 ending="bias",
-                values=(k.number(0), k.real(float("-inf")), given.streams, k.number(0), given.is_open),
-                room=given.threads_room,
+                values=(k.number(0), k.real(float("-inf")), args.streams, k.number(0), args.is_open),
+                room=args.threads_room,
             )
-            self.multiplier.multiply(made, thread, threads)
-        made = Product(
+            self.multiplier.multiply(gemm, thread, threads)
+        gemm = Product(
             left=gradient.matrix.place,
-            rows=given.outputs,
-            panels=k.place(given.x_room),
-            columns=given.inputs,
-            pairs=packer.pairs_of(given.positions),
-            out=given.weight_sum,
+            rows=args.outputs,
+            panels=k.place(args.x_room),
+            columns=args.inputs,
+            pairs=packer.pairs_of(args.positions),
+            out=args.weight_sum,
             ending="add",
-            room=given.threads_room,
+            room=args.threads_room,
         )
-        self.multiplier.add_up(made, gradient, thread, threads)
+        self.multiplier.add_up(gemm, gradient, thread, threads)

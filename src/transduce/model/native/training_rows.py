@@ -1,6 +1,6 @@
-"""What training does with each row or element by itself: dropout, LayerNorm and its gradient, softmax, sums.
+"""Emit row-wise and elementwise kernels of training: dropout, norms and their gradients, softmax, and sums.
 
-Legend: N rows, D model width, V vocabulary.
+Legend: N rows, D model width, V vocabulary size.
 """
 
 from collections.abc import Iterator
@@ -14,114 +14,120 @@ from transduce.model.native.rows import exponential, means
 
 _NEVER = float("-inf")
 _PAGE_BYTES = 4096  # of memory
-_HASHES = 16  # of a block of elements of which some are dropped
-_DROPPED = 64  # elements of such a block: four bytes of each hash
-_ROWS = 8  # whose columns are added up before they join their sums
-# The rounds of a hash of 32 bits: shift right and exclude, then multiply (none the last time).
+_HASHES = 16  # hashes per block of elements in dropout
+_BLOCK = 64  # elements of such a block, one for each of the four bytes of a hash
+_ROWS = 8  # rows that are added per update of the column sums
+# Rounds of a 32-bit hash: xor with the value shifted right by the first number, then multiply by the second.
 _ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1))
 
 
 class DropPlaces(NamedTuple):
-    """The numbers of `drop`: out = residual + x / kept share, where an element is kept."""
+    """Arguments of the kernel `drop`: out = residual + dropout(x), scaled by 256 / (256 - drop_of_256)."""
 
     x: Any
+    """Address of the input, float32 or bfloat16."""
     residual: Any
-    """0: there is none. It may be where x is, as may the result."""
+    """Address of the residual, or 0; it may equal x, and so may `out`."""
     out: Any
+    """Address of the output."""
     count: Any
-    """A number, a multiple of the lanes: elements."""
+    """The number of elements, a multiple of the lanes."""
     seed: Any
-    """A number of 64 bits."""
+    """A 64-bit seed."""
     drop_of_256: Any
-    """A number: so many of 256 are dropped."""
+    """The dropout rate in 256ths."""
 
 
 class NormPlaces(NamedTuple):
-    """The numbers of `norm` and `norm_back`, LayerNorm's; and of `rms` and `rms_back`, RMSNorm's."""
+    """Arguments of the kernels `norm` and `norm_back` (LayerNorm), `rms` and `rms_back` (RMSNorm).
+
+    They are addresses, unless stated otherwise.
+    """
 
     x: Any
-    """(N, D)."""
+    """Input, (N, D)."""
     weight: Any
-    """(D,)."""
+    """Weight, (D,)."""
     bias: Any
-    """(D,); LayerNorm's alone."""
+    """Bias, (D,); for LayerNorm only."""
     rows: Any
-    """A number: N."""
+    """The number of rows N."""
     width: Any
-    """A number: D, a multiple of the lanes."""
+    """The width D, a multiple of the lanes."""
     epsilon: Any
-    """A number: the bits of a float32."""
+    """The bits of a float32 epsilon."""
     sums: Any
-    """float32, (N, 2): each row's mean, 0 of RMSNorm, and one over its deviation from that."""
+    """float32 (N, 2): each row's mean (0 for RMSNorm) and the inverse of its standard deviation (root mean square)."""
     out: Any
-    """(N, D): the result, or the gradient by x."""
+    """Output: the norm, or in the backward pass the gradient of x, (N, D)."""
     gradient: Any
-    """(N, D): by the result. For the way back alone, as all that follow."""
+    """The gradient of the norm's output, (N, D); this and all that follow are for the backward pass only."""
     kept: Any
-    """(N, D): a gradient by x that has come already, which is added to its own. Or 0."""
+    """A gradient of x, (N, D), to add to the result; 0: none."""
     shares: Any
-    """float32, room for (threads, 2, D): each thread's of the gradients by weight and bias."""
+    """Scratch space, float32 (threads, 2, D): each thread's part of the weight and bias gradients."""
     weight_sum: Any
-    """float32, (D,): to which the gradient is added."""
+    """float32 (D,): the weight gradient is added to it."""
     bias_sum: Any
-    """float32, (D,): likewise; LayerNorm's alone."""
+    """float32 (D,): the bias gradient is added to it; for LayerNorm only."""
 
 
 class SoftmaxPlaces(NamedTuple):
-    """The numbers of `softmax`: rows of logits become probabilities where they stand."""
+    """Arguments of the kernel `softmax`, which replaces rows of logits by probabilities."""
 
     logits: Any
-    """(N, V)."""
+    """Address of the logits, (N, V)."""
     rows: Any
-    """A number: N."""
+    """The number of rows N."""
     width: Any
-    """A number: V."""
+    """The vocabulary size V."""
     normalizers: Any
-    """float32, (N,): the logarithm of the sum of each row's exponentials."""
+    """Address of the output float32 (N,): each row's log-sum-exp."""
     room: Any
-    """float32, (threads, V + lanes)."""
+    """Address of scratch space, float32 (threads, V + lanes)."""
 
 
 class SumPlaces(NamedTuple):
-    """The numbers of `sum_columns`: what a gradient by rows adds up to."""
+    """Arguments of the kernel `sum_columns`, which sums the rows of a matrix, optionally where a gate is positive."""
 
     source: Any
-    """(N, D)."""
+    """Address of the matrix, (N, D)."""
     rows: Any
-    """A number: N."""
+    """The number of rows N."""
     width: Any
-    """A number: D, a multiple of the lanes."""
+    """The width D, a multiple of the lanes."""
     sums: Any
-    """float32, (threads, D), zero at first: each thread's share."""
+    """Address of the output float32 (threads, D): each thread's part of the sum, initially zero."""
     gate: Any
-    """(N, D): where it is not positive, the source counts as zero. Or 0."""
+    """Address of a gate (N, D), or 0; where it is not positive, the source counts as zero."""
     gated: Any
-    """(N, D): the source with these zeros. For a gate alone."""
+    """Address of the output (N, D): the source with these zeros; used only with a gate."""
 
 
 class AddPlaces(NamedTuple):
-    """The numbers of `add`: total += part."""
+    """Arguments of the kernel `add`: total += part."""
 
     total: Any
-    """float32, (count,)."""
+    """Address of the total, float32 (count,)."""
     part: Any
-    """(count,)."""
+    """Address of the part, (count,)."""
     count: Any
-    """A number, a multiple of the lanes."""
+    """The number of elements, a multiple of the lanes."""
 
 
 class RowWriter:
-    """Writes the programs `drop`, `norm` and `rms` with their `…_back`, `softmax`, `sum_columns` and `add`."""
+    """An emitter of the kernels `drop`, `norm`, `rms`, their `…_back`, `softmax`, `sum_columns` and `add`."""
 
     names = ("drop", "norm", "norm_back", "rms", "rms_back", "softmax", "sum_columns", "add")
+    """The kernels' names."""
 
     def __init__(self, k: Emitter, kind: Any) -> None:
-        """Of elements F32, or I16 for bfloat16."""
+        """Prepare for elements of type F32, or I16 for bfloat16."""
         self.k = k
         self.kind = kind
 
     def write(self) -> None:
-        """All."""
+        """Emit the kernels that `names` lists."""
         k = self.k
         with program(k, "drop", len(DropPlaces._fields)) as (numbers, *share):
             self._drop(DropPlaces(*numbers), *share)
@@ -132,245 +138,261 @@ class RowWriter:
             ("rms_back", self._norm_back, False),
         ):
             with program(k, name, len(NormPlaces._fields)) as (numbers, *share):
-                given = NormPlaces(*numbers)
-                first, last = k.share(given.rows, *share)
+                args = NormPlaces(*numbers)
+                first, last = k.share(args.rows, *share)
                 if work == self._norm_back:
-                    self._clear_share(given, share[0])
+                    self._clear_share(args, share[0])
                 with k.loop(first, last) as row:
-                    work(given, row, share[0], is_centred=is_centred)
+                    work(args, row, share[0], is_centred=is_centred)
                 if work == self._norm_back:
                     k.barrier(share[1])
-                    self._add_shares(given, *share, is_centred=is_centred)
+                    self._add_shares(args, *share, is_centred=is_centred)
         with program(k, "softmax", len(SoftmaxPlaces._fields)) as (numbers, *share):
             softmax = SoftmaxPlaces(*numbers)
-            room = k.at(k.place(softmax.room), k.times(share[0], k.sum_of(softmax.width, k.lanes)))
+            scratch = k.at(k.place(softmax.room), k.times(share[0], k.sum_of(softmax.width, k.lanes)))
             first, last = k.share(softmax.rows, *share)
             with k.loop(first, last) as row:
-                self._softmax(softmax, row, room)
+                self._softmax(softmax, row, scratch)
         with program(k, "sum_columns", len(SumPlaces._fields)) as (numbers, *share):
             self._sum_columns(SumPlaces(*numbers), *share)
         with program(k, "add", len(AddPlaces._fields)) as (numbers, *share):
             added = AddPlaces(*numbers)
             first, last = k.share(k.build.sdiv(added.count, k.number(k.lanes)), *share)
             with k.loop(k.times(first, k.lanes), k.times(last, k.lanes), k.lanes) as number:
-                part, there = k.load_wide(k.place(added.part), number, self.kind), k.at(k.place(added.total), number)
-                k.store(k.build.fadd(k.load_floats(there), part), there)
+                part, target = k.load_wide(k.place(added.part), number, self.kind), k.at(k.place(added.total), number)
+                k.store(k.build.fadd(k.load_floats(target), part), target)
 
     def _load(self, address: Value, row: Value | int, width: Value | int, column: Value) -> Value:
+        """Load a vector of a row as float32."""
         k = self.k
         return k.load_wide(k.place(address), k.sum_of(k.times(row, width), column), self.kind)
 
     def _store(self, values: Value, address: Value, row: Value, width: Value, column: Value) -> None:
+        """Store a float32 vector to a row."""
         k = self.k
         k.store_narrow(values, k.place(address), k.sum_of(k.times(row, width), column), self.kind)
 
     def _fetch_later(self, address: Value, row: Value, width: Value, column: Value) -> None:
-        """Has what comes a page of memory later fetched: by itself the processor looks no further than a page's end."""
+        """Prefetch the element a page (4096 bytes) ahead: the hardware prefetcher stops at page boundaries."""
         k = self.k
-        place = k.at(k.place(address), k.sum_of(k.times(row, width), column), self.kind)
-        k.fetch(k.at(place, _PAGE_BYTES, I8), level=2)
+        pointer = k.at(k.place(address), k.sum_of(k.times(row, width), column), self.kind)
+        k.fetch(k.at(pointer, _PAGE_BYTES, I8), level=2)
 
     # --- dropout -----------------------------------------------------------------------------------------------------
 
-    def _drop(self, given: DropPlaces, thread: Value, threads: Value) -> None:
+    def _drop(self, args: DropPlaces, thread: Value, threads: Value) -> None:
+        """Emit dropout of the thread's share of blocks."""
         k = self.k
-        kept = k.build.sitofp(k.build.sub(k.number(256), given.drop_of_256), F32)
-        scale = k.splat(k.build.fdiv(k.real(256.0), kept))
-        dropped = k.splat(k.build.trunc(given.drop_of_256, I32))
-        first, last = k.share(k.build.sdiv(k.sum_of(given.count, _DROPPED - 1), k.number(_DROPPED)), thread, threads)
+        kept_of_256 = k.build.sitofp(k.build.sub(k.number(256), args.drop_of_256), F32)
+        scale = k.splat(k.build.fdiv(k.real(256.0), kept_of_256))
+        dropped = k.splat(k.build.trunc(args.drop_of_256, I32))
+        first, last = k.share(k.build.sdiv(k.sum_of(args.count, _BLOCK - 1), k.number(_BLOCK)), thread, threads)
         with k.loop(first, last) as block:
-            for vector, bytes_ in self._random_bytes(block, given.seed):
-                number = k.sum_of(k.times(block, _DROPPED), vector)
-                with k.where(k.build.icmp_signed("<", number, given.count)):
-                    self._drop_vector(given, number, k.build.icmp_signed(">=", bytes_, dropped), scale)
+            for vector, bytes_ in self._random_bytes(block, args.seed):
+                number = k.sum_of(k.times(block, _BLOCK), vector)
+                with k.where(k.build.icmp_signed("<", number, args.count)):
+                    self._drop_vector(args, number, k.build.icmp_signed(">=", bytes_, dropped), scale)
 
-    def _drop_vector(self, given: DropPlaces, number: Value, is_kept: Value, scale: Value) -> None:
-        """From this element on."""
+    def _drop_vector(self, args: DropPlaces, number: Value, is_kept: Value, scale: Value) -> None:
+        """Emit dropout of the vector that starts at element `number`."""
         k = self.k
-        value = k.build.fmul(k.load_wide(k.place(given.x), number, self.kind), scale)
+        value = k.build.fmul(k.load_wide(k.place(args.x), number, self.kind), scale)
         value = k.build.select(is_kept, value, k.splat(0.0))
         result = k.variable(value)
-        with k.where(k.is_given(given.residual)):
-            k.store(k.build.fadd(value, k.load_wide(k.place(given.residual), number, self.kind)), result)
-        k.store_narrow(k.get(result, value), k.place(given.out), number, self.kind)
+        with k.where(k.is_given(args.residual)):
+            k.store(k.build.fadd(value, k.load_wide(k.place(args.residual), number, self.kind)), result)
+        k.store_narrow(k.get(result, value), k.place(args.out), number, self.kind)
 
     def _random_bytes(self, block: Value, seed: Value) -> Iterator[tuple[int, Value]]:
-        """Of the vectors of a block, which begin with these of its elements.
+        """Yield each vector's first element within a block, and a random byte for each of its elements.
 
-        A hash of the seed and of a number gives four, of elements that are sixteen apart, as many as the widest
-        vectors have: the same ones on every processor.
+        A 32-bit hash of the seed and an index provides bytes for four elements, which are 16 apart. 16 is the greatest
+        vector length, so results are the same on every processor.
         """
         k = self.k
         low, high = (k.splat(k.build.trunc(each, I32)) for each in (seed, k.build.lshr(seed, k.number(32))))
         start = k.splat(k.build.trunc(k.times(block, _HASHES), I32))
         for first in range(0, _HASHES, k.lanes):
-            own = ir.Constant(k.ints, list(range(first, first + k.lanes)))
-            bits = k.build.add(k.build.add(start, own), low)
+            indices = ir.Constant(k.ints, list(range(first, first + k.lanes)))
+            bits = k.build.add(k.build.add(start, indices), low)
             for shift, factor in _ROUNDS:
                 bits = k.build.xor(bits, k.build.lshr(bits, k.all_ints(shift)))
                 bits = k.build.xor(k.build.mul(bits, k.all_ints(factor)), high)
-            for byte in range(_DROPPED // _HASHES):
+            for byte in range(_BLOCK // _HASHES):
                 shifted = k.build.lshr(bits, k.all_ints(8 * byte))
                 yield byte * _HASHES + first, k.build.and_(shifted, k.all_ints(255))
 
     # --- sums over rows ----------------------------------------------------------------------------------------------
 
-    def _sum_columns(self, given: SumPlaces, thread: Value, threads: Value) -> None:
-        """A thread takes some rows, several at a time, and of them all columns."""
+    def _sum_columns(self, args: SumPlaces, thread: Value, threads: Value) -> None:
+        """Emit the column sums of the thread's share of rows, several rows at a time."""
         k = self.k
-        sums = k.at(k.place(given.sums), k.times(thread, given.width))
-        start, stop = k.share(given.rows, thread, threads)
-        whole = k.sum_of(start, k.times(k.build.sdiv(k.build.sub(stop, start), k.number(_ROWS)), _ROWS))
-        for first, last, count in ((start, whole, _ROWS), (whole, stop, 1)):
-            with k.loop(first, last, count) as row, k.loop(0, given.width, k.lanes) as column:
+        sums = k.at(k.place(args.sums), k.times(thread, args.width))
+        start, stop = k.share(args.rows, thread, threads)
+        blocked_end = k.sum_of(start, k.times(k.build.sdiv(k.build.sub(stop, start), k.number(_ROWS)), _ROWS))
+        for first, last, count in ((start, blocked_end, _ROWS), (blocked_end, stop, 1)):
+            with k.loop(first, last, count) as row, k.loop(0, args.width, k.lanes) as column:
                 total = k.load_floats(sums, column)
                 for number in range(count):
-                    total = k.build.fadd(total, self._gated(given, k.sum_of(row, number), column))
+                    total = k.build.fadd(total, self._gated(args, k.sum_of(row, number), column))
                 k.store(total, k.at(sums, column))
 
-    def _gated(self, given: SumPlaces, row: Value, column: Value) -> Value:
-        """Of the source, what passes the gate; and it is written."""
+    def _gated(self, args: SumPlaces, row: Value, column: Value) -> Value:
+        """Load a vector of the source; with a gate, zero and store what does not pass."""
         k = self.k
-        value = self._load(given.source, row, given.width, column)
-        found = k.variable(value)
-        with k.where(k.build.icmp_signed("!=", given.gate, k.number(0))):
-            gate = self._load(given.gate, row, given.width, column)
+        value = self._load(args.source, row, args.width, column)
+        passed = k.variable(value)
+        with k.where(k.build.icmp_signed("!=", args.gate, k.number(0))):
+            gate = self._load(args.gate, row, args.width, column)
             is_closed = k.build.fcmp_ordered("<=", gate, k.splat(0.0))
             gated = k.build.select(is_closed, k.splat(0.0), value)
-            self._store(gated, given.gated, row, given.width, column)
-            k.store(gated, found)
-        return k.get(found, value)
+            self._store(gated, args.gated, row, args.width, column)
+            k.store(gated, passed)
+        return k.get(passed, value)
 
     # --- LayerNorm ---------------------------------------------------------------------------------------------------
 
-    def _norm(self, given: NormPlaces, row: Value, _thread: Value, *, is_centred: bool) -> None:
-        k, width = self.k, given.width
+    def _norm(self, args: NormPlaces, row: Value, _thread: Value, *, is_centred: bool) -> None:
+        """Emit the norm of a row: LayerNorm if `is_centred`, else RMSNorm."""
+        k, width = self.k, args.width
 
-        def own(column: Value, *, is_first: bool = False) -> Value:
+        def element(column: Value, *, is_first: bool = False) -> Value:
+            """Load a vector of x, with a prefetch on the first pass."""
             if is_first:
-                self._fetch_later(given.x, row, width, column)
-            return self._load(given.x, row, width, column)
+                self._fetch_later(args.x, row, width, column)
+            return self._load(args.x, row, width, column)
 
-        (mean,) = means(k, width, lambda column: [own(column, is_first=True)]) if is_centred else (k.real(0.0),)
-        spread = k.splat(mean)
+        (mean,) = means(k, width, lambda column: [element(column, is_first=True)]) if is_centred else (k.real(0.0),)
+        mean_vector = k.splat(mean)
 
         def deviation(column: Value) -> Value:
-            return k.build.fsub(own(column, is_first=not is_centred), spread)
+            """Return a vector of x minus the mean."""
+            return k.build.fsub(element(column, is_first=not is_centred), mean_vector)
 
         (variance,) = means(k, width, lambda column: [self._square(deviation(column))])
-        epsilon = k.float_of(given.epsilon)
+        epsilon = k.float_of(args.epsilon)
         root = k.intrinsic("llvm.sqrt.f32", F32, k.build.fadd(variance, epsilon))
         inverse = k.build.fdiv(k.real(1.0), root)
-        sums = k.at(k.place(given.sums), k.times(row, 2))
+        sums = k.at(k.place(args.sums), k.times(row, 2))
         k.store(mean, k.at(sums, 0))
         k.store(inverse, k.at(sums, 1))
         scale = k.splat(inverse)
         with k.loop(0, width, k.lanes) as column:
-            moved = k.build.fmul(k.build.fsub(own(column), spread), scale)
-            weight = k.load_wide(k.place(given.weight), column, self.kind)
-            value = k.build.fmul(moved, weight)
+            normalized = k.build.fmul(k.build.fsub(element(column), mean_vector), scale)
+            weight = k.load_wide(k.place(args.weight), column, self.kind)
+            value = k.build.fmul(normalized, weight)
             if is_centred:
-                value = k.madd(moved, weight, k.load_wide(k.place(given.bias), column, self.kind))
-            self._store(value, given.out, row, width, column)
+                value = k.madd(normalized, weight, k.load_wide(k.place(args.bias), column, self.kind))
+            self._store(value, args.out, row, width, column)
 
-    def _norm_back(self, given: NormPlaces, row: Value, thread: Value, *, is_centred: bool) -> None:
-        """By x: (g w - mean(g w) - x' mean(g w x')) / deviation, where x' is the normalised row.
+    def _norm_back(self, args: NormPlaces, row: Value, thread: Value, *, is_centred: bool) -> None:
+        """Emit a row's gradient of x, and add to the thread's weight and bias gradients.
 
-        The first mean is of centred rows alone.
+        The gradient is (g w - mean(g w) - x' mean(g w x')) / deviation, where x' is the normalized row and g the
+        output's gradient. The term mean(g w) is omitted for RMSNorm.
         """
-        k, width = self.k, given.width
-        sums = k.at(k.place(given.sums), k.times(row, 2))
+        k, width = self.k, args.width
+        sums = k.at(k.place(args.sums), k.times(row, 2))
         mean, inverse = (k.splat(k.load(k.at(sums, number))) for number in range(2))
-        shares = k.at(k.place(given.shares), k.times(thread, 2, width))
+        shares = k.at(k.place(args.shares), k.times(thread, 2, width))
 
         def normalized(column: Value) -> Value:
-            return k.build.fmul(k.build.fsub(self._load(given.x, row, width, column), mean), inverse)
+            """Return a vector of the normalized row."""
+            return k.build.fmul(k.build.fsub(self._load(args.x, row, width, column), mean), inverse)
 
         def weighted(column: Value) -> Value:
-            weight = k.load_wide(k.place(given.weight), column, self.kind)
-            return k.build.fmul(self._load(given.gradient, row, width, column), weight)
+            """Return a vector of the gradient times the weight."""
+            weight = k.load_wide(k.place(args.weight), column, self.kind)
+            return k.build.fmul(self._load(args.gradient, row, width, column), weight)
 
-        def both(column: Value) -> list[Value]:
-            for address in (given.x, given.gradient):
+        def terms_at(column: Value) -> list[Value]:
+            """Add to the weight and bias gradients, and return the two terms whose means are needed."""
+            for address in (args.x, args.gradient):
                 self._fetch_later(address, row, width, column)
-            gradient, x = self._load(given.gradient, row, width, column), normalized(column)
-            shared = [(column, k.build.fmul(gradient, x)), (k.sum_of(width, column), gradient)]
-            for place, term in shared if is_centred else shared[:1]:
-                k.store(k.build.fadd(k.load_floats(shares, place), term), k.at(shares, place))
-            own = weighted(column)
-            return [own, k.build.fmul(own, x)]
+            gradient, x = self._load(args.gradient, row, width, column), normalized(column)
+            terms = [(column, k.build.fmul(gradient, x)), (k.sum_of(width, column), gradient)]
+            for index, term in terms if is_centred else terms[:1]:
+                k.store(k.build.fadd(k.load_floats(shares, index), term), k.at(shares, index))
+            weighted_gradient = weighted(column)
+            return [weighted_gradient, k.build.fmul(weighted_gradient, x)]
 
-        level, tilt = (k.splat(each) for each in means(self.k, width, both, 2))
+        mean_gradient, mean_product = (k.splat(each) for each in means(self.k, width, terms_at, 2))
         with k.loop(0, width, k.lanes) as column:
-            rest = k.build.fsub(weighted(column), level) if is_centred else weighted(column)
-            rest = k.build.fsub(rest, k.build.fmul(normalized(column), tilt))
+            rest = k.build.fsub(weighted(column), mean_gradient) if is_centred else weighted(column)
+            rest = k.build.fsub(rest, k.build.fmul(normalized(column), mean_product))
             result = k.build.fmul(rest, inverse)
-            found = k.variable(result)
-            with k.where(k.is_given(given.kept)):
-                k.store(k.build.fadd(self._load(given.kept, row, width, column), result), found)
-            self._store(k.get(found, result), given.out, row, width, column)
+            with_kept = k.variable(result)
+            with k.where(k.is_given(args.kept)):
+                k.store(k.build.fadd(self._load(args.kept, row, width, column), result), with_kept)
+            self._store(k.get(with_kept, result), args.out, row, width, column)
 
-    def _clear_share(self, given: NormPlaces, thread: Value) -> None:
-        """A thread's own, before its rows."""
+    def _clear_share(self, args: NormPlaces, thread: Value) -> None:
+        """Zero a thread's part of the weight and bias gradients."""
         k = self.k
-        size = k.times(given.width, 2)
-        with k.loop(0, size, k.lanes) as place:
-            k.store(k.splat(0.0), k.at(k.place(given.shares), k.sum_of(k.times(thread, size), place)))
+        size = k.times(args.width, 2)
+        with k.loop(0, size, k.lanes) as index:
+            k.store(k.splat(0.0), k.at(k.place(args.shares), k.sum_of(k.times(thread, size), index)))
 
-    def _add_shares(self, given: NormPlaces, thread: Value, threads: Value, *, is_centred: bool) -> None:
-        """Of the gradients by weight and bias, some columns of them, one thread's share after the other."""
-        k, width = self.k, given.width
+    def _add_shares(self, args: NormPlaces, thread: Value, threads: Value, *, is_centred: bool) -> None:
+        """Add all threads' weight and bias gradients to their sums, for the thread's share of columns."""
+        k, width = self.k, args.width
         first, last = k.share(k.build.sdiv(width, k.number(k.lanes)), thread, threads)
         with k.loop(k.times(first, k.lanes), k.times(last, k.lanes), k.lanes) as column:
-            for number, total in enumerate((given.weight_sum, given.bias_sum) if is_centred else (given.weight_sum,)):
-                there = k.at(k.place(total), column)
-                own = k.variable(k.load_floats(there))
-                with k.loop(0, threads) as other:
-                    place = k.sum_of(k.times(k.sum_of(k.times(other, 2), number), width), column)
-                    known = k.get(own, k.splat(0.0))
-                    k.store(k.build.fadd(known, k.load_floats(k.place(given.shares), place)), own)
-                k.store(k.get(own, k.splat(0.0)), there)
+            for number, total in enumerate((args.weight_sum, args.bias_sum) if is_centred else (args.weight_sum,)):
+                target = k.at(k.place(total), column)
+                total_sum = k.variable(k.load_floats(target))
+                with k.loop(0, threads) as thread_index:
+                    offset = k.sum_of(k.times(k.sum_of(k.times(thread_index, 2), number), width), column)
+                    sum_so_far = k.get(total_sum, k.splat(0.0))
+                    k.store(k.build.fadd(sum_so_far, k.load_floats(k.place(args.shares), offset)), total_sum)
+                k.store(k.get(total_sum, k.splat(0.0)), target)
 
     def _square(self, value: Value) -> Value:
+        """Return value²."""
         return self.k.build.fmul(value, value)
 
     # --- softmax -----------------------------------------------------------------------------------------------------
 
-    def _softmax(self, given: SoftmaxPlaces, row: Value, room: Value) -> None:
-        k, width = self.k, given.width
-        most = k.sums(_NEVER)
+    def _softmax(self, args: SoftmaxPlaces, row: Value, scratch: Value) -> None:
+        """Emit the softmax of a row."""
+        k, width = self.k, args.width
+        maxima = k.sums(_NEVER)
         for column, inside, number in self._vectors(width):
-            k.add_to(most, number, self._logits(given, row, column, inside), k.greater)
-        greatest = k.greatest(k.joined(most, k.greater))
+            k.add_to(maxima, number, self._logits(args, row, column, inside), k.greater)
+        greatest = k.greatest(k.joined(maxima, k.greater))
         totals = k.sums()
         for column, inside, number in self._vectors(width):
-            value = self._logits(given, row, column, inside)
+            value = self._logits(args, row, column, inside)
             value = exponential(k, k.build.fsub(value, k.splat(greatest)), keeps_nan=True)
             if inside is not None:
                 value = k.build.select(inside, value, k.splat(0.0))
-            k.store(value, k.at(room, column))
+            k.store(value, k.at(scratch, column))
             k.add_to(totals, number, value, k.build.fadd)
         total = k.total(k.joined(totals, k.build.fadd))
         logarithm = k.intrinsic("llvm.log.f32", F32, total)
-        k.store(k.build.fadd(greatest, logarithm), k.at(k.place(given.normalizers), row))
+        k.store(k.build.fadd(greatest, logarithm), k.at(k.place(args.normalizers), row))
         scale = k.splat(k.build.fdiv(k.real(1.0), total))
         for column, inside, _ in self._vectors(width):
-            value = k.build.fmul(k.load_floats(room, column), scale)
-            place = k.sum_of(k.times(row, width), column)
-            k.store_narrow(value, k.place(given.logits), place, self.kind, inside=inside)
+            value = k.build.fmul(k.load_floats(scratch, column), scale)
+            offset = k.sum_of(k.times(row, width), column)
+            k.store_narrow(value, k.place(args.logits), offset, self.kind, inside=inside)
 
-    def _logits(self, given: SoftmaxPlaces, row: Value, column: Value, inside: Value | None) -> Value:
+    def _logits(self, args: SoftmaxPlaces, row: Value, column: Value, inside: Value | None) -> Value:
+        """Load a vector of logits; lanes outside the row are -inf."""
         k = self.k
-        place = k.sum_of(k.times(row, given.width), column)
-        value = k.load_wide(k.place(given.logits), place, self.kind, inside=inside)
+        offset = k.sum_of(k.times(row, args.width), column)
+        value = k.load_wide(k.place(args.logits), offset, self.kind, inside=inside)
         return value if inside is None else k.build.select(inside, value, k.splat(_NEVER))
 
     def _vectors(self, width: Value) -> Iterator[tuple[Value, Value | None, int]]:
-        """A row's columns: several vectors at a time, then the rest, and the last ones with what is inside the row."""
+        """Emit loops over a row's vectors; yields (column, mask or None, accumulator number).
+
+        The mask selects the lanes inside the row of an incomplete last vector.
+        """
         k = self.k
-        whole = k.times(k.build.sdiv(width, k.number(k.lanes)), k.lanes)
-        for column, number in k.each_vector(whole):
+        vector_end = k.times(k.build.sdiv(width, k.number(k.lanes)), k.lanes)
+        for column, number in k.each_vector(vector_end):
             yield column, None, number
-        with k.where(k.build.icmp_signed("<", whole, width)):
-            left = k.splat(k.build.trunc(k.build.sub(width, whole), I32))
-            yield whole, k.build.icmp_signed("<", ir.Constant(k.ints, list(range(k.lanes))), left), 0
+        with k.where(k.build.icmp_signed("<", vector_end, width)):
+            remaining = k.splat(k.build.trunc(k.build.sub(width, vector_end), I32))
+            yield vector_end, k.build.icmp_signed("<", ir.Constant(k.ints, list(range(k.lanes))), remaining), 0

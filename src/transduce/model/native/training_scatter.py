@@ -1,6 +1,6 @@
-"""What training adds to single rows of a matrix: the gradient by embeddings, of which a batch needs few.
+"""Emit the kernel that adds rows to indexed rows of a matrix: the gradient of an embedding.
 
-Legend: N positions, D model width, V vocabulary.
+Legend: N positions, D model width, V vocabulary size.
 """
 
 from typing import Any, NamedTuple
@@ -10,52 +10,55 @@ from transduce.model.native.engine import program
 
 
 class ScatterPlaces(NamedTuple):
-    """The numbers of `scatter`: each row of `part` is added, times a factor, to the row of `total` that it names."""
+    """Arguments of the kernel `scatter`: total[ids[n]] += factor · part[n], except for a frozen row."""
 
     total: Any
-    """float32, (V, D)."""
+    """Address of the matrix, float32 (V, D)."""
     ids: Any
-    """int64, (N,): a row of `total` each."""
+    """Address of row indices, int64 (N,)."""
     part: Any
-    """(N, D)."""
+    """Address of the rows to add, (N, D)."""
     rows: Any
-    """A number: N."""
+    """The number of rows to add N."""
     width: Any
-    """A number: D, a multiple of the lanes."""
+    """The width D, a multiple of the lanes."""
     factor: Any
-    """A number: the bits of a float32."""
+    """The bits of a float32 factor."""
     frozen: Any
-    """A number: the row to which nothing is added, or -1."""
+    """The row that nothing is added to, or -1."""
 
 
 class ScatterWriter:
-    """Writes the program `scatter`."""
+    """An emitter of the kernel `scatter`."""
 
     names = ("scatter",)
+    """The kernel's name."""
 
     def __init__(self, k: Emitter, kind: Any) -> None:
-        """Of parts F32, or I16 for bfloat16."""
+        """Prepare for rows of type F32, or I16 for bfloat16."""
         self.k = k
         self.kind = kind
 
     def write(self) -> None:
-        """A thread takes some columns of all rows: pieces repeat, and no two threads may add to one place."""
+        """Emit the kernel, in which a thread adds some columns of all rows.
+
+        Ids repeat, so splitting by rows would let two threads update one element.
+        """
         k = self.k
         with program(k, "scatter", len(ScatterPlaces._fields)) as (numbers, thread, threads):
-            given = ScatterPlaces(*numbers)
-            first, last = k.share(k.build.sdiv(given.width, k.number(k.lanes)), thread, threads)
-            factor = k.splat(k.float_of(given.factor))
-            with k.loop(0, given.rows) as row:
-                piece = k.load(k.at(k.place(given.ids), row, I64), I64)
-                with k.where(k.build.icmp_signed("!=", piece, given.frozen)):
-                    self._add(given, (piece, row), (k.times(first, k.lanes), k.times(last, k.lanes)), factor)
+            args = ScatterPlaces(*numbers)
+            first, last = k.share(k.build.sdiv(args.width, k.number(k.lanes)), thread, threads)
+            factor = k.splat(k.float_of(args.factor))
+            with k.loop(0, args.rows) as row:
+                row_id = k.load(k.at(k.place(args.ids), row, I64), I64)
+                with k.where(k.build.icmp_signed("!=", row_id, args.frozen)):
+                    self._add(args, (row_id, row), (k.times(first, k.lanes), k.times(last, k.lanes)), factor)
 
-    def _add(
-        self, given: ScatterPlaces, rows: tuple[Value, Value], columns: tuple[Value, Value], factor: Value
-    ) -> None:
+    def _add(self, args: ScatterPlaces, rows: tuple[Value, Value], columns: tuple[Value, Value], factor: Value) -> None:
+        """Add a range of columns of one row; `rows` is the target and the source row."""
         k = self.k
-        to, of = (k.times(row, given.width) for row in rows)
+        target_row, source_row = (k.times(row, args.width) for row in rows)
         with k.loop(*columns, k.lanes) as column:
-            there = k.at(k.place(given.total), k.sum_of(to, column))
-            value = k.load_wide(k.place(given.part), k.sum_of(of, column), self.kind)
-            k.store(k.madd(value, factor, k.load_floats(there)), there)
+            target = k.at(k.place(args.total), k.sum_of(target_row, column))
+            value = k.load_wide(k.place(args.part), k.sum_of(source_row, column), self.kind)
+            k.store(k.madd(value, factor, k.load_floats(target)), target)

@@ -1,8 +1,8 @@
-"""Matrices made orthogonal in machine code, as `training/muon.py` describes it, each as a whole by one thread.
+"""Emit the orthogonalization of matrices for the Muon optimizer (`training/muon.py`), one matrix per thread.
 
-Products are made one after another, so what one gives is in a cache when the next one takes it. What is left over when
-every thread has had as many matrices is made by all together.
-Legend: M matrices of R rows and C columns, of which the fewer are F.
+A matrix' multiplications run one after another, so intermediate results stay in the cache. Matrices that remain after
+every thread has had equally many are processed by all threads together. Legend: M matrices of R rows and C columns, F
+the smaller of R and C.
 """
 
 from typing import Any, NamedTuple
@@ -16,112 +16,132 @@ from transduce.model.native.pair_products import PairMultiplier, Product
 from transduce.model.native.rows import transpose
 
 POLYNOMIALS = 3
-SQUARES = 2 + POLYNOMIALS  # F × F, that a thread has room for
-_SUMS = 4  # of squares, beside one another
+"""The number of polynomials that are applied one after another."""
+SQUARES = 2 + POLYNOMIALS
+"""F × F matrices in a thread's scratch space."""
+_SUMS = 4  # accumulators of a sum of squares
 
 
 class SquarePlaces(NamedTuple):
-    """The numbers of `orthogonalize`: addresses, where nothing else is said."""
+    """Arguments of the kernel `orthogonalize`: addresses, unless stated otherwise."""
 
     matrices: Any
-    """M addresses of matrices of bfloat16."""
+    """M addresses of bfloat16 matrices (R, C)."""
     done: Any
-    """M whole numbers, which become 1, or 0 where a matrix stays as it is: see `most`."""
+    """Output, int64 (M,): 1 for matrices that were changed, 0 for those whose size exceeds `most`."""
     count: Any
-    """A number: M, as the next two."""
+    """The number of matrices M."""
     rows: Any
+    """The number of rows R."""
     columns: Any
+    """The number of columns C."""
     coefficients: Any
-    """Of three odd polynomials, one after another: nine float32."""
+    """The coefficients a, b and c of each polynomial a x + b x³ + c x⁵, float32 (3, 3)."""
     margin: Any
-    """A number, the bits of a float32, as the next two: by how much more than their lengths matrices are divided."""
+    """The bits of a float32: matrices are divided by √‖x xᵀ‖, an upper bound of their spectral norm, times this."""
     most: Any
-    """‖x xᵀ‖ is less, and its inverse."""
+    """The bits of a float32: the upper limit of ‖x xᵀ‖ and of its inverse."""
     scale: Any
-    """Of the result."""
+    """The bits of a float32 that the result is multiplied by."""
     by_gram_matrix: Any
-    """A number: not 0 where polynomials are to be taken of x xᵀ, and multiply x once."""
+    """Not 0 to evaluate the polynomials on x xᵀ and multiply x only once."""
     room: Any
-    """For each thread `room_bytes`."""
+    """Scratch space of `room_bytes` for each thread."""
     room_bytes: Any
-    """A number: 2 × R × C + `SQUARES` × F² elements of bfloat16."""
+    """The size in bytes of 2 × R × C + `SQUARES` × F² bfloat16 elements."""
 
 
-class _One(NamedTuple):
-    """A matrix, and what its products go by."""
+class _Task(NamedTuple):
+    """One matrix, with its scratch space and the threads that process it."""
 
     x: Value
-    """The address of F rows, as all that follow but the last three."""
+    """The address of the matrix with F rows; transposed if R > C."""
     squares: list[Value]
+    """The addresses of the F × F matrices."""
     packed: Value
+    """The address of scratch space for a packed operand."""
     rows: Value
+    """The number of rows F."""
     columns: Value
+    """The number of columns, the greater of R and C."""
     threads: tuple[Value, Value]
-    """The thread's number, of so many."""
+    """The thread's index, and the number of threads."""
 
 
 class SquareWriter:
-    """Writes the program `orthogonalize`."""
+    """An emitter of the kernel `orthogonalize`."""
 
     names = ("orthogonalize",)
+    """The kernel's name."""
 
     def __init__(self, k: Emitter, multiplier: type[PairMultiplier]) -> None:
         self.k = k
         self.multiplier = multiplier(k, "mix")
 
     def write(self) -> None:
-        """And the functions that it calls."""
+        """Emit the kernel `orthogonalize` and the functions that it calls."""
         k = self.k
         self._write_symmetric()
         self._write_mixed()
         self._write_transposed()
-        with k.function("one", POINTER, *[I64] * 4) as (numbers, matrix, room, *threads):
-            places = (k.at(numbers, number, I64) for number in range(len(SquarePlaces._fields)))
-            self._make(SquarePlaces(*(k.load(place, I64) for place in places)), matrix, room, threads)
+        with k.function("one", POINTER, *[I64] * 4) as (numbers, matrix, scratch, *threads):
+            pointers = (k.at(numbers, number, I64) for number in range(len(SquarePlaces._fields)))
+            self._make(SquarePlaces(*(k.load(pointer, I64) for pointer in pointers)), matrix, scratch, threads)
         with entry(k, self.names[0]) as (numbers, thread, threads):
-            count, room, room_bytes = (
+            count, scratch, room_bytes = (
                 k.load(k.at(numbers, SquarePlaces._fields.index(name), I64), I64)
                 for name in ("count", "room", "room_bytes")
             )
-            each = k.build.sdiv(count, threads)
-            own = k.sum_of(room, k.times(thread, room_bytes))
-            with k.loop(k.times(thread, each), k.times(k.sum_of(thread, 1), each)) as matrix:
-                k.call("one", numbers, matrix, own, k.number(0), k.number(1))
+            count_each = k.build.sdiv(count, threads)
+            thread_scratch = k.sum_of(scratch, k.times(thread, room_bytes))
+            with k.loop(k.times(thread, count_each), k.times(k.sum_of(thread, 1), count_each)) as matrix:
+                k.call("one", numbers, matrix, thread_scratch, k.number(0), k.number(1))
             k.barrier(threads)
-            with k.loop(k.times(threads, each), count) as matrix:
-                k.call("one", numbers, matrix, room, thread, threads)
+            with k.loop(k.times(threads, count_each), count) as matrix:
+                k.call("one", numbers, matrix, scratch, thread, threads)
 
-    def _make(self, given: SquarePlaces, matrix: Value, room: Value, threads: list[Value]) -> None:
+    def _make(self, args: SquarePlaces, matrix: Value, scratch: Value, threads: list[Value]) -> None:
+        """Emit the orthogonalization of matrix number `matrix`."""
         k = self.k
-        address = k.load(k.at(k.place(given.matrices), matrix, I64), I64)
-        is_tall = k.build.icmp_signed(">", given.rows, given.columns)
-        few, many = (k.build.select(is_tall, *pair) for pair in (given[4:2:-1], given[3:5]))
-        size, square = k.times(few, many, 2), k.times(few, few, 2)
-        turned = k.sum_of(room, size)
-        squares = [k.sum_of(turned, size, k.times(square, number)) for number in range(SQUARES)]
-        one = _One(k.build.select(is_tall, turned, address), squares, room, few, many, (threads[0], threads[1]))
+        address = k.load(k.at(k.place(args.matrices), matrix, I64), I64)
+        is_tall = k.build.icmp_signed(">", args.rows, args.columns)
+        short_side, long_side = (k.build.select(is_tall, *pair) for pair in (args[4:2:-1], args[3:5]))
+        size, square = k.times(short_side, long_side, 2), k.times(short_side, short_side, 2)
+        transposed = k.sum_of(scratch, size)
+        squares = [k.sum_of(transposed, size, k.times(square, number)) for number in range(SQUARES)]
+        one = _Task(
+            k.build.select(is_tall, transposed, address),
+            squares,
+            scratch,
+            short_side,
+            long_side,
+            (threads[0], threads[1]),
+        )
         with k.where(is_tall):
-            k.call("transposed", address, turned, given.rows, given.columns, *threads)
-        self._multiply(one, one.x, one.x, squares[0], columns=many)
-        length = self._length(squares[0], k.times(few, few))
-        most = k.float_of(given.most)
-        fits = k.build.fcmp_ordered("<", length, most), k.build.fcmp_ordered(">", k.build.fmul(length, most), k.real(1))
+            k.call("transposed", address, transposed, args.rows, args.columns, *threads)
+        self._multiply(one, one.x, one.x, squares[0], columns=long_side)
+        length = self._length(squares[0], k.times(short_side, short_side))
+        limit = k.float_of(args.most)
+        fits = (
+            k.build.fcmp_ordered("<", length, limit),
+            k.build.fcmp_ordered(">", k.build.fmul(length, limit), k.real(1)),
+        )
         is_done = k.build.and_(*fits)
-        k.store(k.build.zext(is_done, I64), k.at(k.place(given.done), matrix, I64))
+        k.store(k.build.zext(is_done, I64), k.at(k.place(args.done), matrix, I64))
         with k.where(is_done):
-            shrink = k.build.fmul(k.float_of(given.margin), k.intrinsic("llvm.sqrt.f32", F32, length))
+            shrink = k.build.fmul(k.float_of(args.margin), k.intrinsic("llvm.sqrt.f32", F32, length))
             shrink = k.build.fdiv(k.real(1), shrink)
-            with k.build.if_else(k.is_given(given.by_gram_matrix)) as (by_gram_matrix, one_by_one):
+            with k.build.if_else(k.is_given(args.by_gram_matrix)) as (by_gram_matrix, one_by_one):
                 with by_gram_matrix:
-                    self._by_gram_matrix(given, one, shrink)
+                    self._by_gram_matrix(args, one, shrink)
                 with one_by_one:
-                    self._one_by_one(given, one, shrink)
+                    self._one_by_one(args, one, shrink)
             with k.where(is_tall):
-                k.call("transposed", turned, address, given.columns, given.rows, *threads)
-        k.barrier(threads[1])  # before the room is used again
+                k.call("transposed", transposed, address, args.columns, args.rows, *threads)
+        k.barrier(threads[1])  # before the scratch space is reused
 
     def _length(self, square: Value, elements: Value) -> Value:
-        """The Euclidean norm of so many elements of bfloat16, a multiple of what is read at a time."""
+        """Return the Euclidean norm of `elements` bfloat16 elements, a multiple of `_SUMS` vectors."""
         k = self.k
         sums = [k.variable(k.splat(0.0)) for _ in range(_SUMS)]
         with k.loop(0, elements, _SUMS * k.lanes) as start:
@@ -133,44 +153,47 @@ class SquareWriter:
             "llvm.sqrt.f32", F32, k.total(k.build.fadd(k.build.fadd(*total[:2]), k.build.fadd(*total[2:])))
         )
 
-    def _coefficients(self, given: SquarePlaces, number: int, shrink: Value) -> tuple[Value, Value, Value]:
-        """Of a polynomial of what is still to be multiplied by a number: a, b and c, of I, x xᵀ and its square."""
-        k, place = self.k, self.k.place(given.coefficients)
-        a, b, c = (k.load(k.at(place, 3 * number + n)) for n in range(3))
+    def _coefficients(self, args: SquarePlaces, number: int, shrink: Value) -> tuple[Value, Value, Value]:
+        """Return a, b and c of a polynomial in x xᵀ, adjusted for an x that must still be multiplied by `shrink`.
+
+        They are the coefficients of I, x xᵀ and (x xᵀ)².
+        """
+        k, pointer = self.k, self.k.place(args.coefficients)
+        a, b, c = (k.load(k.at(pointer, 3 * number + n)) for n in range(3))
         square = k.build.fmul(shrink, shrink)
         return a, k.build.fmul(b, square), k.build.fmul(c, k.build.fmul(square, square))
 
-    def _one_by_one(self, given: SquarePlaces, one: _One, shrink: Value) -> None:
-        """As `muon._one_by_one`."""
+    def _one_by_one(self, args: SquarePlaces, one: _Task, shrink: Value) -> None:
+        """Emit the polynomials applied to x one after another, as `muon._one_by_one` does."""
         k, (gram, factor) = self.k, one.squares[:2]
         for number in range(POLYNOMIALS):
             if number:
                 shrink = k.real(1)
                 self._multiply(one, one.x, one.x, gram, columns=one.columns)
-            a, b, c = self._coefficients(given, number, shrink)
+            a, b, c = self._coefficients(args, number, shrink)
             self._multiply(one, gram, gram, factor, other=gram, factors=(b, c))
-            own = k.build.fmul(shrink, k.float_of(given.scale)) if number == POLYNOMIALS - 1 else shrink
-            self._replace(one, factor, other=one.x, factors=(k.build.fmul(own, a), own))
+            scale = k.build.fmul(shrink, k.float_of(args.scale)) if number == POLYNOMIALS - 1 else shrink
+            self._replace(one, factor, other=one.x, factors=(k.build.fmul(scale, a), scale))
 
-    def _by_gram_matrix(self, given: SquarePlaces, one: _One, shrink: Value) -> None:
-        """As `muon._by_gram_matrix`."""
+    def _by_gram_matrix(self, args: SquarePlaces, one: _Task, shrink: Value) -> None:
+        """Emit the polynomials evaluated on the Gram matrix x xᵀ, as `muon._by_gram_matrix` does."""
         k, (gram, product, *values) = self.k, one.squares
-        own, none = shrink, k.real(0)
+        scale, none = shrink, k.real(0)
         for number, value in enumerate(values):
             if number:
-                before = values[number - 1]
-                self._multiply(one, before, gram, product, factors=(none, k.build.fmul(own, own)))
-                self._multiply(one, product, before, gram)
-                own = k.real(1)
-            a, b, c = self._coefficients(given, number, own)
+                previous = values[number - 1]
+                self._multiply(one, previous, gram, product, factors=(none, k.build.fmul(scale, scale)))
+                self._multiply(one, product, previous, gram)
+                scale = k.real(1)
+            a, b, c = self._coefficients(args, number, scale)
             self._multiply(one, gram, gram, value, other=gram, factors=(b, c), diagonal=a)
         self._multiply(one, values[1], values[0], product)
         self._multiply(one, values[2], product, gram)
-        self._replace(one, gram, other=None, factors=(none, k.build.fmul(shrink, k.float_of(given.scale))))
+        self._replace(one, gram, other=None, factors=(none, k.build.fmul(shrink, k.float_of(args.scale))))
 
     def _multiply(
         self,
-        one: _One,
+        one: _Task,
         left: Value,
         right: Value,
         out: Value,
@@ -180,50 +203,69 @@ class SquareWriter:
         factors: tuple[Value, Value] | None = None,
         diagonal: Value | None = None,
     ) -> None:
-        """left · rightᵀ, of F × F where nothing is said, mixed, which is symmetric."""
+        """Emit a symmetric out = f1 · other + f2 · left · rightᵀ + diagonal · I of F × F elements.
+
+        Args:
+            one: the matrix that is processed.
+            left: the address of the left operand, (F, columns).
+            right: the address of the right operand, (F, columns).
+            out: the address of the result.
+            columns: F if None.
+            other: the address of the matrix to add, or None.
+            factors: f1 and f2; 0 and 1 if None.
+            diagonal: a number; 0 if None.
+        """
         k = self.k
-        of_other, of_product = factors or (k.real(0), k.real(1))
+        addend_factor, product_factor = factors or (k.real(0), k.real(1))
         addresses, sizes = (left, right, other or k.number(0), out), (one.rows, columns or one.rows)
-        numbers = of_other, of_product, diagonal or k.real(0)
+        numbers = addend_factor, product_factor, diagonal or k.real(0)
         k.call("symmetric", *addresses, *numbers, *sizes, one.packed, *one.threads)
 
-    def _replace(self, one: _One, factor: Value, *, other: Value | None, factors: tuple[Value, Value]) -> None:
-        """x by factor · x, mixed."""
+    def _replace(self, one: _Task, factor: Value, *, other: Value | None, factors: tuple[Value, Value]) -> None:
+        """Replace x by f1 · other + f2 · factor · x."""
         k = self.k
         k.call("mixed", factor, one.x, other or k.number(0), *factors, one.rows, one.columns, one.packed, *one.threads)
 
     # --- functions -----------------------------------------------------------------------------------------------
 
     def _write_symmetric(self) -> None:
-        """`symmetric(left, right, other, out, of other, of product, diagonal, F, C, packed, thread, threads)`:
-        left · rightᵀ of matrices of F rows, of which half is multiplied.
+        """Emit `symmetric(left, right, other, out, f1, f2, diagonal, F, C, packed, thread, threads)`: see `_multiply`.
+
+        Only the lower half is multiplied; the upper half is mirrored.
         """
         k = self.k
         with k.function("symmetric", *[I64] * 4, *[F32] * 3, *[I64] * 5) as (left, right, other, out, *more):
-            of_other, of_product, diagonal, rows, columns, packed, thread, threads = more
+            addend_factor, product_factor, diagonal, rows, columns, packed, thread, threads = more
             self._packer(thread, threads).pack_transposed(Matrix(k.place(right), rows, columns), k.place(packed))
             k.barrier(threads)
-            made = self._product((left, packed, out), (rows, columns, rows), (other, of_other, of_product))
-            self.multiplier.multiply_lower(made, thread, threads)
+            gemm = self._product((left, packed, out), (rows, columns, rows), (other, addend_factor, product_factor))
+            self.multiplier.multiply_lower(gemm, thread, threads)
             k.barrier(threads)
             self._mirror(k.place(out), rows, diagonal, thread, threads)
             k.barrier(threads)
 
     def _write_mixed(self) -> None:
-        """`mixed(left, right, other, of other, of product, F, C, packed, thread, threads)`: left · right, of F × F and
-        F × C, where those at the right stand.
+        """Emit `mixed(left, right, other, f1, f2, F, C, packed, thread, threads)`: see `_replace`.
+
+        left is (F, F); right is (F, C) and is replaced by the result.
         """
         k = self.k
         with k.function("mixed", *[I64] * 3, *[F32] * 2, *[I64] * 5) as (left, right, other, *more):
-            of_other, of_product, rows, columns, packed, thread, threads = more
+            addend_factor, product_factor, rows, columns, packed, thread, threads = more
             self._packer(thread, threads).pack(Matrix(k.place(right), rows, columns), k.place(packed))
             k.barrier(threads)
-            made = self._product((left, packed, right), (rows, rows, columns), (other, of_other, of_product))
-            self.multiplier.multiply(made, thread, threads)
+            gemm = self._product((left, packed, right), (rows, rows, columns), (other, addend_factor, product_factor))
+            self.multiplier.multiply(gemm, thread, threads)
             k.barrier(threads)
 
     def _product(self, addresses: tuple[Value, ...], sizes: tuple[Value, ...], mixture: tuple[Value, ...]) -> Product:
-        """Of rows by panels, to rows; so many rows, columns at the left, and columns of the result."""
+        """Describe a GEMM with the ending `mix`.
+
+        Args:
+            addresses: of the left operand, the packed right operand and the result.
+            sizes: rows, columns of the left operand, columns of the result.
+            mixture: see `Product.values`.
+        """
         k, (left, packed, out), (rows, inner, columns) = self.k, addresses, sizes
         return Product(
             left=k.place(left),
@@ -237,10 +279,11 @@ class SquareWriter:
         )
 
     def _packer(self, thread: Value, threads: Value) -> Packer:
+        """Return the packer of the GEMM's layout."""
         return self.multiplier.packer(self.k, self.multiplier.layout, thread, threads)
 
     def _mirror(self, out: Value, rows: Value, diagonal: Value, thread: Value, threads: Value) -> None:
-        """What is above the diagonal, from what is below; and more on the diagonal itself."""
+        """Copy the part below the diagonal to above it, and add to the diagonal."""
         k = self.k
         squares = k.build.sdiv(rows, k.number(k.lanes))
         kind = ir.VectorType(I16, k.lanes)
@@ -250,28 +293,31 @@ class SquareWriter:
             with k.loop(0, first, k.lanes) as column:
                 square = self._square(out, first, column, rows)
                 for n, vector in enumerate(transpose(k, square)):
-                    place = k.sum_of(k.times(k.sum_of(column, n), rows), first)
-                    k.store(k.build.trunc(vector, kind), k.at(out, place, I16))
+                    offset = k.sum_of(k.times(k.sum_of(column, n), rows), first)
+                    k.store(k.build.trunc(vector, kind), k.at(out, offset, I16))
             for n in range(k.lanes):
-                place = k.sum_of(k.times(k.sum_of(first, n), rows), first)
-                is_own = k.build.icmp_signed("==", lanes, k.all_ints(n))
-                more = k.build.select(is_own, k.splat(diagonal), k.splat(0.0))
-                k.store_narrow(k.build.fadd(k.load_wide(out, place, I16), more), out, place, I16)
+                offset = k.sum_of(k.times(k.sum_of(first, n), rows), first)
+                is_diagonal = k.build.icmp_signed("==", lanes, k.all_ints(n))
+                addend = k.build.select(is_diagonal, k.splat(diagonal), k.splat(0.0))
+                k.store_narrow(k.build.fadd(k.load_wide(out, offset, I16), addend), out, offset, I16)
 
     def _square(self, matrix: Value, row: Value, column: Value, columns: Value) -> list[Value]:
-        """So many rows of so many elements as a vector has lanes, as whole numbers."""
+        """Load a square block of `lanes` rows and columns of bfloat16, as 32-bit integers."""
         k, kind = self.k, ir.VectorType(I16, self.k.lanes)
-        places = (k.sum_of(k.times(k.sum_of(row, n), columns), column) for n in range(k.lanes))
-        return [k.build.zext(k.load(k.at(matrix, place, I16), kind), k.ints) for place in places]
+        offsets = (k.sum_of(k.times(k.sum_of(row, n), columns), column) for n in range(k.lanes))
+        return [k.build.zext(k.load(k.at(matrix, offset, I16), kind), k.ints) for offset in offsets]
 
     def _write_transposed(self) -> None:
-        """`transposed(matrix, out, R, C, thread, threads)`: so many rows at a time that they fill a line."""
+        """Emit `transposed(matrix, out, R, C, thread, threads)`, the transpose of a bfloat16 matrix.
+
+        It processes as many rows at a time as fill a cache line of `out`.
+        """
         k = self.k
-        many, kind = 2 * k.lanes, ir.VectorType(I16, k.lanes)
-        order = ir.Constant(ir.VectorType(I32, many), list(range(many)))
+        block_rows, kind = 2 * k.lanes, ir.VectorType(I16, k.lanes)
+        order = ir.Constant(ir.VectorType(I32, block_rows), list(range(block_rows)))
         with k.function("transposed", *[I64] * 6) as (matrix, out, rows, columns, thread, threads):
-            first, last = k.share(k.build.sdiv(rows, k.number(many)), thread, threads)
-            each_row = k.loop(k.times(first, many), k.times(last, many), many)
+            first, last = k.share(k.build.sdiv(rows, k.number(block_rows)), thread, threads)
+            each_row = k.loop(k.times(first, block_rows), k.times(last, block_rows), block_rows)
             with each_row as row, k.loop(0, columns, k.lanes) as column:
                 halves = [
                     transpose(k, self._square(k.place(matrix), k.sum_of(row, half), column, columns))
@@ -279,6 +325,6 @@ class SquareWriter:
                 ]
                 for n, pair in enumerate(zip(*halves, strict=True)):
                     low, high = (k.build.trunc(vector, kind) for vector in pair)
-                    place = k.at(k.place(out), k.sum_of(k.times(k.sum_of(column, n), rows), row), I16)
-                    k.store(k.build.shuffle_vector(low, high, order), place)
+                    target = k.at(k.place(out), k.sum_of(k.times(k.sum_of(column, n), rows), row), I16)
+                    k.store(k.build.shuffle_vector(low, high, order), target)
             k.barrier(threads)

@@ -1,7 +1,7 @@
-"""An update of all parameters in one pass: Adam (section 5.3), the running average, and what the model computes with.
+"""Emit optimizer kernels that update all parameters in one pass: Adam (section 5.3), moving average, bfloat16 copies.
 
-Operations one after another read and write each vector from memory, as a model's parameters are more than a cache
-holds: some 70 bytes a parameter, of which 42 are left in one pass.
+Separate operations would read and write every vector from memory, as parameters exceed the caches: some 70 bytes per
+parameter, against 42 in one pass.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,151 +14,170 @@ from transduce.model.native.engine import program
 
 
 class UpdatePlaces(NamedTuple):
-    """The numbers of `adam` and `follow`: addresses of float32 vectors, where nothing else is said."""
+    """Arguments of the kernels `adam` and `follow`: addresses of float32 vectors, unless stated otherwise."""
 
     master: Any
+    """The float32 master parameters."""
     gradient: Any
-    """Zero afterwards."""
+    """The gradients, which are zeroed."""
     average: Any
-    """0: there is none."""
+    """The moving average of the parameters; 0: none."""
     working: Any
-    """bfloat16: what the masters are rounded to. 0: there is none."""
+    """The parameters rounded to bfloat16; 0: none."""
     count: Any
-    """A number: elements."""
+    """The number of elements."""
     kept: Any
-    """A number, the bits of a float32, as all below: how much of the average stays."""
+    """The decay of the moving average.
+
+    It and all numbers below are the bits of a float32, unless stated otherwise.
+    """
     first: Any
-    """The moments; for `adam` alone, as the next."""
+    """Address of the first moments; for `adam` only."""
     second: Any
+    """Address of the second moments; for `adam` only."""
     factor: Any
-    """Of the gradient, before anything else."""
+    """The factor of the gradient, applied first; for `adam` only."""
     beta1: Any
+    """Adam's β1; for `adam` only."""
     beta2: Any
+    """Adam's β2; for `adam` only."""
     rate: Any
-    """The learning rate over 1 - β1^t."""
+    """The learning rate; for `adam` divided by 1 - β1^t."""
     inverse_root: Any
-    """1 / √(1 - β2^t)."""
+    """1 / √(1 - β2^t); for `adam` only."""
     epsilon: Any
+    """Adam's epsilon; for `adam` only."""
     move: Any
-    """Of the masters, times the rate; 0: none. For `follow` alone, as all below."""
+    """Address of a vector that is subtracted from the parameters, times the rate; 0: none; for `follow` only."""
     has_narrow_move: Any
-    """A number: not 0 if that is bfloat16."""
+    """Not 0 if `move` is bfloat16; for `follow` only."""
     shrink: Any
-    """What masters that move are multiplied by before."""
+    """The factor of the parameters before `move` is subtracted; for `follow` only."""
 
 
 class MomentumPlaces(NamedTuple):
-    """The numbers of `momentum`: addresses of float32 vectors, where nothing else is said."""
+    """Arguments of the kernel `momentum`: addresses of float32 vectors, unless stated otherwise."""
 
     gradient: Any
+    """The gradients."""
     momentum: Any
+    """The momentum, which is updated."""
     out: Any
-    """float32 or bfloat16."""
+    """The output, float32 or bfloat16."""
     is_narrow: Any
-    """A number: not 0 for bfloat16."""
+    """Not 0 if `out` is bfloat16."""
     count: Any
-    """A number: elements."""
+    """The number of elements."""
     factor: Any
-    """A number, the bits of a float32, as the next: of the gradient, before anything else."""
+    """The bits of a float32 factor of the gradient, applied first."""
     decay: Any
+    """The bits of a float32 decay of the momentum."""
 
 
 class UpdateWriter:
-    """Writes the programs `adam`, and `momentum` and `follow` for parameters that are updated otherwise."""
+    """An emitter of the optimizer kernels: `adam`, and for other optimizers `momentum` and `follow`."""
 
     names = ("adam", "follow", "momentum")
+    """The kernels' names."""
 
     def __init__(self, k: Emitter) -> None:
         self.k = k
 
     def write(self) -> None:
-        """All."""
+        """Emit the kernels that `names` lists."""
         k = self.k
         for name, work in (("adam", self._adam), ("follow", self._take)):
             with program(k, name, len(UpdatePlaces._fields)) as (numbers, thread, threads):
-                given = UpdatePlaces(*numbers)
-                for number, inside in self._each_vector(given.count, thread, threads):
-                    self._follow(given, number, inside, work)
+                args = UpdatePlaces(*numbers)
+                for number, inside in self._each_vector(args.count, thread, threads):
+                    self._follow(args, number, inside, work)
         with program(k, "momentum", len(MomentumPlaces._fields)) as (numbers, thread, threads):
-            own = MomentumPlaces(*numbers)
-            for number, inside in self._each_vector(own.count, thread, threads):
-                self._momentum(own, number, inside)
+            momentum_args = MomentumPlaces(*numbers)
+            for number, inside in self._each_vector(momentum_args.count, thread, threads):
+                self._momentum(momentum_args, number, inside)
 
     def _each_vector(self, count: Value, thread: Value, threads: Value) -> Iterator[tuple[Value, Value | None]]:
-        """The thread's share of elements, a vector at a time; and which of a last one are among them."""
+        """Emit a loop over the thread's share of vectors; yields the first element and a mask of valid lanes or None.
+
+        The last thread also processes the last, incomplete vector, which has a mask.
+        """
         k = self.k
-        whole = k.build.sdiv(count, k.number(k.lanes))
-        first, last = k.share(whole, thread, threads)
+        full_vectors = k.build.sdiv(count, k.number(k.lanes))
+        first, last = k.share(full_vectors, thread, threads)
         with k.loop(k.times(first, k.lanes), k.times(last, k.lanes), k.lanes) as number:
             yield number, None
-        rest = k.build.sub(count, k.times(whole, k.lanes))
+        rest = k.build.sub(count, k.times(full_vectors, k.lanes))
         is_last = k.build.icmp_signed("==", k.sum_of(thread, 1), threads)
         with k.where(k.build.and_(is_last, k.build.icmp_signed(">", rest, k.number(0)))):
             lanes = ir.Constant(k.ints, list(range(k.lanes)))
-            yield k.times(whole, k.lanes), k.build.icmp_signed("<", lanes, k.splat(k.build.trunc(rest, I32)))
+            yield k.times(full_vectors, k.lanes), k.build.icmp_signed("<", lanes, k.splat(k.build.trunc(rest, I32)))
 
-    def _momentum(self, given: "MomentumPlaces", number: Value, inside: Value | None) -> None:
-        """Nesterov's: the gradient moves the momentum, and the momentum the gradient."""
+    def _momentum(self, args: "MomentumPlaces", number: Value, inside: Value | None) -> None:
+        """Emit Nesterov momentum: update the momentum with the gradient, and output their decayed combination."""
         k = self.k
-        gradient = k.build.fmul(self._get(given.gradient, number, inside), self._real(given.factor))
-        momentum = self._mean(given.momentum, given.decay, gradient, number, inside)
-        ahead = k.madd(self._real(given.decay), k.build.fsub(momentum, gradient), gradient)
-        with k.build.if_else(k.is_given(given.is_narrow)) as (narrow, wide):
+        gradient = k.build.fmul(self._get(args.gradient, number, inside), self._real(args.factor))
+        momentum = self._mean(args.momentum, args.decay, gradient, number, inside)
+        ahead = k.madd(self._real(args.decay), k.build.fsub(momentum, gradient), gradient)
+        with k.build.if_else(k.is_given(args.is_narrow)) as (narrow, wide):
             with narrow:
-                self._put(ahead, given.out, number, inside, I16)
+                self._put(ahead, args.out, number, inside, I16)
             with wide:
-                self._put(ahead, given.out, number, inside)
+                self._put(ahead, args.out, number, inside)
 
     def _follow(
         self,
-        given: UpdatePlaces,
+        args: UpdatePlaces,
         number: Value,
         inside: Value | None,
         work: Callable[[UpdatePlaces, Value, Value | None], Value],
     ) -> None:
-        """From the new masters on."""
-        k = self.k
-        master = work(given, number, inside)
-        self._put(k.splat(0.0), given.gradient, number, inside)
-        with k.where(k.is_given(given.average)):
-            average = self._get(given.average, number, inside)
-            kept = self._real(given.kept)
-            self._put(k.madd(kept, k.build.fsub(average, master), master), given.average, number, inside)
-        with k.where(k.is_given(given.working)):
-            self._put(master, given.working, number, inside, I16)
+        """Emit an update of the parameters by `work` and what follows an update.
 
-    def _take(self, given: UpdatePlaces, number: Value, inside: Value | None) -> Value:
-        """Masters times a number, less a move."""
+        This clears gradients, and refreshes the moving average and the bfloat16 copy.
+        """
         k = self.k
-        known = self._get(given.master, number, inside)
-        master, shrunk = k.variable(known), k.build.fmul(known, self._real(given.shrink))
-        rate = k.build.fsub(k.splat(0.0), self._real(given.rate))
+        master = work(args, number, inside)
+        self._put(k.splat(0.0), args.gradient, number, inside)
+        with k.where(k.is_given(args.average)):
+            average = self._get(args.average, number, inside)
+            decay = self._real(args.kept)
+            self._put(k.madd(decay, k.build.fsub(average, master), master), args.average, number, inside)
+        with k.where(k.is_given(args.working)):
+            self._put(master, args.working, number, inside, I16)
+
+    def _take(self, args: UpdatePlaces, number: Value, inside: Value | None) -> Value:
+        """Emit master · shrink - rate · move, and return the new parameters."""
+        k = self.k
+        before = self._get(args.master, number, inside)
+        master, shrunk = k.variable(before), k.build.fmul(before, self._real(args.shrink))
+        rate = k.build.fsub(k.splat(0.0), self._real(args.rate))
         has_move, is_narrow = (
-            k.build.icmp_signed("!=", each, k.number(0)) for each in (given.move, given.has_narrow_move)
+            k.build.icmp_signed("!=", each, k.number(0)) for each in (args.move, args.has_narrow_move)
         )
         with k.where(has_move), k.build.if_else(is_narrow) as (narrow, wide):
             for branch, kind in ((narrow, I16), (wide, F32)):
                 with branch:
-                    move = k.load_wide(k.place(given.move), number, kind, inside=inside)
-                    moved = k.madd(rate, move, shrunk)
-                    k.store(moved, master)
-                    self._put(moved, given.master, number, inside)
+                    move = k.load_wide(k.place(args.move), number, kind, inside=inside)
+                    new_master = k.madd(rate, move, shrunk)
+                    k.store(new_master, master)
+                    self._put(new_master, args.master, number, inside)
         return k.get(master, rate)
 
-    def _adam(self, given: UpdatePlaces, number: Value, inside: Value | None) -> Value:
+    def _adam(self, args: UpdatePlaces, number: Value, inside: Value | None) -> Value:
+        """Emit Adam's update of the moments and parameters, and return the new parameters."""
         k = self.k
-        gradient = k.build.fmul(self._get(given.gradient, number, inside), self._real(given.factor))
-        first = self._mean(given.first, given.beta1, gradient, number, inside)
-        second = self._mean(given.second, given.beta2, k.build.fmul(gradient, gradient), number, inside)
+        gradient = k.build.fmul(self._get(args.gradient, number, inside), self._real(args.factor))
+        first = self._mean(args.first, args.beta1, gradient, number, inside)
+        second = self._mean(args.second, args.beta2, k.build.fmul(gradient, gradient), number, inside)
         root = k.intrinsic(f"llvm.sqrt.v{k.lanes}f32", k.floats, second)
-        below = k.madd(root, self._real(given.inverse_root), self._real(given.epsilon))
-        move = k.build.fdiv(k.build.fmul(first, self._real(given.rate)), below)
-        master = k.build.fsub(self._get(given.master, number, inside), move)
-        self._put(master, given.master, number, inside)
+        denominator = k.madd(root, self._real(args.inverse_root), self._real(args.epsilon))
+        move = k.build.fdiv(k.build.fmul(first, self._real(args.rate)), denominator)
+        master = k.build.fsub(self._get(args.master, number, inside), move)
+        self._put(master, args.master, number, inside)
         return master
 
     def _mean(self, address: Value, beta: Value, new: Value, number: Value, inside: Value | None) -> Value:
-        """β of the moment before and 1 - β of what is new."""
+        """Update a moment to β · moment + (1 - β) · new, and return it."""
         k = self.k
         before = self._get(address, number, inside)
         moment = k.madd(self._real(beta), k.build.fsub(before, new), new)
@@ -166,12 +185,14 @@ class UpdateWriter:
         return moment
 
     def _real(self, bits: Value) -> Value:
-        """A vector of the float32 of these bits."""
+        """Return a vector of the float32 that has these bits."""
         k = self.k
         return k.splat(k.float_of(bits))
 
     def _get(self, address: Value, number: Value, inside: Value | None) -> Value:
+        """Load a float32 vector."""
         return self.k.load_wide(self.k.place(address), number, F32, inside=inside)
 
     def _put(self, value: Value, address: Value, number: Value, inside: Value | None, kind: Any = F32) -> None:
+        """Store a vector as float32, or as bfloat16 with `kind` I16."""
         self.k.store_narrow(value, self.k.place(address), number, kind, inside=inside)

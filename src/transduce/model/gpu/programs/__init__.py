@@ -1,1 +1,1 @@
-"""What runs on the GPU: programs in Triton's language, which the modules beside this folder launch."""
+"""Triton kernels, which the modules in the parent package launch."""

@@ -1,22 +1,22 @@
-"""An update of parameters that lie in a vector, a block of them by each program."""
+"""Update parameters in one flat vector, a block of elements per program."""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def _keep(
-    master, places, exist, values, gradient, average, working, kept,
+def _finish_update(
+    master, offsets, exist, values, gradient, average, working, kept,
     HAS_AVERAGE: tl.constexpr, HAS_WORKING: tl.constexpr,
 ):  # fmt: skip
-    """What follows a new value of the masters."""
-    tl.store(master + places, values, mask=exist)
-    tl.store(gradient + places, tl.zeros_like(values), mask=exist)
+    """Store new parameters, zero the gradient, and refresh the moving average and the bfloat16 copy."""
+    tl.store(master + offsets, values, mask=exist)
+    tl.store(gradient + offsets, tl.zeros_like(values), mask=exist)
     if HAS_AVERAGE:
-        before = tl.load(average + places, mask=exist)
-        tl.store(average + places, before + (values - before) * (1.0 - kept), mask=exist)
+        old_average = tl.load(average + offsets, mask=exist)
+        tl.store(average + offsets, old_average + (values - old_average) * (1.0 - kept), mask=exist)
     if HAS_WORKING:
-        tl.store(working + places, values.to(working.dtype.element_ty), mask=exist)
+        tl.store(working + offsets, values.to(working.dtype.element_ty), mask=exist)
 
 
 @triton.jit
@@ -25,17 +25,18 @@ def adam(
     factor, beta1, beta2, rate, inverse_root, epsilon, kept,
     HAS_AVERAGE: tl.constexpr, HAS_WORKING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    exist = places < count
-    slope = tl.load(gradient + places, mask=exist, other=0.0) * factor
-    first = tl.load(mean + places, mask=exist, other=0.0)
+    """Update the moments and parameters of a block by Adam."""
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    exist = offsets < count
+    slope = tl.load(gradient + offsets, mask=exist, other=0.0) * factor
+    first = tl.load(mean + offsets, mask=exist, other=0.0)
     first += (slope - first) * (1.0 - beta1)
-    second = tl.load(square + places, mask=exist, other=0.0) * beta2 + slope * slope * (1.0 - beta2)
-    tl.store(mean + places, first, mask=exist)
-    tl.store(square + places, second, mask=exist)
-    values = tl.load(master + places, mask=exist, other=0.0)
+    second = tl.load(square + offsets, mask=exist, other=0.0) * beta2 + slope * slope * (1.0 - beta2)
+    tl.store(mean + offsets, first, mask=exist)
+    tl.store(square + offsets, second, mask=exist)
+    values = tl.load(master + offsets, mask=exist, other=0.0)
     values -= rate * first / (tl.sqrt(second) * inverse_root + epsilon)
-    _keep(master, places, exist, values, gradient, average, working, kept, HAS_AVERAGE, HAS_WORKING)
+    _finish_update(master, offsets, exist, values, gradient, average, working, kept, HAS_AVERAGE, HAS_WORKING)
 
 
 @triton.jit
@@ -43,20 +44,22 @@ def follow(
     master, gradient, average, working, move, count, rate, kept,
     HAS_MOVE: tl.constexpr, HAS_AVERAGE: tl.constexpr, HAS_WORKING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    exist = places < count
-    values = tl.load(master + places, mask=exist, other=0.0)
+    """Subtract rate × move from the parameters of a block, if there is a move, and refresh what depends on them."""
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    exist = offsets < count
+    values = tl.load(master + offsets, mask=exist, other=0.0)
     if HAS_MOVE:
-        values -= rate * tl.load(move + places, mask=exist, other=0.0).to(tl.float32)
-    _keep(master, places, exist, values, gradient, average, working, kept, HAS_AVERAGE, HAS_WORKING)
+        values -= rate * tl.load(move + offsets, mask=exist, other=0.0).to(tl.float32)
+    _finish_update(master, offsets, exist, values, gradient, average, working, kept, HAS_AVERAGE, HAS_WORKING)
 
 
 @triton.jit
 def take_momentum(gradient, momentum, out, count, factor, decay, BLOCK: tl.constexpr):
-    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    exist = places < count
-    slope = tl.load(gradient + places, mask=exist, other=0.0) * factor
-    known = tl.load(momentum + places, mask=exist, other=0.0)
-    known += (slope - known) * (1.0 - decay)
-    tl.store(momentum + places, known, mask=exist)
-    tl.store(out + places, (slope + (known - slope) * decay).to(out.dtype.element_ty), mask=exist)
+    """Update Nesterov momentum, and store the decayed combination of momentum and gradient."""
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    exist = offsets < count
+    slope = tl.load(gradient + offsets, mask=exist, other=0.0) * factor
+    new_momentum = tl.load(momentum + offsets, mask=exist, other=0.0)
+    new_momentum += (slope - new_momentum) * (1.0 - decay)
+    tl.store(momentum + offsets, new_momentum, mask=exist)
+    tl.store(out + offsets, (slope + (new_momentum - slope) * decay).to(out.dtype.element_ty), mask=exist)
