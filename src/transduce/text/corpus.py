@@ -46,7 +46,7 @@ class CorpusFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def is_text_alone(self) -> bool:
-        """Whether source and target are the same files, so that both sides of a pair are the same line."""
+        """True if source and target are the same files, so that both sides of a pair are the same line."""
         return self.source == self.target
 
     @property
