@@ -326,7 +326,7 @@ def decoding_rows(
     sides: Sides, title: str, folders: dict[Side, str], lines: list[str], options: argparse.Namespace
 ) -> Iterator[Row]:
     """Compare translations, scores and speed of a model that the base trained."""
-    turns, clock = 3 if options.quick else 9, "cpu_seconds" if options.cpu_time else "seconds"
+    turns, clock = 9 if options.quick else 21, "cpu_seconds" if options.cpu_time else "seconds"
     for precision, beam_size in itertools.product(("fp32",) if options.quick else ("fp32", "bf16", "int8"), (1, 4)):
         how = f"{title}, {precision}, {'greedy' if beam_size == 1 else f'beam {beam_size}'}"
         job = {"precision": precision, "beam_size": beam_size, "lines": lines, "threads": options.threads}
