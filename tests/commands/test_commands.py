@@ -79,8 +79,8 @@ def test_version(capsys: Capture) -> None:
         (["translate", "m", "--beam-size", "four"], "argument --beam-size: invalid int value: 'four'"),
         (["translate", "m", "--precision", "fp16"], "argument --precision: invalid choice: 'fp16'"),
         (["translate", "m", "-q"], "unrecognized arguments: -q"),
-        (["train", "a.zh", "a.en", "--out", "m"], "unrecognized arguments: a.en; texts are named by --source and"),
-        (["evaluate", "m", "x", "--source", "s", "--reference", "r"], "x; texts are named by --source and --reference"),
+        (["train", "a.zh", "a.en", "--out", "m"], "unrecognized arguments: a.en; pass texts with --source and"),
+        (["evaluate", "m", "x", "--source", "s", "--reference", "r"], "x; pass texts with --source and --reference"),
         (["help", "trian"], "transduce: There is no verb `trian`: did you mean `train`?\n"),
         (
             ["train", "--out", "o", "--task", "translatoin"],
@@ -353,7 +353,7 @@ def test_training_as_json(capsys: Capture, trained: Path, tmp_path: Path) -> Non
     assert (found["step"], found["reason"]) == (80, "finished")
     assert json.loads((tmp_path / "end.json").read_bytes()) == found
     assert main(["train", *options, "--dry-run", "--json", "-"]) == 2
-    assert "`--json` writes how a run ended, and --dry-run begins none" in capsys.readouterr().err
+    assert "`--json` writes how a run ended, but --dry-run starts none" in capsys.readouterr().err
 
 
 def test_again_removes_a_run_and_nothing_else(capsys: Capture, tmp_path: Path) -> None:
@@ -422,7 +422,7 @@ def test_a_text_that_is_no_utf8_is_refused(capsys: Capture, verb: str, options: 
     with pytest.raises(SystemExit) as left:
         main([verb, "nowhere", *options])
     assert left.value.code == 2
-    message = f"transduce {verb}: argument {name}: {options[-1]!a} is no text in UTF-8: write it so ("
+    message = f"transduce {verb}: argument {name}: {options[-1]!a} is not UTF-8: write it in UTF-8 ("
     assert capsys.readouterr().err.startswith(message)
 
 
@@ -431,4 +431,4 @@ def test_what_a_run_would_record_must_be_utf8(capsys: Capture, tmp_path: Path) -
     (tmp_path / "\udcff.zh").write_text("我\n" * 3, "utf-8")
     (tmp_path / "\udcff.en").write_text("I\n" * 3, "utf-8")
     assert main(["train", "--out", str(tmp_path / "run"), *files, "--dry-run"]) == 2
-    assert "is no text in UTF-8: write it so, or put it into a file.\n" in capsys.readouterr().err
+    assert "is not UTF-8: convert it, or put it into a file.\n" in capsys.readouterr().err

@@ -145,7 +145,7 @@ def test_compare_two_folders(capsys: Capture, trained: Path, toy_corpus: Path, t
         ),
         (
             ["evaluate", "MODEL", "--source", "DEV", "--reference", "DEV", "--output", "-"],
-            "`-` would be standard output, but a file is needed here: name one.",
+            "`-` means standard output, but a file is needed here: name one.",
         ),
         (["compare", "nowhere", "SHORT", "--reference", "SHORT"], "nowhere does not exist"),
         (

@@ -50,7 +50,7 @@ def test_a_second_search_writes_every_line(
     assert lines[0] not in ("", "the the the the")
     assert lines[2] not in ("", "我吃鱼")
     assert lines[3] != ""
-    assert "A second search changed 3; " in err
+    assert "Re-decoding changed 3; " in err
     with pytest.raises(SystemExit):
         main(["review", str(trained), "--translation", str(target)])
 

@@ -214,7 +214,7 @@ def test_options_on_search_reach_it(
             ["--coverage-penalty", "1", "--beam-size", "1"],
             "`--coverage-penalty` ranks the hypotheses of a beam, but `beam_size` is 1: raise it.",
         ),
-        (["--diversity-penalty", "1"], "`--diversity-penalty` is for groups of a beam: say how many with"),
+        (["--diversity-penalty", "1"], "`--diversity-penalty` applies to groups of a beam: set their number with"),
         (
             ["--sample", "--beam-size", "2"],
             "`--beam-size` sets how to search, but --sample does not search: leave one of them out",

@@ -81,7 +81,7 @@ def test_inspect_shows_where_the_heads_look_from_a_pronoun(
     assert main(["inspect", str(trained), *english, *told, "--html", str(page), *ONE_THREAD]) == 2
     assert b"there is no translation: leave it out" in capfdbinary.readouterr().err
     assert main(["inspect", str(trained), "x", "--antecedent", "y"]) == 2
-    assert b"`--antecedent` says more about a pronoun: give --pronoun too" in capfdbinary.readouterr().err
+    assert b"`--antecedent` needs --pronoun: pass that too" in capfdbinary.readouterr().err
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_align_refuses_what_does_not_fit(
         (["--source-words", short], "have the same number of lines, but"),
         (["--heads", short], "does not hold chosen heads"),
         (["--known", str(texts["source"])], "line 1, says `我买鱼。`"),
-        (["--source-words", str(texts["known"])], "known, line 1: Words must stand in their sentence"),
+        (["--source-words", str(texts["known"])], "known, line 1: Words must occur in their sentence"),
     ):
         assert main([*command, *extra]) == 2
         assert message in capfdbinary.readouterr().err.decode()
@@ -194,10 +194,10 @@ def test_a_plot_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["masks", "--warmup", "5"], "`transduce plot masks` has no use for --warmup"),
-        (["attention", "model"], "takes MODEL SENTENCE, but was given 1 argument:"),
-        (["positions", "x"], "takes no arguments, but was given 1 argument:"),
-        (["training"], "takes RUN..., but was given 0 arguments:"),
+        (["masks", "--warmup", "5"], "--warmup does not apply to `transduce plot masks`"),
+        (["attention", "model"], "takes MODEL SENTENCE, but got 1 argument:"),
+        (["positions", "x"], "takes no arguments, but got 1 argument:"),
+        (["training"], "takes RUN..., but got 0 arguments:"),
         (["lengths", "x"], "pass --source and --reference"),
         (["positions", "--length", "0"], "`--length` must be at least 1, but is 0"),
         (["schedule", "--warmup", "0"], "`--warmup` must be at least 1, but is 0"),

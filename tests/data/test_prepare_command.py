@@ -113,9 +113,12 @@ def test_a_dev_set_to_come_leaves_all_pairs_to_train_on(
         (["--source", "a", "--shard", "1"], "but is `1`"),
         (["--source", "a", "--workers", "0"], "`--workers` must be at least 1, but is 0"),
         (["--source", "a", "--shard", "1/2"], "All shards of a corpus need one tokenizer: make it with"),
-        (["--merge", "m", "--source", "a"], "`--merge` has no use for `--source`: leave one of them out"),
-        (["settings.toml", "--merge", "m"], "`--merge` has no use for a settings file"),
-        (["--source", "a", "--tokenizer-only", "--shard", "1/2"], "`--tokenizer-only` has no use for `--shard`"),
+        (["--merge", "m", "--source", "a"], "`--merge` cannot be combined with `--source`: leave one of them out"),
+        (["settings.toml", "--merge", "m"], "`--merge` cannot be combined with a settings file"),
+        (
+            ["--source", "a", "--tokenizer-only", "--shard", "1/2"],
+            "`--tokenizer-only` cannot be combined with `--shard`",
+        ),
         (["--merge", "m"], "m holds no shard of a corpus: name what `transduce prepare --shard` wrote"),
     ],
 )

@@ -220,8 +220,8 @@ def test_the_decay_of_a_very_long_run_is_found_at_once() -> None:
 @pytest.mark.parametrize(
     ("closed", "options", "code", "said"),
     [
-        ("<&-", "", 2, "transduce: Standard input is closed: give it something to read, or name a file.\n"),
-        (">&-", "", 2, "transduce: Standard output is closed: give it a place to write to, or name a file.\n"),
+        ("<&-", "", 2, "transduce: Standard input is closed: redirect it from something, or name a file.\n"),
+        (">&-", "", 2, "transduce: Standard output is closed: redirect it to something, or name a file.\n"),
         (">&-", "--output {out}", 0, None),
         ("2>&- >&-", "--output {out}", 0, ""),
     ],

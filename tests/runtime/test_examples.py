@@ -202,6 +202,6 @@ def test_by_commands(
     assert main(["evaluate", str(trained), *reference, "--examples", out, *COMPUTING]) == 0
     assert json.loads(capsys.readouterr().out)["decoding"]["examples"] == out
     assert main([*translate[:3], "--examples", out, "--strict", *COMPUTING]) == 2
-    assert "leave --examples or --strict out" in capsys.readouterr().err
+    assert "--strict cannot be combined with --examples" in capsys.readouterr().err
     assert main(["remember", str(trained), *files, "--out", out, "--dev-source", text, *COMPUTING]) == 2
-    assert "give both --dev-source and --dev-target" in capsys.readouterr().err
+    assert "pass both --dev-source and --dev-target" in capsys.readouterr().err

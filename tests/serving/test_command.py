@@ -139,8 +139,8 @@ def test_examples_of_several_models_or_of_strict_results_are_refused(
     capsys: pytest.CaptureFixture[str], trained: Path
 ) -> None:
     said = refused(capsys, f"zh:en={trained}", f"en:zh={trained}", "--examples", "some.examples")
-    assert "--examples are one model's, but 2 are served" in said
-    assert "leave --examples or --strict out" in refused(
+    assert "--examples belong to one model, but 2 are served" in said
+    assert "--strict cannot be combined with --examples" in refused(
         capsys, str(trained), "--strict", "--examples", "some.examples"
     )
 
@@ -179,7 +179,8 @@ def test_a_glossary_of_no_served_model_is_told(
     path.write_text("poisson\tfish\n", encoding="utf-8")
     said = refused(capsys, f"zh:en={trained}", "--port", "0", "--threads", "1", "--glossary", f"fr:en={path}")
     assert (
-        "A glossary must be a served model's, but none translates fr → en: say the languages of one that does" in said
+        "A glossary must belong to a served model, but none translates fr → en: set the languages of one that is"
+        in said
     )
 
 

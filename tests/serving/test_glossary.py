@@ -113,9 +113,9 @@ def test_files_are_named_with_languages_where_there_are_several_models(tmp_path:
     assert [term.source for term in read_glossaries([str(path)], 1)[None].terms] == ["Hund"]
     assert set(read_glossaries([f"de:en={path}", f"en:de={path}"], 2)) == {("de", "en"), ("en", "de")}
     for named in ([str(path)], [f"de:en={path}"] * 2, [str(path), f"de:en={path}"]):
-        with pytest.raises(TransduceError, match=r"it is not clear whose `.*` is: say its languages, as in zh:en="):
+        with pytest.raises(TransduceError, match=r"the model of `.*` is ambiguous: set its languages, as in zh:en="):
             read_glossaries(named, 2)
     # Codes that lead to one model are one pair.
     assert set(read_glossaries([f"zh-CN:en={path}"], 2)) == set(read_glossaries([f"zh:EN={path}"], 2))
-    with pytest.raises(TransduceError, match="it is not clear whose `zh_Hans:en="):
+    with pytest.raises(TransduceError, match="the model of `zh_Hans:en="):
         read_glossaries([f"zh-CN:en={path}", f"zh_Hans:en={path}"], 2)

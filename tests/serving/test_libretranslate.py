@@ -59,6 +59,8 @@ def test_doubts_come_only_where_they_are_asked_for(live: Any) -> None:
     form = live.ask("POST", "/translate", "q=ein+Satz&source=de&target=en&doubts=true", FORM)
     assert form.json["doubts"] == [copied]
     assert live.translate("eins ☃", doubts=True).json["doubts"][0] == {"kind": "unread", "found": "☃"}
+    wrong = live.translate("Where have you been all the time?", doubts=True).json["doubts"]
+    assert {"kind": "language", "found": "looks English, not German"} in wrong
 
 
 def test_alternatives_come_only_where_they_are_asked_for(live: Any) -> None:

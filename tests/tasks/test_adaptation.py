@@ -175,7 +175,7 @@ def test_a_dry_run_tells_how_much_would_learn(
 ) -> None:
     settings = lora_settings | {"training.lora_projections": ["attention-output"], "training.lora_alpha": 1.0}
     train(out=tmp_path / "run", settings=settings, dry_run=True, **COMPUTING)
-    assert "1,536 parameters learn" in capsys.readouterr().err  # 6 attentions × 4 × (32 + 32)
+    assert "1,536 parameters are trained" in capsys.readouterr().err  # 6 attentions × 4 × (32 + 32)
     assert not (tmp_path / "run").exists()
 
 
@@ -364,4 +364,4 @@ def test_a_run_with_nothing_sound_does_not_go_on_with_random_weights(
         train(out=tmp_path / "whole", **going_on)
     capsys.readouterr()
     train(out=tmp_path / "stored", **going_on)  # its first weights are stored beside
-    assert f"Nothing sound in {tmp_path / 'stored'}: starting afresh." in capsys.readouterr().err
+    assert f"No intact checkpoint in {tmp_path / 'stored'}: starting from step 0." in capsys.readouterr().err

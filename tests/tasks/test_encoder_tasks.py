@@ -547,7 +547,7 @@ def test_parse_command(parser_folder: Path, capsys: Capture, tmp_path: Path, mon
     assert main(["parse", str(parser_folder), str(text), "--pretty", *COMPUTING]) == 0
     assert "  NP  the/DT  dog/NN" in capsys.readouterr().out
     assert main(["parse", str(parser_folder), str(text), "--reference", str(dev), *COMPUTING]) == 2
-    assert "--reference brings its own sentences" in capsys.readouterr().err
+    assert "--reference has its own sentences" in capsys.readouterr().err
 
 
 def test_without_tags_words_are_placeholders(tmp_path: Path) -> None:

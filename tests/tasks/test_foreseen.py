@@ -115,7 +115,7 @@ def test_a_warm_up_that_leaves_no_room_to_fall_is_told(
     train(out=tmp_path / "run", settings=settings, dry_run=True, device="cpu", threads=1)
     (line,) = (line for line in capsys.readouterr().err.splitlines() if "training.warmup_steps" in line)
     assert line.split()[1] == "20"
-    assert line.endswith("half of the steps, as the rate falls in the rest; 30 were said")
+    assert line.endswith("half of the steps, as the rate falls in the rest; you set 30")
 
 
 def test_a_step_reads_the_text_once_at_most(

@@ -452,12 +452,12 @@ def test_resume_with_nothing_saved_starts_afresh_and_says_so(
 ) -> None:
     folder, few = tmp_path / "run", {"training.steps": 3, "training.translate_dev": 0}
     train(out=folder, settings=toy_settings | few, resume=True, device="cpu", threads=1)
-    assert f"Nothing was saved in {folder}: starting afresh." in capsys.readouterr().err
+    assert f"No saved checkpoint in {folder}: starting from step 0." in capsys.readouterr().err
     once = (folder / "model.safetensors").read_bytes()
     # Killed before its first checkpoint, a run has settings and nothing else that counts.
     shutil.rmtree(folder / "checkpoints")
     train(out=folder, resume=True, device="cpu", threads=1)
-    assert f"Nothing was saved in {folder}: starting afresh." in capsys.readouterr().err
+    assert f"No saved checkpoint in {folder}: starting from step 0." in capsys.readouterr().err
     assert (folder / "model.safetensors").read_bytes() == once
 
 

@@ -32,6 +32,7 @@ def test_a_lost_sentence_is_found(source: str, translation: str, expected: tuple
         ("Mr. Smith met Dr. J. Brown at 3.5 km from here.", "史密斯先生在离这里3.5公里的地方见到了布朗医生。"),
         ("Tom wurde am 5. Mai 2010 geboren.", "Tom was born on May 5, 2010."),
         ("Sie kommt z.B. am Montag. ", "She comes on Monday, for instance."),
+        ("Zwei alte Männer mit Hut bzw. Mütze dösen in der Sonne.", "Two old men in hats doze in the sun."),
         # Short sentences that are joined to the next one, and what a semicolon or a dash may stand for.
         ("Yes. I do know him.", "是的，我认识他。"),
         ("I am tired today. I want to go to bed.", "Ich bin heute müde; ich will ins Bett."),

@@ -53,25 +53,25 @@ def run(options: argparse.Namespace) -> int:
     check_writable(options.learn, inputs=[*read, options.known])
     heads = None if options.heads is None else read_heads(Path(options.heads))
     pairs = list(_read_pairs(options))
-    known = None if options.known is None else [parse_links(*line) for line in _numbered(options.known)]
-    if known is not None and len(known) != len(pairs):
+    references = None if options.known is None else [parse_links(*line) for line in _numbered(options.known)]
+    if references is not None and len(references) != len(pairs):
         raise TransduceError(
             f"Every pair needs its reference alignment on the same line, but {options.known} has "
-            f"{counted(len(known), 'line')} for {counted(len(pairs), 'pair')}: use files with equally many lines."
+            f"{counted(len(references), 'line')} for {counted(len(pairs), 'pair')}: use files with equally many lines."
         )
     translator = load_translator(options.model, options)
-    if options.learn is not None and known is not None:
-        examples = [KnownAlignment(*each) for each in zip(pairs, known, strict=True)]
+    if options.learn is not None and references is not None:
+        examples = [KnownAlignment(*each) for each in zip(pairs, references, strict=True)]
         write_file(Path(options.learn), msgspec.json.encode(choose_heads(translator, examples)) + b"\n")
         sys.stderr.write(f"The heads, chosen by {len(examples):,} alignments, are in {options.learn}.\n")
         return 0
-    found = []
+    predicted = []
     for links in align(translator, pairs, heads):
-        found.append(links)
+        predicted.append(links)
         sys.stdout.buffer.write(f"{format_links(links)}\n".encode())
     sys.stdout.buffer.flush()
-    if known is not None:
-        sys.stderr.write(f"alignment error rate {100 * alignment_error(found, known):.1f} %\n")
+    if references is not None:
+        sys.stderr.write(f"alignment error rate {100 * alignment_error(predicted, references):.1f} %\n")
     return 0
 
 

@@ -62,8 +62,8 @@ def run(options: argparse.Namespace) -> int:
         _report(options, classifier, list(lines))
         return 0
     with standard_output() as output:
-        for found in _classified(classifier, lines):
-            output.write(line_of(found, options.probabilities) + "\n")
+        for classification in _classified(classifier, lines):
+            output.write(line_of(classification, options.probabilities) + "\n")
             output.flush()
     return 0
 
@@ -80,12 +80,12 @@ def _report(options: argparse.Namespace, classifier: Classifier, texts: list[str
                 f'{options.labels}:1: "{labels[0][:40]}" is no label of this model, nor is any other line: its labels '
                 f"are {', '.join(classifier.labels[:_MOST_SHOWN])}{more}."
             )
-    found = list(_classified(classifier, texts))
+    classification = list(_classified(classifier, texts))
     if options.output:
-        lines = "".join(f"{line_of(each, options.probabilities)}\n" for each in found)
+        lines = "".join(f"{line_of(each, options.probabilities)}\n" for each in classification)
         write_file(Path(options.output), lines.encode())
     if labels is not None:
-        write_report(score_labels([each.label for each in found], labels), options.json)
+        write_report(score_labels([each.label for each in classification], labels), options.json)
 
 
 def _classified(classifier: Classifier, lines: Iterable[str]) -> Iterator[Classification]:
@@ -94,9 +94,9 @@ def _classified(classifier: Classifier, lines: Iterable[str]) -> Iterator[Classi
         yield from classifier(block)
 
 
-def line_of(found: Classification, shown: int | None) -> str:
+def line_of(classification: Classification, shown: int | None) -> str:
     """Format a label, or labels with their probabilities, separated by tabs."""
     if not shown:
-        return found.label
-    ranked = list(found.probabilities.items())[: shown if shown > 0 else None]
+        return classification.label
+    ranked = list(classification.probabilities.items())[: shown if shown > 0 else None]
     return "\t".join(f"{label}\t{probability:.4f}" for label, probability in ranked)

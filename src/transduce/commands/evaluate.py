@@ -82,12 +82,12 @@ def run(options: argparse.Namespace) -> int:
     named = {name: path for name, path in used.items() if path}
     report = score(hypotheses, references, decoding=decoding_record(search, translator.precision) | named, **counting)
     if options.variants:
-        others = [
+        searched = [
             Variant(way, score(_texts(translator, sources, other, glossary), references, **counting).bleu)
             for way, other in _other_searches(search)
         ]
         counted = count_otherwise(hypotheses, references, **counting)
-        write_report(Variants(scored=report, counted=counted, searched=tuple(others)), options.json)
+        write_report(Variants(scored=report, counted=counted, searched=tuple(searched)), options.json)
     else:
         write_report(report, options.json)
     if glossary:
@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
 def _texts(
     translator: Translator, sources: Sequence[str], search: SearchSettings, glossary: Glossary | None
 ) -> list[str]:
-    return [found.text for found in translator.translate(sources, search, glossary=glossary)]
+    return [translation.text for translation in translator.translate(sources, search, glossary=glossary)]
 
 
 def _other_searches(search: SearchSettings) -> Iterator[tuple[str, SearchSettings]]:

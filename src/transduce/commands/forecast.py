@@ -65,8 +65,8 @@ def run(options: argparse.Namespace) -> int:
     if options.score:
         write_report(score_table(forecaster, values, options), options.json)
         return 0
-    found = forecaster(values, options.steps, samples=options.samples, seed=_seed(options))
-    lines = "".join(f"{line}\n" for line in table_of(found))
+    forecast = forecaster(values, options.steps, samples=options.samples, seed=_seed(options))
+    lines = "".join(f"{line}\n" for line in table_of(forecast))
     if options.output:
         write_file(Path(options.output), lines.encode())
     else:
@@ -113,8 +113,8 @@ def score_table(forecaster: Forecaster, values: Numbers, options: argparse.Names
         scored = values[len(values) - card.past - windows * steps :]
     series = WindowedSeries([scored], past=card.past, horizon=steps, stride=steps)
     past, actual = series.cut(np.arange(len(series)))
-    found = forecaster.forecast_windows(past, steps, samples=options.samples, seed=_seed(options))
-    return score_forecasts(past, actual, found.values, names=card.columns, season=season)
+    forecast = forecaster.forecast_windows(past, steps, samples=options.samples, seed=_seed(options))
+    return score_forecasts(past, actual, forecast.values, names=card.columns, season=season)
 
 
 def table_of(forecast: Forecast) -> Iterator[str]:

@@ -99,9 +99,9 @@ def run(options: argparse.Namespace) -> int:
     if options.n_best == 1 and options.json is None:
         _stream(generator, prompt, search, one_line=options.one_line)
         return 0
-    found = generator(prompt, search=search, one_line=options.one_line)
+    generation = generator(prompt, search=search, one_line=options.one_line)
     report = GenerationReport(
-        prompt=prompt, continuations=found.continuations, search=search, precision=generator.precision
+        prompt=prompt, continuations=generation.continuations, search=search, precision=generator.precision
     )
     write_report(report, options.json)
     return 0

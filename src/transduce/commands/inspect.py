@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
         inspection = inspect_sentence(translator, options.sentence, search=search_settings(options, options.model))
         return _show(options, inspection, draw_inspection(inspection, _attention(inspection)))
     reader = load(options.model, precision=options.precision, device=options.device, threads=options.threads)
-    found = pronoun_attention(
+    result = pronoun_attention(
         reader,
         options.sentence,
         options.pronoun,
@@ -77,11 +77,11 @@ def run(options: argparse.Namespace) -> int:
     )
     if isinstance(reader, Translator) and options.translation_of is None:
         inspection = inspect_sentence(reader, options.sentence, search=search_settings(options, options.model))
-        inspection = msgspec.structs.replace(inspection, coreference=found)
-        return _show(options, inspection, f"{draw_inspection(inspection, _attention(inspection))}\n\n{found.draw()}")
+        inspection = msgspec.structs.replace(inspection, coreference=result)
+        return _show(options, inspection, f"{draw_inspection(inspection, _attention(inspection))}\n\n{result.draw()}")
     if options.html is not None:
         raise TransduceError("--html shows how a sentence is translated, but there is no translation: leave it out.")
-    return _show(options, found, found.draw())
+    return _show(options, result, result.draw())
 
 
 def _check_pronoun(options: argparse.Namespace) -> None:
@@ -90,11 +90,11 @@ def _check_pronoun(options: argparse.Namespace) -> None:
             raise TransduceError(f"`--{name.replace('_', '-')}` needs --pronoun: pass that too.")
 
 
-def _show(options: argparse.Namespace, found: Inspection | PronounAttention, drawn: str) -> int:
+def _show(options: argparse.Namespace, result: Inspection | PronounAttention, drawn: str) -> int:
     """Print a result, or its JSON, and write the requested files."""
-    if options.html is not None and isinstance(found, Inspection):
-        write_file(Path(options.html), found.to_html().encode())
-    content = msgspec.json.encode(found) + b"\n"
+    if options.html is not None and isinstance(result, Inspection):
+        write_file(Path(options.html), result.to_html().encode())
+    content = msgspec.json.encode(result) + b"\n"
     if options.json == "-":
         sys.stdout.buffer.write(content)
     else:

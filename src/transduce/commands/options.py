@@ -262,16 +262,16 @@ def check_writable(
         if path.suffix == ".gz":
             raise TransduceError(f"{path} would be gzip by its name, but plain text is written: leave .gz out.")
         # A device such as /dev/stdout is written directly; a file is renamed to its final name when complete.
-        place = path if is_no_file(path) else path.parent
-        if not os.access(place, os.W_OK):
-            raise TransduceError(f"{path} cannot be written: you may not write to {place}, so name another place.")
+        location = path if is_no_file(path) else path.parent
+        if not os.access(location, os.W_OK):
+            raise TransduceError(f"{path} cannot be written: you may not write to {location}, so name another place.")
     written = [Path(path).resolve() for path in files if not is_no_file(Path(path))]
     if len(set(written)) < len(written):
         raise TransduceError(f"{files[-1]} is named for two outputs: name another file for one of them.")
-    read = [Path(path) for given in inputs if given for path in ([given] if isinstance(given, str) else given)]
+    read = [Path(path) for item in inputs if item for path in ([item] if isinstance(item, str) else item)]
     for path in written:
-        for place in read:
-            if path.exists() and (_is_model_file(path, place) if place.is_dir() else _is_same(path, place)):
+        for location in read:
+            if path.exists() and (_is_model_file(path, location) if location.is_dir() else _is_same(path, location)):
                 raise TransduceError(f"{path} is read here, and would be replaced: name another file to write.")
 
 
@@ -295,13 +295,13 @@ def check_folder(path: str) -> None:
     Raises:
         TransduceError: a part of the path is a file, or not writable.
     """
-    place = as_path(path, "The folder to write")
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    if not place.is_dir():
-        raise TransduceError(f"{path} cannot be a folder, for {place} is a file: name another one.")
-    if not os.access(place, os.W_OK):
-        raise TransduceError(f"{path} cannot be filled, for you may not write to {place}: name another folder.")
+    location = as_path(path, "The folder to write")
+    while not location.exists() and location != location.parent:
+        location = location.parent
+    if not location.is_dir():
+        raise TransduceError(f"{path} cannot be a folder, for {location} is a file: name another one.")
+    if not os.access(location, os.W_OK):
+        raise TransduceError(f"{path} cannot be filled, for you may not write to {location}: name another folder.")
 
 
 def read_side_by_side(*paths: str) -> list[list[str]]:

@@ -82,10 +82,10 @@ def run(options: argparse.Namespace) -> int:
     report = _report(translations, review(translator, translations, glossary=glossary))
     write_lines(report.doubtful, report, options.json)
     if options.look_again:
-        again = look_again(translator, translations, search, glossary=glossary)
-        write_file(Path(options.look_again), "".join(f"{each.text}\n" for each in again).encode("utf-8", "replace"))
-        remaining = _report(again, review(translator, again, glossary=glossary))
-        changed = sum(one.text != other.text for one, other in zip(translations, again, strict=True))
+        redecoded = look_again(translator, translations, search, glossary=glossary)
+        write_file(Path(options.look_again), "".join(f"{each.text}\n" for each in redecoded).encode("utf-8", "replace"))
+        remaining = _report(redecoded, review(translator, redecoded, glossary=glossary))
+        changed = sum(one.text != other.text for one, other in zip(translations, redecoded, strict=True))
         sys.stderr.write(f"Re-decoding changed {changed:,}; {remaining}\n")
     return 0
 

@@ -211,21 +211,21 @@ def translated(
     options: argparse.Namespace, folders: list[str], job: Job, waiting: Iterable[Portion]
 ) -> Iterator[tuple[Portion, str]]:
     """Yield each portion with the text to write for it, translated by one process or several."""
-    found = with_warnings(
+    results = with_warnings(
         _translated(options, folders, job, waiting),
         lambda: languages_of(Path(folders[0]), options.source_language, options.target_language),
         is_line_by_line=job.search.n_best == 1,
     )
-    return found if job.glossary is None or job.search.n_best > 1 else _tallied(job.glossary, found)
+    return results if job.glossary is None or job.search.n_best > 1 else _tallied(job.glossary, results)
 
 
-def _tallied(glossary: Glossary, found: Iterable[tuple[Portion, str]]) -> Iterator[tuple[Portion, str]]:
+def _tallied(glossary: Glossary, results: Iterable[tuple[Portion, str]]) -> Iterator[tuple[Portion, str]]:
     """Yield the portions, and finally report which translations lack a glossary term."""
     tally = TermTally(glossary)
-    for portion, text in found:
+    for portion, text in results:
         yield portion, text
-        for place, source, translation in zip(portion.places, portion.lines, text.split("\n"), strict=False):
-            tally.add(place + 1, source, translation)
+        for position, source, translation in zip(portion.places, portion.lines, text.split("\n"), strict=False):
+            tally.add(position + 1, source, translation)
     sys.stderr.write(f"{tally}\n")
 
 
@@ -378,19 +378,19 @@ def prompt(translator: Translator, output: io.TextIOWrapper, job: Job) -> None:
                 output.flush()
             output.write("\n")
         else:
-            found = translator(
+            results = translator(
                 sentence, search=job.search, prefix=job.prefix, phrases=job.phrases, glossary=job.glossary
             )
             if job.look_again:
-                (found,) = look_again(
+                (results,) = look_again(
                     translator,
-                    [found],
+                    [results],
                     job.search,
                     prefix=job.prefix,
                     phrases=[job.phrases],
                     glossary=job.glossary,
                 )
-            output.write("".join(f"{alternative.text}\n" for alternative in found.alternatives))
+            output.write("".join(f"{alternative.text}\n" for alternative in results.alternatives))
         output.flush()
 
 

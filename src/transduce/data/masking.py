@@ -80,9 +80,9 @@ def mask_pieces(
     )
 
 
-def hidden_counts(there: Ids, share: float) -> Ids:
+def hidden_counts(candidates: Ids, share: float) -> Ids:
     """Return how many tokens of each row are masked: the rounded share, but at least one if any may be."""
-    counts: Ids = np.minimum(there, np.maximum(1, np.rint(there * share).astype(np.int64)))
+    counts: Ids = np.minimum(candidates, np.maximum(1, np.rint(candidates * share).astype(np.int64)))
     return counts
 
 

@@ -129,15 +129,15 @@ class _Sentences(NamedTuple):
     def elsewhere(self, start: Ids, stop: Ids, count: Ids, draw: NDArray[np.float64]) -> tuple[Ids, Ids]:
         """Return for each row a run of up to `count` sentences elsewhere in the text, within one document."""
         before, after = np.searchsorted(self.filled, start), np.searchsorted(self.filled, stop)
-        others = len(self.filled) - (after - before)
-        drawn = (draw * others).astype(np.int64)
+        rest = len(self.filled) - (after - before)
+        drawn = (draw * rest).astype(np.int64)
         # If a row is the whole text, there is no other sentence.
-        place = np.minimum(drawn + np.where(drawn < before, 0, after - before), len(self.filled) - 1)
-        first = self.filled[place]
+        index = np.minimum(drawn + np.where(drawn < before, 0, after - before), len(self.filled) - 1)
+        first = self.filled[index]
         documents = np.append(np.flatnonzero(self.lengths == 0), len(self.lengths))
         most = documents[np.searchsorted(documents, first)]
         last = np.minimum(first + count, np.where(first < start, np.minimum(most, start), most))
-        return first, np.where(others > 0, last, first)
+        return first, np.where(rest > 0, last, first)
 
 
 class _Epoch(NamedTuple):
@@ -274,8 +274,8 @@ class SentencePairPlan:
             middle, stop = text.split(start, stop, draws[0])
             has_next = stop > middle
             follows = (draws[1] < 0.5) & has_next
-            others = text.elsewhere(start, stop, np.maximum(1, stop - middle), draws[2])
-            second = np.where(follows, middle, others[0]), np.where(follows, stop, others[1])
+            rest = text.elsewhere(start, stop, np.maximum(1, stop - middle), draws[2])
+            second = np.where(follows, middle, rest[0]), np.where(follows, stop, rest[1])
         pieces = text.pieces(start, middle) + text.pieces(*second)
         lengths = np.minimum(pieces, self._row_tokens) + self._marks_of_row
         return _Epoch(number, text, start, middle, second, has_next, follows, lengths)

@@ -39,7 +39,7 @@ def score_labels(predicted: Sequence[str], right: Sequence[str]) -> AccuracyRepo
             f"Every text needs a predicted and a right label, but there are {len(predicted):,} and {len(right):,}: "
             "provide one of each."
         )
-    hits = Counter(mine for mine, theirs in zip(predicted, right, strict=True) if mine == theirs)
+    hits = Counter(guess for guess, label in zip(predicted, right, strict=True) if guess == label)
     predicted_counts, right_counts = Counter(predicted), Counter(right)
     scores = [
         2 * hits[label] / (predicted_counts[label] + right_counts[label])

@@ -92,8 +92,8 @@ class BracketReport(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(_line(title, counts) for title, counts in zip(titles, (self.all, self.short), strict=True))
 
 
-def _percent(part: int, whole: int) -> float:
-    return 100.0 * part / whole if whole else 0.0
+def _percent(part: int, total: int) -> float:
+    return 100.0 * part / total if total else 0.0
 
 
 def _line(title: str, counts: BracketCounts) -> str:
@@ -148,13 +148,13 @@ def score_tree(predicted: Tree | None, reference: Tree, settings: BracketSetting
     if tree is None or tree.words() != gold.words():
         wrong = 0 if tree is None else brackets(tree, _kept(tree, settings), settings).total()
         return counts + BracketCounts(predicted=wrong, invalid=1), len(leaves)
-    found = brackets(tree, kept, settings)
+    collected = brackets(tree, kept, settings)
     tags = zip(leaves, tree.leaves(), kept, strict=True)
     return counts + BracketCounts(
-        matched=(found & expected).total(),
-        predicted=found.total(),
-        exact=int(found == expected),
-        tagged=sum(mine.label == theirs.label for mine, theirs, counted in tags if counted),
+        matched=(collected & expected).total(),
+        predicted=collected.total(),
+        exact=int(collected == expected),
+        tagged=sum(gold_leaf.label == leaf.label for gold_leaf, leaf, counted in tags if counted),
     ), len(leaves)
 
 
@@ -168,22 +168,22 @@ def brackets(tree: Tree, kept: Iterable[bool], settings: BracketSettings) -> "Co
     A label that occurs twice over the same words counts twice; constituents without a kept word do not count.
     """
     names = {other: label for label, other in settings.equal_labels}
-    found: Counter[Bracket] = Counter()
-    _collect(tree, 0, iter(kept), found)
+    collected: Counter[Bracket] = Counter()
+    _collect(tree, 0, iter(kept), collected)
     counted: Counter[Bracket] = Counter()
-    for (label, start, stop), times in found.items():
+    for (label, start, stop), times in collected.items():
         label = plain_label(label)
         if stop > start and label not in settings.deleted_labels:
             counted[names.get(label, label), start, stop] += times
     return counted
 
 
-def _collect(tree: Tree, start: int, kept: Iterator[bool], found: "Counter[Bracket]") -> int:
+def _collect(tree: Tree, start: int, kept: Iterator[bool], collected: "Counter[Bracket]") -> int:
     """Add the brackets of a tree that begins at a word, and return the word at which the tree ends."""
     if tree.word is not None:
         return start + next(kept)
     stop = start
     for child in tree.children:
-        stop = _collect(child, stop, kept, found)
-    found[tree.label, start, stop] += 1
+        stop = _collect(child, stop, kept, collected)
+    collected[tree.label, start, stop] += 1
     return stop

@@ -71,8 +71,8 @@ def count_otherwise(
     usual = choose_tokenizer(target_language, tokenize).name
     case = "with regard to case" if lowercase else "without regard to case"
     variants = [_count(case, usual, lines, lowercase=not lowercase)]
-    others = [name for name in _OTHER_TOKENIZERS if name != usual]
-    variants += [_count(f"tokenizer {name}", name, lines, lowercase=lowercase) for name in others]
+    other_tokenizers = [name for name in _OTHER_TOKENIZERS if name != usual]
+    variants += [_count(f"tokenizer {name}", name, lines, lowercase=lowercase) for name in other_tokenizers]
     if usual in SPACE_TOKENIZERS:
         words, _ = make_metrics(usual, lowercase=lowercase)
         split = [[_HYPHEN.sub(r"\1 ##AT##-##AT## \2", words.tokenizer(line)) for line in side] for side in lines]

@@ -83,9 +83,7 @@ class ContinuingScorer:
         self.state.keep_sentences(rows)
 
     def _read(self) -> DecodingState:
-        """Encode the texts into a new state; of texts longer than the context, only the newest half of the context
-        is read.
-        """
+        """Encode the texts into a new state; if one exceeds the context, each is cut to its last half context."""
         if max(map(len, self.texts)) > self.context:
             self.texts = [text[-max(1, self.context // 2) :] for text in self.texts]
         longest = max(map(len, self.texts))

@@ -114,7 +114,7 @@ def begin_search(
 
 
 def most_sentences(search: SearchSettings, examples: Examples | None) -> int | None:
-    """Return the maximum number of sentences in a batch; None: limited by memory only.
+    """Return the maximum number of sentences in a batch; None: only tokens are limited.
 
     Raises:
         TransduceError: the search settings cannot be combined with kNN retrieval.

@@ -202,7 +202,7 @@ def _repeats(units: list[str], least: int | None = None) -> list[tuple[int, list
 
 def _fewest_times(run: list[str]) -> int:
     if len(run) == 1 and not stands_without_spaces(run[0][0]):
-        return 3  # single characters may double, as in 哈哈; words may, too
+        return 3  # a word; single characters may occur three times in a row, as in 哈哈哈
     return _FEWEST_TIMES.get(len(run), 2)
 
 

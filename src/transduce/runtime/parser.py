@@ -68,9 +68,7 @@ class _Sentence(NamedTuple):
 
 
 class Parser:
-    """A model that writes linearized trees. Call it with a sentence of space-separated words, or with a list of
-    them.
-    """
+    """A model that writes linearized trees. Call it with a sentence of space-separated words, or with a list."""
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer, *, search: SearchSettings | None = None) -> None:
         """Create a parser.

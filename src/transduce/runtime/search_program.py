@@ -21,9 +21,7 @@ from transduce.search.scorer import Bounds, Hypothesis, Scorer
 
 
 class SearchProgram:
-    """Implements `loop.Search` as a compiled search, with the results of `BeamSearch`, or of `Walk` for a beam of
-    one.
-    """
+    """Implements `loop.Search` as a compiled search, equal to `BeamSearch`, or to `Walk` for a beam of one."""
 
     def __init__(self, search: BatchSearch, bounds: Bounds, beam: Beam) -> None:
         """Wrap a compiled search at its first step."""

@@ -141,8 +141,8 @@ class BeamSearch:
         order = self.scores.argsort(dim=1, descending=True, stable=True)[..., None].expand(-1, -1, self.length)
         live = self.pieces.gather(1, order)
         last = live[:, 0].clone()
-        for row, place in enumerate(self.places):
-            if best := self._best(place, 1):
+        for row, sentence in enumerate(self.places):
+            if best := self._best(sentence, 1):
                 ids = [*best[0].ids[: self.length], *[self.eos_id] * (self.length - len(best[0].ids))]
                 last[row] = torch.tensor(ids, device=last.device)
         return torch.cat([live, last[:, None]], dim=1)
@@ -155,8 +155,8 @@ class BeamSearch:
     def give_up(self, places: Collection[int]) -> None:
         """Remove sentences from the batch and finish their live hypotheses as they are."""
         staying = []
-        for row, place in enumerate(self.places):
-            if place in places:
+        for row, sentence in enumerate(self.places):
+            if sentence in places:
                 self._finish_live(row)
             else:
                 staying.append(row)
@@ -165,14 +165,17 @@ class BeamSearch:
     def found(self) -> list[list[Hypothesis]]:
         """Return the n best hypotheses of each sentence that has left the batch, best first; none for the others."""
         decoding = set(self.places)
-        return [[] if place in decoding else self._best(place, self.beam.n_best) for place in range(len(self.finished))]
+        return [
+            [] if sentence in decoding else self._best(sentence, self.beam.n_best)
+            for sentence in range(len(self.finished))
+        ]
 
-    def _best(self, place: int, count: int) -> list[Hypothesis]:
+    def _best(self, sentence: int, count: int) -> list[Hypothesis]:
         """Return the best finished hypotheses of all groups without duplicates, taken from the groups in turn.
 
         The group with the best hypothesis comes first.
         """
-        groups = sorted(filter(None, self.finished[place]), key=lambda group: _rank(group[0]))
+        groups = sorted(filter(None, self.finished[sentence]), key=lambda group: _rank(group[0]))
         waiting = [iter(group) for group in groups]
         taken: dict[tuple[tuple[int, ...], bool], Hypothesis] = {}
         while waiting and len(taken) < count:

@@ -151,11 +151,11 @@ class ConstrainedSelection:
         sizes = {missing: len(living[missing]) for missing in sorted(living)}
         total = self.matchers[sentence].missing(self.matchers[sentence].start)
         shares = allocate(sizes, places=choice.live.totals.shape[1], stages=total + 1)
-        kept = [option for missing, share in shares.items() for option in living[missing][:share]]
-        kept.sort(key=lambda option: -option.total)
-        self.progress[sentence] = [option.progress for option in kept]
-        self.progress[sentence] += [self.matchers[sentence].start] * (choice.live.totals.shape[1] - len(kept))
-        _write(choice.live, candidates, [option.column for option in kept])
+        selected = [option for missing, share in shares.items() for option in living[missing][:share]]
+        selected.sort(key=lambda option: -option.total)
+        self.progress[sentence] = [option.progress for option in selected]
+        self.progress[sentence] += [self.matchers[sentence].start] * (choice.live.totals.shape[1] - len(selected))
+        _write(choice.live, candidates, [option.column for option in selected])
         _write(choice.ended, candidates, [option.column for option in ended])
 
     def _candidates(self, step: Step, sentence: int, choice: Choice) -> Candidates:

@@ -59,9 +59,9 @@ class GenerateSearch(BeamSearch):
         self.stop = settings.stop
         self._ended_now = [[0] * beam.groups for _ in self.rows]
 
-    def _best(self, place: int, count: int) -> list[Hypothesis]:
+    def _best(self, sentence: int, count: int) -> list[Hypothesis]:
         """Return the best hypotheses of all groups, whether they ended or were cut."""
-        return sorted(super()._best(place, count), key=lambda hypothesis: -hypothesis.score)
+        return sorted(super()._best(sentence, count), key=lambda hypothesis: -hypothesis.score)
 
     def _finish(self, row: int, beam: int, group: int, history: History, *, ended: bool) -> None:
         """Add a hypothesis to the finished ones of its group, which keeps only the best."""
@@ -100,10 +100,10 @@ class GenerateSearch(BeamSearch):
         """Return the rows in which a live hypothesis may still improve on the finished ones."""
         best_live = self.scores.unflatten(1, (self.beam.groups, -1)).amax(dim=-1).tolist()  # (B, G)
         undecided = []
-        for row, place in enumerate(self.places):
+        for row, sentence in enumerate(self.places):
             length = self.longest[row] if self.stop == "never" and self.beam.alpha > 0.0 else self.length
             bounds = (best / length**self.beam.alpha for best in best_live[row])
-            groups = zip(self.finished[place], bounds, strict=True)
+            groups = zip(self.finished[sentence], bounds, strict=True)
             if any(self._may_improve(finished, bound) for finished, bound in groups):
                 undecided.append(row)
         return undecided

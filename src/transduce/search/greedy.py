@@ -139,8 +139,8 @@ class Walk:
         rows = leaving.nonzero().flatten()
         # One transfer for all, since each one stalls a GPU.
         histories = zip(self.pieces[rows].tolist(), self.log_probabilities[rows].tolist(), strict=True)
-        for place, history in zip(self.rows[rows].tolist(), histories, strict=True):
-            self._found[place] = [self._hypothesis(*hypothesis) for hypothesis in zip(*history, strict=True)]
+        for sentence, history in zip(self.rows[rows].tolist(), histories, strict=True):
+            self._found[sentence] = [self._hypothesis(*hypothesis) for hypothesis in zip(*history, strict=True)]
         staying = (~leaving).nonzero().flatten()
         self.scorer.keep_sentences(staying)
         self.rows, self.longest, self.newest = self.rows[staying], self.longest[staying], self.newest[staying]

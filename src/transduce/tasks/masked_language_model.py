@@ -136,9 +136,7 @@ class MaskedDevSet:
         )
 
     def _measure(self, batch: Batch) -> tuple[float, int, int, int, int]:
-        """Return (nats, masked tokens, correct masked tokens, next-sentence rows, correct next-sentence rows) of a
-        batch.
-        """
+        """Return (nats, masked tokens, correct ones, next-sentence rows, correct ones) of a batch."""
         assert isinstance(batch, SentencePairBatch)
         states, labels = self.task.encode(batch)
         present = labels != self.model.config.pad_id

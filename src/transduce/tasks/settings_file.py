@@ -29,9 +29,7 @@ class FileSettings(dict[str, Any]):
         }
 
     def place(self, sentence: str) -> str | None:
-        """Return the file and line of the first setting that an error message names; None if it is not from the
-        file.
-        """
+        """Return the file and line of the first setting that an error message names; None if no file sets it."""
         for mentioned in _NAME.findall(sentence.partition(": ")[0]):  # after the colon, the message states the remedy
             matches = [setting for setting in self._lines if setting == mentioned or setting.endswith(f".{mentioned}")]
             tables = [setting for setting in self._lines if mentioned.startswith(f"{setting}.")]

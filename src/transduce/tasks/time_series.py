@@ -53,9 +53,7 @@ class SeriesTask:
         self.model = model
 
     def loss(self, batch: SeriesBatch) -> Loss:
-        """Return the teacher-forced loss, summed over all values: squared errors, or negative log-likelihood in
-        nats.
-        """
+        """Return the teacher-forced loss: the sum of squared errors, or of negative log-likelihoods in nats."""
         weight = self.model.head.weight
         past = to_device(batch.past, weight.device).to(weight.dtype)
         future = to_device(batch.future, weight.device)

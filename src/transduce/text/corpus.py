@@ -46,7 +46,7 @@ class CorpusFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def is_text_alone(self) -> bool:
-        """Whether source and target are the same files, so that both sides of a pair are the same line."""
+        """True if source and target are the same files, so that both sides of a pair are the same line."""
         return self.source == self.target
 
     @property
@@ -218,9 +218,9 @@ def _check_sides(files: CorpusFiles) -> None:
             f"{len(files.target)}: name them in the same order."
         )
     for path in (*files.source, *files.target):
-        if files.format == "auto" and (found := format_of(path, "auto")) != "lines":
+        if files.format == "auto" and (format := format_of(path, "auto")) != "lines":
             raise TransduceError(
-                f"{path} holds both sides by its name, as {found}, but target file {files.target[0]} is specified too: "
+                f"{path} holds both sides by its name, as {format}, but target file {files.target[0]} is specified: "
                 "leave that out, or pass `--set data.format=lines` if each file holds one side."
             )
     if files.format not in ("auto", "lines"):

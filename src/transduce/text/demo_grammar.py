@@ -191,11 +191,11 @@ class _Split:
 
     def _held_out(self, words: tuple[str, ...]) -> list[Combination]:
         """Return the combinations of a sentence that training must not contain."""
-        found = combinations(words)
-        for combination in found:
+        candidates = combinations(words)
+        for combination in candidates:
             if combination not in self.held_out:
                 self.held_out[combination] = _chance(combination, self._seed) < HELD_OUT_SHARE
-        return [combination for combination in found if self.held_out[combination]]
+        return [combination for combination in candidates if self.held_out[combination]]
 
     def covered(self) -> Iterator[AlignedPair]:
         """Yield reserved pairs with new translations whose words, also in pairs, occur often in training."""
@@ -214,9 +214,9 @@ class _Split:
                 yield pair
 
 
-def _company(found: list[Combination]) -> set[tuple[str, str]]:
+def _company(candidates: list[Combination]) -> set[tuple[str, str]]:
     """Return every predicate paired with each of its participants."""
-    return {(predicate, word) for predicate, *words in found for word in words}
+    return {(predicate, word) for predicate, *words in candidates for word in words}
 
 
 def _chance(combination: Combination, seed: int) -> float:

@@ -149,7 +149,7 @@ class _Decoder:
         number = self.lines + 1
         if self._undecodable_lines >= _MANY_LINES and self._undecodable_lines > (number - self.skipped) * _MANY_SHARE:
             raise TransduceError(
-                f"{self._name}:{number}: files must be UTF-8, but {self._kept} of the first {number} lines are not: "
+                f"{self._name}:{number}: files must be UTF-8, but {self._undecodable_lines} of the first {number} lines are not: "
                 "convert the file."
             )
 

@@ -149,7 +149,7 @@ class _Builder:
 
     @property
     def _closes_too_early(self) -> bool:
-        """Whether the only open constituent is the root while words are left."""
+        """True if the only open constituent is the root while words are left."""
         return len(self._open) == 1 and self._used < len(self._words)
 
     def _add_word(self, tag: str) -> None:

@@ -8,6 +8,11 @@ from transduce.text.sentences import sentence_ends
 _CLOSING = re.compile("[\"'”’»）)」』\\]]\\s*$")
 _ELLIPSIS = re.compile(r"(?:\.{2,}|…+)\s*$")
 _ORDINAL = re.compile(r"(?:^|\s)\d+\.\s*$")  # "am 5. Mai"
+# Beside those that `sentences.py` knows, whose splitting of training text stays as it is.
+_ABBREVIATION = re.compile(
+    r"\b(?:bzw|usw|z\.\s?B|d\.\s?h|u\.\s?a|nr|tel|str|evtl|ggf|sra?|p\.\s?ej|núm|env)\.\s*$", re.IGNORECASE
+)
+_NO_ENDS = (_CLOSING, _ELLIPSIS, _ORDINAL, _ABBREVIATION)
 # Marks at which a translator may well end a sentence of the source without a full stop.
 _HALF_STOPS = re.compile("[;；:：—–]")
 # Thai, Lao and Tibetan have no mark that only ends sentences.
@@ -39,7 +44,7 @@ def _least_sentences(text: str) -> int:
     count, start = 0, 0
     for stop in [*sentence_ends(text), len(text)]:
         sentence = text[start:stop]
-        is_end = stop == len(text) or not any(pattern.search(sentence) for pattern in (_CLOSING, _ELLIPSIS, _ORDINAL))
+        is_end = stop == len(text) or not any(pattern.search(sentence) for pattern in _NO_ENDS)
         if is_end:
             count += _is_long(sentence)
             start = stop

@@ -23,15 +23,15 @@ def is_whole(text: str, start: int, end: int) -> bool:
     return not continues_before and not continues_after
 
 
-def mentions(text: str, wanted: str) -> bool:
+def mentions(text: str, phrase: str) -> bool:
     """Return whether a text contains a phrase, with matching case; an empty phrase never is."""
-    return any(True for _ in occurrences(as_compared(text), as_compared(wanted)))
+    return any(True for _ in occurrences(as_compared(text), as_compared(phrase)))
 
 
-def occurrences(text: str, wanted: str) -> Iterator[int]:
+def occurrences(text: str, phrase: str) -> Iterator[int]:
     """Yield the positions at which a phrase starts in a text; none for an empty phrase."""
-    start = text.find(wanted) if wanted else -1
+    start = text.find(phrase) if phrase else -1
     while start >= 0:
-        if is_whole(text, start, start + len(wanted)):
+        if is_whole(text, start, start + len(phrase)):
             yield start
-        start = text.find(wanted, start + 1)
+        start = text.find(phrase, start + 1)

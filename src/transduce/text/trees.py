@@ -111,7 +111,7 @@ class _Reader:
 
     @property
     def is_inside(self) -> bool:
-        """Whether a tree is open."""
+        """True if a tree is open."""
         return bool(self._stack)
 
     def take(self, token: str) -> Tree | None:

@@ -28,7 +28,7 @@ class DropoutWatch:
 
     @property
     def drops(self) -> bool:
-        """Whether the model has active dropout that can be disabled."""
+        """True if the model has active dropout that can be disabled."""
         return bool(self._modules) and not self.is_off
 
     def turn_off(self) -> None:

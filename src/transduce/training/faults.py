@@ -65,7 +65,7 @@ class SkippedStep(NamedTuple):
 
     @property
     def is_high(self) -> bool:
-        """Whether the step was skipped because its finite loss exceeds the limit."""
+        """True if the step was skipped because its finite loss exceeds the limit."""
         return math.isfinite(self.loss) and self.loss > self.limit
 
     @property

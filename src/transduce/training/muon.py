@@ -73,8 +73,8 @@ def _replace(matrices: Sequence[Tensor], scale: float, dtype: torch.dtype) -> No
         # This bound on the largest singular value is tighter than ‖x‖ and saves polynomials. Only zero is clamped.
         shrink = 1.0 / (_MARGIN * gram.norm(dim=(1, 2), keepdim=True).sqrt()).clamp(min=_LEAST_SCALE)
         make = _by_gram_matrix if by_gram_matrix else _one_by_one
-        found = make(x * shrink, gram * shrink.square(), scale)
-        torch._foreach_copy_(list(matrices), list((found.mT if rows > columns else found).unbind()))
+        result = make(x * shrink, gram * shrink.square(), scale)
+        torch._foreach_copy_(list(matrices), list((result.mT if rows > columns else result).unbind()))
 
 
 def _one_by_one(x: Tensor, gram: Tensor, scale: float) -> Tensor:

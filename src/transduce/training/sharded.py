@@ -49,12 +49,12 @@ def shard(model: nn.Module, loss: Callable[[Any], Loss], dtype: torch.dtype, dev
     Returns:
         The loss to call instead of the function.
     """
-    whole = ShardedLoss(model, loss)
+    full = ShardedLoss(model, loss)
     mesh = init_device_mesh(device.split(":", maxsplit=1)[0], (torch.distributed.get_world_size(),))
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     parts: list[nn.Module] = [layer for layers in lists for layer in layers]
-    for part in [*parts, whole]:
+    for part in [*parts, full]:
         sharded = fully_shard(part, mesh=mesh, mp_policy=policy)
         sharded.set_gradient_divide_factor(1.0)  # gradients are sums
         # Some backends would multiply by 1/N first; this requests the plain sum.
@@ -63,7 +63,7 @@ def shard(model: nn.Module, loss: Callable[[Any], Loss], dtype: torch.dtype, dev
         for name, buffer in buffers.named_buffers(recurse=False):
             if buffer.is_floating_point():
                 setattr(buffers, name, buffer.to(dtype))
-    return whole
+    return full
 
 
 class ShardedOptimizer:
@@ -121,9 +121,9 @@ class ShardedOptimizer:
         """Return named views of this process's rows of master weights, moments and average."""
         return self._update.state()
 
-    def _own_rows(self, whole: torch.Size) -> Rows:
-        each = -(-whole[0] // self.processes.count)
-        return Rows(min(self.processes.rank * each, whole[0]), list(whole))
+    def _own_rows(self, full: torch.Size) -> Rows:
+        each = -(-full[0] // self.processes.count)
+        return Rows(min(self.processes.rank * each, full[0]), list(full))
 
     @property
     def updates(self) -> int:
