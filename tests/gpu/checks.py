@@ -436,7 +436,7 @@ def recording() -> Iterator[list[object]]:
         patches.enter_context(mock.patch.object(recorded_loss._RecordedLoss, "record", note))
         if DEVICE == "cpu":
             patches.enter_context(mock.patch.object(recorded_loss, "can_record", return_value=True))
-            patches.enter_context(mock.patch.object(recorded_loss, "_has_room", return_value=True))
+            patches.enter_context(mock.patch.object(recorded_loss, "_has_free_memory", return_value=True))
             patches.enter_context(mock.patch.object(torch.cuda, "graph_pool_handle", return_value=(0, 0)))
         yield recorded
 
@@ -538,7 +538,7 @@ def check_nothing_is_recorded_where_memory_is_short() -> None:
 
     with (
         recording() as recorded,
-        mock.patch.object(recorded_loss, "_has_room", return_value=False),
+        mock.patch.object(recorded_loss, "_has_free_memory", return_value=False),
         mock.patch.object(recorded_loss._LOG, "warning") as warning,
     ):
         recorder = recorded_loss.LossRecorder(nn.Linear(1, 1).to(DEVICE))
@@ -553,7 +553,7 @@ def check_nothing_is_recorded_where_memory_is_short() -> None:
         with ExitStack() as patches:
             for name, found in {**sizes, "mem_get_info": (free, 1000)}.items():
                 patches.enter_context(mock.patch.object(torch.cuda, name, return_value=found))
-            assert recorded_loss._has_room(torch.device("cuda")) is has_room
+            assert recorded_loss._has_free_memory(torch.device("cuda")) is has_room
 
 
 def check_more_dropouts_than_there_are_seeds() -> None:
