@@ -29,7 +29,7 @@ def test_a_log_probability_for_each_line(
     assert [float(line) for line in out.split("\n")[:-1]] == pytest.approx([s.score for s in expected], abs=1e-4)
     pieces = sum(len(one.piece_log_probabilities) for one in expected)
     perplexity = math.exp(-sum(one.log_probability for one in expected) / pieces)
-    assert f"50 lines, {pieces:,} pieces, log-probability " in err
+    assert f"50 lines, {pieces:,} tokens, log-probability " in err
     assert f"perplexity per token {perplexity:,.3f}" in err
     out, _ = score(capsys, trained, toy_corpus, "--length-penalty", "0.6")
     penalised = translator.score(sources, targets, length_penalty=0.6)

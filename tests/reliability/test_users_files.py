@@ -148,7 +148,7 @@ def test_two_runs_do_not_begin_in_one_folder(capsys: Capture, files: dict[str, s
         (("p.tsv", ["a\tb"]), ("t.en", ["c"]), "p.tsv holds both sides by its name, as tsv, but target file"),
         (("s.zh", ["a"]), ("t.JSONL.gz", ["c"]), "t.JSONL.gz holds both sides by its name, as jsonl, but target file"),
         (("p.jsonl", ['{"source": "a", "target": null}']), None, 'p.jsonl:1: under "target" stands null instead of a'),
-        (("p.jsonl", ['{"source": ["a"], "target": "b"}']), None, 'p.jsonl:1: under "source" stands ["a"] in place'),
+        (("p.jsonl", ['{"source": ["a"], "target": "b"}']), None, 'p.jsonl:1: under "source" stands ["a"] instead'),
     ],
 )
 def test_answers_do_not_stand_in_the_source(

@@ -195,7 +195,7 @@ def test_broken_pair_lines(write: Write) -> None:
         read("a.tsv", "a\tb\na\tb\tc\n")
     with pytest.raises(TransduceError, match=r"a\.tsv:1: a TSV line needs 2 columns.* has 1"):
         read("a.tsv", "a\n")
-    with pytest.raises(TransduceError, match=r"a\.jsonl:1: the line is not a JSON object \(.+\): mend it"):
+    with pytest.raises(TransduceError, match=r"a\.jsonl:1: the line is not a JSON object \(.+\): fix it"):
         read("a.jsonl", '{"zh": ')
     with pytest.raises(TransduceError, match=r"a\.jsonl:1: the line is not a JSON object"):
         read("a.jsonl", "[1, 2]")
@@ -215,9 +215,9 @@ def test_files_that_do_not_fit_together(write: Write) -> None:
         match=r"a\.zh holds one side only: name the file of the other .* `--set data\.format=tsv`",
     ):
         list(read_pairs(CorpusFiles(source=(a,))))
-    with pytest.raises(TransduceError, match=r"A tsv file holds both sides, but target file .*b\.en is given"):
+    with pytest.raises(TransduceError, match=r"A tsv file holds both sides, but target file .*b\.en is specified"):
         list(read_pairs(CorpusFiles(source=(a,), target=(b,), format="tsv")))
-    with pytest.raises(TransduceError, match=r"needs at least one source file, but none is given"):
+    with pytest.raises(TransduceError, match=r"needs at least one source file, but none is specified"):
         list(read_pairs(CorpusFiles(source=())))
 
 

@@ -149,8 +149,8 @@ class _Decoder:
         number = self.lines + 1
         if self._undecodable_lines >= _MANY_LINES and self._undecodable_lines > (number - self.skipped) * _MANY_SHARE:
             raise TransduceError(
-                f"{self._name}:{number}: files must be UTF-8, but {self._undecodable_lines} of the first {number} lines are not: "
-                "convert the file."
+                f"{self._name}:{number}: files must be UTF-8, but {self._undecodable_lines} of the first {number} "
+                "lines are not: convert the file."
             )
 
     def decode_block(self, raw_lines: list[bytes]) -> list[str]:
