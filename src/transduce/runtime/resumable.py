@@ -14,7 +14,7 @@ from typing import Self
 
 import msgspec
 
-from transduce.durable import naming, replace_file, sole_user, write_file
+from transduce.durable import exclusive_lock, naming, replace_file, write_file
 from transduce.errors import TransduceError
 
 _FORMAT_VERSION = 1
@@ -111,19 +111,21 @@ class ResumableFile:
             )
 
     def open(self) -> None:
-        """Has the file end where the finished lines end, and holds it.
+        """Lock the partial file and truncate it to the finished lines.
 
         Raises:
-            TransduceError: another process writes it.
+            TransduceError: another process writes the file.
         """
-        if self.progress.lines == 0:
-            self.partial.touch()
         try:
-            self._held.enter_context(sole_user(self.partial))
-        except (BlockingIOError, FileNotFoundError):
+            self._held.enter_context(exclusive_lock(self.partial.with_name(f"{self.partial.name}.lock")))
+        except BlockingIOError:
             raise self._not_alone() from None
         stands = self.side.read_bytes() if self.side.exists() else None
         if stands != (self._encoded() if self.progress.lines else None):  # it went on while this one began
+            raise self._not_alone()
+        if self.progress.lines == 0:
+            self.partial.touch()
+        elif not self.partial.exists():
             raise self._not_alone()
         os.truncate(self.partial, self.progress.size_bytes)
         self._is_held = True
@@ -145,7 +147,7 @@ class ResumableFile:
         write_file(self.side, self._encoded())
 
     def finish(self) -> None:
-        """Gives the file its name.
+        """Rename the partial file to its final name, and release the lock.
 
         Raises:
             TransduceError: it does not have the size of what was written.
@@ -154,6 +156,7 @@ class ResumableFile:
             raise self._not_alone()
         replace_file(self.partial, self.path)
         self.side.unlink(missing_ok=True)
+        self._held.close()
 
     def _encoded(self) -> bytes:
         return msgspec.json.encode(self.progress) + b"\n"
