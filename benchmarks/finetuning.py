@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 from report import REPOSITORY, Row, data_folder, machine, parser, report
 from safetensors import safe_open
 
+from transduce.interop.stored_tokenizer import load_tokenizer
 from transduce.text.files import read_lines
-from transduce.text.stored_tokenizer import load_tokenizer
 
 SIDES = ("en", "de")
 CAPTIONS = 2_000

@@ -249,7 +249,7 @@ async def _hang_up(url: str, count: int) -> int:
 def _steps(url: str) -> int:
     with urllib.request.urlopen(f"{url}/metrics") as answer:
         lines = answer.read().decode().split("\n")
-    return next(int(line.split()[1]) for line in lines if line.startswith("transduce_decoding_steps_total "))
+    return next(int(float(line.split()[1])) for line in lines if line.startswith("transduce_decoding_steps_total "))
 
 
 def hostile(said: Namespace, folder: Path) -> list[Row]:  # noqa: ARG001

@@ -1,14 +1,12 @@
-"""Write files atomically, flush them to disk, and lock files and folders for one process."""
+"""Write files that survive a crash (new file, flush to disk, rename) and lock them against other processes."""
 
+import contextlib
+import errno
 import hashlib
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-if sys.platform != "win32":
-    import fcntl
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -71,25 +69,29 @@ def sync_folder(path: Path) -> None:
 
 
 @contextmanager
-def sole_user(place: Path) -> Iterator[None]:
-    """Lock a file or folder exclusively for this process; the operating system releases the lock when the process ends.
+def exclusive_lock(lock_file: Path) -> Iterator[None]:
+    """Hold a lock file for this process while the context runs, and remove the file afterwards.
 
-    On Windows, and on file systems without locks, nothing is locked.
+    The operating system releases the lock when the process ends, even if it is killed; a lock file that stays behind
+    then blocks nobody. On a file system that supports no locks, the context runs without one.
 
     Raises:
-        BlockingIOError: another process holds the lock.
+        BlockingIOError: another process, or another context of this process, holds the lock.
     """
-    if sys.platform == "win32":
+    from filelock import FileLock, Timeout  # 30 ms, needed only by runs and large translations
+
+    lock = FileLock(lock_file)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise BlockingIOError(errno.EWOULDBLOCK, "another process holds this lock", str(lock_file)) from None
+    except OSError:
         yield
         return
-    descriptor = os.open(place, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise
-        except OSError:
-            pass
         yield
     finally:
-        os.close(descriptor)
+        # Unix keeps the file on release. A process that opened it in the meantime notices that it is gone and fails.
+        with contextlib.suppress(OSError):
+            lock_file.unlink()
+        lock.release()

@@ -11,11 +11,11 @@ import pytest
 import transduce
 from transduce.commands.main import main
 from transduce.errors import TransduceError
+from transduce.interop.foreign_tokenizer import ForeignTokenizer
 from transduce.model.build import Model
 from transduce.runtime.comparison import Agreement
 from transduce.runtime.importing import import_model_folder
 from transduce.search.settings import SearchSettings
-from transduce.text.foreign import ForeignTokenizer
 from transduce.text.tokenizer import Tokenizer
 
 MakeModel = Callable[..., Model]

@@ -3,20 +3,21 @@
 import gzip
 import io
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pytest
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
 from transduce.data import prepare
 from transduce.errors import TransduceError
+from transduce.interop.foreign_tokenizer import ForeignTokenizer, ForeignVocabulary
 from transduce.interop.import_tokenizer import ModelIds, import_tokenizer
 from transduce.interop.import_tokenizer_files import TokenizerFiles
 from transduce.tasks.encoders import read_store
 from transduce.text import CorpusFiles, FilterSettings
-from transduce.text.foreign import ForeignTokenizer, ForeignVocabulary
 from transduce.text.marks import marks_of
 
 BYTE_LEVEL = {"gpt2": "GPT2Tokenizer", "bart": "BartTokenizer", "roberta": "RobertaTokenizer"}
@@ -229,13 +230,13 @@ def test_the_first_llamas(saved: bool, texts: Texts, train: Callable[..., bytes]
 
 
 @pytest.mark.parametrize("family", ["llama3", "qwen2"])
-def test_byte_pairs_of_large_language_models(family: str, texts: Texts, tmp_path: Path) -> None:
+def test_byte_pairs_of_large_language_models(family: Literal["llama3", "qwen2"], texts: Texts, tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-    from transduce.text.byte_level import PATTERNS
+    from transduce.interop.token_pipelines import PATTERNS
 
-    pattern = next(text for text, name in PATTERNS.items() if name == family)
+    pattern = PATTERNS[family]
     model = tokenizers.Tokenizer(models.BPE(ignore_merges=family == "llama3"))
     if family == "qwen2":
         model.normalizer = normalizers.NFC()
@@ -341,6 +342,37 @@ def test_a_stored_tokenizer_is_the_same(tmp_path: Path) -> None:
     assert again.source.pieces([5, 6]) == ["lo", "##ve"]
 
 
+STORED = Path(__file__).parent / "stored_tokenizers"
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "llama3", "nllb", "qwen2", "roberta"])
+def test_tokenizers_that_version_0_1_stored_open_with_the_same_ids(name: str) -> None:
+    pytest.importorskip("tokenizers")
+    expected = json.loads((STORED / name / "ids.json").read_text("utf-8"))
+    tokenizer = ForeignTokenizer.load(STORED / name)
+    assert tokenizer.fingerprint == expected["fingerprint"]
+    vocabulary = tokenizer.source
+    assert vocabulary.encode_batch(expected["lines"]) == expected["ids"]
+    assert [vocabulary.decode(ids) for ids in expected["ids"]] == expected["texts"]
+    assert [vocabulary.spellings(ids) for ids in expected["ids"][:10]] == expected["spellings"]
+    seventh = [id for id in range(0, vocabulary.size, 7) if vocabulary.stands_for_text(id)]
+    assert [vocabulary.surface(id).hex() for id in seventh] == expected["surfaces"]
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(TransduceError, match=r"needs the package tokenizers, .*: pip install 'transduce\[hf\]'"):
+        ForeignTokenizer.load(STORED / "bert")
+
+
+def test_what_no_token_spells_is_unknown_and_not_dropped(tmp_path: Path) -> None:
+    write(tmp_path, "vocab.json", {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "a": 4})
+    write(tmp_path, "merges.txt", b"#version: 0.2\n")
+    vocabulary = ours(tmp_path, "bart", pad_id=1, eos_id=2).source
+    assert vocabulary.encode("aba") == [4, 3, 4]
+    assert vocabulary.unread("aba") == "aba"
+
+
 def test_a_corpus_of_an_encoders_pieces_has_each_texts_own_alone(tmp_path: Path) -> None:
     write(tmp_path, "vocab.txt", b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nlo\n##ve\nI\n##s\n.\n")
     write(tmp_path, "tokenizer_config.json", {"do_lower_case": False})
@@ -358,13 +390,13 @@ def test_a_corpus_of_an_encoders_pieces_has_each_texts_own_alone(tmp_path: Path)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"model": {"type": "WordLevel", "vocab": {}}}, "a model of the kind WordLevel"),
-        ({"normalizer": {"type": "Lowercase"}}, "a normalizer of the kind Lowercase"),
-        ({"pre_tokenizer": {"type": "Digits"}}, "a pre_tokenizer of the kind Digits"),
+        ({"normalizer": {"type": "Secret"}}, r"tokenizer\.json cannot be read .*: copy its file again"),
+        ({"model": {"type": "Unigram", "unk_id": 9, "vocab": [["a", 0.0]]}}, r"tokenizer\.json cannot be read"),
+        ({"model": {"type": "BPE", "dropout": 0.1, "vocab": {}, "merges": []}}, "BPE with dropout cannot be imported"),
         ({"added_tokens": None}, "is not a tokenizer.json that can be read"),
     ],
 )
-def test_unknown_parts_are_named(content: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_damaged_parts_are_refused(content: dict[str, Any], message: str, tmp_path: Path) -> None:
     usual: dict[str, Any] = {"added_tokens": [], "normalizer": None, "pre_tokenizer": None}
     usual["model"] = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["</s>", 0.0], ["▁a", -1.0]]}
     write(tmp_path, "tokenizer.json", usual | content)

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from transduce.interop.foreign_tokenizer import ForeignVocabulary, VocabularyRecord
+from transduce.interop.token_pipelines import ByteLevelPairs
 from transduce.runtime.generator import spell
 from transduce.runtime.phrases import ForbiddenTexts, spell_phrase
 from transduce.runtime.wanted import check_glossary
 from transduce.search.settings import SearchSettings
-from transduce.text.byte_level import ByteLevelPairs
-from transduce.text.foreign import ForeignVocabulary, VocabularyRecord
 from transduce.text.glossary import Glossary, Term
 from transduce.text.word_spans import piece_spans
 

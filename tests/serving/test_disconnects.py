@@ -38,9 +38,9 @@ def test_its_decoding_stops(serve: Any, gated_model: Any, wait_until: Any, abrup
             before = model.steps_run
             model.let_through(3)
             wait_until(lambda before=before: model.steps_run == before + 3)
-            gone = live.service.metrics.disconnects.value()
+            gone = live.service.metrics.value("transduce_disconnects_total")
             close(connection, abruptly=abruptly)
-            wait_until(lambda gone=gone: live.service.metrics.disconnects.value() > gone)
+            wait_until(lambda gone=gone: live.service.metrics.value("transduce_disconnects_total") > gone)
             closed_at = model.steps_run
             model.let_through(MOST_FURTHER_STEPS)
             wait_until(lambda: not live.service.engine.batcher.running)
@@ -78,7 +78,7 @@ def test_its_neighbours_go_on(serve: Any, gated_model: Any, wait_until: Any) -> 
         assert first.reply().status == 200
         wait_until(lambda: live.service.engine.batcher.running == 2)
         connection.close()
-        wait_until(lambda: live.service.metrics.disconnects.value() == 1)
+        wait_until(lambda: live.service.metrics.value("transduce_disconnects_total") == 1)
         model.let_through(MOST_FURTHER_STEPS)
         wait_until(lambda: live.service.engine.batcher.running == 1)
         model.open()

@@ -92,7 +92,24 @@ def test_multipart_contents_may_hold_anything_but_the_boundary() -> None:
             "multipart/form-data; boundary=m",
             "every part of the multipart form must have a name",
         ),
-        (b"--m\r\nx: y\r\n\r\na\r\n--m", "multipart/form-data; boundary=m", "must end with its boundary"),
+        (
+            b'--m\r\ncontent-disposition: form-data; name="q"\r\n\r\na\r\n--m',
+            "multipart/form-data; boundary=m",
+            "must end with its boundary",
+        ),
+        (b"--n\r\n\r\na\r\n--n--", "multipart/form-data; boundary=m", "is broken"),
+        (b"", "multipart/form-data; boundary=m", "must end with its boundary"),
+        (b"--m--", f"multipart/form-data; boundary={'m' * 300}", "is broken"),
+        (
+            b'--m\r\ncontent-disposition: form-data; name="q"\r\n\r\n\r\n' * 1001 + b"--m--",
+            "multipart/form-data; boundary=m",
+            "has more than 1000 parts",
+        ),
+        (
+            b"--m\r\nx: " + b"y" * 5000 + b"\r\n\r\na\r\n--m--",
+            "multipart/form-data; boundary=m",
+            "is broken",
+        ),
         (b"--m--", "multipart/form-data", "must name its boundary"),
         (
             b'--m\r\ncontent-disposition: form-data; name="q"\r\n\r\n\xff\r\n--m--',

@@ -31,7 +31,7 @@ def test_all_sixty_are_refused_in_a_sentence(serve: Any, gated_model: Any, hosti
         verdicts = [hostile.judge(live.url, request) for request in requests]
         assert [verdict for verdict in verdicts if not verdict.is_right] == []
         assert live.translate("danach").json == {"translatedText": "DANACH"}
-        assert live.service.metrics.requests.value("/translate", "500") == 0
+        assert live.service.metrics.value("transduce_requests_total", route="/translate", status="500") == 0
 
 
 def test_a_bomb_is_not_unpacked_further_than_the_limit(serve: Any, gated_model: Any) -> None:
@@ -107,8 +107,8 @@ def test_whoever_speaks_no_http_is_told_so_in_json(live: Any) -> None:
 def test_a_body_that_is_no_http_behind_a_good_head_is_refused_once(
     live: Any, caplog: pytest.LogCaptureFixture, wait_until: Any
 ) -> None:
-    answered = live.service.metrics.request_seconds
-    before = sum(answered._counts)
+    metrics = live.service.metrics
+    before = metrics.value("transduce_request_seconds_count")
     with socket.create_connection(("127.0.0.1", live.port), timeout=5) as connection:
         connection.sendall(b"POST /health HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nno number\r\n")
         received = b""
@@ -116,5 +116,5 @@ def test_a_body_that_is_no_http_behind_a_good_head_is_refused_once(
             received += chunk
     assert received.startswith(b"HTTP/1.1 400 ")
     assert received.count(b"HTTP/1.1") == 1
-    wait_until(lambda: sum(answered._counts) == before + 1)
+    wait_until(lambda: metrics.value("transduce_request_seconds_count") == before + 1)
     assert caplog.records == []

@@ -82,8 +82,8 @@ def test_of_a_burst_in_one_moment_only_as_many_are_parsed_as_there_is_room_for(s
         model.open()
         assert [status(connection) for connection in connections[:5]] == [200] * 5
         metrics = live.ask("GET", "/metrics").body.decode().split("\n")
-        assert 'transduce_requests_total{route="/translate",status="503"} 35' in metrics
-        assert "transduce_request_seconds_count 6" in metrics  # those that got past the door, and GET /health
+        assert 'transduce_requests_total{route="/translate",status="503"} 35.0' in metrics
+        assert "transduce_request_seconds_count 6.0" in metrics  # those that got past the door, and GET /health
         for connection in connections:
             connection.close()
 

@@ -184,7 +184,7 @@ def test_going_on_typing_gives_up_what_was_asked_before(
         until(page, "document.getElementById('output').innerText.startsWith('word0')")
         page.locator("#text").fill("zwei")
         page.locator(".main").click()
-        wait_until(lambda: live.service.metrics.disconnects.value() == 1)
+        wait_until(lambda: live.service.metrics.value("transduce_disconnects_total") == 1)
         model.open()
         until_output(page, "ZWEI")
         page.close()

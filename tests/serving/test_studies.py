@@ -293,11 +293,11 @@ def test_whose_client_has_gone_is_not_searched_for(serve: Any, model: ServedMode
         assert views.begun.wait(10)
         connection.close()
         metrics = live.service.metrics
-        wait_until(lambda: metrics.disconnects.value() == 1)
-        before = metrics.steps.value()
+        wait_until(lambda: metrics.value("transduce_disconnects_total") == 1)
+        before = metrics.value("transduce_decoding_steps_total")
         views.gate.set()
         wait_until(lambda: not live.service.engine.batcher.running)
-        assert metrics.steps.value() - before <= 2
+        assert metrics.value("transduce_decoding_steps_total") - before <= 2
 
 
 def test_a_failing_study_says_nothing_of_its_inside(serve: Any, model: ServedModel) -> None:

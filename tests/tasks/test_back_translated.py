@@ -8,12 +8,12 @@ import pytest
 from transduce.commands.main import main
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
+from transduce.interop.stored_tokenizer import load_tokenizer
 from transduce.runtime.opening import load
 from transduce.tasks.resume import read_stored
 from transduce.tasks.settings_reading import make_settings
 from transduce.tasks.train import train
 from transduce.text.files import read_lines
-from transduce.text.stored_tokenizer import load_tokenizer
 from transduce.text.vocabulary import BACK_TRANSLATED
 
 SHORT: dict[str, Any] = {"device": "cpu", "threads": 1, "preset": "tiny", "steps": 2}

@@ -9,6 +9,7 @@ import pytest
 
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
+from transduce.interop.stored_tokenizer import load_tokenizer
 from transduce.runtime.opening import load
 from transduce.runtime.translator import Translator
 from transduce.tasks import monolingual, translated_files
@@ -17,7 +18,6 @@ from transduce.tasks.preparing import PrepareRequest, prepare_corpus_folder
 from transduce.tasks.resume import read_stored
 from transduce.tasks.train import train
 from transduce.text.files import read_lines
-from transduce.text.stored_tokenizer import load_tokenizer
 from transduce.text.vocabulary import BACK_TRANSLATED
 
 module: Any = monolingual  # of which tests replace what it imports

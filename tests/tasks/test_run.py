@@ -595,7 +595,6 @@ def test_large_steps_of_wide_models_are_taken_in_parts(
     assert "training.accumulate" not in capsys.readouterr().err
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there folders are not held")
 def test_two_runs_at_a_time_in_one_folder_are_refused(toy_settings: dict[str, Any], tmp_path: Path) -> None:
     folder, few = tmp_path / "run", toy_settings | {"training.steps": 2, "training.translate_dev": 0}
     folder.mkdir()
@@ -620,6 +619,7 @@ def test_two_runs_at_a_time_in_one_folder_are_refused(toy_settings: dict[str, An
     result = train(out=folder, settings=few, resume=True, device="cpu", threads=1)
     assert result is not None
     assert result.step == 2
+    assert not (folder / ".lock").exists()
 
 
 def test_minutes_become_steps_that_are_kept(

@@ -3,11 +3,11 @@
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.text.foreign import ForeignVocabulary, VocabularyRecord
+from transduce.interop.foreign_tokenizer import ForeignVocabulary, VocabularyRecord
+from transduce.interop.token_pipelines import WordPieces
 from transduce.text.marks import MARKS, Marks, encode_with_masks, marks_of, ordinary_pieces
 from transduce.text.sentencepiece_model import TokenizerSettings, train_model
 from transduce.text.vocabulary import Vocabulary
-from transduce.text.word_pieces import WordPieces
 
 LINES = ["the cat sat on the mat", "the dog sat on the cat", "a cat and a dog"] * 20
 

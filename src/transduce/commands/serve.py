@@ -30,6 +30,7 @@ from transduce.text.language_profiles import LanguageProfiles, merge_profiles
 if TYPE_CHECKING:
     from transduce.serving.studies import Views
 
+_PACKAGES = ("starlette", "uvicorn", "prometheus-client", "python-multipart")
 # With more workers each would get too few sentences.
 _MOST_WORKERS = 4
 _LIMITS = {
@@ -128,11 +129,11 @@ def _leave(number: int, frame: object) -> None:  # noqa: ARG001
 
 
 def _check_installed() -> None:
-    missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name.replace("-", "_")) is None]
     if missing:
         raise TransduceError(
-            f"`transduce serve` needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
-            "installed: pip install 'transduce[serve]'."
+            f"`transduce serve` needs packages that are not installed ({', '.join(missing)}): "
+            "pip install 'transduce[serve]'."
         )
 
 

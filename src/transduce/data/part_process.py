@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from transduce.data.parts import write_part
 from transduce.data.processes import News, Task
 from transduce.errors import TransduceError
-from transduce.text.stored_tokenizer import load_tokenizer
+from transduce.text import Tokenizer
 
 
 def main() -> int:
@@ -18,7 +19,8 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C and ends this process
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
     try:
-        write_part(task.request, load_tokenizer(task.tokenizer), Path(task.folder), lambda read: _send(News(read)))
+        kind: type[Tokenizer] = getattr(import_module(task.tokenizer_module), task.tokenizer_class)
+        write_part(task.request, kind.load(task.tokenizer), Path(task.folder), lambda read: _send(News(read)))
     except TransduceError as error:
         _send(News(mistake=str(error)))
     except BrokenPipeError:

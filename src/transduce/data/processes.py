@@ -25,6 +25,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     request: PartRequest
     tokenizer: str
+    """The folder of the tokenizer's files."""
+    tokenizer_module: str
+    tokenizer_class: str
+    """The class that reads them, by its name in its module."""
     folder: str
 
 
@@ -60,6 +64,8 @@ def write_parts(
         Task(
             request=msgspec.structs.replace(request, worker=(worker + 1, workers)),
             tokenizer=str(folder / "tokenizer"),
+            tokenizer_module=type(tokenizer).__module__,
+            tokenizer_class=type(tokenizer).__qualname__,
             folder=str(part),
         )
         for worker, part in enumerate(folders)

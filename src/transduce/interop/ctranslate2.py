@@ -26,6 +26,7 @@ from transduce.interop.bricks import (
     unknown_settings,
 )
 from transduce.interop.exported import MAXIMUM_POSITIONS, Ids
+from transduce.interop.foreign_tokenizer import ForeignTokenizer
 from transduce.interop.packages import import_extra
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
@@ -36,7 +37,6 @@ from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
 from transduce.model.stack import StackPositions, each_layer
 from transduce.model.transformer import Transformer
 from transduce.model.vocabulary import VocabularyModel
-from transduce.text.foreign import ForeignTokenizer
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 

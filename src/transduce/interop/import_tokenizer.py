@@ -7,17 +7,21 @@ from collections.abc import Mapping
 import msgspec
 
 from transduce.errors import TransduceError
+from transduce.interop.foreign_tokenizer import ForeignRecord, Languages, VocabularyRecord
 from transduce.interop.import_families import FAMILIES, ImportFamily
 from transduce.interop.import_sentencepiece_ids import LANGUAGE_TAG, sentencepiece_ids
 from transduce.interop.import_tokenizer_files import SENTENCEPIECE_NAMES, TokenizerFiles, text_of
-from transduce.interop.import_tokenizer_json import AddedToken, Cutting, TokenizerJson, added_token, read_tokenizer_json
-from transduce.text.byte_level import ByteLevelPairs
-from transduce.text.foreign import ForeignRecord, Languages, VocabularyRecord
-from transduce.text.foreign_sentencepiece import SentencePieces
+from transduce.interop.import_tokenizer_json import (
+    AddedToken,
+    TokenizerParts,
+    added_token,
+    merges_characters,
+    read_tokenizer_json,
+)
+from transduce.interop.token_pipelines import ByteLevelPairs, Cutting, SentencePieces, WordPieces
 from transduce.text.model_proto import read_pieces
 from transduce.text.symbols import Symbol
 from transduce.text.vocabulary import MARKS
-from transduce.text.word_pieces import WordPieces
 
 _USUAL_ENDS = ("<|endoftext|>", "</s>")
 # Tokenizers of these families that have no files to be read.
@@ -89,7 +93,7 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
     return ForeignRecord(source=record, languages=languages)
 
 
-def _marks(files: TokenizerFiles, parts: TokenizerJson, eos_id: int) -> tuple[str, str, str]:
+def _marks(files: TokenizerFiles, parts: TokenizerParts, eos_id: int) -> tuple[str, str, str]:
     """How an encoder's marks are spelt: those that its tokenizer puts around a text, and the one of a hidden piece."""
     pieces = {id: text for text, id in parts.ids.items()}
     begin = pieces[parts.before[0]] if parts.before else MARKS[0]
@@ -126,15 +130,14 @@ def _marian(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
     return ForeignRecord(source=sides[0], target=sides[1], languages=languages)
 
 
-def _parts(files: TokenizerFiles, model_type: str) -> TokenizerJson:
+def _parts(files: TokenizerFiles, model_type: str) -> TokenizerParts:
     """Cutting and ids, of whichever files there are."""
     content = files.json("tokenizer.json")
     model = files.sentencepiece()
     if content:
         parts = read_tokenizer_json(content, f"{files.place}/tokenizer.json")
-        # sentencepiece's own file says the same, and is faster.
-        by_merges = not isinstance(parts.cutting, ByteLevelPairs | WordPieces | SentencePieces)
-        if model is None or not by_merges or FAMILIES[model_type].spaced:
+        # The sentencepiece model cuts alike, and needs no further package when the folder is opened.
+        if model is None or not merges_characters(content) or FAMILIES[model_type].spaced:
             return parts
         return parts._replace(cutting=SentencePieces(model))
     if model is not None:
@@ -157,7 +160,7 @@ def _parts(files: TokenizerFiles, model_type: str) -> TokenizerJson:
     )
 
 
-def _with_added(files: TokenizerFiles, cutting: Cutting, ids: dict[str, int]) -> TokenizerJson:
+def _with_added(files: TokenizerFiles, cutting: Cutting, ids: dict[str, int]) -> TokenizerParts:
     """With the pieces that other files put beside the learned ones."""
     extra = {text: id for text, id in files.json("added_tokens.json").items() if isinstance(id, int)}
     described = {}
@@ -176,10 +179,10 @@ def _with_added(files: TokenizerFiles, cutting: Cutting, ids: dict[str, int]) ->
         for text in sorted(listed)
         if text in ids
     )
-    return TokenizerJson(cutting, ids, tuple(described.get(token.text, token) for token in usual), ())
+    return TokenizerParts(cutting, ids, tuple(described.get(token.text, token) for token in usual), ())
 
 
-def _bert_files(files: TokenizerFiles) -> TokenizerJson:
+def _bert_files(files: TokenizerFiles) -> TokenizerParts:
     lines = files.needed("vocab.txt").decode("utf-8", "replace").rstrip("\n").split("\n")
     ids = {line.rstrip("\r"): id for id, line in enumerate(lines)}
     settings = files.json("tokenizer_config.json")
@@ -195,7 +198,7 @@ def _bert_files(files: TokenizerFiles) -> TokenizerJson:
     return parts._replace(before=(ids["[CLS]"],) if "[CLS]" in ids else ())
 
 
-def _byte_level_files(files: TokenizerFiles, *, starts: bool) -> TokenizerJson:
+def _byte_level_files(files: TokenizerFiles, *, starts: bool) -> TokenizerParts:
     ids = files.table("vocab.json")
     lines = files.needed("merges.txt").decode("utf-8", "replace").split("\n")
     pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
@@ -208,7 +211,7 @@ def _byte_level_files(files: TokenizerFiles, *, starts: bool) -> TokenizerJson:
 # --- ids with a meaning of their own ----------------------------------------------------------------------------
 
 
-def _special_ids(files: TokenizerFiles, parts: TokenizerJson, model: ModelIds) -> dict[str, int]:
+def _special_ids(files: TokenizerFiles, parts: TokenizerParts, model: ModelIds) -> dict[str, int]:
     """Padding, end and unknown; a model's own word goes before the tokenizer's."""
     end = "sep_token" if model.family.kind == "encoder" else "eos_token"
     found = {
@@ -253,7 +256,7 @@ def _control_tokens(files: TokenizerFiles, special: Mapping[str, int], ids: Mapp
     return {text for text in said if text is not None} | by_id | usual
 
 
-def _languages(files: TokenizerFiles, model_type: str, parts: TokenizerJson) -> Languages | None:
+def _languages(files: TokenizerFiles, model_type: str, parts: TokenizerParts) -> Languages | None:
     """Tags of languages and where they stand, for the families that have them."""
     if not FAMILIES[model_type].tagged:
         return None

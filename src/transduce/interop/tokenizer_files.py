@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from transduce.interop.exported import MAXIMUM_POSITIONS
+from transduce.interop.foreign_tokenizer import ForeignTokenizer
 from transduce.interop.huggingface_families import family_for
 from transduce.model.config import ModelConfig
-from transduce.text.foreign import ForeignTokenizer
 from transduce.text.marks import CLS, MARKS, MASK, SEP, find_marks
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.tokenizer_json import special_tokens_map, tokenizer_config, tokenizer_json

@@ -8,10 +8,10 @@ from typing import NamedTuple
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
 from transduce.interop.exported import ExportedModel, Ids
+from transduce.interop.foreign_tokenizer import ForeignTokenizer
 from transduce.interop.onnx import longest_sequence
 from transduce.runtime.original import Original
 from transduce.runtime.translator import Translator
-from transduce.text.foreign import ForeignTokenizer
 from transduce.text.marks import Marks, encode_with_masks, find_marks, ordinary_pieces
 from transduce.text.vocabulary import Vocabulary
 

@@ -16,6 +16,7 @@ from transduce.interop.ctranslate2 import (
     write_ctranslate2,
 )
 from transduce.interop.exported import ExportedEncoder, ExportedModel
+from transduce.interop.foreign_tokenizer import ForeignTokenizer
 from transduce.interop.huggingface_families import huggingface_obstacles, huggingface_remedy
 from transduce.interop.huggingface_model import HuggingFaceEncoder, HuggingFaceLanguageModel, HuggingFaceModel
 from transduce.interop.onnx import onnx_obstacles, write_onnx
@@ -33,7 +34,6 @@ from transduce.runtime.kept_tokenizer import has_kept_files, read_kept_files, wr
 from transduce.runtime.original import Original
 from transduce.runtime.task_card import TASK_CARD, find_task_card
 from transduce.runtime.untrusted import file_inside
-from transduce.text.foreign import ForeignTokenizer
 
 # Files that a run wrote for people to read.
 _DOCUMENTS = ("README.md", "settings.toml")

@@ -12,7 +12,9 @@ from torch import Tensor
 from transduce.durable import file_sha256
 from transduce.errors import TransduceError
 from transduce.interop.bounds import check_sizes
+from transduce.interop.foreign_tokenizer import FOREIGN_TOKENIZER
 from transduce.interop.huggingface import Place, derived_names, places
+from transduce.interop.stored_tokenizer import load_tokenizer
 from transduce.model.build import AnyModel, EncoderDecoder, Model, build_model, compute_unstored_buffers
 from transduce.model.config import Kind, ModelConfig
 from transduce.model.decoder import Decoder
@@ -27,8 +29,6 @@ from transduce.runtime.untrusted import (
     read_json,
     read_tensor_entries,
 )
-from transduce.text.foreign import FOREIGN_TOKENIZER
-from transduce.text.stored_tokenizer import load_tokenizer
 from transduce.text.tokenizer import Tokenizer
 
 M = TypeVar("M", bound=Model)

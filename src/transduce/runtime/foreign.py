@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from transduce.errors import TransduceError
+from transduce.interop.foreign_tokenizer import ForeignTokenizer
 from transduce.interop.import_families import FAMILIES, check_config
 from transduce.interop.import_generation import import_generation, start_id
 from transduce.interop.import_settings import ConfigReader, Settings
@@ -23,7 +24,6 @@ from transduce.interop.import_weights import ImportedModel, StoredTensors, encod
 from transduce.model.config import Kind
 from transduce.runtime.untrusted import MOST_VOCABULARY_BYTES, file_inside, read_bounded, read_json
 from transduce.search.settings import SearchSettings
-from transduce.text.foreign import ForeignTokenizer
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"

@@ -7,6 +7,7 @@ import msgspec
 
 from transduce.errors import TransduceError
 from transduce.given import as_path
+from transduce.interop.foreign_tokenizer import ForeignTokenizer
 from transduce.interop.huggingface import class_for
 from transduce.runtime.folder import read_any_model_folder, read_saved_again, was_saved_again
 from transduce.runtime.folder_writing import write_model_folder
@@ -15,7 +16,6 @@ from transduce.runtime.kept_tokenizer import read_kept_files, write_kept_files
 from transduce.runtime.languages import with_languages
 from transduce.runtime.task_card import TASK_CARD, find_task_card
 from transduce.search.settings import SearchSettings
-from transduce.text.foreign import ForeignTokenizer
 
 
 class ImportReport(msgspec.Struct, frozen=True):

@@ -5,9 +5,9 @@ from typing import TypeVar
 import msgspec
 
 from transduce.errors import TransduceError
+from transduce.interop.foreign_tokenizer import ForeignTokenizer
 from transduce.model.build import Model
 from transduce.runtime.folder import ModelFolder
-from transduce.text.foreign import ForeignTokenizer
 
 M = TypeVar("M", bound=Model)
 

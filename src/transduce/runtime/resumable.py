@@ -14,7 +14,7 @@ from typing import Self
 
 import msgspec
 
-from transduce.durable import naming, replace_file, sole_user, write_file
+from transduce.durable import exclusive_lock, naming, replace_file, write_file
 from transduce.errors import TransduceError
 
 _FORMAT_VERSION = 1
@@ -112,19 +112,21 @@ class ResumableFile:
             )
 
     def open(self) -> None:
-        """Lock the file and truncate it to the finished lines.
+        """Lock the partial file and truncate it to the finished lines.
 
         Raises:
             TransduceError: another process writes the file.
         """
-        if self.progress.lines == 0:
-            self.partial.touch()
         try:
-            self._lock.enter_context(sole_user(self.partial))
-        except (BlockingIOError, FileNotFoundError):
+            self._lock.enter_context(exclusive_lock(self.partial.with_name(f"{self.partial.name}.lock")))
+        except BlockingIOError:
             raise self._locked_error() from None
         stored = self.side.read_bytes() if self.side.exists() else None
         if stored != (self._encoded() if self.progress.lines else None):  # another process made progress meanwhile
+            raise self._locked_error()
+        if self.progress.lines == 0:
+            self.partial.touch()
+        elif not self.partial.exists():
             raise self._locked_error()
         os.truncate(self.partial, self.progress.size_bytes)
         self._is_open = True
@@ -146,7 +148,7 @@ class ResumableFile:
         write_file(self.side, self._encoded())
 
     def finish(self) -> None:
-        """Rename the file to its final path.
+        """Rename the partial file to its final name, and release the lock.
 
         Raises:
             TransduceError: the file's size differs from what was written.
@@ -155,6 +157,7 @@ class ResumableFile:
             raise self._locked_error()
         replace_file(self.partial, self.path)
         self.side.unlink(missing_ok=True)
+        self._lock.close()
 
     def _encoded(self) -> bytes:
         return msgspec.json.encode(self.progress) + b"\n"

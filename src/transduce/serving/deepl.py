@@ -85,7 +85,7 @@ class DeepL:
     async def usage(self, request: Request) -> Response:
         """GET or POST /v2/usage."""
         self.gate.check_key(request)
-        count = int(self.service.metrics.characters.value())
+        count = int(self.service.metrics.value("transduce_characters_total"))
         return json_answer(DeepLUsage(character_count=count, character_limit=_NO_LIMIT))
 
 

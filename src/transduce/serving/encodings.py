@@ -2,19 +2,22 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 from urllib.parse import parse_qsl
 
 import msgspec
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
 
 from transduce.serving.request_error import RequestError, invalid
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
 
 _Message = TypeVar("_Message")
 
 _MOST_FIELDS = 1000
 _MISSING_FIELD = re.compile(r"Object missing required field `(\w+)`")
-_PART_NAME = re.compile(rb'^content-disposition:[ \t]*form-data\b[^\r\n]*?;[ \t]*name="([^"\r\n]*)"', re.I | re.M)
-_BOUNDARY = re.compile(r'boundary="?([!-~]{1,70}?)"?(?:\s*;|\s*$)')
 
 
 def read_message(body: bytes, content_type: str, query: str, message: type[_Message]) -> _Message:
@@ -79,25 +82,77 @@ def read_form(body: bytes) -> dict[str, list[str]]:
 
 
 def read_multipart(body: bytes, content_type: str) -> dict[str, list[str]]:
-    """The fields of a multipart form; files are none (RFC 7578)."""
-    boundary = _BOUNDARY.search(content_type)
-    if boundary is None:
+    """Return the fields of a multipart form as texts, files included (RFC 7578).
+
+    Raises:
+        RequestError: the form is broken, has too many parts, or is not UTF-8.
+    """
+    boundary = parse_options_header(content_type)[1].get(b"boundary")
+    if not boundary:
         raise invalid("the multipart form must name its boundary.")
-    mark = b"\r\n--" + boundary[1].encode("ascii")
-    parts = (b"\r\n" + body).split(mark, _MOST_FIELDS + 1)
-    if len(parts) < 3 or not parts[-1].startswith(b"--"):
-        raise invalid(f"the multipart form must end with its boundary, and have at most {_MOST_FIELDS} parts.")
+    parts = _Parts()
+    try:
+        parser = MultipartParser(boundary, parts.callbacks(), max_size=max(1, len(body)))
+        parser.write(body)
+        parser.finalize()
+    except FormParserError:
+        raise invalid("the multipart form is broken.") from None
+    if not parts.has_ended:
+        raise invalid("the multipart form must end with its boundary.")
     fields: dict[str, list[str]] = {}
-    for part in parts[1:-1]:
-        head, _, content = part.partition(b"\r\n\r\n")
-        name = _PART_NAME.search(head)
-        if name is None:
-            raise invalid("every part of the multipart form must have a name.")
+    for name, content in parts.found:
         try:
-            fields.setdefault(name[1].decode("utf-8").removesuffix("[]"), []).append(content.decode("utf-8"))
+            fields.setdefault(name.decode("utf-8").removesuffix("[]"), []).append(content.decode("utf-8"))
         except UnicodeDecodeError:
             raise invalid("the multipart form is not UTF-8.") from None
     return fields
+
+
+class _Parts:
+    """Collects the parts of one multipart form from the events of python-multipart's parser."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[bytes, bytearray]] = []
+        self.has_ended = False
+        self._name: bytes | None = None
+        self._header, self._value = bytearray(), bytearray()
+
+    def callbacks(self) -> "MultipartCallbacks":
+        """Return the handler of each event."""
+        return {
+            "on_header_field": self._add_to_header,
+            "on_header_value": self._add_to_value,
+            "on_header_end": self._end_header,
+            "on_headers_finished": self._begin_content,
+            "on_part_data": self._add_to_content,
+            "on_end": self._end,
+        }
+
+    def _add_to_header(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+
+    def _add_to_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _end_header(self) -> None:
+        if self._header.lower() == b"content-disposition":
+            self._name = parse_options_header(bytes(self._value))[1].get(b"name")
+        self._header.clear()
+        self._value.clear()
+
+    def _begin_content(self) -> None:
+        if self._name is None:
+            raise invalid("every part of the multipart form must have a name.")
+        if len(self.found) == _MOST_FIELDS:
+            raise invalid(f"the multipart form has more than {_MOST_FIELDS} parts.")
+        self.found.append((self._name, bytearray()))
+        self._name = None
+
+    def _add_to_content(self, data: bytes, start: int, end: int) -> None:
+        self.found[-1][1].extend(data[start:end])
+
+    def _end(self) -> None:
+        self.has_ended = True
 
 
 def _with_query(fields: dict[str, list[str]], query: str) -> dict[str, list[str]]:

@@ -80,7 +80,7 @@ class Engine:
         if answer.done():
             return answer.result()
         if gone.done():
-            self.metrics.disconnects.add()
+            self.metrics.disconnects.inc()
             raise ClientGoneError
         raise late()
 

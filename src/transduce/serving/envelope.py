@@ -68,7 +68,7 @@ class Envelope:
         finally:
             # Strangers invent addresses without end.
             route = scope["path"] if scope["path"] in self.paths else "other"
-            self.metrics.requests.add(1, route, str(exchange.status))
+            self.metrics.requests.labels(route, exchange.status).inc()
             self.metrics.request_seconds.observe(time.monotonic() - started_at)
 
     def _app(self, scope: Scope) -> ASGIApp:

@@ -90,7 +90,7 @@ class Server(uvicorn.Server):
 
     def _refusal(self, path: str) -> RequestError:
         """What a request for something costly is told while there is no room."""
-        self.application.service.metrics.requests.add(1, path, str(busy().status))
+        self.application.service.metrics.requests.labels(path, busy().status).inc()
         return busy()
 
     @contextlib.contextmanager

@@ -131,7 +131,7 @@ class Service:
         """
         self._check_limits(wish)
         tasks = self._tasks(wish)
-        self.metrics.characters.add(sum(map(len, wish.texts)))
+        self.metrics.characters.inc(sum(map(len, wish.texts)))
         models = list(dict.fromkeys(task.model for task in tasks if task.model is not None and task.plan.sentences))
         jobs = [self._job(model, tasks, wish, report) for model in models]
         found = await self.engine.decode(jobs, gone)

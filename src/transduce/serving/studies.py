@@ -133,7 +133,7 @@ class Studies:
         return Study(model, asked.q, search, seconds=min(seconds, asked.timeout or seconds), work=work)
 
     async def _answer(self, request: Request, asked: InspectRequest, study: Study) -> Response:
-        self.service.metrics.characters.add(len(asked.q))
+        self.service.metrics.characters.inc(len(asked.q))
         gone = watch(request)
         try:
             ((content,),) = await self.service.engine.decode([study], gone)

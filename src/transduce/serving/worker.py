@@ -39,7 +39,7 @@ class BatchObserver:
 
     def after_step(self, rows: Tensor, pieces: Tensor) -> Collection[int]:
         """Reports progress, and gives up the sentences of requests that are late or whose client has gone."""
-        self.metrics.steps.add()
+        self.metrics.steps.inc()
         self._share_threads()
         # Lets the thread run that answers requests: a small model's steps hardly ever leave the interpreter to it.
         time.sleep(0)
@@ -138,6 +138,6 @@ class Workers:
             self.batcher.finish(batch, results)
 
     def _results(self, batch: Batch) -> list[Any]:
-        self.metrics.source_pieces.add(sum(place.pieces for place in batch.places))
+        self.metrics.source_pieces.inc(sum(place.pieces for place in batch.places))
         observer = BatchObserver(batch, self.batcher, self.metrics, self._share_threads)
         return batch.places[0].job.decode(batch.places, observer)

@@ -14,6 +14,7 @@ from transduce.data.prepared import PreparedCorpus, prepare
 from transduce.data.sample import write_sample
 from transduce.durable import is_no_file, write_file
 from transduce.errors import TransduceError
+from transduce.interop.stored_tokenizer import load_tokenizer
 from transduce.runtime.machine import usable_cores
 from transduce.tasks.preparation_bar import PreparationBar
 from transduce.tasks.prepared_folder import (
@@ -32,7 +33,6 @@ from transduce.text.files import is_decodable, read_lines
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import language_of, unspaced_characters
 from transduce.text.sentencepiece_model import MAX_TRAINING_LINES, TokenizerSettings
-from transduce.text.stored_tokenizer import load_tokenizer
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import CorpusSize
 from transduce.training.events import ProgressDisplay

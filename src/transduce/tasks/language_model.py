@@ -17,6 +17,7 @@ from torch import Tensor
 
 from transduce.data.batches import Batch
 from transduce.errors import TransduceError
+from transduce.interop.foreign_tokenizer import ForeignTokenizer
 from transduce.model.build import AnyModel, build_decoder
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
@@ -30,7 +31,6 @@ from transduce.tasks.text_kind import TextKind
 from transduce.tasks.texts import write_texts
 from transduce.tasks.windows import Ids, WindowPlan, read_stream, successive_batches
 from transduce.text.filters import FilterSettings
-from transduce.text.foreign import ForeignTokenizer
 from transduce.text.vocabulary import Vocabulary
 from transduce.training.ahead import to_device
 from transduce.training.choices import (

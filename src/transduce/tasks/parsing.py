@@ -15,6 +15,7 @@ from torch import Tensor
 from transduce.durable import write_file
 from transduce.errors import TransduceError
 from transduce.evaluation.brackets import BracketReport, score_trees
+from transduce.interop.stored_tokenizer import load_tokenizer
 from transduce.model.transformer import Transformer
 from transduce.runtime.parser import Parser, load_parser
 from transduce.runtime.task_card import TASK_CARD, TaskCard
@@ -38,7 +39,6 @@ from transduce.text.linearized_trees import (
     write_line,
 )
 from transduce.text.model_proto import read_pieces
-from transduce.text.stored_tokenizer import load_tokenizer
 from transduce.text.trees import Tree, clean, read_trees
 from transduce.training.choices import Choice
 from transduce.training.events import ValidationEvent

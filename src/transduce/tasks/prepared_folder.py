@@ -9,12 +9,12 @@ from transduce.data.card import CARD_NAME
 from transduce.data.prepared import PreparedCorpus
 from transduce.durable import write_file
 from transduce.errors import TransduceError
+from transduce.interop.stored_tokenizer import load_tokenizer
 from transduce.tasks.settings import VocabularySettings
 from transduce.text.corpus import CorpusFiles
 from transduce.text.filters import FilterSettings
 from transduce.text.model_proto import PieceType, is_bpe, is_by_character, keeps_spaces, read_pieces
 from transduce.text.sentencepiece_model import TokenizerSettings
-from transduce.text.stored_tokenizer import load_tokenizer
 from transduce.text.tokenizer import Tokenizer
 
 CORPUS_FOLDER = "corpus"

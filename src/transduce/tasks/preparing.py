@@ -16,6 +16,7 @@ from transduce.data.prepared import PreparedCorpus, prepare, write_corpus
 from transduce.data.processes import write_parts
 from transduce.data.replacing import new_folder
 from transduce.errors import TransduceError
+from transduce.interop.stored_tokenizer import load_tokenizer
 from transduce.tasks.account import Account
 from transduce.tasks.corpus import TaskText, choose_workers, learn_tokenizer, measure
 from transduce.tasks.kinds import KINDS, kind_of
@@ -34,7 +35,6 @@ from transduce.tasks.settings_reading import make_settings
 from transduce.tasks.text_kind import TextKind
 from transduce.text.corpus import CorpusFiles
 from transduce.text.counted import counted
-from transduce.text.stored_tokenizer import load_tokenizer
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import CorpusSize
 from transduce.training.events import ProgressDisplay

@@ -9,6 +9,11 @@ CALLS = "!?…‼⁇⁈⁉\u061e\u061f\u037e"
 WIDE = "。！？｡"
 # Ethiopic, Myanmar, Khmer, Mongolian, Ol Chiki, Meetei:
 _OTHERS = "\u1362\u1367\u1368\u104b\u17d5\u1803\u1809\u1c7e\u1c7f\uabeb"
+# Chinese and Japanese texts also have the narrow marks without a space after them.
+_NARROW = r"(?<=[\u3040-\u30ff\u3400-\u9fff])[!?]+"
 # Also a danda, possibly with a verse number between two of them; a Khmer full stop, except the first one of "and so on"
 # (។ល។); a wide full stop, except as a decimal point.
-UNSPACED = rf"(?:[{WIDE}{_OTHERS}]|[\u0964\u0965](?:\s?\d+\s?[\u0964\u0965])?|\u17d4(?!\u179b\u17d4)|(?<!\d)\uff0e)"
+UNSPACED = (
+    rf"(?:[{WIDE}{_OTHERS}]|{_NARROW}|[\u0964\u0965](?:\s?\d+\s?[\u0964\u0965])?"
+    r"|\u17d4(?!\u179b\u17d4)|(?<!\d)\uff0e)"
+)

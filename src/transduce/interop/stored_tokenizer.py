@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from transduce.text.foreign import FOREIGN_TOKENIZER, ForeignTokenizer
+from transduce.interop.foreign_tokenizer import FOREIGN_TOKENIZER, ForeignTokenizer
 from transduce.text.tokenizer import Tokenizer
 
 

@@ -14,13 +14,10 @@ import msgspec
 
 from transduce.durable import write_file
 from transduce.errors import TransduceError
-from transduce.text.byte_level import ByteLevelPairs, BytePairCutter
-from transduce.text.foreign_sentencepiece import SentencePieces
-from transduce.text.spaced_pairs import SpacedPairs
-from transduce.text.symbols import Symbol, SymbolFinder
+from transduce.interop.token_pipelines import Cutting
+from transduce.text.symbols import Symbol
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import MARKS, Vocabulary, without_lone_surrogates
-from transduce.text.word_pieces import WordPieceCutter, WordPieces
 
 FOREIGN_TOKENIZER = "foreign_tokenizer.json"
 _FORMAT_VERSION = 1
@@ -29,7 +26,7 @@ _FORMAT_VERSION = 1
 class VocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """All that decides one side's ids."""
 
-    cutting: SentencePieces | SpacedPairs | ByteLevelPairs | WordPieces
+    cutting: Cutting
     """How text becomes pieces."""
     ids: dict[str, int]
     """The id of each piece. Several pieces never share one."""
@@ -93,9 +90,7 @@ class ForeignVocabulary(Vocabulary):
         self.model_bytes = b""
         said = [Symbol(symbol) if isinstance(symbol, str) else symbol for symbol in record.symbols]
         symbols = [*said, *(Symbol(text, spaces_before=True) for text in record.joined_symbols)]
-        # No word is cut into a symbol: "wholesome" does not hold an added "whole".
-        self._cutter = record.cutting.prepare(record.ids.keys() - {symbol.text for symbol in symbols})
-        self._finder = SymbolFinder(symbols, self._cutter.normalize)
+        self._cutter = record.cutting.prepare(record.ids, symbols)
 
     @cached_property
     def _pieces(self) -> dict[int, str]:
@@ -121,9 +116,8 @@ class ForeignVocabulary(Vocabulary):
 
     def surface(self, id: int) -> bytes:
         """What a piece adds to a text, in UTF-8: maybe a part of a character, and with the space before a word."""
-        if isinstance(self._cutter, BytePairCutter):
-            return self._cutter.bytes_of(self.piece(id))
-        return super().surface(id)
+        content = self._cutter.bytes_of(self.piece(id))
+        return super().surface(id) if content is None else content
 
     def unread(self, text: str) -> str:
         """Of a text, the words with something that no piece spells."""
@@ -138,16 +132,7 @@ class ForeignVocabulary(Vocabulary):
     def _spelling(self, id: int) -> str:
         if id in (self.eos_id, self.unk_id):
             return "</s>" if id == self.eos_id else "<unk>"
-        piece = self.piece(id)
-        if isinstance(self._cutter, WordPieceCutter):
-            return self._cutter.spelling(piece)
-        if not isinstance(self._cutter, BytePairCutter):
-            return piece
-        content = self._cutter.bytes_of(piece)
-        try:
-            return content.decode().replace(" ", "▁")
-        except UnicodeDecodeError:
-            return "".join(f"<0x{byte:02X}>" for byte in content)
+        return self._cutter.spelling(self.piece(id))
 
     def id(self, piece: str) -> int:
         """The id of one piece; the unknown id when there is no such piece."""
@@ -156,14 +141,9 @@ class ForeignVocabulary(Vocabulary):
     def _encode(self, text: str) -> list[int]:
         first = next((symbol for symbol in self.record.first_symbols if text.startswith(symbol)), "")
         start = [self.record.ids[first]] if first else []
-        rest = text[len(first) :]
-        for part, is_symbol in self._finder.parts(rest):
-            start += [self.record.ids[part]] if is_symbol else self._encode_plain(part)
-        return start
-
-    def _encode_plain(self, text: str) -> list[int]:
         ids, unknown = self.record.ids, self.unk_id
-        return [ids.get(piece, unknown) for piece in self._cutter.cut(text)]
+        rest = text[len(first) :]
+        return start + [ids.get(token, unknown) for token in self._cutter.cut(rest)] if rest else start
 
 
 class Languages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
