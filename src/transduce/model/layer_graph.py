@@ -235,15 +235,18 @@ def only_observes(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 _LAYER = ("self_attention", "self_attention_residual", "feed_forward", "feed_forward_residual")
 _MEMORY = ("memory_attention", "memory_attention_residual")
-_WEIGHTS = ("source_weight", "own_target_weight", "own_output_weight", "output_bias")
-_STACKS = tuple(f"{side}_{part}" for side in ("encoder", "decoder") for part in ("positions", "layers", "norm"))
+VOCABULARY_WEIGHTS = ("source_weight", "own_target_weight", "own_output_weight", "output_bias")
 _EMBEDDINGS = ("source_embedding", "target_embedding")
-_ALONE = ("embedding", "positions", "layers", "norm")
+TRANSFORMER_PARTS = (
+    *_EMBEDDINGS,
+    *("encoder_positions", "encoder_layers", "encoder_norm", "decoder_positions", "decoder_layers", "decoder_norm"),
+)
+DECODER_PARTS = ("embedding", "positions", "layers", "norm")
 _SCORED = ("score", "dropout")
 _CLASSES: tuple[tuple[type[nn.Module], tuple[str, ...] | None, tuple[str, ...] | None], ...] = (
-    (Transformer, (*_EMBEDDINGS, *_STACKS), _WEIGHTS),
-    (Decoder, _ALONE, _WEIGHTS),
-    (Encoder, (*_ALONE, "masked_language_head", "pooler", "classifier"), _WEIGHTS),
+    (Transformer, TRANSFORMER_PARTS, VOCABULARY_WEIGHTS),
+    (Decoder, DECODER_PARTS, VOCABULARY_WEIGHTS),
+    (Encoder, (*DECODER_PARTS, "masked_language_head", "pooler", "classifier"), VOCABULARY_WEIGHTS),
     (MaskedLanguageHead, ("dense", "norm"), ()),
     (EncoderLayer, _LAYER, ()),
     (DecoderLayer, (*_LAYER, *_MEMORY), ()),
@@ -272,7 +275,7 @@ _CLASSES: tuple[tuple[type[nn.Module], tuple[str, ...] | None, tuple[str, ...] |
     (
         Recurrent,
         (*_EMBEDDINGS, "encoder_layers", "decoder_layers", "bridge", "memory_attention", "attentional", "dropout"),
-        _WEIGHTS,
+        VOCABULARY_WEIGHTS,
     ),
     (RecurrentEncoderLayer, ("ahead", "back"), ()),
     (RecurrentDecoderLayer, ("cells", "past_attention"), ()),
@@ -332,12 +335,28 @@ def graph_of(module: nn.Module) -> Graph:
     Args:
         module: a model, an `EncoderLayer` or a `DecoderLayer`.
     """
+    reason = _changed_for_all()
+    return _described(module).graph if reason is None else Unsupported(reason)
+
+
+def why_not(table: "Table", module: nn.Module) -> str | None:
+    """Return a clause that says why a backend cannot compute a model or layer; None: it can.
+
+    The answer is remembered until the module changes, so that callers can ask before each sentence.
+    """
     if (reason := _changed_for_all()) is not None:
-        return Unsupported(reason)
+        return table.refusal(Unsupported(reason))
+    known = _described(module)
+    if table.title not in known.refusals:
+        known.refusals[table.title] = table.refusal(known.graph)
+    return known.refusals[table.title]
+
+
+def _described(module: nn.Module) -> "_Description":
     known = _GRAPHS.get(module)
     if known is None or not known.holds(module):
         known = _GRAPHS[module] = _Description(module)
-    return known.graph
+    return known
 
 
 def is_training(module: nn.Module) -> bool:
@@ -349,56 +368,49 @@ def is_training(module: nn.Module) -> bool:
 
 def describe_model(model: nn.Module) -> ModelGraph | Unsupported:
     """Return the description of a Transformer, an encoder, a decoder or a recurrent model."""
-    found = _describe(model, _Attributes())
+    found = _describe(model, [])
     assert not isinstance(found, LayerGraph)
     return found
 
 
 def describe_layer(layer: nn.Module) -> LayerGraph | Unsupported:
     """Return the description of an encoder or decoder layer."""
-    found = _describe(layer, _Attributes())
+    found = _describe(layer, [])
     assert not isinstance(found, ModelGraph)
     return found
-
-
-class _Attributes:
-    """Reads attributes of modules, and keeps what was read for `_Description.holds`."""
-
-    def __init__(self) -> None:
-        self.read: list[tuple[dict[str, Any], str, Any]] = []
-
-    def get(self, module: nn.Module, name: str) -> Any:
-        value = getattr(module, name)
-        own = vars(module)
-        if name in own:
-            self.read.append((own, name, value))
-        return value
 
 
 class _Description:
     """A graph, and what it rests on in a form that is compared in microseconds. It does not keep its module alive."""
 
     def __init__(self, module: nn.Module) -> None:
-        attributes = _Attributes()
-        modules = list(module.modules())
-        self.attributes = [vars(each) for each in modules]
-        self.graph = _describe(module, attributes)
-        self._read = attributes.read
+        read: list[tuple[dict[str, Any], str, Any]] = []
+        self.attributes = [vars(each) for each in module.modules()]
+        self.graph = _describe(module, read)
+        self.refusals: dict[str, str | None] = {}
+        """Why backends cannot compute it, by their names."""
+        self._places = [(own, name) for own, name, _ in read]
+        self._values = [value for _, _, value in read]
         self._children = [own["_modules"] for own in self.attributes]
-        self._held = list(chain.from_iterable(map(dict.values, self._children)))
+        self._held = self._submodules()
         self._types = [type(module), *map(type, self._held)]
-        kinds = ("_modules", "_parameters", "_buffers", *_HOOKS)
-        self._sized = [*self.attributes, *(own[kind] for own in self.attributes for kind in kinds)]
+        hooks = [own[kind] for own in self.attributes for kind in _HOOKS]
+        self._without_hooks = [each for each in hooks if not each]
+        self._sized = [*self.attributes, *filter(None, hooks)]
         self._sizes = list(map(len, self._sized))
+
+    def _submodules(self) -> list[nn.Module | None]:
+        return list(chain.from_iterable(map(dict.values, self._children)))
 
     def holds(self, module: nn.Module) -> bool:
         """Return whether the module is still what was described, hooks and attributes included."""
-        held = list(chain.from_iterable(map(dict.values, self._children)))
+        held = self._submodules()
         return (
             held == self._held
+            and not any(self._without_hooks)
             and list(map(len, self._sized)) == self._sizes
             and [type(module), *map(type, held)] == self._types
-            and all(own.get(name) is value for own, name, value in self._read)
+            and [own.get(name) for own, name in self._places] == self._values
         )
 
 
@@ -415,7 +427,8 @@ def _changed_for_all() -> str | None:
     return None
 
 
-def _describe(module: nn.Module, attributes: _Attributes) -> Graph:
+def _describe(module: nn.Module, read: list[tuple[dict[str, Any], str, Any]]) -> Graph:
+    """Return a module's description; `read` receives the attributes that it rests on, as (namespace, name, value)."""
     try:
         if (reason := _changed_for_all()) is not None:
             return Unsupported(reason)
@@ -423,7 +436,7 @@ def _describe(module: nn.Module, attributes: _Attributes) -> Graph:
             if getattr(kind, name, None) is not method:
                 return Unsupported(f"{kind.__name__}.{name} was replaced")
         facts = [fact for path, part in module.named_modules() for fact in _check_module(path, part)]
-        described = _Describer(module, attributes)
+        described = _Describer(module, read)
         if _computed_class(module) in (EncoderLayer, DecoderLayer):
             layer = described.layer("", module)
             return layer._replace(facts=(*facts, *layer.facts))
@@ -499,9 +512,16 @@ def _computed_class(module: nn.Module) -> type[nn.Module]:
 class _Describer:
     """Describes the parts of one model or layer."""
 
-    def __init__(self, root: nn.Module, attributes: _Attributes) -> None:
-        self.get = attributes.get
+    def __init__(self, root: nn.Module, read: list[tuple[dict[str, Any], str, Any]]) -> None:
         self.config: ModelConfig | None = getattr(root, "config", None)
+        self._read = read
+
+    def get(self, module: nn.Module, name: str) -> Any:
+        """Return an attribute, and note it."""
+        value = getattr(module, name)
+        if name in vars(module):
+            self._read.append((vars(module), name, value))
+        return value
 
     def must_be(self, where: str, what: str, found: object, setting: str, wanted: object = None) -> None:
         """Compare a module with the configuration, which backends read too.
@@ -532,7 +552,9 @@ class _Describer:
             raise _UnknownError(f"the model is of class {type(model).__name__}")
         if unknown := unknown_settings(config):
             raise _UnknownError(f"the model has the setting `model.{unknown[0]}`")
-        facts.append(Fact("", "model", type(model).__name__))
+        output = getattr(model, "packed_output", None)
+        facts.append(Fact("", "class", _class_of(model).__name__))
+        facts.append(Fact("", "output projection", "Linear" if output is None else _class_of(output).__name__))
         layers: dict[str, LayerGraph] = {}
         if kind is not Recurrent:
             for prefix, embedding, count in _STACKS_OF[kind]:
@@ -726,8 +748,8 @@ def _facts(sublayer: Sublayer) -> Iterator[Fact]:
         yield Fact(path, "attention kind", "hard" if attend.is_hard else "soft")
         yield Fact(path, "attention scale", "default" if attend.scale is None else "other")
         shared = module.num_key_value_heads != module.num_heads
-        yield Fact(path, "key/value heads", "shared" if shared else "one each")
-        yield Fact(path, "value width", "as keys" if module.d_k == module.d_v else "other")
+        yield Fact(path, "key value heads", "shared" if shared else "equal")
+        yield Fact(path, "value width", "equal" if module.d_k == module.d_v else "other")
 
 
 # --- backend tables -------------------------------------------------------------------------------------------------
@@ -751,5 +773,13 @@ class Table(NamedTuple):
 
 
 def table(title: str, **values: str) -> Table:
-    """Return a backend's table, with spaces between the values of an aspect and `_` for spaces in its name."""
-    return Table(title, {aspect.replace("_", " "): frozenset(listed.split()) for aspect, listed in values.items()})
+    """Return a backend's table.
+
+    Args:
+        title: the backend's name in messages.
+        values: allowed values, separated by spaces, by aspect; `attention_score` stands for the aspect
+            `attention score`, and `class_` for `class`.
+    """
+    return Table(
+        title, {aspect.replace("_", " ").rstrip(): frozenset(listed.split()) for aspect, listed in values.items()}
+    )

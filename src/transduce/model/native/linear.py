@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transduce.model.layer_graph import register_class
+from transduce.model.linear import Linear
 from transduce.model.native.amx import MORE_ROWS
 from transduce.model.native.crew import useful_threads
 from transduce.model.native.emit import Value
@@ -158,6 +160,10 @@ class BFloat16Vocabulary:
         )
         logits: Tensor = found[:, :outputs].unflatten(0, x.shape[:-1])
         return logits
+
+
+for _kind, _more in ((NativeLinear, ()), (NativeVocabulary, ("exact",))):
+    register_class(_kind, computes=Linear, tensors=("weights", "start", "steps", "bias", *_more))
 
 
 def make_product(weight: Tensor, bias: Tensor | None, use: Use = "layer", /) -> nn.Module:
