@@ -326,6 +326,23 @@ def unknown_settings(config: ModelConfig) -> list[str]:
     return [name for name in config.changed() if name not in SETTINGS]
 
 
+def settings_outside(table: "Table", config: ModelConfig) -> list[str]:
+    """Return the names of settings whose value is not in a backend's table, for messages about a configuration."""
+    values = {
+        "kind": ("class", config.kind.capitalize()),
+        "norm": ("norm", config.norm),
+        "norm_order": ("norm order", config.norm_order),
+        "activation": ("activation", config.activation),
+        "positions": ("positions", config.positions),
+        "attention_score": ("attention score", config.attention_score),
+        "attention_kind": ("attention kind", config.attention_kind),
+        "attention_window": ("attention window", "none" if config.attention_window is None else "some"),
+        "d_v": ("value width", "equal" if config.value_width == config.key_width else "other"),
+    }
+    outside = [name for name, (aspect, value) in values.items() if value not in table.values.get(aspect, ())]
+    return [*outside, *unknown_settings(config)]
+
+
 # --- from modules to a description ----------------------------------------------------------------------------------
 
 
