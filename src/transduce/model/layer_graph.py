@@ -9,6 +9,7 @@ reference path, and exporters refuse it. A new component is therefore unknown to
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -510,6 +511,14 @@ def _class_of(module: nn.Module) -> type[nn.Module]:
     return kind.__bases__[0] if parametrize.is_parametrized(module) else kind
 
 
+def _is_same(function: object, other: object) -> bool:
+    """Return whether two functions are one, or a `partial` of one; a copied model has a copy of a `partial`."""
+    if isinstance(function, partial) and isinstance(other, partial):
+        parts = [(each.func, each.args, each.keywords) for each in (function, other)]
+        return parts[0] == parts[1]
+    return function is other
+
+
 def _is_norm(norm: nn.Module | None) -> bool:
     return norm is not None and type(norm) is not nn.Identity
 
@@ -578,7 +587,8 @@ class _Describer:
                 facts += self.around(model, prefix, embedding)
                 layers |= self.stack(f"{prefix}layers", getattr(model, f"{prefix}layers"), getattr(config, count))
         head = getattr(model, "masked_language_head", None)
-        if head is not None and self.get(head, "activation") is not (_ACTIVATIONS | _GATES).get(config.activation):
+        wanted = (_ACTIVATIONS | _GATES).get(config.activation)
+        if head is not None and not _is_same(self.get(head, "activation"), wanted):
             raise _UnknownError("masked_language_head has another activation than `model.activation`")
         return ModelGraph(layers, (*facts, *(fact for layer in layers.values() for fact in layer.facts)))
 
@@ -726,7 +736,7 @@ class _Describer:
         is_gated = self.kind(path, module, FeedForward, GatedFeedForward) is GatedFeedForward
         functions = _GATES if is_gated else _ACTIVATIONS
         function = self.get(module, "gate" if is_gated else "activation")
-        name = next((name for name, known in functions.items() if known is function), None)
+        name = next((name for name, known in functions.items() if _is_same(known, function)), None)
         if name is None:
             raise _UnknownError(f"{path} has the activation {getattr(function, '__name__', function)!s}")
         self.must_be(path, "activation", name, "activation")
