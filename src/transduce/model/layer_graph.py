@@ -378,10 +378,8 @@ def _described(module: nn.Module) -> "_Description":
 
 
 def is_training(module: nn.Module) -> bool:
-    """Return whether any part of a module is in training mode, such as dropout that a caller keeps switched on."""
-    known = _GRAPHS.get(module)
-    parts = map(vars, module.modules()) if known is None else known.attributes
-    return any(map(itemgetter("training"), parts))
+    """Return whether a module, or dropout or a BatchNorm inside it, is in training mode."""
+    return any(map(itemgetter("training"), _described(module).modal))
 
 
 def describe_model(model: nn.Module) -> ModelGraph | Unsupported:
@@ -404,6 +402,10 @@ class _Description:
     def __init__(self, module: nn.Module) -> None:
         read: list[tuple[dict[str, Any], str, Any]] = []
         self.attributes = [vars(each) for each in module.modules()]
+        self.modal = [
+            vars(each) for each in module.modules() if each is module or isinstance(each, Dropout | BatchNorm)
+        ]
+        """What training mode changes."""
         self.graph = _describe(module, read)
         self.refusals: dict[str, str | None] = {}
         """Why backends cannot compute it, by their names."""
