@@ -1,4 +1,4 @@
-"""A component that nobody has listed takes the reference path: searches find what `forward` scores, exporters refuse."""
+"""A component that nobody has listed takes the reference path in every search, and exporters refuse it."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -109,7 +109,7 @@ def overridden_forward(model: Transformer) -> None:
 
 def overridden_method(model: Transformer) -> None:
     attention = decoder_layer(model).self_attention
-    attention._attend = lambda query, *_: torch.zeros_like(query)  # type: ignore[assignment, method-assign]
+    attention._attend = lambda query, *_: torch.zeros_like(query)  # type: ignore[method-assign]
 
 
 def hook(model: Transformer) -> None:
@@ -298,7 +298,7 @@ def test_an_activation_without_a_kernel_is_left_to_others(monkeypatch: pytest.Mo
     msgspec.structs.force_setattr(config, "activation", "mish")
     model.config = config
     for layer in (*model.encoder_layers, *model.decoder_layers):
-        layer.feed_forward.activation = F.mish  # type: ignore[union-attr, assignment]
+        layer.feed_forward.activation = F.mish
     assert not isinstance(graph_of(model), Unsupported)
     make_twin(model, torch.float32)
     refused = select_decoder(model).refused
@@ -325,7 +325,7 @@ def test_exporters_refuse_in_one_sentence(change: Callable[[Transformer], None],
         lambda: check_components(HUGGING_FACE, model),
     ):
         with pytest.raises(TransduceError, match=r"^The model cannot be exported, because .* does not know\.$"):
-            write()
+            write()  # type: ignore[no-untyped-call]
 
 
 # --- descriptions -------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
-from transduce.model.flat import FlatState, why_not_eager
+from transduce.model.flat import EAGER, FlatState, why_not_eager
 from transduce.model.fused import TrainingKernels
 from transduce.model.gpu.available import why_no_triton
 from transduce.model.layer_graph import Unsupported, graph_of, is_training, why_not
@@ -41,6 +41,7 @@ __all__ = [
     "decoded_model",
     "exact_projection",
     "find_batch_search",
+    "forecast_decoder",
     "has_kernels",
     "has_programs",
     "kernels_of_training",
@@ -221,14 +222,35 @@ def _why_not_packed(model: nn.Module) -> str | None:
     """Return why a model has no prepacked weights for compiled decoding."""
     if isinstance(graph := graph_of(model), Unsupported):
         return f"{graph.reason}, which the compiled decoder does not know"
+    device = next(model.parameters()).device.type
+    if device != "cpu":
+        return f"the model is on {device}"
+    return _why_not_compilable(model) or "its weights were not prepacked"
+
+
+def _why_not_compilable(model: nn.Module) -> str | None:
     if (reason := _why_no_kernels(torch.get_num_threads())) is not None:
         return reason
-    if next(model.parameters()).device.type != "cpu":
-        return f"the model is on {next(model.parameters()).device.type}"
     from transduce.model.native.model_programs import why_not_compilable
 
-    reason = why_not_compilable(model)
-    return "its weights were not prepacked" if reason is None else reason
+    return why_not_compilable(model)
+
+
+def forecast_decoder(model: Transformer | Decoder, device: str) -> Selection:
+    """Return what will decode a model such as this one, be it on the meta device, once it is loaded on a device."""
+    refused: dict[str, str] = {}
+    if device == "cpu":
+        if (reason := _why_not_compilable(model)) is None:
+            return Selection("compiled", refused)
+        refused["compiled"] = reason
+        if (reason := why_not(EAGER, model)) is None:
+            return Selection("eager", refused)
+        return Selection("reference", refused | {"eager": reason})
+    if (reason := why_no_triton(device)) is None:
+        from transduce.model.gpu.state import why_not_triton
+
+        reason = why_not_triton(model)
+    return Selection("triton", refused) if reason is None else Selection("reference", {"triton": reason})
 
 
 def _why_not_triton(model: nn.Module) -> str | None:
