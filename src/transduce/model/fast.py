@@ -19,7 +19,7 @@ from transduce.model.decoder import Decoder
 from transduce.model.flat import EAGER, FlatState, why_not_eager
 from transduce.model.fused import TrainingKernels
 from transduce.model.gpu.available import why_no_triton
-from transduce.model.layer_graph import Unsupported, graph_of, is_training, why_not
+from transduce.model.layer_graph import Unsupported, description_of, graph_of, why_not
 from transduce.model.packed import PACKABLE, MakeProduct, PackedDecoder, PackedTransformer
 from transduce.model.quantized import Int8Linear
 from transduce.model.searching import BatchSearch, SearchBounds
@@ -166,66 +166,63 @@ def select_decoder(model: nn.Module) -> Selection:
 
 def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
     """Encodes source_ids (B, S): by machine code, by the usual components written out, or by the model's own."""
-    match select_decoder(model).backend:
-        case "compiled":
-            from transduce.model.native.state import NativeState
+    found = _find_compiled(model)
+    if not isinstance(found, str):
+        from transduce.model.native.state import NativeState
 
-            packed, programs = _compiled(model)
-            assert isinstance(packed, PackedTransformer)
-            return NativeState(packed, programs, source_ids)
-        case "eager":
-            return FlatState(cast(Transformer, model), source_ids)
-        case "triton":
-            from transduce.model.gpu.state import GpuState
+        packed, programs = found
+        assert isinstance(packed, PackedTransformer)
+        return NativeState(packed, programs, source_ids)
+    if why_not_eager(model) is None:
+        return FlatState(cast(Transformer, model), source_ids)
+    if _why_not_triton(model) is None:
+        from transduce.model.gpu.state import GpuState
 
-            return GpuState(cast(Transformer, model), source_ids)
+        return GpuState(cast(Transformer, model), source_ids)
     return model.start(source_ids)
 
 
 def has_programs(model: EncoderDecoder) -> bool:
     """Whether machine code of our own decodes it, encoder and all, so that threads may decode a batch each."""
-    return _why_not_compiled(model) is None
+    return not isinstance(_find_compiled(model), str)
 
 
 def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> DecodingState:
     """Reads prompt_ids (B, P) of these lengths (B,): by machine code, or by the model's own."""
-    if _why_not_compiled(model) is None:
+    found = _find_compiled(model)
+    if not isinstance(found, str):
         from transduce.model.native.prompt_state import NativePromptState
 
-        packed, programs = _compiled(model)
+        packed, programs = found
         assert isinstance(packed, PackedDecoder)
         return NativePromptState(packed, programs, prompt_ids, lengths)
     return model.start(prompt_ids, lengths)
 
 
-def _compiled(model: nn.Module) -> "tuple[PackedTransformer | PackedDecoder, ModelPrograms]":
-    """Return the prepacked form of a model that `_why_not_compiled` accepts, and its compiled steps."""
+def _find_compiled(model: nn.Module) -> "tuple[PackedTransformer | PackedDecoder, ModelPrograms] | str":
+    """Return a model's prepacked form and its compiled steps, or why there are none."""
+    packed = decoded_model(model)
+    if not isinstance(packed, PackedTransformer | PackedDecoder) or isinstance(packed.packed_output, Int8Linear):
+        return _why_not_packed(model) or "its weights were not prepacked"
     from transduce.model.native.model_programs import find_programs
 
-    packed = decoded_model(model)
-    assert isinstance(packed, PackedTransformer | PackedDecoder)
-    programs = find_programs(packed)
-    assert programs is not None
-    return packed, programs
+    programs = find_programs(packed, is_private=packed is not model)
+    return programs if isinstance(programs, str) else (packed, programs)
 
 
 def _why_not_compiled(model: nn.Module) -> str | None:
-    packed = decoded_model(model)
-    if not isinstance(packed, PackedTransformer | PackedDecoder) or isinstance(packed.packed_output, Int8Linear):
-        return _why_not_packed(model)
-    from transduce.model.native.model_programs import why_not_compiled
-
-    return why_not_compiled(packed)
+    found = _find_compiled(model)
+    return found if isinstance(found, str) else None
 
 
 def _why_not_packed(model: nn.Module) -> str | None:
-    """Return why a model has no prepacked weights for compiled decoding."""
+    """Return why a model's weights could not be prepacked for compiled decoding; None: they could."""
     if isinstance(graph := graph_of(model), Unsupported):
         return f"{graph.reason}, which the compiled decoder does not know"
     device = next(model.parameters()).device.type
     if device != "cpu":
         return f"the model is on {device}"
-    return _why_not_compilable(model) or "its weights were not prepacked"
+    return _why_not_compilable(model)
 
 
 def _why_not_compilable(model: nn.Module) -> str | None:
@@ -328,6 +325,9 @@ def _make_floats(model: Transformer | Decoder, dtype: torch.dtype) -> MakeProduc
 def decoded_model(model: _Model) -> _Model:
     """What decoding computes with, to the last bit: the model's twin, or the model where it has none."""
     twin = _TWINS.get(model)
-    if twin is None or not _is_for_kernels(model) or why_not(PACKABLE, model) is not None or is_training(model):
+    if twin is None or not _is_for_kernels(model):
         return model
-    return cast(_Model, twin.of(model))  # an inference copy is of a class of the model's own
+    described = description_of(model)
+    if described.is_training or described.why_not(PACKABLE) is not None:
+        return cast(_Model, model)
+    return cast(_Model, twin.of(model, described.graph))  # an inference copy is of a class of the model's own

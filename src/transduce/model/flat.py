@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from transduce.model.attention import AttentionTrace, MultiHeadAttention
 from transduce.model.flat_encoder import encode_flat
-from transduce.model.layer_graph import is_training, table, why_not
+from transduce.model.layer_graph import description_of, table
 from transduce.model.layers import DecoderLayer
 from transduce.model.packed import KeepingAttention, PackedMemoryAttention
 from transduce.model.slots import SlotCache, Slots
@@ -51,9 +51,10 @@ EAGER = table(
 
 def why_not_eager(model: nn.Module) -> str | None:
     """Return a clause that says why `FlatState` cannot decode a model as it is now; None: it can."""
-    if (reason := why_not(EAGER, model)) is not None:
+    described = description_of(model)
+    if (reason := described.why_not(EAGER)) is not None:
         return reason
-    if is_training(model):
+    if described.is_training:
         return "the model is in training mode"
     device = next(model.parameters()).device.type
     return None if device == "cpu" else f"the model is on {device}"

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
+from torch.utils.hooks import RemovableHandle
 
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
@@ -353,71 +354,74 @@ def graph_of(module: nn.Module) -> Graph:
     Args:
         module: a model, an `EncoderLayer` or a `DecoderLayer`.
     """
-    reason = _changed_for_all()
-    return _described(module).graph if reason is None else Unsupported(reason)
+    return description_of(module).graph
 
 
 def why_not(table: "Table", module: nn.Module) -> str | None:
-    """Return a clause that says why a backend cannot compute a model or layer; None: it can.
-
-    The answer is remembered until the module changes, so that callers can ask before each sentence.
-    """
-    if (reason := _changed_for_all()) is not None:
-        return table.refusal(Unsupported(reason))
-    known = _described(module)
-    if table.title not in known.refusals:
-        known.refusals[table.title] = table.refusal(known.graph)
-    return known.refusals[table.title]
-
-
-def _described(module: nn.Module) -> "_Description":
-    known = _GRAPHS.get(module)
-    if known is None or not known.holds(module):
-        known = _GRAPHS[module] = _Description(module)
-    return known
+    """Return a clause that says why a backend cannot compute a model or layer as it is now; None: it can."""
+    return description_of(module).why_not(table)
 
 
 def is_training(module: nn.Module) -> bool:
     """Return whether a module, or dropout or a BatchNorm inside it, is in training mode."""
-    return any(map(itemgetter("training"), _described(module).modal))
+    return description_of(module).is_training
+
+
+def description_of(module: nn.Module) -> "Description":
+    """Return the description of a model or layer as it is now, from memory where nothing has changed.
+
+    Callers ask at the start of each batch, so that hooks count which are added after a backend was selected.
+    """
+    reason = _changed_for_all()
+    known = _KNOWN_MODULES.get(module)
+    if known is None or known.reason_for_all != reason or not known.holds(module):
+        known = _KNOWN_MODULES[module] = Description(module, reason)
+    return known
 
 
 def describe_model(model: nn.Module) -> ModelGraph | Unsupported:
     """Return the description of a Transformer, an encoder, a decoder or a recurrent model."""
-    found = _describe(model, [])
+    found = Description(model, _changed_for_all()).graph
     assert not isinstance(found, LayerGraph)
     return found
 
 
 def describe_layer(layer: nn.Module) -> LayerGraph | Unsupported:
     """Return the description of an encoder or decoder layer."""
-    found = _describe(layer, [])
+    found = Description(layer, _changed_for_all()).graph
     assert not isinstance(found, ModelGraph)
     return found
 
 
-class _Description:
+class Description:
     """A graph, and what it rests on in a form that is compared in microseconds. It does not keep its module alive."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, reason_for_all: str | None) -> None:
         read: list[tuple[dict[str, Any], str, Any]] = []
-        self.attributes = [vars(each) for each in module.modules()]
-        self.modal = [
-            vars(each) for each in module.modules() if each is module or isinstance(each, Dropout | BatchNorm)
-        ]
-        """What training mode changes."""
-        self.graph = _describe(module, read)
-        self.refusals: dict[str, str | None] = {}
-        """Why backends cannot compute it, by their names."""
-        self._places = [(own, name) for own, name, _ in read]
-        self._values = [value for _, _, value in read]
-        self._children = [own["_modules"] for own in self.attributes]
+        self.reason_for_all = reason_for_all
+        self.graph = _describe(module, read) if reason_for_all is None else Unsupported(reason_for_all)
+        self._refusals: dict[str, str | None] = {}
+        own = [vars(each) for each in module.modules()]
+        modal = [module, *(each for each in module.modules() if isinstance(each, Dropout | BatchNorm))]
+        self._modal = [vars(each) for each in modal]
+        self._owners, self._names, self._values = ([entry[part] for entry in read] for part in range(3))
+        self._children = [each["_modules"] for each in own]
         self._held = self._submodules()
         self._types = [type(module), *map(type, self._held)]
-        hooks = [own[kind] for own in self.attributes for kind in _HOOKS]
-        self._without_hooks = [each for each in hooks if not each]
-        self._sized = [*self.attributes, *filter(None, hooks)]
-        self._sizes = list(map(len, self._sized))
+        self._hooks = [each[kind] for each in own for kind in _HOOKS]
+        self._numbers, self._handles = list(map(tuple, self._hooks)), RemovableHandle.next_id
+        self._own, self._sizes = own, list(map(len, own))
+
+    def why_not(self, table: "Table") -> str | None:
+        """Return a clause that says why a backend cannot compute what is described; None: it can."""
+        if table.title not in self._refusals:
+            self._refusals[table.title] = table.refusal(self.graph)
+        return self._refusals[table.title]
+
+    @property
+    def is_training(self) -> bool:
+        """Return whether the module, or dropout or a BatchNorm inside it, is in training mode."""
+        return any(map(itemgetter("training"), self._modal))
 
     def _submodules(self) -> list[nn.Module | None]:
         return list(chain.from_iterable(map(dict.values, self._children)))
@@ -427,14 +431,22 @@ class _Description:
         held = self._submodules()
         return (
             held == self._held
-            and not any(self._without_hooks)
-            and list(map(len, self._sized)) == self._sizes
+            and self._has_same_hooks()
+            and list(map(len, self._own)) == self._sizes
             and [type(module), *map(type, held)] == self._types
-            and [own.get(name) for own, name in self._places] == self._values
+            and list(map(dict.get, self._owners, self._names)) == self._values  # type: ignore[arg-type]
         )
 
+    def _has_same_hooks(self) -> bool:
+        """Return whether no hook was added or removed; handles are numbered, so that a new hook changes the number."""
+        handles = RemovableHandle.next_id
+        if handles == self._handles and not isinstance(self.graph, Unsupported):
+            return True
+        self._handles = handles
+        return list(map(tuple, self._hooks)) == self._numbers
 
-_GRAPHS: WeakKeyDictionary[nn.Module, _Description] = WeakKeyDictionary()
+
+_KNOWN_MODULES: WeakKeyDictionary[nn.Module, Description] = WeakKeyDictionary()
 
 
 def _changed_for_all() -> str | None:
@@ -450,8 +462,6 @@ def _changed_for_all() -> str | None:
 def _describe(module: nn.Module, read: list[tuple[dict[str, Any], str, Any]]) -> Graph:
     """Return a module's description; `read` receives the attributes that it rests on, as (namespace, name, value)."""
     try:
-        if (reason := _changed_for_all()) is not None:
-            return Unsupported(reason)
         for kind, name, method in _OTHER_METHODS:
             if getattr(kind, name, None) is not method:
                 return Unsupported(f"{kind.__name__}.{name} was replaced")

@@ -8,7 +8,7 @@ import copy
 from torch import Tensor, nn
 
 from transduce.model.decoder import Decoder
-from transduce.model.layer_graph import graph_of
+from transduce.model.layer_graph import Graph, graph_of
 from transduce.model.packed import MakeProduct, PackedDecoder, PackedTransformer, pack
 from transduce.model.transformer import Transformer
 
@@ -22,10 +22,10 @@ class Twin:
         self._packed = pack(_in_float32(model), make)
         self._watch(model)
 
-    def of(self, model: Transformer | Decoder) -> PackedTransformer | PackedDecoder:
-        """The twin as the model is now; the model must be in `PACKABLE`."""
+    def of(self, model: Transformer | Decoder, graph: Graph) -> PackedTransformer | PackedDecoder:
+        """The twin as the model is now, of which this is the graph; it must be in `PACKABLE`."""
         weights = self._weights
-        if graph_of(model) != self._graph or any(
+        if graph != self._graph or any(
             holder.get(name) is not own or _version(own) != version for holder, name, own, version in weights
         ):
             self._packed = pack(_in_float32(model), self._make)

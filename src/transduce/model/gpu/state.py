@@ -22,7 +22,7 @@ from transduce.model.gpu.recorded import (
     layers_of,
     take_step,
 )
-from transduce.model.layer_graph import is_training, table, why_not
+from transduce.model.layer_graph import description_of, table
 from transduce.model.positions import LearnedPositions
 from transduce.model.transformer import Transformer
 
@@ -53,9 +53,10 @@ TRITON = table(
 
 def why_not_triton(model: nn.Module) -> str | None:
     """Return a clause that says why `GpuState` cannot decode a model as it is now; None: it can."""
-    if (reason := why_not(TRITON, model)) is not None:
+    described = description_of(model)
+    if (reason := described.why_not(TRITON)) is not None:
         return reason
-    if is_training(model):
+    if described.is_training:
         return "the model is in training mode"
     config: ModelConfig = model.config  # type: ignore[assignment]
     dtype = next(model.parameters()).dtype

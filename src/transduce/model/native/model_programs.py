@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import GATES
-from transduce.model.layer_graph import Graph, graph_of, is_training, table, why_not
+from transduce.model.layer_graph import Graph, description_of, table, why_not
 from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.model.native.activations import write_scaling
 from transduce.model.native.emit import F16, F32
@@ -160,18 +160,22 @@ def _tables(embedding: Embedding, positions: StackPositions, config: ModelConfig
 _PROGRAMS: WeakKeyDictionary[nn.Module, tuple[Graph, ModelPrograms]] = WeakKeyDictionary()
 
 
-def why_not_compiled(model: nn.Module) -> str | None:
-    """Return a clause that says why a prepacked model cannot be compiled as it is now; None: it can."""
-    if (reason := why_not(COMPILED, model)) is not None:
+def find_programs(model: PackedTransformer | PackedDecoder, *, is_private: bool = False) -> ModelPrograms | str:
+    """Return a model's compiled steps, made when they are first asked for; or why it cannot be compiled as it is now.
+
+    Args:
+        model: with prepacked weights.
+        is_private: nobody else holds the model, so that it is looked at once only.
+    """
+    known = _PROGRAMS.get(model)
+    if known is not None and is_private:
+        return known[1]
+    described = description_of(model)
+    reason = described.why_not(COMPILED)
+    if reason is None:
+        reason = "the model is in training mode" if described.is_training else _why_not_sizes(model.config)
+    if reason is not None:
         return reason
-    return "the model is in training mode" if is_training(model) else _why_not_sizes(model.config)  # type: ignore[arg-type]
-
-
-def find_programs(model: PackedTransformer | PackedDecoder) -> ModelPrograms | None:
-    """Return a model's compiled steps, made when they are first asked for; None where it cannot be compiled."""
-    if why_not_compiled(model) is not None:
-        return None
-    graph, known = graph_of(model), _PROGRAMS.get(model)
-    if known is None or known[0] is not graph:
-        known = _PROGRAMS[model] = graph, ModelPrograms(model)
+    if known is None or known[0] is not described.graph:
+        known = _PROGRAMS[model] = described.graph, ModelPrograms(model)
     return known[1]
