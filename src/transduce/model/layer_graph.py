@@ -523,6 +523,16 @@ def _class_of(module: nn.Module) -> type[nn.Module]:
     return kind.__bases__[0] if parametrize.is_parametrized(module) else kind
 
 
+def known_class(module: nn.Module) -> type[nn.Module] | None:
+    """Return a module's class without known wrappers; None if it is unknown, or something was added to the module."""
+    try:
+        for _ in _check_module("", module):
+            pass
+    except _UnknownError:
+        return None
+    return _class_of(module)
+
+
 def _is_same(function: object, other: object) -> bool:
     """Return whether two functions are one, or a `partial` of one; a copied model has a copy of a `partial`."""
     if isinstance(function, partial) and isinstance(other, partial):
