@@ -154,6 +154,10 @@ def sequential(model: Transformer) -> None:
     layer.feed_forward = nn.Sequential(layer.feed_forward, nn.Tanh())  # type: ignore[assignment]
 
 
+def other_width(model: Transformer) -> None:
+    decoder_layer(model).feed_forward = FeedForward(d_model=64, d_ff=256).eval()
+
+
 def kept_dropout(model: Transformer) -> None:
     decoder_layer(model).feed_forward_residual.dropout.train()
 
@@ -172,6 +176,7 @@ CHANGES: list[Callable[[Transformer], None]] = [
     other_activation,
     positions,
     sequential,
+    other_width,
 ]
 each_change = pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 

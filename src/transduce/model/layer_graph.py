@@ -182,6 +182,7 @@ class _Parts(NamedTuple):
 
 _KNOWN: dict[type[nn.Module], _Parts] = {}
 _METHODS: dict[type[nn.Module], frozenset[str]] = {}
+_SIZES: dict[type[nn.Module], tuple[str, str]] = {}
 _FORWARDS: list[tuple[type[nn.Module], Callable[..., Any]]] = []
 _OTHER_METHODS: list[tuple[type[nn.Module], str, Any]] = []
 _PARAMETRIZATIONS: set[type[nn.Module]] = set()
@@ -194,6 +195,7 @@ def register_class(
     computes: type[nn.Module] | None = None,
     children: Iterable[str] | None = (),
     tensors: Iterable[str] | None = (),
+    sizes: tuple[str, str] | None = None,
 ) -> None:
     """Make a class known to the layer graph, with the methods that it has at this moment.
 
@@ -202,7 +204,10 @@ def register_class(
         computes: the reference class whose function it computes in another number format; None: the class itself.
         children: names of the submodules that it may hold; None: any.
         tensors: names of the parameters and buffers that it may hold; None: any.
+        sizes: of a linear layer: the attributes with the numbers of inputs and outputs, if it has any.
     """
+    if sizes is not None:
+        _SIZES[kind] = sizes
     names = [None if each is None else frozenset(each) for each in (children, tensors)]
     _KNOWN[kind] = _Parts(computes or kind, *names)
     _METHODS[kind] = frozenset(name for name in dir(kind) if callable(getattr(kind, name)))
@@ -257,7 +262,6 @@ _CLASSES: tuple[tuple[type[nn.Module], tuple[str, ...] | None, tuple[str, ...] |
     (ScoredAttention, (), ("matrix", "vector")),
     (FeedForward, ("inner", "outer", "dropout"), ()),
     (GatedFeedForward, ("inner", "outer", "dropout"), ()),
-    (LinearModule, ("parametrizations",), ("weight", "bias")),
     (nn.Linear, ("parametrizations",), ("weight", "bias")),
     (Dropout, (), ()),
     (LayerNorm, (), ("weight", "bias")),
@@ -288,6 +292,12 @@ _CLASSES: tuple[tuple[type[nn.Module], tuple[str, ...] | None, tuple[str, ...] |
 )
 for _kind, _children, _tensors in _CLASSES:
     register_class(_kind, children=_children, tensors=_tensors)
+register_class(
+    LinearModule,
+    children=("parametrizations",),
+    tensors=("weight", "bias"),
+    sizes=("in_features", "out_features"),
+)
 
 _NORMS: dict[type[nn.Module], str] = {LayerNorm: "layer", RMSNorm: "rms", BatchNorm: "batch"}
 _EMBEDDED_POSITIONS: dict[type[nn.Module], str] = {
@@ -360,11 +370,6 @@ def graph_of(module: nn.Module) -> Graph:
 def why_not(table: "Table", module: nn.Module) -> str | None:
     """Return a clause that says why a backend cannot compute a model or layer as it is now; None: it can."""
     return description_of(module).why_not(table)
-
-
-def is_training(module: nn.Module) -> bool:
-    """Return whether a module, or dropout or a BatchNorm inside it, is in training mode."""
-    return description_of(module).is_training
 
 
 def description_of(module: nn.Module) -> "Description":
@@ -718,18 +723,25 @@ class _Describer:
 
     def attention(self, path: str, module: Any, name: str) -> list[Operation]:
         self.kind(path, module, MultiHeadAttention)
-        sizes = {name: self.get(module, name) for name in ("num_heads", "num_key_value_heads", "d_k", "d_v")}
+        names = ("num_heads", "num_key_value_heads", "d_k", "d_v")
+        heads, shared, d_k, d_v = (self.get(module, each) for each in names)
+        widths = (heads * d_k, shared * d_k, shared * d_v)
+        if self.get(module, "widths") != widths:
+            raise _UnknownError(f"{path} has other widths than those of its heads")
         if self.config is not None:
             config = self.config
-            shared = config.num_key_value_heads or config.num_heads
-            wanted = (config.num_heads, shared, config.key_width, config.value_width)
-            for (size, found), value in zip(sizes.items(), wanted, strict=True):
+            wanted = (config.num_heads, config.num_key_value_heads or heads, config.key_width, config.value_width)
+            for size, found, value in zip(names, (heads, shared, d_k, d_v), wanted, strict=True):
                 self.must_be(path, size, found, size, value)
         score, is_hard, scale = self.score(path, self.get(module, "score") if "score" in vars(module) else module.score)
         attend = Attend(module, score, is_hard, scale, name == "memory_attention")
-        before = [child for child in ("projection", "query", "key_value") if child in module._modules]
-        linears = [self.linear(f"{path}.{child}", getattr(module, child)) for child in (*before, "output")]
-        return [*linears[:-1], attend, linears[-1]]
+        sizes = {"projection": sum(widths), "query": widths[0], "key_value": sum(widths[1:])}
+        before = [
+            self.linear(f"{path}.{child}", getattr(module, child), None, size)
+            for child, size in sizes.items()
+            if child in module._modules
+        ]
+        return [*before, attend, self.linear(f"{path}.output", module.output, heads * d_v, None)]
 
     def score(self, path: str, score: Any) -> tuple[str, bool, float | None]:
         if score is None:
@@ -762,11 +774,17 @@ class _Describer:
         if name is None:
             raise _UnknownError(f"{path} has the activation {getattr(function, '__name__', function)!s}")
         self.must_be(path, "activation", name, "activation")
-        inner, outer = (self.linear(f"{path}.{child}", getattr(module, child)) for child in ("inner", "outer"))
-        return [inner, Activate(name, is_gated, module.dropout), outer]
+        d_ff = None if self.config is None else self.config.d_ff
+        inner = self.linear(f"{path}.inner", module.inner, None, d_ff and d_ff * (2 if is_gated else 1))
+        return [inner, Activate(name, is_gated, module.dropout), self.linear(f"{path}.outer", module.outer, d_ff, None)]
 
-    def linear(self, path: str, module: nn.Module) -> Linear:
+    def linear(self, path: str, module: nn.Module, inputs: int | None, outputs: int | None) -> Linear:
+        """Check sizes of a linear layer; None: the model width."""
         self.kind(path, module, LinearModule)
+        if self.config is not None and (sizes := _SIZES.get(_class_of(module))) is not None:
+            found = tuple(self.get(module, name) for name in sizes)
+            if found != (wanted := (inputs or self.config.d_model, outputs or self.config.d_model)):
+                raise _UnknownError(f"{path} has the sizes {found}, but the configuration has {wanted}")
         return Linear(module)
 
 

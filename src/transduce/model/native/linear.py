@@ -163,7 +163,8 @@ class BFloat16Vocabulary:
 
 
 for _kind, _more in ((NativeLinear, ()), (NativeVocabulary, ("exact",))):
-    register_class(_kind, computes=Linear, tensors=("weights", "start", "steps", "bias", *_more))
+    _tensors = ("weights", "start", "steps", "bias", *_more)
+    register_class(_kind, computes=Linear, tensors=_tensors, sizes=("width", "outputs"))
 
 
 def make_product(weight: Tensor, bias: Tensor | None, use: Use = "layer", /) -> nn.Module:
