@@ -8,7 +8,7 @@ reference path, and exporters refuse it. A new component is therefore unknown to
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import chain
 from operator import itemgetter
@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from torch import nn
-from torch.nn.modules import module as torch_module
-from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
 from transduce.model.attention import MultiHeadAttention
@@ -25,8 +23,19 @@ from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.dropout import Dropout
 from transduce.model.embedding import Embedding
-from transduce.model.encoder import Encoder, MaskedLanguageHead
+from transduce.model.encoder import Encoder
 from transduce.model.feed_forward import ACTIVATIONS, GATES, FeedForward, GatedFeedForward
+from transduce.model.known_classes import (
+    HOOKS,
+    KNOWN,
+    SIZES,
+    Fact,
+    UnknownError,
+    changed_for_all,
+    check_module,
+    class_of,
+    replaced_method,
+)
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
 from transduce.model.linear import Linear as LinearModule
 from transduce.model.norms import BatchNorm, LayerNorm, RMSNorm
@@ -38,8 +47,6 @@ from transduce.model.positions import (
     SinusoidalPositions,
 )
 from transduce.model.recurrent import Recurrent
-from transduce.model.recurrent_attention import MemoryAttention, PastAttention
-from transduce.model.recurrent_layers import RecurrentDecoderLayer, RecurrentEncoderLayer
 from transduce.model.scores import ScoredAttention
 from transduce.model.stack import StackPositions
 from transduce.model.transformer import Transformer
@@ -127,15 +134,6 @@ class Sublayer(NamedTuple):
         return next((operation for operation in self.operations if isinstance(operation, Activate)), None)
 
 
-class Fact(NamedTuple):
-    """A property of a component that changes the computed function, as backend tables list it."""
-
-    path: str
-    """The component's dotted name."""
-    aspect: str
-    value: str
-
-
 class LayerGraph(NamedTuple):
     """An encoder layer, a decoder layer, or a layer of a decoder alone."""
 
@@ -162,143 +160,6 @@ class Unsupported(NamedTuple):
 Graph = ModelGraph | LayerGraph | Unsupported
 
 
-class _UnknownError(Exception):
-    """Raised inside this module where a component has no description."""
-
-
-# --- known classes --------------------------------------------------------------------------------------------------
-
-
-class _Parts(NamedTuple):
-    """What a module of a known class may hold."""
-
-    computes: type[nn.Module]
-    """The reference class whose function it computes."""
-    children: frozenset[str] | None
-    """Names of submodules; None: any."""
-    tensors: frozenset[str] | None
-    """Names of parameters and buffers; None: any."""
-
-
-_KNOWN: dict[type[nn.Module], _Parts] = {}
-_METHODS: dict[type[nn.Module], frozenset[str]] = {}
-_SIZES: dict[type[nn.Module], tuple[str, str]] = {}
-_FORWARDS: list[tuple[type[nn.Module], Callable[..., Any]]] = []
-_OTHER_METHODS: list[tuple[type[nn.Module], str, Any]] = []
-_PARAMETRIZATIONS: set[type[nn.Module]] = set()
-_WRAPPERS: dict[type, str] = {}
-
-
-def register_class(
-    kind: type[nn.Module],
-    *,
-    computes: type[nn.Module] | None = None,
-    children: Iterable[str] | None = (),
-    tensors: Iterable[str] | None = (),
-    sizes: tuple[str, str] | None = None,
-) -> None:
-    """Make a class known to the layer graph, with the methods that it has at this moment.
-
-    Args:
-        kind: the exact class; subclasses stay unknown.
-        computes: the reference class whose function it computes in another number format; None: the class itself.
-        children: names of the submodules that it may hold; None: any.
-        tensors: names of the parameters and buffers that it may hold; None: any.
-        sizes: of a linear layer: the attributes with the numbers of inputs and outputs, if it has any.
-    """
-    if sizes is not None:
-        _SIZES[kind] = sizes
-    names = [None if each is None else frozenset(each) for each in (children, tensors)]
-    _KNOWN[kind] = _Parts(computes or kind, *names)
-    _METHODS[kind] = frozenset(name for name in dir(kind) if callable(getattr(kind, name)))
-    _FORWARDS.append((kind, kind.forward))
-    for holder in kind.__mro__:
-        if holder.__module__.startswith("transduce."):
-            found = [(name, value) for name, value in vars(holder).items() if callable(value)]
-            _OTHER_METHODS.extend((kind, name, getattr(kind, name)) for name, _ in found)
-
-
-def register_parametrization(kind: type[nn.Module]) -> None:
-    """Make a parametrization of weights known, such as LoRA's, which leaves the computed function of weights alone."""
-    _PARAMETRIZATIONS.add(kind)
-    register_class(kind, children=None, tensors=None)
-
-
-def register_wrapper(mixin: type, hooks_from: str) -> None:
-    """Make known what wraps a module by the class `(mixin, class of the module)`, such as PyTorch's `fully_shard`.
-
-    Args:
-        mixin: the first base of the classes that it makes.
-        hooks_from: the Python package that its hooks are defined in.
-    """
-    _WRAPPERS[mixin] = hooks_from
-
-
-def only_observes(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a forward hook that changes nothing, and may miss modules inside of a fused layer; return the hook."""
-    hook.only_observes = True  # type: ignore[attr-defined]
-    return hook
-
-
-_LAYER = ("self_attention", "self_attention_residual", "feed_forward", "feed_forward_residual")
-_MEMORY = ("memory_attention", "memory_attention_residual")
-VOCABULARY_WEIGHTS = ("source_weight", "own_target_weight", "own_output_weight", "output_bias")
-_EMBEDDINGS = ("source_embedding", "target_embedding")
-TRANSFORMER_PARTS = (
-    *_EMBEDDINGS,
-    *("encoder_positions", "encoder_layers", "encoder_norm", "decoder_positions", "decoder_layers", "decoder_norm"),
-)
-DECODER_PARTS = ("embedding", "positions", "layers", "norm")
-_SCORED = ("score", "dropout")
-_CLASSES: tuple[tuple[type[nn.Module], tuple[str, ...] | None, tuple[str, ...] | None], ...] = (
-    (Transformer, TRANSFORMER_PARTS, VOCABULARY_WEIGHTS),
-    (Decoder, DECODER_PARTS, VOCABULARY_WEIGHTS),
-    (Encoder, (*DECODER_PARTS, "masked_language_head", "pooler", "classifier"), VOCABULARY_WEIGHTS),
-    (MaskedLanguageHead, ("dense", "norm"), ()),
-    (EncoderLayer, _LAYER, ()),
-    (DecoderLayer, (*_LAYER, *_MEMORY), ()),
-    (Residual, ("norm_before", "norm_after", "dropout"), ()),
-    (MultiHeadAttention, ("projection", "output", *_SCORED), ()),
-    (ScoredAttention, (), ("matrix", "vector")),
-    (FeedForward, ("inner", "outer", "dropout"), ()),
-    (GatedFeedForward, ("inner", "outer", "dropout"), ()),
-    (nn.Linear, ("parametrizations",), ("weight", "bias")),
-    (Dropout, (), ()),
-    (LayerNorm, (), ("weight", "bias")),
-    (RMSNorm, (), ("weight",)),
-    (BatchNorm, (), ("weight", "bias", "running_mean", "running_variance")),
-    (nn.Identity, (), ()),
-    (Embedding, ("positions", "norm", "dropout"), ("token_types",)),
-    (SinusoidalPositions, (), ("table",)),
-    (LearnedPositions, (), ("weight",)),
-    (NoPositions, (), ()),
-    (StackPositions, ("rotary", "relative"), ()),
-    (RotaryPositions, (), ("table",)),
-    (RelativePositions, (), ("weight",)),
-    (nn.ModuleList, None, ()),
-    (nn.ModuleDict, None, ()),
-    (parametrize.ParametrizationList, None, None),
-    (
-        Recurrent,
-        (*_EMBEDDINGS, "encoder_layers", "decoder_layers", "bridge", "memory_attention", "attentional", "dropout"),
-        VOCABULARY_WEIGHTS,
-    ),
-    (RecurrentEncoderLayer, ("ahead", "back"), ()),
-    (RecurrentDecoderLayer, ("cells", "past_attention"), ()),
-    (MemoryAttention, ("query", "key", *_SCORED), ()),
-    (PastAttention, ("from_input", "from_average", "key", *_SCORED), ()),
-    (nn.LSTM, (), None),
-    (nn.GRU, (), None),
-)
-for _kind, _children, _tensors in _CLASSES:
-    register_class(_kind, children=_children, tensors=_tensors)
-register_class(
-    LinearModule,
-    children=("parametrizations",),
-    tensors=("weight", "bias"),
-    sizes=("in_features", "out_features"),
-)
-
 _NORMS: dict[type[nn.Module], str] = {LayerNorm: "layer", RMSNorm: "rms", BatchNorm: "batch"}
 _EMBEDDED_POSITIONS: dict[type[nn.Module], str] = {
     SinusoidalPositions: "sinusoidal",
@@ -313,8 +174,6 @@ _POSITION_SETTINGS: dict[str, dict[str, str]] = {
     "relative": {"num_buckets": "relative_buckets", "max_distance": "relative_max_distance"},
 }
 _ACTIVATIONS, _GATES = dict(ACTIVATIONS), dict(GATES)
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_GLOBAL_HOOKS: tuple[dict[Any, Any], ...] = tuple(getattr(torch_module, f"_global{name}") for name in _HOOKS)
 
 SETTINGS = frozenset(
     (
@@ -377,23 +236,23 @@ def description_of(module: nn.Module) -> "Description":
 
     Callers ask at the start of each batch, so that hooks count which are added after a backend was selected.
     """
-    reason = _changed_for_all()
-    known = _KNOWN_MODULES.get(module)
+    reason = changed_for_all()
+    known = _DESCRIPTIONS.get(module)
     if known is None or known.reason_for_all != reason or not known.holds(module):
-        known = _KNOWN_MODULES[module] = Description(module, reason)
+        known = _DESCRIPTIONS[module] = Description(module, reason)
     return known
 
 
 def describe_model(model: nn.Module) -> ModelGraph | Unsupported:
     """Return the description of a Transformer, an encoder, a decoder or a recurrent model."""
-    found = Description(model, _changed_for_all()).graph
+    found = Description(model, changed_for_all()).graph
     assert not isinstance(found, LayerGraph)
     return found
 
 
 def describe_layer(layer: nn.Module) -> LayerGraph | Unsupported:
     """Return the description of an encoder or decoder layer."""
-    found = Description(layer, _changed_for_all()).graph
+    found = Description(layer, changed_for_all()).graph
     assert not isinstance(found, ModelGraph)
     return found
 
@@ -413,7 +272,7 @@ class Description:
         self._children = [each["_modules"] for each in own]
         self._held = self._submodules()
         self._types = [type(module), *map(type, self._held)]
-        self._hooks = [each[kind] for each in own for kind in _HOOKS]
+        self._hooks = [each[kind] for each in own for kind in HOOKS]
         self._numbers, self._handles = list(map(tuple, self._hooks)), RemovableHandle.next_id
         self._own, self._sizes = own, list(map(len, own))
 
@@ -451,91 +310,32 @@ class Description:
         return list(map(tuple, self._hooks)) == self._numbers
 
 
-_KNOWN_MODULES: WeakKeyDictionary[nn.Module, Description] = WeakKeyDictionary()
-
-
-def _changed_for_all() -> str | None:
-    """Return what somebody changed for all modules of the process; None: nothing."""
-    if any(_GLOBAL_HOOKS):
-        return "a global hook is registered for all modules"
-    for kind, forward in _FORWARDS:
-        if kind.forward is not forward:
-            return f"{kind.__name__}.forward was replaced"
-    return None
+_DESCRIPTIONS: WeakKeyDictionary[nn.Module, Description] = WeakKeyDictionary()
 
 
 def _describe(module: nn.Module, read: list[tuple[dict[str, Any], str, Any]]) -> Graph:
     """Return a module's description; `read` receives the attributes that it rests on, as (namespace, name, value)."""
     try:
-        for kind, name, method in _OTHER_METHODS:
-            if getattr(kind, name, None) is not method:
-                return Unsupported(f"{kind.__name__}.{name} was replaced")
-        facts = [fact for path, part in module.named_modules() for fact in _check_module(path, part)]
+        if (reason := replaced_method()) is not None:
+            return Unsupported(reason)
+        facts = [fact for path, part in module.named_modules() for fact in check_module(path, part)]
         described = _Describer(module, read)
         if _computed_class(module) in (EncoderLayer, DecoderLayer):
             layer = described.layer("", module)
             return layer._replace(facts=(*facts, *layer.facts))
         return described.model(module, facts)
-    except _UnknownError as error:
+    except UnknownError as error:
         return Unsupported(str(error))
-
-
-def _check_module(path: str, module: nn.Module) -> Iterator[Fact]:
-    """Yield what wraps a module.
-
-    Raises:
-        _UnknownError: it is not exactly of a known class, or something was added to it.
-    """
-    where, own = path or "the model", vars(module)
-    exact = type(module)
-    if _is_wrapped(exact):
-        yield Fact(path, "wrapper", exact.__bases__[0].__name__)
-    for tensor, parametrizations in _parametrizations(module):
-        for each in parametrizations:
-            if type(each) not in _PARAMETRIZATIONS:
-                raise _UnknownError(f"{where}.{tensor} is parametrized by {type(each).__name__}")
-            yield Fact(path, "parametrization", type(each).__name__)
-    known = _KNOWN.get(_class_of(module))
-    if known is None:
-        raise _UnknownError(f"{where} is of class {exact.__name__}")
-    if changed := own.keys() & _METHODS[_class_of(module)]:
-        raise _UnknownError(f"{where} has a `{min(changed)}` of its own")
-    for kind in _HOOKS:
-        for hook in own[kind].values():
-            if not _is_known_hook(hook):
-                raise _UnknownError(f"{where} has a {kind[1:-1].replace('_', ' ')}")
-    for kind, names in (("_modules", known.children), ("_parameters", known.tensors), ("_buffers", known.tensors)):
-        if names is not None and (more := own[kind].keys() - names):
-            raise _UnknownError(f"{where} holds `{min(more)}`, which its class does not have")
-
-
-def _parametrizations(module: nn.Module) -> Iterable[tuple[str, Iterable[nn.Module]]]:
-    return module.parametrizations.items() if parametrize.is_parametrized(module) else ()  # type: ignore[operator, union-attr]
-
-
-def _is_known_hook(hook: Any) -> bool:
-    if getattr(hook, "only_observes", False):
-        return True
-    origin = type(getattr(hook, "__self__", None)).__module__
-    return any(origin.startswith(package) for package in _WRAPPERS.values())
-
-
-def _class_of(module: nn.Module) -> type[nn.Module]:
-    """Return a module's class without known wrappers around it."""
-    kind = type(module)
-    if _is_wrapped(kind):
-        kind = kind.__bases__[1]
-    return kind.__bases__[0] if parametrize.is_parametrized(module) else kind
 
 
 def known_class(module: nn.Module) -> type[nn.Module] | None:
     """Return a module's class without known wrappers; None if it is unknown, or something was added to the module."""
     try:
-        for _ in _check_module("", module):
+        for _ in check_module("", module):
             pass
-    except _UnknownError:
+    except UnknownError:
         return None
-    return _class_of(module)
+    return class_of(module)
 
 
 def _is_same(function: object, other: object) -> bool:
@@ -550,15 +350,11 @@ def _is_norm(norm: nn.Module | None) -> bool:
     return norm is not None and type(norm) is not nn.Identity
 
 
-def _is_wrapped(kind: type) -> bool:
-    return kind.__bases__[0] in _WRAPPERS and len(kind.__bases__) == 2 and "forward" not in vars(kind)
-
-
 def _computed_class(module: nn.Module) -> type[nn.Module]:
     """Return the reference class whose function a module computes."""
-    known = _KNOWN.get(_class_of(module))
+    known = KNOWN.get(class_of(module))
     if known is None:
-        raise _UnknownError(f"the model is of class {type(module).__name__}")
+        raise UnknownError(f"the model is of class {type(module).__name__}")
     return known.computes
 
 
@@ -580,34 +376,34 @@ class _Describer:
         """Compare a module with the configuration, which backends read too.
 
         Raises:
-            _UnknownError: they differ.
+            UnknownError: they differ.
         """
         if self.config is None:
             return
         wanted = getattr(self.config, setting) if wanted is None else wanted
         if found != wanted:
-            raise _UnknownError(f"{where} has the {what} {found}, but `model.{setting}` is {wanted}")
+            raise UnknownError(f"{where} has the {what} {found}, but `model.{setting}` is {wanted}")
 
     def kind(self, where: str, module: nn.Module, *kinds: type[nn.Module]) -> type[nn.Module]:
         """Return which of these reference classes a module computes.
 
         Raises:
-            _UnknownError: none of them.
+            UnknownError: none of them.
         """
         found = _computed_class(module)
         if found not in kinds:
-            raise _UnknownError(f"{where} is of class {type(module).__name__}")
+            raise UnknownError(f"{where} is of class {type(module).__name__}")
         return found
 
     def model(self, model: nn.Module, facts: list[Fact]) -> ModelGraph:
         kind, config = _computed_class(model), self.get(model, "config")
         if kind not in _STACKS_OF:
-            raise _UnknownError(f"the model is of class {type(model).__name__}")
+            raise UnknownError(f"the model is of class {type(model).__name__}")
         if unknown := unknown_settings(config):
-            raise _UnknownError(f"the model has the setting `model.{unknown[0]}`")
+            raise UnknownError(f"the model has the setting `model.{unknown[0]}`")
         output = getattr(model, "packed_output", None)
-        facts.append(Fact("", "class", _class_of(model).__name__))
-        facts.append(Fact("", "output projection", "Linear" if output is None else _class_of(output).__name__))
+        facts.append(Fact("", "class", class_of(model).__name__))
+        facts.append(Fact("", "output projection", "Linear" if output is None else class_of(output).__name__))
         layers: dict[str, LayerGraph] = {}
         if kind is not Recurrent:
             for prefix, embedding, count in _STACKS_OF[kind]:
@@ -616,7 +412,7 @@ class _Describer:
         head = getattr(model, "masked_language_head", None)
         wanted = (_ACTIVATIONS | _GATES).get(config.activation)
         if head is not None and not _is_same(self.get(head, "activation"), wanted):
-            raise _UnknownError("masked_language_head has another activation than `model.activation`")
+            raise UnknownError("masked_language_head has another activation than `model.activation`")
         return ModelGraph(layers, (*facts, *(fact for layer in layers.values() for fact in layer.facts)))
 
     def around(self, model: nn.Module, prefix: str, name: str) -> list[Fact]:
@@ -626,7 +422,7 @@ class _Describer:
         found = self.stack_positions(f"{prefix}positions", stack)
         embedded = self.embedding(name, embedding)
         if "none" not in (found, embedded):
-            raise _UnknownError(f"{name} and {prefix}positions both add positions")
+            raise UnknownError(f"{name} and {prefix}positions both add positions")
         positions = embedded if found == "none" else found
         self.must_be(name, "positions", positions, "positions")
         self.must_be(name, "embedding norm", embedding.norm is not None, "embedding_norm")
@@ -659,7 +455,7 @@ class _Describer:
         """Return the kind of positions that act in the self-attention of a stack."""
         self.kind(path, module, StackPositions)
         if self.config is not None and self.get(module, "radius") != self.config.attention_window:
-            raise _UnknownError(f"{path} has another window than `model.attention_window`")
+            raise UnknownError(f"{path} has another window than `model.attention_window`")
         found = "none"
         if module.rotary is not None:
             self.kind(f"{path}.rotary", module.rotary, RotaryPositions)
@@ -676,7 +472,7 @@ class _Describer:
         for attribute, setting in settings.items():
             found = self.get(module, attribute)
             if self.config is not None and found != getattr(self.config, setting):
-                raise _UnknownError(f"{path} has another {attribute} than `model.{setting}`")
+                raise UnknownError(f"{path} has another {attribute} than `model.{setting}`")
 
     def stack(self, path: str, layers: nn.ModuleList, count: int) -> dict[str, LayerGraph]:
         self.must_be(path, "number of layers", len(layers), "share_layers", 1 if self.is_shared else count)
@@ -705,7 +501,7 @@ class _Describer:
             (before is not None, after is not None)
         )
         if order is None or is_sandwich != (order == "sandwich"):
-            raise _UnknownError(f"{path}_residual has another number of norms than one, or a sandwich's two")
+            raise UnknownError(f"{path}_residual has another number of norms than one, or a sandwich's two")
         self.must_be(f"{path}_residual", "norm order", order, "norm_order")
         inside = self.feed_forward(path, module) if name == "feed_forward" else self.attention(path, module, name)
         add, norm_after = (DropoutAdd(residual.dropout),), () if after is None else (after,)
@@ -716,7 +512,7 @@ class _Describer:
         kind = _NORMS[self.kind(path, norm, *_NORMS)]
         epsilon = self.get(norm, "epsilon" if kind == "batch" else "eps")
         if norm.weight is None or epsilon is None or (kind == "layer" and norm.bias is None):
-            raise _UnknownError(f"{path} has a norm without weights or epsilon")
+            raise UnknownError(f"{path} has a norm without weights or epsilon")
         self.must_be(path, "norm", kind, "norm")
         self.must_be(path, "epsilon", epsilon, "norm_epsilon")
         return Norm(norm, kind, epsilon)
@@ -727,7 +523,7 @@ class _Describer:
         heads, shared, d_k, d_v = (self.get(module, each) for each in names)
         widths = (heads * d_k, shared * d_k, shared * d_v)
         if self.get(module, "widths") != widths:
-            raise _UnknownError(f"{path} has other widths than those of its heads")
+            raise UnknownError(f"{path} has other widths than those of its heads")
         if self.config is not None:
             config = self.config
             wanted = (config.num_heads, config.num_key_value_heads or heads, config.key_width, config.value_width)
@@ -747,9 +543,7 @@ class _Describer:
         if score is None:
             self.must_be(path, "score", "scaled", "attention_score")
             if self.config is not None and (self.config.attention_kind, self.config.attention_scale) != ("soft", None):
-                raise _UnknownError(
-                    f"{path} has no score, but `model.attention_kind` or `model.attention_scale` is set"
-                )
+                raise UnknownError(f"{path} has no score, but `model.attention_kind` or `model.attention_scale` is set")
             return "scaled", False, None
         self.kind(f"{path}.score", score, ScoredAttention)
         hard, factor = self.get(score, "hard"), self.get(score, "factor")
@@ -772,7 +566,7 @@ class _Describer:
         function = self.get(module, "gate" if is_gated else "activation")
         name = next((name for name, known in functions.items() if _is_same(known, function)), None)
         if name is None:
-            raise _UnknownError(f"{path} has the activation {getattr(function, '__name__', function)!s}")
+            raise UnknownError(f"{path} has the activation {getattr(function, '__name__', function)!s}")
         self.must_be(path, "activation", name, "activation")
         d_ff = None if self.config is None else self.config.d_ff
         inner = self.linear(f"{path}.inner", module.inner, None, d_ff and d_ff * (2 if is_gated else 1))
@@ -781,10 +575,10 @@ class _Describer:
     def linear(self, path: str, module: nn.Module, inputs: int | None, outputs: int | None) -> Linear:
         """Check sizes of a linear layer; None: the model width."""
         self.kind(path, module, LinearModule)
-        if self.config is not None and (sizes := _SIZES.get(_class_of(module))) is not None:
+        if self.config is not None and (sizes := SIZES.get(class_of(module))) is not None:
             found = tuple(self.get(module, name) for name in sizes)
             if found != (wanted := (inputs or self.config.d_model, outputs or self.config.d_model)):
-                raise _UnknownError(f"{path} has the sizes {found}, but the configuration has {wanted}")
+                raise UnknownError(f"{path} has the sizes {found}, but the configuration has {wanted}")
         return Linear(module)
 
 
@@ -806,7 +600,7 @@ def _facts(sublayer: Sublayer) -> Iterator[Fact]:
     for norm in sublayer.norms:
         yield Fact(path, "norm", norm.kind)
     for linear in sublayer.linears:
-        yield Fact(path, "linear layers", _class_of(linear.module).__name__)
+        yield Fact(path, "linear layers", class_of(linear.module).__name__)
     if (activation := sublayer.activation) is not None:
         yield Fact(path, "activation", activation.name)
     if (attend := sublayer.attention) is not None:

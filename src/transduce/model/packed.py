@@ -12,14 +12,8 @@ from transduce.errors import TransduceError
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.decoder import Decoder
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
-from transduce.model.layer_graph import (
-    DECODER_PARTS,
-    TRANSFORMER_PARTS,
-    VOCABULARY_WEIGHTS,
-    register_class,
-    table,
-    why_not,
-)
+from transduce.model.known_classes import DECODER_PARTS, TRANSFORMER_PARTS, VOCABULARY_WEIGHTS, register_class
+from transduce.model.layer_graph import table, why_not
 from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.model.transformer import Transformer
 from transduce.model.vocabulary import VocabularyModel

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from transduce.errors import TransduceError
 from transduce.model.decoder import Decoder
-from transduce.model.layer_graph import register_class
+from transduce.model.known_classes import register_class
 from transduce.model.linear import Linear
 from transduce.model.packed import MakeProduct, PackedDecoder, PackedTransformer, Use, pack
 from transduce.model.transformer import Transformer

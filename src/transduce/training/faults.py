@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.durable import write_file
-from transduce.model.layer_graph import only_observes
+from transduce.model.known_classes import only_observes
 from transduce.training.loss import Loss
 from transduce.training.packed_loss import nothing_recorded
 

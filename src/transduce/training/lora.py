@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from transduce.errors import TransduceError
-from transduce.model.layer_graph import register_parametrization
+from transduce.model.known_classes import register_parametrization
 from transduce.training.choices import Choice
 from transduce.training.settings import PROJECTIONS, ResolvedTraining
 

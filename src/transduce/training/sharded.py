@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from transduce.model.layer_graph import register_wrapper
+from transduce.model.known_classes import register_wrapper
 from transduce.training.loss import Loss
 from transduce.training.optimizer import learning_parameters
 from transduce.training.processes import Processes

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.model.layer_graph import register_class
+from transduce.model.known_classes import register_class
 from transduce.model.linear import Linear
 from transduce.model.native.amx import MORE_ROWS
 from transduce.model.native.crew import useful_threads
