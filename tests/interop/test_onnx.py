@@ -9,11 +9,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from transduce.interop import bricks, onnx_graph
+from transduce.interop import onnx_graph
 from transduce.interop.ctranslate2 import ctranslate2_obstacles
 from transduce.interop.exported import ExportedModel
 from transduce.interop.onnx import longest_sequence, onnx_obstacles, write_onnx
 from transduce.interop.onnx_model import OnnxModel
+from transduce.model import layer_graph
 from transduce.model.config import RotaryScaling
 from transduce.runtime.comparison import Comparison
 from transduce.runtime.like_lengths import pad
@@ -189,5 +190,5 @@ def test_large_weights_stand_in_a_file_of_their_own(
 def test_a_setting_that_came_later_is_refused(make_translator: MakeTranslator, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_translator(output_scale=0.5).model.config
     assert onnx_obstacles(config) == ctranslate2_obstacles(config) == []
-    monkeypatch.setattr(bricks, "_KNOWN", bricks._KNOWN - {"output_scale"})
+    monkeypatch.setattr(layer_graph, "SETTINGS", layer_graph.SETTINGS - {"output_scale"})
     assert onnx_obstacles(config) == ctranslate2_obstacles(config) == ["output_scale"]

@@ -21,7 +21,7 @@ from transduce.model.native.state import NativeState
 from transduce.model.native.tile import NARROW, WIDE, Tile
 from transduce.model.packed import PackedMemoryAttention, PackedTransformer, Use
 from transduce.model.quantized import Int8Linear, quantize
-from transduce.model.state import DecodingState
+from transduce.model.state import DecodingState, MemoryState
 from transduce.model.transformer import Transformer
 from transduce.search.selection import BestSelection, Choice, Step
 from transduce.search.vocabulary import use_kernels
@@ -276,7 +276,7 @@ def test_a_product_in_whose_place_somebody_put_another_is_not_passed_over() -> N
     output = vars(layer.self_attention.output)
     assert isinstance(start_fast(model, SOURCES), NativeState)
     output["forward"] = torch.zeros_like
-    assert isinstance(start_fast(model, SOURCES), FlatState)
+    assert isinstance(start_fast(model, SOURCES), MemoryState)
     del output["forward"]
     assert isinstance(start_fast(model, SOURCES), NativeState)
 

@@ -231,11 +231,11 @@ def test_what_somebody_put_in_a_modules_place_is_not_passed_over(dtype: torch.dt
     assert isinstance(layer, DecoderLayer)
     own = layer.feed_forward
     layer.feed_forward = torch.nn.Sequential(own)  # type: ignore[assignment]
-    assert isinstance(start_fast(model, SOURCES), FlatState)
+    assert isinstance(start_fast(model, SOURCES), MemoryState)
     layer.feed_forward = own
     assert isinstance(start_fast(model, SOURCES), NativeState)
     vars(layer.self_attention.output)["forward"] = torch.zeros_like
-    assert isinstance(start_fast(model, SOURCES), FlatState)
+    assert isinstance(start_fast(model, SOURCES), MemoryState)
 
 
 @torch.inference_mode()

@@ -6,42 +6,48 @@ Legend: D model width, H heads, G heads of keys and values, K width of a head's 
 import math
 from typing import NamedTuple, cast
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
+from transduce.errors import TransduceError
 from transduce.interop.exported import MAXIMUM_POSITIONS
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
+from transduce.model.layer_graph import Table, why_not
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
 from transduce.model.positions import LearnedPositions, RelativePositions, SinusoidalPositions, sinusoids
 from transduce.model.stack import each_layer
 from transduce.model.transformer import Transformer
 
-# The settings that the converters here know. Whatever comes later is an obstacle until they know it too.
-_KNOWN = frozenset(
-    (
-        *("kind", "num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads", "num_key_value_heads"),
-        *("d_k", "d_v", "share_layers", "dropout", "attention_dropout", "activation_dropout", "activation", "norm"),
-        *("norm_order", "norm_epsilon", "final_norm", "bias", "projection_bias", "attention_output_bias"),
-        *("feed_forward_bias", "positions", "max_positions", "position_offset", "sinusoids_to_end", "rotary_base"),
-        *("rotary_scaling", "relative_buckets", "relative_max_distance", "attention_score", "attention_kind"),
-        *("attention_scale", "attention_window", "tie_source_target", "tie_output", "scale_embeddings"),
-        *("embedding_norm", "zero_padding_row", "output_bias", "output_scale", "pad_id", "eos_id", "start_id"),
-        *("token_types", "masked_language_head", "pooler", "num_labels", "recurrent_cell", "bidirectional"),
-        *("recurrent_attention", "input_feeding", "recurrent_self_attention", "recurrent_context"),
-        "recurrent_context_to",
-    )
-)
+# What all converters of this package can read from a model; each lists what its format can compute.
+READABLE = {
+    "class_": "Transformer Encoder Decoder Recurrent",
+    "parametrization": "LowRankUpdate",
+    "linear_layers": "Linear",
+    "output_projection": "Linear",
+    "norm": "layer rms batch",
+    "norm_order": "pre post sandwich",
+    "activation": "relu gelu gelu-tanh silu swiglu geglu geglu-tanh reglu",
+    "positions": "sinusoidal learned rotary rotary-interleaved relative none",
+    "attention_window": "none some",
+    "attention_score": "scaled dot general additive",
+    "attention_kind": "soft hard",
+    "attention_scale": "default other",
+    "key_value_heads": "equal shared",
+    "value_width": "equal other",
+    "token_types": "none some",
+}
 
 
-def unknown_settings(config: ModelConfig) -> list[str]:
-    """Settings with another value than the default one that no converter here knows of."""
-    values = msgspec.structs.asdict(config)
-    fields = msgspec.structs.fields(ModelConfig)
-    changed = (field.name for field in fields if not field.required and values[field.name] != field.default)
-    return [name for name in changed if name not in _KNOWN]
+def check_components(table: Table, model: nn.Module) -> None:
+    """Refuse a model that a format cannot represent.
+
+    Raises:
+        TransduceError: a component of the model is not in the format's table.
+    """
+    if (reason := why_not(table, model)) is not None:
+        raise TransduceError(f"The model cannot be exported, because {reason}.")
 
 
 class Linear(NamedTuple):

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from transduce.interop.bricks import (
+    READABLE,
     Linear,
     added_positions,
+    check_components,
     decoder_layers_of,
     embedding_scale,
     encoder_layers_of,
@@ -23,7 +25,6 @@ from transduce.interop.bricks import (
     join,
     linear_of,
     scaled_projections_of,
-    unknown_settings,
 )
 from transduce.interop.exported import MAXIMUM_POSITIONS, Ids
 from transduce.interop.foreign_tokenizer import ForeignTokenizer
@@ -33,6 +34,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
+from transduce.model.layer_graph import settings_outside, table
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
 from transduce.model.stack import StackPositions, each_layer
 from transduce.model.transformer import Transformer
@@ -54,22 +56,31 @@ _ACTIVATIONS = {
 }
 
 
+CTRANSLATE2 = table(
+    "CTranslate2",
+    **READABLE
+    | {
+        "class_": "Transformer Decoder",  # it computes an encoder's states, but no heads, and has no recurrent cells
+        "norm": "layer rms",
+        "attention_window": "none",
+        "attention_score": "scaled dot general",
+        "attention_kind": "soft",
+        "value_width": "equal",
+        "token_types": "none",
+    },
+)
+"""The models that CTranslate2 computes."""
+
+
 def ctranslate2_obstacles(config: ModelConfig) -> list[str]:
-    """Settings that CTranslate2 has no brick for."""
-    unknown = {
-        # It computes an encoder's states, but none of its heads; and it has no recurrent cells.
-        "kind": config.kind not in ("transformer", "decoder"),
-        "norm": config.norm not in ("layer", "rms"),
-        # After a prompt of several pieces its decoders go on with a wrong bias.
+    """Settings that CTranslate2 has no component for."""
+    together = {
+        # After a prompt of several tokens its decoders continue with a wrong bias.
         "positions": config.kind == "decoder" and config.positions == "relative",
-        "attention_score": config.attention_score == "additive",
-        "attention_kind": config.attention_kind == "hard",
-        "attention_window": config.attention_window is not None,
         "rotary_scaling": config.rotary_scaling is not None,
-        "d_v": config.value_width != config.key_width,
         "final_norm": config.norm_order == "post" and config.has_final_norm,
     }
-    return [*(name for name, is_unknown in unknown.items() if is_unknown), *unknown_settings(config)]
+    return [*settings_outside(CTRANSLATE2, config), *(name for name, is_one in together.items() if is_one)]
 
 
 def write_ctranslate2(
@@ -84,9 +95,10 @@ def write_ctranslate2(
         quantization: one of QUANTIZATIONS.
 
     Raises:
-        TransduceError: the package is missing.
+        TransduceError: the package is missing, or a component of the model is not in `CTRANSLATE2`.
         ValueError: the model has one of its `ctranslate2_obstacles`.
     """
+    check_components(CTRANSLATE2, model)
     target = tokenizer.target
     if isinstance(model, Decoder):
         specification = _language_model_specification(model)

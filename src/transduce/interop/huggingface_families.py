@@ -7,10 +7,12 @@ from typing import Any
 
 import msgspec
 
+from transduce.interop.bricks import READABLE
 from transduce.interop.exported import MAXIMUM_POSITIONS
 from transduce.interop.huggingface_decoders import GPT2, LLAMA, QWEN2
 from transduce.interop.huggingface_family import ACTIVATIONS, Family, meant_settings
 from transduce.model.config import ModelConfig
+from transduce.model.layer_graph import table
 
 # T5's name for the tanh form after a gate is "gelu", which it has always been.
 _T5_ACTIVATIONS = {
@@ -21,6 +23,12 @@ _T5_ACTIVATIONS = {
     "geglu-tanh": "gated-gelu",
     "swiglu": "gated-silu",
 }
+
+
+HUGGING_FACE = table(
+    "the export to Hugging Face", **READABLE | {"class_": "Transformer Encoder Decoder", "parametrization": ""}
+)
+"""The models whose weights can be stored for a class of Hugging Face; the settings choose the class."""
 
 
 def family_for(config: ModelConfig) -> Family | None:

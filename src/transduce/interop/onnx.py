@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from transduce.interop.bricks import decoder_layers_of, encoder_layers_of, unknown_settings
+from transduce.interop.bricks import READABLE, check_components, decoder_layers_of, encoder_layers_of
 from transduce.interop.exported import MAXIMUM_POSITIONS
 from transduce.interop.onnx_bricks import build_embedding, build_memory_projection, build_norm
 from transduce.interop.onnx_graph import Graph
@@ -34,18 +34,20 @@ from transduce.model.build import Model
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
+from transduce.model.layer_graph import settings_outside, table
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 
 ENCODER, DECODER, MODEL = "encoder.onnx", "decoder.onnx", "model.onnx"
-_KINDS = ("transformer", "encoder", "decoder", "recurrent")
-_NORMS = ("layer", "rms", "batch")
+
+
+ONNX = table("the ONNX export", **READABLE)
+"""The models that have a graph here."""
 
 
 def onnx_obstacles(config: ModelConfig) -> list[str]:
-    """Return the names of settings that have no graph here."""
-    unknown = {"kind": config.kind not in _KINDS, "norm": config.norm not in _NORMS}
-    return [*(name for name, is_unknown in unknown.items() if is_unknown), *unknown_settings(config)]
+    """Settings that have no graph here: those that came later."""
+    return settings_outside(ONNX, config)
 
 
 def write_onnx(model: Model, folder: Path) -> None:
@@ -56,8 +58,9 @@ def write_onnx(model: Model, folder: Path) -> None:
         folder: exists.
 
     Raises:
-        TransduceError: the package is missing.
+        TransduceError: the package is missing, or a component of the model is not in `ONNX`.
     """
+    check_components(ONNX, model)
     config = model.config
     metadata = {"pad_id": str(config.pad_id), "eos_id": str(config.eos_id), "start_id": str(config.start_id)}
     metadata |= {"max_positions": str(longest_sequence(config)), "kind": config.kind}

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Literal, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeGuard, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
-from transduce.model.flat import FlatState, supports
+from transduce.model.flat import EAGER, FlatState, why_not_eager
 from transduce.model.fused import TrainingKernels
 from transduce.model.gpu.available import why_no_triton
-from transduce.model.packed import MakeProduct, PackedDecoder, PackedTransformer
+from transduce.model.layer_graph import Unsupported, description_of, graph_of, why_not
+from transduce.model.packed import PACKABLE, MakeProduct, PackedDecoder, PackedTransformer
 from transduce.model.quantized import Int8Linear
 from transduce.model.searching import BatchSearch, SearchBounds
 from transduce.model.state import DecodingState
@@ -36,15 +37,18 @@ _LEAST_LLVMLITE = (0, 50)
 _MOST_TWIN_BYTES = 2**30  # a larger model has no twin: it would take as much memory again
 
 __all__ = [
+    "Selection",
     "decoded_model",
     "exact_projection",
     "find_batch_search",
+    "forecast_decoder",
     "has_kernels",
     "has_programs",
     "kernels_of_training",
     "make_twin",
     "native_state",
     "product_maker",
+    "select_decoder",
     "start_fast",
     "start_prompts",
     "temporary_twin",
@@ -90,7 +94,9 @@ def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:
     once more, and all are float32. Elsewhere, it is the model's own projection.
     """
     weight, bias = model.output_weight, model.output_bias
-    if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or not _kernels_on(torch.get_num_threads()):
+    if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or isinstance(graph_of(model), Unsupported):
+        return model.project
+    if _why_no_kernels(torch.get_num_threads()) is not None:
         return model.project
     from transduce.model.native.linear import MULTIPLE, BFloat16Vocabulary
 
@@ -98,9 +104,9 @@ def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:
 
 
 @cache
-def _kernels_on(threads: int) -> bool:
-    """`why_no_kernels` reads what is installed, which is too slow for every batch."""
-    return why_no_kernels(threads) is None
+def _why_no_kernels(threads: int) -> str | None:
+    """Remember `why_no_kernels`, which reads what is installed and is too slow for every batch."""
+    return why_no_kernels(threads)
 
 
 def kernels_of_training(name: Literal["native", "torch"], device: str) -> TrainingKernels | None:
@@ -139,52 +145,128 @@ def find_batch_search(state: DecodingState, bounds: SearchBounds) -> BatchSearch
     return find_search(state, bounds)
 
 
+class Selection(NamedTuple):
+    """Which implementation decodes a model, and why faster ones do not."""
+
+    backend: str
+    """`compiled`, `triton`, `eager` or `reference`."""
+    refused: dict[str, str]
+    """By backend that was asked first: a clause with the reason."""
+
+
+def select_decoder(model: nn.Module) -> Selection:
+    """Return what decodes a model as it is now; hooks and replaced modules count from the next call on."""
+    refused: dict[str, str] = {}
+    for backend, why in _DECODERS.items():
+        if (reason := why(model)) is None:
+            return Selection(backend, refused)
+        refused[backend] = reason
+    return Selection("reference", refused)
+
+
 def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
-    """Encodes source_ids (B, S): by machine code, by the usual bricks written out, or by the model's own."""
-    packed = decoded_model(model)
-    programs = _find_programs(packed)
-    if isinstance(packed, PackedTransformer) and programs is not None:
+    """Encodes source_ids (B, S): by machine code, by the usual components written out, or by the model's own."""
+    found = _find_compiled(model)
+    if not isinstance(found, str):
         from transduce.model.native.state import NativeState
 
+        packed, programs = found
+        assert isinstance(packed, PackedTransformer)
         return NativeState(packed, programs, source_ids)
-    if supports(model):
-        return FlatState(model, source_ids)
-    return _start_on_gpu(model, source_ids) or model.start(source_ids)
+    if why_not_eager(model) is None:
+        return FlatState(cast(Transformer, model), source_ids)
+    if _why_not_triton(model) is None:
+        from transduce.model.gpu.state import GpuState
 
-
-def _start_on_gpu(model: EncoderDecoder, source_ids: Tensor) -> DecodingState | None:
-    """A state of few operations, where there is a GPU with Triton."""
-    if source_ids.device.type != "cuda" or why_no_triton(str(source_ids.device)) is not None:
-        return None
-    from transduce.model.gpu import state
-
-    return state.GpuState(model, source_ids) if state.supports(model) else None
+        return GpuState(cast(Transformer, model), source_ids)
+    return model.start(source_ids)
 
 
 def has_programs(model: EncoderDecoder) -> bool:
     """Whether machine code of our own decodes it, encoder and all, so that threads may decode a batch each."""
-    return _find_programs(decoded_model(model)) is not None
+    return not isinstance(_find_compiled(model), str)
 
 
 def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> DecodingState:
     """Reads prompt_ids (B, P) of these lengths (B,): by machine code, or by the model's own."""
-    packed = decoded_model(model)
-    programs = _find_programs(packed)
-    if isinstance(packed, PackedDecoder) and programs is not None:
+    found = _find_compiled(model)
+    if not isinstance(found, str):
         from transduce.model.native.prompt_state import NativePromptState
 
+        packed, programs = found
+        assert isinstance(packed, PackedDecoder)
         return NativePromptState(packed, programs, prompt_ids, lengths)
     return model.start(prompt_ids, lengths)
 
 
-def _find_programs(model: nn.Module) -> "ModelPrograms | None":
-    """Those of machine code, for a model of packed products."""
-    if not isinstance(model, PackedTransformer | PackedDecoder) or isinstance(model.packed_output, Int8Linear):
-        return None
+def _find_compiled(model: nn.Module) -> "tuple[PackedTransformer | PackedDecoder, ModelPrograms] | str":
+    """Return a model's prepacked form and its compiled steps, or why there are none."""
+    packed = decoded_model(model)
+    if not isinstance(packed, PackedTransformer | PackedDecoder) or isinstance(packed.packed_output, Int8Linear):
+        return _why_not_packed(model) or "its weights were not prepacked"
     from transduce.model.native.model_programs import find_programs
 
-    programs = find_programs(model)
-    return None if programs is None or programs.have_other_products() else programs
+    programs = find_programs(packed, is_private=packed is not model)
+    return programs if isinstance(programs, str) else (packed, programs)
+
+
+def _why_not_compiled(model: nn.Module) -> str | None:
+    found = _find_compiled(model)
+    return found if isinstance(found, str) else None
+
+
+def _why_not_packed(model: nn.Module) -> str | None:
+    """Return why a model's weights could not be prepacked for compiled decoding; None: they could."""
+    if isinstance(graph := graph_of(model), Unsupported):
+        return f"{graph.reason}, which the compiled decoder does not know"
+    device = next(model.parameters()).device.type
+    if device != "cpu":
+        return f"the model is on {device}"
+    return _why_not_compilable(model)
+
+
+def _why_not_compilable(model: nn.Module) -> str | None:
+    if (reason := _why_no_kernels(torch.get_num_threads())) is not None:
+        return reason
+    from transduce.model.native.model_programs import why_not_compilable
+
+    return why_not_compilable(model)
+
+
+def forecast_decoder(model: Transformer | Decoder, device: str) -> Selection:
+    """Return what will decode a model such as this one, be it on the meta device, once it is loaded on a device."""
+    refused: dict[str, str] = {}
+    if device == "cpu":
+        if (reason := _why_not_compilable(model)) is None:
+            return Selection("compiled", refused)
+        refused["compiled"] = reason
+        if (reason := why_not(EAGER, model)) is None:
+            return Selection("eager", refused)
+        return Selection("reference", refused | {"eager": reason})
+    if (reason := why_no_triton(device)) is None:
+        from transduce.model.gpu.state import why_not_triton
+
+        reason = why_not_triton(model)
+    return Selection("triton", refused) if reason is None else Selection("reference", {"triton": reason})
+
+
+def _why_not_triton(model: nn.Module) -> str | None:
+    """Return why a model is not decoded by steps of few operations on a GPU."""
+    device = next(model.parameters()).device
+    if device.type != "cuda":
+        return f"the model is on {device.type}"
+    if (reason := why_no_triton(str(device))) is not None:
+        return reason
+    from transduce.model.gpu.state import why_not_triton
+
+    return why_not_triton(model)
+
+
+_DECODERS: dict[str, Callable[[nn.Module], str | None]] = {
+    "compiled": _why_not_compiled,
+    "eager": why_not_eager,
+    "triton": _why_not_triton,
+}
 
 
 def _is_for_kernels(model: nn.Module) -> TypeGuard[Transformer | Decoder]:
@@ -231,11 +313,11 @@ def _twin_of(model: nn.Module, dtype: torch.dtype) -> Twin | None:
 def _make_floats(model: Transformer | Decoder, dtype: torch.dtype) -> MakeProduct | None:
     from transduce.model.native.engine import find_float_tile
     from transduce.model.native.linear import make_float_product
-    from transduce.model.native.model_programs import fits
+    from transduce.model.native.model_programs import why_not_compilable
 
     tile = find_float_tile("pairs" if dtype == torch.bfloat16 else "floats")
     count = sum(parameter.numel() for parameter in model.parameters())
-    if tile is None or not fits(model.config) or count * tile.weight_bytes > _MOST_TWIN_BYTES:
+    if tile is None or why_not_compilable(model) is not None or count * tile.weight_bytes > _MOST_TWIN_BYTES:
         return None
     return make_float_product(tile)
 
@@ -245,4 +327,7 @@ def decoded_model(model: _Model) -> _Model:
     twin = _TWINS.get(model)
     if twin is None or not _is_for_kernels(model):
         return model
-    return cast(_Model, twin.of(model) or model)  # a twin is of a class of the model's own
+    described = description_of(model)
+    if described.is_training or described.why_not(PACKABLE) is not None:
+        return cast(_Model, model)
+    return cast(_Model, twin.of(model, described.graph))  # an inference copy is of a class of the model's own

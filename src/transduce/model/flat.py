@@ -1,7 +1,7 @@
 """Decoding with as few operations as possible: the same function as `MemoryState`, for the usual bricks.
 
 What the modules of a decoder layer do is written out once more, a step of B × W rows at a time, without what only
-training or other bricks need. `supports` says for which models. Keys and values stay in slots (`slots.py`).
+training or other components need. `EAGER` lists the models. Keys and values stay in slots (`slots.py`).
 Legend: B sentences, W hypotheses of each, S source length, L cached positions, D model width, H heads, K width of a
 head's keys and of its values.
 """
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from transduce.model.attention import AttentionTrace, MultiHeadAttention
 from transduce.model.flat_encoder import encode_flat
+from transduce.model.layer_graph import description_of, table
 from transduce.model.layers import DecoderLayer
 from transduce.model.packed import KeepingAttention, PackedMemoryAttention
 from transduce.model.slots import SlotCache, Slots
@@ -27,20 +28,41 @@ from transduce.model.transformer import Transformer
 Product = Callable[[Tensor], Tensor]
 
 
+EAGER = table(
+    "the eager decoder",
+    class_="Transformer PackedTransformer",
+    parametrization="LowRankUpdate",
+    linear_layers="Linear NativeLinear Int8Linear",
+    output_projection="Linear NativeVocabulary Int8Linear",
+    positions="sinusoidal learned none",
+    attention_window="none",
+    token_types="none",
+    norm="layer rms",
+    norm_order="pre post",
+    activation="relu gelu gelu-tanh silu swiglu geglu geglu-tanh reglu",
+    attention_score="scaled",
+    attention_kind="soft",
+    attention_scale="default",
+    key_value_heads="equal",
+    value_width="equal",
+)
+"""The models that `FlatState` computes."""
+
+
+def why_not_eager(model: nn.Module) -> str | None:
+    """Return a clause that says why `FlatState` cannot decode a model as it is now; None: it can."""
+    described = description_of(model)
+    if (reason := described.why_not(EAGER)) is not None:
+        return reason
+    if described.is_training:
+        return "the model is in training mode"
+    device = next(model.parameters()).device.type
+    return None if device == "cpu" else f"the model is on {device}"
+
+
 def supports(model: nn.Module) -> TypeGuard[Transformer]:
-    """Whether a model's decoder is of the bricks that are written out here."""
-    if not isinstance(model, Transformer):
-        return False
-    config = model.config
-    return (
-        not model.training
-        and model.source_weight.device.type == "cpu"
-        and config.has_plain_attention
-        and config.norm in ("layer", "rms")
-        and config.norm_order != "sandwich"
-        and config.key_width == config.value_width
-        and config.num_key_value_heads in (None, config.num_heads)
-    )
+    """Return whether `FlatState` can decode a model as it is now."""
+    return why_not_eager(model) is None
 
 
 class FlatLayer:

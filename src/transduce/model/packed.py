@@ -8,9 +8,12 @@ from typing import Any, Literal, Protocol, overload
 import torch
 from torch import Tensor, nn
 
+from transduce.errors import TransduceError
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.decoder import Decoder
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
+from transduce.model.known_classes import DECODER_PARTS, TRANSFORMER_PARTS, VOCABULARY_WEIGHTS, register_class
+from transduce.model.layer_graph import table, why_not
 from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.model.transformer import Transformer
 from transduce.model.vocabulary import VocabularyModel
@@ -110,12 +113,50 @@ class PackedDecoder(Packed, Decoder):
     """A decoder alone of such products."""
 
 
+register_class(PackedSelfAttention, computes=MultiHeadAttention, children=("projection", "output", "dropout", "score"))
+register_class(
+    PackedMemoryAttention, computes=MultiHeadAttention, children=("query", "key_value", "output", "dropout", "score")
+)
+register_class(
+    PackedTransformer,
+    computes=Transformer,
+    children=(*TRANSFORMER_PARTS, "packed_output"),
+    tensors=VOCABULARY_WEIGHTS,
+)
+register_class(PackedDecoder, computes=Decoder, children=(*DECODER_PARTS, "packed_output"), tensors=VOCABULARY_WEIGHTS)
+
+PACKABLE = table(
+    "a prepacked model",
+    class_="Transformer Decoder",
+    linear_layers="Linear",
+    output_projection="Linear",
+    positions="sinusoidal learned rotary rotary-interleaved relative none",
+    attention_window="none some",
+    token_types="none",
+    norm="layer rms batch",
+    norm_order="pre post sandwich",
+    activation="relu gelu gelu-tanh silu swiglu geglu geglu-tanh reglu",
+    attention_score="scaled dot general additive",
+    attention_kind="soft hard",
+    attention_scale="default other",
+    key_value_heads="equal shared",
+    value_width="equal other",
+)
+"""The models that `pack` takes."""
+
+
 @overload
 def pack(model: Transformer, make: MakeProduct) -> PackedTransformer: ...
 @overload
 def pack(model: Decoder, make: MakeProduct) -> PackedDecoder: ...
 def pack(model: Transformer | Decoder, make: MakeProduct) -> PackedTransformer | PackedDecoder:
-    """The model with other products, made out of this one in float32, which is used up."""
+    """The model with other products, made out of this one in float32, which is used up.
+
+    Raises:
+        TransduceError: the model has a component that is not in `PACKABLE`.
+    """
+    if (reason := why_not(PACKABLE, model)) is not None:
+        raise TransduceError(f"The weights cannot be prepacked, because {reason}: use `fp32` or `bf16`.")
     with torch.no_grad(), torch.device("meta"):
         made = (PackedDecoder if isinstance(model, Decoder) else PackedTransformer)(model.config)
     made._modules, made._parameters, made._buffers = model._modules, model._parameters, model._buffers

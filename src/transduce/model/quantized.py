@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from transduce.errors import TransduceError
 from transduce.model.decoder import Decoder
+from transduce.model.known_classes import register_class
+from transduce.model.linear import Linear
 from transduce.model.packed import MakeProduct, PackedDecoder, PackedTransformer, Use, pack
 from transduce.model.transformer import Transformer
 
@@ -46,6 +48,9 @@ class Int8Linear(nn.Module):
         scale = x.abs().amax(dim=-1, keepdim=True).clamp_min_(_LEAST)
         product: Tensor = self._multiply(x / scale, self.step, self.zero, self.packed)
         return product.mul_(scale) if self.bias is None else torch.addcmul(self.bias, product, scale, out=product)
+
+
+register_class(Int8Linear, computes=Linear, tensors=("bias",))
 
 
 def safe_levels() -> int:

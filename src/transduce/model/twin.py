@@ -4,11 +4,11 @@ A twin takes as much memory again as the products' matrices, and shares what els
 """
 
 import copy
-from collections.abc import Iterator
 
 from torch import Tensor, nn
 
 from transduce.model.decoder import Decoder
+from transduce.model.layer_graph import Graph, graph_of
 from transduce.model.packed import MakeProduct, PackedDecoder, PackedTransformer, pack
 from transduce.model.transformer import Transformer
 
@@ -22,11 +22,12 @@ class Twin:
         self._packed = pack(_in_float32(model), make)
         self._watch(model)
 
-    def of(self, model: Transformer | Decoder) -> PackedTransformer | PackedDecoder | None:
-        """The twin as the model is now; None where somebody put something else in a module's place."""
-        if any(holder.get(name) is not module or "forward" in vars(module) for holder, name, module in self._modules):
-            return None
-        if any(holder.get(name) is not own or _version(own) != version for holder, name, own, version in self._weights):
+    def of(self, model: Transformer | Decoder, graph: Graph) -> PackedTransformer | PackedDecoder:
+        """The twin as the model is now, of which this is the graph; it must be in `PACKABLE`."""
+        weights = self._weights
+        if graph != self._graph or any(
+            holder.get(name) is not own or _version(own) != version for holder, name, own, version in weights
+        ):
             self._packed = pack(_in_float32(model), self._make)
             self._watch(model)
         return self._packed
@@ -37,17 +38,13 @@ class Twin:
 
     def _watch(self, model: nn.Module) -> None:
         # The model is not kept alive by its twin.
-        self._modules = [(holder._modules, name, own) for holder in model.modules() for name, own in _parts(holder)]
+        self._graph = graph_of(model)
         self._weights = [
             (holder._parameters, name, own, _version(own))
             for holder in model.modules()
             for name, own in holder._parameters.items()
             if own is not None
         ]
-
-
-def _parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    return ((name, part) for name, part in module._modules.items() if part is not None)
 
 
 def _version(tensor: Tensor) -> int:

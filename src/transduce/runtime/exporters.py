@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 
 from transduce.errors import TransduceError
+from transduce.interop.bricks import check_components
 from transduce.interop.ctranslate2 import (
     QUANTIZATIONS,
     CTranslate2LanguageModel,
@@ -17,7 +18,7 @@ from transduce.interop.ctranslate2 import (
 )
 from transduce.interop.exported import ExportedEncoder, ExportedModel
 from transduce.interop.foreign_tokenizer import ForeignTokenizer
-from transduce.interop.huggingface_families import huggingface_obstacles, huggingface_remedy
+from transduce.interop.huggingface_families import HUGGING_FACE, huggingface_obstacles, huggingface_remedy
 from transduce.interop.huggingface_model import HuggingFaceEncoder, HuggingFaceLanguageModel, HuggingFaceModel
 from transduce.interop.onnx import onnx_obstacles, write_onnx
 from transduce.interop.onnx_model import OnnxEncoder, OnnxLanguageModel, OnnxModel
@@ -151,6 +152,7 @@ class HuggingFaceExporter:
         original = self.original
         tokenizer = original.tokenizer
         _check_fits("huggingface", "Hugging Face's classes", original.config)
+        check_components(HUGGING_FACE, original.model)
         self._check_tokenizer()
         documents = (file_inside(original.folder, name) for name in _DOCUMENTS if (original.folder / name).is_file())
         write_model_folder(

@@ -3,9 +3,14 @@
 from typing import Any
 
 import msgspec
+import torch
 
 from transduce.errors import TransduceError
+from transduce.model.build import build_any_model
 from transduce.model.config import ModelConfig
+from transduce.model.decoder import Decoder
+from transduce.model.fast import forecast_decoder
+from transduce.model.transformer import Transformer
 from transduce.runtime.machine import Machine
 from transduce.tasks.account import Account
 from transduce.tasks.corpus import RunCorpus
@@ -239,6 +244,18 @@ def _resolve_kernels(training: TrainingSettings, machine: Machine, account: Acco
     choice = choose_kernels(machine.device, machine.threads, compiled=training.compile)
     kernels: Kernels = account.take("training.kernels", training.kernels, choice)
     return kernels
+
+
+def explain_decoding(config: ModelConfig, device: str, account: Account) -> None:
+    """Enter what will decode the model in the choice log, and why no faster backend does."""
+    if config.kind not in ("transformer", "decoder"):
+        return
+    with torch.device("meta"):
+        model = build_any_model(config)
+    assert isinstance(model, Transformer | Decoder)
+    backend, refused = forecast_decoder(model.eval(), device)
+    reasons = "; ".join(f"not {name}, because {reason}" for name, reason in refused.items())
+    account.take("decoding kernels", None, Choice(backend, reasons or "the fastest that there is"))
 
 
 def _resolve_record(specified: bool | None, choice: Choice[bool], account: Account) -> bool:

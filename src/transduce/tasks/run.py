@@ -33,7 +33,13 @@ from transduce.tasks.kind import Place, Preparation
 from transduce.tasks.kinds import kind_of
 from transduce.tasks.new_run import SETTINGS_FILE, NewRun, is_of_the_disk, refuse_to_overwrite, refuse_to_resume_nothing
 from transduce.tasks.precautions import share_of_machine, take_precautions
-from transduce.tasks.resolve import as_settings, explain_languages, resolve_tokenizer, resolve_training
+from transduce.tasks.resolve import (
+    as_settings,
+    explain_decoding,
+    explain_languages,
+    resolve_tokenizer,
+    resolve_training,
+)
 from transduce.tasks.resolve_model import (
     foresee_epochs,
     keep_model,
@@ -118,6 +124,7 @@ class Run:
             remember_beginning(folder, base_config)
         resolved = self._resolve(settings, corpus, base_config, account)
         self.kind.explain(corpus, resolved, account)
+        explain_decoding(resolved.model, self.machine.device, account)
         stored_in = None if self.request.dry_run else folder
         prepare_beginning(stored_in, resolved, corpus.tokenizer, account, self.kind.fresh(corpus))
         self._say_choices(account)

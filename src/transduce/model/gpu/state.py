@@ -1,6 +1,6 @@
 """Decoding on a GPU, where a step takes as long as its operations take to be launched: the same as `MemoryState`.
 
-`supports` says for which models.
+`TRITON` lists the models.
 Legend: B sentences in the rooms, N of them that are still decoded, W hypotheses of each, S source length, D model
 width.
 """
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.model.attention import AttentionTrace
+from transduce.model.config import ModelConfig
 from transduce.model.gpu.recorded import (
     RecordedStep,
     Size,
@@ -21,6 +22,7 @@ from transduce.model.gpu.recorded import (
     layers_of,
     take_step,
 )
+from transduce.model.layer_graph import description_of, table
 from transduce.model.positions import LearnedPositions
 from transduce.model.transformer import Transformer
 
@@ -29,20 +31,47 @@ _MOST_COLUMNS = 8192
 _FIRST_STEPS, _LARGEST_FIRST_ROOM = 64, 256
 
 
+TRITON = table(
+    "the Triton decoder",
+    class_="Transformer",
+    linear_layers="Linear",
+    output_projection="Linear",
+    positions="sinusoidal learned none",
+    attention_window="none",
+    token_types="none",
+    norm="layer rms",
+    norm_order="pre post",
+    activation="relu gelu gelu-tanh silu swiglu geglu geglu-tanh reglu",
+    attention_score="scaled",
+    attention_kind="soft",
+    attention_scale="default",
+    key_value_heads="equal",
+    value_width="equal",
+)
+"""The models that `GpuState` computes."""
+
+
+def why_not_triton(model: nn.Module) -> str | None:
+    """Return a clause that says why `GpuState` cannot decode a model as it is now; None: it can."""
+    described = description_of(model)
+    if (reason := described.why_not(TRITON)) is not None:
+        return reason
+    if described.is_training:
+        return "the model is in training mode"
+    config: ModelConfig = model.config  # type: ignore[assignment]
+    dtype = next(model.parameters()).dtype
+    if dtype not in _KINDS:
+        return f"its weights are {dtype}"
+    if config.attention_dropout:
+        return "`model.attention_dropout` is set"
+    if config.key_width not in (16, 32, 64, 128) or config.d_model > _MOST_COLUMNS:
+        return f"the width of a head, {config.key_width}, or of the model, {config.d_model}, has no kernel"
+    return None
+
+
 def supports(model: nn.Module) -> TypeGuard[Transformer]:
-    """Whether a model's decoder is of the bricks that `step.py` writes out."""
-    if not isinstance(model, Transformer) or model.training or not model.config.can_be_packed:
-        return False
-    config = model.config
-    width = config.key_width
-    return (
-        model.source_weight.dtype in _KINDS
-        and config.norm_order != "sandwich"
-        and width == config.value_width
-        and config.num_key_value_heads in (None, config.num_heads)
-        and width in (16, 32, 64, 128)
-        and config.d_model <= _MOST_COLUMNS
-    )
+    """Return whether `GpuState` can decode a model as it is now."""
+    return why_not_triton(model) is None
 
 
 class GpuState:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transduce.model.known_classes import register_class
+from transduce.model.linear import Linear
 from transduce.model.native.amx import MORE_ROWS
 from transduce.model.native.crew import useful_threads
 from transduce.model.native.emit import Value
@@ -166,6 +168,11 @@ class BFloat16Vocabulary:
         )
         logits: Tensor = padded_logits[:, :outputs].unflatten(0, x.shape[:-1])
         return logits
+
+
+for _kind, _more in ((NativeLinear, ()), (NativeVocabulary, ("exact",))):
+    _tensors = ("weights", "start", "steps", "bias", *_more)
+    register_class(_kind, computes=Linear, tensors=_tensors, sizes=("width", "outputs"))
 
 
 def make_product(weight: Tensor, bias: Tensor | None, use: Use = "layer", /) -> nn.Module:

@@ -9,77 +9,81 @@ from torch import Tensor, nn
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import GATES
+from transduce.model.layer_graph import Graph, description_of, table, why_not
 from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.model.native.activations import write_scaling
 from transduce.model.native.emit import F16, F32
 from transduce.model.native.engine import Program, compile_programs, find_tile, new_emitter, program
 from transduce.model.native.layer_programs import write_continuing, write_encoder, write_prompts, write_step
-from transduce.model.native.linear import NativeLinear, NativeVocabulary
+from transduce.model.native.linear import NativeVocabulary
 from transduce.model.native.lines import write_refining
 from transduce.model.native.model_writer import ModelWriter, Places, Weights
 from transduce.model.native.position_tables import GrowingTables, write_turning
 from transduce.model.native.rows import Heads, write_embedding, write_embedding_of_runs, write_norms
-from transduce.model.native.tile import Tile
-from transduce.model.packed import Packed, PackedDecoder, PackedMemoryAttention, PackedSelfAttention, PackedTransformer
+from transduce.model.packed import Packed, PackedDecoder, PackedSelfAttention, PackedTransformer
 from transduce.model.stack import StackPositions
 
 _TYPES = {torch.float16: F16, torch.float32: F32}
-# What `ModelWriter` and `GrowingTables` know; another scheme would be left out of what is computed.
-_POSITIONS = ("sinusoidal", "learned", "rotary", "rotary-interleaved", "relative", "none")
+_COMPONENTS = {
+    "positions": "sinusoidal learned rotary rotary-interleaved relative none",
+    "attention_window": "none",
+    "token_types": "none",
+    "norm": "layer rms",
+    "norm_order": "pre post",
+    "activation": "relu gelu gelu-tanh silu swiglu geglu geglu-tanh reglu",
+    "attention_score": "scaled dot",
+    "attention_kind": "soft",
+    "attention_scale": "default other",
+    "key_value_heads": "equal shared",
+    "value_width": "equal",
+}
+COMPILED = table(
+    "the compiled decoder",
+    class_="PackedTransformer PackedDecoder",
+    linear_layers="NativeLinear",
+    output_projection="NativeVocabulary",
+    **_COMPONENTS,
+)
+"""The models that `ModelPrograms` computes."""
+COMPILABLE = table(
+    "the compiled decoder (before prepacking)",
+    class_="Transformer Decoder",
+    linear_layers="Linear",
+    output_projection="Linear",
+    **_COMPONENTS,
+)
+"""The models whose prepacked copy `ModelPrograms` computes."""
 
 
-def fits(config: ModelConfig) -> bool:
-    """Whether the programs can be written for models of these sizes and bricks, once the kernels have the products."""
+def why_not_compilable(model: nn.Module) -> str | None:
+    """Return a clause that says why a model's prepacked copy could not be compiled; None: it could."""
+    if (reason := why_not(COMPILABLE, model)) is not None:
+        return reason
+    return _why_not_sizes(model.config)  # type: ignore[arg-type]
+
+
+def _why_not_sizes(config: ModelConfig) -> str | None:
+    """Return which size is not of whole blocks of outputs, or of whole vectors of a head (half of one that rotates)."""
     tile = find_tile()
-    return tile is not None and _has_bricks(config) and _has_sizes(config, tile)
-
-
-def _has_bricks(config: ModelConfig) -> bool:
-    if (
-        config.kind not in ("transformer", "decoder")
-        or config.norm not in ("layer", "rms")
-        or config.norm_order == "sandwich"
-        or config.token_types
-        or config.positions not in _POSITIONS
-    ):
-        return False
-    scores = config.attention_score in ("scaled", "dot") and config.attention_kind == "soft"
-    return scores and config.attention_window is None
-
-
-def _has_sizes(config: ModelConfig, tile: Tile) -> bool:
-    """Whole blocks of products, and whole vectors of a head, or of half of one that is turned."""
+    if tile is None:
+        return "there are no kernels for this processor"
     heads = Heads.of(config)
-    blocks = (config.d_model, config.d_ff, heads.queries, 2 * heads.keys)
     lanes = tile.lanes * (2 if config.positions.startswith("rotary") else 1)
-    return (
-        all(size % tile.columns == 0 for size in blocks)
-        and config.key_width % lanes == 0
-        and config.key_width == config.value_width
-    )
+    sizes = {
+        "`model.d_model`": (config.d_model, tile.columns),
+        "`model.d_ff`": (config.d_ff, tile.columns),
+        "the width of all query heads": (heads.queries, tile.columns),
+        "the width of all key and value heads": (2 * heads.keys, tile.columns),
+        "the width of a head": (config.key_width, lanes),
+    }
+    wrong = ((name, size, factor) for name, (size, factor) in sizes.items() if size % factor)
+    return next((f"{name}, {size}, is no multiple of {factor}" for name, size, factor in wrong), None)
 
 
 def output_of(model: Packed) -> NativeVocabulary:
     """The product with the vocabulary."""
     assert isinstance(model.packed_output, NativeVocabulary)
     return model.packed_output
-
-
-def _all_products(model: PackedTransformer | PackedDecoder) -> list[nn.Module]:
-    if isinstance(model, PackedDecoder):
-        return [module for layer in model.layers for module in _products(layer)]
-    return [module for layer in (*model.encoder_layers, *model.decoder_layers) for module in _products(layer)]
-
-
-def _products(layer: nn.Module) -> list[nn.Module]:
-    assert isinstance(layer, EncoderLayer | DecoderLayer)
-    own, network = layer.self_attention, layer.feed_forward
-    found: list[nn.Module] = [own.projection, own.output, network.inner, network.outer]
-    if isinstance(layer, DecoderLayer):
-        memory = layer.memory_attention
-        assert isinstance(memory, PackedMemoryAttention)
-        found += [memory.query, memory.key_value, memory.output]
-    return found
 
 
 class ModelPrograms:
@@ -93,7 +97,6 @@ class ModelPrograms:
         self.kept_dtype = _kept_dtype(model)
         """Of the keys and values that steps attend to."""
         self.read_positions, self.step_positions = _position_tables(model)
-        self._products = [vars(product) for product in _all_products(model)]
         is_ragged = isinstance(model, PackedDecoder)
         k = new_emitter("model", output.tile)
         write_refining(k, output.tile.vectors)
@@ -117,10 +120,6 @@ class ModelPrograms:
         self.step: Program = programs["step"]
         self.read_work, self.step_work = row_work["read"], row_work["step"]
         """Products of two numbers that they take for each row, but those of attention."""
-
-    def have_other_products(self) -> bool:
-        """Whether somebody put something else in a product's place, which machine code would pass over."""
-        return any("forward" in own for own in self._products)
 
 
 def _kept_dtype(model: PackedTransformer | PackedDecoder) -> torch.dtype:
@@ -158,15 +157,25 @@ def _tables(embedding: Embedding, positions: StackPositions, config: ModelConfig
     return GrowingTables(positions, added, config.max_positions if config.positions == "learned" else 2**31)
 
 
-_PROGRAMS: WeakKeyDictionary[nn.Module, ModelPrograms | None] = WeakKeyDictionary()
+_PROGRAMS: WeakKeyDictionary[nn.Module, tuple[Graph, ModelPrograms]] = WeakKeyDictionary()
 
 
-def find_programs(model: PackedTransformer | PackedDecoder) -> ModelPrograms | None:
-    """A model's programs; they are written when they are first asked for.
+def find_programs(model: PackedTransformer | PackedDecoder, *, is_private: bool = False) -> ModelPrograms | str:
+    """Return a model's compiled steps, made when they are first asked for; or why it cannot be compiled as it is now.
 
-    None where the kernels do not fit the model or this processor.
+    Args:
+        model: with prepacked weights.
+        is_private: nobody else holds the model, so that it is looked at once only.
     """
-    if model not in _PROGRAMS:
-        does_fit = fits(model.config) and all(isinstance(product, NativeLinear) for product in _all_products(model))
-        _PROGRAMS[model] = ModelPrograms(model) if does_fit else None
-    return _PROGRAMS[model]
+    known = _PROGRAMS.get(model)
+    if known is not None and is_private:
+        return known[1]
+    described = description_of(model)
+    reason = described.why_not(COMPILED)
+    if reason is None:
+        reason = "the model is in training mode" if described.is_training else _why_not_sizes(model.config)
+    if reason is not None:
+        return reason
+    if known is None or known[0] is not described.graph:
+        known = _PROGRAMS[model] = described.graph, ModelPrograms(model)
+    return known[1]

@@ -1,0 +1,255 @@
+"""The exact classes that the layer graph knows, and what makes a module of such a class unknown.
+
+A module is unknown if it is of a subclass, or if something was added to it: a method or `forward` of its own, a hook,
+a parametrization, a submodule, a parameter or a buffer. Backends register their own classes, and training registers
+what it wraps modules with.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.nn.modules import module as torch_module
+from torch.nn.utils import parametrize
+
+from transduce.model.attention import MultiHeadAttention
+from transduce.model.decoder import Decoder
+from transduce.model.dropout import Dropout
+from transduce.model.embedding import Embedding
+from transduce.model.encoder import Encoder, MaskedLanguageHead
+from transduce.model.feed_forward import FeedForward, GatedFeedForward
+from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
+from transduce.model.linear import Linear as LinearModule
+from transduce.model.norms import BatchNorm, LayerNorm, RMSNorm
+from transduce.model.positions import (
+    LearnedPositions,
+    NoPositions,
+    RelativePositions,
+    RotaryPositions,
+    SinusoidalPositions,
+)
+from transduce.model.recurrent import Recurrent
+from transduce.model.recurrent_attention import MemoryAttention, PastAttention
+from transduce.model.recurrent_layers import RecurrentDecoderLayer, RecurrentEncoderLayer
+from transduce.model.scores import ScoredAttention
+from transduce.model.stack import StackPositions
+from transduce.model.transformer import Transformer
+
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+GLOBAL_HOOKS: tuple[dict[Any, Any], ...] = tuple(getattr(torch_module, f"_global{name}") for name in HOOKS)
+
+
+class Fact(NamedTuple):
+    """A property of a component that changes the computed function, as backend tables list it."""
+
+    path: str
+    """The component's dotted name."""
+    aspect: str
+    value: str
+
+
+class UnknownError(Exception):
+    """Raised where a component is unknown to the layer graph; the message is a clause that names the component."""
+
+
+class _Parts(NamedTuple):
+    """What a module of a known class may hold."""
+
+    computes: type[nn.Module]
+    """The reference class whose function it computes."""
+    children: frozenset[str] | None
+    """Names of submodules; None: any."""
+    tensors: frozenset[str] | None
+    """Names of parameters and buffers; None: any."""
+
+
+KNOWN: dict[type[nn.Module], _Parts] = {}
+_METHODS: dict[type[nn.Module], frozenset[str]] = {}
+SIZES: dict[type[nn.Module], tuple[str, str]] = {}
+"""Of classes of linear layers: the attributes with the numbers of inputs and outputs."""
+_FORWARDS: list[tuple[type[nn.Module], Callable[..., Any]]] = []
+_OTHER_METHODS: list[tuple[type[nn.Module], str, Any]] = []
+_PARAMETRIZATIONS: set[type[nn.Module]] = set()
+_WRAPPERS: dict[type, str] = {}
+
+
+def register_class(
+    kind: type[nn.Module],
+    *,
+    computes: type[nn.Module] | None = None,
+    children: Iterable[str] | None = (),
+    tensors: Iterable[str] | None = (),
+    sizes: tuple[str, str] | None = None,
+) -> None:
+    """Make a class known to the layer graph, with the methods that it has at this moment.
+
+    Args:
+        kind: the exact class; subclasses stay unknown.
+        computes: the reference class whose function it computes in another number format; None: the class itself.
+        children: names of the submodules that it may hold; None: any.
+        tensors: names of the parameters and buffers that it may hold; None: any.
+        sizes: of a linear layer: the attributes with the numbers of inputs and outputs, if it has any.
+    """
+    if sizes is not None:
+        SIZES[kind] = sizes
+    names = [None if each is None else frozenset(each) for each in (children, tensors)]
+    KNOWN[kind] = _Parts(computes or kind, *names)
+    _METHODS[kind] = frozenset(name for name in dir(kind) if callable(getattr(kind, name)))
+    _FORWARDS.append((kind, kind.forward))
+    for holder in kind.__mro__:
+        if holder.__module__.startswith("transduce."):
+            found = [(name, value) for name, value in vars(holder).items() if callable(value)]
+            _OTHER_METHODS.extend((kind, name, getattr(kind, name)) for name, _ in found)
+
+
+def register_parametrization(kind: type[nn.Module]) -> None:
+    """Make a parametrization of weights known, such as LoRA's, which leaves the computed function of weights alone."""
+    _PARAMETRIZATIONS.add(kind)
+    register_class(kind, children=None, tensors=None)
+
+
+def register_wrapper(mixin: type, hooks_from: str) -> None:
+    """Make known what wraps a module by the class `(mixin, class of the module)`, such as PyTorch's `fully_shard`.
+
+    Args:
+        mixin: the first base of the classes that it makes.
+        hooks_from: the Python package that its hooks are defined in.
+    """
+    _WRAPPERS[mixin] = hooks_from
+
+
+def only_observes(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a forward hook that changes nothing, and may miss modules inside of a fused layer; return the hook."""
+    hook.only_observes = True  # type: ignore[attr-defined]
+    return hook
+
+
+_LAYER = ("self_attention", "self_attention_residual", "feed_forward", "feed_forward_residual")
+_MEMORY = ("memory_attention", "memory_attention_residual")
+VOCABULARY_WEIGHTS = ("source_weight", "own_target_weight", "own_output_weight", "output_bias")
+_EMBEDDINGS = ("source_embedding", "target_embedding")
+TRANSFORMER_PARTS = (
+    *_EMBEDDINGS,
+    *("encoder_positions", "encoder_layers", "encoder_norm", "decoder_positions", "decoder_layers", "decoder_norm"),
+)
+DECODER_PARTS = ("embedding", "positions", "layers", "norm")
+_SCORED = ("score", "dropout")
+_CLASSES: tuple[tuple[type[nn.Module], tuple[str, ...] | None, tuple[str, ...] | None], ...] = (
+    (Transformer, TRANSFORMER_PARTS, VOCABULARY_WEIGHTS),
+    (Decoder, DECODER_PARTS, VOCABULARY_WEIGHTS),
+    (Encoder, (*DECODER_PARTS, "masked_language_head", "pooler", "classifier"), VOCABULARY_WEIGHTS),
+    (MaskedLanguageHead, ("dense", "norm"), ()),
+    (EncoderLayer, _LAYER, ()),
+    (DecoderLayer, (*_LAYER, *_MEMORY), ()),
+    (Residual, ("norm_before", "norm_after", "dropout"), ()),
+    (MultiHeadAttention, ("projection", "output", *_SCORED), ()),
+    (ScoredAttention, (), ("matrix", "vector")),
+    (FeedForward, ("inner", "outer", "dropout"), ()),
+    (GatedFeedForward, ("inner", "outer", "dropout"), ()),
+    (nn.Linear, ("parametrizations",), ("weight", "bias")),
+    (Dropout, (), ()),
+    (LayerNorm, (), ("weight", "bias")),
+    (RMSNorm, (), ("weight",)),
+    (BatchNorm, (), ("weight", "bias", "running_mean", "running_variance")),
+    (nn.Identity, (), ()),
+    (Embedding, ("positions", "norm", "dropout"), ("token_types",)),
+    (SinusoidalPositions, (), ("table",)),
+    (LearnedPositions, (), ("weight",)),
+    (NoPositions, (), ()),
+    (StackPositions, ("rotary", "relative"), ()),
+    (RotaryPositions, (), ("table",)),
+    (RelativePositions, (), ("weight",)),
+    (nn.ModuleList, None, ()),
+    (nn.ModuleDict, None, ()),
+    (parametrize.ParametrizationList, None, None),
+    (
+        Recurrent,
+        (*_EMBEDDINGS, "encoder_layers", "decoder_layers", "bridge", "memory_attention", "attentional", "dropout"),
+        VOCABULARY_WEIGHTS,
+    ),
+    (RecurrentEncoderLayer, ("ahead", "back"), ()),
+    (RecurrentDecoderLayer, ("cells", "past_attention"), ()),
+    (MemoryAttention, ("query", "key", *_SCORED), ()),
+    (PastAttention, ("from_input", "from_average", "key", *_SCORED), ()),
+    (nn.LSTM, (), None),
+    (nn.GRU, (), None),
+)
+for _kind, _children, _tensors in _CLASSES:
+    register_class(_kind, children=_children, tensors=_tensors)
+register_class(
+    LinearModule,
+    children=("parametrizations",),
+    tensors=("weight", "bias"),
+    sizes=("in_features", "out_features"),
+)
+
+
+# --- single modules ------------------------------------------------------------------------------------------------
+
+
+def changed_for_all() -> str | None:
+    """Return what somebody changed for all modules of the process; None: nothing."""
+    if any(GLOBAL_HOOKS):
+        return "a global hook is registered for all modules"
+    for kind, forward in _FORWARDS:
+        if kind.forward is not forward:
+            return f"{kind.__name__}.forward was replaced"
+    return None
+
+
+def replaced_method() -> str | None:
+    """Return which method of a known class somebody replaced; None: none."""
+    replaced = (each for each in _OTHER_METHODS if getattr(each[0], each[1], None) is not each[2])
+    return next((f"{kind.__name__}.{name} was replaced" for kind, name, _ in replaced), None)
+
+
+def check_module(path: str, module: nn.Module) -> Iterator[Fact]:
+    """Yield what wraps a module.
+
+    Raises:
+        UnknownError: it is not exactly of a known class, or something was added to it.
+    """
+    where, own = path or "the model", vars(module)
+    exact = type(module)
+    if _is_wrapped(exact):
+        yield Fact(path, "wrapper", exact.__bases__[0].__name__)
+    for tensor, parametrizations in _parametrizations(module):
+        for each in parametrizations:
+            if type(each) not in _PARAMETRIZATIONS:
+                raise UnknownError(f"{where}.{tensor} is parametrized by {type(each).__name__}")
+            yield Fact(path, "parametrization", type(each).__name__)
+    known = KNOWN.get(class_of(module))
+    if known is None:
+        raise UnknownError(f"{where} is of class {exact.__name__}")
+    if changed := own.keys() & _METHODS[class_of(module)]:
+        raise UnknownError(f"{where} has a `{min(changed)}` of its own")
+    for kind in HOOKS:
+        for hook in own[kind].values():
+            if not _is_known_hook(hook):
+                raise UnknownError(f"{where} has a {kind[1:-1].replace('_', ' ')}")
+    for kind, names in (("_modules", known.children), ("_parameters", known.tensors), ("_buffers", known.tensors)):
+        if names is not None and (more := own[kind].keys() - names):
+            raise UnknownError(f"{where} holds `{min(more)}`, which its class does not have")
+
+
+def _parametrizations(module: nn.Module) -> Iterable[tuple[str, Iterable[nn.Module]]]:
+    return module.parametrizations.items() if parametrize.is_parametrized(module) else ()  # type: ignore[operator, union-attr]
+
+
+def _is_known_hook(hook: Any) -> bool:
+    if getattr(hook, "only_observes", False):
+        return True
+    origin = type(getattr(hook, "__self__", None)).__module__
+    return any(origin.startswith(package) for package in _WRAPPERS.values())
+
+
+def class_of(module: nn.Module) -> type[nn.Module]:
+    """Return a module's class without known wrappers around it."""
+    kind = type(module)
+    if _is_wrapped(kind):
+        kind = kind.__bases__[1]
+    return kind.__bases__[0] if parametrize.is_parametrized(module) else kind
+
+
+def _is_wrapped(kind: type) -> bool:
+    return kind.__bases__[0] in _WRAPPERS and len(kind.__bases__) == 2 and "forward" not in vars(kind)

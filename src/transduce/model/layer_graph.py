@@ -1,0 +1,646 @@
+"""The layer graph: a description of a model that backends compare with their tables before they compute it.
+
+A description is made from exact types only. A subclass, an overridden method, a hook, a parametrization, an additional
+or replaced submodule, and a setting or function without an entry here make the model `Unsupported`: it then takes the
+reference path, and exporters refuse it. A new component is therefore unknown to every backend until a backend lists it.
+
+`graph_of` returns the description of a model or layer and remembers it until something that it rests on changes.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import chain
+from operator import itemgetter
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from transduce.model.attention import MultiHeadAttention
+from transduce.model.config import ModelConfig
+from transduce.model.decoder import Decoder
+from transduce.model.dropout import Dropout
+from transduce.model.embedding import Embedding
+from transduce.model.encoder import Encoder
+from transduce.model.feed_forward import ACTIVATIONS, GATES, FeedForward, GatedFeedForward
+from transduce.model.known_classes import (
+    HOOKS,
+    KNOWN,
+    SIZES,
+    Fact,
+    UnknownError,
+    changed_for_all,
+    check_module,
+    class_of,
+    replaced_method,
+)
+from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
+from transduce.model.linear import Linear as LinearModule
+from transduce.model.norms import BatchNorm, LayerNorm, RMSNorm
+from transduce.model.positions import (
+    LearnedPositions,
+    NoPositions,
+    RelativePositions,
+    RotaryPositions,
+    SinusoidalPositions,
+)
+from transduce.model.recurrent import Recurrent
+from transduce.model.scores import ScoredAttention
+from transduce.model.stack import StackPositions
+from transduce.model.transformer import Transformer
+
+# --- operations -----------------------------------------------------------------------------------------------------
+
+
+class Norm(NamedTuple):
+    """A normalization over the model width."""
+
+    module: nn.Module
+    kind: str
+    """`layer`, `rms` or `batch`, as `model.norm` names them."""
+    epsilon: float
+
+
+class Linear(NamedTuple):
+    """A linear layer, whatever number format its weights have."""
+
+    module: nn.Module
+
+
+class Attend(NamedTuple):
+    """Multi-head attention between its input and output projections."""
+
+    module: MultiHeadAttention
+    score: str
+    """As `model.attention_score` names it."""
+    is_hard: bool
+    """Whether each query takes the value of its best key alone."""
+    scale: float | None
+    """The factor of a scaled dot product; None stands for 1 / √d_k."""
+    reads_memory: bool
+    """Whether keys and values come from the encoder's output (cross-attention)."""
+
+
+class Activate(NamedTuple):
+    """The nonlinear function inside a feed-forward network, and the dropout after it."""
+
+    name: str
+    """As `model.activation` names it."""
+    is_gated: bool
+    dropout: Dropout
+
+
+class DropoutAdd(NamedTuple):
+    """Dropout of a sub-layer's output, and its addition to the residual connection."""
+
+    module: Dropout
+
+
+Operation = Norm | Linear | Attend | Activate | DropoutAdd
+
+
+class Sublayer(NamedTuple):
+    """Attention or a feed-forward network with its residual connection."""
+
+    path: str
+    """The module's dotted name inside the layer or model that was described."""
+    module: nn.Module
+    residual: Residual
+    order: str
+    """`pre`, `post` or `sandwich`, as `model.norm_order` names them."""
+    operations: tuple[Operation, ...]
+    """In the order in which they are computed."""
+
+    @property
+    def norms(self) -> list[Norm]:
+        """The normalizations of the sub-layer: one, or two in a sandwich."""
+        return [operation for operation in self.operations if isinstance(operation, Norm)]
+
+    @property
+    def linears(self) -> list[Linear]:
+        """The linear layers of the sub-layer."""
+        return [operation for operation in self.operations if isinstance(operation, Linear)]
+
+    @property
+    def attention(self) -> Attend | None:
+        """The attention of the sub-layer; None for a feed-forward network."""
+        return next((operation for operation in self.operations if isinstance(operation, Attend)), None)
+
+    @property
+    def activation(self) -> Activate | None:
+        """The activation of a feed-forward network; None for attention."""
+        return next((operation for operation in self.operations if isinstance(operation, Activate)), None)
+
+
+class LayerGraph(NamedTuple):
+    """An encoder layer, a decoder layer, or a layer of a decoder alone."""
+
+    sublayers: tuple[Sublayer, ...]
+    facts: tuple[Fact, ...]
+
+
+class ModelGraph(NamedTuple):
+    """A whole model."""
+
+    layers: Mapping[str, LayerGraph]
+    """By dotted name, such as `decoder_layers.0`. A recurrent model has none."""
+    facts: tuple[Fact, ...]
+    """Of all layers, and of what is around them."""
+
+
+class Unsupported(NamedTuple):
+    """Says why a model has no description."""
+
+    reason: str
+    """A clause that names the component: `decoder_layers.0.self_attention is of class Gated, …`."""
+
+
+Graph = ModelGraph | LayerGraph | Unsupported
+
+
+_NORMS: dict[type[nn.Module], str] = {LayerNorm: "layer", RMSNorm: "rms", BatchNorm: "batch"}
+_EMBEDDED_POSITIONS: dict[type[nn.Module], str] = {
+    SinusoidalPositions: "sinusoidal",
+    LearnedPositions: "learned",
+    NoPositions: "none",
+}
+_POSITION_SETTINGS: dict[str, dict[str, str]] = {
+    "sinusoidal": {"offset": "position_offset", "to_end": "sinusoids_to_end"},
+    "learned": {"offset": "position_offset", "length": "max_positions"},
+    "none": {},
+    "rotary": {"base": "rotary_base", "scaling": "rotary_scaling"},
+    "relative": {"num_buckets": "relative_buckets", "max_distance": "relative_max_distance"},
+}
+_ACTIVATIONS, _GATES = dict(ACTIVATIONS), dict(GATES)
+
+SETTINGS = frozenset(
+    (
+        *("kind", "num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads", "num_key_value_heads"),
+        *("d_k", "d_v", "share_layers", "dropout", "attention_dropout", "activation_dropout", "activation", "norm"),
+        *("norm_order", "norm_epsilon", "final_norm", "bias", "projection_bias", "attention_output_bias"),
+        *("feed_forward_bias", "positions", "max_positions", "position_offset", "sinusoids_to_end", "rotary_base"),
+        *("rotary_scaling", "relative_buckets", "relative_max_distance", "attention_score", "attention_kind"),
+        *("attention_scale", "attention_window", "tie_source_target", "tie_output", "scale_embeddings"),
+        *("embedding_norm", "zero_padding_row", "output_bias", "output_scale", "pad_id", "eos_id", "start_id"),
+        *("token_types", "masked_language_head", "pooler", "num_labels", "recurrent_cell", "bidirectional"),
+        *("recurrent_attention", "input_feeding", "recurrent_self_attention", "recurrent_context"),
+        *("recurrent_context_to", "num_series", "foretells_deviations"),
+    )
+)
+"""The settings of `ModelConfig` that this description knows; another one with a value of its own is unsupported."""
+
+
+def unknown_settings(config: ModelConfig) -> list[str]:
+    """Return the names of settings that differ from their default and that no backend knows."""
+    return [name for name in config.changed() if name not in SETTINGS]
+
+
+def settings_outside(table: "Table", config: ModelConfig) -> list[str]:
+    """Return the names of settings whose value is not in a backend's table, for messages about a configuration."""
+    values = {
+        "kind": ("class", config.kind.capitalize()),
+        "norm": ("norm", config.norm),
+        "norm_order": ("norm order", config.norm_order),
+        "activation": ("activation", config.activation),
+        "positions": ("positions", config.positions),
+        "attention_score": ("attention score", config.attention_score),
+        "attention_kind": ("attention kind", config.attention_kind),
+        "attention_window": ("attention window", "none" if config.attention_window is None else "some"),
+        "d_v": ("value width", "equal" if config.value_width == config.key_width else "other"),
+    }
+    outside = [name for name, (aspect, value) in values.items() if value not in table.values.get(aspect, ())]
+    return [*outside, *unknown_settings(config)]
+
+
+# --- from modules to a description ----------------------------------------------------------------------------------
+
+
+def graph_of(module: nn.Module) -> Graph:
+    """Return the description of a model or a layer, made anew only if something has changed since the last call.
+
+    Args:
+        module: a model, an `EncoderLayer` or a `DecoderLayer`.
+    """
+    return description_of(module).graph
+
+
+def why_not(table: "Table", module: nn.Module) -> str | None:
+    """Return a clause that says why a backend cannot compute a model or layer as it is now; None: it can."""
+    return description_of(module).why_not(table)
+
+
+def description_of(module: nn.Module) -> "Description":
+    """Return the description of a model or layer as it is now, from memory where nothing has changed.
+
+    Callers ask at the start of each batch, so that hooks count which are added after a backend was selected.
+    """
+    reason = changed_for_all()
+    known = _DESCRIPTIONS.get(module)
+    if known is None or known.reason_for_all != reason or not known.holds(module):
+        known = _DESCRIPTIONS[module] = Description(module, reason)
+    return known
+
+
+def describe_model(model: nn.Module) -> ModelGraph | Unsupported:
+    """Return the description of a Transformer, an encoder, a decoder or a recurrent model."""
+    found = Description(model, changed_for_all()).graph
+    assert not isinstance(found, LayerGraph)
+    return found
+
+
+def describe_layer(layer: nn.Module) -> LayerGraph | Unsupported:
+    """Return the description of an encoder or decoder layer."""
+    found = Description(layer, changed_for_all()).graph
+    assert not isinstance(found, ModelGraph)
+    return found
+
+
+class Description:
+    """A graph, and what it rests on in a form that is compared in microseconds. It does not keep its module alive."""
+
+    def __init__(self, module: nn.Module, reason_for_all: str | None) -> None:
+        read: list[tuple[dict[str, Any], str, Any]] = []
+        self.reason_for_all = reason_for_all
+        self.graph = _describe(module, read) if reason_for_all is None else Unsupported(reason_for_all)
+        self._refusals: dict[str, str | None] = {}
+        own = [vars(each) for each in module.modules()]
+        modal = [module, *(each for each in module.modules() if isinstance(each, Dropout | BatchNorm))]
+        self._modal = [vars(each) for each in modal]
+        self._owners, self._names, self._values = ([entry[part] for entry in read] for part in range(3))
+        self._children = [each["_modules"] for each in own]
+        self._held = self._submodules()
+        self._types = [type(module), *map(type, self._held)]
+        self._hooks = [each[kind] for each in own for kind in HOOKS]
+        self._numbers, self._handles = list(map(tuple, self._hooks)), RemovableHandle.next_id
+        self._own, self._sizes = own, list(map(len, own))
+
+    def why_not(self, table: "Table") -> str | None:
+        """Return a clause that says why a backend cannot compute what is described; None: it can."""
+        if table.title not in self._refusals:
+            self._refusals[table.title] = table.refusal(self.graph)
+        return self._refusals[table.title]
+
+    @property
+    def is_training(self) -> bool:
+        """Return whether the module, or dropout or a BatchNorm inside it, is in training mode."""
+        return any(map(itemgetter("training"), self._modal))
+
+    def _submodules(self) -> list[nn.Module | None]:
+        return list(chain.from_iterable(map(dict.values, self._children)))
+
+    def holds(self, module: nn.Module) -> bool:
+        """Return whether the module is still what was described, hooks and attributes included."""
+        held = self._submodules()
+        return (
+            held == self._held
+            and self._has_same_hooks()
+            and list(map(len, self._own)) == self._sizes
+            and [type(module), *map(type, held)] == self._types
+            and list(map(dict.get, self._owners, self._names)) == self._values  # type: ignore[arg-type]
+        )
+
+    def _has_same_hooks(self) -> bool:
+        """Return whether no hook was added or removed; handles are numbered, so that a new hook changes the number."""
+        handles = RemovableHandle.next_id
+        if handles == self._handles and not isinstance(self.graph, Unsupported):
+            return True
+        self._handles = handles
+        return list(map(tuple, self._hooks)) == self._numbers
+
+
+_DESCRIPTIONS: WeakKeyDictionary[nn.Module, Description] = WeakKeyDictionary()
+
+
+def _describe(module: nn.Module, read: list[tuple[dict[str, Any], str, Any]]) -> Graph:
+    """Return a module's description; `read` receives the attributes that it rests on, as (namespace, name, value)."""
+    try:
+        if (reason := replaced_method()) is not None:
+            return Unsupported(reason)
+        facts = [fact for path, part in module.named_modules() for fact in check_module(path, part)]
+        described = _Describer(module, read)
+        if _computed_class(module) in (EncoderLayer, DecoderLayer):
+            layer = described.layer("", module)
+            return layer._replace(facts=(*facts, *layer.facts))
+        return described.model(module, facts)
+    except UnknownError as error:
+        return Unsupported(str(error))
+
+
+def known_class(module: nn.Module) -> type[nn.Module] | None:
+    """Return a module's class without known wrappers; None if it is unknown, or something was added to the module."""
+    try:
+        for _ in check_module("", module):
+            pass
+    except UnknownError:
+        return None
+    return class_of(module)
+
+
+def _is_same(function: object, other: object) -> bool:
+    """Return whether two functions are one, or a `partial` of one; a copied model has a copy of a `partial`."""
+    if isinstance(function, partial) and isinstance(other, partial):
+        parts = [(each.func, each.args, each.keywords) for each in (function, other)]
+        return parts[0] == parts[1]
+    return function is other
+
+
+def _is_norm(norm: nn.Module | None) -> bool:
+    return norm is not None and type(norm) is not nn.Identity
+
+
+def _computed_class(module: nn.Module) -> type[nn.Module]:
+    """Return the reference class whose function a module computes."""
+    known = KNOWN.get(class_of(module))
+    if known is None:
+        raise UnknownError(f"the model is of class {type(module).__name__}")
+    return known.computes
+
+
+class _Describer:
+    """Describes the parts of one model or layer."""
+
+    def __init__(self, root: nn.Module, read: list[tuple[dict[str, Any], str, Any]]) -> None:
+        self.config: ModelConfig | None = getattr(root, "config", None)
+        self._read = read
+
+    def get(self, module: nn.Module, name: str) -> Any:
+        """Return an attribute, and note it."""
+        value = getattr(module, name)
+        if name in vars(module):
+            self._read.append((vars(module), name, value))
+        return value
+
+    def must_be(self, where: str, what: str, found: object, setting: str, wanted: object = None) -> None:
+        """Compare a module with the configuration, which backends read too.
+
+        Raises:
+            UnknownError: they differ.
+        """
+        if self.config is None:
+            return
+        wanted = getattr(self.config, setting) if wanted is None else wanted
+        if found != wanted:
+            raise UnknownError(f"{where} has the {what} {found}, but `model.{setting}` is {wanted}")
+
+    def kind(self, where: str, module: nn.Module, *kinds: type[nn.Module]) -> type[nn.Module]:
+        """Return which of these reference classes a module computes.
+
+        Raises:
+            UnknownError: none of them.
+        """
+        found = _computed_class(module)
+        if found not in kinds:
+            raise UnknownError(f"{where} is of class {type(module).__name__}")
+        return found
+
+    def model(self, model: nn.Module, facts: list[Fact]) -> ModelGraph:
+        kind, config = _computed_class(model), self.get(model, "config")
+        if kind not in _STACKS_OF:
+            raise UnknownError(f"the model is of class {type(model).__name__}")
+        if unknown := unknown_settings(config):
+            raise UnknownError(f"the model has the setting `model.{unknown[0]}`")
+        output = getattr(model, "packed_output", None)
+        facts.append(Fact("", "class", class_of(model).__name__))
+        facts.append(Fact("", "output projection", "Linear" if output is None else class_of(output).__name__))
+        layers: dict[str, LayerGraph] = {}
+        if kind is not Recurrent:
+            for prefix, embedding, count in _STACKS_OF[kind]:
+                facts += self.around(model, prefix, embedding)
+                layers |= self.stack(f"{prefix}layers", getattr(model, f"{prefix}layers"), getattr(config, count))
+        head = getattr(model, "masked_language_head", None)
+        wanted = (_ACTIVATIONS | _GATES).get(config.activation)
+        if head is not None and not _is_same(self.get(head, "activation"), wanted):
+            raise UnknownError("masked_language_head has another activation than `model.activation`")
+        return ModelGraph(layers, (*facts, *(fact for layer in layers.values() for fact in layer.facts)))
+
+    def around(self, model: nn.Module, prefix: str, name: str) -> list[Fact]:
+        """Return the facts about a stack's embedding, positions and final norm."""
+        assert self.config is not None
+        embedding, stack, final = (getattr(model, each) for each in (name, f"{prefix}positions", f"{prefix}norm"))
+        found = self.stack_positions(f"{prefix}positions", stack)
+        embedded = self.embedding(name, embedding)
+        if "none" not in (found, embedded):
+            raise UnknownError(f"{name} and {prefix}positions both add positions")
+        positions = embedded if found == "none" else found
+        self.must_be(name, "positions", positions, "positions")
+        self.must_be(name, "embedding norm", embedding.norm is not None, "embedding_norm")
+        self.must_be(f"{prefix}norm", "final norm", type(final) is not nn.Identity, "final_norm", self.has_final_norm)
+        norms = [(f"{name}.norm", embedding.norm), (f"{prefix}norm", final)]
+        return [
+            Fact(name, "positions", positions),
+            Fact(name, "token types", "none" if self.get(embedding, "token_types") is None else "some"),
+            Fact(f"{prefix}positions", "attention window", "none" if self.get(stack, "radius") is None else "some"),
+            *(Fact(path, "norm", self.norm(path, norm).kind) for path, norm in norms if _is_norm(norm)),
+        ]
+
+    @property
+    def has_final_norm(self) -> bool:
+        """Return whether the configuration asks for a norm after each stack."""
+        return self.config is not None and self.config.has_final_norm
+
+    def embedding(self, path: str, module: Any) -> str:
+        """Return the kind of positions that an embedding adds."""
+        self.kind(path, module, Embedding)
+        if self.config is not None:
+            scale = math.sqrt(self.config.d_model) if self.config.scale_embeddings else 1.0
+            self.must_be(path, "scale", self.get(module, "scale"), "scale_embeddings", scale)
+        positions = module.positions
+        found = _EMBEDDED_POSITIONS[self.kind(f"{path}.positions", positions, *_EMBEDDED_POSITIONS)]
+        self.attributes_must_be(f"{path}.positions", positions, _POSITION_SETTINGS[found])
+        return found
+
+    def stack_positions(self, path: str, module: Any) -> str:
+        """Return the kind of positions that act in the self-attention of a stack."""
+        self.kind(path, module, StackPositions)
+        if self.config is not None and self.get(module, "radius") != self.config.attention_window:
+            raise UnknownError(f"{path} has another window than `model.attention_window`")
+        found = "none"
+        if module.rotary is not None:
+            self.kind(f"{path}.rotary", module.rotary, RotaryPositions)
+            self.attributes_must_be(f"{path}.rotary", module.rotary, _POSITION_SETTINGS["rotary"])
+            found = "rotary-interleaved" if self.get(module.rotary, "interleaved") else "rotary"
+        if module.relative is not None:
+            self.kind(f"{path}.relative", module.relative, RelativePositions)
+            self.attributes_must_be(f"{path}.relative", module.relative, _POSITION_SETTINGS["relative"])
+            found = "relative" if found == "none" else "several kinds"
+        return found
+
+    def attributes_must_be(self, path: str, module: nn.Module, settings: Mapping[str, str]) -> None:
+        """Compare attributes of a module with the settings that they come from."""
+        for attribute, setting in settings.items():
+            found = self.get(module, attribute)
+            if self.config is not None and found != getattr(self.config, setting):
+                raise UnknownError(f"{path} has another {attribute} than `model.{setting}`")
+
+    def stack(self, path: str, layers: nn.ModuleList, count: int) -> dict[str, LayerGraph]:
+        self.must_be(path, "number of layers", len(layers), "share_layers", 1 if self.is_shared else count)
+        return {f"{path}.{number}": self.layer(f"{path}.{number}.", layer) for number, layer in enumerate(layers)}
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether one layer stands for a whole stack."""
+        return self.config is not None and self.config.share_layers
+
+    def layer(self, prefix: str, layer: nn.Module) -> LayerGraph:
+        kind = self.kind(prefix[:-1], layer, EncoderLayer, DecoderLayer)
+        names = ["self_attention", *(["memory_attention"] if kind is DecoderLayer else []), "feed_forward"]
+        sublayers = tuple(self.sublayer(f"{prefix}{name}", name, layer) for name in names)
+        return LayerGraph(sublayers, tuple(fact for sublayer in sublayers for fact in _facts(sublayer)))
+
+    def sublayer(self, path: str, name: str, layer: nn.Module) -> Sublayer:
+        module, residual = getattr(layer, name), getattr(layer, f"{name}_residual")
+        self.kind(f"{path}_residual", residual, Residual)
+        before, after = (
+            None if type(norm) is nn.Identity else self.norm(f"{path}_residual", norm)
+            for norm in (residual.norm_before, residual.norm_after)
+        )
+        is_sandwich = self.get(residual, "is_sandwich")
+        order = {(True, False): "pre", (False, True): "post", (True, True): "sandwich"}.get(
+            (before is not None, after is not None)
+        )
+        if order is None or is_sandwich != (order == "sandwich"):
+            raise UnknownError(f"{path}_residual has another number of norms than one, or a sandwich's two")
+        self.must_be(f"{path}_residual", "norm order", order, "norm_order")
+        inside = self.feed_forward(path, module) if name == "feed_forward" else self.attention(path, module, name)
+        add, norm_after = (DropoutAdd(residual.dropout),), () if after is None else (after,)
+        ending = (*norm_after, *add) if is_sandwich else (*add, *norm_after)
+        return Sublayer(path, module, residual, order, (*(() if before is None else (before,)), *inside, *ending))
+
+    def norm(self, path: str, norm: nn.Module) -> Norm:
+        kind = _NORMS[self.kind(path, norm, *_NORMS)]
+        epsilon = self.get(norm, "epsilon" if kind == "batch" else "eps")
+        if norm.weight is None or epsilon is None or (kind == "layer" and norm.bias is None):
+            raise UnknownError(f"{path} has a norm without weights or epsilon")
+        self.must_be(path, "norm", kind, "norm")
+        self.must_be(path, "epsilon", epsilon, "norm_epsilon")
+        return Norm(norm, kind, epsilon)
+
+    def attention(self, path: str, module: Any, name: str) -> list[Operation]:
+        self.kind(path, module, MultiHeadAttention)
+        names = ("num_heads", "num_key_value_heads", "d_k", "d_v")
+        heads, shared, d_k, d_v = (self.get(module, each) for each in names)
+        widths = (heads * d_k, shared * d_k, shared * d_v)
+        if self.get(module, "widths") != widths:
+            raise UnknownError(f"{path} has other widths than those of its heads")
+        if self.config is not None:
+            config = self.config
+            wanted = (config.num_heads, config.num_key_value_heads or heads, config.key_width, config.value_width)
+            for size, found, value in zip(names, (heads, shared, d_k, d_v), wanted, strict=True):
+                self.must_be(path, size, found, size, value)
+        score, is_hard, scale = self.score(path, self.get(module, "score") if "score" in vars(module) else module.score)
+        attend = Attend(module, score, is_hard, scale, name == "memory_attention")
+        sizes = {"projection": sum(widths), "query": widths[0], "key_value": sum(widths[1:])}
+        before = [
+            self.linear(f"{path}.{child}", getattr(module, child), None, size)
+            for child, size in sizes.items()
+            if child in module._modules
+        ]
+        return [*before, attend, self.linear(f"{path}.output", module.output, heads * d_v, None)]
+
+    def score(self, path: str, score: Any) -> tuple[str, bool, float | None]:
+        if score is None:
+            self.must_be(path, "score", "scaled", "attention_score")
+            if self.config is not None and (self.config.attention_kind, self.config.attention_scale) != ("soft", None):
+                raise UnknownError(f"{path} has no score, but `model.attention_kind` or `model.attention_scale` is set")
+            return "scaled", False, None
+        self.kind(f"{path}.score", score, ScoredAttention)
+        hard, factor = self.get(score, "hard"), self.get(score, "factor")
+        if score.vector is not None or score.matrix is not None:
+            found, scale = ("additive" if score.matrix is None else "general"), None
+        elif self.config is None:
+            found, scale = "scaled", factor
+        else:
+            found, scale = self.config.attention_score, self.config.attention_scale
+            root = math.sqrt(self.config.key_width)
+            wanted = (1.0 if scale is None else scale * root) if found == "scaled" else root
+            self.must_be(f"{path}.score", "factor", factor, "attention_scale", wanted)
+        self.must_be(path, "score", found, "attention_score")
+        self.must_be(path, "kind", "hard" if hard else "soft", "attention_kind")
+        return found, hard, scale
+
+    def feed_forward(self, path: str, module: Any) -> list[Operation]:
+        is_gated = self.kind(path, module, FeedForward, GatedFeedForward) is GatedFeedForward
+        functions = _GATES if is_gated else _ACTIVATIONS
+        function = self.get(module, "gate" if is_gated else "activation")
+        name = next((name for name, known in functions.items() if _is_same(known, function)), None)
+        if name is None:
+            raise UnknownError(f"{path} has the activation {getattr(function, '__name__', function)!s}")
+        self.must_be(path, "activation", name, "activation")
+        d_ff = None if self.config is None else self.config.d_ff
+        inner = self.linear(f"{path}.inner", module.inner, None, d_ff and d_ff * (2 if is_gated else 1))
+        return [inner, Activate(name, is_gated, module.dropout), self.linear(f"{path}.outer", module.outer, d_ff, None)]
+
+    def linear(self, path: str, module: nn.Module, inputs: int | None, outputs: int | None) -> Linear:
+        """Check sizes of a linear layer; None: the model width."""
+        self.kind(path, module, LinearModule)
+        if self.config is not None and (sizes := SIZES.get(class_of(module))) is not None:
+            found = tuple(self.get(module, name) for name in sizes)
+            if found != (wanted := (inputs or self.config.d_model, outputs or self.config.d_model)):
+                raise UnknownError(f"{path} has the sizes {found}, but the configuration has {wanted}")
+        return Linear(module)
+
+
+_STACKS_OF: dict[type[nn.Module], tuple[tuple[str, str, str], ...]] = {
+    Transformer: (
+        ("encoder_", "source_embedding", "num_encoder_layers"),
+        ("decoder_", "target_embedding", "num_decoder_layers"),
+    ),
+    Encoder: (("", "embedding", "num_encoder_layers"),),
+    Decoder: (("", "embedding", "num_decoder_layers"),),
+    Recurrent: (),
+}
+
+
+def _facts(sublayer: Sublayer) -> Iterator[Fact]:
+    """Yield what backend tables compare of a sub-layer."""
+    path = sublayer.path
+    yield Fact(path, "norm order", sublayer.order)
+    for norm in sublayer.norms:
+        yield Fact(path, "norm", norm.kind)
+    for linear in sublayer.linears:
+        yield Fact(path, "linear layers", class_of(linear.module).__name__)
+    if (activation := sublayer.activation) is not None:
+        yield Fact(path, "activation", activation.name)
+    if (attend := sublayer.attention) is not None:
+        module = attend.module
+        yield Fact(path, "attention score", attend.score)
+        yield Fact(path, "attention kind", "hard" if attend.is_hard else "soft")
+        yield Fact(path, "attention scale", "default" if attend.scale is None else "other")
+        shared = module.num_key_value_heads != module.num_heads
+        yield Fact(path, "key value heads", "shared" if shared else "equal")
+        yield Fact(path, "value width", "equal" if module.d_k == module.d_v else "other")
+
+
+# --- backend tables -------------------------------------------------------------------------------------------------
+
+
+class Table(NamedTuple):
+    """The components that a backend computes: allowed values by aspect. An aspect that is not listed has none."""
+
+    title: str
+    """The backend's name in messages."""
+    values: Mapping[str, frozenset[str]]
+
+    def refusal(self, graph: Graph) -> str | None:
+        """Return a clause that says why the backend cannot compute what was described; None: it can."""
+        if isinstance(graph, Unsupported):
+            return f"{graph.reason}, which {self.title} does not know"
+        for path, aspect, value in graph.facts:
+            if value not in self.values.get(aspect, ()):
+                return f"{path or 'the model'} has {aspect} `{value}`, which {self.title} does not know"
+        return None
+
+
+def table(title: str, **values: str) -> Table:
+    """Return a backend's table.
+
+    Args:
+        title: the backend's name in messages.
+        values: allowed values, separated by spaces, by aspect; `attention_score` stands for the aspect
+            `attention score`, and `class_` for `class`.
+    """
+    return Table(
+        title, {aspect.replace("_", " ").rstrip(): frozenset(listed.split()) for aspect, listed in values.items()}
+    )
