@@ -220,7 +220,7 @@ def test_the_newest_points_are_scored_where_some_fill_no_window(forecaster: Fore
         (["--score", "--season", "25"], "`--season` must be from 1 to 24, the points that are read, but is 25"),
         (["--score", "--last", "5"], "`--last` must be at least 6, the points that are forecast at a time, but is 5"),
         (["--score", "--last", "0"], "`--last` must be at least 6, the points that are forecast at a time, but is 0"),
-        (["--score", "--steps", "900"], "Scoring takes 24 points to read and `--steps` 900 to foretell"),
+        (["--score", "--steps", "900"], "Scoring takes 24 points to read and `--steps` 900 to forecast"),
     ],
 )
 def test_what_the_command_cannot_do_it_says(
