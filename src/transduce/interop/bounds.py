@@ -1,4 +1,4 @@
-"""Numbers that no model has: refused before anything is built by them."""
+"""Upper bounds on the sizes in an imported configuration, checked before a model is built from it."""
 
 from pathlib import Path
 
@@ -7,27 +7,27 @@ import msgspec
 from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
 
-# Far beyond any model, and still built in a moment on the meta device.
-_LARGEST_SIZE = 1 << 24
-_MOST_LAYERS = 1_000
-_FURTHEST_OFFSET = 1 << 16  # sinusoids are computed up to there
+# Larger than in any real model, yet small enough to build on the meta device in a moment.
+_MAX_SIZE = 1 << 24
+_MAX_LAYERS = 1_000
+_MAX_POSITION_OFFSET = 1 << 16  # the table of sinusoids has as many rows more
 
 
 def check_sizes(place: str | Path, config: ModelConfig) -> None:
-    """Refuses a configuration that would take all memory, or all time, to build.
+    """Reject a configuration with sizes that no model could have, before memory or time is spent on building it.
 
     Args:
-        place: the file that it comes from, for the message.
-        config: its whole numbers are looked at.
+        place: the file that the configuration comes from, for the message.
+        config: the configuration; all of its integer settings are checked.
 
     Raises:
-        TransduceError: one of them is out of all proportion.
+        TransduceError: a setting is negative or exceeds its limit.
     """
     for name, value in msgspec.to_builtins(config).items():
         if isinstance(value, bool) or not isinstance(value, int):
             continue
-        allowed = _MOST_LAYERS if name.endswith("_layers") else _LARGEST_SIZE
+        limit = _MAX_LAYERS if name.endswith("_layers") else _MAX_SIZE
         if name == "position_offset":
-            allowed = _FURTHEST_OFFSET
-        if not 0 <= value <= allowed:
-            raise TransduceError(f"{place}: `{name}` must be from 0 to {allowed:,}, but is {value:,}.")
+            limit = _MAX_POSITION_OFFSET
+        if not 0 <= value <= limit:
+            raise TransduceError(f"{place}: `{name}` must be from 0 to {limit:,}, but is {value:,}.")

@@ -1,11 +1,11 @@
-"""What every exported model can do here, so that it can be compared with the model that it came from."""
+"""Interfaces of exported models, by which each is compared with the model that it was exported from."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-# The longest sequence of an exported model, in pieces: rows of its table of positions.
+# Maximum sequence length of an exported model, in tokens: the rows of its table of positions.
 MAXIMUM_POSITIONS = 1024
 
 Ids = Sequence[Sequence[int]]
@@ -13,32 +13,44 @@ Ids = Sequence[Sequence[int]]
 
 @runtime_checkable
 class ExportedModel(Protocol):
-    """A model that writes, wherever it runs.
+    """A protocol for exported models that generate text, independent of the runtime that executes them.
 
-    A translation model's source is what it reads, with all that stands around it: the end symbol, a language's tag. A
-    language model's source is the prompt that it continues, without what begins it. Targets are pieces without start
-    and end symbols; a tag that every translation begins with is one of them.
+    A translation model's source includes the special tokens that the encoder expects: the end symbol, a language tag. A
+    language model's source is the prompt without its start symbol. Targets have neither a start nor an end symbol, but
+    a tag that begins every translation belongs to them.
     """
 
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        """What the model gives each target's pieces and, after them, the end symbol, in nats."""
+        """Return the log-probabilities, in nats, of each target's tokens followed by the end symbol.
+
+        Args:
+            sources: token ids of each source or prompt.
+            targets: token ids of each target or continuation.
+        """
 
     def translate(self, sources: Ids, most_pieces: int) -> list[list[int]]:
-        """The pieces that greedy search finds, at most so many; padding and the start symbol are never chosen."""
+        """Return the token ids that greedy search generates for each source.
+
+        The search never selects padding or the start symbol.
+
+        Args:
+            sources: token ids of each source or prompt.
+            most_pieces: the maximum number of tokens to generate per source.
+        """
 
 
 @runtime_checkable
 class ExportedEncoder(Protocol):
-    """A model that reads, wherever it runs."""
+    """A protocol for exported encoder-only models, independent of the runtime that executes them."""
 
     def outputs(self, rows: Ids, token_types: Ids) -> Mapping[str, list[NDArray[Any]]]:
-        """What the model computes of each row, by name.
+        """Compute the encoder's outputs and return them by name, one array per row.
 
         Args:
-            rows: pieces, marks included.
-            token_types: the segment of each; all 0 where the model has none.
+            rows: token ids, including special tokens such as [CLS] and [SEP].
+            token_types: the segment of each token; all 0 if the model has no segments.
 
         Returns:
-            `states` (pieces, D), `logits` (pieces, V), `pooled` (D,) and `classes` (C,) of each row, as far as the
+            `states` (tokens, D), `logits` (tokens, V), `pooled` (D,) and `classes` (C,) of each row, as far as the
             model has them.
         """

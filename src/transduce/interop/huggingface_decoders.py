@@ -1,4 +1,4 @@
-"""The classes of Hugging Face for a decoder alone: GPT-2, Llama and Qwen2."""
+"""Hugging Face's decoder-only classes and their config.json: GPT-2, Llama and Qwen2."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from transduce.interop.huggingface_family import ACTIVATIONS, GATES, Family, mea
 from transduce.model.config import ModelConfig
 
 
-def _gpt2(config: ModelConfig) -> dict[str, Any]:
+def _gpt2_config(config: ModelConfig) -> dict[str, Any]:
     return {
         "vocab_size": config.target_vocabulary_size,
         "n_embd": config.d_model,
@@ -25,11 +25,11 @@ def _gpt2(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _llama(config: ModelConfig) -> dict[str, Any]:
-    meant = meant_settings(config)
-    rotation: dict[str, Any] = {"rope_type": "default"}
+def _llama_config(config: ModelConfig) -> dict[str, Any]:
+    effective = meant_settings(config)
+    rope: dict[str, Any] = {"rope_type": "default"}
     if config.rotary_scaling is not None:
-        rotation = {
+        rope = {
             "rope_type": "llama3",
             "factor": config.rotary_scaling.factor,
             "low_freq_factor": config.rotary_scaling.low_frequency_factor,
@@ -42,30 +42,32 @@ def _llama(config: ModelConfig) -> dict[str, Any]:
         "intermediate_size": config.d_ff,
         "num_hidden_layers": config.num_decoder_layers,
         "num_attention_heads": config.num_heads,
-        "num_key_value_heads": meant["num_key_value_heads"],
+        "num_key_value_heads": effective["num_key_value_heads"],
         "head_dim": config.key_width,
         "hidden_act": GATES[config.activation],
         "max_position_embeddings": MAXIMUM_POSITIONS,
         "rms_norm_eps": config.norm_epsilon,
-        "attention_bias": meant["projection_bias"],
-        "mlp_bias": meant["feed_forward_bias"],
+        "attention_bias": effective["projection_bias"],
+        "mlp_bias": effective["feed_forward_bias"],
         "attention_dropout": config.attention_dropout,
-        # What transformers 5 reads, and what version 4 does.
-        "rope_parameters": rotation | {"rope_theta": config.rotary_base},
+        # transformers 5 reads `rope_parameters`; version 4 reads `rope_theta` and `rope_scaling`.
+        "rope_parameters": rope | {"rope_theta": config.rotary_base},
         "rope_theta": config.rotary_base,
-        "rope_scaling": rotation if config.rotary_scaling is not None else None,
+        "rope_scaling": rope if config.rotary_scaling is not None else None,
         "tie_word_embeddings": config.tie_output,
         "bos_token_id": config.start_id,
     }
 
 
-def _unless_llama(config: ModelConfig) -> list[str]:
-    """One setting there stands for the biases of all four projections, and one for the widths of all heads."""
-    meant = meant_settings(config)
+def _llama_obstacles(config: ModelConfig) -> list[str]:
+    """Return the settings that Llama's config.json cannot express: it has one bias setting for all four projections,
+    and one width for all heads.
+    """
+    effective = meant_settings(config)
     return [
         *(["d_v"] if config.value_width != config.key_width else []),
         *(["num_heads"] if config.d_model % config.num_heads else []),
-        *(["attention_output_bias"] if meant["projection_bias"] != meant["attention_output_bias"] else []),
+        *(["attention_output_bias"] if effective["projection_bias"] != effective["attention_output_bias"] else []),
     ]
 
 
@@ -76,7 +78,7 @@ GPT2 = Family(
     {"positions": "learned", "scale_embeddings": False},
     frozenset(("norm_epsilon", "tie_output")),
     ACTIVATIONS,
-    _gpt2,
+    _gpt2_config,
     automatic="AutoModelForCausalLM",
     stores_output_bias=False,
 )
@@ -92,23 +94,25 @@ LLAMA = Family(
         )
     ),
     GATES,
-    _llama,
-    _unless_llama,
+    _llama_config,
+    _llama_obstacles,
     automatic="AutoModelForCausalLM",
     stores_output_bias=False,
 )
 
 
-def _qwen2(config: ModelConfig) -> dict[str, Any]:
-    content = _llama(config)
+def _qwen2_config(config: ModelConfig) -> dict[str, Any]:
+    content = _llama_config(config)
     for name in ("attention_bias", "mlp_bias"):
         del content[name]
     return content | {"use_sliding_window": False}
 
 
-def _unless_qwen2(config: ModelConfig) -> list[str]:
-    """Queries, keys and values have biases there, and nothing else has."""
-    return [name for name in _unless_llama(config) if name != "attention_output_bias"]
+def _qwen2_obstacles(config: ModelConfig) -> list[str]:
+    """Return the settings that Qwen2's config.json cannot express; unlike Llama, only queries, keys and values have
+    biases.
+    """
+    return [name for name in _llama_obstacles(config) if name != "attention_output_bias"]
 
 
 QWEN2 = LLAMA._replace(
@@ -116,6 +120,6 @@ QWEN2 = LLAMA._replace(
     model_type="qwen2",
     wanted=dict(LLAMA.wanted) | {"projection_bias": True, "attention_output_bias": False, "feed_forward_bias": False},
     free=LLAMA.free - {"projection_bias", "attention_output_bias", "feed_forward_bias"},
-    content=_qwen2,
-    unless=_unless_qwen2,
+    content=_qwen2_config,
+    unless=_qwen2_obstacles,
 )

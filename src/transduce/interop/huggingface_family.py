@@ -1,4 +1,4 @@
-"""What a class of Hugging Face is to us: the settings under which it computes what our models compute."""
+"""Description of a Hugging Face class: the settings under which it computes the same as this package's models."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ GATES = {"reglu": "relu", "geglu": "gelu", "geglu-tanh": "gelu_pytorch_tanh", "s
 
 
 class Family(NamedTuple):
-    """A class, and the settings without which it is another one's."""
+    """A Hugging Face class and the settings that a model must have to be stored for it."""
 
     architecture: str
     model_type: str
@@ -20,22 +20,22 @@ class Family(NamedTuple):
     wanted: Mapping[str, object]
     """Settings that must have these values."""
     free: frozenset[str]
-    """Settings that may have any value. All others must have the default one."""
+    """Settings that may have any value. All others must have their default value."""
     activations: Mapping[str, str]
-    """Their names of the functions that the class has."""
+    """Hugging Face's names of the activation functions that the class supports."""
     content: Callable[[ModelConfig], dict[str, Any]]
-    """The class's own keys of config.json."""
+    """Returns the class-specific keys of config.json."""
     unless: Callable[[ModelConfig], list[str]] = lambda _: []
-    """Settings that do not go together there."""
+    """Returns the settings whose combination the class does not support."""
     automatic: str = "AutoModelForSeq2SeqLM"
-    """What opens it."""
+    """The automatic class that opens the model."""
     stores_sinusoids: bool = False
     stores_output_bias: bool = True
-    """A bias on the logits is stored, zero or not."""
+    """The class always stores a bias on the logits, even if it is zero."""
 
 
 def meant_settings(config: ModelConfig) -> dict[str, object]:
-    """The settings by name; where nothing was said, what that means."""
+    """Return the settings by name, with unset ones replaced by their effective values."""
     return msgspec.structs.asdict(config) | {
         "num_key_value_heads": config.num_key_value_heads or config.num_heads,
         "d_k": config.key_width,

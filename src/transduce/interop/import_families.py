@@ -1,4 +1,4 @@
-"""The families of Hugging Face's models that can be imported: one row a `model_type`."""
+"""Registry of the Hugging Face model families that can be imported, by `model_type`."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
@@ -11,27 +11,27 @@ from transduce.model.config import Kind
 
 
 class ImportFamily(NamedTuple):
-    """What is known of a `model_type` beside what its folders say."""
+    """A model family's properties that cannot be read from the files of its folders."""
 
     kind: Kind
     settings: Callable[[ConfigReader], Settings]
-    """Ours, by its `config.json`."""
+    """Converts the family's `config.json` to this package's model settings."""
     names: names.Family
-    """Where its weights are."""
+    """The family's names of weights."""
     begins_with_end: bool = False
-    """A decoder beside an encoder is given the end symbol first, where nothing is said; otherwise padding."""
+    """By default, an encoder–decoder's decoder starts with the end symbol; otherwise with padding."""
     stores_output: bool = False
-    """The output matrix is stored, unless `tie_word_embeddings` says that it is the embeddings'."""
+    """The output projection is stored separately, unless `tie_word_embeddings` is true."""
     begins_text: bool = False
-    """Its tokenizer puts a start symbol before a text, where its files say no other."""
+    """By default, the tokenizer puts a start symbol before a text."""
     end_is_separator: bool = False
-    """A text ends with its tokenizer's separator, whatever its configuration calls the end."""
+    """A text ends with the tokenizer's separator, regardless of the configuration's end symbol."""
     spaced: bool = False
-    """Its sentencepiece models cut otherwise than sentencepiece."""
+    """The family's sentencepiece models tokenize differently from the sentencepiece library."""
     tagged: bool = False
-    """It is told languages by tags."""
+    """Languages are selected by tags."""
     fairseq: bool = False
-    """Its ids are those of its sentencepiece model behind fairseq's own symbols."""
+    """Token ids are those of the sentencepiece model, shifted by fairseq's special tokens."""
 
 
 FAMILIES: Mapping[str, ImportFamily] = {
@@ -55,45 +55,45 @@ FAMILIES: Mapping[str, ImportFamily] = {
     ),
     "qwen2": ImportFamily("decoder", settings.qwen2, names.LLAMA, stores_output=True),
 }
-# What a class is for whose head has no counterpart here, by the end of its name.
-_OTHER_HEADS = {
-    "ForTokenClassification": "tells the class of each piece",
+# Purposes of classes whose head has no counterpart in this package, by the suffix of the class name.
+_UNSUPPORTED_HEADS = {
+    "ForTokenClassification": "classifies each token",
     "ForQuestionAnswering": "finds answers in a text",
     "ForMultipleChoice": "chooses among several texts",
 }
-_CLASSIFIES = "ForSequenceClassification"
+_CLASSIFIER_SUFFIX = "ForSequenceClassification"
 
 
 def check_config(content: Mapping[str, Any], place: str) -> ImportFamily:
-    """The family of a `config.json`.
+    """Check that the model of a `config.json` can be imported, and return its family.
 
     Args:
-        content: of the file.
-        place: names it in messages.
+        content: the content of config.json.
+        place: the name of the file, for messages.
 
     Raises:
-        TransduceError: it asks for code of its own, or is of a family or a class that cannot be imported.
+        TransduceError: the configuration requires custom code, or its family or class cannot be imported.
     """
     if "auto_map" in content:
-        raise TransduceError(
-            f"{place} asks for code of its own to be run (`auto_map`), which is never done: remove it."
-        )
+        raise TransduceError(f"{place} requires custom code (`auto_map`), which is never run: remove `auto_map`.")
     model_type = content.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         raise TransduceError(
             f"{place}: `model_type` must be one of {', '.join(FAMILIES)} to be imported, but is {model_type!r}."
         )
-    listed = content.get("architectures")
-    for name in filter(lambda each: isinstance(each, str), listed if isinstance(listed, list) else ()):
-        purpose = next((said for end, said in _OTHER_HEADS.items() if name.endswith(end)), None)
-        if name.endswith(_CLASSIFIES) and family.kind != "encoder":
-            purpose = "tells the class of a text by a decoder"
+    architectures = content.get("architectures")
+    for name in filter(lambda each: isinstance(each, str), architectures if isinstance(architectures, list) else ()):
+        purpose = next(
+            (description for suffix, description in _UNSUPPORTED_HEADS.items() if name.endswith(suffix)), None
+        )
+        if name.endswith(_CLASSIFIER_SUFFIX) and family.kind != "encoder":
+            purpose = "classifies a text by a decoder"
         if purpose is not None:
             raise TransduceError(f"{place}: {name} {purpose}, and a model with this head cannot be imported.")
     return family
 
 
 def names_of(model_type: str, present: Collection[str]) -> names.Family:
-    """Where the weights of a `model_type` are, in the variant that these tensors are of."""
+    """Return the table of weight names of a `model_type`, in the variant that these stored names belong to."""
     return names.variant(FAMILIES[model_type].names, present)
