@@ -74,7 +74,7 @@ CTRANSLATE2 = table(
 
 
 def ctranslate2_obstacles(config: ModelConfig) -> list[str]:
-    """Return the names of settings of this configuration that CTranslate2 does not support; empty if it supports all."""
+    """Return the names of settings that CTranslate2 does not support; empty if it supports the configuration."""
     unsupported = {
         # CTranslate2's decoders apply a wrong relative bias after a prompt of several tokens.
         "positions": config.kind == "decoder" and config.positions == "relative",
@@ -340,7 +340,7 @@ class CTranslate2LanguageModel:
     def translate(self, sources: Ids, most_pieces: int) -> list[list[int]]:
         """Return the token ids with which greedy search continues each prompt, at most `most_pieces` of them."""
         continuations: list[list[int]] = [[] for _ in sources]
-        # If a batch has an empty prompt, CTranslate2 4.8.5 repeats the other prompts in its results, so split the batch.
+        # If a batch has an empty prompt, CTranslate2 4.8.5 repeats the other prompts in its results: split the batch.
         for has_tokens in (True, False):
             indices = [index for index, row in enumerate(sources) if bool(row) == has_tokens]
             results = self._continue([sources[index] for index in indices], most_pieces)

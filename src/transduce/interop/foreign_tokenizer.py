@@ -224,7 +224,9 @@ class ForeignTokenizer(Tokenizer):
         return cls(record)
 
     def line_by_line(self) -> "ForeignTokenizer":
-        """Return this tokenizer with the end symbol in place of each line feed, as this package trains language models."""
+        """Return this tokenizer with the end symbol in place of each line feed, as this package trains language
+        models.
+        """
         if not self.target.keeps_line_feeds:
             return self
 

@@ -35,7 +35,9 @@ def family_for(config: ModelConfig) -> Family | None:
 
 
 def huggingface_obstacles(config: ModelConfig) -> list[str]:
-    """Return the settings that the nearest Hugging Face class does not support; empty if some class computes the model."""
+    """Return the settings that the nearest Hugging Face class does not support; empty if some class computes
+    the model.
+    """
     family = _nearest(config)
     return ["kind"] if family is None else differences(config, family)
 
@@ -52,7 +54,9 @@ def huggingface_remedy(config: ModelConfig) -> dict[str, object]:
 
 
 def _nearest(config: ModelConfig) -> Family | None:
-    """Return the class of the model's kind with the fewest differing settings; differing positions count three times."""
+    """Return the class of the model's kind with the fewest differing settings; differing positions count
+    three times.
+    """
 
     def distance(family: Family) -> int:
         differing = differences(config, family)

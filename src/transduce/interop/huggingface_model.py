@@ -112,7 +112,9 @@ class HuggingFaceModel(_OpenedModel):
         return [values[: len(row) + 1] for values, row in zip(log_probs.tolist(), targets, strict=True)]
 
     def translate(self, sources: Ids, most_pieces: int) -> list[list[int]]:
-        """Return the token ids of each source's translation by `generate` with one beam, at most `most_pieces` of them."""
+        """Return the token ids of each source's translation by `generate` with one beam, at most `most_pieces`
+        of them.
+        """
         with torch.inference_mode():
             written = self.model.generate(
                 **self._sources(sources), num_beams=1, do_sample=False, max_new_tokens=most_pieces, max_length=None
@@ -154,7 +156,9 @@ class HuggingFaceEncoder(_OpenedModel):
     """Implements `ExportedEncoder` for an encoder run by transformers."""
 
     def outputs(self, rows: Ids, token_types: Ids) -> Mapping[str, list[NDArray[Any]]]:
-        """Compute the encoder's outputs and return them under the names that `ExportedEncoder` uses, one array per row."""
+        """Compute the encoder's outputs and return them under the names that `ExportedEncoder` uses, one array
+        per row.
+        """
         inputs = self._rows(rows)
         width = inputs["input_ids"].shape[1]
         types = torch.tensor([[*row, *[0] * (width - len(row))] for row in token_types])

@@ -1,4 +1,4 @@
-"""The files of a tokenizer of Hugging Face's, as they are read."""
+"""Access to the files of a Hugging Face tokenizer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,18 +11,21 @@ SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.mod
 
 
 class TokenizerFiles:
-    """The files of a folder that belong to its tokenizer."""
+    """A reader of the tokenizer files in one folder."""
 
     def __init__(self, read: Callable[[str], bytes | None], place: str) -> None:
-        """`read` gives a file's content, or None where there is none; `place` names the folder in messages."""
+        """Read files by `read`, which returns a file's content or None if it does not exist.
+
+        `place` is the folder's name in error messages.
+        """
         self.read = read
         self.place = place
 
     def json(self, name: str) -> dict[str, Any]:
-        """An object; an empty one where there is no such file.
+        """Return the JSON object in a file, or an empty one if there is no such file.
 
         Raises:
-            TransduceError: the file holds something else.
+            TransduceError: the file contains something else.
         """
         content = self.read(name)
         if content is None:
@@ -33,29 +36,35 @@ class TokenizerFiles:
             raise TransduceError(f"{self.place}/{name} cannot be read: {error}.") from error
 
     def needed(self, name: str) -> bytes:
-        """A file that must be there."""
+        """Return the content of a required file.
+
+        Raises:
+            TransduceError: the file does not exist.
+        """
         content = self.read(name)
         if content is None:
             raise TransduceError(f"{self.place} must hold the tokenizer's {name}, but does not: copy it there.")
         return content
 
     def sentencepiece(self) -> bytes | None:
-        """The sentencepiece model, whatever its name."""
+        """Return the content of the sentencepiece model under any of its usual file names, or None."""
         return next(filter(None, map(self.read, SENTENCEPIECE_NAMES)), None)
 
     def table(self, name: str) -> dict[str, int]:
-        """A table of pieces and their ids.
+        """Return the tokens and their ids from a JSON file.
 
         Raises:
-            TransduceError: it is missing, or something else.
+            TransduceError: the file is missing, or contains something else.
         """
         try:
             return msgspec.json.decode(self.needed(name), type=dict[str, int])
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise TransduceError(f"{self.place}/{name} is not a table of pieces and their ids: {error}.") from error
+            raise TransduceError(
+                f"{self.place}/{name} is not a JSON object of tokens and their ids: {error}."
+            ) from error
 
     def extra_tokens(self) -> list[str]:
-        """Special pieces in the order in which their makers listed them."""
+        """Return the additional special tokens in the order in which the files list them."""
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             content = self.json(name)
             listed = content.get("additional_special_tokens") or content.get("extra_special_tokens")
@@ -65,6 +74,6 @@ class TokenizerFiles:
 
 
 def text_of(token: Any) -> str | None:
-    """A token is a string, or an object with it."""
+    """Return the text of a token, which the files store as a string or as an object with `content`; else None."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None

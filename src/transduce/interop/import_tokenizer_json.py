@@ -1,4 +1,4 @@
-"""Read a tokenizer.json: the pipeline of the `tokenizers` package, its added tokens, and what it puts before a text."""
+"""Reader of tokenizer.json files: the tokenization pipeline, added tokens, and leading special tokens."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -11,12 +11,12 @@ _PIPELINE = ("normalizer", "pre_tokenizer", "decoder", "model")
 
 
 class AddedToken(NamedTuple):
-    """A token that was added to the learned ones."""
+    """A token that was added to the learned vocabulary."""
 
     symbol: Symbol
     id: int
     special: bool = False
-    """The token is no text, and is not shown in what a model writes."""
+    """The token does not belong to the text, and decoding omits it."""
 
     @property
     def text(self) -> str:
@@ -25,7 +25,7 @@ class AddedToken(NamedTuple):
 
 
 def added_token(id: int, token: Mapping[str, Any]) -> AddedToken:
-    """Return an added token of its description in a file: `content`, and flags."""
+    """Return an added token from its JSON description, which has `content` and flags."""
     symbol = Symbol(
         str(token["content"]),
         spaces_before=bool(token.get("lstrip")),
@@ -37,7 +37,9 @@ def added_token(id: int, token: Mapping[str, Any]) -> AddedToken:
 
 
 class TokenizerParts(NamedTuple):
-    """The parts of a tokenizer, from a tokenizer.json or from older files."""
+    """A tokenizer's algorithm, vocabulary, added tokens and leading special tokens, from tokenizer.json or
+    older files.
+    """
 
     cutting: Cutting
     ids: dict[str, int]
@@ -47,7 +49,11 @@ class TokenizerParts(NamedTuple):
 
 
 def read_tokenizer_json(content: Mapping[str, Any], place: str) -> TokenizerParts:
-    """Return the parts of the content of a tokenizer.json; `place` names the file in messages.
+    """Read the parts of a tokenizer from the content of a tokenizer.json.
+
+    Args:
+        content: the JSON object.
+        place: the name of the file, for messages.
 
     Raises:
         TransduceError: the content is damaged, or `tokenizers` is missing or cannot read it.
@@ -56,7 +62,7 @@ def read_tokenizer_json(content: Mapping[str, Any], place: str) -> TokenizerPart
         added = tuple(added_token(int(token["id"]), token) for token in content["added_tokens"])
         if content["model"].get("dropout"):
             raise TransduceError(
-                f"{place}: BPE with dropout cannot be imported, as it cuts a text differently each time."
+                f"{place}: BPE with dropout cannot be imported, as it splits a text differently each time."
             )
         pipeline = {name: content.get(name) for name in _PIPELINE}
         open_pipeline(content, place=place)
@@ -67,7 +73,7 @@ def read_tokenizer_json(content: Mapping[str, Any], place: str) -> TokenizerPart
             TokenizerJson(pipeline),
             table | {token.text: token.id for token in added},
             added,
-            tuple(_before(content.get("post_processor"))),
+            tuple(_leading_ids(content.get("post_processor"))),
         )
     except TransduceError:
         raise
@@ -80,13 +86,13 @@ def merges_characters(content: Mapping[str, Any]) -> bool:
     return "merges" in content["model"] and not has_step(content, "pre_tokenizer", "ByteLevel")
 
 
-def _before(processor: Mapping[str, Any] | None) -> Iterator[int]:
+def _leading_ids(processor: Mapping[str, Any] | None) -> Iterator[int]:
     """Yield the ids that a post-processor puts before a text."""
     if processor is None:
         return
     if processor["type"] == "Sequence":
         for inner in processor["processors"]:
-            yield from _before(inner)
+            yield from _leading_ids(inner)
     elif processor["type"] in ("RobertaProcessing", "BertProcessing"):
         yield int(processor["cls"][1])
     elif processor["type"] == "TemplateProcessing":

@@ -1,10 +1,10 @@
-"""Our models as ONNX graphs: encoder-decoders as two, models of one side as one. All sizes but a model's own are free.
+"""Export of models to ONNX graphs: two for an encoder–decoder, one for a model of one side.
 
-encoder.onnx takes `source_ids` and gives what the decoder needs of them: `memory_mask`, and for each decoder layer N
-`memory_key.N` and `memory_value.N`, the memory projected once a sentence. decoder.onnx takes these, `target_ids` (the
-newest pieces, one or many) and what it gave before, `past_key.N` and `past_value.N`, of length 0 at first. It gives
-`logits` and all keys and values so far, `key.N` and `value.N`. Other kinds: `onnx_recurrent.py`, `onnx_single.py`.
-Legend: B batch, S source length, T target pieces of this call, L all of them so far.
+encoder.onnx maps `source_ids` to the decoder's inputs: `memory_mask` and, for each decoder layer N, `memory_key.N` and
+`memory_value.N`, the projected encoder output. decoder.onnx maps these, `target_ids` (one or more new tokens) and the
+cache of the previous call, `past_key.N` and `past_value.N` (length 0 at first), to `logits` and the extended cache,
+`key.N` and `value.N`. Batch sizes and lengths are dynamic. `onnx_recurrent.py` and `onnx_single.py` export other kinds.
+Legend: B batch, S source length, T target tokens of this call, L target tokens so far.
 """
 
 from pathlib import Path
@@ -42,23 +42,25 @@ ENCODER, DECODER, MODEL = "encoder.onnx", "decoder.onnx", "model.onnx"
 
 
 ONNX = table("the ONNX export", **READABLE)
-"""The models that have a graph here."""
+"""The components of models that can be exported to ONNX."""
 
 
 def onnx_obstacles(config: ModelConfig) -> list[str]:
-    """Settings that have no graph here: those that came later."""
+    """Return the names of settings of this configuration that the ONNX export does not support; empty if it supports
+    all.
+    """
     return settings_outside(ONNX, config)
 
 
 def write_onnx(model: Model, folder: Path) -> None:
-    """Writes encoder.onnx and decoder.onnx; of a model of one side model.onnx.
+    """Write a model's ONNX graphs: encoder.onnx and decoder.onnx, or model.onnx for a model of one side.
 
     Args:
-        model: in float32.
-        folder: exists.
+        model: a model with float32 weights.
+        folder: an existing folder.
 
     Raises:
-        TransduceError: the package is missing, or a component of the model is not in `ONNX`.
+        TransduceError: the onnx package is missing, or `ONNX` lacks a component of the model.
     """
     check_components(ONNX, model)
     config = model.config
@@ -81,12 +83,12 @@ def _graphs(model: Model) -> dict[str, Graph]:
 
 
 def longest_sequence(config: ModelConfig) -> int:
-    """How many pieces a source or target can have in the exported model."""
+    """Return the maximum number of tokens of a source or target in the exported model."""
     return config.max_positions if config.positions == "learned" else MAXIMUM_POSITIONS
 
 
 def build_encoder(model: Transformer) -> Graph:
-    """The graph of `encode`, with the decoder's projections of the memory."""
+    """Build the graph of `Transformer.encode`, including the decoder layers' projections of the encoder output."""
     graph, config = Graph("encoder"), model.config
     ids = graph.add_input("source_ids", np.int64, ("batch", "source"))
     positions = graph.unsqueeze(graph.count(graph.integers(0), graph.size(ids, 1)), 0)
@@ -104,28 +106,30 @@ def build_encoder(model: Transformer) -> Graph:
 
 
 def build_decoder(model: Transformer) -> Graph:
-    """The graph of `decode` and `project`."""
+    """Build the graph of `Transformer.decode` and `project`."""
     graph, config = Graph("decoder"), model.config
     ids = graph.add_input("target_ids", np.int64, ("batch", "target"))
     mask = graph.add_input("memory_mask", np.bool_, ("batch", "source"))
     layers = decoder_layers_of(model)
-    of_memory, of_past = key_value_shapes(config, "source"), key_value_shapes(config, "past")
-    memories = [add_inputs(graph, ("memory_key", "memory_value"), n, of_memory) for n in range(len(layers))]
-    pasts = [add_inputs(graph, ("past_key", "past_value"), n, of_past) for n in range(len(layers))]
-    first = graph.size(pasts[0].keys, 2)
-    end = graph.apply("Add", first, graph.size(ids, 1))
-    positions, all_positions = (graph.unsqueeze(graph.count(start, end), 0) for start in (first, graph.integers(0)))
+    memory_shapes, past_shapes = key_value_shapes(config, "source"), key_value_shapes(config, "past")
+    memories = [add_inputs(graph, ("memory_key", "memory_value"), n, memory_shapes) for n in range(len(layers))]
+    pasts = [add_inputs(graph, ("past_key", "past_value"), n, past_shapes) for n in range(len(layers))]
+    past_length = graph.size(pasts[0].keys, 2)
+    end = graph.apply("Add", past_length, graph.size(ids, 1))
+    positions, all_positions = (
+        graph.unsqueeze(graph.count(first, end), 0) for first in (past_length, graph.integers(0))
+    )
     x = build_embedding(graph, ids, positions, model.target_embedding, model.target_weight, config)
     context = build_context(graph, model.decoder_positions, config, positions, all_positions)
     memory_bias = build_bias(graph, of_keys(graph, mask))
-    known = []
+    caches = []
     for layer, memory, past in zip(layers, memories, pasts, strict=True):
         x, keys_and_values = build_decoder_layer(graph, x, layer, context, Known(memory, memory_bias, past), config)
-        known.append(keys_and_values)
+        caches.append(keys_and_values)
     x = build_finish(graph, build_norm(graph, x, model.decoder_norm), config)
     graph.add_output(
         build_output(graph, x, model), "logits", np.float32, ("batch", "target", config.target_vocabulary_size)
     )
-    for number, each in enumerate(known):
-        add_outputs(graph, each, ("key", "value"), number, key_value_shapes(config, "total"))
+    for number, cache in enumerate(caches):
+        add_outputs(graph, cache, ("key", "value"), number, key_value_shapes(config, "total"))
     return graph

@@ -1,7 +1,7 @@
-"""The model's bricks in ONNX operators, one function a brick, in the order in which the model computes them.
+"""The model's components as ONNX operators, one function per component.
 
-Legend: B batch, T positions of the input, L positions that are attended to, D model width, H heads, G heads of keys
-and values, K width of a head's queries and keys, V width of its values.
+Legend: B batch, T positions of the input, L positions that are attended to, S source length, D model width, H heads,
+G key/value heads, K width of a head's queries and keys, V width of its values.
 """
 
 from typing import NamedTuple
@@ -21,31 +21,35 @@ from transduce.model.scores import ScoredAttention
 
 
 class Context(NamedTuple):
-    """What all layers of a stack share in their self-attention, as `model.stack.StackPositions` makes it."""
+    """Inputs that the self-attention of all layers of a stack shares, as in `model.stack.StackPositions`."""
 
     bias: str
-    """Added to the scores, broadcastable to (B, H, T, L)."""
+    """A bias on the attention scores, broadcastable to (B, H, T, L)."""
     rotation: tuple[str, str] | None
     """Cosines and sines, (B or 1, 1, T, K / 2) each."""
     interleaved: bool
-    """Rotated pairs are (2i, 2i + 1) in place of (i, i + K / 2)."""
+    """Rotated pairs are (2i, 2i + 1) instead of (i, i + K / 2)."""
 
 
 class KeysAndValues(NamedTuple):
-    """Of one attention: (B, G, L, K) and (B, G, L, V)."""
+    """The names of an attention's keys (B, G, L, K) and values (B, G, L, V) in the graph."""
 
     keys: str
     values: str
 
 
 def build_linear(graph: Graph, x: str, layer: Linear) -> str:
-    """(…, inputs) to (…, outputs)."""
+    """Add a linear layer: (…, inputs) to (…, outputs)."""
     y = graph.apply("MatMul", x, graph.matrix(layer.weight))
     return y if layer.bias is None else graph.apply("Add", y, graph.weight(layer.bias))
 
 
 def build_norm(graph: Graph, x: str, norm: nn.Module | None) -> str:
-    """LayerNorm, RMSNorm, BatchNorm by its running statistics, or nothing."""
+    """Add a LayerNorm, RMSNorm or BatchNorm (with its running statistics); return x unchanged if there is no norm.
+
+    Raises:
+        ValueError: the norm is of another class.
+    """
     if isinstance(norm, nn.LayerNorm):
         attributes = {"axis": -1, "epsilon": norm.eps}
         weights = (graph.weight(norm.weight), graph.weight(norm.bias))
@@ -64,7 +68,9 @@ def build_norm(graph: Graph, x: str, norm: nn.Module | None) -> str:
 
 
 def build_activation(graph: Graph, x: str, name: str) -> str:
-    """By `ModelConfig.activation`, of which a gated layer's is the gate's."""
+    """Add the activation function with a name of `ModelConfig.activation`; for a gated layer, add the gate's
+    function.
+    """
     if name in ("relu", "reglu"):
         return graph.apply("Relu", x)
     if name in ("silu", "swiglu"):
@@ -73,7 +79,7 @@ def build_activation(graph: Graph, x: str, name: str) -> str:
 
 
 def build_feed_forward(graph: Graph, x: str, layer: FeedForward | GatedFeedForward, config: ModelConfig) -> str:
-    """(B, T, D) to (B, T, D)."""
+    """Add a plain or gated feed-forward layer: (B, T, D) to (B, T, D)."""
     inner = build_linear(graph, x, linear_of(layer.inner))
     if isinstance(layer, GatedFeedForward):
         gate, linear = graph.split(inner, [config.d_ff, config.d_ff])
@@ -93,7 +99,17 @@ def build_embedding(
     *,
     token_types: str | None = None,
 ) -> str:
-    """Ids (B, T) at positions (B or 1, T), of segments (B, T) where there are any, to vectors (B, T, D)."""
+    """Add an embedding with its scale, positions, token types and norm: ids (B, T) to vectors (B, T, D).
+
+    Args:
+        graph: the graph to extend.
+        ids: (B, T).
+        positions: (B or 1, T).
+        embedding: the module to convert.
+        weight: the embedding matrix.
+        config: the model's configuration.
+        token_types: segments (B, T), or None.
+    """
     x = graph.apply("Gather", graph.weight(weight.detach()), ids)
     scale = embedding_scale(config)
     if scale != 1.0:
@@ -107,12 +123,12 @@ def build_embedding(
 
 
 def before_sublayer(graph: Graph, x: str, residual: Residual) -> str:
-    """What a sub-layer is given."""
+    """Add the norm before a sub-layer, if there is one, and return the sub-layer's input."""
     return build_norm(graph, x, residual.norm_before)
 
 
 def after_sublayer(graph: Graph, x: str, y: str, residual: Residual) -> str:
-    """A sub-layer's input x and output y as one."""
+    """Add the residual connection of a sub-layer with input x and output y, and the norm after it, if there is one."""
     if has_two_norms(residual):
         return graph.apply("Add", x, build_norm(graph, y, residual.norm_after))
     return build_norm(graph, graph.apply("Add", x, y), residual.norm_after)
@@ -124,7 +140,9 @@ def after_sublayer(graph: Graph, x: str, y: str, residual: Residual) -> str:
 def build_self_attention(
     graph: Graph, x: str, attention: MultiHeadAttention, context: Context, past: KeysAndValues | None = None
 ) -> tuple[str, KeysAndValues]:
-    """Attention of x to the past and itself: the result (B, T, D), and all keys and values."""
+    """Add a self-attention over the cached and current positions; return its output (B, T, D) and all keys and
+    values.
+    """
     query, key, value = graph.split(build_linear(graph, x, linear_of(attention.projection)), attention.widths)
     query, key = _heads(graph, query, attention.d_k), _heads(graph, key, attention.d_k)
     value = _heads(graph, value, attention.d_v)
@@ -132,21 +150,21 @@ def build_self_attention(
     if past is not None:
         key = graph.apply("Concat", past.keys, key, attributes={"axis": 2})
         value = graph.apply("Concat", past.values, value, attributes={"axis": 2})
-    known = KeysAndValues(key, value)
-    return _attend(graph, query, known, attention, context.bias), known
+    cache = KeysAndValues(key, value)
+    return _attend(graph, query, cache, attention, context.bias), cache
 
 
 def build_memory_projection(graph: Graph, memory: str, attention: MultiHeadAttention) -> KeysAndValues:
-    """The keys and values of the memory, (B, S, D)."""
-    parts = projections_of(attention)
-    keys, values = (build_linear(graph, memory, part) for part in (parts.key, parts.value))
+    """Add the projections of the encoder output, (B, S, D), to keys and values."""
+    projections = projections_of(attention)
+    keys, values = (build_linear(graph, memory, part) for part in (projections.key, projections.value))
     return KeysAndValues(_heads(graph, keys, attention.d_k), _heads(graph, values, attention.d_v))
 
 
 def build_memory_attention(
     graph: Graph, x: str, attention: MultiHeadAttention, memory: KeysAndValues, bias: str
 ) -> str:
-    """Attention of x to the memory: (B, T, D) to (B, T, D)."""
+    """Add a cross-attention to the encoder output: (B, T, D) to (B, T, D)."""
     query = _heads(graph, build_linear(graph, x, projections_of(attention).query), attention.d_k)
     return _attend(graph, query, memory, attention, bias)
 
@@ -156,7 +174,7 @@ def _heads(graph: Graph, x: str, width: int) -> str:
 
 
 def _rotate(graph: Graph, x: str, context: Context, width: int) -> str:
-    """As `model.positions.Rotation.apply`: (B, H, T, K) to (B, H, T, K)."""
+    """Add rotary position encoding, as in `model.positions.Rotation.apply`: (B, H, T, K) to (B, H, T, K)."""
     if context.rotation is None:
         return x
     cosine, sine = context.rotation
@@ -165,19 +183,19 @@ def _rotate(graph: Graph, x: str, context: Context, width: int) -> str:
         first, second = (graph.apply("Gather", pairs, graph.integer(side), attributes={"axis": 4}) for side in (0, 1))
     else:
         first, second = graph.split(x, [width // 2, width // 2])
-    turned = (
+    rotated = (
         graph.apply("Sub", graph.apply("Mul", first, cosine), graph.apply("Mul", second, sine)),
         graph.apply("Add", graph.apply("Mul", second, cosine), graph.apply("Mul", first, sine)),
     )
     if not context.interleaved:
-        return graph.apply("Concat", *turned, attributes={"axis": -1})
-    joined = graph.apply("Concat", *(graph.unsqueeze(half, 4) for half in turned), attributes={"axis": 4})
+        return graph.apply("Concat", *rotated, attributes={"axis": -1})
+    joined = graph.apply("Concat", *(graph.unsqueeze(half, 4) for half in rotated), attributes={"axis": 4})
     return graph.reshape(joined, 0, 0, 0, -1)  # (B, H, T, K / 2, 2) -> (B, H, T, K)
 
 
-def _attend(graph: Graph, query: str, known: KeysAndValues, attention: MultiHeadAttention, bias: str) -> str:
-    """Attention, its heads joined and projected: (B, H, T, K) to (B, T, D)."""
-    shared = KeysAndValues(*(_share(graph, each, attention) for each in known))
+def _attend(graph: Graph, query: str, cache: KeysAndValues, attention: MultiHeadAttention, bias: str) -> str:
+    """Add an attention with the concatenation and projection of its heads: (B, H, T, K) to (B, T, D)."""
+    shared = KeysAndValues(*(_share(graph, each, attention) for each in cache))
     heads = build_attention(graph, query, shared, attention.score, attention.d_k, bias)
     joined = graph.reshape(graph.transpose(heads, 0, 2, 1, 3), 0, 0, -1)  # (B, H, T, V) -> (B, T, H × V)
     return build_linear(graph, joined, linear_of(attention.output))
@@ -186,15 +204,15 @@ def _attend(graph: Graph, query: str, known: KeysAndValues, attention: MultiHead
 def build_attention(
     graph: Graph, query: str, known: KeysAndValues, score: ScoredAttention | None, width: int, bias: str | None
 ) -> str:
-    """softmax(scores + bias) V: (B, H, T, K) to (B, H, T, V).
+    """Add softmax(scores + bias) V: (B, H, T, K) to (B, H, T, V).
 
     Args:
-        graph: to build in.
+        graph: the graph to extend.
         query: (B, H, T, K).
-        known: of as many heads.
-        score: None: the scaled dot product, equation (1).
+        known: keys and values with as many heads as the queries.
+        score: the score function; None: the scaled dot product of equation (1).
         width: K.
-        bias: hides keys, broadcastable to (B, H, T, L); None: all are seen.
+        bias: masks keys, broadcastable to (B, H, T, L); None: no key is masked.
     """
     scores = _scores(graph, query, known.keys, score, width)
     if bias is not None:
@@ -208,7 +226,7 @@ def build_attention(
 
 
 def _share(graph: Graph, x: str, attention: MultiHeadAttention) -> str:
-    """Keys or values of G heads for all H."""
+    """Repeat the keys or values of G heads for all H heads."""
     if attention.num_key_value_heads == attention.num_heads:
         return x
     share = attention.num_heads // attention.num_key_value_heads
@@ -217,7 +235,7 @@ def _share(graph: Graph, x: str, attention: MultiHeadAttention) -> str:
 
 
 def _scores(graph: Graph, query: str, keys: str, score: ScoredAttention | None, width: int) -> str:
-    """Before the bias, (B, H, T, L); as `model.scores.ScoredAttention`."""
+    """Add the attention scores before the bias, (B, H, T, L), as in `model.scores.ScoredAttention`."""
     scale = width**-0.5
     if score is not None and score.vector is not None:
         pairs = graph.apply("Add", graph.unsqueeze(query, 3), graph.unsqueeze(keys, 2))  # (B, H, T, L, K)

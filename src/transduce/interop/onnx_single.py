@@ -1,11 +1,10 @@
-"""Models of one side as one ONNX graph each.
+"""Export of decoder-only and encoder-only models to one ONNX graph each.
 
-A language model takes `ids` (the newest pieces, one or many), `positions` of all pieces of a row, those before too, and
-what it gave before, `past_key.N` and `past_value.N`, of length 0 at first. It gives `logits` and all keys and values so
-far, `key.N` and `value.N`. Positions count from 0 in each row; where a row has no piece, in the padding of prompts of
-different lengths, the position is -1, and nothing attends to it. An encoder takes `ids`, padded at the right, and
-`token_types` where it has any. It gives `states` and what its heads make of them.
-Legend: B batch, T pieces of this call, P pieces before them, L = P + T, D model width, V vocabulary, C classes.
+A language model's graph maps `ids` (one or more new tokens), `positions` of all tokens of a row so far, and the cache,
+`past_key.N` and `past_value.N` (length 0 at first), to `logits` and the extended cache, `key.N` and `value.N`.
+Positions count from 0 in each row; padding has position -1 and is masked. An encoder's graph maps `ids`, padded at the
+right, and `token_types`, if the model has any, to `states` and the outputs of its heads.
+Legend: B batch, T tokens of this call, P cached tokens, L = P + T, D model width, V vocabulary, C classes.
 """
 
 from typing import cast
@@ -33,34 +32,36 @@ _TO_THE_END = 2**62
 
 
 def build_language_model(model: Decoder) -> Graph:
-    """The graph of `decode` and `project`."""
+    """Build the graph of `Decoder.decode` and `project`."""
     graph, config = Graph("language_model"), model.config
     ids = graph.add_input("ids", np.int64, ("batch", "length"))
     positions = graph.add_input("positions", np.int64, ("batch", "total"))
     layers = range(config.num_decoder_layers)
     pasts = [add_inputs(graph, ("past_key", "past_value"), n, key_value_shapes(config, "past")) for n in layers]
-    first = graph.size(pasts[0].keys, 2)
-    own = graph.apply("Slice", positions, first, graph.integers(_TO_THE_END), graph.integers(1))  # (B, T)
+    past_length = graph.size(pasts[0].keys, 2)
+    new_positions = graph.apply(
+        "Slice", positions, past_length, graph.integers(_TO_THE_END), graph.integers(1)
+    )  # (B, T)
     present = graph.apply("GreaterOrEqual", positions, graph.integer(0))
-    # What a row without a piece is given matters to nobody, but a table has no row -1.
-    places = graph.apply("Max", own, graph.integer(0))
-    x = build_embedding(graph, ids, places, model.embedding, model.source_weight, config)
-    context = build_context(graph, model.positions, config, places, positions, present)
-    known = []
+    # Padding has position -1, for which tables have no row; its result is unused.
+    table_positions = graph.apply("Max", new_positions, graph.integer(0))
+    x = build_embedding(graph, ids, table_positions, model.embedding, model.source_weight, config)
+    context = build_context(graph, model.positions, config, table_positions, positions, present)
+    caches = []
     for layer, past in zip(each_layer(model.layers, config.num_decoder_layers), pasts, strict=True):
         x, keys_and_values = build_encoder_layer(graph, x, cast(EncoderLayer, layer), context, config, past)
-        known.append(keys_and_values)
+        caches.append(keys_and_values)
     x = build_finish(graph, build_norm(graph, x, model.norm), config)
     graph.add_output(
         build_output(graph, x, model), "logits", np.float32, ("batch", "length", config.target_vocabulary_size)
     )
-    for number, each in enumerate(known):
-        add_outputs(graph, each, ("key", "value"), number, key_value_shapes(config, "total"))
+    for number, cache in enumerate(caches):
+        add_outputs(graph, cache, ("key", "value"), number, key_value_shapes(config, "total"))
     return graph
 
 
 def build_encoder_alone(model: Encoder) -> Graph:
-    """The graph of `encode` and of all heads: `logits` of pieces, the `pooled` first state, `classes`."""
+    """Build the graph of `Encoder.encode` and all heads: `logits` per token, the `pooled` first state, `classes`."""
     graph, config = Graph("encoder"), model.config
     ids = graph.add_input("ids", np.int64, ("batch", "length"))
     types = graph.add_input("token_types", np.int64, ("batch", "length")) if config.token_types else None
@@ -80,7 +81,7 @@ def build_encoder_alone(model: Encoder) -> Graph:
 
 
 def _add_logits(graph: Graph, states: str, model: Encoder) -> None:
-    """Of the piece at every position."""
+    """Add the masked language model's logits at every position as an output."""
     head, config = model.masked_language_head, model.config
     assert head is not None
     hidden = build_activation(graph, build_linear(graph, states, linear_of(head.dense)), config.activation)
@@ -90,7 +91,7 @@ def _add_logits(graph: Graph, states: str, model: Encoder) -> None:
 
 
 def _add_pooled(graph: Graph, states: str, model: Encoder) -> None:
-    """The pooled first state, and the classes where there are any."""
+    """Add the pooled first state as an output, and the logits of classes if the model has a classifier."""
     assert model.pooler is not None
     first = graph.apply("Gather", states, graph.integer(0), attributes={"axis": 1})  # (B, D)
     pooled = graph.apply("Tanh", build_linear(graph, first, linear_of(model.pooler)))

@@ -1,4 +1,4 @@
-"""Loading of a model folder's tokenizer, ours or an imported one."""
+"""Loader of a model folder's tokenizer, native or imported."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from transduce.text.tokenizer import Tokenizer
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
-    """Load the tokenizer of a folder, whichever class saved it.
+    """Load the tokenizer of a model folder, whether native or imported.
 
     Raises:
         TransduceError: a file is missing or broken.
