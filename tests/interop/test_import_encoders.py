@@ -171,7 +171,7 @@ def test_they_go_out_to_onnx(architecture: str, make_folder: MakeFolder, tmp_pat
     [
         (
             "BertForTokenClassification",
-            "BertForTokenClassification tells the class of each piece, and a model with this",
+            "BertForTokenClassification classifies each token, and a model with this",
         ),
         (
             "RobertaForQuestionAnswering",

@@ -290,7 +290,7 @@ def bart_content(**changes: Any) -> dict[str, Any]:
         (bart_content(decoder_attention_heads=4), "`encoder_attention_heads` must equal `decoder_attention_heads`, 4"),
         (bart_content(activation_function="mish"), "`activation_function` must be one of .* but is 'mish'"),
         (bart_content(d_model="wide"), "`d_model` must be a whole number .* but is 'wide'"),
-        (bart_content(vocab_size=None), "must say `vocab_size`"),
+        (bart_content(vocab_size=None), "must set `vocab_size`"),
         (LLAMA | {"model_type": "llama", "rope_scaling": {"type": "yarn"}}, "`rope_scaling` must be of the type"),
         (BERT | {"model_type": "bert", "position_embedding_type": "relative_key"}, "must be 'absolute'"),
         (LLAMA | {"model_type": "mistral", "sliding_window": 4096}, "`sliding_window` must be None .* but is 4096"),
@@ -375,7 +375,7 @@ def test_numbers_that_no_model_has_are_refused(content: dict[str, Any], message:
             "must have rows of one length, but have the shapes",
         ),
         ({"model.encoder.layers.0.self_attn.k_proj.bias": ()}, "must have rows of one length, but have the shapes"),
-        ({"model.shared.weight": (V,)}, "model.shared.weight must have a row for each piece, but has the shape"),
+        ({"model.shared.weight": (V,)}, "model.shared.weight must have a row for each token, but has the shape"),
     ],
 )
 def test_tensors_that_fit_nowhere_are_named(tensors: dict[str, tuple[int, ...]], message: str) -> None:

@@ -75,7 +75,9 @@ def check_config(content: Mapping[str, Any], place: str) -> ImportFamily:
         TransduceError: the configuration requires custom code, or its family or class cannot be imported.
     """
     if "auto_map" in content:
-        raise TransduceError(f"{place} requires custom code (`auto_map`), which is never run: remove `auto_map`.")
+        raise TransduceError(
+            f"{place} asks for code of its own to be run (`auto_map`), which is never done: remove it."
+        )
     model_type = content.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
