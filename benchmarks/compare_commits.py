@@ -8,9 +8,9 @@
 The base is checked out into a temporary folder (`git worktree`). Two worker processes, one on the source of each, do
 the same jobs: training runs from the same settings, outputs of frozen models (`tests/compat/sets`) and of a model that
 the base trained. The workers use public names and the command line alone, so that modules may move between the commits.
-Speed is measured in turns, base first and then last, by the wall clock (commands by processor time; `--cpu-time`: all).
-Each ratio is the median of the ratios of neighboring turns: above 1 the working tree is faster. The exit status is 1
-where anything differs or is slower than 0.98 of the base.
+Speed measurements alternate, base first and then last, by wall clock (commands by processor time; `--cpu-time`: all).
+Each ratio is the median of the ratios of adjacent measurements: above 1 the working tree is faster. The exit status is
+1 if anything differs or is slower than 0.98 of the base.
 """
 
 import argparse
@@ -90,13 +90,13 @@ def weights_hash(path: Path) -> str:
 
 
 def outputs_job(folder: str) -> dict[str, Any]:
-    """Return the texts and numbers that a frozen model of any kind gives."""
+    """Return the texts and numbers that a frozen model of any kind computes."""
     texts, numbers = maker().outputs(maker().open_model(Path(folder)), "model")
     return {"texts": texts, "numbers": {name: values.ravel().tolist() for name, values in numbers.items()}}
 
 
 class Decoder:
-    """Keeps opened translators, so that opening is not part of a time."""
+    """A cache of opened translators, so that measured times exclude opening."""
 
     def __init__(self) -> None:
         self.opened: dict[tuple[str, str, int], Any] = {}
@@ -116,13 +116,13 @@ class Decoder:
         return {"texts": texts, "scores": scores, "seconds": seconds, "cpu_seconds": cpu_seconds}
 
     def latency_job(self, folder: str, line: str, times: int, threads: int) -> dict[str, Any]:
-        """Return the median seconds that one sentence alone takes."""
+        """Return the median seconds of translating one sentence alone."""
         found = [self.decode_job(folder, "fp32", 4, [line], threads) for _ in range(times)]
         return {name: statistics.median(each[name] for each in found) for name in ("seconds", "cpu_seconds")}
 
 
 def serve_jobs() -> None:
-    """Do the jobs that standard input names, a JSON object a line, and answer each with a line."""
+    """Run the jobs that standard input names as JSON objects, one per line, and answer each with a line."""
     decoder, answers = Decoder(), sys.stdout
     jobs: dict[str, Callable[..., dict[str, Any]]] = {
         "train": train_job,
@@ -142,7 +142,7 @@ def serve_jobs() -> None:
 
 
 class Side:
-    """The source of one commit, and a process that works on it."""
+    """The source tree of one commit, with a worker process that uses it."""
 
     def __init__(self, name: str, tree: Path) -> None:
         self.name, self.folder = name, tree / "work"
@@ -166,7 +166,7 @@ class Side:
         )
 
     def ask(self, job: str, **arguments: Any) -> dict[str, Any]:
-        """Have the worker do a job, and return its answer."""
+        """Send the worker a job, and return its answer."""
         assert self._worker.stdin is not None
         assert self._worker.stdout is not None
         self._worker.stdin.write(json.dumps({"job": job} | arguments) + "\n")
@@ -214,7 +214,7 @@ Sides = tuple[Side, Side]
 
 
 def training_rows(sides: Sides, *, quick: bool) -> Iterator[Row]:
-    """Train every kind of model by both commits, and compare all losses and the final weights."""
+    """Train every kind of model with both commits, and compare all losses and the final weights."""
     steps = 8 if quick else 20
     for name, settings in maker().MODELS.items():
         if quick and name not in QUICK_KINDS:
@@ -245,7 +245,7 @@ def training_rows(sides: Sides, *, quick: bool) -> Iterator[Row]:
 
 
 def difference(name: str, base: list[float], head: list[float]) -> Row:
-    """Return a row with the largest difference of two lists of numbers, which must be none."""
+    """Return a row with the largest difference of two lists of numbers, which must be 0."""
     same_length = len(base) == len(head)
     largest = max((abs(a - b) for a, b in zip(base, head, strict=False)), default=0.0) if same_length else float("inf")
     return Row(f"{name}, largest difference", largest, "", peer="base", peer_value=0.0, bar="0", holds=largest == 0.0)
@@ -263,7 +263,7 @@ def output_rows(sides: Sides) -> Iterator[Row]:
 
 
 def differing(name: str, base: list[str], head: list[str]) -> Row:
-    """Return a row with the number of texts that differ, which must be none."""
+    """Return a row with the number of texts that differ, which must be 0."""
     count = sum(a != b for a, b in itertools.zip_longest(base, head))
     return Row(name, float(count), f"of {len(base)}", peer="base", peer_value=0.0, bar="0", holds=count == 0)
 
@@ -377,7 +377,7 @@ def command_rows(sides: Sides, options: argparse.Namespace) -> Iterator[Row]:
 def speed_row(
     name: str, sides: Sides, measure: Callable[[Side], float], turns: int, *, scale: float = 1.0, unit: str = "s"
 ) -> Row:
-    """Measure both sides in turns after a warm-up, and return the row with medians and the median ratio."""
+    """Measure both sides alternately after a warm-up, and return a row with medians and the median ratio."""
     for side in sides:
         measure(side)
     taken: dict[Side, list[float]] = {side: [] for side in sides}
@@ -403,12 +403,12 @@ def speed_row(
 
 @contextlib.contextmanager
 def both_sources(commit: str) -> Iterator[tuple[Path, Path]]:
-    """Yield two folders with the source of a commit and of the working tree, below `src`."""
+    """Yield two folders whose `src` contains the source of a commit and of the working tree."""
     git = ["git", "-C", str(REPOSITORY)]
     with tempfile.TemporaryDirectory() as name:
         tree = Path(name, "tree")
         subprocess.run([*git, "worktree", "add", "--quiet", "--detach", str(tree), commit], check=True)
-        # Both sources lie on one file system, at paths of one length, so that imports are comparable.
+        # Both sources are on one file system at paths of equal length, so that import times are comparable.
         copied = shutil.ignore_patterns("__pycache__")
         shutil.copytree(REPOSITORY / "src", Path(name, "head", "src"), ignore=copied)
         shutil.copytree(tree / "src", Path(name, "base", "src"), ignore=copied)
@@ -419,7 +419,7 @@ def both_sources(commit: str) -> Iterator[tuple[Path, Path]]:
 
 
 def rows(sides: Sides, options: argparse.Namespace) -> Iterator[Row]:
-    """Return all rows that were asked for."""
+    """Yield all requested rows."""
     if options.only != "speed":
         yield from output_rows(sides)
         yield from training_rows(sides, quick=options.quick)
@@ -429,11 +429,11 @@ def rows(sides: Sides, options: argparse.Namespace) -> Iterator[Row]:
 
 
 def main() -> int:
-    """Compare, and print the rows as they come."""
+    """Compare both sides, and print each row when it is measured."""
     made = parser(__doc__)
     made.add_argument("base", metavar="BASE", help="the commit to compare with, such as main or HEAD~3")
-    made.add_argument("--only", choices=("equal", "speed"), help="leave out the other half")
-    made.add_argument("--cpu-time", action="store_true", help="count processor time, where other programs run too")
+    made.add_argument("--only", choices=("equal", "speed"), help="only compare results, or only measure speed")
+    made.add_argument("--cpu-time", action="store_true", help="measure processor time, if other programs are running")
     made.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads of the speed measurements")
     options = made.parse_args()
     sys.stderr.write(f"{machine()}\n")

@@ -1,15 +1,14 @@
-"""Which word "it" looks at: the animal and the street, in a model that was trained here, as it is.
+"""Show which word "it" attends to in trained models: the animal or the street.
 
-    python benchmarks/coreference.py models/en-de                 # English as source: the encoder is asked
-    python benchmarks/coreference.py models/de-en models/zh-en    # English as target: the decoder is asked
-    python benchmarks/coreference.py models/novels                # a language model, or a masked one
-    python benchmarks/coreference.py models/de-en --quick         # the first pair alone
+    python benchmarks/coreference.py models/en-de                 # English source: the encoder's attention
+    python benchmarks/coreference.py models/de-en models/zh-en    # English target: the decoder's self-attention
+    python benchmarks/coreference.py models/novels                # a language model, causal or masked
+    python benchmarks/coreference.py models/de-en --quick         # only the first pair
 
 Nothing is trained. "The animal didn't cross the street because it was too tired / too wide": the sentences differ in
-their last word, and in what "it" stands for. A head that resolves the pronoun points to the animal in one of them and
-to the street in the other. Of heads that choose one of the two by lot, a quarter does; of heads that do not care about
-the last word, none. There is no bar: the table is shown as it is, also where a model fails. With more pairs of the same
-kind, a head's luck with one of them shows.
+their last word, and in what "it" refers to. A head that resolves the pronoun attends to the animal in one sentence and
+to the street in the other. A quarter of heads that choose at random do so; heads that ignore the last word never do.
+Several pairs show whether a head succeeded by chance. There is no bar, and failures are reported too.
 """
 
 import sys
@@ -25,20 +24,20 @@ from transduce.runtime.translator import Translator
 
 
 class Side(NamedTuple):
-    """A sentence of a pair."""
+    """One sentence of a pair, with translations."""
 
     english: str
     antecedent: str
-    # The same in languages that English is translated from.
     translations: dict[str, str]
+    """The sentence in other source languages, by code."""
 
 
 class Example(NamedTuple):
-    """Two sentences whose last word decides what the pronoun stands for."""
+    """Two sentences whose last word determines what the pronoun refers to."""
 
     pronoun: str
-    # In English, and what an encoder of German is asked for has its own.
     among: tuple[str, str]
+    """The candidate antecedents, in English."""
     one: Side
     other: Side
 
@@ -105,7 +104,7 @@ EXAMPLES = (
 
 
 def ask(reader: object, example: Example) -> PronounPair:
-    """Both sentences of an example, wherever the model has English."""
+    """Return the pronoun's attention in both sentences of an example, on the side where the model has English."""
     found = []
     for side in (example.one, example.other):
         source = None
@@ -130,7 +129,7 @@ def ask(reader: object, example: Example) -> PronounPair:
 
 
 def rows_of(folder: Path, examples: tuple[Example, ...]) -> list[Row]:
-    """Prints the tables of a model; its figures."""
+    """Print the attention tables of a model, and return its figures."""
     reader = load(folder, precision="fp32", device="cpu")
     pairs = [ask(reader, example) for example in examples]
     rows = []
@@ -151,7 +150,7 @@ def rows_of(folder: Path, examples: tuple[Example, ...]) -> list[Row]:
 
 
 def main() -> int:
-    """Asks every model, prints, writes."""
+    """Analyze every model and report."""
     options = parser(__doc__)
     options.add_argument("models", nargs="+", type=Path, help="model folders")
     said = options.parse_args()

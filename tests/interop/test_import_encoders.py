@@ -162,7 +162,7 @@ def test_they_go_out_to_onnx(architecture: str, make_folder: MakeFolder, tmp_pat
     pytest.importorskip("onnxruntime", reason="needs onnxruntime: pip install 'transduce[export]'")
     folder = make_folder(architecture)
     transduce.export(folder, tmp_path / "out", to="onnx", sources=TEXTS[:2], threads=1)
-    assert "pieces between <s> and </s>" in (tmp_path / "out" / "README.md").read_text("utf-8")
+    assert "tokens between <s> and </s>" in (tmp_path / "out" / "README.md").read_text("utf-8")
     assert (tmp_path / "out" / "task.json").is_file()
 
 
