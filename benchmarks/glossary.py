@@ -1,14 +1,14 @@
-"""Do terms of a glossary come where they belong? Tatoeba Chinese to English, with other words for some terms.
+"""Measure whether glossary terms are placed correctly: Tatoeba Chinese to English, with substituted terms.
 
     python benchmarks/glossary.py                        # trains a model first, half an hour
     python benchmarks/glossary.py --model DIR --part dev
     python benchmarks/glossary.py --quick
 
-A glossary asks for words that the model has not learnt for these terms: Thomas for Tom, a goat for a dog. References
-are changed alike, so a translation is right that is as good as before and has the other word in the same place. Scored
-are the sentences that have a term, and the usual word in their reference. What could be had: the plain translations
-against the references as they were. Beside the glossary, the search that must write the terms as phrases, wherever it
-likes.
+A glossary requires target words that the model did not learn for these terms: Thomas for Tom, a goat for a dog. The
+same words are substituted in the references, so a right translation has the new word at the right position. Scored are
+the sentences with a term whose usual translation is in the reference. The upper bound is the score of plain
+translations against the original references. The peer is the search that must produce the terms as phrases, at any
+position. No bar.
 """
 
 import re
@@ -25,7 +25,7 @@ from transduce.search.settings import SearchSettings
 from transduce.text.files import read_lines
 from transduce.text.glossary import Glossary, Term, TermTally
 
-# Of the source; usual words, and those that are asked for in their place.
+# By source term: usual target words, and the words that the glossary requires instead.
 CHANGED = {
     "汤姆": {"Tom": "Thomas"},
     "玛丽": {"Mary": "Maria"},
@@ -43,7 +43,7 @@ CHANGED = {
 
 
 class Case(NamedTuple):
-    """A sentence, its reference, and the reference with the words that are asked for."""
+    """A sentence, its reference, and the reference with the glossary's words."""
 
     source: str
     usual: str
@@ -51,7 +51,7 @@ class Case(NamedTuple):
 
 
 def changed(source: str, reference: str, glossary: Glossary) -> str:
-    """A reference with the words that the glossary asks for."""
+    """Return the reference with the glossary's words substituted."""
     for term in glossary.find(source):
         for usual, other in CHANGED[term.source].items():
             reference = re.sub(rf"\b{usual}\b", other, reference)
@@ -59,7 +59,7 @@ def changed(source: str, reference: str, glossary: Glossary) -> str:
 
 
 def main() -> int:
-    """Translates three times, and scores each."""
+    """Translate plainly, with phrases and with a glossary, and score each."""
     options = with_model(parser(__doc__))
     options.add_argument("--beam-size", type=int, default=4)
     options.add_argument("--threads", type=int)
@@ -79,7 +79,7 @@ def main() -> int:
 def _rows(translator: Translator, search: SearchSettings, cases: list[Case], glossary: Glossary) -> list[Row]:
     sources = [case.source for case in cases]
     forced = [[term.targets[0] for term in glossary.find(source)] for source in sources]
-    translator.translate(sources[:8], search)  # what is done once is done
+    translator.translate(sources[:8], search)  # warm-up
     ways: dict[str, Callable[[], list[Translation]]] = {
         "plain": lambda: translator.translate(sources, search),
         "phrases": lambda: translator.translate(sources, search, phrases=forced),
