@@ -1,9 +1,9 @@
-"""The offline side of serving.py, in a process of its own: `transduce translate` without start and loading.
+"""Measure offline translation for serving.py in a separate process, without start and loading.
 
     python benchmarks/serving_offline.py MODEL LINES --singles 50
 
-Prints JSON: `seconds` for all lines together, `translations`, and `single_seconds`, the time of each of the first lines
-by itself.
+Prints JSON: `seconds` for all lines in one call, `translations`, and `single_seconds`, the times of the first lines
+translated separately.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from transduce.runtime.opening import load
 
 
 def main() -> int:
-    """Translates."""
+    """Translate, and print the times."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("model")
     options.add_argument("lines", type=Path)

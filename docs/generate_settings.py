@@ -58,7 +58,7 @@ MEANINGS = {
     "or more were right twice in a row; 0: never.",
     "search.beam_size": "Hypotheses kept at each step; 1 is greedy search.",
     "search.max_length_factor": "At most source tokens × factor + `max_length_extra` new tokens.",
-    "search.max_length_extra": "See `max_length_factor`.",
+    "search.max_length_extra": "Number of tokens added to the limit of `max_length_factor`.",
     "search.max_length": "At most this number of new tokens, instead of the two settings before.",
 }
 
