@@ -64,14 +64,14 @@ def measure(repetitions: int) -> list[Row]:
 
 
 def main() -> int:
-    """Measures, prints and writes; 1 where a bar is missed."""
+    """Run the benchmark, report its rows, and return 1 if a bar is missed."""
     options = parser(__doc__)
     options.add_argument("--threads", type=int, default=1, help="threads to compute with")
-    said = options.parse_args()
-    torch.set_num_threads(said.threads)
+    args = options.parse_args()
+    torch.set_num_threads(args.threads)
     sys.stderr.write(machine() + "\n")
     with torch.inference_mode():
-        return report(measure(3 if said.quick else 10), said.json)
+        return report(measure(3 if args.quick else 10), args.json)
 
 
 if __name__ == "__main__":

@@ -77,17 +77,17 @@ def make_rows(found: dict[str, float]) -> list[Row]:
 
 
 def main() -> int:
-    """Runs what is not finished, and reports."""
+    """Run the unfinished parts and report."""
     options = parser(__doc__)
     options.add_argument("--steps", type=int, default=11_000)
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "back-translation")
-    said = options.parse_args()
-    work = Work(said.out / f"{said.steps}-{said.seed}", said.steps, said.seed, None, None)
-    if said.quick:
-        work = Work(said.out / "quick", 300, said.seed, 5_000, 200)
+    args = options.parse_args()
+    work = Work(args.out / f"{args.steps}-{args.seed}", args.steps, args.seed, None, None)
+    if args.quick:
+        work = Work(args.out / "quick", 300, args.seed, 5_000, 200)
     print(machine(), file=sys.stderr)
-    return report(make_rows(run(work)), said.json)
+    return report(make_rows(run(work)), args.json)
 
 
 if __name__ == "__main__":

@@ -166,31 +166,31 @@ def find_sentences(model: str | None, source: str | None, folder: Path, *, quick
 
 
 def main() -> int:
-    """Measures, prints and writes; 1 where a bar is missed."""
+    """Run the benchmark, report its rows, and return 1 if a bar is missed."""
     options = parser(__doc__)
     options.add_argument("--model", metavar="FOLDER", help="a trained model, with --source")
     options.add_argument("--source", metavar="FILE", help="a file with its sentences, one per line")
     options.add_argument("--precisions", nargs="+", default=["fp32", "bf16"], choices=("fp32", "bf16"))
     options.add_argument("--emulate", action="store_true", help="emulate bfloat16 matrix multiplications by float32")
-    said = options.parse_args()
-    if (said.model is None) != (said.source is None):
+    args = options.parse_args()
+    if (args.model is None) != (args.source is None):
         options.error("--model and --source go together")
     sys.stderr.write(f"{machine()}\n")
     rows: list[Row] = []
-    emulation = Emulation() if said.emulate else nullcontext()  # type: ignore[no-untyped-call]
+    emulation = Emulation() if args.emulate else nullcontext()  # type: ignore[no-untyped-call]
     with tempfile.TemporaryDirectory() as temporary, emulation:
-        folder, lines = find_sentences(said.model, said.source, Path(temporary), quick=said.quick)
+        folder, lines = find_sentences(args.model, args.source, Path(temporary), quick=args.quick)
         exact = load(folder, precision="fp32", device="cpu", threads=1)
         vocabulary = exact.tokenizer.source
         encoded = [
             [*ids, vocabulary.eos_id] for ids in vocabulary.encode_batch([line for line in lines if line.strip()])
         ]
-        sources = [ids for ids in encoded if len(ids) <= LONGEST][: 200 if said.quick else 1000]
-        for precision in said.precisions:
+        sources = [ids for ids in encoded if len(ids) <= LONGEST][: 200 if args.quick else 1000]
+        for precision in args.precisions:
             translator = exact if precision == "fp32" else load(folder, precision=precision, device="cpu", threads=1)
             for name in SEARCHES:
-                rows += measure(translator, exact, sources, name, timed=not said.emulate)
-    return report(rows, said.json)
+                rows += measure(translator, exact, sources, name, timed=not args.emulate)
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

@@ -193,8 +193,8 @@ def read_options(about: str | None) -> tuple[argparse.Namespace, Path]:
     options.add_argument(
         "--out", type=Path, default=REPOSITORY / "build" / "bert_clinc", help="the folder of the models"
     )
-    asked = options.parse_args()
-    return asked, asked.out / ("quick" if asked.quick else f"{asked.minutes:g}min")
+    args = options.parse_args()
+    return args, args.out / ("quick" if args.quick else f"{args.minutes:g}min")
 
 
 def with_few(work: Work, begin: str, pairs: Utterances) -> float:
@@ -211,9 +211,9 @@ def with_few(work: Work, begin: str, pairs: Utterances) -> float:
 
 def main() -> int:
     """Run unfinished parts and report."""
-    asked, folder = read_options(__doc__)
+    args, folder = read_options(__doc__)
     novels = sorted((data_folder() / "gutenberg").glob("*.gz"))
-    work = quick_work(folder, novels) if asked.quick else full_work(folder, novels, asked.minutes)
+    work = quick_work(folder, novels) if args.quick else full_work(folder, novels, args.minutes)
     sys.stderr.write(f"{machine()}\n")
     parts = read_intents()
     for name in ("val", "test"):
@@ -222,10 +222,10 @@ def main() -> int:
     ours, scratch = (with_few(work, begin, parts["train"]) for begin in (PRETRAINED, SCRATCH))
     texts = [text for text, _ in parts["train"]]
     adapted = {begin: with_few(work, adapt(work, begin, texts), parts["train"]) for begin in (PRETRAINED, SCRATCH)}
-    rates = FULL_RATES[:1] if asked.quick else FULL_RATES
+    rates = FULL_RATES[:1] if args.quick else FULL_RATES
     taught = [teach(work, PRETRAINED, "all", parts["train"], work.full_steps, rate) for rate in rates]
     full = test_accuracy(work, max(taught, key=dev_accuracy))
-    bars = None if asked.quick else (ours - scratch >= BAR_POINTS, full >= BAR_FULL)
+    bars = None if args.quick else (ours - scratch >= BAR_POINTS, full >= BAR_FULL)
     rows = [
         Row(
             f"CLINC150, {EXAMPLES} examples an intent",
@@ -249,7 +249,7 @@ def main() -> int:
             holds=None if bars is None else bars[1],
         ),
     ]
-    return report(rows, asked.json)
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

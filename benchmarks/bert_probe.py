@@ -123,7 +123,7 @@ def rarity(folder: Path, texts: list[str]) -> Row:
 
 def main() -> int:
     """Run all probes and report."""
-    asked, folder = read_options(__doc__)
+    args, folder = read_options(__doc__)
     sys.stderr.write(f"{machine()}\n")
     parts = read_intents()
     few, dev = few_of_each(parts["train"], 1), parts["val"]
@@ -131,7 +131,7 @@ def main() -> int:
     labels = tuple(torch.tensor([numbers[intent] for _, intent in pairs]) for pairs in (few, dev))
     texts = [[text for text, _ in pairs] for pairs in (few, dev)]
     rows = rows_of(folder, texts[0], texts[1], (labels[0], labels[1]))
-    return report([*rows, rarity(folder, [text for text, _ in parts["train"]])], asked.json)
+    return report([*rows, rarity(folder, [text for text, _ in parts["train"]])], args.json)
 
 
 if __name__ == "__main__":

@@ -100,16 +100,16 @@ def main() -> int:
     options.add_argument("--steps", type=int, default=2000)
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--threads", type=int, help="threads of both (default: all cores)")
-    said = options.parse_args()
-    steps = 200 if said.quick else said.steps
-    threads = detect_machine("cpu", said.threads).threads
+    args = options.parse_args()
+    steps = 200 if args.quick else args.steps
+    threads = detect_machine("cpu", args.threads).threads
     print(f"{machine()}; {threads} threads", file=sys.stderr)
     with tempfile.TemporaryDirectory() as name:
         text = Path(name) / "input.txt"
         text.write_bytes(gzip.decompress((data_folder() / "tinyshakespeare" / "input.txt.gz").read_bytes()))
-        peer = run_peer(text, steps=steps, threads=threads, seed=said.seed)
-        ours = run_ours(text, Path(name) / "model", steps=steps, threads=threads, seed=said.seed)
-    return report(make_rows(ours, peer, steps=steps, judged=not said.quick), said.json)
+        peer = run_peer(text, steps=steps, threads=threads, seed=args.seed)
+        ours = run_ours(text, Path(name) / "model", steps=steps, threads=threads, seed=args.seed)
+    return report(make_rows(ours, peer, steps=steps, judged=not args.quick), args.json)
 
 
 if __name__ == "__main__":

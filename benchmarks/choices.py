@@ -155,28 +155,28 @@ def main() -> int:
     )
     options.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "choices")
-    said = options.parse_args()
+    args = options.parse_args()
     print(machine())
-    steps = 100 if said.quick else said.steps
-    work = said.out / f"{said.corpus}-{steps}{f'-{said.minutes:g}min' if said.minutes else ''}"
-    files = corpus_files(said.corpus, work)
-    chosen = chosen_values(files, work, said.minutes)
+    steps = 100 if args.quick else args.steps
+    work = args.out / f"{args.corpus}-{steps}{f'-{args.minutes:g}min' if args.minutes else ''}"
+    files = corpus_files(args.corpus, work)
+    chosen = chosen_values(files, work, args.minutes)
     rows, scores = [], {}
-    for name in QUICK if said.quick else said.variants:
+    for name in QUICK if args.quick else args.variants:
         if VARIANTS[name] == {"preset": f"={chosen[0]}"}:
             continue
         out = work / name.replace(" ", "-")
         if (result := run_variant(VARIANTS[name], chosen, files, out, steps)) is None:
             continue
         scores[name], own_steps = result
-        rows.append(Row(f"{said.corpus}, {name}, {own_steps:,} steps", scores[name], "BLEU on dev"))
+        rows.append(Row(f"{args.corpus}, {name}, {own_steps:,} steps", scores[name], "BLEU on dev"))
     best = max(scores.values())
     lost = best - scores["chosen"]
-    bar = None if said.quick else "<= 0.5"
+    bar = None if args.quick else "<= 0.5"
     rows.append(
-        Row(f"{said.corpus}, chosen below best", lost, "BLEU", bar=bar, holds=None if said.quick else lost <= 0.5)
+        Row(f"{args.corpus}, chosen below best", lost, "BLEU", bar=bar, holds=None if args.quick else lost <= 0.5)
     )
-    return report(rows, said.json)
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

@@ -221,12 +221,12 @@ def training_rows(sides: Sides, *, quick: bool) -> Iterator[Row]:
             continue
         for kernels, precision in itertools.product(("torch", "native"), ("fp32",) if quick else ("fp32", "bf16")):
             changed = {"kernels": kernels, "precision": precision, "steps": steps, "validate_every": steps}
-            said = {key: value for key, value in settings.items() if value is not None}
-            said |= {f"training.{key}": value for key, value in changed.items()}
-            if "start_from" in said:
-                said["start_from"] = str(newest_set() / said["start_from"])
+            run_settings = {key: value for key, value in settings.items() if value is not None}
+            run_settings |= {f"training.{key}": value for key, value in changed.items()}
+            if "start_from" in run_settings:
+                run_settings["start_from"] = str(newest_set() / run_settings["start_from"])
             out = f"equal/{name}-{kernels}-{precision}"
-            base, head = (side.ask("train", out=out, settings=said, threads=1) for side in sides)
+            base, head = (side.ask("train", out=out, settings=run_settings, threads=1) for side in sides)
             title = f"training {name}, {kernels}, {precision}"
             if "refused" in base or "refused" in head:
                 agree = ("refused" in base) == ("refused" in head)
@@ -285,14 +285,18 @@ def write_corpus(folder: Path, pairs: int = 2000) -> list[str]:
 def size_settings(size: dict[str, int], steps: int, kernels: str) -> dict[str, Any]:
     """Return the settings of a run on the random corpus."""
     training = {"steps": steps, "batch_tokens": 2048, "report_every": 2, "validate_every": steps, "save_every": steps}
-    said: dict[str, Any] = {"preset": "tiny", "tokenizer.vocabulary_size": 2000, "tokenizer.byte_fallback": False}
-    said |= {f"model.{name}": value for name, value in size.items()}
-    said |= {f"training.{name}": value for name, value in training.items()}
-    said["search.min_length"] = 20  # a model of so few steps would end at once
-    said |= {"training.kernels": kernels, "training.precision": "fp32", "training.translate_dev": 2}
+    run_settings: dict[str, Any] = {
+        "preset": "tiny",
+        "tokenizer.vocabulary_size": 2000,
+        "tokenizer.byte_fallback": False,
+    }
+    run_settings |= {f"model.{name}": value for name, value in size.items()}
+    run_settings |= {f"training.{name}": value for name, value in training.items()}
+    run_settings["search.min_length"] = 20  # a model of so few steps would end at once
+    run_settings |= {"training.kernels": kernels, "training.precision": "fp32", "training.translate_dev": 2}
     for name, file in (("source", "random.aa"), ("target", "random.bb"), ("dev_source", "random_dev.aa")):
-        said[f"data.{name}"] = [file]
-    return said | {"data.dev_target": ["random_dev.bb"]}
+        run_settings[f"data.{name}"] = [file]
+    return run_settings | {"data.dev_target": ["random_dev.bb"]}
 
 
 def size_rows(sides: Sides, title: str, options: argparse.Namespace) -> Iterator[Row]:
@@ -301,12 +305,14 @@ def size_rows(sides: Sides, title: str, options: argparse.Namespace) -> Iterator
     turns, steps, threads = (3, 12, options.threads) if options.quick else (7, 24, options.threads)
     size = SIZES[title]
     for kernels in ("native", "torch"):
-        said = size_settings(size, steps, kernels)
+        run_settings = size_settings(size, steps, kernels)
         outs = iter(range(10_000))
 
-        def train(side: Side, said: dict[str, Any] = said, kernels: str = kernels, outs: Iterator[int] = outs) -> float:
+        def train(
+            side: Side, run_settings: dict[str, Any] = run_settings, kernels: str = kernels, outs: Iterator[int] = outs
+        ) -> float:
             out = f"speed/{title}-{kernels}-{next(outs)}"
-            answer = side.ask("train", out=out, settings=said, threads=threads)
+            answer = side.ask("train", out=out, settings=run_settings, threads=threads)
             shutil.rmtree(side.folder / out / "checkpoints")
             return float(answer["cpu_seconds"] if options.cpu_time else 1.0 / answer["tokens_per_second"])
 

@@ -153,10 +153,10 @@ def main() -> int:
     """Analyze every model and report."""
     options = parser(__doc__)
     options.add_argument("models", nargs="+", type=Path, help="model folders")
-    said = options.parse_args()
+    args = options.parse_args()
     sys.stderr.write(machine() + "\n")
-    examples = EXAMPLES[:1] if said.quick else EXAMPLES
-    return report([row for folder in said.models for row in rows_of(folder, examples)], said.json)
+    examples = EXAMPLES[:1] if args.quick else EXAMPLES
+    return report([row for folder in args.models for row in rows_of(folder, examples)], args.json)
 
 
 if __name__ == "__main__":

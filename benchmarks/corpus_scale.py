@@ -132,16 +132,16 @@ def rows(small: Measured, large: Measured, steps: int) -> list[Row]:
 
 
 def main() -> int:
-    """Measures, prints and writes; 1 where a bar is missed."""
+    """Run the benchmark, report its rows, and return 1 if a bar is missed."""
     options = parser(__doc__)
     options.add_argument("--folder", metavar="DIR", help="folder for scratch files (default: the system's)")
-    said = options.parse_args()
+    args = options.parse_args()
     print(machine(), file=sys.stderr)
-    factor = 10 if said.quick else 1
+    factor = 10 if args.quick else 1
     steps = STEPS // factor
-    with tempfile.TemporaryDirectory(dir=said.folder) as folder:
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         small, large = (measure(Path(folder), pairs // factor, steps=steps, seeks=50) for pairs in (SMALL, LARGE))
-    return report(rows(small, large, steps), said.json)
+    return report(rows(small, large, steps), args.json)
 
 
 if __name__ == "__main__":

@@ -285,7 +285,7 @@ def memory_row(size: str, answers: Answers, *, judged: bool) -> Row:
 
 
 def main() -> int:
-    """Measures and reports."""
+    """Run the benchmark and report."""
     options = parser(__doc__)
     options.add_argument("--size", choices=SIZES, nargs="+", default=["512", "128"])
     options.add_argument("--deep-shallow", action="store_true", help="also measure the model of 12+1 layers")
@@ -304,57 +304,57 @@ def main() -> int:
         "--skip", nargs="*", choices=SKIPPED, default=[], help="parts to skip; slow: all forms except `auto` and int8"
     )
     options.add_argument("--verbose", action="store_true", help="show what the engines print")
-    said = options.parse_args()
-    if "slow" in said.skip and said.device != "cpu":
+    args = options.parse_args()
+    if "slow" in args.skip and args.device != "cpu":
         options.error("--skip slow is for a CPU: remove it, or set --device cpu")
     print(machine(), file=sys.stderr)
-    threads = detect_machine("cpu", said.threads).threads
-    clock = "processor_" if said.processor_time else ""
+    threads = detect_machine("cpu", args.threads).threads
+    clock = "processor_" if args.processor_time else ""
     python = peer_python("exchange", [pinned(name) for name in PEERS])
     corpus = data_folder() / "tatoeba-de-en"
-    files = (said.source or corpus / "test.de.gz", said.target or corpus / "test.en.gz")
+    files = (args.source or corpus / "test.de.gz", args.target or corpus / "test.en.gz")
     sources, references = (list(read_lines(path)) for path in files)
     rows: list[Row] = []
-    sizes = ["128"] if said.quick else [*said.size, *([DEEP_SHALLOW] if said.deep_shallow else [])]
-    for size in sizes[:1] if said.model else sizes:
-        folder = said.model or train(size, said.minutes or (1.0 if said.quick else SIZES[size].minutes))
-        for isa in said.isa:
-            answers = run_all(said, folder, sources, (python, threads), ISA[isa])
-            judged = not said.quick and size != DEEP_SHALLOW
-            if said.device == "cuda":
+    sizes = ["128"] if args.quick else [*args.size, *([DEEP_SHALLOW] if args.deep_shallow else [])]
+    for size in sizes[:1] if args.model else sizes:
+        folder = args.model or train(size, args.minutes or (1.0 if args.quick else SIZES[size].minutes))
+        for isa in args.isa:
+            answers = run_all(args, folder, sources, (python, threads), ISA[isa])
+            judged = not args.quick and size != DEEP_SHALLOW
+            if args.device == "cuda":
                 rows += gpu_rows(size, answers, judged=judged)
                 continue
             rows += speed_rows(size, isa, answers, clock, judged=judged)
             rows.append(memory_row(f"{size}, {isa}", answers, judged=judged))
-        if "quality" not in said.skip and not said.quick:
-            rows += quality_rows(size, folder, sources, references, (said.device, threads))
-    return report(rows, said.json)
+        if "quality" not in args.skip and not args.quick:
+            rows += quality_rows(size, folder, sources, references, (args.device, threads))
+    return report(rows, args.json)
 
 
 def run_all(
-    said: Any, folder: Path, sources: list[str], peers: tuple[Path, int], environment: dict[str, str]
+    args: Any, folder: Path, sources: list[str], peers: tuple[Path, int], environment: dict[str, str]
 ) -> Answers:
     """Measure all contenders on one model."""
     python, threads = peers
-    skipped = "Hugging Face" if "transformers" in said.skip else None
-    device = DEVICES[said.device]
-    if "slow" in said.skip:
+    skipped = "Hugging Face" if "transformers" in args.skip else None
+    device = DEVICES[args.device]
+    if "slow" in args.skip:
         device = device._replace(own=("auto", "int8"), ctranslate2=("int8",))
-    several = threads if said.device == "cpu" and said.threads is None else 1
+    several = threads if args.device == "cpu" and args.threads is None else 1
     wanted = [each for each in device.contenders(several) if each.engine != skipped]
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         translator = load(folder, device="cpu", threads=threads)
         sentences = Path(scratch) / "sentences.json"
         count = write_sentences(translator, sources, sentences)
         converted = to_ctranslate2(folder, Path(scratch) / "ctranslate2", python)
-        plan = Plan(str(folder), str(sentences), "", threads, said.device, LONGEST, 0.6)
+        plan = Plan(str(folder), str(sentences), "", threads, args.device, LONGEST, 0.6)
         workers = start_workers(stack, wanted, plan, converted, python, environment)
-        batches = (64,) if said.quick else said.batch_sizes or device.batch_sizes
-        many, single = (64, 8) if said.quick else (min(said.sentences or device.sentences, count), 100)
+        batches = (64,) if args.quick else args.batch_sizes or device.batch_sizes
+        many, single = (64, 8) if args.quick else (min(args.sentences or device.sentences, count), 100)
         orders = [Order(beam, batch, many) for beam in (1, 4) for batch in batches]
-        if said.device == "cpu":
+        if args.device == "cpu":
             orders += [Order(beam, 1, min(single, count)) for beam in (1, 4)]
-        return measure(workers, orders, 1 if said.quick else said.rounds)
+        return measure(workers, orders, 1 if args.quick else args.rounds)
 
 
 if __name__ == "__main__":

@@ -114,19 +114,19 @@ def _original(part: str, side: str) -> Path:
 
 
 def main() -> int:
-    """Runs what is not finished, and reports."""
+    """Run the unfinished parts and report."""
     options = parser(__doc__)
     options.add_argument("--pretraining-minutes", type=float, default=20.0)
     options.add_argument("--minutes", type=float, default=10.0, help="time of each training on the pairs")
     options.add_argument("--noise", default="infilling", choices=("infilling", "spans", "masking", "deletion"))
     options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "denoising")
-    said = options.parse_args()
-    name = f"{said.noise}-{said.pretraining_minutes:g}-{said.minutes:g}min"
-    work = Work(said.out / name, said.pretraining_minutes, said.minutes, None, said.noise)
-    if said.quick:
-        work = Work(said.out / "quick", 0.8, 0.5, 200, said.noise)
+    args = options.parse_args()
+    name = f"{args.noise}-{args.pretraining_minutes:g}-{args.minutes:g}min"
+    work = Work(args.out / name, args.pretraining_minutes, args.minutes, None, args.noise)
+    if args.quick:
+        work = Work(args.out / "quick", 0.8, 0.5, 200, args.noise)
     print(machine(), file=sys.stderr)
-    return report(make_rows(run(work), judged=not said.quick), said.json)
+    return report(make_rows(run(work), judged=not args.quick), args.json)
 
 
 if __name__ == "__main__":

@@ -96,17 +96,17 @@ def compare(
 
 
 def main() -> int:
-    """Runs what is not finished, and reports."""
+    """Run the unfinished parts and report."""
     options = parser(__doc__)
     options.add_argument("--steps", type=int, default=4_000)
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "distillation")
-    said = options.parse_args()
-    work = Work(said.out / f"{said.steps}-{said.seed}", said.steps, said.seed, None, None)
-    if said.quick:
-        work = Work(said.out / "quick", 200, said.seed, 4_000, 200)
+    args = options.parse_args()
+    work = Work(args.out / f"{args.steps}-{args.seed}", args.steps, args.seed, None, None)
+    if args.quick:
+        work = Work(args.out / "quick", 200, args.seed, 4_000, 200)
     print(machine(), file=sys.stderr)
-    return report(run(work), said.json)
+    return report(run(work), args.json)
 
 
 if __name__ == "__main__":

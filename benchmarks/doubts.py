@@ -42,17 +42,17 @@ def main() -> int:
     options.add_argument("--source", type=Path)
     options.add_argument("--target", type=Path, help="references of the sentences")
     options.add_argument("--beam-size", type=int, default=4)
-    said = options.parse_args()
+    args = options.parse_args()
     print(machine())
     folder = data_folder() / "tatoeba-zh-en"
-    model = said.model or train_on(folder, 1.0 if said.quick else said.minutes)
-    sources = list(read_lines(str(said.source or folder / f"{said.part}.zh.gz")))
-    references = list(read_lines(str(said.target or folder / f"{said.part}.en.gz")))
-    if said.quick:
+    model = args.model or train_on(folder, 1.0 if args.quick else args.minutes)
+    sources = list(read_lines(str(args.source or folder / f"{args.part}.zh.gz")))
+    references = list(read_lines(str(args.target or folder / f"{args.part}.en.gz")))
+    if args.quick:
         sources, references = sources[:400], references[:400]
     translator = load(model, task="translation")
-    found = translator(sources, beam_size=said.beam_size)
-    return report(_rows(translator, found, references), said.json)
+    found = translator(sources, beam_size=args.beam_size)
+    return report(_rows(translator, found, references), args.json)
 
 
 def train_on(corpus: Path, minutes: float) -> Path:

@@ -24,8 +24,8 @@ def peer_python(name: str, requirements: Iterable[str]) -> Path:
     torch is pinned to transduce's version, so that the toolkits are comparable. The environment is recreated when the
     requirements change, or when its creation was interrupted.
     """
-    if said := os.environ.get("TRANSDUCE_BENCHMARK_PYTHON"):
-        return Path(said)
+    if path := os.environ.get("TRANSDUCE_BENCHMARK_PYTHON"):
+        return Path(path)
     folder = environments_folder() / name
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     wanted = _stamp([*requirements, pinned("torch")])
@@ -44,8 +44,8 @@ def peer_python(name: str, requirements: Iterable[str]) -> Path:
 
 def environments_folder() -> Path:
     """Return $TRANSDUCE_BENCHMARK_ENVIRONMENTS, or a folder in the user's cache."""
-    said = os.environ.get("TRANSDUCE_BENCHMARK_ENVIRONMENTS")
-    return Path(said).absolute() if said else Path.home() / ".cache" / "transduce-benchmarks"
+    path = os.environ.get("TRANSDUCE_BENCHMARK_ENVIRONMENTS")
+    return Path(path).absolute() if path else Path.home() / ".cache" / "transduce-benchmarks"
 
 
 def pinned(package: str) -> str:

@@ -101,18 +101,18 @@ def main() -> int:
     options.add_argument("--chinese", type=Path, help="a model of Tatoeba zh-en")
     options.add_argument("--minutes", type=float, default=30.0, help="training time of a model that is not named")
     options.add_argument("--trained", type=float, default=10.0, help="minutes of fine-tuning on the captions; 0: none")
-    said = options.parse_args()
+    args = options.parse_args()
     print(machine())
-    minutes, trained, most = (1.0, 0.5, 300) if said.quick else (said.minutes, said.trained, None)
+    minutes, trained, most = (1.0, 0.5, 300) if args.quick else (args.minutes, args.trained, None)
     data, captions = data_folder(), data_folder() / "multi30k-en-de" / "raw"
-    german = said.german or train_on(data / "tatoeba-de-en", ("de", "en"), minutes)
-    chinese = said.chinese or train_on(data / "tatoeba-zh-en", ("zh", "en"), minutes)
+    german = args.german or train_on(data / "tatoeba-de-en", ("de", "en"), minutes)
+    chinese = args.chinese or train_on(data / "tatoeba-zh-en", ("zh", "en"), minutes)
     text = read(captions, ("train", "val", "test_2016_flickr"), ("de", "en"), "captions", most)
     rows = rows_of(german, text)
     if trained:
         rows.append(trained_row(german, captions, text, trained))
     own = read(data / "tatoeba-zh-en", ("train", "dev", "test"), ("zh", "en"), "its own text", most)
-    return report([*rows, *rows_of(chinese, own)], said.json)
+    return report([*rows, *rows_of(chinese, own)], args.json)
 
 
 if __name__ == "__main__":

@@ -188,9 +188,9 @@ def rows_in() -> Iterator[Row]:
         yield difference_row(f"in: {name}", difference, 1e-5, "32 rows of up to 60 pieces")
 
 
-def difference_row(name: str, difference: float, most: float, said: str) -> Row:
+def difference_row(name: str, difference: float, most: float, rule: str) -> Row:
     """Return a row with a difference and its bar."""
-    bar = f"at most {most * 1e6:g}, {said}"
+    bar = f"at most {most * 1e6:g}, {rule}"
     return Row(name, difference * 1e6, "millionths of a nat", bar=bar, holds=difference <= most)
 
 
@@ -254,10 +254,10 @@ def run_in_environment() -> int:
 
 
 def main() -> int:
-    """Measures, prints and writes; 1 where a bar is missed."""
+    """Run the benchmark, report its rows, and return 1 if a bar is missed."""
     options = parser(__doc__)
     options.add_argument("--lines", type=int, metavar="N", help="lines of each file for the tokenizers (default: all)")
-    said = options.parse_args()
+    args = options.parse_args()
     if any(importlib.util.find_spec(name) is None for name in PACKAGES):
         return run_in_environment()
     torch.set_num_threads(1)
@@ -266,10 +266,10 @@ def main() -> int:
     corpus = folder / "tatoeba-zh-en"
     tokenizers = (learn(corpus, "zh", "bpe", 2_000), learn(corpus, "zh", "bpe", 4_000, joint=False))
     with gzip.open(folder / "tatoeba-zh-en" / "dev.zh.gz", "rt", encoding="utf-8", newline="\n") as lines:
-        sentences = [line.removesuffix("\n") for line in islice(lines, 20 if said.quick else 200)]
+        sentences = [line.removesuffix("\n") for line in islice(lines, 20 if args.quick else 200)]
     rows = [*rows_in(), *rows_out(tokenizers, sentences)]
-    rows += tokenizer_rows(folder, 5_000 if said.quick else said.lines)
-    return report(rows, said.json)
+    rows += tokenizer_rows(folder, 5_000 if args.quick else args.lines)
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

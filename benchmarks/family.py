@@ -273,7 +273,7 @@ def _dev_losses(place: Path) -> dict[int, float]:
 
 
 def main() -> int:
-    """Runs what is not finished, and reports."""
+    """Run the unfinished parts and report."""
     options = parser(__doc__)
     options.add_argument("--corpus", choices=CORPORA, default="de-en")
     options.add_argument("--minutes", type=float, default=45.0, help="training minutes of each variant")
@@ -286,21 +286,21 @@ def main() -> int:
     options.add_argument("--plot", type=Path, metavar="FILE", help="draw BLEU by length as PNG, SVG or PDF")
     options.add_argument("--speed-by-length", action="store_true", help="only measure training speed")
     options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "family")
-    said = options.parse_args()
+    args = options.parse_args()
     sys.stderr.write(machine() + "\n")
-    if said.speed_by_length:
-        return report(family_speed.rows(quick=said.quick), said.json)
+    if args.speed_by_length:
+        return report(family_speed.rows(quick=args.quick), args.json)
     data_folder()  # fails early if the corpora are missing
-    work = work_of(said.corpus, said.out, said.minutes, said.steps, joined=said.joined, quick=said.quick)
-    lines = QUICK_LINES if said.quick else (None, None)
-    files = write_files(work.corpus, work.folder / "data", joined=said.joined, lines=lines)
-    names = chosen(said.variants, said.groups, quick=said.quick, peer=said.peer)
+    work = work_of(args.corpus, args.out, args.minutes, args.steps, joined=args.joined, quick=args.quick)
+    lines = QUICK_LINES if args.quick else (None, None)
+    files = write_files(work.corpus, work.folder / "data", joined=args.joined, lines=lines)
+    names = chosen(args.variants, args.groups, quick=args.quick, peer=args.peer)
     results = {name: run_variant(name, work, files) for name in names}
-    peer = run_peer(work, files, results[AS_PEER]) if said.peer else None
-    plot(work, results, files, said.plot)
-    if said.curves:
+    peer = run_peer(work, files, results[AS_PEER]) if args.peer else None
+    plot(work, results, files, args.plot)
+    if args.curves:
         write_curves(work, names)
-    return report(rows_of(work, results, peer), said.json)
+    return report(rows_of(work, results, peer), args.json)
 
 
 def work_of(corpus: str, out: Path, minutes: float, steps: int | None, *, joined: bool, quick: bool) -> Work:

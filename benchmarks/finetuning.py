@@ -192,19 +192,19 @@ def make_rows(results: dict[str, dict[str, Any]]) -> list[Row]:
 
 
 def main() -> int:
-    """Runs what is not finished, and reports."""
+    """Run the unfinished parts and report."""
     options = parser(__doc__)
     options.add_argument("--pretraining-minutes", type=float, default=20.0)
     options.add_argument("--steps", type=int, default=400, help="steps of each fine-tuning")
     options.add_argument("--ranks", type=int, nargs="+", default=[4, 16], help="ranks of LoRA")
     options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "finetuning")
-    said = options.parse_args()
-    folder = said.out / f"{said.pretraining_minutes:g}min-{said.steps}steps"
-    work = Work(folder, said.pretraining_minutes, said.steps, tuple(said.ranks), None)
-    if said.quick:
-        work = Work(said.out / "quick", 1.0, 60, (4,), 100)
+    args = options.parse_args()
+    folder = args.out / f"{args.pretraining_minutes:g}min-{args.steps}steps"
+    work = Work(folder, args.pretraining_minutes, args.steps, tuple(args.ranks), None)
+    if args.quick:
+        work = Work(args.out / "quick", 1.0, 60, (4,), 100)
     print(machine(), file=sys.stderr)
-    return report(make_rows(run(work)), said.json)
+    return report(make_rows(run(work)), args.json)
 
 
 if __name__ == "__main__":

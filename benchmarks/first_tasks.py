@@ -154,19 +154,19 @@ def main() -> int:
     options.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting for `transduce train`"
     )
-    said = options.parse_args()
-    more = [option for value in said.set for option in ("--set", value)]
-    names = said.only
-    if said.quick:
+    args = options.parse_args()
+    more = [option for value in args.set for option in ("--set", value)]
+    names = args.only
+    if args.quick:
         names, more = names[:1], [*more, "--steps", "300"]
     print(machine(), file=sys.stderr)
     rows = []
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
-            row = run_task(name, said.seed, more, Path(folder))
-        rows.append(row._replace(bar=None, holds=None) if said.quick else row)
+            row = run_task(name, args.seed, more, Path(folder))
+        rows.append(row._replace(bar=None, holds=None) if args.quick else row)
         print(rows[-1].name, f"{rows[-1].value:.1f} %", file=sys.stderr, flush=True)
-    return report(rows, said.json)
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ def speed_rows(name: str, answers: Answers) -> list[Row]:
 
 
 def main() -> int:
-    """Measures and reports."""
+    """Run the benchmark and report."""
     options = parser(__doc__)
     options.add_argument("--size", choices=SIZES, nargs="+", default=list(SIZES))
     options.add_argument("--isa", choices=ISA, nargs="+", default=["all"])
@@ -107,17 +107,17 @@ def main() -> int:
     options.add_argument("--threads", type=int, help="threads of every engine (default: all cores)")
     options.add_argument("--minutes", type=float, default=10.0, help="training time of each model")
     options.add_argument("--verbose", action="store_true", help="show what the engines print")
-    said: Any = options.parse_args()
+    args: Any = options.parse_args()
     print(machine(), file=sys.stderr)
-    threads = detect_machine("cpu", said.threads).threads
+    threads = detect_machine("cpu", args.threads).threads
     python = peer_python("exchange", [pinned(name) for name in PEERS])
     rows: list[Row] = []
-    for size in ["4 x 128"] if said.quick else said.size:
-        folder = train(size, 1.0 if said.quick else said.minutes)
-        for isa in said.isa:
-            answers = run_all(folder, python, threads, ISA[isa], rounds=1 if said.quick else said.rounds)
+    for size in ["4 x 128"] if args.quick else args.size:
+        folder = train(size, 1.0 if args.quick else args.minutes)
+        for isa in args.isa:
+            answers = run_all(folder, python, threads, ISA[isa], rounds=1 if args.quick else args.rounds)
             rows += speed_rows(f"{size}, {isa}", answers)
-    return report(rows, said.json)
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

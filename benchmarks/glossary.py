@@ -63,17 +63,17 @@ def main() -> int:
     options = with_model(parser(__doc__))
     options.add_argument("--beam-size", type=int, default=4)
     options.add_argument("--threads", type=int)
-    said = options.parse_args()
+    args = options.parse_args()
     print(machine())
     folder = data_folder() / "tatoeba-zh-en"
-    model = said.model or train_on(folder, 1.0 if said.quick else said.minutes)
+    model = args.model or train_on(folder, 1.0 if args.quick else args.minutes)
     glossary = Glossary(Term(source, tuple(words.values())) for source, words in CHANGED.items())
-    pairs = zip(read_lines(folder / f"{said.part}.zh.gz"), read_lines(folder / f"{said.part}.en.gz"), strict=True)
+    pairs = zip(read_lines(folder / f"{args.part}.zh.gz"), read_lines(folder / f"{args.part}.en.gz"), strict=True)
     known = [Case(source, reference, changed(source, reference, glossary)) for source, reference in pairs]
-    cases = [case for case in known if case.usual != case.wanted][: 100 if said.quick else None]
-    translator = load(model, task="translation", threads=said.threads)
-    search = msgspec.structs.replace(translator.search, beam_size=said.beam_size)
-    return report(_rows(translator, search, cases, glossary), said.json)
+    cases = [case for case in known if case.usual != case.wanted][: 100 if args.quick else None]
+    translator = load(model, task="translation", threads=args.threads)
+    search = msgspec.structs.replace(translator.search, beam_size=args.beam_size)
+    return report(_rows(translator, search, cases, glossary), args.json)
 
 
 def _rows(translator: Translator, search: SearchSettings, cases: list[Case], glossary: Glossary) -> list[Row]:

@@ -142,25 +142,25 @@ def decoding_rows(size: Size, device: str, beam_size: int) -> list[Row]:
 
 
 def main() -> int:
-    """Measures and reports."""
+    """Run the benchmark and report."""
     options = parser(__doc__)
     options.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options.add_argument("--size", choices=("base", "big"), nargs="+", default=["base", "big"])
     options.add_argument("--skip", nargs="*", choices=("training", "decoding"), default=[])
     options.add_argument("--keep", type=Path, help="a folder that keeps the batches for other runs")
-    said: Any = options.parse_args()
-    sizes = [QUICK] if said.quick else [SIZES[name] for name in said.size]
+    args: Any = options.parse_args()
+    sizes = [QUICK] if args.quick else [SIZES[name] for name in args.size]
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
-        for size in [] if "training" in said.skip else sizes:
-            path = write_batches(said.keep or Path(scratch), BATCHES, size.vocabulary_size, size.batch_tokens)
-            for record in (False, True) if said.device == "cuda" else (False,):
-                rows += training_rows(size, said.device, path, record=record)
-    if "decoding" not in said.skip:
-        decoded = (QUICK if said.quick else SIZES["base"])._replace(vocabulary_size=8_000 if said.quick else 16_000)
+        for size in [] if "training" in args.skip else sizes:
+            path = write_batches(args.keep or Path(scratch), BATCHES, size.vocabulary_size, size.batch_tokens)
+            for record in (False, True) if args.device == "cuda" else (False,):
+                rows += training_rows(size, args.device, path, record=record)
+    if "decoding" not in args.skip:
+        decoded = (QUICK if args.quick else SIZES["base"])._replace(vocabulary_size=8_000 if args.quick else 16_000)
         for beam_size in (1, 4):
-            rows += decoding_rows(decoded, said.device, beam_size)
-    return report(rows, said.json)
+            rows += decoding_rows(decoded, args.device, beam_size)
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

@@ -209,28 +209,28 @@ def measure(task: str, *, seed: int, steps: int, console: Console, variant: Vari
 
 
 def main() -> int:
-    """Measures, prints and writes; 1 where a bar is missed."""
+    """Run the benchmark, report its rows, and return 1 if a bar is missed."""
     options = parser(__doc__)
     options.add_argument("--steps", type=int, default=1000, help=f"steps of each training, at most {MOST_STEPS}")
     options.add_argument("--threads", type=int, default=1, help="threads to compute with (one is fastest here)")
     options.add_argument("--variants", nargs="*", metavar="NAME", help="run these variants on copying; no name: all")
-    said = options.parse_args()
-    if not 10 <= said.steps <= MOST_STEPS:
-        options.error(f"--steps must be between 10 and {MOST_STEPS}, but is {said.steps}")
+    args = options.parse_args()
+    if not 10 <= args.steps <= MOST_STEPS:
+        options.error(f"--steps must be between 10 and {MOST_STEPS}, but is {args.steps}")
     known = {variant.name: variant for variant in VARIANTS}
-    unknown = [name for name in said.variants or () if name not in known]
+    unknown = [name for name in args.variants or () if name not in known]
     if unknown:
         options.error(f"--variants must be some of {', '.join(known)}, but one is {unknown[0]}")
-    torch.set_num_threads(said.threads)
+    torch.set_num_threads(args.threads)
     console = Console(stderr=True, highlight=False)
     console.print(machine())
-    if said.variants is not None:
-        chosen = [known[name] for name in said.variants] or [v for v in VARIANTS if v.in_quick or not said.quick]
-        runs = [measure("copy", seed=1, steps=said.steps, console=console, variant=variant) for variant in chosen]
+    if args.variants is not None:
+        chosen = [known[name] for name in args.variants] or [v for v in VARIANTS if v.in_quick or not args.quick]
+        runs = [measure("copy", seed=1, steps=args.steps, console=console, variant=variant) for variant in chosen]
     else:
-        seeds = range(1, 2 if said.quick else 6)
-        runs = [measure(task, seed=seed, steps=said.steps, console=console) for task in TASKS for seed in seeds]
-    return report([row for rows in runs for row in rows], said.json)
+        seeds = range(1, 2 if args.quick else 6)
+        runs = [measure(task, seed=seed, steps=args.steps, console=console) for task in TASKS for seed in seeds]
+    return report([row for rows in runs for row in rows], args.json)
 
 
 if __name__ == "__main__":

@@ -52,14 +52,14 @@ def main() -> int:
     """Translate plain text, separate parts, and documents, and score each."""
     options = with_model(parser(__doc__))
     options.add_argument("--threads", type=int)
-    said = options.parse_args()
+    args = options.parse_args()
     print(machine())
     folder = data_folder() / "tatoeba-zh-en"
-    model = said.model or train_on(folder, 1.0 if said.quick else said.minutes)
-    translator = load(model, task="translation", threads=said.threads)
-    pairs = zip(read_lines(folder / f"{said.part}.zh.gz"), read_lines(folder / f"{said.part}.en.gz"), strict=True)
-    cases = list(_cases(pairs))[: 100 if said.quick else None]
-    return report(_rows(translator, cases), said.json)
+    model = args.model or train_on(folder, 1.0 if args.quick else args.minutes)
+    translator = load(model, task="translation", threads=args.threads)
+    pairs = zip(read_lines(folder / f"{args.part}.zh.gz"), read_lines(folder / f"{args.part}.en.gz"), strict=True)
+    cases = list(_cases(pairs))[: 100 if args.quick else None]
+    return report(_rows(translator, cases), args.json)
 
 
 def _cases(pairs: Iterable[tuple[str, str]]) -> Iterable[Case]:

@@ -57,16 +57,16 @@ def main() -> int:
     options.add_argument("--minutes", type=float, default=58.0, help="training minutes of each seed")
     options.add_argument("--steps", type=int, help="training steps, instead of minutes")
     options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "multi30k")
-    said = options.parse_args()
+    args = options.parse_args()
     print(machine())
     values = []
-    seeds = said.seeds[:1] if said.quick else said.seeds
+    seeds = args.seeds[:1] if args.quick else args.seeds
     for seed in seeds:
-        out = said.out / ("quick" if said.quick else f"seed-{seed}")
-        train(seed, 2.0 if said.quick else said.minutes, said.steps, out)
+        out = args.out / ("quick" if args.quick else f"seed-{seed}")
+        train(seed, 2.0 if args.quick else args.minutes, args.steps, out)
         values.append(evaluate(out))
     rows = [Row(f"Multi30k en-de BLEU, seed {seed}", value, "BLEU") for seed, value in zip(seeds, values, strict=True)]
-    if not said.quick:
+    if not args.quick:
         rows.append(
             Row(
                 "Multi30k en-de BLEU, mean",
@@ -79,7 +79,7 @@ def main() -> int:
                 holds=mean(values) >= BAR,
             )
         )
-    return report(rows, said.json)
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

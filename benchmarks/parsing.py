@@ -114,13 +114,13 @@ def main() -> int:
     options.add_argument("--merges", type=int, help="value of `task.merges`: runs of symbols merged into one token")
     options.add_argument("--no-tags", action="store_true", help="words are placeholders without tags")
     options.add_argument("--out", type=Path, default=REPOSITORY / "build" / "parsing", help="the folder of the model")
-    asked = options.parse_args()
-    work = Work(asked.out / f"{asked.minutes:g}min", asked.minutes, None, None, asked.beam_size)
-    if asked.quick:
-        work = Work(asked.out / "quick", 2.0, 4_000, 200, 1)
+    args = options.parse_args()
+    work = Work(args.out / f"{args.minutes:g}min", args.minutes, None, None, args.beam_size)
+    if args.quick:
+        work = Work(args.out / "quick", 2.0, 4_000, 200, 1)
     sys.stderr.write(f"{machine()}\n")
-    model = train(work, tags=not asked.no_tags, merges=asked.merges)
-    return report(rows(parse(work, model), quick=asked.quick), asked.json)
+    model = train(work, tags=not args.no_tags, merges=args.merges)
+    return report(rows(parse(work, model), quick=args.quick), args.json)
 
 
 if __name__ == "__main__":

@@ -288,24 +288,24 @@ def _resident_mib() -> float:
 
 
 def main() -> int:
-    """Measures, prints and writes; 1 where a bar is missed."""
+    """Run the benchmark, report its rows, and return 1 if a bar is missed."""
     options = parser(__doc__)
     options.add_argument("--only", nargs="+", choices=("resume", "seek", "preemption", "faults", "memory"))
-    said = options.parse_args()
+    args = options.parse_args()
     sys.stderr.write(f"{machine()}\n")
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         parts: dict[str, Callable[[], Iterator[Row]]] = {
-            "resume": lambda: measure_resume(folder / "resume", quick=said.quick),
+            "resume": lambda: measure_resume(folder / "resume", quick=args.quick),
             "seek": measure_seek,
-            "preemption": lambda: measure_preemption(folder / "preemption", quick=said.quick),
-            "faults": lambda: measure_faults(folder / "faults", quick=said.quick),
-            "memory": lambda: measure_memory(folder / "memory", quick=said.quick),
+            "preemption": lambda: measure_preemption(folder / "preemption", quick=args.quick),
+            "faults": lambda: measure_faults(folder / "faults", quick=args.quick),
+            "memory": lambda: measure_memory(folder / "memory", quick=args.quick),
         }
-        for part in said.only or parts:
+        for part in args.only or parts:
             rows += parts[part]()
-    return report(rows, said.json)
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

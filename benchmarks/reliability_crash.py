@@ -199,7 +199,7 @@ def measure(folder: Path) -> list[Row]:
 
 
 def main() -> int:
-    """Measures, prints and writes; 1 where a bar is missed."""
+    """Run the benchmark, report its rows, and return 1 if a bar is missed."""
     options = parser(__doc__).parse_args()
     if shutil.which("strace") is None:
         raise SystemExit("The sweep needs strace: install it (apt-get install strace).")

@@ -113,12 +113,12 @@ def measure(pair: tuple[str, str], kind: str, *, pairs: int | None, repeats: int
 
 
 def main() -> int:
-    """Measures, prints and writes; 1 where a bar is missed."""
-    said = parser(__doc__).parse_args()
-    corpora = [("zh", "en")] if said.quick else [("zh", "en"), ("de", "en")]
-    pairs, repeats = (3_000, 1) if said.quick else (None, 3)
+    """Run the benchmark, report its rows, and return 1 if a bar is missed."""
+    args = parser(__doc__).parse_args()
+    corpora = [("zh", "en")] if args.quick else [("zh", "en"), ("de", "en")]
+    pairs, repeats = (3_000, 1) if args.quick else (None, 3)
     rows = [measure(pair, kind, pairs=pairs, repeats=repeats) for pair in corpora for kind in ("bpe", "unigram")]
-    return report(rows, said.json)
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

@@ -57,14 +57,14 @@ def percentile(values: Sequence[float], share: float) -> float:
 # --- speed ---------------------------------------------------------------------------------------------------
 
 
-def speed(said: Namespace, folder: Path) -> list[Row]:
+def speed(args: Namespace, folder: Path) -> list[Row]:
     """Measure throughput and latency."""
-    model = Path(said.model) if said.model else write_random_model(folder / "large", large=True)
-    lines = sentences(256 if said.quick else 1000)
-    singles = 20 if said.quick else 100
-    search = ["--beam-size", "4", "--max-length", str(said.max_length)]
-    search += ["--threads", str(said.threads)] if said.threads else []
-    options = [*search, "--precision", said.precision]
+    model = Path(args.model) if args.model else write_random_model(folder / "large", large=True)
+    lines = sentences(256 if args.quick else 1000)
+    singles = 20 if args.quick else 100
+    search = ["--beam-size", "4", "--max-length", str(args.max_length)]
+    search += ["--threads", str(args.threads)] if args.threads else []
+    options = [*search, "--precision", args.precision]
     offline = _offline(model, lines, singles, options)
     patient = [
         "--queue-seconds",
@@ -72,7 +72,7 @@ def speed(said: Namespace, folder: Path) -> list[Row]:
         "--deadline-seconds",
         "3600",
     ]  # no request may be refused while speed is measured
-    workers = ["--workers", str(said.workers)] if said.workers else []
+    workers = ["--workers", str(args.workers)] if args.workers else []
     with transduce_serve(model, *options, *patient, *workers) as server:
         served, answers = _throughput(server.url, lines)
         alone = asyncio.run(ask_all(server.url, lines[:singles], clients=1))
@@ -101,9 +101,9 @@ def speed(said: Namespace, folder: Path) -> list[Row]:
             "at most 1.5 times",
             p99 <= 1.5 * p99_offline,
         ),
-        _equality_row(different, said.precision),
+        _equality_row(different, args.precision),
     ]
-    return rows if said.without_peer else [*rows, _peer(model, lines, search, served)]
+    return rows if args.without_peer else [*rows, _peer(model, lines, search, served)]
 
 
 def _equality_row(different: int, precision: str) -> Row:
@@ -147,7 +147,7 @@ def _peer(model: Path, lines: Sequence[str], search: Sequence[str], served: floa
 # --- limits --------------------------------------------------------------------------------------------------
 
 
-def burst(said: Namespace, folder: Path) -> list[Row]:  # noqa: ARG001
+def burst(args: Namespace, folder: Path) -> list[Row]:  # noqa: ARG001
     """Send 200 requests at once to a server with capacity for 10, on open and on new connections."""
     with gated("--set", "max_running=2", "--set", "max_waiting=8") as server:
         _burst(server, 20, are_connected=True)
@@ -180,7 +180,7 @@ def _burst(server: Process, count: int, *, are_connected: bool) -> list[Answer]:
     return send_burst(server, count, accepted=10, are_connected=are_connected, let_through=lambda: server.say("open"))
 
 
-def deadlines(said: Namespace, folder: Path) -> list[Row]:  # noqa: ARG001
+def deadlines(args: Namespace, folder: Path) -> list[Row]:  # noqa: ARG001
     """Measure how late the refusals for exceeded deadlines arrive: of waiting, decoding, and reading a body."""
     lateness = []
     for seconds in (0.5, 1.0):
@@ -214,13 +214,13 @@ async def _half_a_body(url: str) -> Answer:
     return Answer(status, seconds, b"", {})
 
 
-def aborts(said: Namespace, folder: Path) -> list[Row]:
+def aborts(args: Namespace, folder: Path) -> list[Row]:
     """Disconnect 100 clients with long texts before their answers, then measure one client that waits."""
     model = write_random_model(folder / "large", large=True)
-    threads = ["--threads", str(said.threads)] if said.threads else []
+    threads = ["--threads", str(args.threads)] if args.threads else []
     with transduce_serve(model, "--max-length", "200", "--workers", "1", *threads) as server:
         idle = min(asyncio.run(_probe(server.url)) for _ in range(5))
-        count = 20 if said.quick else 100
+        count = 20 if args.quick else 100
         steps = asyncio.run(_hang_up(server.url, count))
         probe = asyncio.run(_probe(server.url))
     name = f"after {count} aborted requests"
@@ -257,7 +257,7 @@ def _steps(url: str) -> int:
     return next(int(float(line.split()[1])) for line in lines if line.startswith("transduce_decoding_steps_total "))
 
 
-def hostile(said: Namespace, folder: Path) -> list[Row]:  # noqa: ARG001
+def hostile(args: Namespace, folder: Path) -> list[Row]:  # noqa: ARG001
     """Send sixty hostile requests, and more to the addresses of the web page."""
     model = write_random_model(folder / "small", large=False)
     with gated("--open", "--set", "read_seconds=5") as server:
@@ -287,9 +287,9 @@ def _hostile(
     ]
 
 
-def fuzz(said: Namespace, folder: Path) -> list[Row]:
+def fuzz(args: Namespace, folder: Path) -> list[Row]:
     """Send requests generated from the server's OpenAPI document, including those of the web page, and damaged ones."""
-    cases, mutations = (500, 200) if said.quick else (5000, 2000)
+    cases, mutations = (500, 200) if args.quick else (5000, 2000)
     model = write_random_model(folder / "small", large=False)
     options = ["--beam-size", "2", "--max-length", "8", "--threads", "1", "--read-seconds", "5"]
     with transduce_serve(model, *options) as server:
@@ -307,9 +307,9 @@ def fuzz(said: Namespace, folder: Path) -> list[Row]:
 # --- soak ----------------------------------------------------------------------------------------------------
 
 
-def soak(said: Namespace, folder: Path) -> list[Row]:
+def soak(args: Namespace, folder: Path) -> list[Row]:
     """Measure memory, descriptors and threads over many requests, and check that a leak is detected."""
-    count = 1000 if said.quick else 20_000
+    count = 1000 if args.quick else 20_000
     model = write_random_model(folder / "small", large=False)
     options = ["--beam-size", "1", "--max-length", "12", "--threads", "1", "--precision", "fp32"]
     with transduce_serve(model, *options) as server:
@@ -371,7 +371,7 @@ PARTS: dict[str, Callable[[Namespace, Path], list[Row]]] = {
 
 
 def main() -> int:
-    """Measures, prints and writes; 1 where a bar is missed."""
+    """Run the benchmark, report its rows, and return 1 if a bar is missed."""
     options = parser(__doc__)
     options.add_argument("--only", choices=PARTS, action="append", help="run only this part; may be repeated")
     options.add_argument("--model", metavar="FOLDER", help="the model for speed (default: random weights of 6+6 × 512)")
@@ -382,11 +382,11 @@ def main() -> int:
     options.add_argument("--workers", type=int, metavar="N", help="workers of the server (default: its choice)")
     options.add_argument("--precision", default="fp32", choices=("auto", "fp32", "bf16"))
     options.add_argument("--without-peer", action="store_true", help="do not compare with another toolkit")
-    said = options.parse_args()
+    args = options.parse_args()
     print(machine(), file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        rows = [row for name in said.only or PARTS for row in PARTS[name](said, Path(folder))]
-    return report(rows, said.json)
+        rows = [row for name in args.only or PARTS for row in PARTS[name](args, Path(folder))]
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ class Document:
         if "requestBody" not in operation:
             query = {entry["name"]: self.values(entry["schema"]) for entry in operation.get("parameters", [])}
             asked = st.fixed_dictionaries({}, optional=query).map(
-                lambda said: "?" + urlencode(_texts(said)) if said else ""
+                lambda values: "?" + urlencode(_texts(values)) if values else ""
             )
             return asked.map(lambda text: Request(method.upper(), path + text, b"", None))
         schema = next(iter(operation["requestBody"]["content"].values()))["schema"]
@@ -385,9 +385,9 @@ def main() -> int:
     options.add_argument("url")
     options.add_argument("--cases", type=int, default=5000)
     options.add_argument("--mutations", type=int, default=2000)
-    said = options.parse_args()
-    statuses, findings = fuzz(said.url, said.cases)
-    outcomes, more = mutate(said.url, said.mutations)
+    args = options.parse_args()
+    statuses, findings = fuzz(args.url, args.cases)
+    outcomes, more = mutate(args.url, args.mutations)
     print(dict(sorted(statuses.items())), dict(sorted(outcomes.items())))
     for finding in [*findings, *more][:20]:
         print(finding)

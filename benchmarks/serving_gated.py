@@ -150,11 +150,11 @@ def main() -> int:
     options.add_argument("--steps", type=int, default=4, help="steps of a translation")
     options.add_argument("--open", action="store_true", help="start with an open gate")
     options.add_argument("--leak-kilobytes", type=int, default=0, help="memory leaked on every sentence")
-    said = options.parse_args()
-    values = dict(entry.split("=", 1) for entry in said.set)
+    args = options.parse_args()
+    values = dict(entry.split("=", 1) for entry in args.set)
     settings = msgspec.convert(values | {"port": 0}, ServingSettings, strict=False)
-    leak_bytes = 1024 * said.leak_kilobytes
-    model = GatedModel(steps=said.steps, is_open=said.open, most_batches=10, leak_bytes=leak_bytes)
+    leak_bytes = 1024 * args.leak_kilobytes
+    model = GatedModel(steps=args.steps, is_open=args.open, most_batches=10, leak_bytes=leak_bytes)
     opened = open_socket(settings.host, settings.port)
     address = address_of(opened)
     server = Server(Application(Service([model], settings)), settings, lambda: print(address, flush=True))

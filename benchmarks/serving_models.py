@@ -68,8 +68,8 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("folder", type=Path)
     options.add_argument("--large", action="store_true", help="a model of 6+6 layers × 512")
-    said = options.parse_args()
-    write_random_model(said.folder, large=said.large)
+    args = options.parse_args()
+    write_random_model(args.folder, large=args.large)
     return 0
 
 

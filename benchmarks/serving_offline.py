@@ -27,16 +27,16 @@ def main() -> int:
     options.add_argument("--max-length", type=int, default=25)
     options.add_argument("--threads", type=int)
     options.add_argument("--precision", default="auto")
-    said = options.parse_args()
-    translator = load(said.model, precision=said.precision, threads=said.threads)
-    search = msgspec.structs.replace(translator.search, beam_size=said.beam_size, max_length=said.max_length)
-    lines = said.lines.read_text(encoding="utf-8").split("\n")[:-1]
+    args = options.parse_args()
+    translator = load(args.model, precision=args.precision, threads=args.threads)
+    search = msgspec.structs.replace(translator.search, beam_size=args.beam_size, max_length=args.max_length)
+    lines = args.lines.read_text(encoding="utf-8").split("\n")[:-1]
     translator.translate(lines[:8], search)
     started_at = time.monotonic()
     translations = translator.translate(lines, search)
     seconds = time.monotonic() - started_at
     single_seconds = []
-    for line in lines[: said.singles]:
+    for line in lines[: args.singles]:
         started_at = time.monotonic()
         translator.translate([line], search)
         single_seconds.append(time.monotonic() - started_at)

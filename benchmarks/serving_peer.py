@@ -50,13 +50,13 @@ def main():
     options.add_argument("--beam-size", type=int, default=4)
     options.add_argument("--max-length", type=int, default=25)
     options.add_argument("--compute-type", default="float32")
-    said = options.parse_args()
+    args = options.parse_args()
     application = Application(
-        said.model,
-        threads=said.threads,
-        beam_size=said.beam_size,
-        max_length=said.max_length,
-        compute_type=said.compute_type,
+        args.model,
+        threads=args.threads,
+        beam_size=args.beam_size,
+        max_length=args.max_length,
+        compute_type=args.compute_type,
     )
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # otherwise one line per request
     server = create_server(application, host="127.0.0.1", port=0, threads=WAITRESS_THREADS)

@@ -178,15 +178,15 @@ def main() -> int:
     options.add_argument("--pretraining-minutes", type=float, default=5.0)
     options.add_argument("--minutes", type=float, default=4.0, help="time of each training on pairs")
     options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "summaries-dialogue")
-    said = options.parse_args()
-    name = f"{said.pretraining_minutes:g}-{said.minutes:g}min"
-    work = Work(said.out / name, said.pretraining_minutes, said.minutes, None)
-    if said.quick:
-        work = Work(said.out / "quick", 1.0, 0.7, 100)
+    args = options.parse_args()
+    name = f"{args.pretraining_minutes:g}-{args.minutes:g}min"
+    work = Work(args.out / name, args.pretraining_minutes, args.minutes, None)
+    if args.quick:
+        work = Work(args.out / "quick", 1.0, 0.7, 100)
     print(machine(), file=sys.stderr)
-    judged = not said.quick
+    judged = not args.quick
     pretrained, rows = summary_rows(work, judged=judged)
-    return report(rows + dialogue_rows(work, pretrained, judged=judged), said.json)
+    return report(rows + dialogue_rows(work, pretrained, judged=judged), args.json)
 
 
 if __name__ == "__main__":

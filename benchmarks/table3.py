@@ -114,16 +114,16 @@ def main() -> int:
     options.add_argument("--steps", type=int, default=1500)
     options.add_argument("--jobs", type=int, default=2, help="number of models trained concurrently, one thread each")
     options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "table3")
-    said = options.parse_args()
+    args = options.parse_args()
     print(machine())
-    names, steps = (QUICK, 150) if said.quick else (said.rows, said.steps)
-    with ThreadPoolExecutor(said.jobs) as pool:
-        found = dict(zip(names, pool.map(lambda name: train(name, said.out / str(steps), steps), names), strict=True))
+    names, steps = (QUICK, 150) if args.quick else (args.rows, args.steps)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        found = dict(zip(names, pool.map(lambda name: train(name, args.out / str(steps), steps), names), strict=True))
     rows = []
     for name, (perplexity, bleu) in found.items():
         rows.append(Row(f"{name}, perplexity", perplexity, "", peer="the paper's", peer_value=ROWS[name].perplexity))
         rows.append(Row(f"{name}, BLEU", bleu, "on dev", peer="the paper's", peer_value=ROWS[name].bleu))
-    return report(rows, said.json)
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

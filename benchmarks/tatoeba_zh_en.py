@@ -212,23 +212,23 @@ def describe(part: str, result: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Runs what is not finished, and reports."""
+    """Run the unfinished parts and report."""
     options = parser(__doc__)
     options.add_argument("--minutes", type=float, default=45.0, help="training minutes of each side")
     options.add_argument("--peer-minutes", type=float, help="training minutes of JoeyNMT (default: as ours)")
     options.add_argument("--only", choices=PARTS, help="run one side; the comparison needs all")
     options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "tatoeba-zh-en")
-    said = options.parse_args()
-    work = quick_work(said.out) if said.quick else full_work(said.out, said.minutes, said.peer_minutes or said.minutes)
+    args = options.parse_args()
+    work = quick_work(args.out) if args.quick else full_work(args.out, args.minutes, args.peer_minutes or args.minutes)
     print(machine(), file=sys.stderr)
     limits = {"train": None, "dev": work.lines, "test": work.lines}
     files = write_corpus(_original, work.folder / "data", limits)
-    for part in [said.only] if said.only else PARTS:
+    for part in [args.only] if args.only else PARTS:
         run_part(part, work, files)
     results = finished(work)
     for part, result in results.items():
         print(describe(part, result), file=sys.stderr)
-    return report(make_rows(results, judged=not said.quick), said.json)
+    return report(make_rows(results, judged=not args.quick), args.json)
 
 
 def _original(part: str, side: str) -> Path:

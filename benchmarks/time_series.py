@@ -98,23 +98,23 @@ def rows_of(model: Path, table: Path, likelihood: str, *, judged: bool) -> list[
 
 
 def main() -> int:
-    """Trains what is not finished, and reports."""
+    """Train the unfinished models and report."""
     options = parser(__doc__)
     options.add_argument("--steps", type=int, default=800)
     options.add_argument("--points", type=int, default=8_000)
     options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "time-series")
-    said = options.parse_args()
-    work = Work(said.out / f"{said.points}-{said.steps}", said.points, said.steps)
+    args = options.parse_args()
+    work = Work(args.out / f"{args.points}-{args.steps}", args.points, args.steps)
     likelihoods = ["squared", "gaussian"]
-    if said.quick:
-        work, likelihoods = Work(said.out / "quick", 4_000, 300), ["squared"]
+    if args.quick:
+        work, likelihoods = Work(args.out / "quick", 4_000, 300), ["squared"]
     print(machine(), file=sys.stderr)
     tables = write_tables(work.folder / "data", work.points)
     rows = []
     for likelihood in likelihoods:
         model = train(work, tables, likelihood)
-        rows += rows_of(model, tables["test"], likelihood, judged=not said.quick)
-    return report(rows, said.json)
+        rows += rows_of(model, tables["test"], likelihood, judged=not args.quick)
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

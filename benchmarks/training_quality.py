@@ -63,24 +63,24 @@ def main() -> int:
     options.add_argument("--steps", type=int, default=STEPS)
     options.add_argument("--emulate", action="store_true", help="emulate bfloat16 by float32, to measure its quality")
     options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "training-quality")
-    said = options.parse_args()
+    args = options.parse_args()
     print(machine(), file=sys.stderr)
-    fast = "bf16" if said.emulate else detect_machine("cpu").precision
+    fast = "bf16" if args.emulate else detect_machine("cpu").precision
     if fast == PLAIN:
         print("Nothing is faster than fp32 on this machine: there is nothing to compare.", file=sys.stderr)
-        return report([], said.json)
-    seeds, steps = (said.seeds[:1], 40) if said.quick else (said.seeds, said.steps)
-    out = said.out / f"{steps}-steps"
+        return report([], args.json)
+    seeds, steps = (args.seeds[:1], 40) if args.quick else (args.seeds, args.steps)
+    out = args.out / f"{steps}-steps"
     found = {
         precision: [
-            train(out / f"{precision}-{seed}", seed, precision, steps, emulate=said.emulate and precision != PLAIN)
+            train(out / f"{precision}-{seed}", seed, precision, steps, emulate=args.emulate and precision != PLAIN)
             for seed in seeds
         ]
         for precision in (fast, PLAIN)
     }
     ours, plain = (Outcome(mean([o.loss for o in f]), mean([o.bleu for o in f])) for f in found.values())
     difference = abs(ours.loss / plain.loss - 1.0)
-    judged, form = not said.quick, f"{fast}, emulated" if said.emulate else fast
+    judged, form = not args.quick, f"{fast}, emulated" if args.emulate else fast
     rows = [
         Row(
             f"Multi30k en-de after {steps:,} steps, dev loss",
@@ -94,7 +94,7 @@ def main() -> int:
         ),
         Row(f"Multi30k en-de after {steps:,} steps, dev", ours.bleu, f"BLEU in {form}", PLAIN, plain.bleu),
     ]
-    return report(rows, said.json)
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

@@ -397,19 +397,19 @@ def memory_rows(folder: Path, machine_here: Machine, *, bf16: bool, quick: bool)
     return [row]
 
 
-def measure_size(said: Any, size: Size, work: Work, isa: str, turns: tuple[int, float]) -> dict[str, Measured]:
+def measure_size(args: Any, size: Size, work: Work, isa: str, turns: tuple[int, float]) -> dict[str, Measured]:
     """Measure all selected contenders, in `turns` = (rounds, seconds per round)."""
-    if said.device == "cuda":
+    if args.device == "cuda":
         # Tensor cores do not support plain float32.
         launched = Contender(OURS_LAUNCHED, "training_ours.py", CHOSEN, record=False)
         return measure_on_gpu([launched, *contenders(joeynmt=False, fp32=False)], work, *turns)
-    joeynmt = size.joeynmt_bar is not None and "joeynmt" not in said.skip and isa == "all"
-    found = contenders(joeynmt=joeynmt, kernels=True, bf16="bf16" not in said.skip)
+    joeynmt = size.joeynmt_bar is not None and "joeynmt" not in args.skip and isa == "all"
+    found = contenders(joeynmt=joeynmt, kernels=True, bf16="bf16" not in args.skip)
     return measure(found, work, *turns, ISA[isa])
 
 
 def main() -> int:
-    """Measures and reports."""
+    """Run the benchmark and report."""
     options = parser(__doc__)
     options.add_argument("--device", choices=SIZES_OF, default="cpu")
     options.add_argument("--size", choices=SIZES, nargs="+", help="model sizes (default: by device)")
@@ -419,33 +419,33 @@ def main() -> int:
     options.add_argument("--skip", nargs="*", choices=("speed", "joeynmt", "bf16", "memory", "ceiling"), default=[])
     options.add_argument("--keep", type=Path, help="a folder that keeps the batches for other runs")
     options.add_argument("--verbose", action="store_true", help="show what the toolkits print")
-    said = options.parse_args()
+    args = options.parse_args()
     print(machine(), file=sys.stderr)
-    here = detect_machine(said.device)
-    turns = (2, 2.0) if said.quick else (said.rounds, said.seconds)
+    here = detect_machine(args.device)
+    turns = (2, 2.0) if args.quick else (args.rounds, args.seconds)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
-        folder = said.keep or Path(scratch)
+        folder = args.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        sizes = [] if "speed" in said.skip else said.size or SIZES_OF[said.device]
-        for isa, name in itertools.product(said.isa, sizes):
+        sizes = [] if "speed" in args.skip else args.size or SIZES_OF[args.device]
+        for isa, name in itertools.product(args.isa, sizes):
             size = SIZES[name]
-            count = GPU_BATCHES if said.device == "cuda" else 24 if said.quick else 64
+            count = GPU_BATCHES if args.device == "cuda" else 24 if args.quick else 64
             batches = write_batches(folder, count, size.vocabulary_size, size.batch_tokens)
             work = make_work(size, batches, size.vocabulary_size, here)
-            asks_ceiling = "ceiling" not in said.skip
-            best = measure_ceiling(size, isa, said.device) if asks_ceiling else 0.0
-            measured = measure_size(said, size, work, isa, turns)
-            rows += speed_rows(size, isa, measured, on_gpu=said.device == "cuda", judged=not said.quick)
+            asks_ceiling = "ceiling" not in args.skip
+            best = measure_ceiling(size, isa, args.device) if asks_ceiling else 0.0
+            measured = measure_size(args, size, work, isa, turns)
+            rows += speed_rows(size, isa, measured, on_gpu=args.device == "cuda", judged=not args.quick)
             if asks_ceiling:  # measured before and after, because a machine's speed varies
-                best = max(best, measure_ceiling(size, isa, said.device))
-                rows.append(ceiling_row(size, isa, work, measured["transduce"], best, judged=not said.quick))
+                best = max(best, measure_ceiling(size, isa, args.device))
+                rows.append(ceiling_row(size, isa, work, measured["transduce"], best, judged=not args.quick))
             rows += hours_rows(size, measured["transduce"])
-            if said.device == "cuda":
+            if args.device == "cuda":
                 rows.append(peak_row(size, measured))
-        if said.device == "cpu" and "memory" not in said.skip:
-            rows += memory_rows(folder, here, bf16="bf16" not in said.skip, quick=said.quick)
-    return report(rows, said.json)
+        if args.device == "cpu" and "memory" not in args.skip:
+            rows += memory_rows(folder, here, bf16="bf16" not in args.skip, quick=args.quick)
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

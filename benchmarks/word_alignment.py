@@ -32,14 +32,14 @@ def main() -> int:
     """Choose heads, align and report."""
     options = parser(__doc__)
     options.add_argument("--model", type=Path, default=REPOSITORY / "models" / "demo")
-    said = options.parse_args()
+    args = options.parse_args()
     print(machine())
-    if not (said.model / "manifest.json").exists():
-        demo(said.model)
-    translator = load(said.model, task="translation", precision="fp32", device="cpu")
+    if not (args.model / "manifest.json").exists():
+        demo(args.model)
+    translator = load(args.model, task="translation", precision="fp32", device="cpu")
     corpus = generate()
-    known = [known_alignment(pair) for pair in corpus.dev[: 250 if said.quick else 500]]
-    test = [known_alignment(pair) for pair in corpus.test[: 300 if said.quick else 1000]]
+    known = [known_alignment(pair) for pair in corpus.dev[: 250 if args.quick else 500]]
+    test = [known_alignment(pair) for pair in corpus.test[: 300 if args.quick else 1000]]
     alike = error_percent(translator, test, None)
     rows = [
         Row("best single head", 100.0 * float(head_errors(translator, test).min()), "% alignment error"),
@@ -60,7 +60,7 @@ def main() -> int:
                 error <= BAR_PERCENT if is_last else None,
             )
         )
-    return report(rows, said.json)
+    return report(rows, args.json)
 
 
 def known_alignment(pair: AlignedPair) -> KnownAlignment:
