@@ -31,7 +31,7 @@ class Shoe(msgspec.Struct):
     # The length of the foot,
     # in millimetres.
     size_millimetres: int = 260
-    colour: str = "brown"  # beside, so it is no meaning
+    colour: str = "brown"  # beside the field, so it does not document it
     # On the sole.
     nails: int | None = None
     laces: bool = True

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"ctranslate2": ("ctranslate2",), "onnx": ("onnx", "onnxruntime"), "huggingface": ("transformers",)}
 MakeTranslator = Callable[..., Translator]
 
-# What those libraries warn of is not ours.
+# Ignore warnings of these libraries.
 pytestmark = pytest.mark.filterwarnings("default")
 
 

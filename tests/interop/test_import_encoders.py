@@ -49,7 +49,7 @@ def make_folder(toy_corpus: Path, tmp_path: Path) -> MakeFolder:
         tokenizer = "BertTokenizer" if architecture.startswith("Bert") else "RobertaTokenizer"
         getattr(transformers, tokenizer).from_pretrained(folder).save_pretrained(folder)
         torch.manual_seed(1)
-        size = trained.get_vocab_size() + 3  # some ids have no piece
+        size = trained.get_vocab_size() + 3  # some ids have no token
         model = kind._from_config(
             kind.config_class(**SIZES, vocab_size=size, max_position_embeddings=40, **more | settings)
         )

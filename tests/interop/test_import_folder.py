@@ -327,7 +327,7 @@ def test_a_pretrained_sentence_encoder() -> None:
 
 
 def _embedding(states: Tensor) -> Tensor:
-    """What the model is for: the mean of the states, of length 1."""
+    """Return a sentence embedding as the model's authors define it: the normalized mean of the states."""
     return torch.nn.functional.normalize(states.mean(dim=1), dim=-1)
 
 

@@ -94,7 +94,7 @@ MORE: list[dict[str, Any]] = [
     {"d_k": 16},
     {"start_id": 2},
 ]
-# What no decoded model has, what acts in training alone, and what `SIZES` or the sources vary.
+# Settings that decoded models never have, that only training uses, or that `SIZES` or the sources vary.
 NOT_VARIED = {
     *("kind", "pad_id", "eos_id", "dropout", "attention_dropout", "activation_dropout", "token_types"),
     *("masked_language_head", "pooler", "num_labels", "num_series", "foretells_deviations", "bidirectional"),
@@ -115,7 +115,7 @@ SINGLES = [changes for changes in (*LISTED.values(), *MORE) if changes]
 
 
 class Tolerance(NamedTuple):
-    """How far a backend may be from the reference."""
+    """The allowed difference between a backend and the reference."""
 
     states: float
     """Norm of the difference over the norm, of the last layer."""
@@ -179,12 +179,12 @@ def variants(model: Transformer | Decoder, *, rounded: bool) -> Iterator[tuple[s
 
 
 def start(model: Transformer | Decoder) -> DecodingState:
-    """By the selected backend."""
+    """Start decoding with the selected backend."""
     return start_prompts(model, SOURCES, LENGTHS) if isinstance(model, Decoder) else start_fast(model, SOURCES)
 
 
 def own_start(model: Transformer | Decoder) -> DecodingState:
-    """By the model itself, the reference."""
+    """Start decoding with the model itself, the reference."""
     return model.start(SOURCES, LENGTHS) if isinstance(model, Decoder) else model.start(SOURCES)
 
 
@@ -203,7 +203,7 @@ def walk(state: DecodingState) -> Tensor:
 
 
 def search(model: Transformer, width: int) -> Iterator[tuple[int, list[int], float]]:
-    """What greedy or beam search finds: sentence, tokens and the sum of their log-probabilities."""
+    """Return the results of greedy or beam search: sentence, tokens and the sum of their log-probabilities."""
     scorer, beam = TransformerScorer(model, SOURCES), Beam(beam_size=width, n_best=width, alpha=0.0)
     bounds = Bounds(model.config.start_id, END, torch.full((3,), LONGEST))
     found: Search | None = find_search_program(scorer, bounds, beam)

@@ -239,7 +239,7 @@ def test_a_room_gives_the_first_gap_that_is_large_enough() -> None:
     room = Room(3)
     spots = [room.take(count) for count in (64, 128, 64)]
     assert spots == [Spot(3, 0), Spot(3, 64), Spot(3, 192)]
-    room.give_back([spots[1], Spot(5, 64)])  # the last one is another room's
+    room.give_back([spots[1], Spot(5, 64)])  # the last slot belongs to another buffer
     assert room.take(129) == Spot(3, 256)
     assert room.take(65) == Spot(3, 64)
     assert room.size == 256 + 192

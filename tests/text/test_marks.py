@@ -41,7 +41,7 @@ def test_a_mask_stands_for_a_piece_with_its_space() -> None:
 
 
 def test_an_unknown_word_before_a_mask_stays() -> None:
-    """BERT's vocabulary has no piece for a space: asked for it, it names the unknown one."""
+    """BERT's vocabulary has no token for a space, so looking it up gives the unknown token."""
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the"]
     record = VocabularyRecord(
         cutting=WordPieces(),
