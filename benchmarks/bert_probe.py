@@ -93,7 +93,7 @@ def rows_of(folder: Path, train: list[str], dev: list[str], labels: Labels) -> l
     pieces = both(partial(counts, filler=fillers[PRETRAINED]))
     weights = torch.log((1 + len(train)) / (1 + (pieces[0] > 0).sum(dim=0))) + 1.0
     tf_idf = pieces[0] * weights, pieces[1] * weights
-    found = {"pieces": scaled(tf_idf, PIECES_LENGTH)}
+    found = {"tokens": scaled(tf_idf, PIECES_LENGTH)}
     for name, filler in fillers.items():
         weight = filler.model.source_weight.detach()
         table = F.normalize(weight - weight.mean(dim=0), dim=1)
@@ -102,8 +102,8 @@ def rows_of(folder: Path, train: list[str], dev: list[str], labels: Labels) -> l
         centre, spread = states[0].mean(dim=0), states[0].std(dim=0) + 1e-6
         found[f"{name} states"] = (states[0] - centre) / spread, (states[1] - centre) / spread
     added = scaled(found[f"{PRETRAINED} embeddings"], ADDED_LENGTH)
-    train_rows, dev_rows = (torch.cat(pair, dim=1) for pair in zip(found["pieces"], added, strict=True))
-    found[f"pieces and {PRETRAINED} embeddings"] = train_rows, dev_rows
+    train_rows, dev_rows = (torch.cat(pair, dim=1) for pair in zip(found["tokens"], added, strict=True))
+    found[f"tokens and {PRETRAINED} embeddings"] = train_rows, dev_rows
     return [
         Row(f"linear classifier on {name}", accuracy(features, labels), "% of 3,000 validation utterances")
         for name, features in found.items()

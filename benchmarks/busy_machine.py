@@ -29,7 +29,7 @@ from transduce.model.transformer import Transformer
 
 SIZES = ((4, 128, 4), (6, 256, 4), (6, 512, 8))  # layers, columns, heads
 BATCHES = ((1, 1), (1, 4), (4, 4), (32, 4))  # sentences, hypotheses of each
-WAYS = ("all threads", "one thread", "as chosen")
+WAYS = ("all threads", "one thread", "default")
 PIECES, VOCABULARY = 12, 8000
 
 
@@ -60,7 +60,7 @@ def decode(model: PackedTransformer, sources: torch.Tensor, beam_size: int) -> N
 def choosing(way: str, threads: int) -> Iterator[None]:
     """Set how many threads a step uses, within the context."""
     kept = crew._THREAD_WORK, crew._LEAST_SHARE, crew._CREW
-    if way != "as chosen":
+    if way != "default":
         crew._THREAD_WORK, crew._LEAST_SHARE, crew._CREW = 1, 0.0, crew.Crew()
     torch.set_num_threads(1 if way == "one thread" else threads)
     try:

@@ -73,7 +73,7 @@ def make_rows(ours: dict[str, float], peer: dict[str, float], *, steps: int, jud
         Row(
             f"{name}: validation loss",
             ours["loss"],
-            "nats a character",
+            "nats per character",
             peer=other,
             peer_value=peer["loss"],
             ratio=ours["loss"] / peer["loss"],

@@ -121,7 +121,7 @@ def measure(workers: list[Worker], orders: list[Order], rounds: int) -> Answers:
 
 def _log(contender: Contender, order: Order, answer: dict[str, Any] | None) -> None:
     what = f"{contender.name}, beam {order.beam_size}, batch {order.batch_size}"
-    rate = f"{answer['pieces'] / answer['seconds']:,.0f} pieces/s" if answer else "cannot"
+    rate = f"{answer['pieces'] / answer['seconds']:,.0f} tokens/s" if answer else "cannot"
     print(f"... {what}: {rate}", file=sys.stderr, flush=True)
 
 

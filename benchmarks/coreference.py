@@ -112,7 +112,7 @@ def ask(reader: object, example: Example) -> PronounPair:
             source = side.translations.get(reader.source_language or "")
             if source is None:
                 raise SystemExit(
-                    f"English is asked about, translated from {' or '.join(side.translations)}, but this model reads "
+                    f"English is translated from {' or '.join(side.translations)}, but this model reads "
                     f"{reader.source_language}: name another folder."
                 )
         found.append(
@@ -137,15 +137,21 @@ def rows_of(folder: Path, examples: tuple[Example, ...]) -> list[Row]:
         sys.stderr.write(f"\n{folder}\n{pair.draw()}\n")
         heads = len(pair.one.pointers)
         name = f"{folder.name}, {' / '.join(example.among)}: heads that point to the right word in both"
-        rows.append(Row(name, len(pair.resolving), f"of {heads}", "by lot", pair.chance * heads))
+        rows.append(Row(name, len(pair.resolving), f"of {heads}", "by chance", pair.chance * heads))
     always = set(pairs[0].resolving).intersection(*(pair.resolving for pair in pairs))
     if len(pairs) > 1:
         expected = len(pairs[0].one.pointers) * pairs[0].chance ** len(pairs)
         rows.append(
-            Row(f"{folder.name}: heads that do so in all {len(pairs)} pairs", len(always), "heads", "by lot", expected)
+            Row(
+                f"{folder.name}: heads that do so in all {len(pairs)} pairs",
+                len(always),
+                "heads",
+                "by chance",
+                expected,
+            )
         )
         share = mean([len(pair.resolving) / len(pair.one.pointers) for pair in pairs])
-        rows.append(Row(f"{folder.name}: mean share of such heads", 100.0 * share, "%", "by lot", 25.0))
+        rows.append(Row(f"{folder.name}: mean share of such heads", 100.0 * share, "%", "by chance", 25.0))
     return rows
 
 

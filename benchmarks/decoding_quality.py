@@ -63,7 +63,7 @@ def _score_row(name: str, exact: Translator, sources: list[str], texts: list[lis
         total = sum(len(score.piece_log_probabilities) for score in scores)
         means.append(sum(score.log_probability for score in scores) / total)
     holds = means[0] >= means[1] - 0.01
-    return Row(f"{name}, mean score", means[0], "nats a piece", "fp32", means[1], None, "not lower by 0.01", holds)
+    return Row(f"{name}, mean score", means[0], "nats per token", "fp32", means[1], None, "not lower by 0.01", holds)
 
 
 def _gap(exact: Translator, source: str, found: Sequence[str], expected: Sequence[str]) -> float:

@@ -240,7 +240,7 @@ def speed_rows(size: str, isa: str, answers: Answers, clock: str, *, judged: boo
             if not any(contender.engine == engine for contender, _ in answers):
                 continue
             peer = best_rate(answers, engine, beam_size, clock)
-            rows.append(row_beside(f"{where}, {what}", "pieces/s", rate, peer, (">=", least) if judged else None))
+            rows.append(row_beside(f"{where}, {what}", "tokens/s", rate, peer, (">=", least) if judged else None))
         for title, share in (("median", 0.5), ("95th percentile", 0.95)):
             ours = best_latency(answers, "transduce", beam_size, clock, share)
             peer = best_latency(answers, "CTranslate2", beam_size, clock, share)
@@ -251,7 +251,7 @@ def speed_rows(size: str, isa: str, answers: Answers, clock: str, *, judged: boo
             if not any((contender.engine, contender.form) == ("transduce", form) for contender, _ in answers):
                 continue
             name, rate = f"{where}, {what}, {form}", best_rate(answers, "transduce", beam_size, clock, form)
-            rows.append(row_beside(name, "pieces/s", rate, best_rate(answers, "CTranslate2", beam_size, clock), None))
+            rows.append(row_beside(name, "tokens/s", rate, best_rate(answers, "CTranslate2", beam_size, clock), None))
             own = best_latency(answers, "transduce", beam_size, clock, 0.5, form)
             peer = best_latency(answers, "CTranslate2", beam_size, clock, 0.5)
             rows.append(row_beside(f"{name}, one sentence, median", "ms", own, peer, None))
@@ -268,7 +268,7 @@ def gpu_rows(size: str, answers: Answers, *, judged: bool) -> list[Row]:
             ours = best_rate(answers, "transduce", beam_size, "", form)
             what = "greedy" if beam_size == 1 else f"beam {beam_size}"
             name, bar = f"{size}, GPU, {what}, {form}", (">=", least) if judged and least else None
-            rows.append(row_beside(name, "pieces/s", ours, peer, bar))
+            rows.append(row_beside(name, "tokens/s", ours, peer, bar))
     return rows
 
 

@@ -69,15 +69,15 @@ def _rows(translator: Translator, found: list[Translation], references: list[str
     quality = _qualities(found, references)
     doubts = [tuple(doubt.kind for doubt in each) for each in review(translator, found)]
     sure = mean([value for value, own in zip(quality, doubts, strict=True) if not own])
-    rows = [Row("no doubt", sure, "chrF", f"share of {len(found):,}", mean([float(not own) for own in doubts]))]
+    rows = [Row("no warning", sure, "chrF", f"share of {len(found):,}", mean([float(not own) for own in doubts]))]
     for kind in DOUBT_KINDS:
         own_quality = [value for value, own in zip(quality, doubts, strict=True) if kind in own]
         if own_quality:
-            name, value = f"doubt: {kind}, {len(own_quality)} sentences", mean(own_quality)
-            rows.append(Row(name, value, "chrF", "no doubt", sure, value / sure))
+            name, value = f"warning: {kind}, {len(own_quality)} sentences", mean(own_quality)
+            rows.append(Row(name, value, "chrF", "no warning", sure, value / sure))
     likelihood = [-nats_a_piece(each) for each in found]
-    rows.append(Row("the better of two is likelier", 100.0 * _ranking(likelihood, quality), "%"))
-    rows.append(Row("wrong sentences' translations doubted", 100.0 * _mismatches(translator, found, references), "%"))
+    rows.append(Row("the better of two is more probable", 100.0 * _ranking(likelihood, quality), "%"))
+    rows.append(Row("mismatched translations with warnings", 100.0 * _mismatches(translator, found, references), "%"))
     return [*rows, *_second_search(translator, found, references, doubts)]
 
 
@@ -87,16 +87,16 @@ def _second_search(
     again = look_again(translator, found)
     numbers = [n for n, own in enumerate(doubts) if own]
     changed = [n for n in numbers if again[n].text != found[n].text]
-    rows = [Row("doubtful translations changed", len(changed), f"of {len(numbers)}")]
+    rows = [Row("translations with warnings changed", len(changed), f"of {len(numbers)}")]
     if changed:
         wanted = [references[n] for n in changed]
         was, now = (mean(_qualities([each[n] for n in changed], wanted)) for each in (found, again))
-        rows.append(Row("these after a second search", now, "chrF", "before", was, now / was))
+        rows.append(Row("these after re-decoding", now, "chrF", "before", was, now / was))
     bleu = [
         score([each.text for each in texts], references, target_language=translator.target_language).bleu.value
         for texts in (again, found)
     ]
-    return [*rows, Row("all after a second search", bleu[0], "BLEU", "before", bleu[1], bleu[0] / bleu[1])]
+    return [*rows, Row("all after re-decoding", bleu[0], "BLEU", "before", bleu[1], bleu[0] / bleu[1])]
 
 
 def _qualities(found: Sequence[Translation], references: Sequence[str]) -> list[float]:

@@ -66,10 +66,10 @@ def rows_of(model: Path, text: Text) -> list[Row]:
     found, found_seconds = bleu(load(model, task="translation", examples=path), text.test)
     what = f"{text.name}, {len(text.train[0]):,} pairs"
     return [
-        Row(f"{what}, by examples", found, "BLEU", "the model alone", alone, found / alone),
-        Row(f"{what}, weight of the votes", memory.examples.card.weight, "of 1"),
-        Row(f"{what}, loss on dev", memory.after, "nats a piece", "the model alone", memory.before),
-        Row(f"{what}, remembering", seconds, "s"),
+        Row(f"{what}, with retrieval", found, "BLEU", "the model alone", alone, found / alone),
+        Row(f"{what}, retrieval weight", memory.examples.card.weight, "of 1"),
+        Row(f"{what}, loss on dev", memory.after, "nats per token", "the model alone", memory.before),
+        Row(f"{what}, building the datastore", seconds, "s"),
         Row(f"{what}, the file", path.stat().st_size / 2**20, "MiB"),
         Row(
             f"{what}, translating", found_seconds, "s", "the model alone", alone_seconds, found_seconds / alone_seconds

@@ -185,7 +185,7 @@ def rows_out(tokenizers: tuple[Tokenizer, Tokenizer], lines: list[str]) -> Itera
 def rows_in() -> Iterator[Row]:
     """Yield a row for each family that transformers created."""
     for name, difference in brought_in():
-        yield difference_row(f"in: {name}", difference, 1e-5, "32 rows of up to 60 pieces")
+        yield difference_row(f"in: {name}", difference, 1e-5, "32 rows of up to 60 tokens")
 
 
 def difference_row(name: str, difference: float, most: float, rule: str) -> Row:

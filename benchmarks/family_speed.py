@@ -106,7 +106,7 @@ def _rows(*, quick: bool) -> list[Row]:
         }
         for name, rate in rates.items():
             what = "one sentence" if alone else "steps of sentences"
-            row = Row(f"training, {what} of {length} pieces, {name}", rate, "target tokens/s")
+            row = Row(f"training, {what} of {length} tokens, {name}", rate, "target tokens/s")
             if name != BASELINE:
                 row = row._replace(peer=BASELINE, peer_value=rates[BASELINE], ratio=rate / rates[BASELINE])
             found.append(row)

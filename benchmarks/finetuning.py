@@ -176,7 +176,7 @@ def make_rows(results: dict[str, dict[str, Any]]) -> list[Row]:
     for name, found in results.items():
         loss, old = found["captions"]["loss"], before["captions"]["loss"]
         bar, holds = f"< {old:.3f}", loss < old
-        rows.append(Row(f"{name}: loss on captions", loss, "nats a piece", IMPORTED, old, loss / old, bar, holds))
+        rows.append(Row(f"{name}: loss on captions", loss, "nats per token", IMPORTED, old, loss / old, bar, holds))
         for corpus, shown in (("captions", "captions"), ("tatoeba", "Tatoeba, which it began with")):
             now, then = found[corpus]["bleu"], before[corpus]["bleu"]
             rows.append(Row(f"{name}: BLEU on {shown}", now, "BLEU", IMPORTED, then))
@@ -184,8 +184,8 @@ def make_rows(results: dict[str, dict[str, Any]]) -> list[Row]:
         share = found["parameters"] / whole
         judged = name != WHOLE and found["parameters"] == least
         bar_of_share, small = (f"<= {BAR_SHARE:g}", share <= BAR_SHARE) if judged else (None, None)
-        learnt = found["parameters"]
-        rows.append(Row(f"{name}: learnt", learnt, "parameters", WHOLE, whole, share, bar_of_share, small))
+        trained_parameters = found["parameters"]
+        rows.append(Row(f"{name}: trained", trained_parameters, "parameters", WHOLE, whole, share, bar_of_share, small))
         seconds = found["seconds"]
         rows.append(Row(f"{name}: training", seconds, "s", WHOLE, results[WHOLE]["seconds"]))
     return rows

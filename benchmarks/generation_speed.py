@@ -94,7 +94,7 @@ def speed_rows(name: str, answers: Answers) -> list[Row]:
             ours = best_rate(own, "transduce", 1, "", form, least_batch=1)
             for engine in peers:
                 peer = best_rate(own, engine, 1, "", least_batch=1)
-                rows.append(row_beside(f"{name}, {what}", "pieces/s", ours, peer, None))
+                rows.append(row_beside(f"{name}, {what}", "tokens/s", ours, peer, None))
     return rows
 
 

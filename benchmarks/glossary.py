@@ -91,8 +91,8 @@ def _rows(translator: Translator, search: SearchSettings, cases: list[Case], glo
         found = way()
         rows.append(Row(f"{name}, time", time.monotonic() - started_at, "seconds"))
         if name == "plain":
-            could = score([each.text for each in found], [case.usual for case in cases], target_language="en").bleu
-            rows.append(Row("what could be had", could.value, f"BLEU, {len(cases)} sentences, {could.signature}"))
+            bound = score([each.text for each in found], [case.usual for case in cases], target_language="en").bleu
+            rows.append(Row("upper bound", bound.value, f"BLEU, {len(cases)} sentences, {bound.signature}"))
         rows += _scores(name, cases, found, glossary)
     return rows
 
@@ -105,7 +105,7 @@ def _scores(name: str, cases: Sequence[Case], found: Sequence[Translation], glos
     share = 100.0 * (1 - len(tally.missing) / tally.terms)
     return [
         Row(f"{name}, changed references", bleu, "BLEU"),
-        Row(f"{name}, terms as asked for", share, f"% of {tally.terms}"),
+        Row(f"{name}, terms as required", share, f"% of {tally.terms}"),
     ]
 
 

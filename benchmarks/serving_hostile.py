@@ -278,11 +278,11 @@ def hostile_studies(languages: tuple[str, str], megabytes: int = 30) -> list[Hos
         Hostile("a head before the first", study("/intervene", heads_off=[head | {"head": -1}])),
         Hostile("a head of no kind", study("/intervene", heads_off=[head | {"kind": "../../etc"}])),
         Hostile(
-            "a million forbidden pieces", _post(million + b'"forbid":[' + b'"",' * 340_000 + b'""]}', path="/intervene")
+            "a million forbidden tokens", _post(million + b'"forbid":[' + b'"",' * 340_000 + b'""]}', path="/intervene")
         ),
-        Hostile("a forced piece of 900,000 letters", study("/intervene", step=0, force="x" * 900_000)),
-        Hostile("a place far away", study("/intervene", step=10**6, force="s")),
-        Hostile("a place that is infinite", _post(million + b'"step":1e999}', path="/intervene")),
+        Hostile("a forced token of 900,000 letters", study("/intervene", step=0, force="x" * 900_000)),
+        Hostile("a position far away", study("/intervene", step=10**6, force="s")),
+        Hostile("an infinite position", _post(million + b'"step":1e999}', path="/intervene")),
         Hostile("another source that is too long", study("/intervene", changed="q " * 9_999)),
     ]
 

@@ -113,7 +113,15 @@ def summary_rows(work: Work, *, judged: bool) -> tuple[Path, list[Row]]:
         ("ROUGE-L", ours.rouge_l, leading.rouge_l, rare.rouge_l),
     ):
         rows.append(_row(f"headlines of {len(test):,} passages", value, name, "leading words", trivial, judged=judged))
-        rows.append(Row(f"the same, beside frequencies of words, {name}", value, name, "leading rare words", knowing))
+        rows.append(
+            Row(
+                f"headlines, against a baseline with word frequencies, {name}",
+                value,
+                name,
+                "leading rare words",
+                knowing,
+            )
+        )
     return pretrained, rows
 
 

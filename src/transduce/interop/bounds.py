@@ -10,7 +10,7 @@ from transduce.model.config import ModelConfig
 # Larger than in any real model, yet small enough to build on the meta device in a moment.
 _MAX_SIZE = 1 << 24
 _MAX_LAYERS = 1_000
-_MAX_POSITION_OFFSET = 1 << 16  # the table of sinusoids has as many rows more
+_MAX_POSITION_OFFSET = 1 << 16  # limits the size of the table of sinusoids
 
 
 def check_sizes(place: str | Path, config: ModelConfig) -> None:

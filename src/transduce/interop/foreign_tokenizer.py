@@ -62,8 +62,8 @@ class VocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         wrong = next((id for id in used if not 0 <= id < self.size), None)
         if wrong is not None:
             raise TransduceError(
-                f"A tokenizer's ids must be from 0 to {self.size - 1}, as its model has {self.size} pieces, but one is "
-                f"{wrong}: the files are of different models."
+                f"A tokenizer's ids must be from 0 to {self.size - 1}, as its model has {self.size} tokens, but one is "
+                f"{wrong}: the files belong to different models."
             )
 
 
