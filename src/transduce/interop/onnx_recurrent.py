@@ -131,8 +131,8 @@ def build_recurrent_decoder(model: Recurrent) -> Graph:
     y = graph.apply("Concat", *parts, attributes={"axis": -1})
     new_states = []
     for layer, state in zip(_decoder_layers(model), states, strict=True):
-        y, state = _build_step(graph, y, layer, state)
-        new_states.append(state)
+        y, new_state = _build_step(graph, y, layer, state)
+        new_states.append(new_state)
     if model.attentional is not None and attention is not None:
         attended = parts[-1] if model.looks_before else attention.build(y)
         joined = graph.apply("Concat", attended, y, attributes={"axis": -1})
@@ -141,9 +141,9 @@ def build_recurrent_decoder(model: Recurrent) -> Graph:
     graph.add_output(
         build_output(graph, hidden, model), "logits", np.float32, ("batch", 1, config.target_vocabulary_size)
     )
-    for number, state in enumerate(new_states):
-        for name, value in state.named():
-            graph.add_output(value, f"{name}.{number}", np.float32, _shape(name, width, state.cell, "total"))
+    for number, new_state in enumerate(new_states):
+        for name, value in new_state.named():
+            graph.add_output(value, f"{name}.{number}", np.float32, _shape(name, width, new_state.cell, "total"))
     if config.input_feeding:
         graph.add_output(y, "attentional", np.float32, ("batch", width))
     return graph
