@@ -36,7 +36,7 @@ class WordVectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     their embeddings, the file fills the shared matrix.
     """
     target: str | None = None
-    """A file of vectors for the target's embeddings. It takes precedence for a word in both files of a shared matrix."""
+    """A file of vectors for the target's embeddings. In a shared matrix it wins for a word in both files."""
     rescale: bool = True
     """Multiply all vectors by one number, so that they are as long as the random ones that they replace."""
     frozen: bool = False
