@@ -29,17 +29,18 @@ Vector = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class WordVectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Embeddings to begin with. `word_vectors.*` in a settings file."""
+    """Word vectors that embeddings start from: `word_vectors.*` in a settings file."""
 
-    # A file of word2vec (text or binary) or GloVe, plain or gzip, for the source's embeddings. Where both sides share
-    # theirs, it fills these.
     source: str | None = None
-    # The same for the target's. In a shared matrix it goes before the source's file where both have a word.
+    """A file of word2vec (text or binary) or GloVe, plain or gzip, for the source's embeddings. If both sides share
+    their embeddings, the file fills the shared matrix.
+    """
     target: str | None = None
-    # All vectors are multiplied by one number, so that they are as long as the random ones that they replace.
+    """A file of vectors for the target's embeddings. In a shared matrix it wins for a word in both files."""
     rescale: bool = True
-    # Whether the rows that got a vector keep it while the rest learns.
+    """Multiply all vectors by one number, so that they are as long as the random ones that they replace."""
     frozen: bool = False
+    """Keep the rows with a vector fixed while the other rows are trained."""
 
     def __post_init__(self) -> None:
         if self.source is None and self.target is None:
