@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
+from transduce.model.config import ModelConfig
 from transduce.model.precision import Precision
 from transduce.runtime.machine import Machine
 from transduce.tasks.account import Account
+from transduce.tasks.resolve import explain_decoding
 from transduce.tasks.resolve_model import foresee_epochs
 from transduce.tasks.settings_reading import make_settings
 from transduce.training.choices import (
@@ -317,3 +319,19 @@ def test_the_account_tells_what_became_of_a_choice() -> None:
     assert [(line.value, line.reason) for line in account.lines] == [
         ("492", "what the text needs; 400 were chosen first")
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "backend", "reason"),
+    [
+        ({"d_ff": 120, "positions": "none"}, "eager", "not compiled, because "),
+        ({"norm": "batch"}, "reference", "because"),
+    ],
+)
+def test_the_account_tells_what_will_decode_the_model(changes: dict[str, Any], backend: str, reason: str) -> None:
+    account = Account()
+    sizes = {"source_vocabulary_size": 9, "target_vocabulary_size": 9, "d_model": 64, "num_heads": 2}
+    explain_decoding(ModelConfig(**(sizes | changes)), "cpu", account)
+    (line,) = account.lines
+    assert (line.name, line.value) == ("decoding kernels", backend)
+    assert reason in line.reason

@@ -264,7 +264,7 @@ class Description:
         read: list[tuple[dict[str, Any], str, Any]] = []
         self.reason_for_all = reason_for_all
         self.graph = _describe(module, read) if reason_for_all is None else Unsupported(reason_for_all)
-        self._refusals: dict[str, str | None] = {}
+        self._refusals: dict[int, tuple[Table, str | None]] = {}
         own = [vars(each) for each in module.modules()]
         modal = [module, *(each for each in module.modules() if isinstance(each, Dropout | BatchNorm))]
         self._modal = [vars(each) for each in modal]
@@ -278,9 +278,9 @@ class Description:
 
     def why_not(self, table: "Table") -> str | None:
         """Return a clause that says why a backend cannot compute what is described; None: it can."""
-        if table.title not in self._refusals:
-            self._refusals[table.title] = table.refusal(self.graph)
-        return self._refusals[table.title]
+        if id(table) not in self._refusals:
+            self._refusals[id(table)] = table, table.refusal(self.graph)
+        return self._refusals[id(table)][1]
 
     @property
     def is_training(self) -> bool:

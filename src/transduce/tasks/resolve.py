@@ -254,8 +254,8 @@ def explain_decoding(config: ModelConfig, device: str, account: Account) -> None
         model = build_any_model(config)
     assert isinstance(model, Transformer | Decoder)
     backend, refused = forecast_decoder(model.eval(), device)
-    reasons = "; ".join(f"not {name}, because {reason}" for name, reason in refused.items())
-    account.take("decoding kernels", None, Choice(backend, reasons or "the fastest that there is"))
+    reasons = [f"not {name}, because {reason}" for name, reason in refused.items()]
+    account.take("decoding kernels", None, Choice(backend, reasons[0] if reasons else "the fastest that there is"))
 
 
 def _resolve_record(specified: bool | None, choice: Choice[bool], account: Account) -> bool:

@@ -46,7 +46,7 @@ COMPILED = table(
 )
 """The models that `ModelPrograms` computes."""
 COMPILABLE = table(
-    "the compiled decoder (before prepacking)",
+    "the compiled decoder",
     class_="Transformer Decoder",
     linear_layers="Linear",
     output_projection="Linear",
