@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.durable import write_file
+from transduce.model.layer_graph import only_observes
 from transduce.training.loss import Loss
 from transduce.training.packed_loss import nothing_recorded
 
@@ -120,7 +121,8 @@ def find_origin(model: nn.Module, compute: Callable[[], Loss]) -> Origin:
     with ExitStack() as hooks:
         for name, module in model.named_modules():
             if name:
-                hooks.callback(module.register_forward_hook(_watch_output(name, outputs)).remove)
+                hook = only_observes(_watch_output(name, outputs))
+                hooks.callback(module.register_forward_hook(hook).remove)
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 hooks.callback(parameter.register_hook(_watch_gradient(name, gradients)).remove)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from transduce.errors import TransduceError
+from transduce.model.layer_graph import register_parametrization
 from transduce.training.choices import Choice
 from transduce.training.settings import PROJECTIONS, ResolvedTraining
 
@@ -81,6 +82,9 @@ class LowRankUpdate(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         """The weight in use, (O, I)."""
         return weight + self.scale * (self.up @ self.down)
+
+
+register_parametrization(LowRankUpdate)
 
 
 def adapt(model: nn.Module, settings: LowRankSettings, *, fresh: tuple[str, ...] = ()) -> list[nn.Parameter]:

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from transduce.model.layer_graph import register_wrapper
 from transduce.training.loss import Loss
 from transduce.training.optimizer import learning_parameters
 from transduce.training.processes import Processes
@@ -22,6 +23,9 @@ from transduce.training.rows import Rows, Sliceable
 from transduce.training.settings import ResolvedTraining
 from transduce.training.sums import norm_of
 from transduce.training.update import FlatUpdate
+
+
+register_wrapper(FSDPModule, "torch.distributed.fsdp")
 
 
 class ShardedLoss(nn.Module):

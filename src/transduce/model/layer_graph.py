@@ -1,0 +1,755 @@
+"""The layer graph: a description of a model that backends compare with their tables before they compute it.
+
+A description is made from exact types only. A subclass, an overridden method, a hook, a parametrization, an additional
+or replaced submodule, and a setting or function without an entry here make the model `Unsupported`: it then takes the
+reference path, and exporters refuse it. A new component is therefore unknown to every backend until a backend lists it.
+
+`graph_of` returns the description of a model or layer and remembers it until something that it rests on changes.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
+from operator import itemgetter
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from torch import nn
+from torch.nn.modules import module as torch_module
+from torch.nn.utils import parametrize
+
+from transduce.model.attention import MultiHeadAttention
+from transduce.model.config import ModelConfig
+from transduce.model.decoder import Decoder
+from transduce.model.dropout import Dropout
+from transduce.model.embedding import Embedding
+from transduce.model.encoder import Encoder, MaskedLanguageHead
+from transduce.model.feed_forward import ACTIVATIONS, GATES, FeedForward, GatedFeedForward
+from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
+from transduce.model.linear import Linear as LinearModule
+from transduce.model.norms import BatchNorm, LayerNorm, RMSNorm
+from transduce.model.positions import (
+    LearnedPositions,
+    NoPositions,
+    RelativePositions,
+    RotaryPositions,
+    SinusoidalPositions,
+)
+from transduce.model.recurrent import Recurrent
+from transduce.model.recurrent_attention import MemoryAttention, PastAttention
+from transduce.model.recurrent_layers import RecurrentDecoderLayer, RecurrentEncoderLayer
+from transduce.model.scores import ScoredAttention
+from transduce.model.stack import StackPositions
+from transduce.model.transformer import Transformer
+
+# --- operations -----------------------------------------------------------------------------------------------------
+
+
+class Norm(NamedTuple):
+    """A normalization over the model width."""
+
+    module: nn.Module
+    kind: str
+    """`layer`, `rms` or `batch`, as `model.norm` names them."""
+    epsilon: float
+
+
+class Linear(NamedTuple):
+    """A linear layer, whatever number format its weights have."""
+
+    module: nn.Module
+
+
+class Attend(NamedTuple):
+    """Multi-head attention between its input and output projections."""
+
+    module: MultiHeadAttention
+    score: str
+    """As `model.attention_score` names it."""
+    is_hard: bool
+    """Whether each query takes the value of its best key alone."""
+    scale: float | None
+    """The factor of a scaled dot product; None stands for 1 / √d_k."""
+    reads_memory: bool
+    """Whether keys and values come from the encoder's output (cross-attention)."""
+
+
+class Activate(NamedTuple):
+    """The nonlinear function inside a feed-forward network, and the dropout after it."""
+
+    name: str
+    """As `model.activation` names it."""
+    is_gated: bool
+    dropout: Dropout
+
+
+class DropoutAdd(NamedTuple):
+    """Dropout of a sub-layer's output, and its addition to the residual connection."""
+
+    module: Dropout
+
+
+Operation = Norm | Linear | Attend | Activate | DropoutAdd
+
+
+class Sublayer(NamedTuple):
+    """Attention or a feed-forward network with its residual connection."""
+
+    path: str
+    """The module's dotted name inside the layer or model that was described."""
+    module: nn.Module
+    residual: Residual
+    order: str
+    """`pre`, `post` or `sandwich`, as `model.norm_order` names them."""
+    operations: tuple[Operation, ...]
+    """In the order in which they are computed."""
+
+    @property
+    def norms(self) -> list[Norm]:
+        """The normalizations of the sub-layer: one, or two in a sandwich."""
+        return [operation for operation in self.operations if isinstance(operation, Norm)]
+
+    @property
+    def linears(self) -> list[Linear]:
+        """The linear layers of the sub-layer."""
+        return [operation for operation in self.operations if isinstance(operation, Linear)]
+
+    @property
+    def attention(self) -> Attend | None:
+        """The attention of the sub-layer; None for a feed-forward network."""
+        return next((operation for operation in self.operations if isinstance(operation, Attend)), None)
+
+    @property
+    def activation(self) -> Activate | None:
+        """The activation of a feed-forward network; None for attention."""
+        return next((operation for operation in self.operations if isinstance(operation, Activate)), None)
+
+
+class Fact(NamedTuple):
+    """A property of a component that changes the computed function, as backend tables list it."""
+
+    path: str
+    """The component's dotted name."""
+    aspect: str
+    value: str
+
+
+class LayerGraph(NamedTuple):
+    """An encoder layer, a decoder layer, or a layer of a decoder alone."""
+
+    sublayers: tuple[Sublayer, ...]
+    facts: tuple[Fact, ...]
+
+
+class ModelGraph(NamedTuple):
+    """A whole model."""
+
+    layers: Mapping[str, LayerGraph]
+    """By dotted name, such as `decoder_layers.0`. A recurrent model has none."""
+    facts: tuple[Fact, ...]
+    """Of all layers, and of what is around them."""
+
+
+class Unsupported(NamedTuple):
+    """Says why a model has no description."""
+
+    reason: str
+    """A clause that names the component: `decoder_layers.0.self_attention is of class Gated, …`."""
+
+
+Graph = ModelGraph | LayerGraph | Unsupported
+
+
+class _UnknownError(Exception):
+    """Raised inside this module where a component has no description."""
+
+
+# --- known classes --------------------------------------------------------------------------------------------------
+
+
+class _Parts(NamedTuple):
+    """What a module of a known class may hold."""
+
+    computes: type[nn.Module]
+    """The reference class whose function it computes."""
+    children: frozenset[str] | None
+    """Names of submodules; None: any."""
+    tensors: frozenset[str] | None
+    """Names of parameters and buffers; None: any."""
+
+
+_KNOWN: dict[type[nn.Module], _Parts] = {}
+_METHODS: dict[type[nn.Module], frozenset[str]] = {}
+_FORWARDS: list[tuple[type[nn.Module], Callable[..., Any]]] = []
+_OTHER_METHODS: list[tuple[type[nn.Module], str, Any]] = []
+_PARAMETRIZATIONS: set[type[nn.Module]] = set()
+_WRAPPERS: dict[type, str] = {}
+
+
+def register_class(
+    kind: type[nn.Module],
+    *,
+    computes: type[nn.Module] | None = None,
+    children: Iterable[str] | None = (),
+    tensors: Iterable[str] | None = (),
+) -> None:
+    """Make a class known to the layer graph, with the methods that it has at this moment.
+
+    Args:
+        kind: the exact class; subclasses stay unknown.
+        computes: the reference class whose function it computes in another number format; None: the class itself.
+        children: names of the submodules that it may hold; None: any.
+        tensors: names of the parameters and buffers that it may hold; None: any.
+    """
+    names = [None if each is None else frozenset(each) for each in (children, tensors)]
+    _KNOWN[kind] = _Parts(computes or kind, *names)
+    _METHODS[kind] = frozenset(name for name in dir(kind) if callable(getattr(kind, name)))
+    _FORWARDS.append((kind, kind.forward))
+    for holder in kind.__mro__:
+        if holder.__module__.startswith("transduce."):
+            found = [(name, value) for name, value in vars(holder).items() if callable(value)]
+            _OTHER_METHODS.extend((kind, name, getattr(kind, name)) for name, _ in found)
+
+
+def register_parametrization(kind: type[nn.Module]) -> None:
+    """Make a parametrization of weights known, such as LoRA's, which leaves the computed function of weights alone."""
+    _PARAMETRIZATIONS.add(kind)
+    register_class(kind, children=None, tensors=None)
+
+
+def register_wrapper(mixin: type, hooks_from: str) -> None:
+    """Make known what wraps a module by the class `(mixin, class of the module)`, such as PyTorch's `fully_shard`.
+
+    Args:
+        mixin: the first base of the classes that it makes.
+        hooks_from: the Python package that its hooks are defined in.
+    """
+    _WRAPPERS[mixin] = hooks_from
+
+
+def only_observes(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a forward hook that changes nothing, and may miss modules inside of a fused layer; return the hook."""
+    hook.only_observes = True  # type: ignore[attr-defined]
+    return hook
+
+
+_LAYER = ("self_attention", "self_attention_residual", "feed_forward", "feed_forward_residual")
+_MEMORY = ("memory_attention", "memory_attention_residual")
+_WEIGHTS = ("source_weight", "own_target_weight", "own_output_weight", "output_bias")
+_STACKS = tuple(f"{side}_{part}" for side in ("encoder", "decoder") for part in ("positions", "layers", "norm"))
+_EMBEDDINGS = ("source_embedding", "target_embedding")
+_ALONE = ("embedding", "positions", "layers", "norm")
+_SCORED = ("score", "dropout")
+_CLASSES: tuple[tuple[type[nn.Module], tuple[str, ...] | None, tuple[str, ...] | None], ...] = (
+    (Transformer, (*_EMBEDDINGS, *_STACKS), _WEIGHTS),
+    (Decoder, _ALONE, _WEIGHTS),
+    (Encoder, (*_ALONE, "masked_language_head", "pooler", "classifier"), _WEIGHTS),
+    (MaskedLanguageHead, ("dense", "norm"), ()),
+    (EncoderLayer, _LAYER, ()),
+    (DecoderLayer, (*_LAYER, *_MEMORY), ()),
+    (Residual, ("norm_before", "norm_after", "dropout"), ()),
+    (MultiHeadAttention, ("projection", "output", *_SCORED), ()),
+    (ScoredAttention, (), ("matrix", "vector")),
+    (FeedForward, ("inner", "outer", "dropout"), ()),
+    (GatedFeedForward, ("inner", "outer", "dropout"), ()),
+    (LinearModule, ("parametrizations",), ("weight", "bias")),
+    (nn.Linear, ("parametrizations",), ("weight", "bias")),
+    (Dropout, (), ()),
+    (LayerNorm, (), ("weight", "bias")),
+    (RMSNorm, (), ("weight",)),
+    (BatchNorm, (), ("weight", "bias", "running_mean", "running_variance")),
+    (nn.Identity, (), ()),
+    (Embedding, ("positions", "norm", "dropout"), ("token_types",)),
+    (SinusoidalPositions, (), ("table",)),
+    (LearnedPositions, (), ("weight",)),
+    (NoPositions, (), ()),
+    (StackPositions, ("rotary", "relative"), ()),
+    (RotaryPositions, (), ("table",)),
+    (RelativePositions, (), ("weight",)),
+    (nn.ModuleList, None, ()),
+    (nn.ModuleDict, None, ()),
+    (parametrize.ParametrizationList, None, None),
+    (
+        Recurrent,
+        (*_EMBEDDINGS, "encoder_layers", "decoder_layers", "bridge", "memory_attention", "attentional", "dropout"),
+        _WEIGHTS,
+    ),
+    (RecurrentEncoderLayer, ("ahead", "back"), ()),
+    (RecurrentDecoderLayer, ("cells", "past_attention"), ()),
+    (MemoryAttention, ("query", "key", *_SCORED), ()),
+    (PastAttention, ("from_input", "from_average", "key", *_SCORED), ()),
+    (nn.LSTM, (), None),
+    (nn.GRU, (), None),
+)
+for _kind, _children, _tensors in _CLASSES:
+    register_class(_kind, children=_children, tensors=_tensors)
+
+_NORMS: dict[type[nn.Module], str] = {LayerNorm: "layer", RMSNorm: "rms", BatchNorm: "batch"}
+_EMBEDDED_POSITIONS: dict[type[nn.Module], str] = {
+    SinusoidalPositions: "sinusoidal",
+    LearnedPositions: "learned",
+    NoPositions: "none",
+}
+_POSITION_SETTINGS: dict[str, dict[str, str]] = {
+    "sinusoidal": {"offset": "position_offset", "to_end": "sinusoids_to_end"},
+    "learned": {"offset": "position_offset", "length": "max_positions"},
+    "none": {},
+    "rotary": {"base": "rotary_base", "scaling": "rotary_scaling"},
+    "relative": {"num_buckets": "relative_buckets", "max_distance": "relative_max_distance"},
+}
+_ACTIVATIONS, _GATES = dict(ACTIVATIONS), dict(GATES)
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_GLOBAL_HOOKS: tuple[dict[Any, Any], ...] = tuple(getattr(torch_module, f"_global{name}") for name in _HOOKS)
+
+SETTINGS = frozenset(
+    (
+        *("kind", "num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads", "num_key_value_heads"),
+        *("d_k", "d_v", "share_layers", "dropout", "attention_dropout", "activation_dropout", "activation", "norm"),
+        *("norm_order", "norm_epsilon", "final_norm", "bias", "projection_bias", "attention_output_bias"),
+        *("feed_forward_bias", "positions", "max_positions", "position_offset", "sinusoids_to_end", "rotary_base"),
+        *("rotary_scaling", "relative_buckets", "relative_max_distance", "attention_score", "attention_kind"),
+        *("attention_scale", "attention_window", "tie_source_target", "tie_output", "scale_embeddings"),
+        *("embedding_norm", "zero_padding_row", "output_bias", "output_scale", "pad_id", "eos_id", "start_id"),
+        *("token_types", "masked_language_head", "pooler", "num_labels", "recurrent_cell", "bidirectional"),
+        *("recurrent_attention", "input_feeding", "recurrent_self_attention", "recurrent_context"),
+        *("recurrent_context_to", "num_series", "foretells_deviations"),
+    )
+)
+"""The settings of `ModelConfig` that this description knows; another one with a value of its own is unsupported."""
+
+
+def unknown_settings(config: ModelConfig) -> list[str]:
+    """Return the names of settings that differ from their default and that no backend knows."""
+    return [name for name in config.changed() if name not in SETTINGS]
+
+
+# --- from modules to a description ----------------------------------------------------------------------------------
+
+
+def graph_of(module: nn.Module) -> Graph:
+    """Return the description of a model or a layer, made anew only if something has changed since the last call.
+
+    Args:
+        module: a model, an `EncoderLayer` or a `DecoderLayer`.
+    """
+    if (reason := _changed_for_all()) is not None:
+        return Unsupported(reason)
+    known = _GRAPHS.get(module)
+    if known is None or not known.holds(module):
+        known = _GRAPHS[module] = _Description(module)
+    return known.graph
+
+
+def is_training(module: nn.Module) -> bool:
+    """Return whether any part of a module is in training mode, such as dropout that a caller keeps switched on."""
+    known = _GRAPHS.get(module)
+    parts = map(vars, module.modules()) if known is None else known.attributes
+    return any(map(itemgetter("training"), parts))
+
+
+def describe_model(model: nn.Module) -> ModelGraph | Unsupported:
+    """Return the description of a Transformer, an encoder, a decoder or a recurrent model."""
+    found = _describe(model, _Attributes())
+    assert not isinstance(found, LayerGraph)
+    return found
+
+
+def describe_layer(layer: nn.Module) -> LayerGraph | Unsupported:
+    """Return the description of an encoder or decoder layer."""
+    found = _describe(layer, _Attributes())
+    assert not isinstance(found, ModelGraph)
+    return found
+
+
+class _Attributes:
+    """Reads attributes of modules, and keeps what was read for `_Description.holds`."""
+
+    def __init__(self) -> None:
+        self.read: list[tuple[dict[str, Any], str, Any]] = []
+
+    def get(self, module: nn.Module, name: str) -> Any:
+        value = getattr(module, name)
+        own = vars(module)
+        if name in own:
+            self.read.append((own, name, value))
+        return value
+
+
+class _Description:
+    """A graph, and what it rests on in a form that is compared in microseconds. It does not keep its module alive."""
+
+    def __init__(self, module: nn.Module) -> None:
+        attributes = _Attributes()
+        modules = list(module.modules())
+        self.attributes = [vars(each) for each in modules]
+        self.graph = _describe(module, attributes)
+        self._read = attributes.read
+        self._children = [own["_modules"] for own in self.attributes]
+        self._held = list(chain.from_iterable(map(dict.values, self._children)))
+        self._types = [type(module), *map(type, self._held)]
+        kinds = ("_modules", "_parameters", "_buffers", *_HOOKS)
+        self._sized = [*self.attributes, *(own[kind] for own in self.attributes for kind in kinds)]
+        self._sizes = list(map(len, self._sized))
+
+    def holds(self, module: nn.Module) -> bool:
+        """Return whether the module is still what was described, hooks and attributes included."""
+        held = list(chain.from_iterable(map(dict.values, self._children)))
+        return (
+            held == self._held
+            and list(map(len, self._sized)) == self._sizes
+            and [type(module), *map(type, held)] == self._types
+            and all(own.get(name) is value for own, name, value in self._read)
+        )
+
+
+_GRAPHS: WeakKeyDictionary[nn.Module, _Description] = WeakKeyDictionary()
+
+
+def _changed_for_all() -> str | None:
+    """Return what somebody changed for all modules of the process; None: nothing."""
+    if any(_GLOBAL_HOOKS):
+        return "a global hook is registered for all modules"
+    for kind, forward in _FORWARDS:
+        if kind.forward is not forward:
+            return f"{kind.__name__}.forward was replaced"
+    return None
+
+
+def _describe(module: nn.Module, attributes: _Attributes) -> Graph:
+    try:
+        if (reason := _changed_for_all()) is not None:
+            return Unsupported(reason)
+        for kind, name, method in _OTHER_METHODS:
+            if getattr(kind, name, None) is not method:
+                return Unsupported(f"{kind.__name__}.{name} was replaced")
+        facts = [fact for path, part in module.named_modules() for fact in _check_module(path, part)]
+        described = _Describer(module, attributes)
+        if _computed_class(module) in (EncoderLayer, DecoderLayer):
+            layer = described.layer("", module)
+            return layer._replace(facts=(*facts, *layer.facts))
+        return described.model(module, facts)
+    except _UnknownError as error:
+        return Unsupported(str(error))
+
+
+def _check_module(path: str, module: nn.Module) -> Iterator[Fact]:
+    """Yield what wraps a module.
+
+    Raises:
+        _UnknownError: it is not exactly of a known class, or something was added to it.
+    """
+    where, own = path or "the model", vars(module)
+    exact = type(module)
+    if _is_wrapped(exact):
+        yield Fact(path, "wrapper", exact.__bases__[0].__name__)
+    for tensor, parametrizations in _parametrizations(module):
+        for each in parametrizations:
+            if type(each) not in _PARAMETRIZATIONS:
+                raise _UnknownError(f"{where}.{tensor} is parametrized by {type(each).__name__}")
+            yield Fact(path, "parametrization", type(each).__name__)
+    known = _KNOWN.get(_class_of(module))
+    if known is None:
+        raise _UnknownError(f"{where} is of class {exact.__name__}")
+    if changed := own.keys() & _METHODS[_class_of(module)]:
+        raise _UnknownError(f"{where} has a `{min(changed)}` of its own")
+    for kind in _HOOKS:
+        for hook in own[kind].values():
+            if not _is_known_hook(hook):
+                raise _UnknownError(f"{where} has a {kind[1:-1].replace('_', ' ')}")
+    for kind, names in (("_modules", known.children), ("_parameters", known.tensors), ("_buffers", known.tensors)):
+        if names is not None and (more := own[kind].keys() - names):
+            raise _UnknownError(f"{where} holds `{min(more)}`, which its class does not have")
+
+
+def _parametrizations(module: nn.Module) -> Iterable[tuple[str, Iterable[nn.Module]]]:
+    return module.parametrizations.items() if parametrize.is_parametrized(module) else ()  # type: ignore[operator, union-attr]
+
+
+def _is_known_hook(hook: Any) -> bool:
+    if getattr(hook, "only_observes", False):
+        return True
+    origin = type(getattr(hook, "__self__", None)).__module__
+    return any(origin.startswith(package) for package in _WRAPPERS.values())
+
+
+def _class_of(module: nn.Module) -> type[nn.Module]:
+    """Return a module's class without known wrappers around it."""
+    kind = type(module)
+    if _is_wrapped(kind):
+        kind = kind.__bases__[1]
+    return kind.__bases__[0] if parametrize.is_parametrized(module) else kind
+
+
+def _is_norm(norm: nn.Module | None) -> bool:
+    return norm is not None and type(norm) is not nn.Identity
+
+
+def _is_wrapped(kind: type) -> bool:
+    return kind.__bases__[0] in _WRAPPERS and len(kind.__bases__) == 2 and "forward" not in vars(kind)
+
+
+def _computed_class(module: nn.Module) -> type[nn.Module]:
+    """Return the reference class whose function a module computes."""
+    known = _KNOWN.get(_class_of(module))
+    if known is None:
+        raise _UnknownError(f"the model is of class {type(module).__name__}")
+    return known.computes
+
+
+class _Describer:
+    """Describes the parts of one model or layer."""
+
+    def __init__(self, root: nn.Module, attributes: _Attributes) -> None:
+        self.get = attributes.get
+        self.config: ModelConfig | None = getattr(root, "config", None)
+
+    def must_be(self, where: str, what: str, found: object, setting: str, wanted: object = None) -> None:
+        """Compare a module with the configuration, which backends read too.
+
+        Raises:
+            _UnknownError: they differ.
+        """
+        if self.config is None:
+            return
+        wanted = getattr(self.config, setting) if wanted is None else wanted
+        if found != wanted:
+            raise _UnknownError(f"{where} has the {what} {found}, but `model.{setting}` is {wanted}")
+
+    def kind(self, where: str, module: nn.Module, *kinds: type[nn.Module]) -> type[nn.Module]:
+        """Return which of these reference classes a module computes.
+
+        Raises:
+            _UnknownError: none of them.
+        """
+        found = _computed_class(module)
+        if found not in kinds:
+            raise _UnknownError(f"{where} is of class {type(module).__name__}")
+        return found
+
+    def model(self, model: nn.Module, facts: list[Fact]) -> ModelGraph:
+        kind, config = _computed_class(model), self.get(model, "config")
+        if kind not in _STACKS_OF:
+            raise _UnknownError(f"the model is of class {type(model).__name__}")
+        if unknown := unknown_settings(config):
+            raise _UnknownError(f"the model has the setting `model.{unknown[0]}`")
+        facts.append(Fact("", "model", type(model).__name__))
+        layers: dict[str, LayerGraph] = {}
+        if kind is not Recurrent:
+            for prefix, embedding, count in _STACKS_OF[kind]:
+                facts += self.around(model, prefix, embedding)
+                layers |= self.stack(f"{prefix}layers", getattr(model, f"{prefix}layers"), getattr(config, count))
+        head = getattr(model, "masked_language_head", None)
+        if head is not None and self.get(head, "activation") is not (_ACTIVATIONS | _GATES).get(config.activation):
+            raise _UnknownError("masked_language_head has another activation than `model.activation`")
+        return ModelGraph(layers, (*facts, *(fact for layer in layers.values() for fact in layer.facts)))
+
+    def around(self, model: nn.Module, prefix: str, name: str) -> list[Fact]:
+        """Return the facts about a stack's embedding, positions and final norm."""
+        assert self.config is not None
+        embedding, stack, final = (getattr(model, each) for each in (name, f"{prefix}positions", f"{prefix}norm"))
+        found = self.stack_positions(f"{prefix}positions", stack)
+        embedded = self.embedding(name, embedding)
+        if "none" not in (found, embedded):
+            raise _UnknownError(f"{name} and {prefix}positions both add positions")
+        positions = embedded if found == "none" else found
+        self.must_be(name, "positions", positions, "positions")
+        self.must_be(name, "embedding norm", embedding.norm is not None, "embedding_norm")
+        self.must_be(f"{prefix}norm", "final norm", type(final) is not nn.Identity, "final_norm", self.has_final_norm)
+        norms = [(f"{name}.norm", embedding.norm), (f"{prefix}norm", final)]
+        return [
+            Fact(name, "positions", positions),
+            Fact(name, "token types", "none" if self.get(embedding, "token_types") is None else "some"),
+            Fact(f"{prefix}positions", "attention window", "none" if self.get(stack, "radius") is None else "some"),
+            *(Fact(path, "norm", self.norm(path, norm).kind) for path, norm in norms if _is_norm(norm)),
+        ]
+
+    @property
+    def has_final_norm(self) -> bool:
+        """Return whether the configuration asks for a norm after each stack."""
+        return self.config is not None and self.config.has_final_norm
+
+    def embedding(self, path: str, module: Any) -> str:
+        """Return the kind of positions that an embedding adds."""
+        self.kind(path, module, Embedding)
+        if self.config is not None:
+            scale = math.sqrt(self.config.d_model) if self.config.scale_embeddings else 1.0
+            self.must_be(path, "scale", self.get(module, "scale"), "scale_embeddings", scale)
+        positions = module.positions
+        found = _EMBEDDED_POSITIONS[self.kind(f"{path}.positions", positions, *_EMBEDDED_POSITIONS)]
+        self.attributes_must_be(f"{path}.positions", positions, _POSITION_SETTINGS[found])
+        return found
+
+    def stack_positions(self, path: str, module: Any) -> str:
+        """Return the kind of positions that act in the self-attention of a stack."""
+        self.kind(path, module, StackPositions)
+        if self.config is not None and self.get(module, "radius") != self.config.attention_window:
+            raise _UnknownError(f"{path} has another window than `model.attention_window`")
+        found = "none"
+        if module.rotary is not None:
+            self.kind(f"{path}.rotary", module.rotary, RotaryPositions)
+            self.attributes_must_be(f"{path}.rotary", module.rotary, _POSITION_SETTINGS["rotary"])
+            found = "rotary-interleaved" if self.get(module.rotary, "interleaved") else "rotary"
+        if module.relative is not None:
+            self.kind(f"{path}.relative", module.relative, RelativePositions)
+            self.attributes_must_be(f"{path}.relative", module.relative, _POSITION_SETTINGS["relative"])
+            found = "relative" if found == "none" else "several kinds"
+        return found
+
+    def attributes_must_be(self, path: str, module: nn.Module, settings: Mapping[str, str]) -> None:
+        """Compare attributes of a module with the settings that they come from."""
+        for attribute, setting in settings.items():
+            found = self.get(module, attribute)
+            if self.config is not None and found != getattr(self.config, setting):
+                raise _UnknownError(f"{path} has another {attribute} than `model.{setting}`")
+
+    def stack(self, path: str, layers: nn.ModuleList, count: int) -> dict[str, LayerGraph]:
+        self.must_be(path, "number of layers", len(layers), "share_layers", 1 if self.is_shared else count)
+        return {f"{path}.{number}": self.layer(f"{path}.{number}.", layer) for number, layer in enumerate(layers)}
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether one layer stands for a whole stack."""
+        return self.config is not None and self.config.share_layers
+
+    def layer(self, prefix: str, layer: nn.Module) -> LayerGraph:
+        kind = self.kind(prefix[:-1], layer, EncoderLayer, DecoderLayer)
+        names = ["self_attention", *(["memory_attention"] if kind is DecoderLayer else []), "feed_forward"]
+        sublayers = tuple(self.sublayer(f"{prefix}{name}", name, layer) for name in names)
+        return LayerGraph(sublayers, tuple(fact for sublayer in sublayers for fact in _facts(sublayer)))
+
+    def sublayer(self, path: str, name: str, layer: nn.Module) -> Sublayer:
+        module, residual = getattr(layer, name), getattr(layer, f"{name}_residual")
+        self.kind(f"{path}_residual", residual, Residual)
+        before, after = (
+            None if type(norm) is nn.Identity else self.norm(f"{path}_residual", norm)
+            for norm in (residual.norm_before, residual.norm_after)
+        )
+        is_sandwich = self.get(residual, "is_sandwich")
+        order = {(True, False): "pre", (False, True): "post", (True, True): "sandwich"}.get(
+            (before is not None, after is not None)
+        )
+        if order is None or is_sandwich != (order == "sandwich"):
+            raise _UnknownError(f"{path}_residual has another number of norms than one, or a sandwich's two")
+        self.must_be(f"{path}_residual", "norm order", order, "norm_order")
+        inside = self.feed_forward(path, module) if name == "feed_forward" else self.attention(path, module, name)
+        add, norm_after = (DropoutAdd(residual.dropout),), () if after is None else (after,)
+        ending = (*norm_after, *add) if is_sandwich else (*add, *norm_after)
+        return Sublayer(path, module, residual, order, (*(() if before is None else (before,)), *inside, *ending))
+
+    def norm(self, path: str, norm: nn.Module) -> Norm:
+        kind = _NORMS[self.kind(path, norm, *_NORMS)]
+        epsilon = self.get(norm, "epsilon" if kind == "batch" else "eps")
+        if norm.weight is None or epsilon is None or (kind == "layer" and norm.bias is None):
+            raise _UnknownError(f"{path} has a norm without weights or epsilon")
+        self.must_be(path, "norm", kind, "norm")
+        self.must_be(path, "epsilon", epsilon, "norm_epsilon")
+        return Norm(norm, kind, epsilon)
+
+    def attention(self, path: str, module: Any, name: str) -> list[Operation]:
+        self.kind(path, module, MultiHeadAttention)
+        sizes = {name: self.get(module, name) for name in ("num_heads", "num_key_value_heads", "d_k", "d_v")}
+        if self.config is not None:
+            config = self.config
+            shared = config.num_key_value_heads or config.num_heads
+            wanted = (config.num_heads, shared, config.key_width, config.value_width)
+            for (size, found), value in zip(sizes.items(), wanted, strict=True):
+                self.must_be(path, size, found, size, value)
+        score, is_hard, scale = self.score(path, self.get(module, "score") if "score" in vars(module) else module.score)
+        attend = Attend(module, score, is_hard, scale, name == "memory_attention")
+        before = [child for child in ("projection", "query", "key_value") if child in module._modules]
+        linears = [self.linear(f"{path}.{child}", getattr(module, child)) for child in (*before, "output")]
+        return [*linears[:-1], attend, linears[-1]]
+
+    def score(self, path: str, score: Any) -> tuple[str, bool, float | None]:
+        if score is None:
+            self.must_be(path, "score", "scaled", "attention_score")
+            if self.config is not None and (self.config.attention_kind, self.config.attention_scale) != ("soft", None):
+                raise _UnknownError(
+                    f"{path} has no score, but `model.attention_kind` or `model.attention_scale` is set"
+                )
+            return "scaled", False, None
+        self.kind(f"{path}.score", score, ScoredAttention)
+        hard, factor = self.get(score, "hard"), self.get(score, "factor")
+        if score.vector is not None or score.matrix is not None:
+            found, scale = ("additive" if score.matrix is None else "general"), None
+        elif self.config is None:
+            found, scale = "scaled", factor
+        else:
+            found, scale = self.config.attention_score, self.config.attention_scale
+            root = math.sqrt(self.config.key_width)
+            wanted = (1.0 if scale is None else scale * root) if found == "scaled" else root
+            self.must_be(f"{path}.score", "factor", factor, "attention_scale", wanted)
+        self.must_be(path, "score", found, "attention_score")
+        self.must_be(path, "kind", "hard" if hard else "soft", "attention_kind")
+        return found, hard, scale
+
+    def feed_forward(self, path: str, module: Any) -> list[Operation]:
+        is_gated = self.kind(path, module, FeedForward, GatedFeedForward) is GatedFeedForward
+        functions = _GATES if is_gated else _ACTIVATIONS
+        function = self.get(module, "gate" if is_gated else "activation")
+        name = next((name for name, known in functions.items() if known is function), None)
+        if name is None:
+            raise _UnknownError(f"{path} has the activation {getattr(function, '__name__', function)!s}")
+        self.must_be(path, "activation", name, "activation")
+        inner, outer = (self.linear(f"{path}.{child}", getattr(module, child)) for child in ("inner", "outer"))
+        return [inner, Activate(name, is_gated, module.dropout), outer]
+
+    def linear(self, path: str, module: nn.Module) -> Linear:
+        self.kind(path, module, LinearModule)
+        return Linear(module)
+
+
+_STACKS_OF: dict[type[nn.Module], tuple[tuple[str, str, str], ...]] = {
+    Transformer: (
+        ("encoder_", "source_embedding", "num_encoder_layers"),
+        ("decoder_", "target_embedding", "num_decoder_layers"),
+    ),
+    Encoder: (("", "embedding", "num_encoder_layers"),),
+    Decoder: (("", "embedding", "num_decoder_layers"),),
+    Recurrent: (),
+}
+
+
+def _facts(sublayer: Sublayer) -> Iterator[Fact]:
+    """Yield what backend tables compare of a sub-layer."""
+    path = sublayer.path
+    yield Fact(path, "norm order", sublayer.order)
+    for norm in sublayer.norms:
+        yield Fact(path, "norm", norm.kind)
+    for linear in sublayer.linears:
+        yield Fact(path, "linear layers", _class_of(linear.module).__name__)
+    if (activation := sublayer.activation) is not None:
+        yield Fact(path, "activation", activation.name)
+    if (attend := sublayer.attention) is not None:
+        module = attend.module
+        yield Fact(path, "attention score", attend.score)
+        yield Fact(path, "attention kind", "hard" if attend.is_hard else "soft")
+        yield Fact(path, "attention scale", "default" if attend.scale is None else "other")
+        shared = module.num_key_value_heads != module.num_heads
+        yield Fact(path, "key/value heads", "shared" if shared else "one each")
+        yield Fact(path, "value width", "as keys" if module.d_k == module.d_v else "other")
+
+
+# --- backend tables -------------------------------------------------------------------------------------------------
+
+
+class Table(NamedTuple):
+    """The components that a backend computes: allowed values by aspect. An aspect that is not listed has none."""
+
+    title: str
+    """The backend's name in messages."""
+    values: Mapping[str, frozenset[str]]
+
+    def refusal(self, graph: Graph) -> str | None:
+        """Return a clause that says why the backend cannot compute what was described; None: it can."""
+        if isinstance(graph, Unsupported):
+            return f"{graph.reason}, which {self.title} does not know"
+        for path, aspect, value in graph.facts:
+            if value not in self.values.get(aspect, ()):
+                return f"{path or 'the model'} has {aspect} `{value}`, which {self.title} does not know"
+        return None
+
+
+def table(title: str, **values: str) -> Table:
+    """Return a backend's table, with spaces between the values of an aspect and `_` for spaces in its name."""
+    return Table(title, {aspect.replace("_", " "): frozenset(listed.split()) for aspect, listed in values.items()})
