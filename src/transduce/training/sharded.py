@@ -24,7 +24,6 @@ from transduce.training.settings import ResolvedTraining
 from transduce.training.sums import norm_of
 from transduce.training.update import FlatUpdate
 
-
 register_wrapper(FSDPModule, "torch.distributed.fsdp")
 
 
