@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.model.fused import training_kernels
+from transduce.model.backend import Component
 
 _LOWEST = -(2**63)
 # Per dtype: the integer of the same width, its sign bit, and the bits of 1.0.
@@ -53,7 +53,7 @@ class _DropoutAdd(torch.autograd.Function):
         return (gradient if ctx.needs_input_grad[0] else None), (gradient * keep).mul_(ctx.scale), None
 
 
-class Dropout(nn.Module):
+class Dropout(Component):
     """Drops elements with probability p while training, and never otherwise."""
 
     def __init__(self, p: float) -> None:
@@ -65,28 +65,16 @@ class Dropout(nn.Module):
         self.p = p
         self.drop_of_256 = min(255, round(p * 256))
 
-    def _draws_bytes(self, x: Tensor) -> bool:
-        return x.device.type == "cpu" and x.dtype in _WORDS
-
-    def forward(self, x: Tensor) -> Tensor:
-        """A tensor of any shape to one of the same shape."""
-        return self._drop(None, x) if self._drops else x
-
-    def add(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + dropout(x), both of one shape: the end of every sub-layer."""
-        return self._drop(residual, x) if self._drops else residual + x
-
     @property
-    def _drops(self) -> bool:
+    def drops(self) -> bool:
+        """Return whether the module is in training and its probability is not zero."""
         return self.training and self.drop_of_256 > 0
 
-    def _drop(self, residual: Tensor | None, x: Tensor) -> Tensor:
-        kernels = training_kernels()
-        if kernels is not None and kernels.suits_rows(x):
-            return kernels.drop_and_add(residual, x, self.drop_of_256)
-        if self._draws_bytes(x):
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return dropout(x), or residual + dropout(x), in the shape of x."""
+        if self.drops and x.device.type == "cpu" and x.dtype in _WORDS:
             return _DropoutAdd.apply(residual, x, self.drop_of_256)  # type: ignore[no-any-return,no-untyped-call]
-        dropped = F.dropout(x, self.p)
+        dropped = F.dropout(x, self.p) if self.drops else x
         return dropped if residual is None else residual + dropped
 
     def extra_repr(self) -> str:

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transduce.model.backend import Component
 from transduce.model.config import ModelConfig
 from transduce.model.dropout import Dropout
-from transduce.model.fused import training_kernels
 from transduce.model.norms import build_norm, normalize
 from transduce.model.positions import build_embedding_positions
 
 
-class Embedding(nn.Module):
+class Embedding(Component):
     """Piece ids (B, T) to vectors (B, T, D), with positions and dropout. The matrix is the model's own.
 
     The row of the padding id is zero and stays zero, unless the configuration says otherwise. Where it is the start
@@ -56,11 +56,7 @@ class Embedding(nn.Module):
         Returns:
             (B, T, D).
         """
-        kernels = training_kernels()
-        if kernels is not None and kernels.suits_rows(weight):
-            rows = kernels.embed(ids, weight, self.scale, self.frozen_row)
-        else:
-            rows = F.embedding(ids, weight, padding_idx=self.frozen_row) * self.scale
+        rows = F.embedding(ids, weight, padding_idx=self.frozen_row) * self.scale  # (B, T, D)
         return self.complete(rows, positions, token_types=token_types, present=present, end=end)
 
     def complete(

@@ -11,7 +11,6 @@ from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.model.masks import AttentionMask
 from transduce.model.norms import build_final_norm, normalize
-from transduce.model.packing import PackedMask
 from transduce.model.stack import StackPositions, build_layers, each_layer
 
 
@@ -32,7 +31,7 @@ class EncoderDecoderLayers(nn.Module):
     def encode_embedded(
         self,
         x: Tensor,
-        mask: AttentionMask | PackedMask | None,
+        mask: AttentionMask | None,
         *,
         present: Tensor | None = None,
         trace: AttentionTrace | None = None,
@@ -48,9 +47,9 @@ class EncoderDecoderLayers(nn.Module):
         self,
         x: Tensor,
         memory: Tensor,
-        memory_mask: AttentionMask | PackedMask | None,
+        memory_mask: AttentionMask | None,
         *,
-        mask: AttentionMask | PackedMask | None = None,
+        mask: AttentionMask | None = None,
         positions: Tensor | None = None,
         cache: DecoderCache | None = None,
         present: Tensor | None = None,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
 from transduce.model.flat import FlatState, supports
-from transduce.model.fused import TrainingKernels
+from transduce.model.backend import TrainingKernels
 from transduce.model.gpu.available import why_no_triton
 from transduce.model.packed import MakeProduct, PackedDecoder, PackedTransformer
 from transduce.model.quantized import Int8Linear

@@ -6,9 +6,9 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transduce.model.backend import Component
 from transduce.model.config import ModelConfig
 from transduce.model.dropout import Dropout
-from transduce.model.fused import training_kernels
 from transduce.model.linear import Linear
 
 _gelu_tanh = partial(F.gelu, approximate="tanh")
@@ -26,7 +26,7 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class FeedForward(nn.Module):
+class FeedForward(Component):
     """max(0, x W1 + b1) W2 + b2, equation (2), or the same with another function. (B, T, D) to (B, T, D)."""
 
     def __init__(
@@ -40,10 +40,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Each position by itself."""
-        if training_kernels() is not None and self.activation is F.relu:
-            hidden = self.inner(x, relu=True)
-        else:
-            hidden = self.activation(self.inner(x))
+        hidden = self.activation(self.inner(x))  # (B, T, d_ff)
         return self.outer(self.dropout(hidden))  # type: ignore[no-any-return]
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from transduce.model.fused import Rows
+from transduce.model.backend import Rows
 
 _SUM = "sum_of_gradients"
 
@@ -28,12 +28,13 @@ class LinearSums(NamedTuple):
     """What a product with a matrix, or with some of its rows, goes by, and where its gradients are added up."""
 
     rows: Rows
-    relu: bool
+    activation: str | None
+    """The name of the activation that follows; None: there is none."""
     weight_sum: Tensor | None
     bias_sum: Tensor | None
 
 
-def linear_sums(weight: Tensor, bias: Tensor | None, rows: Rows | None, *, relu: bool) -> LinearSums:
+def linear_sums(weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activation: str | None = None) -> LinearSums:
     """Of a product with these rows of a matrix (O, I) and a bias (O,), or all of them.
 
     Raises:
@@ -42,7 +43,7 @@ def linear_sums(weight: Tensor, bias: Tensor | None, rows: Rows | None, *, relu:
     rows = rows or Rows(0, len(weight))
     if not 0 <= rows.start < rows.stop <= len(weight):
         raise ValueError(f"{rows} of a matrix of {len(weight)} rows")
-    return LinearSums(rows, relu, sum_of_gradients(weight), None if bias is None else sum_of_gradients(bias))
+    return LinearSums(rows, activation, sum_of_gradients(weight), None if bias is None else sum_of_gradients(bias))
 
 
 def known_or_new(known: Tensor | None, parameter: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -75,7 +76,7 @@ class RowSums(NamedTuple):
     frozen_row: int | None
     weight_sum: Tensor | None
     add_rows: Callable[[Tensor, Tensor, Tensor, float, int | None], None]
-    """As `fused.TrainingKernels.add_rows_in_place`."""
+    """As `backend.TrainingKernels.add_rows_in_place`."""
 
 
 def embed_rows(ids: Tensor, weight: Tensor, options: RowSums) -> Tensor:

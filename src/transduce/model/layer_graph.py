@@ -480,6 +480,16 @@ def _class_of(module: nn.Module) -> type[nn.Module]:
     return kind.__bases__[0] if parametrize.is_parametrized(module) else kind
 
 
+def known_class(module: nn.Module) -> type[nn.Module] | None:
+    """Return a module's class without known wrappers; None if it is unknown, or something was added to the module."""
+    try:
+        for _ in _check_module("", module):
+            pass
+    except _UnknownError:
+        return None
+    return _class_of(module)
+
+
 def _is_norm(norm: nn.Module | None) -> bool:
     return norm is not None and type(norm) is not nn.Identity
 

@@ -8,19 +8,18 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from transduce.model.attention import AttentionTrace, build_attention
+from transduce.model.backend import Component
 from transduce.model.cache import LayerCache
 from transduce.model.config import ModelConfig
 from transduce.model.dropout import Dropout
 from transduce.model.feed_forward import build_feed_forward
-from transduce.model.fused import run_layer
 from transduce.model.masks import AttentionMask
-from transduce.model.norms import build_norm, fork, normalize
-from transduce.model.packing import PackedMask
+from transduce.model.norms import build_norm, normalize
 from transduce.model.positions import EVERYWHERE, Reach
 from transduce.model.window import Window
 
 
-class Residual(nn.Module):
+class Residual(Component):
     """Residual connection, dropout and normalisation around a sub-layer.
 
     Post-norm, the paper's: norm(x + dropout(f(x))). Pre-norm: x + dropout(f(norm(x))). Sandwich:
@@ -36,15 +35,13 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], present: Tensor | None = None) -> Tensor:
         """(B, T, D) to (B, T, D); `present`, (B, T), says which positions a BatchNorm counts."""
-        x, y = fork(self.norm_before, x, present)
-        y = sublayer(y)
+        y = sublayer(normalize(self.norm_before, x, present))
         if self.is_sandwich:
-            return self.dropout.add(x, normalize(self.norm_after, y, present))
-        x = self.dropout.add(x, y)
-        return self.norm_after(x) if present is None else normalize(self.norm_after, x, present)
+            return self.dropout(normalize(self.norm_after, y, present), residual=x)  # type: ignore[no-any-return]
+        return normalize(self.norm_after, self.dropout(y, residual=x), present)
 
 
-class EncoderLayer(nn.Module):
+class EncoderLayer(Component):
     """Self-attention, then the feed-forward network. With a mask that hides the future, a decoder without memory."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -57,7 +54,7 @@ class EncoderLayer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        mask: AttentionMask | Window | PackedMask | None,
+        mask: AttentionMask | Window | None,
         *,
         reach: Reach = EVERYWHERE,
         present: Tensor | None = None,
@@ -65,9 +62,6 @@ class EncoderLayer(nn.Module):
         weights_to: list[Tensor] | None = None,
     ) -> Tensor:
         """(B, S, D) to (B, S, D); mask and reach are what `StackPositions` makes."""
-        is_plain = cache is None and weights_to is None and reach.rotation is None
-        if is_plain and (whole := run_layer(self, x, None, mask)) is not None:
-            return whole
         past = None if cache is None else cache.past
         x = self.self_attention_residual(
             x,
@@ -77,7 +71,7 @@ class EncoderLayer(nn.Module):
         return self.feed_forward_residual(x, self.feed_forward, present)  # type: ignore[no-any-return]
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(Component):
     """Masked self-attention, attention to the memory, then the feed-forward network."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -94,17 +88,14 @@ class DecoderLayer(nn.Module):
         x: Tensor,
         memory: Tensor,
         *,
-        mask: AttentionMask | Window | PackedMask | None,
-        memory_mask: AttentionMask | PackedMask | None,
+        mask: AttentionMask | Window | None,
+        memory_mask: AttentionMask | None,
         reach: Reach = EVERYWHERE,
         present: Tensor | None = None,
         cache: LayerCache | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
         """(B, T, D) to (B, T, D); mask and reach are what `StackPositions` makes."""
-        is_plain = cache is None and trace is None and reach.rotation is None
-        if is_plain and (whole := run_layer(self, x, memory, mask, memory_mask)) is not None:
-            return whole
         past = None if cache is None else cache.past
         own_weights = None if trace is None else trace.decoder
         x = self.self_attention_residual(

@@ -9,8 +9,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from transduce.model.backend import Component
 from transduce.model.config import ModelConfig
-from transduce.model.fused import training_kernels
 
 
 class BatchNorm(nn.Module):
@@ -58,26 +58,12 @@ class BatchNorm(nn.Module):
         self.running_variance.lerp_(variance, self.momentum)
 
 
-class LayerNorm(nn.LayerNorm):
-    """(x - mean) / √(variance + ε) · weight + bias over the last dimension."""
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 -- the name it has in PyTorch
-        """A tensor of any shape that ends in D, to one of the same shape."""
-        kernels = training_kernels()
-        if kernels is None or self.bias is None or not kernels.suits_rows(input):
-            return super().forward(input)
-        return kernels.layer_norm(input, self.weight, self.bias, self.eps)
+class LayerNorm(Component, nn.LayerNorm):
+    """LayerNorm over the last dimension: (x - mean) / √(variance + ε) · weight + bias."""
 
 
-class RMSNorm(nn.RMSNorm):
-    """x / √(mean of x² + ε) · weight over the last dimension."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """A tensor of any shape that ends in D, to one of the same shape."""
-        kernels = training_kernels()
-        if kernels is None or self.eps is None or not kernels.suits_rows(x):
-            return super().forward(x)
-        return kernels.rms_norm(x, self.weight, self.eps)
+class RMSNorm(Component, nn.RMSNorm):
+    """RMSNorm over the last dimension: x / √(mean of x² + ε) · weight."""
 
 
 def build_norm(config: ModelConfig) -> nn.Module:
@@ -92,19 +78,6 @@ def build_norm(config: ModelConfig) -> nn.Module:
 def build_final_norm(config: ModelConfig) -> nn.Module:
     """The norm after the last layer of a stack, or the identity."""
     return build_norm(config) if config.has_final_norm else nn.Identity()
-
-
-def fork(norm: nn.Module, x: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
-    """x and its norm, as a residual connection needs them."""
-    kernels = training_kernels()
-    if kernels is not None and isinstance(norm, LayerNorm | RMSNorm) and norm.eps is not None and kernels.suits_rows(x):
-        bias = norm.bias if isinstance(norm, LayerNorm) else None
-        # Without a bias it would be RMSNorm's.
-        known = isinstance(norm, RMSNorm) or bias is not None
-        found = kernels.fork_norm(x, norm.weight, bias, norm.eps) if known else None
-        if found is not None:
-            return found
-    return x, normalize(norm, x, present)
 
 
 def normalize(norm: nn.Module, x: Tensor, present: Tensor | None) -> Tensor:

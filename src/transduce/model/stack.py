@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from transduce.model.cache import DecoderCache
 from transduce.model.config import ModelConfig
 from transduce.model.masks import AttentionMask, BiasedMask, look_ahead_mask, window_mask
-from transduce.model.packing import PackedMask
 from transduce.model.positions import EVERYWHERE, Reach, RelativePositions, RotaryPositions
 from transduce.model.window import Window, block_length
 
@@ -31,21 +30,19 @@ class StackPositions(nn.Module):
     def forward(
         self,
         x: Tensor,
-        mask: AttentionMask | PackedMask | None,
+        mask: AttentionMask | None,
         positions: Tensor | None = None,
         cache: DecoderCache | None = None,
-    ) -> tuple[AttentionMask | Window | PackedMask | None, Reach]:
+    ) -> tuple[AttentionMask | Window | None, Reach]:
         """What self-attention is given in one pass through the stack, the same in each layer.
 
         Args:
             x: the embedded inputs, (B, T, D).
-            mask: hides padding, or says what hypotheses side by side may see, or where the sentences of a packed batch
-                stand; None in a decoder: everybody's past.
+            mask: hides padding, or says what each of several hypotheses in a row may see; None in a decoder: the past of
+                each position.
             positions: (T,) or (B, T); None: those that follow what is cached.
             cache: of a decoder; it is told the positions.
         """
-        if isinstance(mask, PackedMask):
-            return mask, EVERYWHERE
         length, cached = x.shape[1], 0 if cache is None else cache.length
         # A mask of length × length would cost more than the window saves.
         long = self.radius is not None and not cached and length > 3 * block_length(self.radius)

@@ -16,7 +16,6 @@ from transduce.model.embedding import Embedding
 from transduce.model.encoder_decoder import EncoderDecoderLayers
 from transduce.model.initialization import initialize
 from transduce.model.masks import AttentionMask, padding_mask
-from transduce.model.packing import PackedBatch, PackedMask
 from transduce.model.state import DecodingState, MemoryState
 from transduce.model.vocabulary import VocabularyModel
 
@@ -56,15 +55,6 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
         """The decoder's last layer, (B, T, D), before the projection to the vocabulary."""
         memory, memory_mask = self.encode(source_ids)
         return self.decode(target_input_ids, memory, memory_mask)
-
-    def packed_hidden(self, batch: PackedBatch) -> Tensor:
-        """The same of a packed batch, for kernels that were asked (`fused.PackedAttention`): (1, N, D)."""
-        source, target = batch.source_packing, batch.target_packing
-        x = self.source_embedding(batch.source, self.source_weight, source.positions, end=source.longest)
-        memory = self.encode_embedded(x, PackedMask(source, source))
-        y = self.target_embedding(batch.target_input, self.target_weight, target.positions, end=target.longest)
-        own_mask = PackedMask(target, target, causal=True)
-        return self.finish(self.decode_embedded(y, memory, PackedMask(target, source), mask=own_mask))
 
     def encode(self, source_ids: Tensor, *, trace: AttentionTrace | None = None) -> tuple[Tensor, AttentionMask]:
         """The memory (B, S, D) and the mask that hides its padding."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from transduce.model.fused import Projection, training_kernels
+from transduce.model.backend import Projection, training_kernels
 from transduce.model.gradient_sums import add_product, sum_of_gradients
 from transduce.training.sums import add_to
 
@@ -177,7 +177,7 @@ def _chunks(positions: int, weight: Tensor) -> list[slice]:
 
 
 class _LibraryProjection:
-    """See `fused.Projection`: by PyTorch."""
+    """See `backend.Projection`: by PyTorch."""
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight

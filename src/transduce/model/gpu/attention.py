@@ -20,10 +20,10 @@ LEAST_WIDTH, MOST_WIDTH = 16, 128
 
 
 class PackedHeads:
-    """Implements `fused.PackedAttention`."""
+    """Attention among packed sentences: the kernels of a `backend.PackedAttention`."""
 
-    def suits(self, config: ModelConfig, longest: int, weight: Tensor) -> bool:
-        """Where what one head computes fits into a multiprocessor, and all heads are of one width, a power of two."""
+    def suits_heads(self, config: ModelConfig, longest: int, weight: Tensor) -> bool:
+        """Return whether one head's computation fits into a multiprocessor, and all heads have a width of 2^n."""
         width = config.key_width
         plain = width == config.value_width and config.num_key_value_heads in (None, config.num_heads)
         if not plain or longest > LONGEST or not LEAST_WIDTH <= width <= MOST_WIDTH or width & (width - 1):
@@ -33,7 +33,7 @@ class PackedHeads:
         return (4 * width + 2 * rows) * rows * weight.element_size() <= shared_bytes(weight.device)
 
     def attend(self, projected: Tensor, memory: Tensor | None, mask: PackedMask, num_heads: int) -> Tensor:
-        """See `fused.PackedAttention`."""
+        """See `backend.PackedAttention`."""
         return AttentionNode.apply(projected, memory, mask, num_heads)  # type: ignore[no-any-return,no-untyped-call]
 
 

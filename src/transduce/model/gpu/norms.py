@@ -18,17 +18,17 @@ _PROGRAMS, _ELEMENTS, _WARPS = 132 * 2, 4096, 4
 
 
 def fork_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     return NormNode.apply(x, weight, bias, epsilon)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     return fork_norm(x, weight, bias, epsilon)[1]
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     return fork_norm(x, weight, None, epsilon)[1]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.model.fused import Rows
+from transduce.model.backend import Rows
 from transduce.model.gpu.rows import add_rows_in_place, add_sum_of_rows, positive_rows
 from transduce.model.gradient_sums import (
     LinearSums,
@@ -23,9 +23,11 @@ from transduce.model.gradient_sums import (
 )
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows | None, *, relu: bool) -> Tensor:
-    """See `fused.TrainingKernels`."""
-    sums = linear_sums(weight, bias, rows, relu=relu)
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activation: str | None = None
+) -> Tensor:
+    """See `backend.TrainingKernels`."""
+    sums = linear_sums(weight, bias, rows, activation=activation)
     return LinearNode.apply(x, weight, bias, sums)  # type: ignore[no-any-return,no-untyped-call]
 
 
@@ -38,13 +40,13 @@ class LinearNode(torch.autograd.Function):
         flat, own = x.reshape(-1, x.shape[-1]), weight[part]
         if bias is None:
             out = flat @ own.t()
-            out = out.relu_() if options.relu else out
-        elif options.relu:
+            out = out.relu_() if options.activation == "relu" else out
+        elif options.activation == "relu":
             out = torch._addmm_activation(bias[part], flat, own.t())
         else:
             out = torch.addmm(bias[part], flat, own.t())
         ctx.options = options
-        ctx.save_for_backward(flat, weight, bias, out if options.relu else None)
+        ctx.save_for_backward(flat, weight, bias, None if options.activation is None else out)
         return out.view(*x.shape[:-1], -1)
 
     @staticmethod
@@ -67,5 +69,5 @@ class LinearNode(torch.autograd.Function):
 
 
 def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     return embed_rows(ids, weight, RowSums(scale, frozen_row, sum_of_gradients(weight), add_rows_in_place))

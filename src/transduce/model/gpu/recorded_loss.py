@@ -26,7 +26,7 @@ _LOG = logging.getLogger("transduce.training")
 
 
 class LossRecorder:
-    """Implements `fused.LossRecorder`. All that it records shares one memory."""
+    """Implements `backend.LossRecorder`. All that it records shares one memory."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -40,7 +40,7 @@ class LossRecorder:
         """How often a loss was played: its gradients must be asked for before the next one is."""
 
     def __call__(self, size: Hashable, numbers: NDArray[np.int64], compute: Compute) -> tuple[Tensor, Tensor]:
-        """See `fused.LossRecorder`."""
+        """See `backend.LossRecorder`."""
         drops = tuple(dropout.drop_of_256 for dropout in self._dropouts if dropout.training)
         key = size, drops
         if key not in self._known:

@@ -18,7 +18,7 @@ _SUM_ROWS, _SUM_COLUMNS, _ROWS_EACH = 32, 128, 256  # of sums: at a time, and in
 
 
 def drop_and_add(residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     return DropNode.apply(residual, x, drop_of_256)  # type: ignore[no-any-return,no-untyped-call]
 
 
@@ -59,7 +59,7 @@ def positive_rows(x: Tensor, kept: Tensor, total: Tensor) -> Tensor:
 
 
 def sum_rows(x: Tensor) -> Tensor:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     total = torch.zeros(x.shape[1], dtype=torch.float32, device=x.device)
     add_sum_of_rows(x.contiguous(), total)
     return total
@@ -72,7 +72,7 @@ def _sum(x: Tensor, kept: Tensor, out: Tensor, total: Tensor, *, masked: bool) -
 
 
 def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None) -> None:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     width = part.shape[-1]
     block = min(1024, power_of_2(width))
     frozen = -1 if frozen_row is None else frozen_row
@@ -81,7 +81,7 @@ def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, f
 
 
 def softmax_(logits: Tensor) -> Tensor:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     normalizers = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     block = min(4096, power_of_2(logits.shape[1]))
     programs.softmax_[(len(logits),)](logits, normalizers, logits.shape[1], block, num_warps=8 if block > 1024 else 4)

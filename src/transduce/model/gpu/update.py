@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from transduce.model.fused import AdamNumbers, UpdatedVectors
+from transduce.model.backend import AdamNumbers, UpdatedVectors
 from transduce.model.gpu.programs import update as programs
 from transduce.model.gpu.sizes import ceil_div
 
@@ -11,21 +11,21 @@ _BLOCK = 1024
 
 
 def update_by_adam(vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamNumbers, kept: float) -> None:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     programs.adam[_programs(vectors.master)](
         *_pointers(vectors), *moments, vectors.master.numel(), *numbers, kept, *_has(vectors), _BLOCK
     )
 
 
 def take_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     programs.take_momentum[_programs(gradient)](gradient, momentum, out, gradient.numel(), factor, decay, _BLOCK)
 
 
 def follow_update(
     vectors: UpdatedVectors, kept: float, move: Tensor | None = None, rate: float = 0.0, shrink: float = 1.0
 ) -> None:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     has_move = move is not None
     if shrink != 1.0:
         vectors.master.mul_(shrink)

@@ -23,7 +23,7 @@ _WIDEST = 128
 
 
 def suits_attention(x: Tensor, num_keys: int, width: int) -> bool:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     tile = find_tile()
     if x.device.type != "cpu" or x.dtype not in KINDS or tile is None:
         return False
@@ -31,7 +31,7 @@ def suits_attention(x: Tensor, num_keys: int, width: int) -> bool:
 
 
 def attend(projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num_heads: int) -> Tensor:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     _check(projected, memory, lengths)
     found: Tensor = _Attend.apply(projected, memory, lengths, num_heads)  # type: ignore[no-untyped-call]
     return found

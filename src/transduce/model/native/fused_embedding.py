@@ -18,12 +18,12 @@ from transduce.model.native.training_scatter import ScatterPlaces, ScatterWriter
 
 
 def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     return embed_rows(ids, weight, RowSums(scale, frozen_row, sum_of_gradients(weight), add_rows_in_place))
 
 
 def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None) -> None:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     ids, part = ids.flatten().contiguous(), part.reshape(-1, part.shape[-1]).contiguous()
     fits = total.dim() == 2 and total.shape[1:] == part.shape[1:] and len(ids) == len(part)
     if not fits or total.dtype != torch.float32 or ids.dtype != torch.int64 or not total.is_contiguous():

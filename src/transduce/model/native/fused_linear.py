@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from transduce.model.fused import Rows
+from transduce.model.backend import Rows
 from transduce.model.gradient_sums import LinearSums, in_kind_of, known_or_new, linear_sums
 from transduce.model.native.engine import find_tile
 from transduce.model.native.fused_products import Sums, multiply, multiply_back, suits_product
@@ -21,7 +21,7 @@ from transduce.model.native.fused_rows import KINDS, add_in_place, sum_columns
 
 
 def suits_linear(x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     tile = find_tile()
     kinds = x.dtype == weight.dtype and x.dtype in KINDS and x.device.type == weight.device.type == "cpu"
     if tile is None or not kinds or not weight.is_contiguous() or x.shape[-1] != weight.shape[1]:
@@ -30,9 +30,11 @@ def suits_linear(x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
     return start % tile.lanes == stop % tile.lanes == weight.shape[1] % tile.lanes == 0 and x.numel() > 0
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows | None, *, relu: bool) -> Tensor:
-    """See `fused.TrainingKernels`."""
-    sums = linear_sums(weight, bias, rows, relu=relu)
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activation: str | None = None
+) -> Tensor:
+    """See `backend.TrainingKernels`."""
+    sums = linear_sums(weight, bias, rows, activation=activation)
     found: Tensor = _Linear.apply(x.contiguous(), weight, bias, sums)  # type: ignore[no-untyped-call]
     return found
 
@@ -45,12 +47,12 @@ class _Linear(torch.autograd.Function):
         rows = slice(*options.rows)
         flat, own, own_bias = x.view(-1, x.shape[-1]), weight[rows], None if bias is None else bias[rows]
         if suits_product(flat, own):
-            out = multiply(flat, own, own_bias, relu=options.relu).view(*x.shape[:-1], len(own))
+            out = multiply(flat, own, own_bias, activation=options.activation).view(*x.shape[:-1], len(own))
         else:
             out = F.linear(x, own, own_bias)
-            out = out.relu_() if options.relu else out
+            out = out.relu_() if options.activation == "relu" else out
         ctx.options = options
-        ctx.save_for_backward(x, weight, bias, out if options.relu else None)
+        ctx.save_for_backward(x, weight, bias, None if options.activation is None else out)
         return out
 
     @staticmethod

@@ -16,7 +16,7 @@ from transduce.model.native.training_rows import NormPlaces
 
 
 def fork_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     for each in (weight, bias):
         if each is not None and (each.shape, each.dtype) != (x.shape[-1:], x.dtype):
             raise ValueError(f"{describe(each)} cannot be the weight or bias of a norm of {describe(x)}")
@@ -24,12 +24,12 @@ def fork_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) ->
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     return fork_norm(x, weight, bias, epsilon)[1]
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     return fork_norm(x, weight, None, epsilon)[1]
 
 

@@ -96,7 +96,14 @@ def multiplies_rightly(tile: Tile) -> bool:
     return all(bool((one.double() - other).abs().max() < _SLIGHT * other.abs().max()) for one, other in pairs)
 
 
-def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool, positive: Tensor | None = None) -> Tensor:
+def multiply(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    activation: str | None = None,
+    positive: Tensor | None = None,
+) -> Tensor:
     """x · weightᵀ + bias, (N, O), or ReLU of it; all contiguous and of one type.
 
     Args:
@@ -106,7 +113,7 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool, posi
         positive: N × O bits, bytes which are to tell what is positive.
     """
     out, room = x.new_empty(len(x), len(weight)), torch.empty_like(weight)
-    _forward(x, weight, out, room, bias=bias, least=0.0 if relu else float("-inf"), positive=positive)
+    _forward(x, weight, out, room, bias=bias, least=0.0 if activation == "relu" else float("-inf"), positive=positive)
     return out
 
 
@@ -127,19 +134,19 @@ def multiply_back(
 
 
 class PackedProjection:
-    """See `fused.Projection`: the matrix is packed once for all rows."""
+    """See `backend.Projection`: the matrix is packed once for all rows."""
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight
         self._rooms: list[Tensor | None] = [None, None]  # forward, back
 
     def logits(self, x: Tensor, out: Tensor) -> None:
-        """See `fused.Projection`."""
+        """See `backend.Projection`."""
         known, room = self._room(0)
         _forward(x, known, out, room, streams=False)  # they are read at once
 
     def back(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
-        """See `fused.Projection`."""
+        """See `backend.Projection`."""
         known, room = self._room(1)
         _back(gradient, x, known, by_x, Sums(weight_sum), room)
 
@@ -153,7 +160,7 @@ class PackedProjection:
 
 
 def project(hidden: Tensor, weight: Tensor) -> PackedProjection | None:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     fits = hidden.is_contiguous() and weight.is_contiguous() and suits_product(hidden, weight)
     return PackedProjection(weight) if fits else None
 

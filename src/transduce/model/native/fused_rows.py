@@ -31,19 +31,19 @@ KINDS = {torch.float32: F32, torch.bfloat16: I16}
 
 
 def suits_rows(x: Tensor) -> bool:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     tile = find_tile()
     return tile is not None and x.shape[-1] % tile.lanes == 0 and suits_logits(x)
 
 
 def suits_logits(logits: Tensor) -> bool:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     kind_fits = logits.device.type == "cpu" and logits.dtype in KINDS and find_tile() is not None
     return kind_fits and logits.is_contiguous() and logits.numel() > 0
 
 
 def drop_and_add(residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     if residual is not None and (residual.shape, residual.dtype) != (x.shape, x.dtype):
         raise ValueError(f"a residual of {describe(residual)} cannot be added to {describe(x)}")
     found: Tensor = DropNode.apply(residual, x, drop_of_256)  # type: ignore[no-untyped-call]
@@ -51,7 +51,7 @@ def drop_and_add(residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor
 
 
 def softmax_(logits: Tensor) -> Tensor:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     rows, width = logits.shape
     normalizers = torch.empty(rows, dtype=torch.float32)
     room = torch.empty(torch.get_num_threads(), width + own_tile().lanes, dtype=torch.float32)
@@ -73,12 +73,12 @@ def sum_columns(x: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def sum_rows(x: Tensor) -> Tensor:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     return sum_columns(x, None)[1]
 
 
 def add_in_place(total: Tensor, part: Tensor) -> None:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     if (total.shape, total.dtype) != (part.shape, torch.float32) or not total.is_contiguous():
         raise ValueError(f"{describe(part)} cannot be added to {describe(total)}")
     part = part.contiguous()

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transduce.model.fused import Polynomials
+from transduce.model.backend import Polynomials
 from transduce.model.native.engine import Program, compile_programs, float_bits, new_emitter
 from transduce.model.native.fused_products import multiplier_of, own_product_tile, pair_tile
 from transduce.model.native.tile import Tile
@@ -20,7 +20,7 @@ _BYTES = 2
 
 
 def suits_squares(matrices: Sequence[Tensor]) -> bool:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     return pair_tile() is not None and all(_suits(each) for each in matrices)
 
 
@@ -32,7 +32,7 @@ def _suits(matrix: Tensor) -> bool:
 def make_orthogonal(
     matrices: Sequence[Tensor], polynomials: Polynomials, scale: float, *, by_gram_matrix: bool
 ) -> list[bool]:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     if len({each.shape for each in matrices}) > 1 or len(polynomials) != POLYNOMIALS:
         raise ValueError("matrices have one shape, and there are three polynomials")
     rows, columns = matrices[0].shape

@@ -37,13 +37,13 @@ class _Places(NamedTuple):
 
 
 def suits_turning(x: Tensor, width: int) -> bool:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     tile = find_tile()
     return tile is not None and width % (2 * tile.lanes) == 0 and suits_logits(x)
 
 
 def turn(projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     length, half = rotation.cosine.shape
     if projected.shape[1] != length or projected.shape[2] < 2 * half * heads:
         raise ValueError(f"{heads} heads of {2 * half} at {length} positions are not in {tuple(projected.shape)}")

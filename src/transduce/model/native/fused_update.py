@@ -5,7 +5,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from transduce.model.fused import AdamNumbers, UpdatedVectors
+from transduce.model.backend import AdamNumbers, UpdatedVectors
 from transduce.model.native.engine import (
     Program,
     address_of,
@@ -22,18 +22,18 @@ _WIDE, _NARROW = (torch.float32,), (torch.bfloat16,)
 
 
 def suits_update(vectors: UpdatedVectors) -> bool:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     narrow = vectors.working is None or vectors.working.dtype == torch.bfloat16
     return find_tile() is not None and narrow and vectors.master.device.type == "cpu"
 
 
 def update_by_adam(vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamNumbers, kept: float) -> None:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     _run("adam", vectors, kept, moments, numbers)
 
 
 def take_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     for vector in (gradient, momentum, out):
         _check(vector, gradient.numel(), kinds=_WIDE + _NARROW if vector is out else _WIDE)
     places = MomentumPlaces(
@@ -51,7 +51,7 @@ def take_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float
 def follow_update(
     vectors: UpdatedVectors, kept: float, move: Tensor | None = None, rate: float = 0.0, shrink: float = 1.0
 ) -> None:
-    """See `fused.TrainingKernels`."""
+    """See `backend.TrainingKernels`."""
     if move is not None:
         _check(move, vectors.master.numel(), kinds=_WIDE + _NARROW)
     nothing = AdamNumbers(*[0.0] * len(AdamNumbers._fields))._replace(rate=rate)
