@@ -32,9 +32,9 @@ from numpy.typing import NDArray
 from transduce.data.batches import Batch
 from transduce.errors import TransduceError
 from transduce.model.attention import AttentionTrace
+from transduce.model.backend import AdamNumbers, Rows, UpdatedVectors, training_with
 from transduce.model.config import ModelConfig
 from transduce.model.dropout import Dropout
-from transduce.model.backend import AdamNumbers, Rows, UpdatedVectors, training_with
 from transduce.model.gpu import layers as gpu_layers
 from transduce.model.gpu import norms, products, recorded, recorded_loss, rows, seeds, trial, update
 from transduce.model.gpu import search as gpu_search

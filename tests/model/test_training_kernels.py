@@ -13,17 +13,17 @@ from torch.nn import functional as F
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
 from transduce.model.attention import MultiHeadAttention
-from transduce.model.config import ModelConfig
 from transduce.model.backend import Rows, training_kernels, training_with
+from transduce.model.config import ModelConfig
 from transduce.model.gradient_sums import add_gradients_to
 from transduce.model.masks import AttentionMask, BiasedMask, look_ahead_mask, padding_mask
 from transduce.model.native import fused_rows
 from transduce.model.native.engine import find_tile
 from transduce.model.native.tile import NARROW, WIDE
 from transduce.model.native.training import NativeTraining
-from transduce.model.training_executor import execute
 from transduce.model.native.training_rows import DropPlaces
 from transduce.model.positions import RotaryPositions
+from transduce.model.training_executor import execute
 from transduce.model.transformer import Transformer
 from transduce.training.loss import projected_cross_entropy
 

@@ -9,7 +9,7 @@ conversions from bytes are not vectorised: 1.2 ms in all.
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from transduce.model.backend import Component

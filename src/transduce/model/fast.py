@@ -14,10 +14,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from transduce.model.backend import TrainingKernels
 from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
 from transduce.model.flat import FlatState, supports
-from transduce.model.backend import TrainingKernels
 from transduce.model.gpu.available import why_no_triton
 from transduce.model.packed import MakeProduct, PackedDecoder, PackedTransformer
 from transduce.model.quantized import Int8Linear

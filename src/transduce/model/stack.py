@@ -38,8 +38,7 @@ class StackPositions(nn.Module):
 
         Args:
             x: the embedded inputs, (B, T, D).
-            mask: hides padding, or says what each of several hypotheses in a row may see; None in a decoder: the past of
-                each position.
+            mask: hides padding, or says which positions each hypothesis sees; None in a decoder: the look-ahead mask.
             positions: (T,) or (B, T); None: those that follow what is cached.
             cache: of a decoder; it is told the positions.
         """

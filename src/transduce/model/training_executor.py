@@ -65,7 +65,7 @@ def _kernel_of(component: nn.Module) -> Callable[..., Any] | None:
             return None
         kind = known
     found = _KERNELS.get(kind)
-    if found is None or _has_any_global_hook() or "_compiled_call_impl" in own:  # type: ignore[no-untyped-call]
+    if found is None or _has_any_global_hook() or "_compiled_call_impl" in own:
         return None
     is_changed = kind.forward is not found.replaces or not found.methods.isdisjoint(own)
     return None if is_changed else found.compute
@@ -196,8 +196,8 @@ def _attention(
     weights_to: list[Tensor] | None = None,
     reach: Reach = EVERYWHERE,
 ) -> Tensor:
-    """Attend between the projections by a kernel, which reads queries, keys and values where the projection put them."""
-    attend = None
+    """Attend by a kernel that reads queries, keys and values from the projection's output."""
+    attend: Callable[[Tensor, Tensor | None], Tensor] | None = None
     if isinstance(mask, PackedMask):
         attend = partial(_packed_attend, kernels, mask, module.num_heads)
     elif weights_to is None and cache is None:
@@ -372,7 +372,7 @@ def parts_of(layer: nn.Module, masks: Sequence[object]) -> list[LayerPart] | Non
 
 
 def is_known(model: nn.Module) -> bool:
-    """Return whether the layer graph knows each component of a model, so that kernels may replace all of its attention."""
+    """Return whether the layer graph knows each component of a model, so that kernels compute all of its attention."""
     return isinstance(graph_of(model), ModelGraph)
 
 
