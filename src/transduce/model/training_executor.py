@@ -181,8 +181,9 @@ def kernel_lengths(x: Tensor, memory: Tensor | None, mask: object) -> KeyLengths
 
 def is_plain(attention: MultiHeadAttention) -> bool:
     """Return whether attention is scaled dot-product attention without dropout, all of its heads of one width."""
-    is_exact = type(attention.dropout) is Dropout and not attention.dropout.drops
-    return attention.score is None and is_exact and len(set(attention.widths)) == 1
+    dropout = attention.dropout
+    drops_nothing = isinstance(dropout, Dropout) and not dropout.drops and _kernel_of(dropout) is not None
+    return attention.score is None and drops_nothing and len(set(attention.widths)) == 1
 
 
 def _attention(
