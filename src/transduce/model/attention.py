@@ -1,8 +1,7 @@
-"""Multi-head attention (section 3.2.2): the only one there is.
+"""Multi-head attention (section 3.2.2), for training and decoding, self-attention and cross-attention.
 
-It serves training and decoding, self-attention and attention to the memory, with any score (`scores.py`).
-Legend: B batch, Q queries, L keys, D model width, H heads, G heads of keys and values, K width of a key, V width of a
-value.
+Legend: B batch, Q queries, L keys, S source length, D model width, H query heads, G key/value heads, K width of a key,
+V width of a value.
 """
 
 from torch import Tensor
@@ -20,7 +19,7 @@ from transduce.model.window import Window, attend_in_window
 
 
 class AttentionTrace:
-    """Collects attention weights. Handing one in is how they are asked for; without it they may never exist."""
+    """A collector of attention weights: a model that is called with one appends each layer's weights to its lists."""
 
     def __init__(self) -> None:
         self.encoder: list[Tensor] = []
@@ -29,10 +28,11 @@ class AttentionTrace:
 
 
 class MultiHeadAttention(Component):
-    """H attentions side by side, each over its own projection of queries, keys and values.
+    """H attention heads, each over its own projection of queries, keys and values.
 
-    The projections stand in one matrix, rows [queries; keys; values], so that self-attention takes one product. With
-    fewer heads of keys and values, neighbouring heads of queries share one of them, and a cache holds only those.
+    The projections are one matrix with the rows [queries; keys; values], so that self-attention takes one matrix
+    multiplication. With fewer key/value heads (grouped-query attention), neighboring query heads share one of them, and
+    a cache holds only those.
     """
 
     def __init__(
@@ -48,7 +48,10 @@ class MultiHeadAttention(Component):
         dropout: float = 0.0,
         score: ScoredAttention | None = None,
     ) -> None:
-        """As `ModelConfig` names them; a score of None is the scaled dot product, an output bias of None is `bias`."""
+        """Create the projections; arguments are named as in `ModelConfig`.
+
+        A `score` of None is the scaled dot product, and an `output_bias` of None is the value of `bias`.
+        """
         super().__init__()
         self.num_heads = num_heads
         self.num_key_value_heads = num_heads if num_key_value_heads is None else num_key_value_heads
@@ -70,16 +73,16 @@ class MultiHeadAttention(Component):
         weights_to: list[Tensor] | None = None,
         reach: Reach = EVERYWHERE,
     ) -> Tensor:
-        """Attention of x to itself and what the cache holds of the past, or to the memory.
+        """Attend from x to itself and the cached past, or to the memory.
 
         Args:
             x: (B, Q, D).
             memory: the encoder's output, (B, S, D); None for self-attention.
-            mask: broadcastable to (B, H, Q, L); or a window, for self-attention without a past.
-            cache: self-attention appends to it and attends to all of it; attention to the memory fills it once and
-                then reads it.
+            mask: broadcastable to (B, H, Q, L); or a window, for self-attention without a cache.
+            cache: self-attention appends its keys and values and attends to all cached ones; cross-attention fills an
+                empty cache and then reads it.
             weights_to: a list that receives the weights, (B, H, Q, L).
-            reach: of self-attention: turns queries and keys by their positions, and leaves out what is too far away.
+            reach: the rotary embedding of self-attention, and the first cached key that is near enough.
 
         Returns:
             (B, Q, D).
@@ -145,11 +148,11 @@ class MultiHeadAttention(Component):
         return (query, *cache.hold(key, value)) if cache is not None else (query, key, value)
 
     def _queries(self, x: Tensor) -> Tensor:
-        """(B, Q, D) to (B, Q, H × K)."""
+        """Project queries: (B, Q, D) to (B, Q, H × K)."""
         return self.projection(x, Rows(0, self.widths[0]))  # type: ignore[no-any-return]
 
     def _keys_and_values(self, memory: Tensor) -> Tensor:
-        """(B, S, D) to (B, S, G × K + G × V)."""
+        """Project keys and values of the memory: (B, S, D) to (B, S, G × K + G × V)."""
         return self.projection(memory, Rows(self.widths[0], sum(self.widths)))  # type: ignore[no-any-return]
 
     def _heads(self, x: Tensor, width: int) -> Tensor:
@@ -163,7 +166,7 @@ def _hides_keys_from_all(mask: AttentionMask | Window | None) -> bool:
 
 
 def build_attention(config: ModelConfig) -> MultiHeadAttention:
-    """The attention brick that the configuration describes."""
+    """Build the attention that a configuration describes."""
     return MultiHeadAttention(
         d_model=config.d_model,
         num_heads=config.num_heads,

@@ -1,4 +1,4 @@
-"""Encoder and decoder layers (section 3.1), built of sub-layers that are wired in one place.
+"""Encoder and decoder layers (section 3.1): sub-layers with residual connections.
 
 Legend: B batch, S source length, T target length, D model width.
 """
@@ -20,10 +20,10 @@ from transduce.model.window import Window
 
 
 class Residual(Component):
-    """Residual connection, dropout and normalisation around a sub-layer.
+    """A residual connection around a sub-layer f, with dropout and normalization.
 
     Post-norm, the paper's: norm(x + dropout(f(x))). Pre-norm: x + dropout(f(norm(x))). Sandwich:
-    x + dropout(norm(f(norm(x)))) (Ding et al. 2021). The slot that an order leaves empty holds the identity.
+    x + dropout(norm(f(norm(x)))) (Ding et al. 2021). A norm that an order does not use is the identity.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -34,7 +34,10 @@ class Residual(Component):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], present: Tensor | None = None) -> Tensor:
-        """(B, T, D) to (B, T, D); `present`, (B, T), says which positions a BatchNorm counts."""
+        """Apply a sub-layer with its residual connection: (B, T, D) to (B, T, D).
+
+        `present`, (B, T), marks the positions that a BatchNorm counts; None: all.
+        """
         y = sublayer(normalize(self.norm_before, x, present))
         if self.is_sandwich:
             return self.dropout(normalize(self.norm_after, y, present), residual=x)  # type: ignore[no-any-return]
@@ -42,7 +45,7 @@ class Residual(Component):
 
 
 class EncoderLayer(Component):
-    """Self-attention, then the feed-forward network. With a mask that hides the future, a decoder without memory."""
+    """Self-attention, then the feed-forward network; with a look-ahead mask, a layer of a decoder without memory."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -61,7 +64,16 @@ class EncoderLayer(Component):
         cache: LayerCache | None = None,
         weights_to: list[Tensor] | None = None,
     ) -> Tensor:
-        """(B, S, D) to (B, S, D); mask and reach are what `StackPositions` makes."""
+        """Compute the layer: (B, S, D) to (B, S, D).
+
+        Args:
+            x: (B, S, D).
+            mask: the mask of self-attention, as `StackPositions` returns it.
+            reach: how positions act on self-attention, as `StackPositions` returns it.
+            present: the positions that a BatchNorm counts, (B, S); None: all.
+            cache: the keys and values of past positions.
+            weights_to: a list that receives the attention weights.
+        """
         past = None if cache is None else cache.past
         x = self.self_attention_residual(
             x,
@@ -72,7 +84,7 @@ class EncoderLayer(Component):
 
 
 class DecoderLayer(Component):
-    """Masked self-attention, attention to the memory, then the feed-forward network."""
+    """Masked self-attention, cross-attention to the memory, then the feed-forward network."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -95,7 +107,18 @@ class DecoderLayer(Component):
         cache: LayerCache | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """(B, T, D) to (B, T, D); mask and reach are what `StackPositions` makes."""
+        """Compute the layer: (B, T, D) to (B, T, D).
+
+        Args:
+            x: (B, T, D).
+            memory: the encoder's output, (B, S, D).
+            mask: the mask of self-attention, as `StackPositions` returns it.
+            memory_mask: the mask of cross-attention.
+            reach: how positions act on self-attention, as `StackPositions` returns it.
+            present: the positions that a BatchNorm counts, (B, T); None: all.
+            cache: keys and values of past positions, and of the memory.
+            trace: receives the attention weights.
+        """
         past = None if cache is None else cache.past
         own_weights = None if trace is None else trace.decoder
         x = self.self_attention_residual(
