@@ -687,7 +687,7 @@ def check_learned_positions_end() -> None:
     state = GpuState(model, source)
     for _ in range(12):
         state.step(torch.full((4, 1), 5, device=DEVICE))
-    with pytest.raises(TransduceError, match="learned positions end at 12 pieces"):
+    with pytest.raises(TransduceError, match="learned positions end at 12 tokens"):
         state.step(torch.full((4, 1), 5, device=DEVICE))
 
 

@@ -1,8 +1,8 @@
 """The cache of keys and values that lets each decoding step compute only its newest position.
 
 Hypotheses of one sentence share a row: beam search adds W positions to it in each step, and a mask shows each
-hypothesis its own ones (`masks.ancestry_mask`). Nothing is therefore copied when hypotheses are reordered. Legend: B
-sentences, H heads, L cached positions, K width of a key, V width of a value.
+hypothesis its own ones (`masks.ancestry_mask`). Nothing is therefore copied when hypotheses are reordered.
+Legend: B sentences, H heads, L cached positions, K width of a key, V width of a value.
 """
 
 import torch

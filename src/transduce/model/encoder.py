@@ -96,5 +96,5 @@ class Encoder(VocabularyModel):
             TransduceError: the model has no classes.
         """
         if self.classifier is None:
-            raise TransduceError("This encoder has no classes to tell apart: set `model.num_labels`.")
+            raise TransduceError("This encoder has no classes: set `model.num_labels`.")
         return self.classifier(self.embedding.dropout(self.pool(states)))  # type: ignore[no-any-return]

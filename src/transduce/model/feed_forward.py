@@ -70,8 +70,8 @@ class GatedFeedForward(nn.Module):
 
 def build_feed_forward(config: ModelConfig) -> FeedForward | GatedFeedForward:
     """Build the feed-forward network that a configuration describes."""
-    brick = GatedFeedForward if config.activation in GATES else FeedForward
-    return brick(
+    kind = GatedFeedForward if config.activation in GATES else FeedForward
+    return kind(
         d_model=config.d_model,
         d_ff=config.d_ff,
         activation=config.activation,

@@ -23,8 +23,8 @@ def sum_of_gradients(parameter: Tensor) -> Tensor | None:
 
     PyTorch receives it if nobody has called `add_gradients_to`, or if the parameter has hooks, which must see it.
     """
-    found: Tensor | None = None if parameter._backward_hooks else getattr(parameter, _SUM, None)
-    return found
+    total: Tensor | None = None if parameter._backward_hooks else getattr(parameter, _SUM, None)
+    return total
 
 
 class LinearSums(NamedTuple):

@@ -126,11 +126,11 @@ class DecoderLayer(Component):
             lambda y: self.self_attention(y, mask=mask, cache=past, weights_to=own_weights, reach=reach),
             present,
         )
-        known = None if cache is None else cache.memory
+        memory_cache = None if cache is None else cache.memory
         memory_weights = None if trace is None else trace.memory
         x = self.memory_attention_residual(
             x,
-            lambda y: self.memory_attention(y, memory, mask=memory_mask, cache=known, weights_to=memory_weights),
+            lambda y: self.memory_attention(y, memory, mask=memory_mask, cache=memory_cache, weights_to=memory_weights),
             present,
         )
         return self.feed_forward_residual(x, self.feed_forward, present)  # type: ignore[no-any-return]

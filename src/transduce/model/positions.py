@@ -111,7 +111,7 @@ class LearnedPositions(nn.Module):
         """
         if needed > self.length:
             raise TransduceError(
-                f"The model's learned positions end at {self.length} pieces (`model.max_positions`), but a sequence "
+                f"The model's learned positions end at {self.length} tokens (`model.max_positions`), but a sequence "
                 f"has {needed}: shorten the input or the longest output."
             )
 
@@ -212,8 +212,8 @@ def _stretched(frequency: Tensor, scaling: RotaryScaling) -> Tensor:
     """Return frequencies for a longer context: low ones are divided by the factor, high ones kept (Llama 3.1)."""
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     rotations = scaling.original_length * frequency / (2.0 * math.pi)  # rotations within the original context
-    kept = ((rotations - low) / (high - low)).clamp(0.0, 1.0)
-    return frequency * (kept + (1.0 - kept) / scaling.factor)
+    share = ((rotations - low) / (high - low)).clamp(0.0, 1.0)
+    return frequency * (share + (1.0 - share) / scaling.factor)
 
 
 class RelativePositions(nn.Module):

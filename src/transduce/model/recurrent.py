@@ -1,8 +1,9 @@
 """The recurrent encoder–decoder that the Transformer replaced: LSTM or GRU, with or without attention.
 
 Sutskever et al. 2014 and Cho et al. 2014 pass the source as one vector, Bahdanau et al. 2015 and Luong et al. 2015
-attend to all its states, and Cheng et al. 2016 attend to the decoder's own past too. Legend: B batch, S source length,
-T target length, W hypotheses of each sentence, N rows (B × W), D model width, V vocabulary.
+attend to all its states, and Cheng et al. 2016 attend to the decoder's own past too.
+Legend: B batch, S source length, T target length, W hypotheses of each sentence, N rows (B × W), D model width, V
+vocabulary.
 """
 
 import torch
@@ -70,7 +71,7 @@ class Recurrent(VocabularyModel):
         )
         has_attention = config.recurrent_attention != "none"
         self.memory_attention = MemoryAttention(config) if has_attention else None
-        # Luong et al. 2015, equation 5: the attentional vector is tanh(W [found; state]).
+        # Luong et al. 2015, equation 5: the attentional vector is tanh(W [context; state]).
         self.attentional = nn.Linear(2 * width, width, bias=False) if has_attention else None
         self.dropout = Dropout(config.dropout)
         initialize(self)
@@ -202,8 +203,8 @@ class Recurrent(VocabularyModel):
             weights_to = None if trace is None else trace.decoder
             y, cache.layers[number] = layer(self.dropout(y) if number else y, cache.layers[number], weights_to)
         if self.attentional is not None:
-            found = parts[-1] if self.looks_before else self._attend_to_memory(y, memory, mask, cache, trace)
-            y = torch.tanh(self.attentional(torch.cat([found, y], dim=-1)))
+            attended = parts[-1] if self.looks_before else self._attend_to_memory(y, memory, mask, cache, trace)
+            y = torch.tanh(self.attentional(torch.cat([attended, y], dim=-1)))
         if cache.attentional is not None:
             cache.attentional = y
         return self.finish(self.dropout(y))
@@ -216,8 +217,8 @@ class Recurrent(VocabularyModel):
             raise ValueError("there is no attention to the memory")
         rows = states.unflatten(0, (-1, cache.width)).flatten(1, 2)  # (B, W × T, D)
         weights_to = None if trace is None else trace.memory
-        found = self.memory_attention(rows, cache.keys, memory, mask, weights_to)
-        return found.reshape(states.shape)  # type: ignore[no-any-return]
+        attended = self.memory_attention(rows, cache.keys, memory, mask, weights_to)
+        return attended.reshape(states.shape)  # type: ignore[no-any-return]
 
 
 def _join(steps: AttentionTrace, trace: AttentionTrace, *, calls: int, width: int) -> None:

@@ -94,8 +94,8 @@ def _narrow(mask: AttentionMask | None, near: AttentionMask) -> tuple[AttentionM
     allowed = near.allowed[..., first:]
     if mask is None:
         return AttentionMask(allowed), first
-    own = mask.allowed if mask.allowed.shape[-1] == 1 else mask.allowed[..., first:]
-    return AttentionMask(own & allowed), first
+    narrowed = mask.allowed if mask.allowed.shape[-1] == 1 else mask.allowed[..., first:]
+    return AttentionMask(narrowed & allowed), first
 
 
 def _with_bias(mask: AttentionMask | None, bias: Tensor) -> AttentionMask:

@@ -114,8 +114,8 @@ def checked_ids(config: ModelConfig, source_ids: Tensor, target_input_ids: Tenso
     """
     for name, ids in (("source_ids", source_ids), ("target_input_ids", target_input_ids)):
         if not isinstance(ids, Tensor) or ids.dim() != 2:
-            found = f"of the shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else repr(ids)
-            raise TransduceError(f"`{name}` must be a tensor of piece ids, a row a sentence, but is {found}.")
+            actual = f"of the shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else repr(ids)
+            raise TransduceError(f"`{name}` must be a tensor of token ids, one row for each sentence, but is {actual}.")
     if len(source_ids) != len(target_input_ids):
         raise TransduceError(
             f"Each source has one target, but there are {len(source_ids)} rows of `source_ids` and "

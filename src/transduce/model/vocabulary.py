@@ -18,7 +18,7 @@ class VocabularyModel(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         if not isinstance(config, ModelConfig):
-            raise TransduceError(f"A model is made of a `ModelConfig`, but {config!r} was given.")
+            raise TransduceError(f"A model is built from a `ModelConfig`, not from {config!r}.")
         self.config = config
         self.source_weight = nn.Parameter(torch.empty(config.source_vocabulary_size, config.d_model))
         target_shape = (config.target_vocabulary_size, config.d_model)
