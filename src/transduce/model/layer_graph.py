@@ -9,6 +9,7 @@ reference path, and exporters refuse it. A new component is therefore unknown to
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
+from torch.utils.hooks import RemovableHandle
 
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
@@ -180,6 +182,7 @@ class _Parts(NamedTuple):
 
 _KNOWN: dict[type[nn.Module], _Parts] = {}
 _METHODS: dict[type[nn.Module], frozenset[str]] = {}
+_SIZES: dict[type[nn.Module], tuple[str, str]] = {}
 _FORWARDS: list[tuple[type[nn.Module], Callable[..., Any]]] = []
 _OTHER_METHODS: list[tuple[type[nn.Module], str, Any]] = []
 _PARAMETRIZATIONS: set[type[nn.Module]] = set()
@@ -192,6 +195,7 @@ def register_class(
     computes: type[nn.Module] | None = None,
     children: Iterable[str] | None = (),
     tensors: Iterable[str] | None = (),
+    sizes: tuple[str, str] | None = None,
 ) -> None:
     """Make a class known to the layer graph, with the methods that it has at this moment.
 
@@ -200,7 +204,10 @@ def register_class(
         computes: the reference class whose function it computes in another number format; None: the class itself.
         children: names of the submodules that it may hold; None: any.
         tensors: names of the parameters and buffers that it may hold; None: any.
+        sizes: of a linear layer: the attributes with the numbers of inputs and outputs, if it has any.
     """
+    if sizes is not None:
+        _SIZES[kind] = sizes
     names = [None if each is None else frozenset(each) for each in (children, tensors)]
     _KNOWN[kind] = _Parts(computes or kind, *names)
     _METHODS[kind] = frozenset(name for name in dir(kind) if callable(getattr(kind, name)))
@@ -235,15 +242,18 @@ def only_observes(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 _LAYER = ("self_attention", "self_attention_residual", "feed_forward", "feed_forward_residual")
 _MEMORY = ("memory_attention", "memory_attention_residual")
-_WEIGHTS = ("source_weight", "own_target_weight", "own_output_weight", "output_bias")
-_STACKS = tuple(f"{side}_{part}" for side in ("encoder", "decoder") for part in ("positions", "layers", "norm"))
+VOCABULARY_WEIGHTS = ("source_weight", "own_target_weight", "own_output_weight", "output_bias")
 _EMBEDDINGS = ("source_embedding", "target_embedding")
-_ALONE = ("embedding", "positions", "layers", "norm")
+TRANSFORMER_PARTS = (
+    *_EMBEDDINGS,
+    *("encoder_positions", "encoder_layers", "encoder_norm", "decoder_positions", "decoder_layers", "decoder_norm"),
+)
+DECODER_PARTS = ("embedding", "positions", "layers", "norm")
 _SCORED = ("score", "dropout")
 _CLASSES: tuple[tuple[type[nn.Module], tuple[str, ...] | None, tuple[str, ...] | None], ...] = (
-    (Transformer, (*_EMBEDDINGS, *_STACKS), _WEIGHTS),
-    (Decoder, _ALONE, _WEIGHTS),
-    (Encoder, (*_ALONE, "masked_language_head", "pooler", "classifier"), _WEIGHTS),
+    (Transformer, TRANSFORMER_PARTS, VOCABULARY_WEIGHTS),
+    (Decoder, DECODER_PARTS, VOCABULARY_WEIGHTS),
+    (Encoder, (*DECODER_PARTS, "masked_language_head", "pooler", "classifier"), VOCABULARY_WEIGHTS),
     (MaskedLanguageHead, ("dense", "norm"), ()),
     (EncoderLayer, _LAYER, ()),
     (DecoderLayer, (*_LAYER, *_MEMORY), ()),
@@ -252,7 +262,6 @@ _CLASSES: tuple[tuple[type[nn.Module], tuple[str, ...] | None, tuple[str, ...] |
     (ScoredAttention, (), ("matrix", "vector")),
     (FeedForward, ("inner", "outer", "dropout"), ()),
     (GatedFeedForward, ("inner", "outer", "dropout"), ()),
-    (LinearModule, ("parametrizations",), ("weight", "bias")),
     (nn.Linear, ("parametrizations",), ("weight", "bias")),
     (Dropout, (), ()),
     (LayerNorm, (), ("weight", "bias")),
@@ -272,7 +281,7 @@ _CLASSES: tuple[tuple[type[nn.Module], tuple[str, ...] | None, tuple[str, ...] |
     (
         Recurrent,
         (*_EMBEDDINGS, "encoder_layers", "decoder_layers", "bridge", "memory_attention", "attentional", "dropout"),
-        _WEIGHTS,
+        VOCABULARY_WEIGHTS,
     ),
     (RecurrentEncoderLayer, ("ahead", "back"), ()),
     (RecurrentDecoderLayer, ("cells", "past_attention"), ()),
@@ -283,6 +292,12 @@ _CLASSES: tuple[tuple[type[nn.Module], tuple[str, ...] | None, tuple[str, ...] |
 )
 for _kind, _children, _tensors in _CLASSES:
     register_class(_kind, children=_children, tensors=_tensors)
+register_class(
+    LinearModule,
+    children=("parametrizations",),
+    tensors=("weight", "bias"),
+    sizes=("in_features", "out_features"),
+)
 
 _NORMS: dict[type[nn.Module], str] = {LayerNorm: "layer", RMSNorm: "rms", BatchNorm: "batch"}
 _EMBEDDED_POSITIONS: dict[type[nn.Module], str] = {
@@ -323,6 +338,23 @@ def unknown_settings(config: ModelConfig) -> list[str]:
     return [name for name in config.changed() if name not in SETTINGS]
 
 
+def settings_outside(table: "Table", config: ModelConfig) -> list[str]:
+    """Return the names of settings whose value is not in a backend's table, for messages about a configuration."""
+    values = {
+        "kind": ("class", config.kind.capitalize()),
+        "norm": ("norm", config.norm),
+        "norm_order": ("norm order", config.norm_order),
+        "activation": ("activation", config.activation),
+        "positions": ("positions", config.positions),
+        "attention_score": ("attention score", config.attention_score),
+        "attention_kind": ("attention kind", config.attention_kind),
+        "attention_window": ("attention window", "none" if config.attention_window is None else "some"),
+        "d_v": ("value width", "equal" if config.value_width == config.key_width else "other"),
+    }
+    outside = [name for name, (aspect, value) in values.items() if value not in table.values.get(aspect, ())]
+    return [*outside, *unknown_settings(config)]
+
+
 # --- from modules to a description ----------------------------------------------------------------------------------
 
 
@@ -332,77 +364,94 @@ def graph_of(module: nn.Module) -> Graph:
     Args:
         module: a model, an `EncoderLayer` or a `DecoderLayer`.
     """
-    if (reason := _changed_for_all()) is not None:
-        return Unsupported(reason)
-    known = _GRAPHS.get(module)
-    if known is None or not known.holds(module):
-        known = _GRAPHS[module] = _Description(module)
-    return known.graph
+    return description_of(module).graph
 
 
-def is_training(module: nn.Module) -> bool:
-    """Return whether any part of a module is in training mode, such as dropout that a caller keeps switched on."""
-    known = _GRAPHS.get(module)
-    parts = map(vars, module.modules()) if known is None else known.attributes
-    return any(map(itemgetter("training"), parts))
+def why_not(table: "Table", module: nn.Module) -> str | None:
+    """Return a clause that says why a backend cannot compute a model or layer as it is now; None: it can."""
+    return description_of(module).why_not(table)
+
+
+def description_of(module: nn.Module) -> "Description":
+    """Return the description of a model or layer as it is now, from memory where nothing has changed.
+
+    Callers ask at the start of each batch, so that hooks count which are added after a backend was selected.
+    """
+    reason = _changed_for_all()
+    known = _KNOWN_MODULES.get(module)
+    if known is None or known.reason_for_all != reason or not known.holds(module):
+        known = _KNOWN_MODULES[module] = Description(module, reason)
+    return known
 
 
 def describe_model(model: nn.Module) -> ModelGraph | Unsupported:
     """Return the description of a Transformer, an encoder, a decoder or a recurrent model."""
-    found = _describe(model, _Attributes())
+    found = Description(model, _changed_for_all()).graph
     assert not isinstance(found, LayerGraph)
     return found
 
 
 def describe_layer(layer: nn.Module) -> LayerGraph | Unsupported:
     """Return the description of an encoder or decoder layer."""
-    found = _describe(layer, _Attributes())
+    found = Description(layer, _changed_for_all()).graph
     assert not isinstance(found, ModelGraph)
     return found
 
 
-class _Attributes:
-    """Reads attributes of modules, and keeps what was read for `_Description.holds`."""
-
-    def __init__(self) -> None:
-        self.read: list[tuple[dict[str, Any], str, Any]] = []
-
-    def get(self, module: nn.Module, name: str) -> Any:
-        value = getattr(module, name)
-        own = vars(module)
-        if name in own:
-            self.read.append((own, name, value))
-        return value
-
-
-class _Description:
+class Description:
     """A graph, and what it rests on in a form that is compared in microseconds. It does not keep its module alive."""
 
-    def __init__(self, module: nn.Module) -> None:
-        attributes = _Attributes()
-        modules = list(module.modules())
-        self.attributes = [vars(each) for each in modules]
-        self.graph = _describe(module, attributes)
-        self._read = attributes.read
-        self._children = [own["_modules"] for own in self.attributes]
-        self._held = list(chain.from_iterable(map(dict.values, self._children)))
+    def __init__(self, module: nn.Module, reason_for_all: str | None) -> None:
+        read: list[tuple[dict[str, Any], str, Any]] = []
+        self.reason_for_all = reason_for_all
+        self.graph = _describe(module, read) if reason_for_all is None else Unsupported(reason_for_all)
+        self._refusals: dict[str, str | None] = {}
+        own = [vars(each) for each in module.modules()]
+        modal = [module, *(each for each in module.modules() if isinstance(each, Dropout | BatchNorm))]
+        self._modal = [vars(each) for each in modal]
+        self._owners, self._names, self._values = ([entry[part] for entry in read] for part in range(3))
+        self._children = [each["_modules"] for each in own]
+        self._held = self._submodules()
         self._types = [type(module), *map(type, self._held)]
-        kinds = ("_modules", "_parameters", "_buffers", *_HOOKS)
-        self._sized = [*self.attributes, *(own[kind] for own in self.attributes for kind in kinds)]
-        self._sizes = list(map(len, self._sized))
+        self._hooks = [each[kind] for each in own for kind in _HOOKS]
+        self._numbers, self._handles = list(map(tuple, self._hooks)), RemovableHandle.next_id
+        self._own, self._sizes = own, list(map(len, own))
+
+    def why_not(self, table: "Table") -> str | None:
+        """Return a clause that says why a backend cannot compute what is described; None: it can."""
+        if table.title not in self._refusals:
+            self._refusals[table.title] = table.refusal(self.graph)
+        return self._refusals[table.title]
+
+    @property
+    def is_training(self) -> bool:
+        """Return whether the module, or dropout or a BatchNorm inside it, is in training mode."""
+        return any(map(itemgetter("training"), self._modal))
+
+    def _submodules(self) -> list[nn.Module | None]:
+        return list(chain.from_iterable(map(dict.values, self._children)))
 
     def holds(self, module: nn.Module) -> bool:
         """Return whether the module is still what was described, hooks and attributes included."""
-        held = list(chain.from_iterable(map(dict.values, self._children)))
+        held = self._submodules()
         return (
             held == self._held
-            and list(map(len, self._sized)) == self._sizes
+            and self._has_same_hooks()
+            and list(map(len, self._own)) == self._sizes
             and [type(module), *map(type, held)] == self._types
-            and all(own.get(name) is value for own, name, value in self._read)
+            and list(map(dict.get, self._owners, self._names)) == self._values  # type: ignore[arg-type]
         )
 
+    def _has_same_hooks(self) -> bool:
+        """Return whether no hook was added or removed; handles are numbered, so that a new hook changes the number."""
+        handles = RemovableHandle.next_id
+        if handles == self._handles and not isinstance(self.graph, Unsupported):
+            return True
+        self._handles = handles
+        return list(map(tuple, self._hooks)) == self._numbers
 
-_GRAPHS: WeakKeyDictionary[nn.Module, _Description] = WeakKeyDictionary()
+
+_KNOWN_MODULES: WeakKeyDictionary[nn.Module, Description] = WeakKeyDictionary()
 
 
 def _changed_for_all() -> str | None:
@@ -415,15 +464,14 @@ def _changed_for_all() -> str | None:
     return None
 
 
-def _describe(module: nn.Module, attributes: _Attributes) -> Graph:
+def _describe(module: nn.Module, read: list[tuple[dict[str, Any], str, Any]]) -> Graph:
+    """Return a module's description; `read` receives the attributes that it rests on, as (namespace, name, value)."""
     try:
-        if (reason := _changed_for_all()) is not None:
-            return Unsupported(reason)
         for kind, name, method in _OTHER_METHODS:
             if getattr(kind, name, None) is not method:
                 return Unsupported(f"{kind.__name__}.{name} was replaced")
         facts = [fact for path, part in module.named_modules() for fact in _check_module(path, part)]
-        described = _Describer(module, attributes)
+        described = _Describer(module, read)
         if _computed_class(module) in (EncoderLayer, DecoderLayer):
             layer = described.layer("", module)
             return layer._replace(facts=(*facts, *layer.facts))
@@ -490,6 +538,14 @@ def known_class(module: nn.Module) -> type[nn.Module] | None:
     return _class_of(module)
 
 
+def _is_same(function: object, other: object) -> bool:
+    """Return whether two functions are one, or a `partial` of one; a copied model has a copy of a `partial`."""
+    if isinstance(function, partial) and isinstance(other, partial):
+        parts = [(each.func, each.args, each.keywords) for each in (function, other)]
+        return parts[0] == parts[1]
+    return function is other
+
+
 def _is_norm(norm: nn.Module | None) -> bool:
     return norm is not None and type(norm) is not nn.Identity
 
@@ -509,9 +565,16 @@ def _computed_class(module: nn.Module) -> type[nn.Module]:
 class _Describer:
     """Describes the parts of one model or layer."""
 
-    def __init__(self, root: nn.Module, attributes: _Attributes) -> None:
-        self.get = attributes.get
+    def __init__(self, root: nn.Module, read: list[tuple[dict[str, Any], str, Any]]) -> None:
         self.config: ModelConfig | None = getattr(root, "config", None)
+        self._read = read
+
+    def get(self, module: nn.Module, name: str) -> Any:
+        """Return an attribute, and note it."""
+        value = getattr(module, name)
+        if name in vars(module):
+            self._read.append((vars(module), name, value))
+        return value
 
     def must_be(self, where: str, what: str, found: object, setting: str, wanted: object = None) -> None:
         """Compare a module with the configuration, which backends read too.
@@ -542,14 +605,17 @@ class _Describer:
             raise _UnknownError(f"the model is of class {type(model).__name__}")
         if unknown := unknown_settings(config):
             raise _UnknownError(f"the model has the setting `model.{unknown[0]}`")
-        facts.append(Fact("", "model", type(model).__name__))
+        output = getattr(model, "packed_output", None)
+        facts.append(Fact("", "class", _class_of(model).__name__))
+        facts.append(Fact("", "output projection", "Linear" if output is None else _class_of(output).__name__))
         layers: dict[str, LayerGraph] = {}
         if kind is not Recurrent:
             for prefix, embedding, count in _STACKS_OF[kind]:
                 facts += self.around(model, prefix, embedding)
                 layers |= self.stack(f"{prefix}layers", getattr(model, f"{prefix}layers"), getattr(config, count))
         head = getattr(model, "masked_language_head", None)
-        if head is not None and self.get(head, "activation") is not (_ACTIVATIONS | _GATES).get(config.activation):
+        wanted = (_ACTIVATIONS | _GATES).get(config.activation)
+        if head is not None and not _is_same(self.get(head, "activation"), wanted):
             raise _UnknownError("masked_language_head has another activation than `model.activation`")
         return ModelGraph(layers, (*facts, *(fact for layer in layers.values() for fact in layer.facts)))
 
@@ -657,18 +723,25 @@ class _Describer:
 
     def attention(self, path: str, module: Any, name: str) -> list[Operation]:
         self.kind(path, module, MultiHeadAttention)
-        sizes = {name: self.get(module, name) for name in ("num_heads", "num_key_value_heads", "d_k", "d_v")}
+        names = ("num_heads", "num_key_value_heads", "d_k", "d_v")
+        heads, shared, d_k, d_v = (self.get(module, each) for each in names)
+        widths = (heads * d_k, shared * d_k, shared * d_v)
+        if self.get(module, "widths") != widths:
+            raise _UnknownError(f"{path} has other widths than those of its heads")
         if self.config is not None:
             config = self.config
-            shared = config.num_key_value_heads or config.num_heads
-            wanted = (config.num_heads, shared, config.key_width, config.value_width)
-            for (size, found), value in zip(sizes.items(), wanted, strict=True):
+            wanted = (config.num_heads, config.num_key_value_heads or heads, config.key_width, config.value_width)
+            for size, found, value in zip(names, (heads, shared, d_k, d_v), wanted, strict=True):
                 self.must_be(path, size, found, size, value)
         score, is_hard, scale = self.score(path, self.get(module, "score") if "score" in vars(module) else module.score)
         attend = Attend(module, score, is_hard, scale, name == "memory_attention")
-        before = [child for child in ("projection", "query", "key_value") if child in module._modules]
-        linears = [self.linear(f"{path}.{child}", getattr(module, child)) for child in (*before, "output")]
-        return [*linears[:-1], attend, linears[-1]]
+        sizes = {"projection": sum(widths), "query": widths[0], "key_value": sum(widths[1:])}
+        before = [
+            self.linear(f"{path}.{child}", getattr(module, child), None, size)
+            for child, size in sizes.items()
+            if child in module._modules
+        ]
+        return [*before, attend, self.linear(f"{path}.output", module.output, heads * d_v, None)]
 
     def score(self, path: str, score: Any) -> tuple[str, bool, float | None]:
         if score is None:
@@ -697,15 +770,21 @@ class _Describer:
         is_gated = self.kind(path, module, FeedForward, GatedFeedForward) is GatedFeedForward
         functions = _GATES if is_gated else _ACTIVATIONS
         function = self.get(module, "gate" if is_gated else "activation")
-        name = next((name for name, known in functions.items() if known is function), None)
+        name = next((name for name, known in functions.items() if _is_same(known, function)), None)
         if name is None:
             raise _UnknownError(f"{path} has the activation {getattr(function, '__name__', function)!s}")
         self.must_be(path, "activation", name, "activation")
-        inner, outer = (self.linear(f"{path}.{child}", getattr(module, child)) for child in ("inner", "outer"))
-        return [inner, Activate(name, is_gated, module.dropout), outer]
+        d_ff = None if self.config is None else self.config.d_ff
+        inner = self.linear(f"{path}.inner", module.inner, None, d_ff and d_ff * (2 if is_gated else 1))
+        return [inner, Activate(name, is_gated, module.dropout), self.linear(f"{path}.outer", module.outer, d_ff, None)]
 
-    def linear(self, path: str, module: nn.Module) -> Linear:
+    def linear(self, path: str, module: nn.Module, inputs: int | None, outputs: int | None) -> Linear:
+        """Check sizes of a linear layer; None: the model width."""
         self.kind(path, module, LinearModule)
+        if self.config is not None and (sizes := _SIZES.get(_class_of(module))) is not None:
+            found = tuple(self.get(module, name) for name in sizes)
+            if found != (wanted := (inputs or self.config.d_model, outputs or self.config.d_model)):
+                raise _UnknownError(f"{path} has the sizes {found}, but the configuration has {wanted}")
         return Linear(module)
 
 
@@ -736,8 +815,8 @@ def _facts(sublayer: Sublayer) -> Iterator[Fact]:
         yield Fact(path, "attention kind", "hard" if attend.is_hard else "soft")
         yield Fact(path, "attention scale", "default" if attend.scale is None else "other")
         shared = module.num_key_value_heads != module.num_heads
-        yield Fact(path, "key/value heads", "shared" if shared else "one each")
-        yield Fact(path, "value width", "as keys" if module.d_k == module.d_v else "other")
+        yield Fact(path, "key value heads", "shared" if shared else "equal")
+        yield Fact(path, "value width", "equal" if module.d_k == module.d_v else "other")
 
 
 # --- backend tables -------------------------------------------------------------------------------------------------
@@ -761,5 +840,13 @@ class Table(NamedTuple):
 
 
 def table(title: str, **values: str) -> Table:
-    """Return a backend's table, with spaces between the values of an aspect and `_` for spaces in its name."""
-    return Table(title, {aspect.replace("_", " "): frozenset(listed.split()) for aspect, listed in values.items()})
+    """Return a backend's table.
+
+    Args:
+        title: the backend's name in messages.
+        values: allowed values, separated by spaces, by aspect; `attention_score` stands for the aspect
+            `attention score`, and `class_` for `class`.
+    """
+    return Table(
+        title, {aspect.replace("_", " ").rstrip(): frozenset(listed.split()) for aspect, listed in values.items()}
+    )

@@ -21,7 +21,7 @@ from transduce.model.dropout import Dropout
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import ACTIVATIONS, FeedForward
 from transduce.model.gradient_sums import sum_of_gradients
-from transduce.model.layer_graph import LayerGraph, ModelGraph, Sublayer, Table, graph_of, known_class
+from transduce.model.layer_graph import LayerGraph, ModelGraph, Sublayer, description_of, graph_of, known_class, table
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
 from transduce.model.linear import Linear
 from transduce.model.masks import AttentionMask, LookAheadMask
@@ -32,7 +32,6 @@ from transduce.model.stack import each_layer
 from transduce.model.transformer import Transformer
 
 _ACTIVATION_NAMES = {function: name for name, function in ACTIVATIONS.items()}
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 def execute(kernels: TrainingKernels, component: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -67,18 +66,22 @@ def _kernel_of(component: nn.Module) -> Callable[..., Any] | None:
     found = _KERNELS.get(kind)
     if found is None or _has_any_global_hook() or "_compiled_call_impl" in own:
         return None
-    is_changed = kind.forward is not found.replaces or not found.methods.isdisjoint(own)
+    is_changed = kind.forward is not found.replaces or not own.keys().isdisjoint(found.methods)
     return None if is_changed else found.compute
 
 
 def _has_hooks(module: nn.Module) -> bool:
     own = vars(module)
-    return any(own[kind] for kind in _HOOKS)
+    return bool(
+        own["_forward_pre_hooks"] or own["_forward_hooks"] or own["_backward_pre_hooks"] or own["_backward_hooks"]
+    )
 
 
 def _is_bare(module: nn.Module, *kinds: type[nn.Module]) -> bool:
     """Return whether a kernel may compute a module without calling it: it has no hooks, not even observing ones."""
-    return _kernel_of(module) is not None and not _has_hooks(module) and known_class(module) in kinds
+    if _has_hooks(module) or _kernel_of(module) is None:
+        return False
+    return type(module) in kinds or known_class(module) in kinds
 
 
 # --- single components ----------------------------------------------------------------------------------------------
@@ -277,19 +280,17 @@ def _is_plain_call(layer: nn.Module, options: dict[str, Any]) -> bool:
     return not asks and options.get("reach", EVERYWHERE).rotation is None and not _has_hooks(layer)
 
 
-_WHOLE_LAYERS = Table(
+_WHOLE_LAYERS = table(
     "kernels of whole layers",
-    {
-        "norm order": frozenset(("pre", "post")),
-        "norm": frozenset(("layer", "rms")),
-        "linear layers": frozenset(("Linear",)),
-        "activation": frozenset(("relu",)),
-        "attention score": frozenset(("scaled",)),
-        "attention kind": frozenset(("soft",)),
-        "attention scale": frozenset(("default",)),
-        "key/value heads": frozenset(("one each",)),
-        "value width": frozenset(("as keys",)),
-    },
+    norm_order="pre post",
+    norm="layer rms",
+    linear_layers="Linear",
+    activation="relu",
+    attention_score="scaled",
+    attention_kind="soft",
+    attention_scale="default",
+    key_value_heads="equal",
+    value_width="equal",
 )
 
 
@@ -358,8 +359,9 @@ def parts_of(layer: nn.Module, masks: Sequence[object]) -> list[LayerPart] | Non
         None if the layer graph has other operations than those of `_WHOLE_LAYERS`, something is dropped inside a
         sub-layer, or a gradient is not collected by `gradient_sums.py`.
     """
-    graph = graph_of(layer)
-    if not isinstance(graph, LayerGraph) or _WHOLE_LAYERS.refusal(graph) is not None:
+    description = description_of(layer)
+    graph = description.graph
+    if not isinstance(graph, LayerGraph) or description.why_not(_WHOLE_LAYERS) is not None:
         return None
     found = [LayerPart(each, mask) for each, mask in zip(graph.sublayers, (*masks, None), strict=True)]
     inside = [part.sublayer.module.dropout for part in found]
@@ -400,7 +402,7 @@ class _Kernel(NamedTuple):
     compute: Callable[..., Any]
     replaces: Callable[..., Any]
     methods: frozenset[str]
-    """The names of the class's methods; an instance attribute of such a name is an override."""
+    """The names of the methods that our classes define; an instance attribute of such a name is an override."""
 
 
 _FUNCTIONS: dict[type[nn.Module], Callable[..., Any]] = {
@@ -415,7 +417,12 @@ _FUNCTIONS: dict[type[nn.Module], Callable[..., Any]] = {
     EncoderLayer: _encoder_layer,
     DecoderLayer: _decoder_layer,
 }
-_KERNELS = {
-    kind: _Kernel(compute, kind.forward, frozenset(name for name in dir(kind) if callable(getattr(kind, name))))
-    for kind, compute in _FUNCTIONS.items()
-}
+
+
+def _methods(kind: type[nn.Module]) -> frozenset[str]:
+    ours = [each for each in kind.__mro__ if each.__module__.startswith("transduce.")]
+    defined = {name for each in ours for name, value in vars(each).items() if callable(value)}
+    return frozenset(defined | {"forward", "_call_impl"})
+
+
+_KERNELS = {kind: _Kernel(compute, kind.forward, _methods(kind)) for kind, compute in _FUNCTIONS.items()}
