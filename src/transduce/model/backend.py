@@ -328,5 +328,9 @@ class Component(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the module's output: computed by the backend in use, or by `forward` if there is none."""
-        backend = _InUse.backend
-        return super().__call__(*args, **kwargs) if backend is None else backend.execute(self, *args, **kwargs)
+        if _InUse.backend is not None:
+            return _InUse.backend.execute(self, *args, **kwargs)
+        # As `nn.Module.__call__`, whose additional Python frame is noticeable in decoding.
+        if self._compiled_call_impl is not None:
+            return self._compiled_call_impl(*args, **kwargs)
+        return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
