@@ -23,8 +23,8 @@ from training_ceiling import wait
 from training_settings import RATE, Present, batch_of, config_of, optimizer_settings
 from training_speed import SIZES, Size, make_work, write_batches
 
+from transduce.model.backend import training_with
 from transduce.model.fast import find_batch_search, kernels_of_training, start_fast
-from transduce.model.fused import training_with
 from transduce.model.precision import DTYPES
 from transduce.model.searching import SearchBounds
 from transduce.model.transformer import Transformer

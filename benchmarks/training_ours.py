@@ -9,8 +9,8 @@ from training_worker import CHOSEN, PROCESSOR, Device, Ids, read_plan, serve
 
 from transduce.data.batches import Batch
 from transduce.libraries import keep_freed_memory
+from transduce.model.backend import training_with
 from transduce.model.fast import kernels_of_training
-from transduce.model.fused import training_with
 from transduce.model.precision import DTYPES, Precision
 from transduce.model.transformer import Transformer
 from transduce.runtime.machine import detect_machine

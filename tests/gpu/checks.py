@@ -32,9 +32,9 @@ from numpy.typing import NDArray
 from transduce.data.batches import Batch
 from transduce.errors import TransduceError
 from transduce.model.attention import AttentionTrace
+from transduce.model.backend import AdamNumbers, Rows, UpdatedVectors, training_with
 from transduce.model.config import ModelConfig
 from transduce.model.dropout import Dropout
-from transduce.model.fused import AdamNumbers, Rows, UpdatedVectors, training_with
 from transduce.model.gpu import layers as gpu_layers
 from transduce.model.gpu import norms, products, recorded, recorded_loss, rows, seeds, trial, update
 from transduce.model.gpu import search as gpu_search
@@ -173,16 +173,16 @@ def check_the_trial_tells_right_from_wrong() -> None:
 
 
 def check_products_with_matrices() -> None:
-    for dtype, relu, part in itertools.product(CLOSE, (False, True), (None, Rows(8, 24))):
+    for dtype, activation, part in itertools.product(CLOSE, (None, "relu"), (None, Rows(8, 24))):
         x, weight, bias = (
             randn(2, 7, 16, dtype=dtype, learns=True),
             *(randn(*shape, dtype=dtype, learns=True) for shape in ((40, 16), (40,))),
         )
         chosen = slice(*(part or (0, 40)))
         for inputs in ((x, weight, bias), (x, weight)):
-            found = products.linear(x, weight, bias if len(inputs) == 3 else None, part, relu=relu)
+            found = products.linear(x, weight, bias if len(inputs) == 3 else None, part, activation=activation)
             expected = F.linear(x, weight[chosen], bias[chosen] if len(inputs) == 3 else None)
-            expected = F.relu(expected) if relu else expected
+            expected = F.relu(expected) if activation else expected
             gradient = torch.randn_like(found)
             slopes = (torch.autograd.grad(each, inputs, gradient) for each in (found, expected))
             compare(
@@ -200,7 +200,7 @@ def check_gradients_are_summed_where_they_are_kept() -> None:
         add_gradients_to(parameter, total)
     x, gradient = randn(5, 16), randn(5, 8)
     for _ in range(2):
-        products.linear(x, weight, bias, None, relu=False).backward(gradient)
+        products.linear(x, weight, bias, None).backward(gradient)
     assert weight.grad is None
     assert bias.grad is None
     compare(sums, [2 * gradient.t() @ x, 2 * gradient.sum(dim=0)])
@@ -687,7 +687,7 @@ def check_learned_positions_end() -> None:
     state = GpuState(model, source)
     for _ in range(12):
         state.step(torch.full((4, 1), 5, device=DEVICE))
-    with pytest.raises(TransduceError, match="learned positions end at 12 pieces"):
+    with pytest.raises(TransduceError, match="learned positions end at 12 tokens"):
         state.step(torch.full((4, 1), 5, device=DEVICE))
 
 

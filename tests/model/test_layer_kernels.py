@@ -11,8 +11,8 @@ from torch import Tensor
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
+from transduce.model.backend import training_with
 from transduce.model.config import ModelConfig
-from transduce.model.fused import training_with
 from transduce.model.gradient_sums import add_gradients_to
 from transduce.model.layers import EncoderLayer
 from transduce.model.masks import padding_mask

@@ -10,7 +10,7 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 
 import llvmlite.binding as llvm  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from transduce.model.fused import Rows, training_with
+from transduce.model.backend import Rows, training_with
 from transduce.model.gradient_sums import add_gradients_to
 from transduce.model.native import engine, fused_products
 from transduce.model.native.fused_products import (
@@ -70,14 +70,18 @@ def assert_rounded_once(found: Tensor, exact: Tensor, terms: Tensor) -> None:
 
 
 @SIZES
-@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("activation", [None, "relu"])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_products(dtype: torch.dtype, positions: int, inputs: int, outputs: int, relu: bool, has_bias: bool) -> None:
+def test_products(
+    dtype: torch.dtype, positions: int, inputs: int, outputs: int, activation: str | None, has_bias: bool
+) -> None:
     x, weight = random(positions, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype)
     bias = random(outputs, dtype=dtype) if has_bias else None
-    found = multiply(x, weight, bias, relu=relu)
+    found = multiply(x, weight, bias, activation=activation)
     exact = x.double() @ weight.double().t() + (0.0 if bias is None else bias.double())
-    assert_rounded_once(found, exact.clamp_min(0.0) if relu else exact, x.double().abs() @ weight.double().abs().t())
+    assert_rounded_once(
+        found, exact.clamp_min(0.0) if activation else exact, x.double().abs() @ weight.double().abs().t()
+    )
 
 
 @SIZES
@@ -93,7 +97,7 @@ def test_gradients(
     if x_is_relu:
         is_open = torch.empty(positions * inputs // 8, dtype=torch.uint8)
         given_to_relu = random(positions, 64, dtype=dtype) / 8, random(inputs, 64, dtype=dtype)
-        x = multiply(*given_to_relu, None, relu=True, positive=is_open)
+        x = multiply(*given_to_relu, None, activation="relu", positive=is_open)
     sums = Sums(
         torch.full((outputs, inputs), 2.0) if asked in ("both", "weight") else None,
         torch.full((outputs,), 3.0) if asked in ("both", "bias") else None,
@@ -119,7 +123,7 @@ def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype) -> None:
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)
         sums = Sums(torch.zeros(96, 64), torch.zeros(96))
-        out = multiply(x, weight, bias, relu=True)
+        out = multiply(x, weight, bias, activation="relu")
         by_x = multiply_back(gradient, x, weight, sums, by_x=True)
         assert by_x is not None
         assert sums.weight is not None
@@ -138,7 +142,7 @@ def test_a_result_that_goes_past_the_caches_is_the_same(monkeypatch: pytest.Monk
         by_x = multiply_back(gradient, x, weight, Sums(None), by_x=True)
         assert by_x is not None
         assert fused_products._is_streamed(by_x) is (least == 0)
-        found.append((multiply(x, weight, bias, relu=True), by_x))
+        found.append((multiply(x, weight, bias, activation="relu"), by_x))
     assert all(map(torch.equal, *found))
 
 
@@ -146,8 +150,8 @@ def test_a_result_that_goes_past_the_caches_is_the_same(monkeypatch: pytest.Monk
 def test_no_number_stays_none(dtype: torch.dtype) -> None:
     x, weight = random(20, 32, dtype=dtype), random(32, 32, dtype=dtype)
     x[3] = float("nan")
-    for relu in (False, True):
-        out = multiply(x, weight, None, relu=relu)
+    for activation in (None, "relu"):
+        out = multiply(x, weight, None, activation=activation)
         assert out[3].isnan().all()
         assert not out[:3].isnan().any()
         assert not out[4:].isnan().any()
@@ -197,7 +201,7 @@ def test_some_rows_of_a_matrix_learn_alone(dtype: torch.dtype) -> None:
     total, bias_total = torch.ones(96, 32), torch.ones(96)
     add_gradients_to(weight, total)
     add_gradients_to(bias, bias_total)
-    out = kernels.linear(x, weight, bias, Rows(32, 64), relu=False)
+    out = kernels.linear(x, weight, bias, Rows(32, 64))
     gradient = random(20, 32, dtype=dtype)
     out.backward(gradient)
     for each in (total, bias_total):

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
-from transduce.model.fused import training_with
+from transduce.model.backend import training_with
 from transduce.model.native.fused_products import pair_tile
 from transduce.model.native.fused_squares import make_orthogonal, suits_squares
 from transduce.model.native.training import NativeTraining

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
 from transduce.model.attention import MultiHeadAttention
+from transduce.model.backend import Rows, training_kernels, training_with
 from transduce.model.config import ModelConfig
-from transduce.model.fused import Rows, training_kernels, training_with
 from transduce.model.gradient_sums import add_gradients_to
 from transduce.model.masks import AttentionMask, BiasedMask, look_ahead_mask, padding_mask
 from transduce.model.native import fused_rows
@@ -23,6 +23,7 @@ from transduce.model.native.tile import NARROW, WIDE
 from transduce.model.native.training import NativeTraining
 from transduce.model.native.training_rows import DropPlaces
 from transduce.model.positions import RotaryPositions
+from transduce.model.training_executor import execute
 from transduce.model.transformer import Transformer
 from transduce.training.loss import projected_cross_entropy
 
@@ -286,10 +287,10 @@ def test_a_norm_beside_what_it_is_of(dtype: torch.dtype, has_bias: bool, is_summ
 
 @DTYPES
 @pytest.mark.parametrize("rows", [None, Rows(32, 96)], ids=str)
-@pytest.mark.parametrize("relu", [False, True], ids=["", "relu"])
+@pytest.mark.parametrize("activation", [None, "relu"])
 @pytest.mark.parametrize("is_summed", [False, True], ids=["given", "summed"])
 @pytest.mark.parametrize("positions", [1, 8, 37])
-def test_linear(dtype: torch.dtype, rows: Rows | None, relu: bool, is_summed: bool, positions: int) -> None:
+def test_linear(dtype: torch.dtype, rows: Rows | None, activation: str | None, is_summed: bool, positions: int) -> None:
     torch.manual_seed(9)
     given = [torch.randn(2, positions, 48), torch.randn(112, 48), torch.randn(112)]
     x, weight, bias = (each.to(dtype).requires_grad_() for each in given)
@@ -298,13 +299,13 @@ def test_linear(dtype: torch.dtype, rows: Rows | None, relu: bool, is_summed: bo
         for parameter, total in zip((weight, bias), totals, strict=True):
             add_gradients_to(parameter, total)
     assert KERNELS.suits_linear(x, weight, rows)
-    found = KERNELS.linear(x, weight, bias, rows, relu=relu)
+    found = KERNELS.linear(x, weight, bias, rows, activation=activation)
     slope = torch.randn_like(found)
     found.backward(slope)
     wide = [each.detach().double().requires_grad_() for each in (x, weight, bias)]
     chosen = slice(None) if rows is None else slice(*rows)
     wanted = F.linear(wide[0], wide[1][chosen], wide[2][chosen])
-    wanted = wanted * (found > 0) if relu else wanted  # by what it was rounded to
+    wanted = wanted * (found > 0) if activation else wanted  # by what it was rounded to
     assert_near(found, wanted)
     known = torch.autograd.grad(wanted, wide, slope.double())
     assert x.grad is not None
@@ -322,7 +323,7 @@ def test_linear(dtype: torch.dtype, rows: Rows | None, relu: bool, is_summed: bo
 
 def test_linear_without_bias_of_frozen_weights() -> None:
     x, weight = torch.randn(3, 32, requires_grad=True), torch.randn(16, 32)
-    KERNELS.linear(x, weight, None, None, relu=False).sum().backward()
+    KERNELS.linear(x, weight, None, None).sum().backward()
     assert x.grad is not None
     assert_near(x.grad, weight.sum(dim=0).expand(3, 32))
 
@@ -336,7 +337,7 @@ def test_linear_that_does_not_suit() -> None:
     assert not KERNELS.suits_linear(x, weight.to(torch.bfloat16), None)
     assert not KERNELS.suits_linear(x[:0], weight, None)
     with pytest.raises(ValueError, match="of a matrix of 64 rows"):
-        KERNELS.linear(x, weight, None, Rows(32, 96), relu=False)
+        KERNELS.linear(x, weight, None, Rows(32, 96))
 
 
 def test_sums_of_what_does_not_fit_are_refused() -> None:
@@ -347,8 +348,13 @@ def test_sums_of_what_does_not_fit_are_refused() -> None:
 class Counting:
     """Training kernels that count their calls by name."""
 
+    linear_activations = KERNELS.linear_activations
+
     def __init__(self) -> None:
         self.used: Counter[str] = Counter()
+
+    def execute(self, *given: Any, **named: Any) -> Any:
+        return execute(self, *given, **named)
 
     def __getattr__(self, name: str) -> Any:
         def use(*given: Any, **named: Any) -> Any:

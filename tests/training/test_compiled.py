@@ -65,8 +65,8 @@ def test_compiled_layers_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_windows_of_any_number_of_blocks_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns = window._turns
-    monkeypatch.setattr(window, "_turns", lambda blocks, scores, _: turns(blocks, scores, torch.device("cuda")))
+    ranges = window._ranges
+    monkeypatch.setattr(window, "_ranges", lambda blocks, scores, _: ranges(blocks, scores, torch.device("cuda")))
     monkeypatch.setattr(Dropout, "_draws_bytes", lambda *_: False)
     monkeypatch.setattr("transduce.model.attend._library_kernel_is_better", lambda *_: True)
     model = small_model(attention_window=4, num_encoder_layers=1, num_decoder_layers=1)

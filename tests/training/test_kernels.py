@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from transduce.errors import TransduceError
+from transduce.model.backend import training_kernels
 from transduce.model.config import ModelConfig
 from transduce.model.fast import has_kernels, kernels_of_training
-from transduce.model.fused import training_kernels
 from transduce.model.gpu.available import why_no_triton
 from transduce.runtime.machine import detect_machine
 from transduce.tasks.new_run import SETTINGS_FILE

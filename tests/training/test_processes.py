@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from transduce.errors import TransduceError
+from transduce.model.backend import training_with
 from transduce.model.config import ModelConfig
 from transduce.model.fast import kernels_of_training
-from transduce.model.fused import training_with
 from transduce.model.transformer import Transformer
 from transduce.training import processes
 from transduce.training.choices import choose_kernels

@@ -9,7 +9,7 @@ from torch import Tensor
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
-from transduce.model.fused import AdamNumbers, UpdatedVectors, training_with
+from transduce.model.backend import AdamNumbers, UpdatedVectors, training_with
 from transduce.model.native.engine import find_tile
 from transduce.model.native.training import NativeTraining
 from transduce.training.settings import ResolvedTraining

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, equation (1): the product of all attentions.
+"""Scaled dot-product attention (section 3.2.1, equation 1).
 
 Legend: B batch, H heads, Q queries, L keys, K width of a key, V width of a value.
 """
@@ -22,7 +22,7 @@ def attend(
     dropout: Dropout | None = None,
     weights_to: list[Tensor] | None = None,
 ) -> Tensor:
-    """softmax(Q Kᵀ / √d_k + mask) V, equation (1).
+    """Return softmax(Q Kᵀ / √d_k + mask) V, equation (1).
 
     Args:
         query: (B, H, Q, K).
@@ -55,8 +55,9 @@ def attend(
 
 
 def _library_kernel_is_better(query: Tensor, key: Tensor, dropout: Dropout | None) -> bool:
-    """On a GPU always: FlashAttention with no mask or the look-ahead, another fused kernel with any other. On a CPU
-    where scores would be large, since its backward pass is slow (docs/training.md).
+    """Return whether PyTorch's fused attention is faster than the three operations of equation (1).
+
+    On a GPU it always is. On a CPU its backward pass is slow, so it is used only where scores would take much memory.
     """
     if query.device.type != "cpu":
         return True

@@ -1,18 +1,18 @@
-"""Dropout with random bytes (section 5.4; Srivastava et al. 2014).
+"""Dropout with one random byte per element (section 5.4; Srivastava et al. 2014).
 
-On a CPU PyTorch draws a random number per element, serially: 12 ms for 4,096 × 512 elements where adding them takes
-0.2. One byte per element is enough. The probability is rounded to a multiple of 1/256, and what is kept is scaled by
-exactly what the rounded probability asks for. The mask is made by integer arithmetic on whole words, because
-conversions from bytes are not vectorised: 1.2 ms in all.
+On a CPU, PyTorch draws a random number per element in one thread: 12 ms for 4,096 × 512 elements, where adding them
+takes 0.2. One byte per element is enough. The probability is rounded to a multiple of 1/256, and kept elements are
+scaled by 1 / (1 - the rounded probability). The mask is made by integer arithmetic on whole words, because conversions
+from bytes are not vectorized: 1.2 ms in all.
 """
 
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from transduce.model.fused import training_kernels
+from transduce.model.backend import Component
 
 _LOWEST = -(2**63)
 # Per dtype: the integer of the same width, its sign bit, and the bits of 1.0.
@@ -20,7 +20,7 @@ _WORDS = {torch.bfloat16: (torch.int16, 15, 0x3F80), torch.float32: (torch.int32
 
 
 def keep_mask(x: Tensor, drop_of_256: int) -> Tensor:
-    """Ones where an element is kept and zeros where it is dropped, with x's shape and dtype (float32 or bfloat16)."""
+    """Return ones where an element is kept and zeros where it is dropped, in x's shape and dtype (fp32 or bf16)."""
     word, sign_bit, one = _WORDS[x.dtype]
     lanes = x.element_size()
     count = (x.numel() + lanes - 1) // lanes
@@ -35,7 +35,7 @@ def keep_mask(x: Tensor, drop_of_256: int) -> Tensor:
 
 
 class _DropoutAdd(torch.autograd.Function):
-    """residual + dropout(x) as one node."""
+    """The function residual + dropout(x) as one node of the autograd graph."""
 
     @staticmethod
     def forward(ctx: Any, residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
@@ -53,42 +53,33 @@ class _DropoutAdd(torch.autograd.Function):
         return (gradient if ctx.needs_input_grad[0] else None), (gradient * keep).mul_(ctx.scale), None
 
 
-class Dropout(nn.Module):
-    """Drops elements with probability p while training, and never otherwise."""
+class Dropout(Component):
+    """A module that sets elements to zero with probability p in training, and changes nothing in evaluation."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
         self.set(p)
 
     def set(self, p: float) -> None:
-        """Drops with another probability from now on."""
+        """Change the probability."""
         self.p = p
         self.drop_of_256 = min(255, round(p * 256))
+
+    @property
+    def drops(self) -> bool:
+        """Return whether the module is in training and its probability is not zero."""
+        return self.training and self.drop_of_256 > 0
 
     def _draws_bytes(self, x: Tensor) -> bool:
         return x.device.type == "cpu" and x.dtype in _WORDS
 
-    def forward(self, x: Tensor) -> Tensor:
-        """A tensor of any shape to one of the same shape."""
-        return self._drop(None, x) if self._drops else x
-
-    def add(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + dropout(x), both of one shape: the end of every sub-layer."""
-        return self._drop(residual, x) if self._drops else residual + x
-
-    @property
-    def _drops(self) -> bool:
-        return self.training and self.drop_of_256 > 0
-
-    def _drop(self, residual: Tensor | None, x: Tensor) -> Tensor:
-        kernels = training_kernels()
-        if kernels is not None and kernels.suits_rows(x):
-            return kernels.drop_and_add(residual, x, self.drop_of_256)
-        if self._draws_bytes(x):
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return dropout(x), or residual + dropout(x), in the shape of x."""
+        if self.drops and self._draws_bytes(x):
             return _DropoutAdd.apply(residual, x, self.drop_of_256)  # type: ignore[no-any-return,no-untyped-call]
-        dropped = F.dropout(x, self.p)
+        dropped = F.dropout(x, self.p) if self.drops else x
         return dropped if residual is None else residual + dropped
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows."""
+        """Return the text that `print(model)` shows for this module."""
         return f"p={self.p}"

@@ -1,4 +1,4 @@
-"""Embeddings (section 3.4): a row per piece, times the square root of the model width, plus the position.
+"""Embeddings (section 3.4): a learned vector per token, times √d_model, plus the position.
 
 Legend: B batch, T positions, D model width, V vocabulary.
 """
@@ -9,18 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transduce.model.backend import Component
 from transduce.model.config import ModelConfig
 from transduce.model.dropout import Dropout
-from transduce.model.fused import training_kernels
 from transduce.model.norms import build_norm, normalize
 from transduce.model.positions import build_embedding_positions
 
 
-class Embedding(nn.Module):
-    """Piece ids (B, T) to vectors (B, T, D), with positions and dropout. The matrix is the model's own.
+class Embedding(Component):
+    """The step from token ids (B, T) to vectors (B, T, D), with positions and dropout; the model owns the matrix.
 
-    The row of the padding id is zero and stays zero, unless the configuration says otherwise. Where it is the start
-    symbol's too, the start symbol's vector is its position.
+    The row of the padding id is zero and stays zero, unless the configuration says otherwise. If the start symbol has
+    the same id, its vector is its position alone.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -43,24 +43,20 @@ class Embedding(nn.Module):
         present: Tensor | None = None,
         end: int | None = None,
     ) -> Tensor:
-        """Rows of the matrix, with what is added to them.
+        """Look up rows of the matrix and complete them.
 
         Args:
-            ids: (B, T).
+            ids: token ids, (B, T).
             weight: the matrix, (V, D).
             positions: (T,) or (B, T); None: 0 … T-1.
-            token_types: the segment of each position, (B, T), where the model has them; None: all are 0.
-            present: which positions a BatchNorm counts, (B, T).
-            end: what all positions come before, where it is known.
+            token_types: the segment of each position, (B, T), for models that have token types; None: all are 0.
+            present: the positions that a BatchNorm counts, (B, T); None: all.
+            end: an upper bound that all positions are below, if it is known.
 
         Returns:
             (B, T, D).
         """
-        kernels = training_kernels()
-        if kernels is not None and kernels.suits_rows(weight):
-            rows = kernels.embed(ids, weight, self.scale, self.frozen_row)
-        else:
-            rows = F.embedding(ids, weight, padding_idx=self.frozen_row) * self.scale
+        rows = F.embedding(ids, weight, padding_idx=self.frozen_row) * self.scale  # (B, T, D)
         return self.complete(rows, positions, token_types=token_types, present=present, end=end)
 
     def complete(
@@ -72,7 +68,10 @@ class Embedding(nn.Module):
         present: Tensor | None = None,
         end: int | None = None,
     ) -> Tensor:
-        """What is added to vectors of whatever origin, (B, T, D) to (B, T, D); arguments as in `forward`."""
+        """Add positions and token types to vectors (B, T, D), then apply norm and dropout.
+
+        Arguments are those of `forward`.
+        """
         x = self.positions(x, positions, end)
         if self.token_types is not None:
             x = x + (self.token_types[0] if token_types is None else self.token_types[token_types])

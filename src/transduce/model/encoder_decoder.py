@@ -1,4 +1,4 @@
-"""The layers of an encoder and a decoder (section 3.1), whatever is embedded before them and told from them.
+"""The layers of an encoder and a decoder (section 3.1), without embeddings and output.
 
 Legend: B batch, S source length, T target length, D model width.
 """
@@ -11,17 +11,16 @@ from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.model.masks import AttentionMask
 from transduce.model.norms import build_final_norm, normalize
-from transduce.model.packing import PackedMask
 from transduce.model.stack import StackPositions, build_layers, each_layer
 
 
 class EncoderDecoderLayers(nn.Module):
-    """Both stacks, for a module that has embeddings and a head of its own."""
+    """The two stacks of layers, for a module that adds embeddings and an output."""
 
     config: ModelConfig
 
     def add_layers(self, config: ModelConfig) -> None:
-        """Makes the layers; called once, where the module makes its parameters."""
+        """Create the layers; a subclass calls this once, when it creates its parameters."""
         self.encoder_positions = StackPositions(config, causal=False)
         self.decoder_positions = StackPositions(config, causal=True)
         self.encoder_layers = build_layers(EncoderLayer, config, config.num_encoder_layers)
@@ -32,12 +31,12 @@ class EncoderDecoderLayers(nn.Module):
     def encode_embedded(
         self,
         x: Tensor,
-        mask: AttentionMask | PackedMask | None,
+        mask: AttentionMask | None,
         *,
         present: Tensor | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """The encoder's last layer, (B, S, D) to (B, S, D); `mask` hides padding, where there is any."""
+        """Return the encoder's last layer, (B, S, D) to (B, S, D); `mask` hides padding, if there is any."""
         own_mask, reach = self.encoder_positions(x, mask)
         weights_to = None if trace is None else trace.encoder
         for layer in each_layer(self.encoder_layers, self.config.num_encoder_layers):
@@ -48,15 +47,15 @@ class EncoderDecoderLayers(nn.Module):
         self,
         x: Tensor,
         memory: Tensor,
-        memory_mask: AttentionMask | PackedMask | None,
+        memory_mask: AttentionMask | None,
         *,
-        mask: AttentionMask | PackedMask | None = None,
+        mask: AttentionMask | None = None,
         positions: Tensor | None = None,
         cache: DecoderCache | None = None,
         present: Tensor | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """The decoder's last layer, (B, T, D) to (B, T, D); without a mask each position attends to its past."""
+        """Return the decoder's last layer, (B, T, D) to (B, T, D); without a mask each position attends to its past."""
         own_mask, reach = self.decoder_positions(x, mask, positions, cache)
         for number, layer in enumerate(each_layer(self.decoder_layers, self.config.num_decoder_layers)):
             layer_cache = None if cache is None else cache.layers[number]
@@ -73,5 +72,5 @@ class EncoderDecoderLayers(nn.Module):
         return normalize(self.decoder_norm, x, present)
 
     def new_cache(self) -> DecoderCache:
-        """An empty cache for `decode_embedded`."""
+        """Return an empty cache for `decode_embedded`."""
         return DecoderCache(self.config.num_decoder_layers)

@@ -14,10 +14,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from transduce.model.backend import TrainingKernels
 from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
 from transduce.model.flat import EAGER, FlatState, why_not_eager
-from transduce.model.fused import TrainingKernels
 from transduce.model.gpu.available import why_no_triton
 from transduce.model.layer_graph import Unsupported, description_of, graph_of, why_not
 from transduce.model.packed import PACKABLE, MakeProduct, PackedDecoder, PackedTransformer

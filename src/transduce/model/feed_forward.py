@@ -1,4 +1,7 @@
-"""The position-wise feed-forward network (section 3.3) and its gated variants."""
+"""The position-wise feed-forward network (section 3.3) and its gated variants.
+
+Legend: B batch, T positions, D model width.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,9 +9,9 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transduce.model.backend import Component
 from transduce.model.config import ModelConfig
 from transduce.model.dropout import Dropout
-from transduce.model.fused import training_kernels
 from transduce.model.linear import Linear
 
 _gelu_tanh = partial(F.gelu, approximate="tanh")
@@ -26,8 +29,8 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class FeedForward(nn.Module):
-    """max(0, x W1 + b1) W2 + b2, equation (2), or the same with another function. (B, T, D) to (B, T, D)."""
+class FeedForward(Component):
+    """The network max(0, x W1 + b1) W2 + b2, equation (2), or the same network with another activation."""
 
     def __init__(
         self, *, d_model: int, d_ff: int, activation: str = "relu", bias: bool = True, dropout: float = 0.0
@@ -39,18 +42,15 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each position by itself."""
-        if training_kernels() is not None and self.activation is F.relu:
-            hidden = self.inner(x, relu=True)
-        else:
-            hidden = self.activation(self.inner(x))
+        """Apply the network to each position: (B, T, D) to (B, T, D)."""
+        hidden = self.activation(self.inner(x))  # (B, T, d_ff)
         return self.outer(self.dropout(hidden))  # type: ignore[no-any-return]
 
 
 class GatedFeedForward(nn.Module):
-    """(gate(x W) ⊙ x V) W2, SwiGLU where the gate is SiLU (Shazeer 2020, "GLU Variants Improve Transformer").
+    """The gated network (gate(x W) ⊙ x V) W2; with SiLU as the gate it is SwiGLU.
 
-    (B, T, D) to (B, T, D).
+    Shazeer 2020, "GLU Variants Improve Transformer".
     """
 
     def __init__(
@@ -63,15 +63,15 @@ class GatedFeedForward(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each position by itself."""
+        """Apply the network to each position: (B, T, D) to (B, T, D)."""
         gate, linear = self.inner(x).chunk(2, dim=-1)
         return self.outer(self.dropout(self.gate(gate) * linear))  # type: ignore[no-any-return]
 
 
 def build_feed_forward(config: ModelConfig) -> FeedForward | GatedFeedForward:
-    """The feed-forward brick that the configuration names."""
-    brick = GatedFeedForward if config.activation in GATES else FeedForward
-    return brick(
+    """Build the feed-forward network that a configuration describes."""
+    kind = GatedFeedForward if config.activation in GATES else FeedForward
+    return kind(
         d_model=config.d_model,
         d_ff=config.d_ff,
         activation=config.activation,

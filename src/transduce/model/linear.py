@@ -1,25 +1,17 @@
-"""Products with a matrix that is learnt, by kernels of our own where a process trains with them and they suit."""
+"""Linear layers with learned weights."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.model.fused import Rows, training_kernels
+from transduce.model.backend import Component, Rows
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, rows: Rows | None = None, relu: bool = False) -> Tensor:
-    """x · weightᵀ + bias; arguments as in `fused.TrainingKernels.linear`."""
-    kernels = training_kernels()
-    if kernels is not None and kernels.suits_linear(x, weight, rows):
-        return kernels.linear(x, weight, bias, rows, relu=relu)
-    if rows is not None:
-        weight, bias = weight[slice(*rows)], None if bias is None else bias[slice(*rows)]
-    y = F.linear(x, weight, bias)
-    return F.relu(y) if relu else y
+class Linear(Component, nn.Linear):
+    """A linear layer, x · weightᵀ + bias, that can also compute some of its outputs alone."""
 
-
-class Linear(nn.Linear):
-    """x · weightᵀ + bias, (…, I) to (…, O)."""
-
-    def forward(self, input: Tensor, *, relu: bool = False) -> Tensor:  # noqa: A002 -- the name it has in PyTorch
-        """All rows; with `relu`, what of them is positive."""
-        return linear(input, self.weight, self.bias, relu=relu)
+    def forward(self, input: Tensor, rows: Rows | None = None) -> Tensor:  # noqa: A002 -- the name it has in PyTorch
+        """Return x · weightᵀ + bias, (…, I) to (…, O), or the outputs of the weight's rows `rows` alone."""
+        if rows is None:
+            return F.linear(input, self.weight, self.bias)
+        part = slice(*rows)
+        return F.linear(input, self.weight[part], None if self.bias is None else self.bias[part])

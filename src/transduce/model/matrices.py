@@ -1,4 +1,4 @@
-"""Which weights of a model are matrices that its layers multiply by."""
+"""The weights of a model that are matrices of its layers, as the optimizer Muon updates them."""
 
 from torch import nn
 
@@ -7,20 +7,20 @@ from transduce.model.feed_forward import FeedForward, GatedFeedForward
 
 
 def layer_matrices(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The weights of attention and feed-forward layers by name, and the rows of each matrix that stands in one.
+    """Return the weights of attention and feed-forward layers by name, with the row counts of their matrices.
 
-    Queries, keys and values are three matrices in one weight, the halves of a gated layer two. Embeddings, the output
-    projection and heads are not among them, nor recurrent cells.
+    Queries, keys and values are three matrices in one weight, and the halves of a gated layer are two. Embeddings,
+    output projections, heads and recurrent cells are not included.
     """
     return {
-        f"{place}.{name}": rows
-        for place, module in model.named_modules()
+        f"{path}.{name}": rows
+        for path, module in model.named_modules()
         for name, rows in brick_matrices(module).items()
     }
 
 
 def brick_matrices(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The same of one attention or feed-forward layer; nothing of other modules."""
+    """Return the weights of one attention or feed-forward layer like `layer_matrices`; nothing for others."""
     if isinstance(module, MultiHeadAttention):
         return {"projection.weight": module.widths, "output.weight": (module.output.out_features,)}
     if isinstance(module, FeedForward | GatedFeedForward):

@@ -54,11 +54,6 @@ class KeepingAttention(MultiHeadAttention):
         most = torch.finfo(self.kept_dtype).max
         return projected.clamp(-most, most).to(self.kept_dtype).to(projected.dtype)
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether other kernels may compute it, which know nothing of what is kept."""
-        return self.kept_dtype == torch.float32 and super().is_plain
-
 
 class PackedSelfAttention(KeepingAttention):
     """Attention of a decoder to itself."""

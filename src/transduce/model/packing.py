@@ -1,8 +1,8 @@
-"""Sentences one after another, with no padding in between: a batch as a GPU trains on it.
+"""Packed batches: sentences one after another without padding, as a GPU trains on them.
 
-Everything but attention looks at one position at a time, so a batch (B, T) can be one row of its N pieces. Who may
-attend to whom is then told by where each sentence begins and how long it is.
-Legend: B sentences, S source length, T target length, M source pieces of all sentences, N target pieces of all.
+Only attention looks at more than one position, so a batch (B, T) can be one row of its N tokens. The start and the
+length of each sentence then say which positions attend to each other.
+Legend: B sentences, S source length, T target length, M source tokens of all sentences, N target tokens of all.
 """
 
 from typing import NamedTuple
@@ -11,19 +11,19 @@ from torch import Tensor
 
 
 class Packing(NamedTuple):
-    """Where the sentences of a packed batch stand."""
+    """The positions of the sentences in a packed batch."""
 
     starts: Tensor
-    """The first place of each, int32, (B,)."""
+    """The index of each sentence's first token, int32, (B,)."""
     counts: Tensor
-    """Its pieces, at least one, int32, (B,)."""
+    """The number of tokens of each sentence, at least one, int32, (B,)."""
     positions: Tensor
-    """Of every piece in its sentence, int64, (N,)."""
+    """The position of each token in its sentence, int64, (N,)."""
     longest: int
 
 
 class PackedMask(NamedTuple):
-    """Each query attends to the keys of its own sentence, and with `causal` to none that follow it."""
+    """A mask by which each query attends to the keys of its own sentence, and if `causal` to none that follow it."""
 
     queries: Packing
     keys: Packing
@@ -31,15 +31,15 @@ class PackedMask(NamedTuple):
 
 
 class PackedBatch(NamedTuple):
-    """Pairs of sentences."""
+    """Pairs of sentences in one packed batch."""
 
     source: Tensor
-    """Piece ids, int64, (1, M)."""
+    """Token ids, int64, (1, M)."""
     source_packing: Packing
     target_input: Tensor
-    """What the decoder is given: the target shifted right by the start symbol, int64, (1, N)."""
+    """The decoder's input: the target shifted right by the start symbol, int64, (1, N)."""
     target_packing: Packing
     labels: Tensor
-    """The pieces to predict, int64, (1, N)."""
+    """The token ids to predict, int64, (1, N)."""
     present: Tensor | None = None
-    """Which of them count, (N,), where rooms are larger than what is in them; None: all."""
+    """Which labels count, (N,), if the buffers are larger than their contents; None: all."""

@@ -1,4 +1,4 @@
-"""What recurrent models attend to: the memory, and their own past states. One head, any score of the configuration.
+"""Attention of recurrent models to the memory and to their own past states, with one head and any configured score.
 
 Legend: B batch, N rows (B sentences, or B × W hypotheses), Q queries, S source length, t past states, D model width.
 """
@@ -14,10 +14,10 @@ from transduce.model.scores import Attend, build_score
 
 
 class MemoryAttention(nn.Module):
-    """A decoder state's attention to the memory (Bahdanau et al. 2015, Luong et al. 2015).
+    """Attention of decoder states to the memory (Bahdanau et al. 2015, Luong et al. 2015).
 
-    States and memory are compared as they are, as Luong has it, except by the additive score, which is
-    v · tanh(W s + U h). What is found is an average of the memory itself.
+    States and memory are compared without projections, as in Luong et al., except by the additive score, which is
+    v · tanh(W s + U h). The result is an average of the memory itself.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -30,7 +30,7 @@ class MemoryAttention(nn.Module):
         self.dropout = Dropout(config.attention_dropout)
 
     def keys(self, memory: Tensor) -> Tensor:
-        """What queries are compared with, the same at every step: (B, S, D) to (B, S, D)."""
+        """Return the keys of a memory, which are the same at every step: (B, S, D) to (B, S, D)."""
         return self.key(memory)  # type: ignore[no-any-return]
 
     def forward(
@@ -41,7 +41,7 @@ class MemoryAttention(nn.Module):
         mask: AttentionMask,
         weights_to: list[Tensor] | None = None,
     ) -> Tensor:
-        """What each state finds, (B, Q, D), in the memory (B, S, D); the weights given out are (B, 1, Q, S)."""
+        """Attend from states (B, Q, D) to the memory (B, S, D): returns (B, Q, D); the weights are (B, 1, Q, S)."""
         compute: Attend = attend if self.score is None else self.score
         query = self.query(states)[:, None]  # (B, 1, Q, D)
         found = compute(
@@ -51,10 +51,10 @@ class MemoryAttention(nn.Module):
 
 
 class PastAttention(nn.Module):
-    """A cell's attention to all its past states (Cheng et al. 2016, "Long Short-Term Memory-Networks", equation 4).
+    """Attention of a cell to all its past states (Cheng et al. 2016, "Long Short-Term Memory-Networks", equation 4).
 
-    What is asked is W_x x + W_h̃ h̃, of the input and of the average that the step before found; each past state h
-    answers with W_h h.
+    The query is W_x x + W_h̃ h̃, from the input x and the average h̃ of the step before; the key of a past state h is
+    W_h h.
     """
 
     def __init__(self, config: ModelConfig, input_width: int) -> None:
@@ -69,13 +69,13 @@ class PastAttention(nn.Module):
     def forward(
         self, x: Tensor, average: Tensor, states: Tensor, values: Tensor, weights_to: list[Tensor] | None = None
     ) -> Tensor:
-        """The average that a step continues.
+        """Return the average that a step starts from.
 
         Args:
-            x: the step's input, (N, its width).
-            average: what the step before continued, (N, D).
+            x: the step's input, (N, input width).
+            average: the average that the step before started from, (N, D).
             states: all past states, (N, t, D).
-            values: what is averaged, states and, with an LSTM, cells, (N, t, D or 2 D).
+            values: what is averaged: states and, with an LSTM, cells, (N, t, D or 2 D).
             weights_to: a list that receives the weights, (N, 1, 1, t).
 
         Returns:
@@ -88,6 +88,9 @@ class PastAttention(nn.Module):
 
 
 def joined_over_steps(steps: list[Tensor]) -> Tensor:
-    """Weights of one step after another, (B, 1, 1, t) or (B, 1, Q, S) each, as of one attention: (B, 1, T, longest)."""
+    """Join the weights of several steps as those of one attention, (B, 1, T, longest).
+
+    The weights of each step are (B, 1, 1, t) or (B, 1, Q, S).
+    """
     longest = max(step.shape[-1] for step in steps)
     return torch.cat([nn.functional.pad(step, (0, longest - step.shape[-1])) for step in steps], dim=2)

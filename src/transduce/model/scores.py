@@ -1,4 +1,4 @@
-"""Attention by other scores than the scaled dot product, and hard attention.
+"""Attention with other scores than the scaled dot product, and hard attention.
 
 Legend: B batch, H heads, Q queries, L keys, K width of a key, V width of a value.
 """
@@ -16,7 +16,7 @@ from transduce.model.masks import AttentionMask
 
 
 class Attend(Protocol):
-    """What `attend` and `ScoredAttention` have in common: queries, keys and values to (B, H, Q, V)."""
+    """The signature that `attend` and `ScoredAttention` share: queries, keys and values to (B, H, Q, V)."""
 
     def __call__(
         self,
@@ -28,14 +28,14 @@ class Attend(Protocol):
         dropout: Dropout | None = None,
         weights_to: list[Tensor] | None = None,
     ) -> Tensor:
-        """As `attend`."""
+        """Attend; arguments and result are those of `attend`."""
 
 
 class ScoredAttention(nn.Module):
-    """Attention whose score, or whose choice by the scores, the configuration names.
+    """Attention with the score and the kind of choice, soft or hard, that a configuration names.
 
-    `dot`: Q Kᵀ. `general`: Q W Kᵀ with a matrix W a head, which begins as the scaled dot product. `additive`:
-    v · tanh(Q + K) with a vector v a head; the matrices of Bahdanau et al. 2015 are the projections to Q and K.
+    `dot`: Q Kᵀ. `general`: Q W Kᵀ with a matrix W for each head; initially it is the scaled dot product. `additive`:
+    v · tanh(Q + K) with a vector v for each head; the matrices of Bahdanau et al. 2015 are the projections to Q and K.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class ScoredAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.hard = kind == "hard"
-        # `attend` divides by √d_k: what the queries are multiplied by beforehand.
+        # The queries are multiplied by this factor first, because `attend` divides by √d_k.
         root = math.sqrt(d_k)
         self.factor = (1.0 if scale is None else scale * root) if score == "scaled" else root
         self.matrix = nn.Parameter(torch.empty(num_heads, d_k, d_k)) if score == "general" else None
         self.vector = nn.Parameter(torch.empty(num_heads, d_k)) if score == "additive" else None
 
     def reset_parameters(self) -> None:
-        """Initial weights: W = I / √d_k, and v so that scores have at most variance 1."""
+        """Set initial weights: W = I / √d_k, and v so that the variance of scores is at most 1."""
         with torch.no_grad():
             if self.matrix is not None:
                 width = self.matrix.shape[-1]
@@ -74,7 +74,7 @@ class ScoredAttention(nn.Module):
         dropout: Dropout | None = None,
         weights_to: list[Tensor] | None = None,
     ) -> Tensor:
-        """As `attend`: (B, H, Q, K), (B, H, L, K), (B, H, L, V) to (B, H, Q, V)."""
+        """Attend: (B, H, Q, K), (B, H, L, K), (B, H, L, V) to (B, H, Q, V); arguments are those of `attend`."""
         if self.vector is None:
             query = query if self.matrix is None else query @ self.matrix
             if not self.hard:
@@ -92,13 +92,13 @@ class ScoredAttention(nn.Module):
 
 
 def straight_through(weights: Tensor) -> Tensor:
-    """One at the greatest weight of each row and zero elsewhere, with the gradient of the weights themselves."""
+    """Return 1 at the greatest weight of each row and 0 elsewhere, with the gradient of the weights themselves."""
     best = torch.zeros_like(weights).scatter_(-1, weights.argmax(dim=-1, keepdim=True), 1.0)
     return best + (weights - weights.detach())
 
 
 def build_score(config: ModelConfig, *, num_heads: int, d_k: int) -> ScoredAttention | None:
-    """The attention that the configuration names; None stands for `attend`, the paper's."""
+    """Build the attention that a configuration names; None stands for `attend`, the paper's."""
     if config.attention_score == "scaled" and config.attention_kind == "soft" and config.attention_scale is None:
         return None
     return ScoredAttention(

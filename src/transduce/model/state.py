@@ -1,8 +1,8 @@
-"""Decoding step by step: what search drives, whatever the model.
+"""Decoding step by step: the interface between search and any model.
 
-A model's `start` makes one for a batch of inputs. Attention's hypotheses are decoded side by side, as if they were
-further positions of one row: they share the cache and the projected memory, and a mask tells each which cached
-positions are its own past. Reordering hypotheses therefore moves a small boolean array and no keys or values.
+A model's `start` returns a state for a batch of inputs. In models with attention, the hypotheses of a sentence are
+decoded as further positions of one row. They share the cache and the projected memory, and a mask shows each hypothesis
+the cached positions of its own past. Reordering hypotheses moves a small boolean array and no keys or values.
 Legend: B sentences, W hypotheses of each, L cached positions, D model width.
 """
 
@@ -20,28 +20,28 @@ class DecodingState(Protocol):
     """A batch of sentences in the middle of decoding."""
 
     def step(self, pieces: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
-        """The last layer after each hypothesis' newest piece, (B, W) to (B, W, D); `project` makes logits of it.
+        """Return the last layer after each hypothesis' newest token, (B, W) to (B, W, D), for `project`.
 
-        At the first step there is one hypothesis a sentence, and its piece is the start symbol.
+        At the first step there is one hypothesis for each sentence, and its token is the start symbol.
         """
 
     def reorder(self, parents: Tensor) -> None:
-        """Hypothesis w now continues what was hypothesis parents[b, w]; (B, W)."""
+        """Replace hypothesis w of sentence b by hypothesis parents[b, w]; (B, W)."""
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keeps these sentences, in this order; the others leave the batch."""
+        """Keep these sentences, in this order; the others leave the batch."""
 
 
 class Ancestry:
-    """Which cached positions each hypothesis descends from."""
+    """A record of the cached positions that each hypothesis descends from."""
 
     def __init__(self, present: Tensor) -> None:
-        """Of sentences with one hypothesis each, of which these cached positions exist, (B, L)."""
+        """Start with one hypothesis for each sentence, and with the cached positions that exist, (B, L)."""
         self.of = present[:, None]  # (B, W, L)
-        self.is_whole = present.shape[1] == 0  # every hypothesis descends from all that is cached
+        self.is_whole = present.shape[1] == 0  # True while every hypothesis descends from all cached positions
 
     def extend(self, width: int) -> AttentionMask | None:
-        """Each of W hypotheses gets a position of its own; the mask of all (None: all may be seen)."""
+        """Add one position for each of W hypotheses, and return the mask of all positions (None: nothing is hidden)."""
         batch = len(self.of)
         self.is_whole = self.is_whole and width == 1
         itself = torch.eye(width, dtype=torch.bool, device=self.of.device).expand(batch, width, width)
@@ -49,19 +49,19 @@ class Ancestry:
         return None if self.is_whole else ancestry_mask(self.of)
 
     def reorder(self, parents: Tensor) -> None:
-        """Hypothesis w now continues what was hypothesis parents[b, w]."""
+        """Replace hypothesis w of sentence b by hypothesis parents[b, w]; (B, W)."""
         self.of = self.of.gather(1, parents[..., None].expand(-1, -1, self.of.shape[2]))
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """The other sentences leave the batch."""
+        """Keep these sentences, in this order."""
         self.of = self.of.index_select(0, rows)
 
 
 class MemoryDecoder(Protocol):
-    """The part of `Transformer` that is needed here."""
+    """The methods of `Transformer` that `MemoryState` uses."""
 
     def encode(self, source_ids: Tensor) -> tuple[Tensor, AttentionMask]:
-        """The memory (B, S, D) and the mask that hides its padding."""
+        """Return the memory (B, S, D) and the mask that hides its padding."""
 
     def decode(
         self,
@@ -75,17 +75,17 @@ class MemoryDecoder(Protocol):
         cache: DecoderCache | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """The decoder's last layer, (B, T, D)."""
+        """Return the decoder's last layer, (B, T, D)."""
 
     def new_cache(self) -> DecoderCache:
-        """An empty cache."""
+        """Return an empty cache."""
 
 
 class MemoryState:
-    """Of an encoder and decoder with attention."""
+    """The decoding state of an encoder and decoder with attention."""
 
     def __init__(self, model: MemoryDecoder, source_ids: Tensor) -> None:
-        """Encodes source_ids (B, S)."""
+        """Encode source_ids (B, S)."""
         self.model = model
         self.memory, self.memory_mask = model.encode(source_ids)
         self.cache = model.new_cache()
@@ -93,7 +93,7 @@ class MemoryState:
         self.ancestry = Ancestry(torch.zeros(len(source_ids), 0, dtype=torch.bool, device=source_ids.device))
 
     def step(self, pieces: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
-        """The last layer after each hypothesis' newest piece, (B, W) to (B, W, D)."""
+        """Return the last layer after each hypothesis' newest token, (B, W) to (B, W, D)."""
         width = pieces.shape[1]
         hidden = self.model.decode(
             pieces,
@@ -109,11 +109,11 @@ class MemoryState:
         return hidden
 
     def reorder(self, parents: Tensor) -> None:
-        """Hypothesis w now continues what was hypothesis parents[b, w]."""
+        """Replace hypothesis w of sentence b by hypothesis parents[b, w]; (B, W)."""
         self.ancestry.reorder(parents)
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """The other sentences leave the batch."""
+        """Keep these sentences, in this order; the others leave the batch."""
         self.memory = self.memory.index_select(0, rows)
         self.memory_mask = AttentionMask(self.memory_mask.allowed.index_select(0, rows))
         self.ancestry.keep_sentences(rows)

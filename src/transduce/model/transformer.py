@@ -1,4 +1,4 @@
-"""The Transformer (sections 3.1 to 3.5): an encoder, a decoder, and one matrix of embeddings around them.
+"""The Transformer (sections 3.1 to 3.5): an encoder and a decoder that share one embedding matrix.
 
 Legend: B batch, S source length, T target length, D model width, V vocabulary.
 """
@@ -16,13 +16,12 @@ from transduce.model.embedding import Embedding
 from transduce.model.encoder_decoder import EncoderDecoderLayers
 from transduce.model.initialization import initialize
 from transduce.model.masks import AttentionMask, padding_mask
-from transduce.model.packing import PackedBatch, PackedMask
 from transduce.model.state import DecodingState, MemoryState
 from transduce.model.vocabulary import VocabularyModel
 
 
 class Transformer(VocabularyModel, EncoderDecoderLayers):
-    """Parameters, `encode`, `decode` and `project`; it knows neither text nor training."""
+    """An encoder and a decoder with the methods `encode`, `decode` and `project`, without text or training."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -37,37 +36,28 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
         initialize(self)
 
     def forward(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
-        """Logits of every next piece at once: training's view, with the look-ahead mask.
+        """Return the logits of each next token by teacher forcing, with the look-ahead mask.
 
         Args:
-            source_ids: pieces with the end symbol, padded at the right, (B, S).
-            target_input_ids: the start symbol, then the target's pieces, padded at the right, (B, T).
+            source_ids: token ids with the end symbol, padded at the right, (B, S).
+            target_input_ids: the start symbol, then the target's token ids, padded at the right, (B, T).
 
         Returns:
             (B, T, V).
 
         Raises:
-            TransduceError: they are no ids of the vocabulary, or not of as many sentences.
+            TransduceError: an id is not in the vocabulary, or there are more rows of one kind than of the other.
         """
         with checked_ids(self.config, source_ids, target_input_ids):
             return self.project(self.hidden(source_ids, target_input_ids))
 
     def hidden(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
-        """The decoder's last layer, (B, T, D), before the projection to the vocabulary."""
+        """Return the decoder's last layer, (B, T, D), before the projection to the vocabulary."""
         memory, memory_mask = self.encode(source_ids)
         return self.decode(target_input_ids, memory, memory_mask)
 
-    def packed_hidden(self, batch: PackedBatch) -> Tensor:
-        """The same of a packed batch, for kernels that were asked (`fused.PackedAttention`): (1, N, D)."""
-        source, target = batch.source_packing, batch.target_packing
-        x = self.source_embedding(batch.source, self.source_weight, source.positions, end=source.longest)
-        memory = self.encode_embedded(x, PackedMask(source, source))
-        y = self.target_embedding(batch.target_input, self.target_weight, target.positions, end=target.longest)
-        own_mask = PackedMask(target, target, causal=True)
-        return self.finish(self.decode_embedded(y, memory, PackedMask(target, source), mask=own_mask))
-
     def encode(self, source_ids: Tensor, *, trace: AttentionTrace | None = None) -> tuple[Tensor, AttentionMask]:
-        """The memory (B, S, D) and the mask that hides its padding."""
+        """Return the memory (B, S, D) and the mask that hides its padding."""
         mask = padding_mask(source_ids, self.config.pad_id)
         present = self.positions_to_count(source_ids)
         x = self.source_embedding(source_ids, self.source_weight, present=present)
@@ -85,12 +75,21 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
         cache: DecoderCache | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """The decoder's last layer for these inputs, (B, T, D).
+        """Return the decoder's last layer for these inputs, (B, T, D).
 
-        Without a mask the inputs are a sequence and attend to their past. Padding at the right needs no mask of its
-        own: it is nobody's past. With a cache the inputs are the positions after those cached, and are appended to it;
-        where several stand side by side (hypotheses), `positions`, all before `end` where it is known, and a mask over
-        cache and inputs say how.
+        Without a mask, the inputs are a sequence in which each position attends to its past. Padding at the right needs
+        no mask, because no other position attends to it. With a cache, the inputs are the positions after the cached
+        ones and are appended to it.
+
+        Args:
+            target_input_ids: (B, T).
+            memory: the encoder's output, (B, S, D).
+            memory_mask: hides the memory's padding.
+            mask: a mask over cached positions and inputs, for several hypotheses in one row.
+            positions: the positions of the inputs, (T,) or (B, T); None: those after the cached ones.
+            end: an upper bound that all positions are below, if it is known.
+            cache: the keys and values of past positions.
+            trace: receives the attention weights.
         """
         present = self.positions_to_count(target_input_ids)
         if positions is None and cache is not None and cache.length:
@@ -102,21 +101,21 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
         return self.finish(hidden)
 
     def start(self, source_ids: Tensor) -> DecodingState:
-        """Encodes these sentences, (B, S); what is returned decodes them step by step."""
+        """Encode sentences (B, S) and return a state that decodes them step by step."""
         return MemoryState(self, source_ids)
 
 
 @contextmanager
 def checked_ids(config: ModelConfig, source_ids: Tensor, target_input_ids: Tensor) -> Iterator[None]:
-    """Refuses what `forward` cannot take; only where a lookup fails, ids are looked at one by one.
+    """Check the arguments of `forward`; ids are compared with the vocabulary only after a lookup has failed.
 
     Raises:
-        TransduceError: they are no ids of the vocabulary, or not of as many sentences.
+        TransduceError: an id is not in the vocabulary, or there are more rows of one kind than of the other.
     """
     for name, ids in (("source_ids", source_ids), ("target_input_ids", target_input_ids)):
         if not isinstance(ids, Tensor) or ids.dim() != 2:
-            found = f"of the shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else repr(ids)
-            raise TransduceError(f"`{name}` must be a tensor of piece ids, a row a sentence, but is {found}.")
+            actual = f"of the shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else repr(ids)
+            raise TransduceError(f"`{name}` must be a tensor of token ids, one row for each sentence, but is {actual}.")
     if len(source_ids) != len(target_input_ids):
         raise TransduceError(
             f"Each source has one target, but there are {len(source_ids)} rows of `source_ids` and "

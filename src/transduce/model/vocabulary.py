@@ -1,4 +1,4 @@
-"""What all models have around their layers: the matrices of embeddings, and the output projection (section 3.4).
+"""The embedding matrices and the output projection that all models of tokens have (section 3.4).
 
 Legend: B batch, T positions, D model width, V vocabulary.
 """
@@ -13,12 +13,12 @@ from transduce.model.masks import present_positions
 
 
 class VocabularyModel(nn.Module):
-    """A module with a matrix of embeddings for the source, and one for target and output, tied or not."""
+    """A module with an embedding matrix for the source, and one for target and output, tied or not."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         if not isinstance(config, ModelConfig):
-            raise TransduceError(f"A model is made of a `ModelConfig`, but {config!r} was given.")
+            raise TransduceError(f"A model is built from a `ModelConfig`, not from {config!r}.")
         self.config = config
         self.source_weight = nn.Parameter(torch.empty(config.source_vocabulary_size, config.d_model))
         target_shape = (config.target_vocabulary_size, config.d_model)
@@ -30,22 +30,23 @@ class VocabularyModel(nn.Module):
 
     @property
     def target_weight(self) -> nn.Parameter:
-        """The target's embeddings (V, D): the source's, unless untied."""
+        """Return the target's embeddings (V, D): the source's, unless they are untied."""
         return self.source_weight if self.own_target_weight is None else self.own_target_weight
 
     @property
     def output_weight(self) -> nn.Parameter:
-        """The projection to the vocabulary (V, D): the target's embeddings, unless untied."""
+        """Return the output projection (V, D): the target's embeddings, unless they are untied."""
         return self.target_weight if self.own_output_weight is None else self.own_output_weight
 
     def project(self, hidden: Tensor) -> Tensor:
-        """Logits over the vocabulary: (…, D) to (…, V)."""
+        """Return logits over the vocabulary: (…, D) to (…, V)."""
         return F.linear(hidden, self.output_weight, self.output_bias)
 
     def logit_factors(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Two matrices whose product is the logits: hidden (…, D) and the output matrix (V, D).
+        """Return two matrices whose product is the logits: hidden (…, D) and the output matrix (V, D).
 
-        A bias is one more column of the matrix, where hidden is 1. A loss that projects by itself needs no more.
+        A bias becomes one more column of the matrix, at which hidden is 1. The loss needs nothing else to compute
+        logits.
         """
         if self.output_bias is None:
             return hidden, self.output_weight
@@ -53,11 +54,11 @@ class VocabularyModel(nn.Module):
         return torch.cat([hidden, one], dim=-1), torch.cat([self.output_weight, self.output_bias[:, None]], dim=1)
 
     def finish(self, x: Tensor) -> Tensor:
-        """What the last layer is multiplied by before the projection (T5)."""
+        """Multiply the last layer by the factor that T5 applies before the output projection."""
         return x if self.config.output_scale == 1.0 else x * self.config.output_scale
 
     def positions_to_count(self, ids: Tensor) -> Tensor | None:
-        """Which positions a BatchNorm counts while it learns, (B, T); None where nothing asks."""
+        """Return the positions that a BatchNorm counts while it learns, (B, T), or None if there is no BatchNorm."""
         if self.config.norm != "batch" or not self.training:
             return None
         return present_positions(ids, self.config.pad_id)

@@ -14,9 +14,9 @@ from torch import Tensor
 from transduce.durable import write_file
 from transduce.errors import TransduceError
 from transduce.libraries import keep_freed_memory
+from transduce.model.backend import training_with
 from transduce.model.config import ModelConfig
 from transduce.model.fast import kernels_of_training
-from transduce.model.fused import training_with
 from transduce.runtime.decoding import check_search
 from transduce.runtime.folder_writing import write_model_folder
 from transduce.runtime.machine import Machine, describe, detect_machine, usable_cores

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
-from transduce.model.fused import AdamNumbers
+from transduce.model.backend import AdamNumbers
 from transduce.training.settings import ResolvedTraining
 
 

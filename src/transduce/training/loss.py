@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from transduce.model.fused import Projection, training_kernels
+from transduce.model.backend import Projection, training_kernels
 from transduce.model.gradient_sums import add_product, sum_of_gradients
 from transduce.training.sums import add_to
 

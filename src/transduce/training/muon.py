@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from transduce.model.fused import Polynomials, TrainingKernels, training_kernels
+from transduce.model.backend import Polynomials, TrainingKernels, training_kernels
 from transduce.model.precision import DTYPES
 from transduce.training.processes import Processes
 from transduce.training.settings import ResolvedTraining

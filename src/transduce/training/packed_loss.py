@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transduce.data.batches import Batch
-from transduce.model.fused import LossRecorder, PackedAttention, training_kernels
+from transduce.model.backend import LossRecorder, PackedAttention, training_kernels
 from transduce.model.packing import PackedBatch
 from transduce.model.transformer import Transformer
 from transduce.training.ahead import to_device
@@ -58,8 +58,8 @@ class PackedLoss:
             return None
         if records:
             self._recorder = self._recorder or packed.record_losses(model)
-            return self._play(self._recorder, laid, batch.target_tokens)
-        return self._loss(unpack(to_device(laid.numbers, model.source_weight.device), laid.size))
+            return self._play(packed, self._recorder, laid, batch.target_tokens)
+        return self._loss(packed, unpack(to_device(laid.numbers, model.source_weight.device), laid.size))
 
     def look_ahead(self, batch: Batch) -> None:
         """Pack a training batch before it is computed; this implements `ahead.LooksAhead`."""
@@ -74,19 +74,19 @@ class PackedLoss:
         rooms_for = longest if in_rooms else None
         return lay_out(batch.source, batch.target, pad_id=config.pad_id, start_id=config.start_id, rooms_for=rooms_for)
 
-    def _play(self, recorder: LossRecorder, laid: LaidOut, tokens: int) -> Loss:
+    def _play(self, packed: PackedAttention, recorder: LossRecorder, laid: LaidOut, tokens: int) -> Loss:
         def compute(numbers: Tensor) -> tuple[Tensor, Tensor]:
-            return self._loss(unpack(numbers, laid.size))[:2]
+            return self._loss(packed, unpack(numbers, laid.size))[:2]
 
         return Loss(*recorder(laid.size, laid.numbers, compute), tokens)
 
-    def _loss(self, packed: PackedBatch) -> Loss:
-        hidden, weight = self._model.logit_factors(self._model.packed_hidden(packed))
+    def _loss(self, packed: PackedAttention, batch: PackedBatch) -> Loss:
+        hidden, weight = self._model.logit_factors(packed.hidden(self._model, batch))
         return cross_entropy_of_rows(
             hidden[0],
             weight,
-            packed.labels[0],
-            present=packed.present,
+            batch.labels[0],
+            present=batch.present,
             frozen_row=self._model.config.frozen_row,
             label_smoothing=self._label_smoothing,
         )
@@ -97,6 +97,4 @@ def _packed_attention(model: Transformer, batch: Batch) -> PackedAttention | Non
     kernels = training_kernels()
     packed = None if kernels is None else kernels.packed
     longest = max(batch.source.shape[1], batch.target.shape[1])
-    if packed is None or not model.config.can_be_packed or not packed.suits(model.config, longest, model.source_weight):
-        return None
-    return packed
+    return packed if packed is not None and packed.suits(model, longest) else None

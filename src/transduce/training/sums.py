@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from transduce.model.fused import training_kernels
+from transduce.model.backend import training_kernels
 from transduce.model.gradient_sums import add_gradients_to
 
 _BLOCK_ELEMENTS = 1 << 18  # 1 MB in float32, which stays in a processor's cache

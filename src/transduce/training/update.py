@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from transduce.model.fused import TrainingKernels, UpdatedVectors, training_kernels
+from transduce.model.backend import TrainingKernels, UpdatedVectors, training_kernels
 from transduce.training.adam import Adam
 from transduce.training.muon import Gather, Muon, Weight
 from transduce.training.processes import Processes

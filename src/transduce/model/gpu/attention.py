@@ -24,9 +24,9 @@ LEAST_WIDTH, MOST_WIDTH = 16, 128
 
 
 class PackedHeads:
-    """Attention on packed batches by Triton kernels (implements `fused.PackedAttention`)."""
+    """Attention on packed batches by Triton kernels (implements `backend.PackedAttention`)."""
 
-    def suits(self, config: ModelConfig, longest: int, weight: Tensor) -> bool:
+    def suits_heads(self, config: ModelConfig, longest: int, weight: Tensor) -> bool:
         """Return whether one head's data fits in shared memory, and all heads have one width, a power of two."""
         width = config.key_width
         plain = width == config.value_width and config.num_key_value_heads in (None, config.num_heads)
@@ -37,7 +37,7 @@ class PackedHeads:
         return (4 * width + 2 * rows) * rows * weight.element_size() <= shared_bytes(weight.device)
 
     def attend(self, projected: Tensor, memory: Tensor | None, mask: PackedMask, num_heads: int) -> Tensor:
-        """Apply attention, equation (1), to packed sentences; see `fused.PackedAttention.attend` for the shapes."""
+        """Apply attention, equation (1), to packed sentences; see `backend.PackedAttention.attend` for the shapes."""
         return AttentionNode.apply(projected, memory, mask, num_heads)  # type: ignore[no-any-return,no-untyped-call]
 
 

@@ -12,22 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transduce.model.attention import MultiHeadAttention
-from transduce.model.feed_forward import FeedForward
-from transduce.model.fused import Rows
+from transduce.model.backend import Rows
 from transduce.model.gpu.attention import AttentionNode
 from transduce.model.gpu.norms import NormNode
 from transduce.model.gpu.products import LinearNode
 from transduce.model.gpu.rows import DropNode
 from transduce.model.gradient_sums import linear_sums
-from transduce.model.layer_parts import LayerPart, parts_of
 from transduce.model.linear import Linear
 from transduce.model.norms import LayerNorm
 from transduce.model.packing import PackedMask
+from transduce.model.training_executor import LayerPart, parts_of
 
 
 def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object]) -> Tensor | None:
-    """See `fused.TrainingKernels`: where the batch is packed, and the layer of the usual bricks."""
+    """See `backend.TrainingKernels`: where the batch is packed, and the layer of the usual bricks."""
     if not torch.is_grad_enabled() or not all(isinstance(mask, PackedMask) for mask in masks):
         return None
     parts = parts_of(layer, masks)
@@ -67,7 +65,7 @@ class _Pass:
     def __init__(self, part: LayerPart, memory: Tensor | None) -> None:
         self.part = part
         self._memory = memory
-        self._attends, self._dropped = part.attends, part.drop_of_256
+        self._attends, self._dropped = part.attention is not None, part.drop_of_256
         self.by_memory: Tensor | None = None
         self._done: list[tuple[Any, _Kept]] = []
 
@@ -99,18 +97,18 @@ class _Pass:
         bias = norm.bias if isinstance(norm, LayerNorm) else None
         return self._run(NormNode, x, norm.weight, bias, norm.eps)[1]  # type: ignore[no-any-return]
 
-    def _linear(self, x: Tensor, product: Linear, rows: Rows | None = None, *, relu: bool = False) -> Tensor:
-        weight, bias = product.weight, product.bias
-        return self._run(LinearNode, x, weight, bias, linear_sums(weight, bias, rows, relu=relu))  # type: ignore[no-any-return]
+    def _linear(self, x: Tensor, module: Linear, rows: Rows | None = None, *, activation: str | None = None) -> Tensor:
+        weight, bias = module.weight, module.bias
+        sums = linear_sums(weight, bias, rows, activation=activation)
+        return self._run(LinearNode, x, weight, bias, sums)  # type: ignore[no-any-return]
 
     def _feed_forward(self, x: Tensor) -> Tensor:
-        sublayer = self.part.sublayer
-        assert isinstance(sublayer, FeedForward)
-        return self._linear(self._linear(x, sublayer.inner, relu=True), sublayer.outer)
+        inner, outer = self.part.linears
+        return self._linear(self._linear(x, inner, activation=self.part.activation), outer)
 
     def _attend(self, x: Tensor) -> Tensor:
-        attention, memory = self.part.sublayer, self._memory
-        assert isinstance(attention, MultiHeadAttention)
+        attention, memory = self.part.attention, self._memory
+        assert attention is not None
         if memory is None:
             own = self._linear(x, attention.projection)
         else:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.model.fused import Rows
+from transduce.model.backend import Rows
 from transduce.model.gpu.rows import add_rows_in_place, add_sum_of_rows, positive_rows
 from transduce.model.gradient_sums import (
     LinearSums,
@@ -24,9 +24,11 @@ from transduce.model.gradient_sums import (
 )
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows | None, *, relu: bool) -> Tensor:
-    """Return x · weightᵀ + bias, optionally with ReLU; see `fused.TrainingKernels.linear` for the shapes."""
-    sums = linear_sums(weight, bias, rows, relu=relu)
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activation: str | None = None
+) -> Tensor:
+    """Return activation(x · weightᵀ + bias); see `backend.TrainingKernels.linear` for the shapes."""
+    sums = linear_sums(weight, bias, rows, activation=activation)
     return LinearNode.apply(x, weight, bias, sums)  # type: ignore[no-any-return,no-untyped-call]
 
 
@@ -39,13 +41,13 @@ class LinearNode(torch.autograd.Function):
         flat, rows_of_weight = x.reshape(-1, x.shape[-1]), weight[row_slice]
         if bias is None:
             out = flat @ rows_of_weight.t()
-            out = out.relu_() if options.relu else out
-        elif options.relu:
+            out = out.relu_() if options.activation == "relu" else out
+        elif options.activation == "relu":
             out = torch._addmm_activation(bias[row_slice], flat, rows_of_weight.t())
         else:
             out = torch.addmm(bias[row_slice], flat, rows_of_weight.t())
         ctx.options = options
-        ctx.save_for_backward(flat, weight, bias, out if options.relu else None)
+        ctx.save_for_backward(flat, weight, bias, None if options.activation is None else out)
         return out.view(*x.shape[:-1], -1)
 
     @staticmethod
@@ -68,5 +70,5 @@ class LinearNode(torch.autograd.Function):
 
 
 def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
-    """Return rows of a weight (V, D) times `scale`: ids (…), int64, to (…, D); see `fused.TrainingKernels.embed`."""
+    """Return rows of a weight (V, D) times `scale`: ids (…), int64, to (…, D); see `backend.TrainingKernels.embed`."""
     return embed_rows(ids, weight, RowSums(scale, frozen_row, sum_of_gradients(weight), add_rows_in_place))

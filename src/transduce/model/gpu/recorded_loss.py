@@ -26,7 +26,7 @@ _LOG = logging.getLogger("transduce.training")
 
 
 class LossRecorder:
-    """A recorder of losses by batch size, whose CUDA graphs share one memory pool (implements `fused.LossRecorder`)."""
+    """A recorder of losses by batch size with one memory pool for its CUDA graphs; implements `backend.LossRecorder`."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -40,7 +40,7 @@ class LossRecorder:
         """The number of the latest loss; its gradients must be computed before the next loss is."""
 
     def __call__(self, size: Hashable, numbers: NDArray[np.int64], compute: Compute) -> tuple[Tensor, Tensor]:
-        """Compute the loss of a batch; see `fused.LossRecorder.__call__`."""
+        """Compute the loss of a batch; see `backend.LossRecorder.__call__`."""
         drops = tuple(dropout.drop_of_256 for dropout in self._dropouts if dropout.training)
         key = size, drops
         if key not in self._known:

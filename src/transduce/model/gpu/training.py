@@ -1,27 +1,44 @@
-"""The kernels that training uses on a GPU."""
+"""The backend that trains on a GPU with kernels in Triton."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from transduce.model.fused import Polynomials, Projection, Rows, UpdatedVectors
+from transduce.model.backend import Polynomials, Projection, Rows, UpdatedVectors
 from transduce.model.gpu import attention, layers, norms, products, rows, update
 from transduce.model.gpu.recorded_loss import LossRecorder
+from transduce.model.packing import PackedBatch
 from transduce.model.positions import Rotation
+from transduce.model.training_executor import execute, is_known, packed_hidden
+from transduce.model.transformer import Transformer
 
 _KINDS = (torch.bfloat16, torch.float32)
 _MOST_COLUMNS = 8192  # of rows that are held at once
 
 
 class _Packed(attention.PackedHeads):
-    """Implements `fused.PackedAttention`."""
+    """Implements `backend.PackedAttention`."""
 
     record_losses = staticmethod(LossRecorder)
 
+    def suits(self, model: nn.Module, longest: int) -> bool:
+        """Return whether each component of a Transformer is known, and its attention fits into a multiprocessor."""
+        return (
+            isinstance(model, Transformer)
+            and model.config.can_be_packed
+            and self.suits_heads(model.config, longest, model.source_weight)
+            and is_known(model)
+        )
+
+    def hidden(self, model: nn.Module, batch: PackedBatch) -> Tensor:
+        """Return the decoder's last layer for a packed batch, (1, N, D)."""
+        return packed_hidden(model, batch)
+
 
 class GpuTraining:
-    """Implements `fused.TrainingKernels`."""
+    """Implements `backend.TrainingKernels`."""
 
     def __init__(self, device: str) -> None:
         """For one GPU, which becomes the one that PyTorch and Triton launch on."""
@@ -31,6 +48,7 @@ class GpuTraining:
             torch.cuda.set_device(place)
 
     packed = _Packed()
+    linear_activations = frozenset(("relu",))
     run_layer = staticmethod(layers.run_layer)
     drop_and_add = staticmethod(rows.drop_and_add)
     layer_norm = staticmethod(norms.layer_norm)
@@ -45,15 +63,19 @@ class GpuTraining:
     follow_update = staticmethod(update.follow_update)
     softmax_ = staticmethod(rows.softmax_)
 
+    def execute(self, component: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Compute `component(*args, **kwargs)`, with these kernels where they compute the same function."""
+        return execute(self, component, *args, **kwargs)
+
     def _has(self, *tensors: Tensor) -> bool:
         return all(each.device.type == self._device_type and each.dtype in _KINDS for each in tensors)
 
     def suits_rows(self, x: Tensor) -> bool:
-        """See `fused.TrainingKernels`."""
+        """See `backend.TrainingKernels`."""
         return self._has(x) and 0 < x.shape[-1] <= _MOST_COLUMNS and x.numel() > 0
 
     def suits_linear(self, x: Tensor, weight: Tensor, rows: Rows | None) -> bool:  # noqa: ARG002
-        """See `fused.TrainingKernels`."""
+        """See `backend.TrainingKernels`."""
         return self._has(x, weight) and x.dtype == weight.dtype and x.numel() > 0
 
     def project(self, hidden: Tensor, weight: Tensor) -> Projection | None:  # noqa: ARG002
@@ -61,15 +83,15 @@ class GpuTraining:
         return None
 
     def suits_logits(self, logits: Tensor) -> bool:
-        """See `fused.TrainingKernels`."""
+        """See `backend.TrainingKernels`."""
         return self._has(logits) and logits.is_contiguous()
 
     def suits_update(self, vectors: UpdatedVectors) -> bool:
-        """See `fused.TrainingKernels`."""
+        """See `backend.TrainingKernels`."""
         return self._has(vectors.master) and update.suits_update(vectors)
 
     def add_in_place(self, total: Tensor, part: Tensor) -> None:
-        """See `fused.TrainingKernels`."""
+        """See `backend.TrainingKernels`."""
         total += part
 
     def suits_attention(self, x: Tensor, num_keys: int, width: int) -> bool:  # noqa: ARG002

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from transduce.model.fused import AdamNumbers, UpdatedVectors
+from transduce.model.backend import AdamNumbers, UpdatedVectors
 from transduce.model.gpu.programs import update as programs
 from transduce.model.gpu.sizes import ceil_div
 
@@ -13,7 +13,7 @@ _BLOCK = 1024
 def update_by_adam(vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamNumbers, kept: float) -> None:
     """Update parameters by Adam, and refresh their moving average and bfloat16 copies.
 
-    See `fused.TrainingKernels.update_by_adam`.
+    See `backend.TrainingKernels.update_by_adam`.
     """
     programs.adam[_grid(vectors.master)](
         *_pointers(vectors), *moments, vectors.master.numel(), *numbers, kept, *_has(vectors), _BLOCK
@@ -23,7 +23,7 @@ def update_by_adam(vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numb
 def take_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
     """Update Nesterov momentum from gradients, and write the update's direction to `out`.
 
-    See `fused.TrainingKernels.take_momentum`.
+    See `backend.TrainingKernels.take_momentum`.
     """
     programs.take_momentum[_grid(gradient)](gradient, momentum, out, gradient.numel(), factor, decay, _BLOCK)
 
@@ -33,7 +33,7 @@ def follow_update(
 ) -> None:
     """Subtract rate × move from the parameters × shrink, and refresh their moving average and bfloat16 copies.
 
-    See `fused.TrainingKernels.follow_update`.
+    See `backend.TrainingKernels.follow_update`.
     """
     has_move = move is not None
     if shrink != 1.0:

@@ -31,7 +31,7 @@ def suits_attention(x: Tensor, num_keys: int, width: int) -> bool:
 
 
 def attend(projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num_heads: int) -> Tensor:
-    """Apply scaled dot-product attention, equation (1), to all heads (implements `fused.TrainingKernels.attend`)."""
+    """Apply scaled dot-product attention, equation (1), to all heads (implements `backend.TrainingKernels.attend`)."""
     _check(projected, memory, lengths)
     context: Tensor = _Attend.apply(projected, memory, lengths, num_heads)  # type: ignore[no-untyped-call]
     return context

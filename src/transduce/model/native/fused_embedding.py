@@ -18,14 +18,14 @@ from transduce.model.native.training_scatter import ScatterPlaces, ScatterWriter
 
 
 def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
-    """Return rows of a weight (V, D) times `scale`: ids (…), int64, to (…, D); see `fused.TrainingKernels.embed`."""
+    """Return rows of a weight (V, D) times `scale`: ids (…), int64, to (…, D); see `backend.TrainingKernels.embed`."""
     return embed_rows(ids, weight, RowSums(scale, frozen_row, sum_of_gradients(weight), add_rows_in_place))
 
 
 def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None) -> None:
     """Add factor · part[n] (N, D) to total[ids[n]] (V, D), except to the frozen row.
 
-    See `fused.TrainingKernels.add_rows_in_place`. Raises ValueError or IndexError if the arguments do not fit.
+    See `backend.TrainingKernels.add_rows_in_place`. Raises ValueError or IndexError if the arguments do not fit.
     """
     ids, part = ids.flatten().contiguous(), part.reshape(-1, part.shape[-1]).contiguous()
     fits = total.dim() == 2 and total.shape[1:] == part.shape[1:] and len(ids) == len(part)

@@ -11,26 +11,25 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from transduce.model.attention import KeyLengths, MultiHeadAttention, kernel_lengths
 from transduce.model.gradient_sums import sum_of_gradients
-from transduce.model.layer_parts import LayerPart, parts_of
 from transduce.model.native.engine import address_of
 from transduce.model.native.fused_attention import suits_attention
 from transduce.model.native.fused_products import own_product_tile, product_tile, suits_sizes
 from transduce.model.native.kept_stack import own_stack
 from transduce.model.native.layer_plan import LayerPlan, LayerShape, PartShape
+from transduce.model.training_executor import KeyLengths, LayerPart, kernel_lengths, parts_of
 
 _SHAPES = 512  # whose steps are kept
 
 
 def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object]) -> Tensor | None:
-    """See `fused.TrainingKernels`: where our own products are used and the bricks are the usual ones."""
+    """See `backend.TrainingKernels`: where our own products are used and the bricks are the usual ones."""
     if not torch.is_grad_enabled() or product_tile(x.dtype) is None:
         return None
     memories = (None, memory)[: len(masks)]
     lengths = [kernel_lengths(x, others, mask) for others, mask in zip(memories, masks, strict=True)]
-    parts = parts_of(layer, lengths)
-    if parts is None or None in lengths or not all(_suits(part, x, memory) for part in parts):
+    parts = None if None in lengths else parts_of(layer, lengths)
+    if parts is None or not all(_suits(part, x, memory) for part in parts):
         return None
     parameters = [each for part in parts for each in part.parameters()]
     return _Layer.apply(parts, x, memory, *parameters)  # type: ignore[no-any-return,no-untyped-call]
@@ -42,10 +41,9 @@ def _suits(part: LayerPart, x: Tensor, memory: Tensor | None) -> bool:
     others = memory if part.reads_memory and memory is not None else x
     if not all(each.dtype == x.dtype and each.is_contiguous() for each in (*learnt, others)):
         return False
-    own = part.sublayer
-    if isinstance(own, MultiHeadAttention) and not (own.is_plain and suits_attention(x, others.shape[1], own.d_k)):
+    attention, (first, last) = part.attention, part.linears
+    if attention is not None and not suits_attention(x, others.shape[1], attention.d_k):
         return False
-    first, last = part.products
     inner, width = last.in_features, x.shape[-1]
     rows, other_rows = x.numel() // width, others.numel() // width
     return (
@@ -100,10 +98,10 @@ def _shape_of(parts: Sequence[LayerPart], x: Tensor, memory: Tensor | None) -> L
 
 
 def _part_shape_of(part: LayerPart) -> PartShape:
-    first, last = part.products
+    attention, (first, last) = part.attention, part.linears
     assert part.norm.eps is not None
     return PartShape(
-        heads=part.sublayer.num_heads if isinstance(part.sublayer, MultiHeadAttention) else 0,
+        heads=0 if attention is None else attention.num_heads,
         inner=last.in_features,
         reads_memory=part.reads_memory,
         has_lengths=isinstance(part.mask, KeyLengths) and part.mask.lengths is not None,

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from transduce.model.fused import Rows
+from transduce.model.backend import Rows
 from transduce.model.gradient_sums import LinearSums, in_kind_of, known_or_new, linear_sums
 from transduce.model.native.engine import find_tile
 from transduce.model.native.fused_products import Sums, multiply, multiply_back, suits_product
@@ -31,9 +31,11 @@ def suits_linear(x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
     return start % tile.lanes == stop % tile.lanes == weight.shape[1] % tile.lanes == 0 and x.numel() > 0
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows | None, *, relu: bool) -> Tensor:
-    """Return x · weightᵀ + bias, optionally with ReLU; see `fused.TrainingKernels.linear` for the shapes."""
-    sums = linear_sums(weight, bias, rows, relu=relu)
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activation: str | None = None
+) -> Tensor:
+    """Return activation(x · weightᵀ + bias); see `backend.TrainingKernels.linear` for the shapes."""
+    sums = linear_sums(weight, bias, rows, activation=activation)
     out: Tensor = _Linear.apply(x.contiguous(), weight, bias, sums)  # type: ignore[no-untyped-call]
     return out
 
@@ -46,14 +48,14 @@ class _Linear(torch.autograd.Function):
         rows = slice(*options.rows)
         flat, rows_of_weight, rows_of_bias = x.view(-1, x.shape[-1]), weight[rows], None if bias is None else bias[rows]
         if suits_product(flat, rows_of_weight):
-            out = multiply(flat, rows_of_weight, rows_of_bias, relu=options.relu).view(
+            out = multiply(flat, rows_of_weight, rows_of_bias, activation=options.activation).view(
                 *x.shape[:-1], len(rows_of_weight)
             )
         else:
             out = F.linear(x, rows_of_weight, rows_of_bias)
-            out = out.relu_() if options.relu else out
+            out = out.relu_() if options.activation == "relu" else out
         ctx.options = options
-        ctx.save_for_backward(x, weight, bias, out if options.relu else None)
+        ctx.save_for_backward(x, weight, bias, None if options.activation is None else out)
         return out
 
     @staticmethod

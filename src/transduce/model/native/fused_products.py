@@ -102,18 +102,25 @@ def multiplies_rightly(tile: Tile) -> bool:
     )
 
 
-def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool, positive: Tensor | None = None) -> Tensor:
-    """Return x · weightᵀ + bias, (N, O), with ReLU if `relu`; all tensors are contiguous and of one dtype.
+def multiply(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    activation: str | None = None,
+    positive: Tensor | None = None,
+) -> Tensor:
+    """Return activation(x · weightᵀ + bias), (N, O); all tensors are contiguous and of one dtype.
 
     Args:
         x: (N, I).
         weight: (O, I).
         bias: (O,).
-        relu: whether to apply ReLU.
+        activation: None, or "relu".
         positive: N × O bits, in bytes, that are set where the result is positive.
     """
     out, packed = x.new_empty(len(x), len(weight)), torch.empty_like(weight)
-    _forward(x, weight, out, packed, bias=bias, least=0.0 if relu else float("-inf"), positive=positive)
+    _forward(x, weight, out, packed, bias=bias, least=0.0 if activation == "relu" else float("-inf"), positive=positive)
     return out
 
 
@@ -139,7 +146,7 @@ def multiply_back(
 class PackedProjection:
     """A vocabulary projection whose weight is packed once and then multiplied by several blocks of rows.
 
-    Implements `fused.Projection`.
+    Implements `backend.Projection`.
     """
 
     def __init__(self, weight: Tensor) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transduce.model.fused import Polynomials
+from transduce.model.backend import Polynomials
 from transduce.model.native.engine import Program, compile_programs, float_bits, new_emitter
 from transduce.model.native.fused_products import multiplier_of, own_product_tile, pair_tile
 from transduce.model.native.tile import Tile
@@ -33,7 +33,7 @@ def _suits(matrix: Tensor) -> bool:
 def make_orthogonal(
     matrices: Sequence[Tensor], polynomials: Polynomials, scale: float, *, by_gram_matrix: bool
 ) -> list[bool]:
-    """Orthogonalize matrices of one shape in place by odd polynomials; see `fused.TrainingKernels.make_orthogonal`.
+    """Orthogonalize matrices of one shape in place by odd polynomials; see `backend.TrainingKernels.make_orthogonal`.
 
     Returns:
         For each matrix whether it was changed; False if it was too large or too small for float32.

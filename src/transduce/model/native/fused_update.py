@@ -5,7 +5,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from transduce.model.fused import AdamNumbers, UpdatedVectors
+from transduce.model.backend import AdamNumbers, UpdatedVectors
 from transduce.model.native.engine import (
     Program,
     address_of,
@@ -30,7 +30,7 @@ def suits_update(vectors: UpdatedVectors) -> bool:
 def update_by_adam(vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamNumbers, kept: float) -> None:
     """Update parameters by Adam, and refresh their moving average and bfloat16 copies.
 
-    See `fused.TrainingKernels.update_by_adam`.
+    See `backend.TrainingKernels.update_by_adam`.
     """
     _run("adam", vectors, kept, moments, numbers)
 
@@ -38,7 +38,7 @@ def update_by_adam(vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numb
 def take_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
     """Update Nesterov momentum from gradients, and write the update's direction to `out`.
 
-    See `fused.TrainingKernels.take_momentum`.
+    See `backend.TrainingKernels.take_momentum`.
     """
     for vector in (gradient, momentum, out):
         _check(vector, gradient.numel(), kinds=_WIDE + _NARROW if vector is out else _WIDE)
@@ -59,7 +59,7 @@ def follow_update(
 ) -> None:
     """Subtract rate × move from the parameters × shrink, and update their moving average and bfloat16 copies.
 
-    See `fused.TrainingKernels.follow_update`.
+    See `backend.TrainingKernels.follow_update`.
     """
     if move is not None:
         _check(move, vectors.master.numel(), kinds=_WIDE + _NARROW)

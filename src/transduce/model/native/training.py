@@ -1,4 +1,8 @@
-"""The kernels that training uses on this processor."""
+"""The backend that trains on this processor with kernels in machine code."""
+
+from typing import Any
+
+from torch import nn
 
 from transduce.model.native.fused_attention import attend, suits_attention
 from transduce.model.native.fused_embedding import add_rows_in_place, embed
@@ -17,12 +21,14 @@ from transduce.model.native.fused_rows import (
 from transduce.model.native.fused_squares import make_orthogonal, suits_squares
 from transduce.model.native.fused_turning import suits_turning, turn
 from transduce.model.native.fused_update import follow_update, suits_update, take_momentum, update_by_adam
+from transduce.model.training_executor import execute
 
 
 class NativeTraining:
-    """Implements `fused.TrainingKernels`."""
+    """Implements `backend.TrainingKernels`."""
 
-    packed = None  # padding is skipped where it costs most, and what is short stays in the cache
+    packed = None  # padding costs little here: attention skips it, and short batches stay in the cache
+    linear_activations = frozenset(("relu",))
 
     suits_attention = staticmethod(suits_attention)
     attend = staticmethod(attend)
@@ -49,3 +55,7 @@ class NativeTraining:
     follow_update = staticmethod(follow_update)
     suits_logits = staticmethod(suits_logits)
     softmax_ = staticmethod(softmax_)
+
+    def execute(self, component: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Compute `component(*args, **kwargs)`, with these kernels where they compute the same function."""
+        return execute(self, component, *args, **kwargs)
