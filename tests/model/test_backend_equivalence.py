@@ -115,12 +115,12 @@ SINGLES = [changes for changes in (*LISTED.values(), *MORE) if changes]
 
 
 class Tolerance(NamedTuple):
-    """How far a backend may be from the reference."""
+    """The greatest difference between a backend and the reference."""
 
     states: float
-    """Norm of the difference over the norm, of the last layer."""
+    """The norm of the difference of the last layer's output over the norm of that output."""
     score: float
-    """Of a hypothesis, in nats a token."""
+    """The difference of a hypothesis' score, in nats a token."""
 
 
 TOLERANCES = {
@@ -179,12 +179,12 @@ def variants(model: Transformer | Decoder, *, rounded: bool) -> Iterator[tuple[s
 
 
 def start(model: Transformer | Decoder) -> DecodingState:
-    """By the selected backend."""
+    """Return the decoding state of the selected backend."""
     return start_prompts(model, SOURCES, LENGTHS) if isinstance(model, Decoder) else start_fast(model, SOURCES)
 
 
 def own_start(model: Transformer | Decoder) -> DecodingState:
-    """By the model itself, the reference."""
+    """Return the decoding state of the model itself, the reference."""
     return model.start(SOURCES, LENGTHS) if isinstance(model, Decoder) else model.start(SOURCES)
 
 
@@ -203,7 +203,7 @@ def walk(state: DecodingState) -> Tensor:
 
 
 def search(model: Transformer, width: int) -> Iterator[tuple[int, list[int], float]]:
-    """What greedy or beam search finds: sentence, tokens and the sum of their log-probabilities."""
+    """Yield the sentence, the tokens and the summed log-probabilities of each hypothesis that a search finds."""
     scorer, beam = TransformerScorer(model, SOURCES), Beam(beam_size=width, n_best=width, alpha=0.0)
     bounds = Bounds(model.config.start_id, END, torch.full((3,), LONGEST))
     found: Search | None = find_search_program(scorer, bounds, beam)

@@ -53,7 +53,7 @@ class UnknownError(Exception):
 
 
 class _Parts(NamedTuple):
-    """What a module of a known class may hold."""
+    """The submodules, parameters and buffers that a module of a known class may hold."""
 
     computes: type[nn.Module]
     """The reference class whose function it computes."""
@@ -66,7 +66,7 @@ class _Parts(NamedTuple):
 KNOWN: dict[type[nn.Module], _Parts] = {}
 _METHODS: dict[type[nn.Module], frozenset[str]] = {}
 SIZES: dict[type[nn.Module], tuple[str, str]] = {}
-"""Of classes of linear layers: the attributes with the numbers of inputs and outputs."""
+"""The attributes of each class of linear layers that hold its numbers of inputs and outputs."""
 _FORWARDS: list[tuple[type[nn.Module], Callable[..., Any]]] = []
 _OTHER_METHODS: list[tuple[type[nn.Module], str, Any]] = []
 _PARAMETRIZATIONS: set[type[nn.Module]] = set()

@@ -74,7 +74,7 @@ class Attend(NamedTuple):
 
     module: MultiHeadAttention
     score: str
-    """As `model.attention_score` names it."""
+    """The score as `model.attention_score` names it."""
     is_hard: bool
     """Whether each query takes the value of its best key alone."""
     scale: float | None
@@ -87,7 +87,7 @@ class Activate(NamedTuple):
     """The nonlinear function inside a feed-forward network, and the dropout after it."""
 
     name: str
-    """As `model.activation` names it."""
+    """The function as `model.activation` names it."""
     is_gated: bool
     dropout: Dropout
 
@@ -111,7 +111,7 @@ class Sublayer(NamedTuple):
     order: str
     """`pre`, `post` or `sandwich`, as `model.norm_order` names them."""
     operations: tuple[Operation, ...]
-    """In the order in which they are computed."""
+    """Norms, linear layers, attention or activation, and dropout in the order of computation."""
 
     @property
     def norms(self) -> list[Norm]:
@@ -145,9 +145,9 @@ class ModelGraph(NamedTuple):
     """A whole model."""
 
     layers: Mapping[str, LayerGraph]
-    """By dotted name, such as `decoder_layers.0`. A recurrent model has none."""
+    """The layers by dotted name, such as `decoder_layers.0`; empty for a recurrent model."""
     facts: tuple[Fact, ...]
-    """Of all layers, and of what is around them."""
+    """The facts of all layers, embeddings, positions, final norms and the output projection."""
 
 
 class Unsupported(NamedTuple):
@@ -480,7 +480,7 @@ class _Describer:
 
     @property
     def is_shared(self) -> bool:
-        """Whether one layer stands for a whole stack."""
+        """Return whether one layer is used for a whole stack."""
         return self.config is not None and self.config.share_layers
 
     def layer(self, prefix: str, layer: nn.Module) -> LayerGraph:
