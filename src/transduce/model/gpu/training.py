@@ -19,7 +19,7 @@ _MOST_COLUMNS = 8192  # of rows that are held at once
 
 
 class _Packed(attention.PackedHeads):
-    """Implements `backend.PackedAttention`."""
+    """Implements `backend.PackedAttention` on a GPU."""
 
     record_losses = staticmethod(LossRecorder)
 
@@ -38,7 +38,7 @@ class _Packed(attention.PackedHeads):
 
 
 class GpuTraining:
-    """Implements `backend.TrainingKernels`."""
+    """Implements `backend.TrainingKernels` on a GPU."""
 
     def __init__(self, device: str) -> None:
         """For one GPU, which becomes the one that PyTorch and Triton launch on."""

@@ -25,7 +25,7 @@ from transduce.model.training_executor import execute
 
 
 class NativeTraining:
-    """Implements `backend.TrainingKernels`."""
+    """Implements `backend.TrainingKernels` on a CPU."""
 
     packed = None  # padding costs little here: attention skips it, and short batches stay in the cache
     linear_activations = frozenset(("relu",))
