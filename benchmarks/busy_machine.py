@@ -17,15 +17,15 @@ from contextlib import contextmanager
 
 import torch
 
-from transduce.libraries import advise_libraries
+from transduce.kernels.cpu.decoding.search import NativeSearch
+from transduce.kernels.cpu.jit import threads as crew
+from transduce.kernels.int8_fbgemm import quantize
+from transduce.kernels.prepacked import PackedTransformer
+from transduce.kernels.select import product_maker, start_fast
 from transduce.model.config import ModelConfig
-from transduce.model.fast import product_maker, start_fast
-from transduce.model.native import crew
-from transduce.model.native.search import NativeSearch
-from transduce.model.packed import PackedTransformer
-from transduce.model.quantized import quantize
-from transduce.model.searching import SearchBounds
+from transduce.model.state import SearchBounds
 from transduce.model.transformer import Transformer
+from transduce.process_environment import advise_libraries
 
 SIZES = ((4, 128, 4), (6, 256, 4), (6, 512, 8))  # layers, columns, heads
 BATCHES = ((1, 1), (1, 4), (4, 4), (32, 4))  # sentences, hypotheses of each

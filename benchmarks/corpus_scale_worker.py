@@ -8,11 +8,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from transduce.kernels.select import kernels_of_training
 from transduce.model.backend import training_with
 from transduce.model.build import build_model
-from transduce.model.fast import kernels_of_training
-from transduce.tasks.precautions import take_precautions
-from transduce.tasks.run import Run, RunRequest
+from transduce.tasks.run.run import Run, RunRequest, take_precautions
 from transduce.training.loop import Trainer
 
 

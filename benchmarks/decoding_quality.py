@@ -7,10 +7,10 @@ import sacrebleu
 import torch
 from report import Row
 
-from transduce.runtime.machine import detect_machine
-from transduce.runtime.opening import load
-from transduce.runtime.translation import Alternative, Translation
-from transduce.runtime.translator import Translator
+from transduce.inference.load import open_translator
+from transduce.inference.translation import Alternative, Translation
+from transduce.inference.translator import Translator
+from transduce.machine import detect_machine
 from transduce.search.settings import SearchSettings
 
 
@@ -19,14 +19,14 @@ def quality_rows(
 ) -> list[Row]:
     """The fast paths against float32: BLEU, greedy near-ties, the beam's mean score; on a device, with threads."""
     device, threads = place
-    exact = load(folder, precision="fp32", device=device, threads=threads)
+    exact = open_translator(folder, precision="fp32", device=device, threads=threads)
     searches = {beam_size: SearchSettings(beam_size=beam_size) for beam_size in (1, 4)}
     expected = {beam: _best(exact.translate(sources, search)) for beam, search in searches.items()}
     rows = []
     # What `auto` is on other machines is worth knowing too.
     others = ("auto",) if detect_machine(device).precision == "bf16" else ("auto", "bf16")
     for precision in (*others, "int8") if device == "cpu" else others:
-        fast = load(folder, precision=precision, device=device, threads=threads)
+        fast = open_translator(folder, precision=precision, device=device, threads=threads)
         for beam_size, search in searches.items():
             found = [_best(fast.translate(sources, search)), expected[beam_size]]
             texts = [[each.text for each in side] for side in found]

@@ -20,8 +20,8 @@ from report import REPOSITORY, Row, data_folder, machine, mean, parser, report
 from sacrebleu.metrics.chrf import CHRF
 
 from transduce import Translation, Translator, load, look_again, review, score
-from transduce.runtime.doubts import DOUBT_KINDS, nats_a_piece
-from transduce.runtime.scoring import as_translation
+from transduce.inference.quality_estimation import DOUBT_KINDS, nats_a_piece
+from transduce.inference.scoring import as_translation
 from transduce.text.files import read_lines
 
 Doubts = Sequence[tuple[str, ...]]

@@ -3,9 +3,9 @@
 import torch
 from decoding_worker import read_plan, resident_bytes, serve
 
-from transduce.model.fast import has_kernels
-from transduce.runtime.continuing import ContinuingScorer
-from transduce.runtime.generator import load_generator
+from transduce.inference.generator import load_generator
+from transduce.inference.scorers import ContinuingScorer
+from transduce.kernels.select import has_kernels
 from transduce.search.greedy import greedy_search
 
 

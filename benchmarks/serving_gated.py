@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from transduce.errors import TransduceError
-from transduce.runtime.translation import Alternative, Translation
+from transduce.inference.translation import Alternative, Translation
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
 from transduce.serving.app import Application

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from transduce.runtime.opening import load
+from transduce.inference.load import open_translator
 
 
 def main() -> int:
@@ -28,7 +28,7 @@ def main() -> int:
     options.add_argument("--threads", type=int)
     options.add_argument("--precision", default="auto")
     said = options.parse_args()
-    translator = load(said.model, precision=said.precision, threads=said.threads)
+    translator = open_translator(said.model, precision=said.precision, threads=said.threads)
     search = msgspec.structs.replace(translator.search, beam_size=said.beam_size, max_length=said.max_length)
     lines = said.lines.read_text(encoding="utf-8").split("\n")[:-1]
     translator.translate(lines[:8], search)

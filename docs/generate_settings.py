@@ -16,8 +16,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from transduce.model.config import ModelConfig
-from transduce.tasks.settings import ModelSettings, Settings, VocabularySettings
-from transduce.tasks.settings_reading import struct_of
+from transduce.tasks.settings.reading import struct_of
+from transduce.tasks.settings.structs import ModelSettings, Settings, VocabularySettings
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.training import choices
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transduce.data import IdRun, encoding
 from transduce.data.encoding import SentenceEncoder
 from transduce.text import CorpusFiles, Pair, Tokenizer, TokenizerSettings, Vocabulary, read_lines, read_pairs
-from transduce.text.word_cutting import cuts_words_alone
+from transduce.text.vocabulary import cuts_words_alone
 
 TEXT = [f"The {noun} runs 1{number} times, l'été ﬁne;  we—they…" for number in range(40) for noun in ("dog", "cats")]
 

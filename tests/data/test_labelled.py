@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from transduce.data.labelled import LabelledPlan, LabelledTexts
-from transduce.text.marks import Marks
+from transduce.text.special_tokens import Marks
 
 MARKS = Marks(cls=3, sep=4, mask=5)
 TEXTS = 100

@@ -10,12 +10,11 @@ import pytest
 
 from transduce.commands.main import build_parser, main
 from transduce.errors import TransduceError
-from transduce.tasks.corpus import TaskText, choose_workers, measure, reopen_prepared, use_prepared
-from transduce.tasks.preparation_bar import PreparationBar
+from transduce.tasks.corpus import PreparationBar, TaskText, choose_workers, measure, reopen_prepared, use_prepared
+from transduce.tasks.kinds.translation import Translation
 from transduce.tasks.prepared_folder import open_prepared_folder, settings_of
-from transduce.tasks.settings import Settings
-from transduce.tasks.settings_reading import make_settings
-from transduce.tasks.translation import Translation
+from transduce.tasks.settings.reading import make_settings
+from transduce.tasks.settings.structs import Settings
 from transduce.text import CorpusFiles, read_pairs
 from transduce.text.languages import unspaced_characters
 from transduce.training.events import ProgressDisplay

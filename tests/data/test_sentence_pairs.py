@@ -8,7 +8,7 @@ import pytest
 from transduce.data.masking import MaskingSettings
 from transduce.data.sentence_pairs import PairSettings, SentencePairBatch, SentencePairPlan, SentenceStore
 from transduce.errors import TransduceError
-from transduce.text.marks import Marks
+from transduce.text.special_tokens import Marks
 
 MARKS = Marks(cls=3, sep=4, mask=5)
 EOS, FIRST = 1, 10

@@ -8,7 +8,7 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from transduce.tasks.settings_reading import setting_names
+from transduce.tasks.settings.reading import setting_names
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

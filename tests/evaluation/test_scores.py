@@ -231,7 +231,7 @@ def test_words_are_counted_as_bleu_counts_them() -> None:
 
 
 def test_characters_instead_of_words_are_said_with_the_score(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transduce.evaluation.tokenizers.missing_packages", lambda _: ["MeCab"])
+    monkeypatch.setattr("transduce.evaluation.scores.missing_packages", lambda _: ["MeCab"])
     report = score(["猫がいる。"], ["犬がいる。"], target_language="ja")
     assert report.tokenize == "char"
     assert report.warnings[0].startswith("Japanese was scored by characters")

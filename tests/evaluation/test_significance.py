@@ -14,16 +14,17 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest, Result
 
 from transduce.errors import TransduceError
-from transduce.evaluation import Comparison, compare, resampling, score
-from transduce.evaluation.resampling import (
+from transduce.evaluation import Comparison, compare, score, significance
+from transduce.evaluation.significance import (
     Formula,
     bleu_from_counts,
     bootstrap_differences,
     chrf_from_counts,
+    count_sentences,
+    describe_needed,
     p_value,
     randomisation_differences,
 )
-from transduce.evaluation.significance import count_sentences, describe_needed
 
 WORDS = [
     "the",
@@ -225,7 +226,7 @@ def test_the_seed_decides_everything() -> None:
 
 
 def test_draws_in_small_portions_are_the_same_draws(slight: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resampling, "MAXIMUM_DRAWS", 70 * len(REFERENCES))
+    monkeypatch.setattr(significance, "MAXIMUM_DRAWS", 70 * len(REFERENCES))
     assert compare(SYSTEM_A, SLIGHTLY_BETTER, REFERENCES, target_language="en") == slight
 
 

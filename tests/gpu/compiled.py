@@ -13,7 +13,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from transduce.model.gpu.programs import attention, cached_attention, embedding, norms, rows, search, update
+from transduce.kernels.cuda.triton import attention, rows, search
+from transduce.kernels.cuda.triton import attention as cached_attention
+from transduce.kernels.cuda.triton import rows as embedding
+from transduce.kernels.cuda.triton import rows as norms
+from transduce.kernels.cuda.triton import rows as update
 
 BF16, FP32, WHOLE = "*bf16", "*fp32", ["i32"]
 BYTES = {BF16: 2, FP32: 4}

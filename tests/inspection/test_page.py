@@ -12,14 +12,12 @@ import pytest
 import torch
 
 from transduce.errors import TransduceError
-from transduce.inspection.attention import attention_maps, word_attention
-from transduce.inspection.notebook import shaded_table, small_heat_maps
+from transduce.inference.translator import Translator
+from transduce.inspection.attention import attention_maps, shaded_table, small_heat_maps, word_attention
 from transduce.inspection.page import render_page
-from transduce.inspection.payload import Inspection, from_bytes, to_bytes
 from transduce.inspection.sentence import inspect_sentence
-from transduce.inspection.terminal import draw_bar, draw_inspection
+from transduce.inspection.sentence_view import Inspection, draw_bar, draw_inspection, from_bytes, to_bytes
 from transduce.model.build import build_model
-from transduce.runtime.translator import Translator
 from transduce.search.settings import SamplingSettings, SearchSettings
 
 if TYPE_CHECKING:

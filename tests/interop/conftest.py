@@ -12,19 +12,19 @@ from safetensors.torch import save_file
 from sentencepiece import SentencePieceTrainer
 from torch import Tensor
 
-from transduce.interop.exported import ExportedModel
+from transduce.exchange.comparison import Comparison, compare_models
+from transduce.exchange.own_models import OwnModel
+from transduce.inference.translator import Translator
+from transduce.interop.components import ExportedModel
 from transduce.model.build import Model, build_model
 from transduce.model.config import ModelConfig
 from transduce.model.norms import BatchNorm
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
-from transduce.runtime.comparison import Comparison, compare_models
-from transduce.runtime.folder_writing import write_model_folder
-from transduce.runtime.own_models import OwnModel
-from transduce.runtime.translator import Translator
+from transduce.model_folder.write import write_model_folder
 from transduce.text.corpus import CorpusFiles, read_pairs
-from transduce.text.marks import MARKS
 from transduce.text.sentencepiece_model import TokenizerSettings
+from transduce.text.special_tokens import MARKS
 from transduce.text.tokenizer import Tokenizer
 
 MakeModel = Callable[..., Model]

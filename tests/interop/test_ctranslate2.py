@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from transduce.exchange.comparison import Comparison, compare_models
+from transduce.exchange.own_models import OwnLanguageModel
+from transduce.inference.translator import Translator
+from transduce.interop.components import ExportedModel
 from transduce.interop.ctranslate2 import (
     QUANTIZATIONS,
     CTranslate2LanguageModel,
@@ -15,13 +19,9 @@ from transduce.interop.ctranslate2 import (
     ctranslate2_obstacles,
     write_ctranslate2,
 )
-from transduce.interop.exported import ExportedModel
 from transduce.model.build import Model
 from transduce.model.config import RotaryScaling
 from transduce.model.decoder import Decoder
-from transduce.runtime.comparison import Comparison, compare_models
-from transduce.runtime.own_models import OwnLanguageModel
-from transduce.runtime.translator import Translator
 from transduce.text.tokenizer import Tokenizer
 
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed: pip install 'transduce[export]'")

@@ -11,10 +11,10 @@ import pytest
 import transduce
 from transduce.commands.main import main
 from transduce.errors import TransduceError
-from transduce.interop.foreign_tokenizer import ForeignTokenizer
+from transduce.exchange.comparison import Agreement
+from transduce.exchange.import_folder import import_model_folder
+from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
 from transduce.model.build import Model
-from transduce.runtime.comparison import Agreement
-from transduce.runtime.importing import import_model_folder
 from transduce.search.settings import SearchSettings
 from transduce.text.tokenizer import Tokenizer
 

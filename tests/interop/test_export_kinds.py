@@ -12,16 +12,15 @@ import pytest
 import torch
 
 from transduce.errors import TransduceError
-from transduce.interop import onnx
+from transduce.exchange import exporters
+from transduce.exchange.comparison import EncoderAgreement, trial_of
+from transduce.exchange.export import ExportReport, export
+from transduce.exchange.own_models import Original
+from transduce.inference.generator import load_generator
+from transduce.inference.load import open_translator as load_translator
+from transduce.interop.onnx import export as onnx
 from transduce.model.build import Model
-from transduce.runtime import exporters
-from transduce.runtime.encoder_comparison import EncoderAgreement
-from transduce.runtime.export import ExportReport, export
-from transduce.runtime.export_trial import trial_of
-from transduce.runtime.folder import read_any_model_folder
-from transduce.runtime.generator import load_generator
-from transduce.runtime.opening import load as load_translator
-from transduce.runtime.original import Original
+from transduce.model_folder.read import read_any_model_folder
 from transduce.search.settings import SearchSettings
 from transduce.tasks.train import train
 from transduce.text import CorpusFiles, Tokenizer, TokenizerSettings, read_pairs

@@ -9,23 +9,22 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from transduce.durable import file_sha256
-from transduce.interop.huggingface import automatic_class_for, class_for, config_json, surplus_names
-from transduce.interop.huggingface_families import huggingface_obstacles
-from transduce.interop.huggingface_model import HuggingFaceEncoder, HuggingFaceLanguageModel, HuggingFaceModel
-from transduce.interop.tokenizer_files import has_tokenizer
+from transduce.atomic_io import file_sha256
+from transduce.exchange.comparison import compare_encoders, compare_models
+from transduce.exchange.own_models import OwnEncoder, OwnLanguageModel, OwnModel
+from transduce.inference.translator import Translator
+from transduce.interop.hugging_face.export import automatic_class_for, class_for, config_json, surplus_names
+from transduce.interop.hugging_face.families import huggingface_obstacles
+from transduce.interop.hugging_face.model import HuggingFaceEncoder, HuggingFaceLanguageModel, HuggingFaceModel
+from transduce.interop.hugging_face.tokenizer_files import has_tokenizer
 from transduce.model.build import Model
 from transduce.model.config import ModelConfig, RotaryScaling
 from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
 from transduce.model.transformer import Transformer
-from transduce.runtime.comparison import compare_models
-from transduce.runtime.encoder_comparison import compare_encoders
-from transduce.runtime.folder import read_any_model_folder
-from transduce.runtime.own_models import OwnEncoder, OwnLanguageModel, OwnModel
-from transduce.runtime.task_card import TASK_CARD, TaskCard
-from transduce.runtime.translator import Translator
-from transduce.text.marks import Marks, encode_with_masks, marks_of
+from transduce.model_folder.cards import TASK_CARD, TaskCard
+from transduce.model_folder.read import read_any_model_folder
+from transduce.text.special_tokens import Marks, encode_with_masks, marks_of
 from transduce.text.tokenizer import Tokenizer
 
 MakeModel = Callable[..., Model]

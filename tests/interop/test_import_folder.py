@@ -13,19 +13,19 @@ from torch import Tensor
 import transduce
 from transduce.commands.main import main
 from transduce.errors import TransduceError
+from transduce.exchange.import_folder import import_model_folder
+from transduce.inference.bulk_files import ResumableFile
+from transduce.inference.decoding import read_search_settings
+from transduce.inference.translator import Translator
+from transduce.inspection.alignment import word_maps, word_pair
 from transduce.inspection.attention import attention_maps
 from transduce.inspection.interventions import Intervention, intervene
 from transduce.inspection.sentence import inspect_sentence
-from transduce.inspection.word_maps import word_maps, word_pair
-from transduce.interop.import_generation import import_generation
+from transduce.interop.hugging_face.import_families import import_generation
 from transduce.model.encoder import Encoder
-from transduce.runtime.folder import read_any_model_folder
-from transduce.runtime.foreign import foreign_search_settings
-from transduce.runtime.importing import import_model_folder
-from transduce.runtime.resumable import ResumableFile
-from transduce.runtime.search_defaults import read_search_settings
-from transduce.runtime.translator import Translator
-from transduce.search.forced import GenerateSettings
+from transduce.model_folder.hugging_face import foreign_search_settings
+from transduce.model_folder.read import read_any_model_folder
+from transduce.search.rules import GenerateSettings
 from transduce.search.settings import SearchSettings
 
 
@@ -60,7 +60,7 @@ def test_the_target_language_is_chosen(nllb: Path) -> None:
 def test_workers_shards_and_files_know_the_languages(
     nllb: Path, toy_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("transduce.runtime.bulk.LINES_AT_ONCE", 2)
+    monkeypatch.setattr("transduce.inference.bulk_files.LINES_AT_ONCE", 2)
     source = tmp_path / "in.en"
     source.write_text("\n".join((toy_corpus / "dev.en").read_text("utf-8").split("\n")[:9]) + "\n", "utf-8")
 

@@ -12,14 +12,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.interop.import_weights import ImportedModel, StoredTensors, import_model
+from transduce.inference.decoding import Batch, begin_search
+from transduce.interop.hugging_face.import_weights import ImportedModel, StoredTensors, import_model
 from transduce.model.build import build_model
 from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
 from transduce.model.transformer import Transformer
-from transduce.runtime.decoding import Batch, begin_search
-from transduce.search.forced import GenerateSettings
-from transduce.search.loop import run
+from transduce.search.rules import GenerateSettings
+from transduce.search.scorer import run
 from transduce.search.settings import SearchSettings
 from transduce.text.vocabulary import Vocabulary
 

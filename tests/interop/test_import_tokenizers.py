@@ -13,12 +13,11 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
 from transduce.data import prepare
 from transduce.errors import TransduceError
-from transduce.interop.foreign_tokenizer import ForeignTokenizer, ForeignVocabulary
-from transduce.interop.import_tokenizer import ModelIds, import_tokenizer
-from transduce.interop.import_tokenizer_files import TokenizerFiles
-from transduce.tasks.encoders import read_store
+from transduce.interop.hugging_face.import_tokenizer import ModelIds, TokenizerFiles, import_tokenizer
+from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer, ForeignVocabulary
+from transduce.tasks.kinds.encoders import read_store
 from transduce.text import CorpusFiles, FilterSettings
-from transduce.text.marks import marks_of
+from transduce.text.special_tokens import marks_of
 
 BYTE_LEVEL = {"gpt2": "GPT2Tokenizer", "bart": "BartTokenizer", "roberta": "RobertaTokenizer"}
 
@@ -234,7 +233,7 @@ def test_byte_pairs_of_large_language_models(family: Literal["llama3", "qwen2"],
     tokenizers = pytest.importorskip("tokenizers")
     from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-    from transduce.interop.token_pipelines import PATTERNS
+    from transduce.interop.hugging_face.token_pipelines import PATTERNS
 
     pattern = PATTERNS[family]
     model = tokenizers.Tokenizer(models.BPE(ignore_merges=family == "llama3"))

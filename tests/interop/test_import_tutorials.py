@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from transduce.errors import TransduceError
+from transduce.inference.scorers import TransformerScorer
 from transduce.interop.ctranslate2 import ctranslate2_obstacles
-from transduce.interop.huggingface import class_for
-from transduce.interop.onnx import onnx_obstacles
+from transduce.interop.hugging_face.export import class_for
+from transduce.interop.onnx.export import onnx_obstacles
 from transduce.interop.tutorials import TutorialNames, import_tutorial
-from transduce.model.annotated_norm import AnnotatedNorm
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
+from transduce.model.norms import AnnotatedNorm
 from transduce.model.positions import sinusoids
 from transduce.model.transformer import Transformer
-from transduce.runtime.scorer import TransformerScorer
 
 D, HEADS, V = 16, 4, 23
 OWN_NAMES = TutorialNames(

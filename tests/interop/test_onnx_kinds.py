@@ -8,18 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.interop.exported import ExportedModel
-from transduce.interop.onnx import onnx_obstacles, write_onnx
-from transduce.interop.onnx_model import OnnxEncoder, OnnxLanguageModel, OnnxModel
+from transduce.exchange.comparison import Comparison, compare_encoders, compare_models
+from transduce.exchange.own_models import OwnEncoder, OwnLanguageModel
+from transduce.inference.translator import Translator
+from transduce.interop.components import ExportedModel
+from transduce.interop.onnx.export import onnx_obstacles, write_onnx
+from transduce.interop.onnx.model import OnnxEncoder, OnnxLanguageModel, OnnxModel
 from transduce.model.build import Model
 from transduce.model.config import RotaryScaling
 from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
 from transduce.model.recurrent import Recurrent
-from transduce.runtime.comparison import Comparison, compare_models
-from transduce.runtime.encoder_comparison import compare_encoders
-from transduce.runtime.own_models import OwnEncoder, OwnLanguageModel
-from transduce.runtime.translator import Translator
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'transduce[export]'")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'transduce[export]'")

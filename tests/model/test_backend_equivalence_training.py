@@ -16,18 +16,16 @@ from torch.nn.utils import parametrize
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
+from transduce.kernels.cpu.jit.compiler import find_tile
+from transduce.kernels.cpu.training.layer import NativeTraining
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.backend import training_with
 from transduce.model.config import ModelConfig
-from transduce.model.dropout import Dropout
 from transduce.model.embedding import Embedding
-from transduce.model.feed_forward import FeedForward
+from transduce.model.feed_forward import Dropout, FeedForward, Linear
 from transduce.model.gradient_sums import add_gradients_to
 from transduce.model.known_classes import only_observes
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
-from transduce.model.linear import Linear
-from transduce.model.native.engine import find_tile
-from transduce.model.native.training import NativeTraining
 from transduce.model.norms import LayerNorm, RMSNorm
 from transduce.model.transformer import Transformer
 from transduce.training.lora import LowRankSettings, adapt

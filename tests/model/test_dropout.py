@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.model.dropout import Dropout
+from transduce.model.feed_forward import Dropout
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]  # the last takes PyTorch's own dropout
 RATES = [0.1, 0.3, 0.5, 0.9]

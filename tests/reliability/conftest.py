@@ -14,9 +14,8 @@ from torch import Tensor
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.training.events import ProgressDisplay
-from transduce.training.loop import Trainer
+from transduce.training.loop import Precautions, Trainer
 from transduce.training.loss import Loss, projected_cross_entropy
-from transduce.training.precautions import Precautions
 from transduce.training.settings import ResolvedTraining
 
 Pair = tuple[Tensor, Tensor]

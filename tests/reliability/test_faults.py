@@ -13,7 +13,7 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.training.checkpoint import load_newest
 from transduce.training.loss import Loss
-from transduce.training.watch import LossWatch
+from transduce.training.loss_spikes import LossWatch
 
 BAD_STEP = 20
 Change = Callable[[Loss], Loss]

@@ -12,7 +12,7 @@ import pytest
 import transduce
 from transduce.commands.main import main
 from transduce.errors import TransduceError
-from transduce.tasks.sole_run import sole_run
+from transduce.tasks.run.run_folder import sole_run
 from transduce.training.rates import decay_over
 
 WriteLines = Callable[[str, Iterable[str]], Path]

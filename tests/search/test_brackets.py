@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from transduce.search.beam import beam_search
-from transduce.search.brackets import BalancedBrackets, BracketPiece
+from transduce.search.constraints import BalancedBrackets, BracketPiece
 from transduce.search.greedy import greedy_search
-from transduce.text.linearized_trees import build_tree, symbols_in
+from transduce.text.trees import build_tree, symbols_in
 
 SPELLING = ["<pad>", "</s>", "W", "⟩S(", "⟩NP(", "⟩)", "⟩NN/", "⟩DT/", "w", "⟩S(NP(", "⟩))", "⟩)VP(DT/", "⟩NP(NN/"]
 MEANINGS = {

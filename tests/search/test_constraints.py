@@ -9,8 +9,7 @@ from torch import Tensor
 
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.constraints import ConstrainedSelection, Edges, Phrase, PhraseMatcher, Progress, allocate
-from transduce.search.loop import run
-from transduce.search.scorer import Bounds, Hypothesis
+from transduce.search.scorer import Bounds, Hypothesis, run
 
 START, END = 0, 1
 

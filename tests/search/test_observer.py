@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from transduce.search.beam import Beam, BeamSearch
-from transduce.search.forced import GenerateSettings
 from transduce.search.generate import GenerateSearch, LogProbabilities
 from transduce.search.greedy import Walk, take_best
-from transduce.search.loop import Search, run
-from transduce.search.scorer import Bounds
+from transduce.search.rules import GenerateSettings
+from transduce.search.scorer import Bounds, Search, run
 
 START, END, A, B = 0, 1, 2, 3
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from transduce.search.greedy import Walk
-from transduce.search.loop import run
 from transduce.search.sampling import Draw, draw
-from transduce.search.scorer import Bounds, Hypothesis
+from transduce.search.scorer import Bounds, Hypothesis, run
 from transduce.search.settings import SamplingSettings
 
 START, END, A, B = 0, 1, 2, 3

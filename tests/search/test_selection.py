@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from transduce.search.beam import Beam, BeamSearch
-from transduce.search.loop import run
-from transduce.search.scorer import Bounds, Hypothesis
+from transduce.search.scorer import Bounds, Hypothesis, run
 from transduce.search.selection import BestSelection, DiverseSelection, Step
 
 START, END, A, B, C = 0, 1, 2, 3, 4

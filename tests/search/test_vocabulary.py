@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from transduce.search.vocabulary import best_piece, best_pieces, log_normalizer
+from transduce.search.selection import best_piece, best_pieces, log_normalizer
 
 SIZES = [5, 1000, 1024, 8000, 8001, 8063]
 

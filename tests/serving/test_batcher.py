@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from transduce.runtime.translation import Alternative, Translation
+from transduce.inference.translation import Alternative, Translation
 from transduce.search.settings import SearchSettings
-from transduce.serving.batcher import Batcher
+from transduce.serving.batching import Batcher
 from transduce.serving.jobs import Job
-from transduce.serving.request_error import RequestError
+from transduce.serving.messages import RequestError
 
 
 def make(**settings: Any) -> Batcher:

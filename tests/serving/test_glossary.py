@@ -7,12 +7,11 @@ import pytest
 
 from transduce.commands.serve import read_glossaries
 from transduce.errors import TransduceError
-from transduce.runtime.translator import Translator
+from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.serving.jobs import Job
 from transduce.serving.models import ServedModel
-from transduce.text.glossary import Glossary, Term
-from transduce.text.mentions import mentions
+from transduce.text.glossary import Glossary, Term, mentions
 
 OWN = Glossary([Term("Hund", ("dog",))])
 

@@ -90,10 +90,9 @@ def test_what_goes_wrong_later_is_an_event(serve: Any, gated_model: Any) -> None
 def test_a_beam_is_certain_of_what_all_its_hypotheses_begin_with(gated_model: Any) -> None:
     import torch
 
-    from transduce.serving.batcher import Batch, Batcher
+    from transduce.serving.batching import Batch, Batcher, BatchObserver
     from transduce.serving.jobs import Job, Place
     from transduce.serving.metrics import Metrics
-    from transduce.serving.worker import BatchObserver
 
     told: list[tuple[int, list[int], int]] = []
     model = gated_model()

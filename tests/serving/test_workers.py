@@ -8,15 +8,14 @@ import pytest
 import torch
 
 from transduce.commands.serve import fitting_workers
-from transduce.runtime.translation import Translation, nothing
-from transduce.runtime.translator import Translator
+from transduce.inference.translation import Translation, nothing
+from transduce.inference.translator import Translator
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
-from transduce.serving.batcher import Batcher
+from transduce.serving.batching import Batcher, Workers
 from transduce.serving.jobs import Job
 from transduce.serving.metrics import Metrics
 from transduce.serving.models import ServedModel
-from transduce.serving.worker import Workers
 from transduce.text.glossary import Glossary
 from transduce.text.word_spans import Span
 

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.runtime.folder import read_any_model_folder
-from transduce.runtime.opening import load
-from transduce.tasks.earlier_training import goes_on_learning
-from transduce.tasks.settings_reading import make_settings
+from transduce.inference.load import open_translator
+from transduce.model_folder.read import read_any_model_folder
+from transduce.tasks.kinds.kind import goes_on_learning
+from transduce.tasks.settings.reading import make_settings
 from transduce.tasks.train import train
 from transduce.training.checkpoint import load_checkpoint
 
@@ -67,7 +67,7 @@ def test_a_vocabulary_that_lacks_a_script_is_told(
 
 def nats_a_piece(folder: Path, files: dict[str, Any]) -> float:
     """The loss on the dev set of a folder's model."""
-    translator = load(folder, precision="fp32", **COMPUTING)
+    translator = open_translator(folder, precision="fp32", **COMPUTING)
     sides = [
         Path(files[name][0]).read_text("utf-8").split("\n")[:-1] for name in ("data.dev_source", "data.dev_target")
     ]

@@ -8,10 +8,10 @@ import pytest
 from transduce.commands.main import main
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
-from transduce.interop.stored_tokenizer import load_tokenizer
-from transduce.runtime.opening import load
-from transduce.tasks.resume import read_stored
-from transduce.tasks.settings_reading import make_settings
+from transduce.inference.load import open_translator
+from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
+from transduce.tasks.run.run_folder import read_stored
+from transduce.tasks.settings.reading import make_settings
 from transduce.tasks.train import train
 from transduce.text.files import read_lines
 from transduce.text.vocabulary import BACK_TRANSLATED
@@ -52,7 +52,7 @@ def test_a_run_learns_from_tagged_pairs_goes_on_and_translates_without(files: di
     assert result.step == 3
     with pytest.raises(TransduceError, match=r"`data.back_translated` was .* cannot become"):
         train(out=out, resume=True, settings={"data.back_translated": []}, device="cpu", threads=1)
-    translator = load(out, device="cpu", threads=1)
+    translator = open_translator(out, device="cpu", threads=1)
     assert BACK_TRANSLATED not in translator.tokenizer.source.pieces(translator.tokenizer.source.encode("我爱你"))
 
 

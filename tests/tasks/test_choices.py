@@ -4,13 +4,11 @@ from typing import Any
 
 import pytest
 
+from transduce.machine import Machine, Precision
 from transduce.model.config import ModelConfig
-from transduce.model.precision import Precision
-from transduce.runtime.machine import Machine
-from transduce.tasks.account import Account
-from transduce.tasks.resolve import explain_decoding
-from transduce.tasks.resolve_model import foresee_epochs
-from transduce.tasks.settings_reading import make_settings
+from transduce.tasks.run.resolving import explain_decoding, foresee_epochs
+from transduce.tasks.settings.choice_log import Account
+from transduce.tasks.settings.reading import make_settings
 from transduce.training.choices import (
     PRESETS,
     Choice,

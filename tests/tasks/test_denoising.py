@@ -11,9 +11,9 @@ import torch
 
 from transduce.data.batches import Batch
 from transduce.errors import TransduceError
-from transduce.runtime.folder import read_encoder_decoder_folder
-from transduce.runtime.opening import load
-from transduce.tasks.denoising import Spoiler
+from transduce.inference.load import open_translator
+from transduce.model_folder.read import read_encoder_decoder_folder
+from transduce.tasks.kinds.denoising import Spoiler
 from transduce.tasks.noise import NoiseSettings
 from transduce.tasks.train import train
 
@@ -155,7 +155,7 @@ def test_a_recurrent_model_trains_and_translates(toy_settings: dict[str, Any], t
     events = [json.loads(line) for line in (tmp_path / "m" / "metrics.jsonl").read_text("utf-8").split("\n")[:-1]]
     losses = [event["loss"] for event in events if event["event"] == "validation"]
     assert losses[1] < losses[0] < 5.0
-    translator = load(tmp_path / "m", precision="fp32", device="cpu", threads=1)
+    translator = open_translator(tmp_path / "m", precision="fp32", device="cpu", threads=1)
     assert translator.model.config.kind == "recurrent"
     assert translator("我喜欢苹果。", beam_size=3, n_best=2).alternatives[1].pieces
     assert "A recurrent model of 2+2 layers × 32 (GRU)" in (tmp_path / "m" / "README.md").read_text("utf-8")

@@ -14,13 +14,13 @@ import pytest
 import transduce
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
-from transduce.runtime.folder import read_decoder_folder, read_model_folder
-from transduce.runtime.generator import Generator, load_generator, spell
-from transduce.runtime.opening import load as load_translator
+from transduce.inference.generator import Generator, load_generator, spell
+from transduce.inference.load import open_translator as load_translator
+from transduce.model_folder.read import read_decoder_folder, read_model_folder
 from transduce.search.settings import SearchSettings
-from transduce.tasks.resume import read_stored
+from transduce.tasks.kinds.texts import read_stream
+from transduce.tasks.run.run_folder import read_stored
 from transduce.tasks.train import train
-from transduce.tasks.windows import read_stream
 from transduce.training.checkpoint import load_newest
 
 WriteLines = Callable[[str, Iterable[str]], Path]
@@ -224,7 +224,7 @@ def test_what_is_no_fault_of_settings_or_text_leaves_a_run_that_can_be_resumed(
         raise error from (OSError("full") if isinstance(error, TransduceError) else None)
 
     with monkeypatch.context() as patch:
-        patch.setattr("transduce.tasks.language_model.WindowPlan.largest", fail)
+        patch.setattr("transduce.tasks.kinds.language_model.WindowPlan.largest", fail)
         with pytest.raises(type(error)):
             begin(text, tmp_path / "m")
     result = train(out=tmp_path / "m", resume=True, device="cpu", threads=1)

@@ -9,19 +9,19 @@ import pytest
 
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
-from transduce.interop.stored_tokenizer import load_tokenizer
-from transduce.runtime.opening import load
-from transduce.runtime.translator import Translator
-from transduce.tasks import monolingual, translated_files
-from transduce.tasks.monolingual import REVERSE
+from transduce.inference.load import open_translator
+from transduce.inference.translator import Translator
+from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
+from transduce.tasks import synthetic_data
 from transduce.tasks.preparing import PrepareRequest, prepare_corpus_folder
-from transduce.tasks.resume import read_stored
+from transduce.tasks.run.run_folder import read_stored
+from transduce.tasks.synthetic_data import REVERSE
 from transduce.tasks.train import train
 from transduce.text.files import read_lines
 from transduce.text.vocabulary import BACK_TRANSLATED
 
-module: Any = monolingual  # of which tests replace what it imports
-writing: Any = translated_files
+module: Any = synthetic_data  # of which tests replace what it imports
+writing: Any = synthetic_data
 MADE = Path(REVERSE) / "back-translated-1.zh"
 
 
@@ -65,7 +65,7 @@ def test_one_command_ends_with_a_model_that_learnt_from_both(request_: dict[str,
     assert result is not None
     assert result.step == 3
     out: Path = request_["out"]
-    other, own = load(out / REVERSE, device="cpu", threads=1), load(out, device="cpu", threads=1)
+    other, own = open_translator(out / REVERSE, device="cpu", threads=1), open_translator(out, device="cpu", threads=1)
     assert (other.source_language, other.target_language) == ("en", "zh")
     assert (own.source_language, own.target_language) == ("zh", "en")
     assert len(list(read_lines(out / MADE))) == 600

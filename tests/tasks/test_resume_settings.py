@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.runtime.machine import detect_machine
-from transduce.tasks import resume as resume_module
-from transduce.tasks.resume import override, read_stored, suit_machine
+from transduce.machine import detect_machine
+from transduce.tasks.run import run_folder as resume_module
+from transduce.tasks.run.run_folder import override, read_stored, suit_machine
+from transduce.training.checkpoint import Surroundings
 from transduce.training.choices import Choice
-from transduce.training.surroundings import Surroundings
 
 
 def test_steps_may_be_said_anew(trained: Path) -> None:

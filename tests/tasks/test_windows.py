@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from transduce.errors import TransduceError
-from transduce.tasks.windows import WindowPlan, successive_batches
+from transduce.tasks.kinds.texts import WindowPlan, successive_batches
 
 STREAM: NDArray[np.unsignedinteger] = np.arange(3, 1003, dtype=np.uint16)
 

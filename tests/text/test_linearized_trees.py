@@ -5,18 +5,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.errors import TransduceError
-from transduce.text.linearized_trees import (
+from transduce.text.trees import (
     MARK,
+    MOST_DEPTH,
+    Tree,
     build_tree,
     frequent_runs,
     linearize,
     marked_pieces,
     plain,
+    read_tree,
     split_symbols,
     symbols_in,
     write_line,
 )
-from transduce.text.trees import MOST_DEPTH, Tree, read_tree
 
 TREE = read_tree("(S (NP (PRP we)) (VP (VBP go) (, ,) (ADVP (RB home))))")
 LABELS = st.sampled_from(["S", "NP", "VP", "-LRB-", ",", "PRP$", "NN", "NNS"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from transduce.text.symbols import Symbol, SymbolFinder
+from transduce.text.special_tokens import Symbol, SymbolFinder
 
 FINDER = SymbolFinder(
     [

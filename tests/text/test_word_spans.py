@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transduce.errors import TransduceError
-from transduce.runtime.translator import Translator
+from transduce.inference.translator import Translator
 from transduce.text.word_spans import cut_at_words, locate_words, overlap, piece_spans, split_words
 
 

@@ -2,7 +2,7 @@
 
 import random
 
-from transduce.training.clock import StepClock, open_steps
+from transduce.training.schedule import StepClock, open_steps
 
 
 def test_making_programs_at_the_start_does_not_count() -> None:

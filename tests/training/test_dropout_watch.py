@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from transduce.model.dropout import Dropout
+from transduce.model.feed_forward import Dropout
 from transduce.training.dropout_watch import DropoutWatch
 from transduce.training.engine import StepTotals
 from transduce.training.events import ProgressDisplay

@@ -21,16 +21,14 @@ from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.training import loop
-from transduce.training.checkpoint import load_newest
-from transduce.training.clock import StepClock, open_steps
+from transduce.training.checkpoint import Surroundings, load_newest
 from transduce.training.events import ProgressDisplay, ValidationEvent
 from transduce.training.interruption import Interruption
-from transduce.training.loop import Trainer, TrainResult
+from transduce.training.loop import Precautions, Trainer, TrainResult
 from transduce.training.loss import Loss, projected_cross_entropy
-from transduce.training.precautions import Precautions
 from transduce.training.rates import decay_over
+from transduce.training.schedule import StepClock, open_steps
 from transduce.training.settings import ResolvedTraining
-from transduce.training.surroundings import Surroundings
 
 Make = Callable[..., ResolvedTraining]
 Pair = tuple[Tensor, Tensor]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.model.packing import PackedBatch
-from transduce.training.packed import Ids, lay_out, unpack
+from transduce.model.masks import PackedBatch
+from transduce.training.prefetch import Ids, lay_out, unpack
 
 
 def pack(source: Ids, target: Ids, rooms_for: int | None = None) -> PackedBatch | None:

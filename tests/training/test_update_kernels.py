@@ -9,11 +9,11 @@ from torch import Tensor
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
+from transduce.kernels.cpu.jit.compiler import find_tile
+from transduce.kernels.cpu.training.layer import NativeTraining
 from transduce.model.backend import AdamNumbers, UpdatedVectors, training_with
-from transduce.model.native.engine import find_tile
-from transduce.model.native.training import NativeTraining
+from transduce.training.optimizer import FlatUpdate
 from transduce.training.settings import ResolvedTraining
-from transduce.training.update import FlatUpdate
 
 if find_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
+from transduce.training.distributed import Processes, join_processes
 from transduce.training.loss import Loss, projected_cross_entropy
 from transduce.training.optimizer import FlatOptimizer, Optimizer
-from transduce.training.processes import Processes, join_processes
 from transduce.training.settings import ResolvedTraining
 from transduce.training.sharded import ShardedOptimizer, shard
 

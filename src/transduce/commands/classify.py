@@ -5,13 +5,13 @@ import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from transduce.atomic_io import write_file
 from transduce.commands.options import add_computing, check_writable, or_standard, write_report
 from transduce.commands.translate import standard_output, stdin_lines
-from transduce.durable import write_file
 from transduce.errors import TransduceError
 from transduce.evaluation.accuracy import score_labels
 from transduce.evaluation.scores import check_line_counts
-from transduce.runtime.classifier import Classification, Classifier, load_classifier
+from transduce.inference.classifier import Classification, Classifier, load_classifier
 from transduce.text.files import read_lines
 
 _LINES_AT_A_TIME = 1_024

@@ -20,8 +20,8 @@ from transduce.commands.options import (
     write_report,
 )
 from transduce.errors import TransduceError
+from transduce.evaluation.scores import choose_tokenizer
 from transduce.evaluation.significance import check_trial, compare
-from transduce.evaluation.tokenizers import choose_tokenizer
 from transduce.text.languages import language_of
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from transduce.atomic_io import write_file
 from transduce.commands.options import (
     add_computing,
     add_examples,
@@ -22,11 +23,9 @@ from transduce.commands.options import (
     search_settings,
     write_report,
 )
-from transduce.durable import write_file
-from transduce.evaluation.scores import score
-from transduce.evaluation.tokenizers import choose_tokenizer
+from transduce.evaluation.scores import choose_tokenizer, score
 from transduce.evaluation.variants import Variant, Variants, count_otherwise
-from transduce.runtime.translator import Translator
+from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, TermTally
 

@@ -6,15 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
+from transduce.atomic_io import write_file
 from transduce.commands.options import add_place, check_writable, or_standard, write_report
 from transduce.commands.translate import standard_output
-from transduce.data.series_files import read_table
-from transduce.data.series_scale import Numbers
-from transduce.data.series_windows import WindowedSeries
-from transduce.durable import write_file
+from transduce.data.series import Numbers, WindowedSeries, read_table
 from transduce.errors import TransduceError
 from transduce.evaluation.forecasts import ForecastReport, score_forecasts
-from transduce.runtime.forecaster import Forecast, Forecaster, known_columns, load_forecaster
+from transduce.inference.forecaster import Forecast, Forecaster, known_columns, load_forecaster
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

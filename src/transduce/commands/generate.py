@@ -8,7 +8,7 @@ import msgspec
 from transduce.commands.options import add_computing, check_writable, refuse_beside, text_argument, write_report
 from transduce.commands.translate import standard_output
 from transduce.errors import TransduceError
-from transduce.runtime.generator import USUAL_LENGTH, Continuation, Generator, load_generator
+from transduce.inference.generator import USUAL_LENGTH, Continuation, Generator, load_generator
 from transduce.search.settings import SamplingSettings, SearchSettings
 
 _TEMPERATURE = 0.8

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from types import ModuleType
 from typing import NoReturn
 
-from transduce.commands.streams import fill_in_closed_streams
+from transduce.commands.options import fill_in_closed_streams
 from transduce.errors import TransduceError
 
 # In the order in which users need them. Each is a module in this package with `add_arguments` and `run`, which is
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"transduce: {invalid!a} is not UTF-8: convert it, or put it into a file.\n")
         return 2
     except (MemoryError, RuntimeError) as error:
-        from transduce.training.exhaustion import is_exhaustion
+        from transduce.training.out_of_memory import is_exhaustion
 
         if not is_exhaustion(error):
             raise

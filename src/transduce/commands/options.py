@@ -1,26 +1,79 @@
 """Command-line options that several verbs share."""
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
-from transduce.durable import is_no_file, write_file
+from transduce.argument_checks import as_path
+from transduce.atomic_io import is_no_file, write_file
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import check_line_counts
-from transduce.given import as_path
-from transduce.runtime.folder import MANIFEST
-from transduce.runtime.opening import load
-from transduce.runtime.search_defaults import read_search_settings
-from transduce.runtime.translator import Translator
-from transduce.runtime.wanted import as_glossary
+from transduce.inference.decoding import read_search_settings
+from transduce.inference.glossary_search import as_glossary
+from transduce.inference.load import open_translator
+from transduce.inference.translator import Translator
+from transduce.model_folder.read import MANIFEST
 from transduce.search.settings import SearchSettings
-from transduce.tasks.new_run import RUN_FILES, SETTINGS_FILE
+from transduce.tasks.run.run_folder import RUN_FILES, SETTINGS_FILE
 from transduce.text.files import read_lines
 from transduce.text.glossary import Glossary
+
+# --- streams ---
+# Replacements for standard streams that were closed by the caller (`<&-`, `>&-`), which raise a clear error on use.
+
+
+class _Closed(io.RawIOBase):
+    """A replacement for a closed stream."""
+
+    def __init__(self, sentence: str, *, reads: bool) -> None:
+        super().__init__()
+        self._sentence, self._reads = sentence, reads
+
+    def readable(self) -> bool:
+        """Return whether the replaced stream is an input."""
+        return self._reads
+
+    def writable(self) -> bool:
+        """Return whether the replaced stream is an output."""
+        return not self._reads
+
+    def readinto(self, _: object, /) -> NoReturn:
+        """Raise an error, as the stream is closed."""
+        raise TransduceError(self._sentence)
+
+    def write(self, _: object, /) -> NoReturn:
+        """Raise an error, as the stream is closed."""
+        raise TransduceError(self._sentence)
+
+
+def fill_in_closed_streams() -> None:
+    """Replace closed standard streams: using one raises TransduceError, and messages on standard error are discarded.
+
+    Their file descriptors are occupied too. Otherwise the next opened file would get one, and with it the output of
+    libraries.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor
+    if sys.stdin is None:
+        sentence = "Standard input is closed: redirect it from something, or name a file."
+        sys.stdin = io.TextIOWrapper(_Closed(sentence, reads=True))
+    if sys.stdout is None:
+        sentence = "Standard output is closed: redirect it to something, or name a file."
+        sys.stdout = io.TextIOWrapper(_Closed(sentence, reads=False), write_through=True)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the process
+
+
+# --- options ---
 
 
 def text_argument(argument: str) -> str:
@@ -176,7 +229,7 @@ def load_translator(folders: str | list[str], options: argparse.Namespace) -> Tr
     """Load the model of a folder, or several models as an ensemble, with the shared options."""
     first = folders if isinstance(folders, str) else folders[0]
     threads = threads_to_use(options, first)
-    return load(
+    return open_translator(
         folders,
         precision=options.precision,
         device=options.device,

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 
+from transduce.atomic_io import write_file
 from transduce.commands.options import add_computing, check_writable, or_standard, write_report
 from transduce.commands.translate import standard_output, stdin_lines
-from transduce.durable import write_file
 from transduce.errors import TransduceError
 from transduce.evaluation.brackets import BracketReport, BracketSettings, score_trees
-from transduce.runtime.parser import Parse, Parser, load_parser
+from transduce.inference.parser import Parse, Parser, load_parser
 from transduce.text.files import read_lines
 from transduce.text.trees import clean, read_trees, unescape_word
 

@@ -8,9 +8,9 @@ import msgspec
 
 from transduce.commands.options import add_computing, check_writable, load_translator, read_side_by_side, write_report
 from transduce.errors import TransduceError
-from transduce.runtime.remembering import MOST_PIECES, Memory, remember
-from transduce.runtime.report_clock import ReportClock
-from transduce.text.counted import counted
+from transduce.inference.bulk_files import ReportClock
+from transduce.inference.datastore import MOST_PIECES, Memory, remember
+from transduce.text.files import counted
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

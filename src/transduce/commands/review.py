@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from transduce.atomic_io import write_file
 from transduce.commands.options import (
     add_computing,
     add_glossary,
@@ -18,13 +19,12 @@ from transduce.commands.options import (
     search_settings,
     write_lines,
 )
-from transduce.durable import write_file
-from transduce.runtime.doubts import Doubt, DoubtKind, count_doubts
-from transduce.runtime.located import can_score
-from transduce.runtime.scoring import as_translation
-from transduce.runtime.second_look import look_again, review
-from transduce.runtime.translation import Translation
-from transduce.runtime.translator import Translator
+from transduce.inference.quality_estimation import Doubt, DoubtKind, count_doubts
+from transduce.inference.redecoding import look_again, review
+from transduce.inference.scoring import as_translation
+from transduce.inference.spans import can_score
+from transduce.inference.translation import Translation
+from transduce.inference.translator import Translator
 
 
 class DoubtfulLine(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,9 +7,9 @@ import msgspec
 
 from transduce.commands.options import add_computing, check_writable, load_translator, read_side_by_side, write_lines
 from transduce.errors import TransduceError
-from transduce.runtime.scoring import Score, TooLongError
+from transduce.inference.scoring import Score, TooLongError
 from transduce.search.settings import SearchSettings
-from transduce.text.counted import counted
+from transduce.text.files import counted
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,11 +13,11 @@ import torch
 
 from transduce.commands.options import add_computing, add_examples, add_search, load_translator, search_settings
 from transduce.errors import TransduceError
+from transduce.inference.translator import Translator
 from transduce.inspection.interventions import Comparison, Head, Intervention, intervene
 from transduce.inspection.page import render_live_page
-from transduce.inspection.payload import Inspection
 from transduce.inspection.sentence import inspect_sentence
-from transduce.runtime.translator import Translator
+from transduce.inspection.sentence_view import Inspection
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
 from transduce.serving.languages import canonical
@@ -25,10 +25,10 @@ from transduce.serving.messages import InspectRequest, InterveneRequest, PageSet
 from transduce.serving.models import ServedModel, parse_model
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary, read_glossary
-from transduce.text.language_profiles import LanguageProfiles, merge_profiles
+from transduce.text.languages import LanguageProfiles, merge_profiles
 
 if TYPE_CHECKING:
-    from transduce.serving.studies import Views
+    from transduce.serving.inspection_api import Views
 
 _PACKAGES = ("starlette", "uvicorn", "prometheus-client", "python-multipart")
 # With more workers each would get too few sentences.
@@ -143,7 +143,7 @@ def serving_settings(options: argparse.Namespace) -> ServingSettings:
     Raises:
         TransduceError: a setting is out of range, or the keys cannot be read.
     """
-    from transduce.serving.clients import read_api_keys
+    from transduce.serving.limits import read_api_keys
 
     workers = {} if options.workers is None else {"workers": options.workers}
     return ServingSettings(
@@ -215,7 +215,7 @@ def fitting_workers(models: Sequence[ServedModel]) -> int:
 
 def page_views() -> "Views":
     """Return the page and the functions behind it, so that serving does not depend on inspection."""
-    from transduce.serving.studies import Views
+    from transduce.serving.inspection_api import Views
 
     return Views(page=_page, inspect=_inspect, inspection=Inspection, intervene=_intervene, comparison=Comparison)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from transduce.atomic_io import file_sha256, is_no_file, naming
 from transduce.commands.options import (
     SEARCHING,
     add_computing,
@@ -26,21 +27,28 @@ from transduce.commands.options import (
     text_argument,
     threads_to_use,
 )
-from transduce.durable import file_sha256, is_no_file, naming
 from transduce.errors import TransduceError
-from transduce.runtime.bulk import Job, Portion, lines_at_once, portions, shard_from, skip_lines, translate_portions
-from transduce.runtime.doubts import describe_wrong_language
-from transduce.runtime.line_warnings import languages_of, with_warnings
-from transduce.runtime.machine import detect_machine
-from transduce.runtime.report_clock import ReportClock
-from transduce.runtime.resumable import ResumableFile
-from transduce.runtime.search_defaults import read_longest_source
-from transduce.runtime.second_look import look_again
-from transduce.runtime.translator import Translator
-from transduce.runtime.workers import Recipe, Workers
+from transduce.inference.bulk_files import (
+    Job,
+    Portion,
+    Recipe,
+    ReportClock,
+    ResumableFile,
+    Workers,
+    lines_at_once,
+    portions,
+    shard_from,
+    skip_lines,
+    translate_portions,
+)
+from transduce.inference.decoding import read_longest_source
+from transduce.inference.line_warnings import languages_of, with_warnings
+from transduce.inference.quality_estimation import describe_wrong_language
+from transduce.inference.redecoding import look_again
+from transduce.inference.translator import Translator
+from transduce.machine import detect_machine
 from transduce.search.settings import SamplingSettings
-from transduce.text.counted import counted
-from transduce.text.files import read_lines
+from transduce.text.files import counted, read_lines
 from transduce.text.glossary import Glossary, TermTally
 
 _MOST_DAMAGED = 5  # damaged lines that are reported individually

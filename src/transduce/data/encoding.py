@@ -9,9 +9,8 @@ from itertools import chain
 
 import numpy as np
 
-from transduce.data.idfiles import IdRun
-from transduce.text.vocabulary import Vocabulary
-from transduce.text.word_cutting import cuts_words_alone
+from transduce.data.id_files import IdRun
+from transduce.text.vocabulary import Vocabulary, cuts_words_alone
 
 # Maximum number of words in the table, which is then cleared; this affects only the speed.
 _MOST_WORDS = 300_000

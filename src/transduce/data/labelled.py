@@ -11,10 +11,9 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.data.batches import Batch
-from transduce.data.idfiles import IdRun
-from transduce.data.order import Indices, permutation
-from transduce.text.marks import Marks
+from transduce.data.batches import Batch, Indices, permutation
+from transduce.data.id_files import IdRun
+from transduce.text.special_tokens import Marks
 
 # Keys that make the random orders independent of each other and of those in other modules.
 _TEXT_ORDER, _BATCH_ORDER = 41, 42

@@ -16,7 +16,7 @@ import msgspec
 
 from transduce.data.parts import PartRequest, write_part
 from transduce.errors import TransduceError
-from transduce.own_process import own_environment, run_module
+from transduce.process_environment import own_environment, run_module
 from transduce.text import Tokenizer
 
 

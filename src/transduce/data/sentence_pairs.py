@@ -13,11 +13,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.data.batches import Batch
+from transduce.data.batches import Batch, permutation
 from transduce.data.masking import Flags, Ids, MaskingSettings, draw_uniform, hidden_counts, mask_pieces
-from transduce.data.order import permutation
 from transduce.errors import TransduceError
-from transduce.text.marks import Marks
+from transduce.text.special_tokens import Marks
 
 # Keys that make the random numbers independent of each other and of those in other modules.
 _TIES, _OFFSET, _STRETCHES, _MASKING, _BATCH_ORDER = 31, 32, 33, 34, 35

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.text.counted import counted
+from transduce.text.files import counted
 from transduce.text.trees import Tree, clean, plain_label
 
 Bracket = tuple[str, int, int]

@@ -10,8 +10,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from transduce.evaluation.scores import Score, ScoreReport, corresponding_lines, make_metrics
-from transduce.evaluation.tokenizers import SPACE_TOKENIZERS, choose_tokenizer
+from transduce.evaluation.scores import (
+    SPACE_TOKENIZERS,
+    Score,
+    ScoreReport,
+    choose_tokenizer,
+    corresponding_lines,
+    make_metrics,
+)
 
 _HYPHEN = re.compile(r"(\S)-(\S)")
 _OTHER_TOKENIZERS = ("13a", "intl", "char", "none")

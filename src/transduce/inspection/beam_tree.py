@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from transduce.inspection.payload import TreeNode
+from transduce.inference.batching import pad
+from transduce.inspection.sentence_view import TreeNode
 from transduce.model.masks import AttentionMask
 from transduce.model.transformer import Transformer
-from transduce.runtime.like_lengths import pad
 from transduce.search.scorer import Hypothesis, Observer
 from transduce.text.vocabulary import Vocabulary
 

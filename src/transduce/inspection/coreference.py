@@ -13,15 +13,15 @@ import numpy.typing as npt
 import torch
 
 from transduce.errors import TransduceError
+from transduce.inference.batching import pad
+from transduce.inference.generator import Generator
+from transduce.inference.mask_filler import Filler
+from transduce.inference.translator import Translator
 from transduce.inspection.attention import stack_layers
 from transduce.inspection.pronouns import PronounAttention
 from transduce.inspection.sentence import sentence_ids
 from transduce.model.attention import AttentionTrace
-from transduce.runtime.filler import Filler
-from transduce.runtime.generator import Generator
-from transduce.runtime.like_lengths import pad
-from transduce.runtime.translator import Translator
-from transduce.text.marks import marks_of
+from transduce.text.special_tokens import marks_of
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span, overlap, piece_spans, split_words
 

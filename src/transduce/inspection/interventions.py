@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
+from transduce.inference.decoding import Batch, begin_search
+from transduce.inference.translator import Translator
 from transduce.inspection.sentence import plain_search, sentence_ids
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.transformer import Transformer
-from transduce.runtime.decoding import Batch, begin_search
-from transduce.runtime.translator import Translator
-from transduce.search.loop import run
-from transduce.search.scorer import Hypothesis, Observer
+from transduce.search.scorer import Hypothesis, Observer, run
 from transduce.search.settings import SearchSettings
 from transduce.text.word_spans import split_words
 

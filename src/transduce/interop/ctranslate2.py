@@ -13,8 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from transduce.interop.bricks import (
+from transduce.errors import import_extra
+from transduce.interop.components import (
+    MAXIMUM_POSITIONS,
     READABLE,
+    Ids,
     Linear,
     added_positions,
     check_components,
@@ -26,19 +29,16 @@ from transduce.interop.bricks import (
     linear_of,
     scaled_projections_of,
 )
-from transduce.interop.exported import MAXIMUM_POSITIONS, Ids
-from transduce.interop.foreign_tokenizer import ForeignTokenizer
-from transduce.interop.packages import import_extra
+from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
-from transduce.model.embedding import Embedding
+from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
 from transduce.model.layer_graph import settings_outside, table
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
 from transduce.model.stack import StackPositions, each_layer
 from transduce.model.transformer import Transformer
-from transduce.model.vocabulary import VocabularyModel
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 

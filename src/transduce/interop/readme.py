@@ -1,6 +1,6 @@
 """The README.md of an exported folder: what it is and how it is run there."""
 
-from transduce.interop.foreign_tokenizer import ForeignTokenizer
+from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
 from transduce.model.config import Kind
 from transduce.text.tokenizer import Tokenizer
 
@@ -17,7 +17,7 @@ _CTRANSLATE2 = """\
 """
 _CTRANSLATE2_FOREIGN = """\
     import ctranslate2
-    from transduce.interop.foreign_tokenizer import ForeignTokenizer
+    from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
 
     tokenizer = ForeignTokenizer.load(".")
     source, target = tokenizer.source, tokenizer.target
@@ -44,7 +44,7 @@ A text begins after the end of a line, `{end}`, which also stands between lines,
 """
 _CTRANSLATE2_FOREIGN_LANGUAGE_MODEL = """\
     import ctranslate2
-    from transduce.interop.foreign_tokenizer import ForeignTokenizer
+    from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
 
     vocabulary = ForeignTokenizer.load(".").target
     generator = ctranslate2.Generator(".")
@@ -101,7 +101,7 @@ Texts are cut into pieces by
 sentencepiece with `{source}`, and joined with `{target}`."""
 _FOREIGN_CUTTING = """\
 The tokenizer is `foreign_tokenizer.json`:
-`transduce.interop.foreign_tokenizer.ForeignTokenizer.load(".")` opens it, and of its two sides
+`transduce.interop.hugging_face.imported_tokenizer.ForeignTokenizer.load(".")` opens it, and of its two sides
 `source.closed(source.encode(text))` cuts a text into ids with all that stands around them, `target.decode(ids)` joins
 ids. {beginning}"""
 _FORCED = """\

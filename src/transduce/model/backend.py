@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from transduce.model.packing import PackedBatch, PackedMask
+from transduce.model.masks import PackedBatch, PackedMask
 from transduce.model.positions import Rotation
 
 

@@ -6,17 +6,15 @@ Legend: B batch, T length, P tokens of the longest prompt, W hypotheses of each 
 import torch
 from torch import Tensor
 
-from transduce.model.attention import AttentionTrace
-from transduce.model.cache import DecoderCache
+from transduce.model.attention import AttentionTrace, DecoderCache
 from transduce.model.config import ModelConfig
-from transduce.model.embedding import Embedding
+from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.initialization import initialize
 from transduce.model.layers import EncoderLayer
 from transduce.model.masks import AttentionMask, present_positions
 from transduce.model.norms import build_final_norm, normalize
 from transduce.model.stack import StackPositions, build_layers, each_layer
 from transduce.model.state import Ancestry, DecodingState
-from transduce.model.vocabulary import VocabularyModel
 
 
 class Decoder(VocabularyModel):

@@ -14,12 +14,11 @@ from torch.nn.utils import parametrize
 
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.decoder import Decoder
-from transduce.model.dropout import Dropout
 from transduce.model.embedding import Embedding
 from transduce.model.encoder import Encoder, MaskedLanguageHead
-from transduce.model.feed_forward import FeedForward, GatedFeedForward
+from transduce.model.feed_forward import Dropout, FeedForward, GatedFeedForward
+from transduce.model.feed_forward import Linear as LinearModule
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
-from transduce.model.linear import Linear as LinearModule
 from transduce.model.norms import BatchNorm, LayerNorm, RMSNorm
 from transduce.model.positions import (
     LearnedPositions,
@@ -29,8 +28,12 @@ from transduce.model.positions import (
     SinusoidalPositions,
 )
 from transduce.model.recurrent import Recurrent
-from transduce.model.recurrent_attention import MemoryAttention, PastAttention
-from transduce.model.recurrent_layers import RecurrentDecoderLayer, RecurrentEncoderLayer
+from transduce.model.recurrent_layers import (
+    MemoryAttention,
+    PastAttention,
+    RecurrentDecoderLayer,
+    RecurrentEncoderLayer,
+)
 from transduce.model.scores import ScoredAttention
 from transduce.model.stack import StackPositions
 from transduce.model.transformer import Transformer

@@ -21,10 +21,10 @@ from torch.utils.hooks import RemovableHandle
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
-from transduce.model.dropout import Dropout
 from transduce.model.embedding import Embedding
 from transduce.model.encoder import Encoder
-from transduce.model.feed_forward import ACTIVATIONS, GATES, FeedForward, GatedFeedForward
+from transduce.model.feed_forward import ACTIVATIONS, GATES, Dropout, FeedForward, GatedFeedForward
+from transduce.model.feed_forward import Linear as LinearModule
 from transduce.model.known_classes import (
     HOOKS,
     KNOWN,
@@ -37,7 +37,6 @@ from transduce.model.known_classes import (
     replaced_method,
 )
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
-from transduce.model.linear import Linear as LinearModule
 from transduce.model.norms import BatchNorm, LayerNorm, RMSNorm
 from transduce.model.positions import (
     LearnedPositions,

@@ -7,12 +7,10 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from transduce.model.attention import AttentionTrace, build_attention
+from transduce.model.attention import AttentionTrace, LayerCache, build_attention
 from transduce.model.backend import Component
-from transduce.model.cache import LayerCache
 from transduce.model.config import ModelConfig
-from transduce.model.dropout import Dropout
-from transduce.model.feed_forward import build_feed_forward
+from transduce.model.feed_forward import Dropout, build_feed_forward
 from transduce.model.masks import AttentionMask
 from transduce.model.norms import build_norm, normalize
 from transduce.model.positions import EVERYWHERE, Reach

@@ -11,15 +11,20 @@ from torch import Tensor, nn
 
 from transduce.model.attention import AttentionTrace
 from transduce.model.config import ModelConfig
-from transduce.model.dropout import Dropout
-from transduce.model.embedding import Embedding
+from transduce.model.embedding import Embedding, VocabularyModel
+from transduce.model.feed_forward import Dropout
 from transduce.model.initialization import initialize
 from transduce.model.masks import AttentionMask, padding_mask
-from transduce.model.recurrent_attention import MemoryAttention, joined_over_steps
-from transduce.model.recurrent_layers import CellState, RecurrentDecoderLayer, RecurrentEncoderLayer, reversal_of
+from transduce.model.recurrent_layers import (
+    CellState,
+    MemoryAttention,
+    RecurrentDecoderLayer,
+    RecurrentEncoderLayer,
+    joined_over_steps,
+    reversal_of,
+)
 from transduce.model.state import DecodingState
 from transduce.model.transformer import checked_ids
-from transduce.model.vocabulary import VocabularyModel
 
 
 class RecurrentCache:

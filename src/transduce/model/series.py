@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from transduce.model.cache import DecoderCache
+from transduce.model.attention import DecoderCache
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
-from transduce.model.encoder_decoder import EncoderDecoderLayers
 from transduce.model.initialization import initialize_layers
+from transduce.model.transformer import EncoderDecoderLayers
 
 # The limits of the logarithm of a deviation, in units of normalized numbers.
 _LOG_DEVIATIONS = (-7.0, 7.0)

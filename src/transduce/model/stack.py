@@ -9,7 +9,7 @@ from itertools import cycle, islice
 import torch
 from torch import Tensor, nn
 
-from transduce.model.cache import DecoderCache
+from transduce.model.attention import DecoderCache
 from transduce.model.config import ModelConfig
 from transduce.model.masks import AttentionMask, BiasedMask, look_ahead_mask, window_mask
 from transduce.model.positions import EVERYWHERE, Reach, RelativePositions, RotaryPositions

@@ -6,13 +6,14 @@ the cached positions of its own past. Reordering hypotheses moves a small boolea
 Legend: B sentences, W hypotheses of each, L cached positions, D model width.
 """
 
-from typing import Protocol
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from transduce.model.attention import AttentionTrace
-from transduce.model.cache import DecoderCache
+from transduce.model.attention import AttentionTrace, DecoderCache
 from transduce.model.masks import AttentionMask, ancestry_mask
 
 
@@ -118,3 +119,58 @@ class MemoryState:
         self.memory_mask = AttentionMask(self.memory_mask.allowed.index_select(0, rows))
         self.ancestry.keep_sentences(rows)
         self.cache.keep_sentences(rows)
+
+
+# --- searching ---
+# A search for a batch that runs where the model does, from its first step to its last: what it is asked, and finds.
+# Legend: B sentences still in the batch, W hypotheses of each, t pieces so far.
+
+
+class SearchBounds(NamedTuple):
+    """How a search begins and ends."""
+
+    start_id: int
+    """What the decoder is given first."""
+    eos_id: int
+    """The end symbol."""
+    never_written: Sequence[int]
+    """Pieces that no hypothesis holds."""
+    longest: Sequence[int]
+    """The greatest number of pieces of each sentence, end symbol included."""
+    beam_size: int
+    """W; 1 is greedy search."""
+    n_best: int
+    """How many hypotheses must be certain before a sentence is done."""
+    penalties: Tensor
+    """The length penalty of 0, 1, … pieces, up to one more than the greatest of `longest` at least, float64."""
+
+
+class FoundHypothesis(NamedTuple):
+    """What was found."""
+
+    pieces: Tensor | NDArray[Any]
+    """With the end symbol, where it ended, (t,)."""
+    log_probabilities: Tensor | NDArray[Any]
+    """Of each piece, (t,)."""
+    ended: bool
+    """Whether it ended, or was cut."""
+
+
+class BatchSearch(Protocol):
+    """Hypotheses of a batch: the best of every sentence, and the live ones of those that are still decoded."""
+
+    @property
+    def active(self) -> Tensor:
+        """The places in the batch of the sentences that are still decoded, (B,)."""
+
+    def advance(self, steps: int) -> None:
+        """At most so many steps; none after all sentences are done."""
+
+    def live(self) -> tuple[Tensor, Tensor]:
+        """What live hypotheses hold, int64 (B, W, t), and their log-probabilities, (B, W)."""
+
+    def found(self, place: int, count: int) -> list[FoundHypothesis]:
+        """At most so many hypotheses of the sentence at this place, best first."""
+
+    def give_up(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
+        """The sentences at these rows leave; their live hypotheses, as they are."""

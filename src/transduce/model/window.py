@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from transduce.model.dropout import Dropout
+from transduce.model.feed_forward import Dropout
 from transduce.model.masks import AttentionMask, BiasedMask, band_mask
 from transduce.model.positions import RelativePositions
 from transduce.model.scores import Attend

@@ -10,14 +10,11 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from transduce.search.coverage import Coverage
+from transduce.search.coverage import Coverage, length_penalty
 from transduce.search.greedy import make_hypothesis
-from transduce.search.loop import run
-from transduce.search.penalty import length_penalty
 from transduce.search.rules import Rule
-from transduce.search.scorer import Bounds, Hypothesis, Scorer
-from transduce.search.selection import NEVER, BestSelection, Candidates, Selection, Step
-from transduce.search.vocabulary import log_normalizer
+from transduce.search.scorer import Bounds, Hypothesis, Scorer, run
+from transduce.search.selection import NEVER, BestSelection, Candidates, Selection, Step, log_normalizer
 
 _ROUNDING = 1e-3  # nats
 

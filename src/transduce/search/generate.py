@@ -12,11 +12,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from transduce.search.beam import Beam, BeamSearch, History
-from transduce.search.coverage import Coverage
-from transduce.search.forced import GenerateSettings
+from transduce.search.coverage import Coverage, power_of_length
 from transduce.search.greedy import make_hypothesis
-from transduce.search.penalty import power_of_length
-from transduce.search.rules import Rule
+from transduce.search.rules import GenerateSettings, Rule
 from transduce.search.scorer import Bounds, Hypothesis, Scorer
 from transduce.search.selection import NEVER, Candidates, Selection
 

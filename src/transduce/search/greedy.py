@@ -12,11 +12,10 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch import Tensor
 
-from transduce.search.loop import run
-from transduce.search.penalty import LengthPenalty, length_penalty
+from transduce.search.coverage import LengthPenalty, length_penalty
 from transduce.search.rules import Rule
-from transduce.search.scorer import Bounds, Hypothesis, Scorer
-from transduce.search.vocabulary import best_normalized, best_piece, log_normalizer
+from transduce.search.scorer import Bounds, Hypothesis, Scorer, run
+from transduce.search.selection import best_normalized, best_piece, log_normalizer
 
 # Maps float32 logits (B, W, V) and each sentence's index in the input (B,) to the next tokens (B, W).
 Choose = Callable[[Tensor, Tensor], Tensor]

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.search.forced import GenerateSettings
+from transduce.search.rules import GenerateSettings
 
 _GREATEST_FACTOR = 1_000
 _NOT_NEGATIVE = (

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from transduce.runtime.translation import Translation
+from transduce.inference.translation import Translation
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from transduce.errors import TransduceError
-from transduce.runtime.translation import Translation
-from transduce.runtime.translator import Translator
-from transduce.runtime.wanted import check_glossary
+from transduce.inference.glossary_search import check_glossary
+from transduce.inference.translation import Translation
+from transduce.inference.translator import Translator
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
-from transduce.serving.access import Access
+from transduce.serving.limits import Access
 from transduce.text.glossary import Glossary
-from transduce.text.language_profiles import LanguageProfiles
+from transduce.text.languages import LanguageProfiles
 from transduce.text.word_spans import Span
 
 

@@ -5,16 +5,22 @@ from pathlib import Path
 
 import msgspec
 
-from transduce.data.card import CARD_NAME
+from transduce.atomic_io import write_file
+from transduce.data.parts import CORPUS_CARD_NAME
 from transduce.data.prepared import PreparedCorpus
-from transduce.durable import write_file
 from transduce.errors import TransduceError
-from transduce.interop.stored_tokenizer import load_tokenizer
-from transduce.tasks.settings import VocabularySettings
+from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
+from transduce.tasks.settings.structs import VocabularySettings
 from transduce.text.corpus import CorpusFiles
 from transduce.text.filters import FilterSettings
-from transduce.text.model_proto import PieceType, is_bpe, is_by_character, keeps_spaces, read_pieces
-from transduce.text.sentencepiece_model import TokenizerSettings
+from transduce.text.sentencepiece_model import (
+    PieceType,
+    TokenizerSettings,
+    is_bpe,
+    is_by_character,
+    keeps_spaces,
+    read_pieces,
+)
 from transduce.text.tokenizer import Tokenizer
 
 CORPUS_FOLDER = "corpus"
@@ -141,6 +147,6 @@ def _not_prepared(folder: Path) -> str:
             f"{folder} is one shard of a corpus, and cannot be trained on alone: "
             "merge all shards with `transduce prepare --merge`."
         )
-    if (folder / CARD_NAME).exists():
+    if (folder / CORPUS_CARD_NAME).exists():
         return f"{folder} holds a corpus without its tokenizer: name the folder that `transduce prepare --out` wrote."
     return f"{folder / PREPARED_NAME} does not exist: {folder} was not written by `transduce prepare`."

@@ -10,17 +10,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from transduce.atomic_io import new_folder
 from transduce.data.merging import check_parts
 from transduce.data.parts import Part, PartRequest
 from transduce.data.prepared import PreparedCorpus, prepare, write_corpus
 from transduce.data.processes import write_parts
-from transduce.data.replacing import new_folder
 from transduce.errors import TransduceError
-from transduce.interop.stored_tokenizer import load_tokenizer
-from transduce.tasks.account import Account
-from transduce.tasks.corpus import TaskText, choose_workers, learn_tokenizer, measure
-from transduce.tasks.kinds import KINDS, kind_of
-from transduce.tasks.preparation_bar import PreparationBar
+from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
+from transduce.tasks.corpus import PreparationBar, TaskText, choose_workers, learn_tokenizer, measure
+from transduce.tasks.kinds.all_kinds import KINDS, kind_of
+from transduce.tasks.kinds.text_kind import TextKind
 from transduce.tasks.prepared_folder import (
     CORPUS_FOLDER,
     PREPARED_NAME,
@@ -29,12 +28,12 @@ from transduce.tasks.prepared_folder import (
     check_vocabulary,
     write_prepared_card,
 )
-from transduce.tasks.resolve import resolve_tokenizer
-from transduce.tasks.settings import Settings
-from transduce.tasks.settings_reading import make_settings
-from transduce.tasks.text_kind import TextKind
+from transduce.tasks.run.resolving import resolve_tokenizer
+from transduce.tasks.settings.choice_log import Account
+from transduce.tasks.settings.reading import make_settings
+from transduce.tasks.settings.structs import Settings
 from transduce.text.corpus import CorpusFiles
-from transduce.text.counted import counted
+from transduce.text.files import counted
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import CorpusSize
 from transduce.training.events import ProgressDisplay

@@ -8,8 +8,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.text.counted import counted
-from transduce.text.files import LineBlocks, LineNotes, count_lone_carriage_returns, is_decodable, read_lines
+from transduce.text.files import LineBlocks, LineNotes, count_lone_carriage_returns, counted, is_decodable, read_lines
 from transduce.text.vocabulary import without_lone_surrogates
 
 # Lines that are processed together. Prepared parts consist of complete blocks, so this is part of their format.

@@ -6,8 +6,7 @@ import re
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.text.counted import counted
-from transduce.text.files import is_decodable
+from transduce.text.files import counted, is_decodable
 
 UNDECODABLE = "not UTF-8"
 EMPTY = "empty side"

@@ -10,9 +10,9 @@ from typing import Generic, TypeVar
 import msgspec
 
 from transduce.evaluation.scores import BLEU_WORDS
-from transduce.model.fast import why_no_kernels
-from transduce.model.gpu.available import why_no_triton
-from transduce.model.precision import Precision
+from transduce.kernels.cuda.available import why_no_triton
+from transduce.kernels.select import why_no_kernels
+from transduce.machine import Precision
 from transduce.training.rates import MOST_DECAY, TOTAL_DECAY, decay_over
 from transduce.training.schedule import ScheduleName, paper_peak
 from transduce.training.settings import BestBy, Kernels, OptimizerName

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from transduce.model.dropout import Dropout
+from transduce.model.feed_forward import Dropout
 from transduce.training.engine import StepTotals
 from transduce.training.loss import Loss
 

@@ -16,24 +16,38 @@ import torch
 from torch import Tensor, nn
 
 from transduce.errors import TransduceError
-from transduce.training.ahead import Batches
-from transduce.training.checkpoint import Checkpoint, RunState, check_kinds, load_newest
-from transduce.training.clock import StepClock
+from transduce.training.checkpoint import Checkpoint, RunState, Surroundings, check_kinds, differences, load_newest
+from transduce.training.distributed import joined_processes
 from transduce.training.dropout_watch import DropoutWatch
 from transduce.training.engine import StepTotals, make_optimizer, save_together
-from transduce.training.events import NO_LOG, EventLog, Log, ProgressDisplay, ValidationEvent
-from transduce.training.exhaustion import explaining_exhaustion, surviving_a_full_disk, try_batches
-from transduce.training.faults import MicroBatch, Origin, SkippedStep, find_origin
+from transduce.training.events import NO_LOG, EventLog, Log, ProgressDisplay, StepSums, ValidationEvent
 from transduce.training.interruption import AbandonedError, Interruption
 from transduce.training.loss import Loss
-from transduce.training.precautions import Precautions
-from transduce.training.processes import joined_processes
+from transduce.training.loss_spikes import NOTHING_FINITE, LossWatch, MicroBatch, Origin, SkippedStep, find_origin
+from transduce.training.out_of_memory import explaining_exhaustion, surviving_a_full_disk, try_batches
+from transduce.training.prefetch import Batches
 from transduce.training.rates import rates_of_step
-from transduce.training.report import StepSums
+from transduce.training.schedule import StepClock
 from transduce.training.selection import Best, Selection
 from transduce.training.settings import ResolvedTraining
-from transduce.training.surroundings import Surroundings, differences
-from transduce.training.watch import NOTHING_FINITE, LossWatch
+
+# --- precautions ---
+# Safeguards of a training run; none of them changes what is learned.
+
+
+class Precautions(msgspec.Struct, frozen=True, kw_only=True):
+    """Safeguards from the caller of the training loop, who knows the corpus and the machine."""
+
+    largest: Sequence[Any] = ()
+    """Batches of the sizes that need most memory, tried before the first step."""
+    describe: Callable[[Any], dict[str, Any]] | None = None
+    """A function that describes a batch as readable JSON, for the record of a skipped step."""
+    surroundings: Surroundings | None = None
+    """The run's environment, which is stored and compared on resume."""
+
+
+# --- loop ---
+
 
 CHECKPOINTS = "checkpoints"
 _VALIDATION_SHARE = 0.08  # fraction of a time budget that is reserved for validations

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from transduce.model.backend import Projection, training_kernels
 from transduce.model.gradient_sums import add_product, sum_of_gradients
-from transduce.training.sums import add_to
+from transduce.training.reduction import add_to
 
 # Logits per chunk: on a CPU at most 8 MB in bfloat16, which stay in its cache, but enough rows to amortize the addition
 # to the weight gradient, whose cost does not depend on the rows. A GPU needs large matrix multiplications.

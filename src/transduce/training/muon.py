@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from transduce.machine import DTYPES
 from transduce.model.backend import Polynomials, TrainingKernels, training_kernels
-from transduce.model.precision import DTYPES
-from transduce.training.processes import Processes
+from transduce.training.distributed import Processes
 from transduce.training.settings import ResolvedTraining
 
 # Odd polynomials a x + b x³ + c x⁵, applied in turn, that map singular values in [0.01, 1] into [0.73, 1.27] and

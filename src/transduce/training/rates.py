@@ -3,8 +3,7 @@
 from functools import cache
 from typing import NamedTuple
 
-from transduce.training.clock import open_steps
-from transduce.training.schedule import ScheduleName, learning_rate
+from transduce.training.schedule import ScheduleName, learning_rate, open_steps
 from transduce.training.settings import ResolvedTraining
 
 # With Muon, learning rate × weight decay adds up to this over a run,

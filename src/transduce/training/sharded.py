@@ -16,13 +16,12 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from transduce.model.known_classes import register_wrapper
+from transduce.training.distributed import Processes
 from transduce.training.loss import Loss
-from transduce.training.optimizer import learning_parameters
-from transduce.training.processes import Processes
-from transduce.training.rows import Rows, Sliceable
+from transduce.training.optimizer import FlatUpdate, learning_parameters
+from transduce.training.reduction import norm_of
 from transduce.training.settings import ResolvedTraining
-from transduce.training.sums import norm_of
-from transduce.training.update import FlatUpdate
+from transduce.training.shards import Rows, Sliceable
 
 register_wrapper(FSDPModule, "torch.distributed.fsdp")
 

@@ -4,12 +4,14 @@ import time
 from collections.abc import Sequence
 
 from transduce.inspection.corpus_doctor.alignment import FEWEST_LINES, Alignment, Stretch, align
-from transduce.inspection.corpus_doctor.characters import character_findings
-from transduce.inspection.corpus_doctor.chinese import chinese_finding
-from transduce.inspection.corpus_doctor.features import side_features
-from transduce.inspection.corpus_doctor.languages import language_findings
-from transduce.inspection.corpus_doctor.pieces import piece_findings
-from transduce.inspection.corpus_doctor.repeats import repeat_findings
+from transduce.inspection.corpus_doctor.evidence import side_features
+from transduce.inspection.corpus_doctor.findings import (
+    character_findings,
+    chinese_finding,
+    language_findings,
+    piece_findings,
+    repeat_findings,
+)
 from transduce.inspection.corpus_doctor.report import CorpusReport, Finding, severity_of
 from transduce.inspection.corpus_doctor.text import EXAMPLES, CorpusText, examples_of, read_corpus
 from transduce.text.filters import FilterSettings
