@@ -27,7 +27,7 @@ from emulated_bf16 import Emulation
 from report import Row, machine, parser, report
 
 from transduce.demonstration.run import demo
-from transduce.inference.batch_invariance import bucket
+from transduce.inference.batch_invariance import padded_length
 from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
 from transduce.search.scorer import Hypothesis
@@ -67,7 +67,7 @@ def decode(
     """The best hypothesis of each sentence, decoded in batches of this size and in this order."""
     queues: dict[int, list[int]] = {}
     for number in numbers:  # strict batches hold sources of one padded length
-        queues.setdefault(bucket(len(sources[number])) if search.strict else 0, []).append(number)
+        queues.setdefault(padded_length(len(sources[number])) if search.strict else 0, []).append(number)
     found: dict[int, Hypothesis] = {}
     for queue in queues.values():
         for start in range(0, len(queue), size):

@@ -25,7 +25,7 @@ from transduce.kernels.select import product_maker, start_fast
 from transduce.model.config import ModelConfig
 from transduce.model.state import SearchBounds
 from transduce.model.transformer import Transformer
-from transduce.process_environment import advise_libraries
+from transduce.process_environment import set_library_defaults
 
 SIZES = ((4, 128, 4), (6, 256, 4), (6, 512, 8))  # layers, columns, heads
 BATCHES = ((1, 1), (1, 4), (4, 4), (32, 4))  # sentences, hypotheses of each
@@ -61,7 +61,7 @@ def choosing(way: str, threads: int) -> Iterator[None]:
     """How many threads a step takes."""
     kept = crew._THREAD_WORK, crew._LEAST_SHARE, crew._CREW
     if way != "as chosen":
-        crew._THREAD_WORK, crew._LEAST_SHARE, crew._CREW = 1, 0.0, crew.Crew()
+        crew._THREAD_WORK, crew._LEAST_SHARE, crew._CREW = 1, 0.0, crew.ThreadLimiter()
     torch.set_num_threads(1 if way == "one thread" else threads)
     try:
         yield
@@ -103,7 +103,7 @@ def measure(
 def main() -> None:
     """Prints a table."""
     before = dict(os.environ)
-    advise_libraries()
+    set_library_defaults()
     if os.environ != before:  # as the command has it; libraries read it as they are loaded
         os.execv(sys.executable, [sys.executable, *sys.argv])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -71,7 +71,7 @@ def _gap(exact: Translator, source: str, found: Sequence[str], expected: Sequenc
     vocabulary, config = exact.tokenizer.target, exact.model.config
     rows = [[*(vocabulary.id(piece) for piece in pieces), config.eos_id] for pieces in (found, expected)]
     first = next(n for n, (one, other) in enumerate(zip(*rows, strict=False)) if one != other)
-    source_ids = exact.tokenizer.source.closed(exact.tokenizer.source.encode(source))
+    source_ids = exact.tokenizer.source.with_special_tokens(exact.tokenizer.source.encode(source))
     target_ids = [config.start_id, *rows[0][:first]]
     with torch.inference_mode(), torch.device(exact.model.source_weight.device):
         logits = exact.model(torch.tensor([source_ids]), torch.tensor([target_ids]))[0, -1]

@@ -19,8 +19,8 @@ from decoding_speed import train_once
 from report import REPOSITORY, Row, data_folder, machine, mean, parser, report
 from sacrebleu.metrics.chrf import CHRF
 
-from transduce import Translation, Translator, load, look_again, review, score
-from transduce.inference.quality_estimation import DOUBT_KINDS, nats_a_piece
+from transduce import Translation, Translator, estimate_quality, load, redecode, score
+from transduce.inference.quality_estimation import WARNING_KINDS, nats_per_token
 from transduce.inference.scoring import as_translation
 from transduce.text.files import read_lines
 
@@ -66,15 +66,15 @@ def train_on(corpus: Path, minutes: float) -> Path:
 
 def _rows(translator: Translator, found: list[Translation], references: list[str]) -> list[Row]:
     quality = _qualities(found, references)
-    doubts = [tuple(doubt.kind for doubt in each) for each in review(translator, found)]
+    doubts = [tuple(doubt.kind for doubt in each) for each in estimate_quality(translator, found)]
     sure = mean([value for value, own in zip(quality, doubts, strict=True) if not own])
     rows = [Row("no doubt", sure, "chrF", f"share of {len(found):,}", mean([float(not own) for own in doubts]))]
-    for kind in DOUBT_KINDS:
+    for kind in WARNING_KINDS:
         own_quality = [value for value, own in zip(quality, doubts, strict=True) if kind in own]
         if own_quality:
             name, value = f"doubt: {kind}, {len(own_quality)} sentences", mean(own_quality)
             rows.append(Row(name, value, "chrF", "no doubt", sure, value / sure))
-    likelihood = [-nats_a_piece(each) for each in found]
+    likelihood = [-nats_per_token(each) for each in found]
     rows.append(Row("the better of two is likelier", 100.0 * _ranking(likelihood, quality), "%"))
     rows.append(Row("wrong sentences' translations doubted", 100.0 * _mismatches(translator, found, references), "%"))
     return [*rows, *_second_search(translator, found, references, doubts)]
@@ -83,7 +83,7 @@ def _rows(translator: Translator, found: list[Translation], references: list[str
 def _second_search(
     translator: Translator, found: list[Translation], references: list[str], doubts: Doubts
 ) -> list[Row]:
-    again = look_again(translator, found)
+    again = redecode(translator, found)
     numbers = [n for n, own in enumerate(doubts) if own]
     changed = [n for n in numbers if again[n].text != found[n].text]
     rows = [Row("doubtful translations changed", len(changed), f"of {len(numbers)}")]
@@ -114,7 +114,7 @@ def _ranking(likelihood: list[float], quality: list[float]) -> float:
 def _mismatches(translator: Translator, found: list[Translation], references: list[str]) -> float:
     """The share that is doubted where each source has the reference of the next one."""
     scores = translator.score([each.source for each in found], references[1:] + references[:1])
-    doubts = review(translator, [as_translation(each) for each in scores])
+    doubts = estimate_quality(translator, [as_translation(each) for each in scores])
     return mean([float(bool(own)) for own in doubts])
 
 

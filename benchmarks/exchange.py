@@ -32,7 +32,7 @@ from exchange_families import OUT, brought_in, make_model
 from report import REPOSITORY, Row, data_folder, machine, parser, report
 
 from transduce.exchange.comparison import compare_encoders, compare_models
-from transduce.exchange.own_models import OwnEncoder, OwnLanguageModel, OwnModel
+from transduce.exchange.own_models import OriginalEncoder, OriginalLanguageModel, OriginalModel
 from transduce.inference.translator import Translator
 from transduce.interop.components import ExportedEncoder, ExportedModel
 from transduce.interop.ctranslate2 import (
@@ -144,20 +144,20 @@ def compared(write: Write, model: Model, tokenizer: Tokenizer, lines: list[str])
         if isinstance(model, Encoder):
             assert isinstance(other, ExportedEncoder)
             types = [[int(place > len(row) // 2) for place in range(len(row))] for row in rows]
-            found = compare_encoders(OwnEncoder(model), other, rows, types).agreement
+            found = compare_encoders(OriginalEncoder(model), other, rows, types).agreement
             return found.largest_difference if found.same_choices == found.texts else float("inf")
         assert isinstance(other, ExportedModel)
         own: ExportedModel
         if isinstance(model, Decoder):
-            own = OwnLanguageModel(model, never_written=tokenizer.target.unk_id, context=512)
+            own = OriginalLanguageModel(model, never_written=tokenizer.target.unk_id, context=512)
             rows = [row[: len(row) // 2] for row in rows]
         else:
-            own = OwnModel(Translator(model, tokenizer))
+            own = OriginalModel(Translator(model, tokenizer))
             rows = [[*row, config.eos_id] for row in rows]
-        comparison = compare_models(own, other, rows, pieces=pieces, most_pieces=60)
+        comparison = compare_models(own, other, rows, pieces=pieces, max_tokens=60)
     if not all(comparison.agreeing):
         return float("inf")
-    places = [*comparison.own_places, *comparison.random_places]
+    places = [*comparison.own_differences, *comparison.random_differences]
     return max(place.difference / max(1.0, abs(place.ours) / 10.0) for place in places)
 
 

@@ -19,7 +19,7 @@ def main() -> None:
 
     @torch.inference_mode()
     def decode(places: list[int], _beam_size: int) -> int:
-        scorer = ContinuingScorer(generator.model, [ids[place] for place in places], context=context, never_written=())
+        scorer = ContinuingScorer(generator.model, [ids[place] for place in places], context=context, excluded_ids=())
         longest = torch.full((len(places),), plan.longest)
         found = greedy_search(scorer, start_id=0, eos_id=-1, longest=longest)  # nothing ends a text
         return sum(len(best.ids) for best, *_ in found)

@@ -31,7 +31,7 @@ from transduce.model.transformer import Transformer
 from transduce.tasks.kinds.translation import TranslationTask
 from transduce.training.choices import choose_kernels
 from transduce.training.optimizer import FlatOptimizer
-from transduce.training.prefetch import BatchesAhead
+from transduce.training.prefetch import PrefetchedBatches
 
 QUICK = Size("4+4 x 128", 4, 128, 256, 4, 0.1, 1024, 8_000)
 DECODED = (256, 17)  # sentences, pieces of each
@@ -74,7 +74,7 @@ def training_rows(size: Size, device: str, path: Path, *, record: bool) -> list[
         model = Transformer(config_of(work)).train()
     optimizer = FlatOptimizer(model, optimizer_settings(machine.precision, "adam"), DTYPES[machine.precision])
     task, parts = TranslationTask(model, label_smoothing=0.1, record=record), np.zeros(3)
-    ahead = BatchesAhead(batches, task)
+    ahead = PrefetchedBatches(batches, task)
 
     def step(number: int) -> None:
         times = [time.perf_counter()]

@@ -16,7 +16,7 @@ from transduce.process_environment import keep_freed_memory
 from transduce.tasks.kinds.translation import TranslationTask
 from transduce.training.choices import choose_accumulate, choose_kernels, choose_record
 from transduce.training.optimizer import FlatOptimizer
-from transduce.training.prefetch import BatchesAhead
+from transduce.training.prefetch import PrefetchedBatches
 
 
 class PartsAhead:
@@ -28,7 +28,7 @@ class PartsAhead:
     def look_ahead(self, parts: list[Batch]) -> None:
         """Before it has its turn."""
         for part in parts:
-            self._task.look_ahead(part)
+            self._task.prefetch(part)
 
 
 def main() -> None:
@@ -56,7 +56,7 @@ def main() -> None:
         ]
 
     steps = Present([make_parts(source, target) for source, target in pairs])
-    batches = steps if work.device == "cpu" else BatchesAhead(steps, PartsAhead(task))
+    batches = steps if work.device == "cpu" else PrefetchedBatches(steps, PartsAhead(task))
 
     def step(number: int) -> None:
         tokens, parts = 0, batches.batch(0, number)

@@ -192,10 +192,10 @@ def every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crew, "_CREW", crew.Crew())
 
 
-@pytest.fixture(params=["NARROW", "WIDE"])
+@pytest.fixture(params=["AVX2_TILE", "WIDE"])
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are written for vectors of this width; where the processor's are narrow, LLVM makes two of a wide one."""
     tiles = pytest.importorskip(
         "transduce.kernels.cpu.jit.tile", reason="llvmlite is not installed", exc_type=ImportError
     )
-    monkeypatch.setattr("transduce.kernels.cpu.jit.compiler.find_tile", lambda: getattr(tiles, request.param))
+    monkeypatch.setattr("transduce.kernels.cpu.jit.compiler.find_integer_tile", lambda: getattr(tiles, request.param))

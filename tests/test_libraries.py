@@ -38,10 +38,10 @@ def test_a_librarys_pages_are_given_back_and_read_again() -> None:
 _FORK = """
 import os, signal, sys
 import torch
-from transduce.kernels.cpu.jit.compiler import find_tile
+from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.train_rows import softmax_
 
-find_tile()  # loads the library
+find_integer_tile()  # loads the library
 child = os.fork()
 if child == 0 and sys.argv[1] == "parent":
     signal.pause()

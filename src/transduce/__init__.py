@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from transduce.errors import TransduceError
-from transduce.process_environment import advise_libraries
+from transduce.process_environment import set_library_defaults
 
 if TYPE_CHECKING:
     from transduce.demonstration.run import demo
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from transduce.evaluation.significance import Comparison, compare
     from transduce.exchange.export import ExportReport, export
     from transduce.inference.classifier import Classifier
-    from transduce.inference.datastore import Memory, remember
+    from transduce.inference.datastore import Datastore, build_datastore
     from transduce.inference.forecaster import Forecast, Forecaster
     from transduce.inference.generator import Continuation, Generation, Generator, TextScore
     from transduce.inference.load import load, pipeline
     from transduce.inference.mask_filler import Filler
     from transduce.inference.parser import Parser
-    from transduce.inference.quality_estimation import Doubt
-    from transduce.inference.redecoding import look_again, review
+    from transduce.inference.quality_estimation import QualityWarning
+    from transduce.inference.redecoding import estimate_quality, redecode
     from transduce.inference.translation import Alternative, Translation
     from transduce.inference.translator import Translator
     from transduce.model.config import ModelConfig
@@ -40,16 +40,16 @@ __all__ = [
     "Classifier",
     "Comparison",
     "Continuation",
-    "Doubt",
+    "Datastore",
     "ExportReport",
     "Filler",
     "Forecast",
     "Forecaster",
     "Generation",
     "Generator",
-    "Memory",
     "ModelConfig",
     "Parser",
+    "QualityWarning",
     "ScoreReport",
     "TextScore",
     "Tokenizer",
@@ -57,20 +57,20 @@ __all__ = [
     "Transformer",
     "Translation",
     "Translator",
+    "build_datastore",
     "compare",
     "demo",
+    "estimate_quality",
     "export",
     "load",
-    "look_again",
     "pipeline",
-    "remember",
-    "review",
+    "redecode",
     "save",
     "score",
     "train",
 ]
 
-advise_libraries()
+set_library_defaults()
 
 # The module that defines each public name; a name is imported on first use, so that `import transduce` stays fast.
 _DEFINING_MODULES = {

@@ -51,7 +51,7 @@ def as_phrases(given: Iterable[str]) -> list[str]:
     return as_texts(given)
 
 
-def as_many(what: str, sentences: int, given: Iterable[T]) -> list[T]:
+def one_per_sentence(what: str, sentences: int, given: Iterable[T]) -> list[T]:
     """Return a list with one item for each sentence.
 
     Args:
@@ -70,7 +70,7 @@ def as_many(what: str, sentences: int, given: Iterable[T]) -> list[T]:
     return items
 
 
-def as_whole(given: int, name: str, *, least: int, most: int | None = None) -> int:
+def as_integer(given: int, name: str, *, least: int, most: int | None = None) -> int:
     """Return an integer in its range as a Python `int`; NumPy integers are accepted.
 
     Args:

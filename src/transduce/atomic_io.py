@@ -17,8 +17,8 @@ from transduce.errors import TransduceError
 
 def write_file(path: Path, content: bytes) -> None:
     """Write or replace a file atomically; devices, pipes and symbolic links are written to directly."""
-    with naming(path):
-        if path.is_symlink() or is_no_file(path):
+    with name_path_in_errors(path):
+        if path.is_symlink() or is_special_file(path):
             path.write_bytes(content)
             return
         partial = path.with_name(f".partial-{path.name}")
@@ -31,7 +31,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def naming(place: Path | str) -> Iterator[None]:
+def name_path_in_errors(place: Path | str) -> Iterator[None]:
     """Add the path being written to any OSError that lacks a file name."""
     try:
         yield
@@ -41,7 +41,7 @@ def naming(place: Path | str) -> Iterator[None]:
         raise
 
 
-def is_no_file(path: Path) -> bool:
+def is_special_file(path: Path) -> bool:
     """Return whether a path exists but is not a regular file, such as a device or a pipe."""
     return path.exists() and not path.is_file()
 
@@ -107,7 +107,7 @@ def exclusive_lock(lock_file: Path) -> Iterator[None]:
 
 
 @contextmanager
-def new_folder(folder: str | Path, mark: str, what: str) -> Iterator[Path]:
+def atomic_folder(folder: str | Path, mark: str, what: str) -> Iterator[Path]:
     """Yield a temporary folder that gets its final name at the end of the ``with`` block, or is removed on failure.
 
     Args:
@@ -128,7 +128,7 @@ def new_folder(folder: str | Path, mark: str, what: str) -> Iterator[Path]:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        with naming(folder):
+        with name_path_in_errors(folder):
             yield partial
         _replace(partial, folder)
     finally:

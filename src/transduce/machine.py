@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 import torch
 
-from transduce.argument_checks import as_whole
+from transduce.argument_checks import as_integer
 from transduce.errors import TransduceError
 
 # --- precision ---
@@ -86,7 +86,7 @@ def detect_machine(device: str = "auto", threads: int | None = None) -> Machine:
     Raises:
         TransduceError: the device does not exist, or the number of threads is out of range.
     """
-    threads = None if threads is None else as_whole(threads, "threads", least=1, most=_MOST_THREADS)
+    threads = None if threads is None else as_integer(threads, "threads", least=1, most=_MOST_THREADS)
     isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
     has_amx = bool(torch.cpu._is_amx_tile_supported())
     device_name = _find_device(device)

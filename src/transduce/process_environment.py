@@ -15,7 +15,7 @@ from pathlib import Path
 _PACKAGES = Path(__file__).resolve().parents[1]
 
 
-def run_module(name: str) -> list[str]:
+def module_command(name: str) -> list[str]:
     """Return the start of a command line that runs a module.
 
     The option -P keeps modules of the current folder from being imported.
@@ -23,7 +23,7 @@ def run_module(name: str) -> list[str]:
     return [sys.executable, "-P", "-m", name]
 
 
-def own_environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """Return the environment for such a command, in which Python finds this package before any other of its name."""
     paths = [str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
@@ -41,7 +41,7 @@ _MAPPING = re.compile(
 )
 
 
-def advise_libraries() -> None:
+def set_library_defaults() -> None:
     """Set environment variables to better defaults for OpenMP and oneDNN, unless the user has set these variables.
 
     * Threads that wait for one another spin for microseconds, not milliseconds, before they sleep. With OpenMP's
@@ -75,7 +75,7 @@ def keep_freed_memory() -> None:
         library.mallopt(_TRIM_THRESHOLD, -1)
 
 
-def return_memory() -> None:
+def release_freed_memory() -> None:
     """Return freed memory to the system, if the C library is glibc, which otherwise keeps it."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)

@@ -16,9 +16,9 @@ import pytest
 from transduce.demonstration import clauses, lexicon
 from transduce.demonstration.clauses import Action, said, whether
 from transduce.demonstration.grammar import (
-    LEAST_COMPANY,
-    LEAST_OCCURRENCES,
-    MOST_CHARACTERS,
+    MAX_CHARACTERS,
+    MIN_COOCCURRENCES,
+    MIN_OCCURRENCES,
     PARTICIPANTS,
     PREDICATES,
     RULES,
@@ -241,7 +241,7 @@ def test_training_shows_every_held_out_word_often() -> None:
     for side in ("source_words", "target_words"):
         shown = Counter(word for pair in corpus().train for word in getattr(pair, side))
         asked = {word for pair in (*corpus().dev, *corpus().test) for word in getattr(pair, side)}
-        assert min(shown[word] for word in asked) >= LEAST_OCCURRENCES
+        assert min(shown[word] for word in asked) >= MIN_OCCURRENCES
 
 
 def test_training_shows_every_predicate_of_a_held_out_combination_with_each_of_its_participants() -> None:
@@ -251,12 +251,12 @@ def test_training_shows_every_predicate_of_a_held_out_combination_with_each_of_i
         shown.update(product(words & PREDICATES, words & PARTICIPANTS))
     for pair in (*corpus().dev, *corpus().test):
         for predicate, *participants in corpus().held_out.intersection(combinations(pair.source_words)):
-            assert all(shown[predicate, participant] >= LEAST_COMPANY for participant in participants)
+            assert all(shown[predicate, participant] >= MIN_COOCCURRENCES for participant in participants)
 
 
 def test_sentences_are_short_and_written_as_people_write() -> None:
     for pair in in_all_parts():
-        assert 2 <= len(pair.source) <= MOST_CHARACTERS
+        assert 2 <= len(pair.source) <= MAX_CHARACTERS
         assert " " not in pair.source
         assert pair.target == pair.target.strip()
         assert "  " not in pair.target

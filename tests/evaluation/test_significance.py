@@ -23,7 +23,7 @@ from transduce.evaluation.significance import (
     count_sentences,
     describe_needed,
     p_value,
-    randomisation_differences,
+    randomization_differences,
 )
 
 WORDS = [
@@ -206,7 +206,7 @@ def test_without_a_true_difference_p_is_uniform(metric: type[BLEU | CHRF], formu
     for number in range(150):
         a, b = systems[number % 40], systems[(number + 1 + number // 40) % 40]
         difference = float((formula(b.sum(axis=0)[None]) - formula(a.sum(axis=0)[None]))[0])
-        exchanged = randomisation_differences(a, b, formula, resamples=199, seed=number)
+        exchanged = randomization_differences(a, b, formula, resamples=199, seed=number)
         resampled = bootstrap_differences(a, b, formula, resamples=199, seed=number)
         randomisation.append(p_value(difference, exchanged))
         bootstrap.append(p_value(difference, resampled - resampled.mean()))
@@ -254,7 +254,7 @@ def test_as_many_sentences_as_a_test_set_take_little_time() -> None:
     counts_a, counts_b = count_sentences(metric, system_a), count_sentences(metric, system_b)
     started_at = time.process_time()
     bootstrap_differences(counts_a, counts_b, bleu_from_counts, resamples=1000, seed=1)
-    randomisation_differences(counts_a, counts_b, bleu_from_counts, resamples=1000, seed=1)
+    randomization_differences(counts_a, counts_b, bleu_from_counts, resamples=1000, seed=1)
     # Seconds of the processor, whatever else it has to do.
     elapsed_seconds = time.process_time() - started_at
     assert elapsed_seconds < 2

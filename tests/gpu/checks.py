@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from transduce.data.batches import Batch
 from transduce.errors import TransduceError
-from transduce.inference.decoding import SearchProgram, find_search_program
+from transduce.inference.decoding import CompiledSearch, find_compiled_search
 from transduce.inference.scorers import TransformerScorer
 from transduce.kernels.cuda import available, backend, decode_graph, loss_graph, rows
 from transduce.kernels.cuda import layer as gpu_layers
@@ -39,7 +39,7 @@ from transduce.kernels.cuda import layer as products
 from transduce.kernels.cuda import rows as norms
 from transduce.kernels.cuda import rows as seeds
 from transduce.kernels.cuda import search as gpu_search
-from transduce.kernels.cuda.available import why_not_right
+from transduce.kernels.cuda.available import why_triton_fails
 from transduce.kernels.cuda.backend import GpuTraining
 from transduce.kernels.cuda.decode_graph import GpuState, supports
 from transduce.kernels.cuda.search import GpuSearch
@@ -52,13 +52,13 @@ from transduce.model.layers import EncoderLayer
 from transduce.model.masks import PackedMask, Packing
 from transduce.model.transformer import Transformer
 from transduce.search.beam import Beam, BeamSearch, beam_search
-from transduce.search.greedy import Walk, greedy_search, take_best
+from transduce.search.greedy import GreedySearch, greedy_search, take_argmax
 from transduce.search.scorer import Bounds, Hypothesis, Search, run
 from transduce.tasks.kinds.translation import TranslationTask
 from transduce.training import prefetch
 from transduce.training.lora import LowRankSettings, adapt
 from transduce.training.optimizer import FlatOptimizer
-from transduce.training.prefetch import nothing_recorded
+from transduce.training.prefetch import recording_disabled
 from transduce.training.settings import OptimizerName, ResolvedTraining
 
 KERNELS = GpuTraining(DEVICE)
@@ -139,7 +139,7 @@ def check_sums_of_rows() -> None:
         total = torch.ones(width, device=DEVICE)
         expected = torch.where(kept > 0, x, 0.0).to(dtype)
         compare(
-            [rows.positive_rows(x, kept, total), total],
+            [rows.mask_and_sum_rows(x, kept, total), total],
             [expected, 1 + expected.float().sum(dim=0)],
             rtol=1e-3,
             atol=1e-3,
@@ -164,11 +164,11 @@ def check_softmax() -> None:
 
 
 def check_the_trial_tells_right_from_wrong() -> None:
-    assert why_not_right(DEVICE) is None
+    assert why_triton_fails(DEVICE) is None
     with mock.patch.object(available, "add_and_norm", lambda x, y, *_: (x + y, x)):
-        assert why_not_right(DEVICE) == "triton's kernels give wrong results on it"
+        assert why_triton_fails(DEVICE) == "triton's kernels give wrong results on it"
     with mock.patch.object(available, "add_and_norm", side_effect=RuntimeError("no ptxas\nat all")):
-        assert why_not_right(DEVICE) == "triton fails on it: no ptxas"
+        assert why_triton_fails(DEVICE) == "triton fails on it: no ptxas"
 
 
 # --- products -----------------------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ def check_updates() -> None:
         if working is not None:
             compare([working], [master.to(torch.bfloat16)], rtol=0.01, atol=0.0)  # the interpreter cuts off
         moved, before = 0.9 * master - 0.1 * first, None if average is None else average.clone()
-        backend.follow_update(vectors, 0.75, first, 0.1, 0.9)
+        backend.apply_update(vectors, 0.75, first, 0.1, 0.9)
         compare([master], [moved])
         if average is not None and before is not None:
             compare([average], [before + (moved - before) * 0.25])
@@ -290,7 +290,7 @@ def check_momentum() -> None:
     for dtype in CLOSE:
         known = 0.9 * momentum + 0.1 * 0.5 * gradient
         expected, out = 0.9 * known + 0.1 * 0.5 * gradient, randn(1500, dtype=dtype)
-        backend.take_momentum(gradient, momentum, out, 0.5, 0.9)
+        backend.update_momentum(gradient, momentum, out, 0.5, 0.9)
         compare([momentum], [known])
         compare([out], [expected.to(dtype)])
 
@@ -346,7 +346,7 @@ def losses(
             owner.begin_batch(last=True)
             torch.manual_seed(number)
             if number % 2:
-                task.look_ahead(batches[1])
+                task.prefetch(batches[1])
             loss = task.loss(batches[number % 2])
             loss.total.backward()
             owner.collect_gradient()
@@ -354,7 +354,7 @@ def losses(
         model.eval()
         with torch.inference_mode():
             found.append(task.loss(batches[0]).total.item())
-    return found, owner.kept_weights()
+    return found, owner.weights_to_keep()
 
 
 def check_training() -> None:
@@ -473,7 +473,7 @@ def check_a_recording_goes_by_what_stands_in_its_places() -> None:
         torch.manual_seed(4)
         (task.loss(batch).total * factor).backward()
         found = owner.gradient.clone()
-        owner.forget_gradient()
+        owner.discard_gradient()
         return found
 
     with training_with(KERNELS), recording() as recorded:
@@ -487,11 +487,11 @@ def check_a_recording_goes_by_what_stands_in_its_places() -> None:
         second.total.backward()
         with pytest.raises(RuntimeError, match="are gone"):
             second.total.backward()
-        owner.forget_gradient()
-        task.look_ahead(batch)
-        with mock.patch.object(prefetch, "lay_out", side_effect=AssertionError):  # it is laid out already
+        owner.discard_gradient()
+        task.prefetch(batch)
+        with mock.patch.object(prefetch, "pack_arrays", side_effect=AssertionError):  # it is laid out already
             compare([gradient(1.0)], [gradients[0]], rtol=1e-4, atol=1e-5)
-        with nothing_recorded():
+        with recording_disabled():
             compare([gradient(1.0)], [gradients[0]], rtol=1e-4, atol=1e-5)
         assert not torch.allclose(task.loss(batch).total, task.loss(batch).total)  # other elements are dropped
         for module in model.modules():
@@ -513,7 +513,7 @@ def check_what_cannot_be_recorded_is_launched() -> None:
         return numbers.sum() * weight, numbers[0]
 
     def refuse(loss: Any, pool: object, read: object) -> None:
-        if len(loss._inputs) - seeds.MOST == 3:
+        if len(loss._inputs) - seeds.MAX_SEEDS == 3:
             raise RuntimeError("it waits\nfor something")
         pretend_to_record(loss, pool, read)
 
@@ -560,7 +560,7 @@ def check_nothing_is_recorded_where_memory_is_short() -> None:
 
 def check_more_dropouts_than_there_are_seeds() -> None:
     many = torch.arange(3, device=DEVICE)
-    with seeds.seeds_from(many):
+    with seeds.seeds_from_buffer(many):
         assert [int(seeds.next_seed()) for _ in range(3)] == [0, 1, 2]
         with pytest.raises(RuntimeError, match="there are seeds for 1024 dropouts, but the model has more"):
             seeds.next_seed()
@@ -740,12 +740,12 @@ def talkative(ending: float, **changes: Any) -> Transformer:
     return model
 
 
-def batch_search(model: Transformer, source: Tensor, longest: Sequence[int], beam: Beam) -> SearchProgram:
+def batch_search(model: Transformer, source: Tensor, longest: Sequence[int], beam: Beam) -> CompiledSearch:
     """A search that is one recorded step, at its beginning."""
     scorer = TransformerScorer(model, source)
     scorer.state, scorer._logits = GpuState(model, source), None
     bounds = Bounds(model.config.start_id, 1, torch.tensor(longest, device=DEVICE))
-    found = find_search_program(scorer, bounds, beam)
+    found = find_compiled_search(scorer, bounds, beam)
     assert found is not None
     return found
 
@@ -756,7 +756,7 @@ def usual_search(model: Transformer, source: Tensor, longest: Sequence[int], bea
     scorer.state, scorer._logits = model.start(source), None
     bounds = Bounds(model.config.start_id, 1, torch.tensor(longest, device=DEVICE))
     if beam.beam_size == 1:
-        return Walk(scorer, bounds, take_best, alpha=beam.alpha)
+        return GreedySearch(scorer, bounds, take_argmax, alpha=beam.alpha)
     return BeamSearch(scorer, bounds, beam)
 
 
@@ -830,7 +830,7 @@ def check_a_search_that_is_watched_gives_sentences_up() -> None:
             torch.testing.assert_close(searches[0].hypotheses().to(DEVICE), searches[1].hypotheses())
             if step == 1:
                 for search in searches:
-                    search.give_up([search.rows.tolist()[0], 1000])
+                    search.abandon([search.rows.tolist()[0], 1000])
         assert_same(*(run(search) for search in searches))
 
 

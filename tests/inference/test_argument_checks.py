@@ -8,7 +8,7 @@ import pytest
 
 from transduce.errors import TransduceError
 from transduce.inference.load import TranslationPipeline, load
-from transduce.inference.redecoding import look_again, review
+from transduce.inference.redecoding import estimate_quality, redecode
 from transduce.inference.translator import Translator
 from transduce.search.rules import GenerateSettings
 from transduce.search.settings import SearchSettings
@@ -74,7 +74,7 @@ def test_a_beam_has_a_limit() -> None:
 
 @pytest.mark.parametrize("given", [["text"], [None], "text", 3])
 def test_what_is_no_translation_is_not_reviewed(given: Any, translator: Translator) -> None:
-    for judge in (review, look_again):
+    for judge in (estimate_quality, redecode):
         with pytest.raises(TransduceError, match=r"Pass a list of translations|Pass the `Translation`s"):
             judge(translator, given)
 
@@ -82,8 +82,8 @@ def test_what_is_no_translation_is_not_reviewed(given: Any, translator: Translat
 def test_a_single_translation_is_no_list_of_them(translator: Translator) -> None:
     anything: Any = translator(SOURCE)
     with pytest.raises(TransduceError, match="Pass a list of translations"):
-        review(translator, anything)
-    assert review(translator, iter([anything])) == review(translator, [anything])
+        estimate_quality(translator, anything)
+    assert estimate_quality(translator, iter([anything])) == estimate_quality(translator, [anything])
 
 
 @pytest.mark.parametrize(

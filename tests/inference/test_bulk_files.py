@@ -11,9 +11,9 @@ from transduce.inference.bulk_files import (
     Job,
     ResumableFile,
     Shard,
-    incoming,
+    parse_line_shard,
     portions,
-    shard_from,
+    receive_messages,
     skip_lines,
     translate_portion,
 )
@@ -26,14 +26,14 @@ LINES = [f"line {number}" for number in range(10)]
 def test_portions_have_all_lines_with_their_places() -> None:
     made = list(portions(LINES, size=4))
     assert [len(portion.lines) for portion in made] == [4, 4, 2]
-    assert [place for portion in made for place in portion.places] == list(range(10))
+    assert [place for portion in made for place in portion.indices] == list(range(10))
     assert [line for portion in made for line in portion.lines] == LINES
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 11])
 def test_shards_share_out_the_lines(count: int) -> None:
     shards = [list(portions(LINES, shard=Shard(number, count), size=2)) for number in range(1, count + 1)]
-    places = [[place for portion in shard for place in portion.places] for shard in shards]
+    places = [[place for portion in shard for place in portion.indices] for shard in shards]
     assert [own[:1] for own in places] == [[number] if number < 10 else [] for number in range(count)]
     assert sorted(place for own in places for place in own) == list(range(10))
     assert [[line for portion in shard for line in portion.lines] for shard in shards] == [
@@ -44,7 +44,7 @@ def test_shards_share_out_the_lines(count: int) -> None:
 @pytest.mark.parametrize("text", ["", "1", "0/2", "3/2", "a/b", "1/0", "-1/2", "1/2/3", "1.5/2"])
 def test_a_shard_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(TransduceError, match="A shard must be I/N with I from 1 to N, such as 1/4, but is "):
-        shard_from(text)
+        parse_line_shard(text)
 
 
 def test_phrases_go_with_their_lines() -> None:
@@ -71,7 +71,7 @@ def test_finished_lines_are_skipped_where_portions_had_another_size() -> None:
     skipped, left = skip_lines(portions(LINES, size=len(LINES), phrases=phrases), 3)
     assert skipped == LINES[:3]
     (rest,) = left
-    assert (rest.places, rest.lines) == (list(range(3, len(LINES))), LINES[3:])
+    assert (rest.indices, rest.lines) == (list(range(3, len(LINES))), LINES[3:])
     assert rest.phrases[0] == ["3"]
 
 
@@ -203,7 +203,7 @@ def test_a_file_that_has_its_name_already_is_finished(tmp_path: Path) -> None:
 def test_a_worker_takes_in_more_than_a_pipe_holds_while_it_answers() -> None:
     ours, theirs = multiprocessing.Pipe()
     message = b"x" * (4 << 20)  # of long lines; a pipe holds a fraction of it
-    waiting = incoming(theirs)
+    waiting = receive_messages(theirs)
 
     def answer() -> None:
         for each in waiting:

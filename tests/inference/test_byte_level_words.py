@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from transduce.inference.generator import spell
+from transduce.inference.generator import decode_with_line_feeds
 from transduce.inference.glossary_search import check_glossary
-from transduce.inference.phrases import ForbiddenTexts, spell_phrase
+from transduce.inference.phrases import ForbiddenTexts, tokenize_phrase
 from transduce.interop.hugging_face.imported_tokenizer import ForeignVocabulary, VocabularyRecord
 from transduce.interop.hugging_face.token_pipelines import ByteLevelPairs
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, Term
-from transduce.text.word_spans import piece_spans
+from transduce.text.word_spans import token_spans
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 
@@ -52,7 +52,7 @@ def test_a_line_of_a_language_model_ends_a_word(vocabulary: ForeignVocabulary) -
 
 
 def test_a_phrase_begins_a_word(vocabulary: ForeignVocabulary) -> None:
-    assert [vocabulary.pieces(spelling) for spelling in spell_phrase("apple", vocabulary)] == [["Ġapple"]]
+    assert [vocabulary.pieces(spelling) for spelling in tokenize_phrase("apple", vocabulary)] == [["Ġapple"]]
 
 
 def test_a_term_may_begin_a_sentence(vocabulary: ForeignVocabulary) -> None:
@@ -64,7 +64,7 @@ def test_a_term_may_begin_a_sentence(vocabulary: ForeignVocabulary) -> None:
 
 def test_a_language_model_writes_its_own_line_feeds(vocabulary: ForeignVocabulary) -> None:
     ids = vocabulary.encode("if\n  x")
-    assert spell([*ids, vocabulary.eos_id, *ids], vocabulary) == "if\n  x\nif\n  x"
+    assert decode_with_line_feeds([*ids, vocabulary.eos_id, *ids], vocabulary) == "if\n  x\nif\n  x"
     assert vocabulary.decode(ids) == "if   x"  # a translation stays on its line
 
 
@@ -72,6 +72,6 @@ def test_pieces_are_spelt_as_sentencepiece_would(vocabulary: ForeignVocabulary) 
     text = "Café the apple 我"
     spelt = vocabulary.spellings([*vocabulary.encode(text), vocabulary.eos_id])
     assert spelt == [*"Caf", "<0xC3>", "<0xA9>", "▁the", "▁apple", "▁", "<0xE6>", "<0x88>", "<0x91>", "</s>"]
-    assert [text[start:end] for start, end in piece_spans(spelt, text)] == [
+    assert [text[start:end] for start, end in token_spans(spelt, text)] == [
         *("C", "a", "f", "é", "é", "the", "apple", "", "我", "我", "我", "")
     ]

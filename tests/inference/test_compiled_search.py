@@ -10,9 +10,9 @@ from torch import Tensor
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
-from transduce.inference.decoding import SearchProgram, find_search_program
-from transduce.inference.scorers import TransformerScorer, install_kernels
-from transduce.kernels.cpu.jit.compiler import find_tile
+from transduce.inference.decoding import CompiledSearch, find_compiled_search
+from transduce.inference.scorers import TransformerScorer, install_search_kernels
+from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.logits import NativeReductions
 from transduce.kernels.int8_fbgemm import quantize
 from transduce.kernels.prepacked import PackedTransformer
@@ -20,11 +20,11 @@ from transduce.kernels.select import product_maker
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search.beam import Beam, BeamSearch
-from transduce.search.greedy import Walk, take_best
+from transduce.search.greedy import GreedySearch, take_argmax
 from transduce.search.scorer import Bounds, Hypothesis, Search, run
 from transduce.search.selection import use_kernels
 
-if find_tile() is None:
+if find_integer_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
 pytestmark = pytest.mark.usefixtures("every_thread")
 
@@ -43,7 +43,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 @pytest.fixture(autouse=True)
 def kernels() -> Iterator[None]:
     """Both searches normalise and choose by the same kernels, whatever the tests before left."""
-    install_kernels()
+    install_search_kernels()
     before = use_kernels(NativeReductions())
     yield
     use_kernels(before)
@@ -74,14 +74,14 @@ def sources(count: int = len(LONGEST)) -> Tensor:
     return rows
 
 
-def both(model: PackedTransformer, beam: Beam, longest: list[int]) -> tuple[SearchProgram, Search]:
+def both(model: PackedTransformer, beam: Beam, longest: list[int]) -> tuple[CompiledSearch, Search]:
     """The program, and the search step by step."""
     bounds = Bounds(PAD, END, torch.tensor(longest))
-    program = find_search_program(TransformerScorer(model, sources(len(longest))), bounds, beam)
+    program = find_compiled_search(TransformerScorer(model, sources(len(longest))), bounds, beam)
     assert program is not None
     scorer = TransformerScorer(model, sources(len(longest)))
     if beam.beam_size == 1:
-        return program, Walk(scorer, bounds, take_best, alpha=beam.alpha)
+        return program, GreedySearch(scorer, bounds, take_argmax, alpha=beam.alpha)
     return program, BeamSearch(scorer, bounds, beam)
 
 
@@ -136,7 +136,7 @@ def test_a_sentence_is_found_alike_alone_and_among_others() -> None:
     together = run(both(model, beam, [30] * 5)[0])
     for number, row in enumerate(sources(5)):
         scorer = TransformerScorer(model, row[None])
-        alone = find_search_program(scorer, Bounds(PAD, END, torch.tensor([30])), beam)
+        alone = find_compiled_search(scorer, Bounds(PAD, END, torch.tensor([30])), beam)
         assert alone is not None
         assert run(alone)[0] == together[number]
 
@@ -172,9 +172,9 @@ def test_who_watches_sees_the_same_and_may_give_sentences_up(beam_size: int) -> 
 def test_it_stands_aside_where_something_sways_the_choice() -> None:
     model, bounds = build(), Bounds(PAD, END, torch.tensor(LONGEST))
     scorer = TransformerScorer(model, sources())
-    assert find_search_program(scorer, bounds, Beam(beam_size=4, groups=2)) is None
-    assert find_search_program(scorer, bounds, Beam(beam_size=V)) is None
+    assert find_compiled_search(scorer, bounds, Beam(beam_size=4, groups=2)) is None
+    assert find_compiled_search(scorer, bounds, Beam(beam_size=V)) is None
     roomy = Bounds(PAD, END, torch.full((len(LONGEST),), 1_000_000))
-    assert find_search_program(scorer, roomy, Beam(beam_size=4)) is None
+    assert find_compiled_search(scorer, roomy, Beam(beam_size=4)) is None
     attentive = TransformerScorer(model, sources(), attentive=True)
-    assert find_search_program(attentive, bounds, Beam(beam_size=4)) is None
+    assert find_compiled_search(attentive, bounds, Beam(beam_size=4)) is None

@@ -11,7 +11,7 @@ from transduce.inference.batching import is_unspaced
 from transduce.inference.translation import Alternative, Translation, join_parts
 from transduce.inference.translator import Translator
 from transduce.search.settings import SamplingSettings, SearchSettings
-from transduce.text.glossary import mentions
+from transduce.text.glossary import contains_phrase
 
 GREEDY = SearchSettings(beam_size=1)
 SOURCE = "我吃鱼。"
@@ -99,7 +99,7 @@ def test_a_phrase_may_have_the_letters_of_a_forbidden_word(translator: Translato
     ],
 )
 def test_words_are_mentioned_as_whole_words(text: str, forbidden: str, expected: bool) -> None:
-    assert mentions(text, forbidden) is expected
+    assert contains_phrase(text, forbidden) is expected
 
 
 def test_one_text_is_no_list_of_phrases(translator: Translator) -> None:

@@ -13,9 +13,16 @@ from safetensors.torch import save_file
 import transduce
 from transduce.commands.main import main
 from transduce.errors import TransduceError
-from transduce.inference.datastore import Memory, remember
+from transduce.inference.datastore import Datastore, build_datastore
 from transduce.inference.load import open_translator
-from transduce.inference.retrieval import ExampleCard, Examples, Neighbours, Voters, read_examples, states_of
+from transduce.inference.retrieval import (
+    DatastoreCard,
+    NeighborIndex,
+    RetrievalCandidates,
+    Retriever,
+    decoder_states,
+    read_datastore,
+)
 from transduce.inference.translator import Translator
 from transduce.search.settings import SamplingSettings, SearchSettings
 
@@ -31,12 +38,12 @@ def pairs(toy_corpus: Path) -> Pairs:
 
 
 @pytest.fixture(scope="module")
-def memory(translator: Translator, pairs: Pairs) -> Memory:
-    return remember(translator, *pairs)
+def memory(translator: Translator, pairs: Pairs) -> Datastore:
+    return build_datastore(translator, *pairs)
 
 
 @pytest.fixture(scope="module")
-def written(memory: Memory, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def written(memory: Datastore, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("examples") / "beer.examples"
     memory.write(path)
     return path
@@ -44,7 +51,7 @@ def written(memory: Memory, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def remembering(trained: Path, written: Path) -> Translator:
-    return open_translator(trained, precision="fp32", threads=1, examples=written)
+    return open_translator(trained, precision="fp32", threads=1, datastore=written)
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +61,15 @@ def about_tea(toy_corpus: Path) -> list[str]:
 
 def test_votes_by_hand() -> None:
     states = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]])  # (M, D)
-    card = ExampleCard(pairs=3, weight=0.25, temperature=0.5)
-    neighbours = Neighbours([Voters(states, states.square().sum(-1), torch.tensor([4, 2, 4]))], card)
+    card = DatastoreCard(pairs=3, weight=0.25, temperature=0.5)
+    neighbours = Retriever([RetrievalCandidates(states, states.square().sum(-1), torch.tensor([4, 2, 4]))], card)
     query = torch.tensor([[[1.0, 1.0]]])  # of squared distances 2, 1 and 2
     model = torch.tensor([-torch.inf, 0.1, 0.2, 0.3, 0.4]).log().view(1, 1, 5)
     model[..., 0] = -torch.inf
     weights = [math.exp(-distance / 0.5) for distance in (2.0, 1.0, 2.0)]
     total = sum(weights)
     expected = [0.0, 0.075, 0.15 + 0.25 * weights[1] / total, 0.225, 0.3 + 0.25 * (weights[0] + weights[2]) / total]
-    torch.testing.assert_close(neighbours.mixed(query, model).exp()[0, 0], torch.tensor(expected))
+    torch.testing.assert_close(neighbours.interpolate(query, model).exp()[0, 0], torch.tensor(expected))
 
 
 def test_what_the_model_was_not_trained_on_is_translated_by_examples(
@@ -88,26 +95,26 @@ def test_scores_are_those_of_the_mixture(remembering: Translator, about_tea: lis
     """Step by step, by the whole model and all states of the nearest pairs at once."""
     found, examples, model = remembering(about_tea[0], beam_size=1), remembering.examples, remembering.model
     assert examples is not None
-    source = remembering.tokenizer.source.closed(remembering.tokenizer.source.encode(about_tea[0]))
+    source = remembering.tokenizer.source.with_special_tokens(remembering.tokenizer.source.encode(about_tea[0]))
     text = remembering.tokenizer.target
-    ids = text.closed(text.encode(found.text))
-    states = states_of(model, [source], [ids])
+    ids = text.with_special_tokens(text.encode(found.text))
+    states = decoder_states(model, [source], [ids])
     with torch.inference_mode():
         log_probabilities = model.project(states)
         log_probabilities[:, model.config.pad_id] = -torch.inf
-        neighbours = examples.of_batch(model, [source])
-        mixed = neighbours.mixed(states[None], log_probabilities.log_softmax(-1)[None])[0]
+        neighbours = examples.retriever_for(model, [source])
+        mixed = neighbours.interpolate(states[None], log_probabilities.log_softmax(-1)[None])[0]
     expected = mixed.gather(-1, torch.tensor(ids)[:, None])[:, 0]
     torch.testing.assert_close(torch.tensor(found.alternatives[0].piece_log_probabilities), expected, atol=2e-3, rtol=0)
 
 
-def test_the_weight_is_chosen_by_what_examples_help(translator: Translator, pairs: Pairs, memory: Memory) -> None:
+def test_the_weight_is_chosen_by_what_examples_help(translator: Translator, pairs: Pairs, memory: Datastore) -> None:
     assert memory.after < memory.before - 0.02
     assert memory.left_out == 0
     sources, targets = pairs
-    by_dev = remember(translator, sources[:100], targets[:100], dev=(sources[100:120], targets[100:120]))
+    by_dev = build_datastore(translator, sources[:100], targets[:100], dev=(sources[100:120], targets[100:120]))
     assert by_dev.after < by_dev.before
-    shuffled = remember(translator, sources[:100], targets[50:100] + targets[:50], dev=(sources[100:120], [
+    shuffled = build_datastore(translator, sources[:100], targets[50:100] + targets[:50], dev=(sources[100:120], [
         translation.text for translation in translator(sources[100:120])
     ]))  # fmt: skip
     assert shuffled.examples.card.weight == 0.1  # of no use
@@ -115,20 +122,20 @@ def test_the_weight_is_chosen_by_what_examples_help(translator: Translator, pair
 
 def test_pairs_without_text_are_left_out(translator: Translator, pairs: Pairs) -> None:
     sources, targets = (side[:20] for side in pairs)
-    found = remember(translator, ["", *sources, "我" * 4000], ["nothing", *targets, "long"])
+    found = build_datastore(translator, ["", *sources, "我" * 4000], ["nothing", *targets, "long"])
     assert found.left_out == 2
     assert found.examples.card.pairs == 20
     with pytest.raises(TransduceError, match="No pair is left"):
-        remember(translator, [""], [""])
+        build_datastore(translator, [""], [""])
     with pytest.raises(TransduceError, match="20 sources and 19 targets"):
-        remember(translator, sources, targets[:19])
+        build_datastore(translator, sources, targets[:19])
     with pytest.raises(TransduceError, match="No dev pair is left for tuning: both sides need text of at most 256"):
-        remember(translator, sources, targets, dev=([""], ["x"]))
+        build_datastore(translator, sources, targets, dev=([""], ["x"]))
     several = Translator(translator.model, translator.tokenizer, ensemble=[translator.model])
     with pytest.raises(TransduceError, match="belongs to one model, but the translator has several: name one"):
-        remember(several, sources, targets)
+        build_datastore(several, sources, targets)
     with pytest.raises(TransduceError, match="same source"):
-        remember(translator, sources[:1] * 5, targets[:5])
+        build_datastore(translator, sources[:1] * 5, targets[:5])
 
 
 def test_other_ways_of_searching(remembering: Translator, about_tea: list[str]) -> None:
@@ -146,36 +153,36 @@ def test_files_that_hold_no_examples_of_the_model(
     trained: Path, written: Path, tmp_path: Path, toy_settings: Any
 ) -> None:
     with pytest.raises(TransduceError, match=r"is not a datastore .* `transduce remember`"):
-        open_translator(trained, examples=trained / "config.json")
+        open_translator(trained, datastore=trained / "config.json")
     with pytest.raises(TransduceError, match="is not a datastore"):
-        open_translator(trained, examples=trained / "model.safetensors")
+        open_translator(trained, datastore=trained / "model.safetensors")
     with pytest.raises(TransduceError, match="is not a datastore"):
-        open_translator(trained, examples=tmp_path / "nothing")
+        open_translator(trained, datastore=tmp_path / "nothing")
     other = transduce.train(out=tmp_path / "other", settings=toy_settings | {"training.steps": 1, "training.seed": 9})
     assert other is not None
     with pytest.raises(TransduceError, match="of another model: build it again"):
-        open_translator(tmp_path / "other", examples=written)
+        open_translator(tmp_path / "other", datastore=written)
     with pytest.raises(TransduceError, match="belongs to one model, but there are 2"):
-        open_translator([trained, trained], examples=written)
-    remembered = read_examples(written, open_translator(trained, precision="fp32").model).remembered
+        open_translator([trained, trained], datastore=written)
+    remembered = read_datastore(written, open_translator(trained, precision="fp32").model).tensors
     card = msgspec.json.encode({"format_version": 1, "pairs": 3, "weights": 1.0}).decode()
     save_file(remembered._asdict(), tmp_path / "damaged", metadata={"transduce.examples": card})
     with pytest.raises(TransduceError, match="is not a datastore"):
-        open_translator(trained, examples=tmp_path / "damaged")
+        open_translator(trained, datastore=tmp_path / "damaged")
 
 
 def test_by_another_precision(trained: Path, written: Path, remembering: Translator, about_tea: list[str]) -> None:
     expected = [found.text for found in remembering(about_tea)]
     for precision in ("bf16", "int8"):
         found = [
-            each.text for each in open_translator(trained, precision=precision, threads=1, examples=written)(about_tea)
+            each.text for each in open_translator(trained, precision=precision, threads=1, datastore=written)(about_tea)
         ]
         assert sum(one == other for one, other in zip(found, expected, strict=True)) >= 0.8 * len(expected)
 
 
 def test_few_pairs_and_sentences_that_none_is_like(translator: Translator, pairs: Pairs) -> None:
-    found = remember(translator, pairs[0][:2], pairs[1][:2])
-    few = Examples(found.examples.remembered, msgspec.structs.replace(found.examples.card, weight=0.3))
+    found = build_datastore(translator, pairs[0][:2], pairs[1][:2])
+    few = NeighborIndex(found.examples.tensors, msgspec.structs.replace(found.examples.card, weight=0.3))
     by_few = Translator(translator.model, translator.tokenizer, examples=few)
     assert [each.text != "" for each in by_few(["我", "qwz", ""])] == [True, True, False]
 

@@ -8,12 +8,12 @@ import pytest
 from transduce.errors import TransduceError
 from transduce.inference.batching import Part
 from transduce.inference.bulk_files import Job, portions, translate_portions
-from transduce.inference.glossary_search import MOST_TERM_PIECES, as_glossary, check_glossary, with_terms
-from transduce.inference.redecoding import look_again, review
-from transduce.inference.translation import Translation, nothing
+from transduce.inference.glossary_search import MAX_TERM_TOKENS, as_glossary, check_glossary, parts_lacking_terms
+from transduce.inference.redecoding import estimate_quality, redecode
+from transduce.inference.translation import Translation, empty_alternative
 from transduce.inference.translator import Translator
 from transduce.search.settings import SamplingSettings, SearchSettings
-from transduce.text.glossary import Glossary, Term, mentions
+from transduce.text.glossary import Glossary, Term, contains_phrase
 
 SENTENCES = ["我吃鱼。", "老师喝茶。", "我们喝水。"]
 
@@ -22,8 +22,8 @@ SENTENCES = ["我吃鱼。", "老师喝茶。", "我们喝水。"]
 def test_terms_are_translated_as_the_glossary_says(translator: Translator, beam_size: int) -> None:
     plain = translator(SENTENCES, beam_size=beam_size)
     found = translator(SENTENCES, beam_size=beam_size, glossary={"鱼": "milk", "茶": ["the water", "apples"]})
-    assert mentions(found[0].text, "milk")
-    assert mentions(found[1].text, "the water") or mentions(found[1].text, "apples")
+    assert contains_phrase(found[0].text, "milk")
+    assert contains_phrase(found[1].text, "the water") or contains_phrase(found[1].text, "apples")
     assert found[2].text == plain[2].text  # has no term
     assert all(each.alternatives[0].ended for each in found)
 
@@ -64,8 +64,10 @@ def test_alternatives_do_not_change_the_best(translator: Translator) -> None:
     for sentence in SENTENCES[:2]:
         one = translator(sentence, glossary=glossary)
         several = translator(sentence, n_best=3, glossary=glossary)
-        assert one.text == several.text or not mentions(one.text, "milk")
-        assert all(mentions(each.text, "milk") or mentions(each.text, "apples") for each in several.alternatives)
+        assert one.text == several.text or not contains_phrase(one.text, "milk")
+        assert all(
+            contains_phrase(each.text, "milk") or contains_phrase(each.text, "apples") for each in several.alternatives
+        )
 
 
 def test_what_ends_badly_does_not_take_the_place_of_the_translation(translator: Translator) -> None:
@@ -78,7 +80,7 @@ def test_all_alternatives_have_them(translator: Translator) -> None:
     for search in (SearchSettings(n_best=3), SearchSettings(n_best=3, max_length=20, no_repeated_ngrams=2)):
         (found,) = translator.translate(["我吃鱼。"], search, glossary={"鱼": "fish"})
         assert 1 <= len(found.alternatives) <= 3
-        assert all(mentions(each.text, "fish") for each in found.alternatives)
+        assert all(contains_phrase(each.text, "fish") for each in found.alternatives)
 
 
 def test_where_there_is_no_room_a_term_is_left_out(translator: Translator) -> None:
@@ -91,17 +93,17 @@ def test_where_there_is_no_room_a_term_is_left_out(translator: Translator) -> No
 def test_terms_go_together_with_phrases_and_prefixes(translator: Translator) -> None:
     found = translator("我吃鱼。", prefix="she likes", phrases=["tea"], glossary={"鱼": "milk"})
     assert found.text.startswith("she likes")
-    assert mentions(found.text, "tea")
-    assert mentions(found.text, "milk")
+    assert contains_phrase(found.text, "tea")
+    assert contains_phrase(found.text, "milk")
 
 
 def test_of_very_many_terms_the_first_are_taken(translator: Translator) -> None:
     """A beam is as wide as there are pieces to be written, so a sentence of terms alone would take all memory."""
     glossary = Glossary(Term(chr(0x4E00 + number), ("fish tea milk",)) for number in range(200))
     part = Part("".join(chr(0x4E00 + number) for number in range(200)), 0, 0, [5, 1])
-    found = {part.key: Translation(part.text, (nothing(),))}
-    for search, most in ((SearchSettings(), MOST_TERM_PIECES), (SearchSettings(max_length=12), 11)):
-        (again,) = with_terms([part], found, glossary, search, translator.tokenizer.target)
+    found = {part.key: Translation(part.text, (empty_alternative(),))}
+    for search, most in ((SearchSettings(), MAX_TERM_TOKENS), (SearchSettings(max_length=12), 11)):
+        (again,) = parts_lacking_terms([part], found, glossary, search, translator.tokenizer.target)
         sizes = [min(map(len, phrase)) for phrase in again.phrases]
         assert sum(sizes) <= most < sum(sizes) + max(sizes)
 
@@ -115,11 +117,11 @@ def test_portions_of_a_file_have_them(translator: Translator) -> None:
 
 def test_what_a_glossary_wants_and_is_not_there_is_a_doubt(translator: Translator) -> None:
     plain = translator(["我吃鱼。"])
-    assert not any(doubt.kind == "terms" for doubt in review(translator, plain)[0])
-    (doubts,) = review(translator, plain, glossary={"鱼": ["milk", "tea"]})
+    assert not any(doubt.kind == "terms" for doubt in estimate_quality(translator, plain)[0])
+    (doubts,) = estimate_quality(translator, plain, glossary={"鱼": ["milk", "tea"]})
     assert [str(doubt) for doubt in doubts if doubt.kind == "terms"] == ["terms (`鱼` as `milk` or `tea`)"]
-    (better,) = look_again(translator, plain, glossary={"鱼": ["milk", "tea"]})
-    assert mentions(better.text, "milk") or mentions(better.text, "tea")
+    (better,) = redecode(translator, plain, glossary={"鱼": ["milk", "tea"]})
+    assert contains_phrase(better.text, "milk") or contains_phrase(better.text, "tea")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import transduce
 from transduce.commands.main import main
 from transduce.inference.line_warnings import LineWarnings
-from transduce.inference.quality_estimation import find_doubts
+from transduce.inference.quality_estimation import find_quality_warnings
 from transduce.inference.translation import Alternative, Translation
 
 Capture = pytest.CaptureFixture[str]
@@ -19,7 +19,9 @@ def translation(source: str, text: str) -> Translation:
 
 
 def kinds(source: str, text: str, source_language: str | None, target_language: str | None) -> dict[str, str]:
-    found = find_doubts(translation(source, text), source_language=source_language, target_language=target_language)
+    found = find_quality_warnings(
+        translation(source, text), source_language=source_language, target_language=target_language
+    )
     return {doubt.kind: doubt.found for doubt in found}
 
 
@@ -69,5 +71,5 @@ def test_the_command_warns_and_translates_all_the_same(
 
 
 def test_a_review_reports_it(translator: transduce.Translator) -> None:
-    (doubts,) = transduce.review(translator, [translation("Where have all of you been?", "I like tea.")])
+    (doubts,) = transduce.estimate_quality(translator, [translation("Where have all of you been?", "I like tea.")])
     assert "language" in [doubt.kind for doubt in doubts]

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.inference.batching import cut
+from transduce.inference.batching import split_long_sentences
 from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
 from transduce.model.build import build_encoder_decoder
@@ -51,7 +51,7 @@ def test_what_is_longer_still_is_cut_into_as_few_parts_as_take_it(trained: Path,
     long = open_with_limit(trained, tmp_path / "long", 600)
     text = document(long, 1500)
     assert long(text, search=GREEDY).parts == 3
-    parts = cut([text], long.tokenizer.source, 600)
+    parts = split_long_sentences([text], long.tokenizer.source, 600)
     assert "".join(part.text for part in parts) == text
     assert all(part.text.endswith("。") and len(part.ids) <= 600 + 1 for part in parts)
     assert long(text, search=GREEDY).text == " ".join(
@@ -88,7 +88,7 @@ def test_models_that_translate_together_take_what_each_of_them_takes(trained: Pa
 
 def test_learned_positions_end_a_source_and_what_is_written(translator: Translator) -> None:
     config = msgspec.structs.replace(translator.model.config, positions="learned", max_positions=40)
-    limited = Translator(build_encoder_decoder(config).eval(), translator.tokenizer, longest_source=600)
+    limited = Translator(build_encoder_decoder(config).eval(), translator.tokenizer, max_source_tokens=600)
     assert limited.longest_source == 39  # and the end symbol
     assert limited("我" * 200, beam_size=1, max_length=8).parts > 5
     # It has learnt nothing, and does not end by itself.
@@ -107,6 +107,6 @@ class Characters(Vocabulary):
 
 
 def test_no_part_is_too_long_where_spaces_are_pieces() -> None:
-    parts = cut(["a  b. " * 500], Characters(), 300)
+    parts = split_long_sentences(["a  b. " * 500], Characters(), 300)
     assert max(len(part.ids) - 1 for part in parts) <= 300
     assert len(parts) < 30

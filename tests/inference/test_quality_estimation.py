@@ -6,8 +6,14 @@ from typing import Any
 
 import pytest
 
-from transduce.inference.quality_estimation import UNLIKELY_NATS, Doubt, count_doubts, find_doubts, missing_numbers
-from transduce.inference.redecoding import look_again, review
+from transduce.inference.quality_estimation import (
+    UNLIKELY_NATS,
+    QualityWarning,
+    count_warnings,
+    find_quality_warnings,
+    missing_numbers,
+)
+from transduce.inference.redecoding import estimate_quality, redecode
 from transduce.inference.scoring import as_translation
 from transduce.inference.translation import Alternative, Translation
 from transduce.inference.translator import Translator
@@ -21,7 +27,7 @@ def translation(source: str, *texts: str, nats: float = 0.1, ended: bool = True)
 
 def told(source: str, text: str, languages: str = "zh-en", **options: Any) -> list[str]:
     one, other = languages.split("-")
-    found = find_doubts(translation(source, text, **options), source_language=one, target_language=other)
+    found = find_quality_warnings(translation(source, text, **options), source_language=one, target_language=other)
     return [str(doubt) for doubt in found]
 
 
@@ -84,13 +90,13 @@ def test_what_the_search_says() -> None:
     ]
     assert told("我爱你。", "I love you.", nats=UNLIKELY_NATS) == []
     given_up = Translation("我爱你。", (Alternative("I", (), (-0.1,), -0.1, ended=False),), given_up=True)
-    assert find_doubts(given_up) == ()
+    assert find_quality_warnings(given_up) == ()
 
 
 def test_within_one_language_words_and_numbers_may_stay_or_go() -> None:
     for source, text in (("a b c", "a b c"), ("In 1990 there were 45 people.", "People.")):
         assert told(source, text, "en-en") == []
-        assert find_doubts(translation(source, text), target_language="en") == ()
+        assert find_quality_warnings(translation(source, text), target_language="en") == ()
     assert told("a b c", "x x x x", "en-en") == ["repeated (4 × x)"]
 
 
@@ -141,8 +147,8 @@ def test_what_numbers_are_the_same(source: str, target: str, missing: list[str])
 
 
 def test_counts_go_by_kind() -> None:
-    doubts = [(Doubt("cut", ""), Doubt("unlikely", "2")), (), (Doubt("cut", ""),)]
-    assert count_doubts(doubts) == {"cut": 2, "unlikely": 1}
+    doubts = [(QualityWarning("cut", ""), QualityWarning("unlikely", "2")), (), (QualityWarning("cut", ""),)]
+    assert count_warnings(doubts) == {"cut": 2, "unlikely": 1}
 
 
 class Scripted:
@@ -175,7 +181,7 @@ class Scripted:
 
 
 def again(scripted: Scripted, found: Sequence[Translation], **options: Any) -> list[Translation]:
-    return look_again(scripted, found, **options)  # type: ignore[arg-type]
+    return redecode(scripted, found, **options)  # type: ignore[arg-type]
 
 
 def test_only_what_is_doubted_is_looked_for_again_with_what_was_missing() -> None:
@@ -233,7 +239,7 @@ def test_as_many_alternatives_come_back_as_there_were() -> None:
 def test_where_languages_are_not_known_copies_are_no_doubt() -> None:
     scripted = Scripted({})
     scripted.source_language = None
-    assert review(scripted, [translation("a b c", "a b c")]) == [()]  # type: ignore[arg-type]
+    assert estimate_quality(scripted, [translation("a b c", "a b c")]) == [()]  # type: ignore[arg-type]
 
 
 def test_a_number_that_the_vocabulary_cannot_write_ends_nothing(translator: Translator) -> None:
@@ -242,25 +248,25 @@ def test_a_number_that_the_vocabulary_cannot_write_ends_nothing(translator: Tran
     )
     assert translator.tokenizer.target.unk_id in translator.tokenizer.target.encode("1990")
     found = [translation("他生于1990年", "he is easy")]
-    doubts = {doubt.kind: doubt.found for doubt in review(translator, found)[0]}
+    doubts = {doubt.kind: doubt.found for doubt in estimate_quality(translator, found)[0]}
     assert list(doubts) == ["unread", "numbers"]
     assert "1990" in doubts["unread"]
-    assert len(look_again(translator, found)) == 1
+    assert len(redecode(translator, found)) == 1
 
 
 def test_what_was_not_read_is_not_looked_for_again(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [translation("我吃☃☃鱼", "I eat fish")]
-    assert review(translator, found) == [(Doubt("unread", "☃☃"),)]
+    assert estimate_quality(translator, found) == [(QualityWarning("unread", "☃☃"),)]
     monkeypatch.setattr(Translator, "translate", None)
-    assert look_again(translator, found) == found
+    assert redecode(translator, found) == found
 
 
 def test_a_trained_model_reviews_its_own_and_given_translations(translator: Translator) -> None:
     found = translator(["我爱你", "我们学习中文"], beam_size=1)
-    assert len(review(translator, found)) == 2
+    assert len(estimate_quality(translator, found)) == 2
     (score,) = translator.score(["我爱你"], ["the the the the"])
-    kinds = {doubt.kind for doubt in review(translator, [as_translation(score)])[0]}
+    kinds = {doubt.kind for doubt in estimate_quality(translator, [as_translation(score)])[0]}
     assert {"repeated", "unlikely"} <= kinds
-    longer = look_again(translator, [as_translation(score)])
+    longer = redecode(translator, [as_translation(score)])
     assert longer[0].source == "我爱你"
-    assert len(review(translator, longer)[0]) < len(kinds)
+    assert len(estimate_quality(translator, longer)[0]) < len(kinds)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.inference.batch_invariance import StrictScorer, bucket
+from transduce.inference.batch_invariance import BatchInvariantScorer, padded_length
 from transduce.inference.batching import pad
 from transduce.inference.load import open_translator
-from transduce.inference.phrases import ForbiddenTexts, spell_phrase
+from transduce.inference.phrases import ForbiddenTexts, tokenize_phrase
 from transduce.inference.scorers import TransformerScorer
 from transduce.inference.translation import GrowingText, Translation
 from transduce.inference.translator import Translator
@@ -188,11 +188,11 @@ def test_phrases_of_a_cut_text_are_in_its_first_part(translator: Translator, sen
 
 def test_a_phrase_in_a_script_without_spaces_need_not_begin_a_word(translator: Translator) -> None:
     vocabulary = translator.tokenizer.target  # a joint one
-    with_space, *joined = spell_phrase("苹果", vocabulary)
+    with_space, *joined = tokenize_phrase("苹果", vocabulary)
     assert vocabulary.decode(with_space) == "苹果"
     assert all(vocabulary.piece(spelling[0])[0] != "▁" for spelling in joined)
     assert [vocabulary.decode(spelling) for spelling in joined] == ["苹果"]
-    assert len(spell_phrase("apples", vocabulary)) == 1
+    assert len(tokenize_phrase("apples", vocabulary)) == 1
 
 
 @pytest.mark.parametrize(
@@ -321,16 +321,16 @@ def test_a_strict_batch_never_has_few_rows(translator: Translator) -> None:
             rows.append(hidden.shape[0] * hidden.shape[1])
             return translator.model.project(hidden)
 
-    ids = pad([[5, 6, 1]] * 3, 0, torch.device("cpu"), width=bucket(3))
+    ids = pad([[5, 6, 1]] * 3, 0, torch.device("cpu"), width=padded_length(3))
     with torch.inference_mode():
-        scorer = StrictScorer(TransformerScorer(Model(), ids), ids)  # type: ignore[arg-type]
+        scorer = BatchInvariantScorer(TransformerScorer(Model(), ids), ids)  # type: ignore[arg-type]
         assert scorer.step(torch.zeros(3, 1, dtype=torch.int64)).shape[:2] == (3, 1)
         scorer.reorder(torch.zeros(3, 4, dtype=torch.int64))
         assert scorer.step(torch.full((3, 4), 5)).shape[:2] == (3, 4)
         scorer.keep_sentences(torch.tensor([1]))
         assert scorer.step(torch.full((1, 4), 5)).shape[:2] == (1, 4)
     assert rows == [16, 64, 16]
-    assert [bucket(length) for length in (1, 16, 17)] == [16, 16, 32]
+    assert [padded_length(length) for length in (1, 16, 17)] == [16, 16, 32]
 
 
 # --- several models, and the folder's settings ---------------------------------------------------------------------

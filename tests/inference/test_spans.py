@@ -7,7 +7,7 @@ import pytest
 
 from transduce.errors import TransduceError
 from transduce.inference.scoring import Score
-from transduce.inference.spans import Marked, locate
+from transduce.inference.spans import MarkedSentence, align_marked
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.text.vocabulary import Vocabulary
@@ -40,7 +40,7 @@ def found(vocabulary: Vocabulary, source: str, text: str, *parts: str) -> list[s
         return [_score(vocabulary, *pair) for pair in zip(sources, targets, strict=True)]
 
     spans = [Span(source.index(part), source.index(part) + len(part)) for part in parts]
-    (places,) = locate([Marked(source, text, spans)], vocabulary, score)
+    (places,) = align_marked([MarkedSentence(source, text, spans)], vocabulary, score)
     assert len(places) == len(parts)
     return [text[place.start : place.end] for place in places]
 
@@ -97,7 +97,9 @@ def test_a_part_that_no_word_depends_on_is_as_far_along(vocabulary: Vocabulary) 
 
 def test_a_part_without_words_is_a_place_between_them(vocabulary: Vocabulary) -> None:
     source, text = "老师 吃鱼!", "the teacher eat fish!"
-    (places,) = locate([Marked(source, text, [Span(0, 0), Span(6, 6), Span(2, 3)])], vocabulary, lambda _, __: [])
+    (places,) = align_marked(
+        [MarkedSentence(source, text, [Span(0, 0), Span(6, 6), Span(2, 3)])], vocabulary, lambda _, __: []
+    )
     assert [place.start == place.end for place in places] == [True] * 3
     assert places[0].start == 0
     assert places[1].start == len(text)
@@ -105,12 +107,12 @@ def test_a_part_without_words_is_a_place_between_them(vocabulary: Vocabulary) ->
 
 
 def test_what_is_too_long_to_be_scored_is_placed_without(vocabulary: Vocabulary) -> None:
-    asked = Marked("大大小小红红绿绿", "one two three four", [Span(2, 4)], is_scored=False)
+    asked = MarkedSentence("大大小小红红绿绿", "one two three four", [Span(2, 4)], is_scored=False)
 
     def score(sources: Sequence[str], targets: Sequence[str]) -> list[Score]:
         raise AssertionError((sources, targets))
 
-    ((place,),) = locate([asked], vocabulary, score)
+    ((place,),) = align_marked([asked], vocabulary, score)
     assert asked.text[place.start : place.end] == "two"
 
 
@@ -149,12 +151,12 @@ def test_what_is_no_part_is_refused(translator: Translator, pairs: Any, spans: A
 def test_what_a_glossary_put_is_where_its_term_is(vocabulary: Vocabulary) -> None:
     """The model knows nothing of milk; `fish` depends on the tea here, for whatever reason."""
     source, text = "老师吃茶", "milk eat the teacher"
-    asked = Marked(source, text, [Span(3, 4), Span(0, 2)], ties=[(Span(3, 4), Span(0, 4))])
+    asked = MarkedSentence(source, text, [Span(3, 4), Span(0, 2)], ties=[(Span(3, 4), Span(0, 4))])
 
     def score(sources: Sequence[str], targets: Sequence[str]) -> list[Score]:
         return [_score(vocabulary, *pair) for pair in zip(sources, targets, strict=True)]
 
-    (places,) = locate([asked], vocabulary, score)
+    (places,) = align_marked([asked], vocabulary, score)
     assert [text[place.start : place.end] for place in places] == ["milk", "the teacher"]
 
 

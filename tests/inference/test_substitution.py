@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import pytest
 
 from transduce.inference.batching import Part
-from transduce.inference.glossary_search import find_with_terms
-from transduce.inference.quality_estimation import is_spoilt
+from transduce.inference.glossary_search import translate_with_terms
+from transduce.inference.quality_estimation import has_new_faults
 from transduce.inference.scoring import Score
 from transduce.inference.spans import word_spans
-from transduce.inference.substitution import ModelView, put_terms, substitute
+from transduce.inference.substitution import TermModel, insert_terms, substitute
 from transduce.inference.translation import Alternative, Translation
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
@@ -63,7 +63,7 @@ CAUSES = {"fish": "鱼", "tea": "茶", "teacher": "老师", "the": "老师"}
 def put(vocabulary: Vocabulary, source: str, text: str, dislikes: Sequence[str] = (), **terms: str) -> str | None:
     glossary = Glossary(Term(key, tuple(targets.split("/"))) for key, targets in terms.items())
     opinions = Opinions(vocabulary, CAUSES, dislikes)
-    (changed,) = substitute([(source, text)], glossary, ModelView(vocabulary, opinions.score, unasked))
+    (changed,) = substitute([(source, text)], glossary, TermModel(vocabulary, opinions.score, unasked))
     return None if changed is None else changed.target
 
 
@@ -121,7 +121,7 @@ def put_into(vocabulary: Vocabulary, search: SearchSettings, *texts: str) -> lis
     part, translation = lacking(*texts)
     score = Opinions(vocabulary, CAUSES).score
     glossary = Glossary([Term("鱼", ("milk",))])
-    found = put_terms([part], {part.key: translation}, glossary, search, ModelView(vocabulary, score, unasked))
+    found = insert_terms([part], {part.key: translation}, glossary, search, TermModel(vocabulary, score, unasked))
     return [each.text for each in found[part.key].alternatives] if found else None
 
 
@@ -148,7 +148,9 @@ def test_what_was_cut_is_left_as_it_is(vocabulary: Vocabulary) -> None:
     part = Part("我吃鱼", 0, 0, [4, 5, 6, 1])
     cut = Translation(part.text, (Alternative("we eat fish", ("we", "eat", "fish"), (-0.1,), -1.0, ended=False),))
     glossary, score = Glossary([Term("鱼", ("milk",))]), Opinions(vocabulary, CAUSES).score
-    assert put_terms([part], {part.key: cut}, glossary, SearchSettings(), ModelView(vocabulary, score, unasked)) == {}
+    assert (
+        insert_terms([part], {part.key: cut}, glossary, SearchSettings(), TermModel(vocabulary, score, unasked)) == {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,8 +166,8 @@ def test_only_what_lacks_a_term_is_asked_about(vocabulary: Vocabulary) -> None:
     opinions = Opinions(vocabulary, CAUSES)
     part, translation = lacking("we eat milk")
     glossary = Glossary([Term("鱼", ("milk",))])
-    model = ModelView(vocabulary, opinions.score, unasked)
-    assert put_terms([part], {part.key: translation}, glossary, SearchSettings(), model) == {}
+    model = TermModel(vocabulary, opinions.score, unasked)
+    assert insert_terms([part], {part.key: translation}, glossary, SearchSettings(), model) == {}
     assert opinions.asked == []
 
 
@@ -189,11 +191,11 @@ def test_in_a_script_without_spaces_a_term_takes_the_place_of_its_usual_translat
         return found
 
     glossary = Glossary([Term("fish", ("虾",))])
-    by_itself = ModelView(vocabulary, score, lambda texts: [Translation.of(text, "鱼。") for text in texts])
+    by_itself = TermModel(vocabulary, score, lambda texts: [Translation.of(text, "鱼。") for text in texts])
     (changed,) = substitute([("fish", "我吃鱼。")], glossary, by_itself)
     assert changed is not None
     assert changed.target == "我吃虾。"
-    other = ModelView(vocabulary, score, lambda texts: [Translation.of(text, "鲤") for text in texts])
+    other = TermModel(vocabulary, score, lambda texts: [Translation.of(text, "鲤") for text in texts])
     (changed,) = substitute([("fish", "我吃鱼。")], glossary, other)
     assert changed is not None
     assert "虾" in changed.target
@@ -203,8 +205,8 @@ def searched_for(vocabulary: Vocabulary, plain: str, *again: str, nats: float = 
     """What becomes of a translation where a second search finds these."""
     part, translation = lacking(plain)
     answer = lacking(*again)[1]
-    model = ModelView(vocabulary, Opinions(vocabulary, CAUSES, nats=nats).score, unasked)
-    found = find_with_terms(
+    model = TermModel(vocabulary, Opinions(vocabulary, CAUSES, nats=nats).score, unasked)
+    found = translate_with_terms(
         [part],
         {part.key: translation},
         Glossary([Term("鱼", (milk,))]),
@@ -246,11 +248,13 @@ def test_a_word_that_depends_a_little_is_replaced_where_the_search_finds_no_good
 )
 def test_what_spoils_a_translation(source: str, plain: str, text: str, spoilt: bool) -> None:
     glossary = Glossary([Term("Fische", ("milk",)), Term("Windows 95", ("Windows 98",))])
-    assert is_spoilt(source, plain, text, glossary) == spoilt
+    assert has_new_faults(source, plain, text, glossary) == spoilt
 
 
 def test_a_number_is_not_replaced(vocabulary: Vocabulary) -> None:
     part = Part("45 鱼", 0, 0, [4, 5, 6, 1])
     translation = Translation(part.text, (Alternative("45", ("45",), (-0.1,), -1.0, True),))
-    model = ModelView(vocabulary, Opinions(vocabulary, {"45": "鱼"}).score, unasked)
-    assert put_terms([part], {part.key: translation}, Glossary([Term("鱼", ("milk",))]), SearchSettings(), model) == {}
+    model = TermModel(vocabulary, Opinions(vocabulary, {"45": "鱼"}).score, unasked)
+    assert (
+        insert_terms([part], {part.key: translation}, Glossary([Term("鱼", ("milk",))]), SearchSettings(), model) == {}
+    )

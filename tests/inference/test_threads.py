@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from transduce.inference import translator as module
-from transduce.inference.batching import side_by_side
+from transduce.inference.batching import decode_in_parallel
 from transduce.inference.translator import Translator
 from transduce.kernels.int8_fbgemm import quantize
 from transduce.kernels.select import has_kernels, product_maker
@@ -34,13 +34,13 @@ def test_as_many_at_once_as_there_are_threads_each_alone_and_the_rest_by_all() -
             together.wait()  # for ever, if fewer ran at once
         return number, torch.get_num_threads()
 
-    found = list(side_by_side(decode, range(8), 3))
+    found = list(decode_in_parallel(decode, range(8), 3))
     assert found == [(number, 1 if number < 6 else 3) for number in range(8)]
     assert torch.get_num_threads() == 3
 
 
 def test_new_threads_have_as_many_as_before() -> None:
-    list(side_by_side(lambda number: number, range(3), 3))
+    list(decode_in_parallel(lambda number: number, range(3), 3))
     found = []
     other = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
     other.start()
@@ -56,14 +56,14 @@ def test_an_error_is_raised_and_what_waits_is_left() -> None:
         raise ValueError(f"batch {number}")
 
     with pytest.raises(ValueError, match="batch 0"):
-        list(side_by_side(decode, range(3000), 3))
+        list(decode_in_parallel(decode, range(3000), 3))
     assert len(done) < 3000
     assert torch.get_num_threads() == 3
 
 
 def test_with_one_thread_they_are_decoded_by_whoever_asks() -> None:
     own = threading.get_ident()
-    assert list(side_by_side(lambda _: threading.get_ident(), range(4), 1)) == [own] * 4
+    assert list(decode_in_parallel(lambda _: threading.get_ident(), range(4), 1)) == [own] * 4
 
 
 @pytest.mark.usefixtures("every_thread")
@@ -92,7 +92,7 @@ def test_translations_are_the_same(
         num_heads=2,
     )
     own = Translator(quantize(Transformer(config).eval(), make=product_maker()), translator.tokenizer)
-    monkeypatch.setattr(module, "pieces_at_once", lambda _: 24)
+    monkeypatch.setattr(module, "batch_token_budget", lambda _: 24)
     decoding, search_ids = set(), own.search_ids
 
     def watched(*arguments: Any, **options: Any) -> list[list[Hypothesis]]:

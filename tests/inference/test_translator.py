@@ -106,7 +106,7 @@ def test_many_batches_give_what_one_gives(
     translator: Translator, sentences: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = [translation.text for translation in translator(sentences)]
-    monkeypatch.setattr("transduce.inference.translator.pieces_at_once", lambda _: 60)
+    monkeypatch.setattr("transduce.inference.translator.batch_token_budget", lambda _: 60)
     assert [translation.text for translation in translator(sentences)] == one
 
 
@@ -195,7 +195,7 @@ def test_memory_that_runs_out_is_told_with_settings(translator: Translator, monk
     def exhausted(*_: object, **__: object) -> None:
         torch.empty(1 << 60, dtype=torch.uint8)
 
-    monkeypatch.setattr("transduce.inference.translator.begin_search", exhausted)
+    monkeypatch.setattr("transduce.inference.translator.start_search", exhausted)
     with pytest.raises(TransduceError, match="Memory ran out with `beam_size` 40 and `n_best` 1: lower them, or the"):
         translator("我", beam_size=40)
 

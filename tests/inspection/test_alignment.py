@@ -88,7 +88,7 @@ def test_a_batch_is_no_larger_than_memory_allows(
     monkeypatch.setattr("transduce.inspection.alignment._MOST_WEIGHTS", 1)
     found = [maps.heads for maps in word_maps(translator, pairs)]
     assert all(np.allclose(one, other, atol=1e-5) for one, other in zip(found, wanted, strict=True))
-    monkeypatch.setattr("transduce.inspection.alignment.MOST_PIECES", 8)
+    monkeypatch.setattr("transduce.inspection.alignment.MAX_TOKENS", 8)
     with pytest.raises(TransduceError, match=r"at most 8 pieces for its words to be linked, but “今天"):
         list(word_maps(translator, [word_pair("今天老师喜欢苹果。" * 3, "x")]))
 

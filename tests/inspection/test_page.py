@@ -149,10 +149,10 @@ def test_what_cannot_be_shown_is_refused(translator: Translator, sentence: str, 
 
 def test_a_sentence_is_as_long_as_the_model_takes(translator: Translator) -> None:
     sentence = "我吃鱼" * 150
-    longer = Translator(translator.model, translator.tokenizer, longest_source=400)
+    longer = Translator(translator.model, translator.tokenizer, max_source_tokens=400)
     found = inspect_sentence(longer, sentence, search=SearchSettings(beam_size=1, max_length=2))
     assert len(found.source_pieces) > 257
-    shorter = Translator(translator.model, translator.tokenizer, longest_source=20)
+    shorter = Translator(translator.model, translator.tokenizer, max_source_tokens=20)
     with pytest.raises(TransduceError, match="at most 20 pieces, but"):
         inspect_sentence(shorter, sentence)
 

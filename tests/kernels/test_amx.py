@@ -18,15 +18,15 @@ import torch
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
 from transduce.kernels.cpu.gemm import decode
-from transduce.kernels.cpu.gemm.decode import agrees_with_vectors, make_product
-from transduce.kernels.cpu.gemm.train_calls import pair_tile
+from transduce.kernels.cpu.gemm.decode import amx_matches_vectors, make_int8_linear
+from transduce.kernels.cpu.gemm.train_calls import bfloat16_tile
 from transduce.kernels.cpu.jit import compiler
 from transduce.kernels.cpu.jit import threads as crew
-from transduce.kernels.cpu.jit.compiler import find_float_tile, find_tile
+from transduce.kernels.cpu.jit.compiler import find_float_tile, find_integer_tile
 
 HERE = Path(__file__)
 TRAINING = ("test_gemm_kernels.py", "test_muon_kernels.py", "test_training_kernels.py")
-BEST = find_tile()
+BEST = find_integer_tile()
 if BEST is None or BEST.kind != "bytes" or BEST.lanes != 16:
     pytest.skip("AMX is for processors with AVX-512 and VNNI, and this is none", allow_module_level=True)
 if platform.system() != "Linux" or platform.machine() != "x86_64" or shutil.which("cc") is None:
@@ -55,12 +55,12 @@ def test_sums_are_those_of_vectors(emulator: Path, case: str) -> None:
 
 def test_a_machine_whose_amx_differs_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
     assert BEST is not None
-    monkeypatch.setattr(decode, "find_tile", lambda: BEST._replace(amx=True))
+    monkeypatch.setattr(decode, "find_integer_tile", lambda: BEST._replace(amx=True))
     weight = torch.randn(64, 64)
     for agrees in (True, False):
-        monkeypatch.setattr(decode, "agrees_with_vectors", lambda _, agrees=agrees: agrees)
+        monkeypatch.setattr(decode, "amx_matches_vectors", lambda _, agrees=agrees: agrees)
         for use in ("layer", "memory", "vocabulary"):
-            assert make_product(weight, None, use).tile.amx is agrees  # type: ignore[union-attr]
+            assert make_int8_linear(weight, None, use).tile.amx is agrees  # type: ignore[union-attr]
 
 
 # --- in a separate process ------------------------------------------------------------------------------------------
@@ -69,13 +69,13 @@ def test_a_machine_whose_amx_differs_does_without(monkeypatch: pytest.MonkeyPatc
 @torch.inference_mode()
 def _compare_products() -> None:
     assert BEST is not None
-    assert agrees_with_vectors(BEST._replace(amx=True))
+    assert amx_matches_vectors(BEST._replace(amx=True))
     torch.manual_seed(1)
     for threads in (1, 2):
         torch.set_num_threads(threads)
         for width in (48, 64, 512):
             weight, bias = torch.randn(150, width), torch.randn(150)
-            for tile in (BEST, BEST.finer):
+            for tile in (BEST, BEST.with_12_bits):
                 vectors = decode.NativeLinear(weight, bias, tile._replace(amx=False))
                 tiles = decode.NativeLinear(weight, bias, tile._replace(amx=True))
                 for rows in (1, 3, 4, 15, 16, 17, 31, 32, 33, 70):
@@ -98,7 +98,7 @@ def _compare_models() -> None:
     sources, pieces = torch.randint(2, 300, (9, 12)), torch.randint(2, 300, (5, 9, 1))
     found = []
     for amx in (False, True):
-        setattr(decode, "find_tile", lambda amx=amx: BEST._replace(amx=amx))  # noqa: B010
+        setattr(decode, "find_integer_tile", lambda amx=amx: BEST._replace(amx=amx))  # noqa: B010
         state = start_fast(quantize(copy.deepcopy(model), make=product_maker()), sources)
         assert isinstance(state, NativeState)
         assert state.output.tile.amx is amx
@@ -111,7 +111,7 @@ def _compare_pairs() -> None:
     tile = find_float_tile("pairs")
     assert tile is not None
     tile = tile._replace(amx=True)
-    assert agrees_with_vectors(tile)
+    assert amx_matches_vectors(tile)
     torch.manual_seed(1)
     for threads in (1, 2):
         torch.set_num_threads(threads)
@@ -156,7 +156,7 @@ def _compare_models_of_pairs() -> None:
 def _test_training() -> None:
     """Run the tests of the training kernels with AMX."""
     setattr(compiler, "_has_amx_pairs", lambda: True)  # noqa: B010
-    tile = pair_tile()
+    tile = bfloat16_tile()
     assert tile is not None
     assert tile.amx
     files = [str(HERE.parent.parent / "model" / name) for name in TRAINING]

@@ -11,9 +11,9 @@ from torch import Tensor
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
 from transduce.kernels.cpu.decoding.state import NativeState
-from transduce.kernels.cpu.gemm.decode import BFloat16Vocabulary, NativeLinear, NativeVocabulary, make_product
-from transduce.kernels.cpu.jit.compiler import find_tile
-from transduce.kernels.cpu.jit.tile import NARROW, WIDE, Tile
+from transduce.kernels.cpu.gemm.decode import BFloat16Vocabulary, NativeLinear, NativeVocabulary, make_int8_linear
+from transduce.kernels.cpu.jit.compiler import find_integer_tile
+from transduce.kernels.cpu.jit.tile import AVX2_TILE, AVX512_TILE, Tile
 from transduce.kernels.cpu.logits import NativeReductions
 from transduce.kernels.eager import FlatState, supports
 from transduce.kernels.int8_fbgemm import Int8Linear, quantize
@@ -25,14 +25,18 @@ from transduce.model.state import DecodingState, MemoryState
 from transduce.model.transformer import Transformer
 from transduce.search.selection import BestSelection, Choice, Step, use_kernels
 
-BEST = find_tile()
+BEST = find_integer_tile()
 if BEST is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
-TILES = [*dict.fromkeys([BEST, BEST.finer]), NARROW._replace(kind="sextets"), NARROW._replace(kind="words")]
-if BEST.lanes == WIDE.lanes:
-    TILES += [WIDE._replace(kind="sextets"), WIDE._replace(kind="words")]
+TILES = [
+    *dict.fromkeys([BEST, BEST.with_12_bits]),
+    AVX2_TILE._replace(kind="sextets"),
+    AVX2_TILE._replace(kind="words"),
+]
+if BEST.lanes == AVX512_TILE.lanes:
+    TILES += [AVX512_TILE._replace(kind="sextets"), AVX512_TILE._replace(kind="words")]
     if BEST.kind == "bytes":  # such a processor has the instruction for 256-bit registers too
-        TILES += [NARROW, NARROW.finer]
+        TILES += [AVX2_TILE, AVX2_TILE.with_12_bits]
 pytestmark = pytest.mark.usefixtures("every_thread")
 
 Walk = Callable[[DecodingState, int], list[Tensor]]  # of conftest.py
@@ -95,7 +99,7 @@ def test_products_are_those_of_the_rounded_numbers(tile: Tile) -> None:
     for rows in (1, 2, 5, 6, 7, 13, 40):
         x = torch.randn(rows, 48) * 10.0
         x[rows // 2] = 0.0
-        step = (x.abs().amax(dim=1, keepdim=True) / tile.levels).clamp_min(1e-30).double()
+        step = (x.abs().amax(dim=1, keepdim=True) / tile.max_quantized).clamp_min(1e-30).double()
         weight_step = (weight.abs().amax(dim=1, keepdim=True) / 127).double()
         rounded = (x / step).round() * step @ ((weight / weight_step).round() * weight_step).T + bias
         found = product(x)
@@ -109,7 +113,7 @@ def test_products_are_those_of_the_rounded_numbers(tile: Tile) -> None:
 @torch.inference_mode()
 def test_the_greatest_numbers_do_not_overflow() -> None:
     for tile in TILES:
-        width = tile.most_inputs
+        width = tile.max_inputs
         product = NativeLinear(torch.full((tile.columns, width), -1.0), None, tile)
         for sign in (1.0, -1.0):
             x = torch.full((3, width), sign)
@@ -178,18 +182,18 @@ def test_rows_that_are_no_numbers_read_no_weights() -> None:
 @torch.inference_mode()
 def test_activations_have_few_bits_for_the_vocabulary_and_for_long_sums_alone() -> None:
     assert BEST is not None
-    for width, layer in ((64, BEST.finer), (512, BEST if BEST.kind == "bytes" else BEST.finer)):
-        found = {use: make_product(torch.randn(64, width), None, use) for use in get_args(Use)}
+    for width, layer in ((64, BEST.with_12_bits), (512, BEST if BEST.kind == "bytes" else BEST.with_12_bits)):
+        found = {use: make_int8_linear(torch.randn(64, width), None, use) for use in get_args(Use)}
         tiles = {use: product.tile for use, product in found.items() if isinstance(product, NativeLinear)}
-        assert tiles == {"layer": layer, "memory": BEST.finer, "vocabulary": BEST}
+        assert tiles == {"layer": layer, "memory": BEST.with_12_bits, "vocabulary": BEST}
         assert isinstance(found["vocabulary"], NativeVocabulary)
     wide = torch.randn(16, 8208)  # whose sums would not fit in 32 bits
-    assert isinstance(make_product(wide, None, "memory"), Int8Linear)
+    assert isinstance(make_int8_linear(wide, None, "memory"), Int8Linear)
 
 
 def test_instructions_that_are_kept_from_pytorch_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
-    assert find_tile.__wrapped__() == NARROW._replace(kind="sextets")
+    assert find_integer_tile.__wrapped__() == AVX2_TILE._replace(kind="sextets")
     monkeypatch.delenv("ATEN_CPU_CAPABILITY")
     for name, value in (
         ("ATEN_CPU_CAPABILITY", "default"),
@@ -197,10 +201,10 @@ def test_instructions_that_are_kept_from_pytorch_are_not_used(monkeypatch: pytes
         ("ONEDNN_MAX_CPU_ISA", "AVX"),
     ):
         monkeypatch.setenv(name, value)
-        assert find_tile.__wrapped__() is None
+        assert find_integer_tile.__wrapped__() is None
         monkeypatch.delenv(name)
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    assert find_tile.__wrapped__() is None
+    assert find_integer_tile.__wrapped__() is None
 
 
 # --- steps --------------------------------------------------------------------------------------------------------
@@ -318,13 +322,13 @@ def test_reductions_equal_those_of_pytorch(size: int) -> None:
         logits = torch.randn(batch, beams, size) * 5.0
         logits[..., 0] = float("-inf")
         kept = logits.clone()
-        values, places, normalizer = kernels.best_normalized(logits, 9)
+        values, places, normalizer = kernels.top_tokens_and_log_sum_exp(logits, 9)
         expected = logits.topk(9, dim=-1)
         assert torch.equal(values, expected.values)
         assert torch.equal(places, expected.indices)
         torch.testing.assert_close(normalizer, logits.logsumexp(dim=-1, keepdim=True), atol=2e-6, rtol=2e-6)
-        assert torch.equal(kernels.log_normalizer(logits), normalizer)
-        assert torch.equal(kernels.best_pieces(logits, 1)[1], places[..., :1])
+        assert torch.equal(kernels.log_sum_exp(logits), normalizer)
+        assert torch.equal(kernels.top_tokens(logits, 1)[1], places[..., :1])
         assert torch.equal(logits, kept)
 
 
@@ -333,13 +337,13 @@ def test_rows_of_minus_infinity_and_of_nothing_end_and_are_left_as_they_were() -
     logits = torch.full((2, 1, 100), float("-inf"))
     logits[0, 0, 0] = 3.0
     kept = logits.clone()
-    values, places = kernels.best_pieces(logits, 3)
+    values, places = kernels.top_tokens(logits, 3)
     assert values[0, 0].tolist() == [3.0, float("-inf"), float("-inf")]
     assert places[0, 0, 0] == 0
     assert torch.equal(logits, kept)
     for size in (100, 256):  # with a block that is not whole, and without
         wrong = torch.cat([torch.full((2, 1, size), float("nan")), torch.ones(1, 1, size)])
-        _, places = kernels.best_pieces(wrong, 3)
+        _, places = kernels.top_tokens(wrong, 3)
         assert bool(((places >= 0) & (places < size)).all())
         assert bool((wrong[2] == 1.0).all())
 
@@ -347,12 +351,12 @@ def test_rows_of_minus_infinity_and_of_nothing_end_and_are_left_as_they_were() -
 def test_rows_with_gaps_between_them_are_taken_and_others_refused() -> None:
     kernels, wide = NativeReductions(), torch.randn(6, 128)
     rows = wide[:, :100].unflatten(0, (2, 3))
-    assert kernels.suits(rows)
-    assert torch.equal(kernels.best_pieces(rows, 4)[0], rows.topk(4).values)
-    assert not kernels.suits(wide.T[None])
-    assert not kernels.suits(rows.double())
-    assert not kernels.suits(torch.randn(3, 2, 100)[:, :, ::2])
-    assert not kernels.suits(torch.randn(3, 4, 100)[:, :2])
+    assert kernels.supports(rows)
+    assert torch.equal(kernels.top_tokens(rows, 4)[0], rows.topk(4).values)
+    assert not kernels.supports(wide.T[None])
+    assert not kernels.supports(rows.double())
+    assert not kernels.supports(torch.randn(3, 2, 100)[:, :, ::2])
+    assert not kernels.supports(torch.randn(3, 4, 100)[:, :2])
 
 
 @pytest.mark.usefixtures("threads")
@@ -384,7 +388,7 @@ def test_without_a_normalizer_it_is_the_logits_own() -> None:
     torch.manual_seed(5)
     kernels, logits, scores = NativeReductions(), torch.randn(3, 4, 300), -torch.rand(3, 4)
     without = kernels.select(logits, None, scores, eos_id=1, beam_size=4)
-    given = kernels.select(logits, kernels.log_normalizer(logits), scores, eos_id=1, beam_size=4)
+    given = kernels.select(logits, kernels.log_sum_exp(logits), scores, eos_id=1, beam_size=4)
     for ours, theirs in zip((*without[0], *without[1]), (*given[0], *given[1]), strict=True):
         assert torch.equal(ours, theirs)
 

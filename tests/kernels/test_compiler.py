@@ -11,10 +11,16 @@ import pytest
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
 from transduce.kernels.cpu.jit import compiler
-from transduce.kernels.cpu.jit.compiler import VARIABLE, find_code, find_tile, keep_code, key_of
-from transduce.kernels.cpu.jit.tile import WIDE
+from transduce.kernels.cpu.jit.compiler import (
+    CACHE_VARIABLE,
+    cache_code,
+    cache_key,
+    find_integer_tile,
+    load_cached_code,
+)
+from transduce.kernels.cpu.jit.tile import AVX512_TILE
 
-if find_tile() is None:
+if find_integer_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
 
 PRODUCT = """
@@ -33,7 +39,7 @@ print(len(made))
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     return tmp_path / "kernels"
 
 
@@ -54,39 +60,39 @@ def test_the_next_process_makes_nothing_anew_but_what_is_damaged(folder: Path) -
         file.write_bytes(damaged)
         assert programs_made() == 1
         assert file.read_bytes() == whole
-    tile = find_tile()
-    if tile is not None and tile.lanes == WIDE.lanes:  # narrower vectors need other code
+    tile = find_integer_tile()
+    if tile is not None and tile.lanes == AVX512_TILE.lanes:  # narrower vectors need other code
         assert programs_made(ATEN_CPU_CAPABILITY="avx2") == 1
 
 
 def test_nothing_is_kept_where_somebody_does_not_want_it_or_it_cannot_be(tmp_path: Path) -> None:
-    assert programs_made(**{VARIABLE: ""}) == 1
+    assert programs_made(**{CACHE_VARIABLE: ""}) == 1
     (tmp_path / "kernels").write_text("a file in the folder's place", encoding="utf-8")
     for _ in range(2):
-        assert programs_made(**{VARIABLE: str(tmp_path)}) == 1
+        assert programs_made(**{CACHE_VARIABLE: str(tmp_path)}) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["kernels"]
 
 
 def test_names_differ_with_every_part() -> None:
-    assert len({key_of("ab", "c"), key_of("a", "bc"), key_of("ab", "c", (1, 2)), key_of("ab", "d")}) == 4
+    assert len({cache_key("ab", "c"), cache_key("a", "bc"), cache_key("ab", "c", (1, 2)), cache_key("ab", "d")}) == 4
 
 
 def test_the_least_recently_used_files_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "_MOST_FILES", 3)
     for number in range(3):
-        keep_code(f"name{number}", bytes([number]))
+        cache_code(f"name{number}", bytes([number]))
         os.utime(folder / f"name{number}", (number, number))
-    assert find_code("name0") == bytes([0])  # it is the most recently used now
-    keep_code("name3", bytes([3]))
+    assert load_cached_code("name0") == bytes([0])  # it is the most recently used now
+    cache_code("name3", bytes([3]))
     assert sorted(path.name for path in folder.iterdir()) == ["name0", "name2", "name3"]
-    assert find_code("name1") is None
+    assert load_cached_code("name1") is None
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="files have no owners here")
 def test_nobody_else_can_read_the_folder_and_nobody_elses_is_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep_code("name", b"code")
+    cache_code("name", b"code")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
-    assert find_code("name") is None
+    assert load_cached_code("name") is None

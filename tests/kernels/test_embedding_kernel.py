@@ -6,11 +6,11 @@ from torch.nn import functional as F
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
-from transduce.kernels.cpu.jit.compiler import find_tile
+from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.training.layer import NativeTraining
 from transduce.model.gradient_sums import add_gradients_to
 
-if find_tile() is None:
+if find_integer_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
 
 pytestmark = pytest.mark.usefixtures("tile", "threads")

@@ -12,24 +12,24 @@ import llvmlite.binding as llvm  # type: ignore[import-not-found, import-untyped
 
 from transduce.kernels.cpu.gemm import train_calls
 from transduce.kernels.cpu.gemm.train_calls import (
+    GradientSums,
     PackedProjection,
-    Sums,
-    multiplier_of,
+    bfloat16_tile,
+    gemm_emitter_of,
+    gemm_tile,
+    linear_backward,
     multiply,
-    multiply_back,
-    pair_tile,
-    product_tile,
-    suits_product,
+    supports_gemm,
 )
 from transduce.kernels.cpu.jit import compiler
-from transduce.kernels.cpu.jit.tile import NARROW, Tile
+from transduce.kernels.cpu.jit.tile import AVX2_TILE, Tile
 from transduce.kernels.cpu.training.layer import NativeTraining
 from transduce.model.backend import Rows, training_with
 from transduce.model.gradient_sums import add_gradients_to
 from transduce.training.loss import projected_cross_entropy
 
-TILE = pair_tile()
-TILES = {dtype: tile for dtype in (torch.bfloat16, torch.float32) if (tile := product_tile(dtype)) is not None}
+TILE = bfloat16_tile()
+TILES = {dtype: tile for dtype in (torch.bfloat16, torch.float32) if (tile := gemm_tile(dtype)) is not None}
 if not TILES:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
 
@@ -48,7 +48,7 @@ def sizes_of(tile: Tile) -> list[tuple[int, int, int]]:
     """
     if tile.amx:
         return [(16, 32, 32), (17, 64, 32), (33, 32, 64), (47, 96, 96), (70, 128, 224), (1060, 1088, 320)]
-    if tile.lanes == NARROW.lanes:
+    if tile.lanes == AVX2_TILE.lanes:
         return [(4, 32, 8), (5, 64, 16), (9, 32, 24), (31, 96, 40), (70, 128, 152), (1060, 992, 136)]
     return [(8, 32, 16), (9, 64, 32), (17, 32, 48), (31, 96, 80), (70, 128, 208), (2100, 992, 272)]
 
@@ -99,12 +99,12 @@ def test_gradients(
         is_open = torch.empty(positions * inputs // 8, dtype=torch.uint8)
         given_to_relu = random(positions, 64, dtype=dtype) / 8, random(inputs, 64, dtype=dtype)
         x = multiply(*given_to_relu, None, activation="relu", positive=is_open)
-    sums = Sums(
+    sums = GradientSums(
         torch.full((outputs, inputs), 2.0) if asked in ("both", "weight") else None,
         torch.full((outputs,), 3.0) if asked in ("both", "bias") else None,
     )
     given = gradient.clone()
-    found = multiply_back(gradient, x, weight, sums, by_x=by_x, is_open=is_open)
+    found = linear_backward(gradient, x, weight, sums, by_x=by_x, is_open=is_open)
     assert torch.equal(gradient, given)
     counted = gradient.double()
     assert (found is not None) == by_x
@@ -123,9 +123,9 @@ def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype) -> None:
     found = []
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)
-        sums = Sums(torch.zeros(96, 64), torch.zeros(96))
+        sums = GradientSums(torch.zeros(96, 64), torch.zeros(96))
         out = multiply(x, weight, bias, activation="relu")
-        by_x = multiply_back(gradient, x, weight, sums, by_x=True)
+        by_x = linear_backward(gradient, x, weight, sums, by_x=True)
         assert by_x is not None
         assert sums.weight is not None
         assert sums.bias is not None
@@ -140,7 +140,7 @@ def test_a_result_that_goes_past_the_caches_is_the_same(monkeypatch: pytest.Monk
     found = []
     for least in (train_calls._STREAMED_BYTES, 0):
         monkeypatch.setattr(train_calls, "_STREAMED_BYTES", least)
-        by_x = multiply_back(gradient, x, weight, Sums(None), by_x=True)
+        by_x = linear_backward(gradient, x, weight, GradientSums(None), by_x=True)
         assert by_x is not None
         assert train_calls._is_streamed(by_x) is (least == 0)
         found.append((multiply(x, weight, bias, activation="relu"), by_x))
@@ -216,14 +216,14 @@ def test_some_rows_of_a_matrix_learn_alone(dtype: torch.dtype) -> None:
 @of_each_kind
 def test_what_does_not_fit_is_left_to_the_library(dtype: torch.dtype) -> None:
     rows, _, outputs = sizes_of(TILES[dtype])[0]
-    assert multiplier_of(TILES[dtype]).layout.least_rows == rows
+    assert gemm_emitter_of(TILES[dtype]).layout.min_rows == rows
     x, weight = random(rows, 32, dtype=dtype), random(outputs, 32, dtype=dtype)
-    assert suits_product(x, weight)
-    assert not suits_product(x[:-1], weight)
-    assert not suits_product(random(rows, 48, dtype=dtype), random(outputs, 48, dtype=dtype))
-    assert not suits_product(x, random(outputs + outputs // 2, 32, dtype=dtype))
-    assert not suits_product(x, weight.double())
-    assert not suits_product(x.double(), weight.double())
+    assert supports_gemm(x, weight)
+    assert not supports_gemm(x[:-1], weight)
+    assert not supports_gemm(random(rows, 48, dtype=dtype), random(outputs, 48, dtype=dtype))
+    assert not supports_gemm(x, random(outputs + outputs // 2, 32, dtype=dtype))
+    assert not supports_gemm(x, weight.double())
+    assert not supports_gemm(x.double(), weight.double())
 
 
 def multiplies_pairs() -> bool:
@@ -236,7 +236,7 @@ def multiplies_pairs() -> bool:
 def test_who_keeps_the_library_from_pairs_keeps_these_kernels_from_them(
     monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    for known in (compiler.find_tile, compiler._has_pairs):
+    for known in (compiler.find_integer_tile, compiler._has_pairs):
         monkeypatch.setattr(compiler, known.__name__, known.__wrapped__)
     assert multiplies_pairs()
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
@@ -253,10 +253,10 @@ def test_a_processor_with_amx_multiplies_by_it(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: True, raising=False)
     for known in (compiler._has_pairs, compiler._has_amx_pairs):
         monkeypatch.setattr(compiler, known.__name__, known.__wrapped__)
-    monkeypatch.setattr(train_calls, "pair_tile", pair_tile.__wrapped__)
+    monkeypatch.setattr(train_calls, "bfloat16_tile", bfloat16_tile.__wrapped__)
     for is_right in (True, False):
-        monkeypatch.setattr(train_calls, "multiplies_rightly", lambda _, is_right=is_right: is_right)
-        tile = train_calls.pair_tile()
+        monkeypatch.setattr(train_calls, "multiplies_correctly", lambda _, is_right=is_right: is_right)
+        tile = train_calls.bfloat16_tile()
         assert tile is not None
         assert tile.amx is is_right
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -268,7 +268,7 @@ def test_a_processor_with_amx_multiplies_by_it(monkeypatch: pytest.MonkeyPatch) 
 @of_pairs
 def test_a_small_example_tells_wrong_products(monkeypatch: pytest.MonkeyPatch) -> None:
     assert TILE is not None
-    assert train_calls.multiplies_rightly(TILE)
+    assert train_calls.multiplies_correctly(TILE)
     forward = train_calls._forward
 
     def wrong(x: Tensor, weight: Tensor, out: Tensor, *rest: Any, **options: Any) -> None:
@@ -276,11 +276,11 @@ def test_a_small_example_tells_wrong_products(monkeypatch: pytest.MonkeyPatch) -
         out[7, 3] += 1.0 + out[7, 3].abs() * 0.5 + out.abs().max() / 16
 
     monkeypatch.setattr(train_calls, "_forward", wrong)
-    assert not train_calls.multiplies_rightly(TILE)
+    assert not train_calls.multiplies_correctly(TILE)
 
 
 @by_vectors
 def test_where_vectors_are_narrow_they_are_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "find_tile", lambda: NARROW)
-    monkeypatch.setattr(train_calls, "pair_tile", pair_tile.__wrapped__)
-    assert not suits_product(random(8, 32), random(16, 32))
+    monkeypatch.setattr(compiler, "find_integer_tile", lambda: AVX2_TILE)
+    monkeypatch.setattr(train_calls, "bfloat16_tile", bfloat16_tile.__wrapped__)
+    assert not supports_gemm(random(8, 32), random(16, 32))

@@ -11,8 +11,8 @@ from torch import Tensor
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
-from transduce.kernels.cpu.gemm.train_calls import product_tile
-from transduce.kernels.cpu.jit.memory import KeptStack, Room, Spot, own_stack
+from transduce.kernels.cpu.gemm.train_calls import gemm_tile
+from transduce.kernels.cpu.jit.memory import MemoryOffset, Room, StackAllocator, process_stack
 from transduce.kernels.cpu.training import layer as fused_layers
 from transduce.kernels.cpu.training import layer as layer_plan
 from transduce.kernels.cpu.training.layer import NativeTraining
@@ -23,7 +23,7 @@ from transduce.model.layers import EncoderLayer
 from transduce.model.masks import padding_mask
 from transduce.model.transformer import Transformer
 
-KINDS = [dtype for dtype in (torch.bfloat16, torch.float32) if product_tile(dtype) is not None]
+KINDS = [dtype for dtype in (torch.bfloat16, torch.float32) if gemm_tile(dtype) is not None]
 if not KINDS:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
 
@@ -119,7 +119,7 @@ def test_a_layer_is_its_bricks(settings: dict[str, Any], large: bool, dtype: tor
     assert len(found) == len(wanted)
     for one, other in zip(found, wanted, strict=True):
         assert torch.equal(one, other)
-    assert not own_stack().live
+    assert not process_stack().live
 
 
 @pytest.mark.parametrize(
@@ -196,50 +196,50 @@ def test_layers_that_never_go_back_give_up_their_memory() -> None:
     layer, x = layer_and_input(KINDS[0])
     sums_of(layer)
     found = fused_layers.run_layer(layer, x, None, [padding_mask(torch.full((4, 9), 5), PAD)])
-    assert len(own_stack().live) == 1
+    assert len(process_stack().live) == 1
     del found
     gc.collect()
-    assert not own_stack().live
+    assert not process_stack().live
 
 
 # --- memory -------------------------------------------------------------------------------------------------------
 
 
 def test_pieces_stand_behind_all_that_are_in_use() -> None:
-    stack = KeptStack(1 << 20)
-    first, second = stack.take(1000), stack.take(64)
+    stack = StackAllocator(1 << 20)
+    first, second = stack.allocate(1000), stack.allocate(64)
     assert second.address - first.address == 1024  # whole lines of a cache
-    first.give_back()
-    third = stack.take(10)
+    first.free()
+    third = stack.allocate(10)
     assert third.address == second.address + 64
-    second.give_back()
-    third.give_back()
-    assert stack.take(5).address == first.address
+    second.free()
+    third.free()
+    assert stack.allocate(5).address == first.address
 
 
 def test_a_piece_that_nobody_has_is_given_back() -> None:
-    stack = KeptStack(1 << 20)
-    piece = stack.take(1000)
+    stack = StackAllocator(1 << 20)
+    piece = stack.allocate(1000)
     address = piece.address
     del piece
-    assert stack.take(64).address == address
+    assert stack.allocate(64).address == address
 
 
 @pytest.mark.parametrize("size", [1 << 12, 1 << 62], ids=["a full stack", "no stack"])
 def test_what_a_stack_has_no_room_for_is_of_the_heap(size: int) -> None:
-    stack = KeptStack(size)
-    pieces = [stack.take(1 << 13), stack.take(1 << 13)]
+    stack = StackAllocator(size)
+    pieces = [stack.allocate(1 << 13), stack.allocate(1 << 13)]
     assert abs(pieces[0].address - pieces[1].address) >= 1 << 13
     assert not stack.live
     for piece in pieces:
-        piece.give_back()
+        piece.free()
 
 
 def test_a_room_gives_the_first_gap_that_is_large_enough() -> None:
     room = Room(3)
-    spots = [room.take(count) for count in (64, 128, 64)]
-    assert spots == [Spot(3, 0), Spot(3, 64), Spot(3, 192)]
-    room.give_back([spots[1], Spot(5, 64)])  # the last one is another room's
-    assert room.take(129) == Spot(3, 256)
-    assert room.take(65) == Spot(3, 64)
+    spots = [room.allocate(count) for count in (64, 128, 64)]
+    assert spots == [MemoryOffset(3, 0), MemoryOffset(3, 64), MemoryOffset(3, 192)]
+    room.free([spots[1], MemoryOffset(5, 64)])  # the last one is another room's
+    assert room.allocate(129) == MemoryOffset(3, 256)
+    assert room.allocate(65) == MemoryOffset(3, 64)
     assert room.size == 256 + 192

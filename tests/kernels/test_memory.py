@@ -18,13 +18,13 @@ ARRAYS = {
 
 def test_an_array_is_the_same_by_its_address_as_a_tensor_and_as_numbers() -> None:
     arena = Arena(ARRAYS, zeroed=True)
-    arena.numbers("one")[:] = [1, 2, 3]
+    arena.ctypes_array("one")[:] = [1, 2, 3]
     arena.tensor("two")[1, 16] = 0.5
     arena.tensor("three").fill_(-1.0)
     assert arena.tensor("one").tolist() == [1, 2, 3]
-    assert arena.numbers("two")[33] == 0.5
-    assert sum(arena.numbers("two")) == 0.5
-    assert list(arena.numbers("three")) == [-1.0] * 4
+    assert arena.ctypes_array("two")[33] == 0.5
+    assert sum(arena.ctypes_array("two")) == 0.5
+    assert list(arena.ctypes_array("three")) == [-1.0] * 4
     assert arena.tensor("none").shape == (0, 5)
     for name in ARRAYS:
         assert arena.addresses[name] % 64 == 0

@@ -5,14 +5,14 @@ import torch
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
-from transduce.kernels.cpu.gemm.train_calls import pair_tile
+from transduce.kernels.cpu.gemm.train_calls import bfloat16_tile
 from transduce.kernels.cpu.training.layer import NativeTraining
-from transduce.kernels.cpu.training.muon import make_orthogonal, suits_squares
+from transduce.kernels.cpu.training.muon import orthogonalize_in_place, supports_orthogonalization
 from transduce.model.backend import training_with
 from transduce.training.muon import _POLYNOMIALS as POLYNOMIALS
 from transduce.training.muon import orthogonalize
 
-if pair_tile() is None:
+if bfloat16_tile() is None:
     pytest.skip("this processor does not multiply pairs of bfloat16", allow_module_level=True)
 
 pytestmark = pytest.mark.usefixtures("threads")
@@ -48,9 +48,9 @@ def test_the_number_of_threads_changes_no_bit_nor_where_matrices_stand(rows: int
     for one, each in zip(reversed(spread), matrices, strict=True):
         one.copy_(each)
     between = [room[0], *(room[start + size : start + size + 33] for start in range(1, len(room), size + 33))]
-    assert suits_squares(spread)
+    assert supports_orthogonalization(spread)
     by_gram_matrix = max(rows, columns) > 2 * min(rows, columns)
-    assert all(make_orthogonal(spread, POLYNOMIALS, 1.0, by_gram_matrix=by_gram_matrix))
+    assert all(orthogonalize_in_place(spread, POLYNOMIALS, 1.0, by_gram_matrix=by_gram_matrix))
     for other in (*found[1:], torch.stack(spread[::-1])):
         assert torch.equal(found[0], other)
     assert not any(bool(each.any()) for each in between)
@@ -71,12 +71,14 @@ def test_the_length_of_a_matrix_does_not_matter_nor_what_stands_beside_it(
 
 
 def test_what_does_not_fit_is_refused_or_left_to_the_library() -> None:
-    assert suits_squares(list(torch.randn(2, 32, 64).bfloat16()))
+    assert supports_orthogonalization(list(torch.randn(2, 32, 64).bfloat16()))
     for shape in ((48, 64), (32, 48)):
-        assert not suits_squares([torch.randn(shape).bfloat16()])
-    assert not suits_squares([torch.randn(32, 64)])
-    assert not suits_squares([torch.randn(32, 64).bfloat16(), torch.randn(64, 32).bfloat16().mT])
+        assert not supports_orthogonalization([torch.randn(shape).bfloat16()])
+    assert not supports_orthogonalization([torch.randn(32, 64)])
+    assert not supports_orthogonalization([torch.randn(32, 64).bfloat16(), torch.randn(64, 32).bfloat16().mT])
     with pytest.raises(ValueError, match=r"matrices have one shape, and there are three polynomials"):
-        make_orthogonal([torch.randn(32, n).bfloat16() for n in (32, 64)], POLYNOMIALS, 1.0, by_gram_matrix=False)
+        orthogonalize_in_place(
+            [torch.randn(32, n).bfloat16() for n in (32, 64)], POLYNOMIALS, 1.0, by_gram_matrix=False
+        )
     with pytest.raises(ValueError, match=r"matrices have one shape, and there are three polynomials"):
-        make_orthogonal(list(torch.randn(1, 32, 32).bfloat16()), POLYNOMIALS[:2], 1.0, by_gram_matrix=False)
+        orthogonalize_in_place(list(torch.randn(1, 32, 32).bfloat16()), POLYNOMIALS[:2], 1.0, by_gram_matrix=False)

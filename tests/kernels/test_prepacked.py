@@ -12,8 +12,8 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 from transduce.kernels import select
 from transduce.kernels.cpu.decoding.state import NativeState
 from transduce.kernels.cpu.gemm.decode import NativeLinear, NativeVocabulary
-from transduce.kernels.cpu.jit.compiler import find_float_tile, find_tile
-from transduce.kernels.cpu.jit.tile import NARROW, Tile
+from transduce.kernels.cpu.jit.compiler import find_float_tile, find_integer_tile
+from transduce.kernels.cpu.jit.tile import AVX2_TILE, Tile
 from transduce.kernels.eager import FlatState
 from transduce.kernels.select import decoded_model, make_twin, start_fast, temporary_twin
 from transduce.model.config import ModelConfig
@@ -21,10 +21,10 @@ from transduce.model.layers import DecoderLayer
 from transduce.model.state import DecodingState, MemoryState
 from transduce.model.transformer import Transformer
 
-if find_tile() is None:
+if find_integer_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
 FLOATS, PAIRS = find_float_tile("floats"), find_float_tile("pairs")
-TILES = [tile for tile in (FLOATS, PAIRS, NARROW._replace(kind="floats")) if tile is not None]
+TILES = [tile for tile in (FLOATS, PAIRS, AVX2_TILE._replace(kind="floats")) if tile is not None]
 DTYPES = [torch.float32, *([torch.bfloat16] if PAIRS is not None else [])]
 pytestmark = pytest.mark.usefixtures("every_thread")
 

@@ -10,14 +10,14 @@ from torch import Tensor
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
 from transduce.kernels.cpu.decoding.state import NativePromptState
-from transduce.kernels.cpu.jit.compiler import find_float_tile, find_tile
+from transduce.kernels.cpu.jit.compiler import find_float_tile, find_integer_tile
 from transduce.kernels.int8_fbgemm import quantize
 from transduce.kernels.select import decoded_model, make_twin, product_maker, start_prompts
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder, PromptState
 from transduce.model.state import DecodingState
 
-if find_tile() is None:
+if find_integer_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
 pytestmark = pytest.mark.usefixtures("every_thread")
 

@@ -29,7 +29,7 @@ class Machine:
 
     def __init__(self, clock: Clock) -> None:
         self.clock, self.others = clock, 5.0
-        self.crew = crew.Crew(clock)
+        self.crew = crew.ThreadLimiter(clock)
 
     def work(self, share: float, wanted: int = 4, calls: int = 12) -> list[int]:
         """Simulate calls of 10 ms each, and return the number of threads of each call."""
@@ -40,7 +40,7 @@ class Machine:
             before = self.others
             self.others += 0.01 * share * (threads - 1)
             if threads > 1:
-                self.crew.tell(threads, 0.01, 0.01 * share, (before, self.others))
+                self.crew.record_call(threads, 0.01, 0.01 * share, (before, self.others))
             sizes.append(threads)
         return sizes
 
@@ -86,13 +86,13 @@ def test_other_threads_time_may_be_counted_late(machine: Machine) -> None:
 
     for number in range(200):
         assert machine.crew.size(2) == 2
-        machine.crew.tell(2, 0.001, 0.001, (told(number), told(number + 1)))
+        machine.crew.record_call(2, 0.001, 0.001, (told(number), told(number + 1)))
 
 
 def test_little_work_is_done_by_one_thread() -> None:
     torch.set_num_threads(4)
     assert [crew.useful_threads(work) for work in (0, 2_000_000, 15_000_000, 16_000_000, 10**9)] == [1, 1, 1, 2, 4]
-    assert crew.useful_threads(10**9, most=3) == 3
+    assert crew.useful_threads(10**9, max_threads=3) == 3
 
 
 PROGRAM = """
@@ -123,7 +123,7 @@ PROGRAM = """
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not give a process one core alone")
 def test_eight_threads_on_one_core_become_fewer() -> None:
-    if compiler.find_tile() is None:
+    if compiler.find_integer_tile() is None:
         pytest.skip("there are no kernels for this processor")
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PROGRAM)],

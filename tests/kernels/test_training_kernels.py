@@ -13,9 +13,9 @@ from torch.nn import functional as F
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
 from transduce.kernels.cpu import train_rows
-from transduce.kernels.cpu.jit.compiler import find_tile
-from transduce.kernels.cpu.jit.tile import NARROW, WIDE
-from transduce.kernels.cpu.train_rows import DropPlaces
+from transduce.kernels.cpu.jit.compiler import find_integer_tile
+from transduce.kernels.cpu.jit.tile import AVX2_TILE, AVX512_TILE
+from transduce.kernels.cpu.train_rows import DropoutArguments
 from transduce.kernels.cpu.training.layer import NativeTraining
 from transduce.kernels.training_executor import execute
 from transduce.model.attention import MultiHeadAttention
@@ -27,9 +27,9 @@ from transduce.model.positions import RotaryPositions
 from transduce.model.transformer import Transformer
 from transduce.training.loss import projected_cross_entropy
 
-if find_tile() is None:
+if find_integer_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
-TILES = [NARROW, WIDE]  # on processors with narrow vectors, LLVM splits a wide one in two
+TILES = [AVX2_TILE, AVX512_TILE]  # on processors with narrow vectors, LLVM splits a wide one in two
 
 KERNELS = NativeTraining()
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -39,8 +39,8 @@ PAD = 0
 
 @pytest.fixture(autouse=True, params=TILES, ids=lambda tile: f"{tile.lanes} lanes")
 def _tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("engine", "fused_attention", "fused_linear", "fused_rows", "fused_turning"):
-        monkeypatch.setattr(f"transduce.kernels.cpu.{module}.find_tile", lambda: request.param)
+    for module in ("jit.compiler", "training.autograd", "train_rows"):
+        monkeypatch.setattr(f"transduce.kernels.cpu.{module}.find_integer_tile", lambda: request.param)
 
 
 @pytest.fixture(autouse=True, params=[1, 2], ids=["one thread", "two threads"])
@@ -97,7 +97,7 @@ def test_attention(
         allowed = torch.ones(keys, keys, dtype=torch.bool).tril()
     else:
         allowed = (torch.arange(keys) < lengths[:, None])[:, None, None]
-    assert KERNELS.suits_attention(projected, keys, width)
+    assert KERNELS.supports_attention(projected, keys, width)
     found = KERNELS.attend(projected, memory, lengths, heads)
     slope = torch.randn_like(found)
     learning = [x for x in (projected, memory) if x is not None]
@@ -117,8 +117,8 @@ def test_attention_of_large_scores_is_finite() -> None:
 
 @pytest.mark.parametrize(("width", "keys"), [(20, 10), (144, 10), (32, 257)])
 def test_attention_that_does_not_suit(width: int, keys: int) -> None:
-    assert not KERNELS.suits_attention(torch.zeros(1, keys, width), keys, width)
-    assert not KERNELS.suits_attention(torch.zeros(1, 5, 32, dtype=torch.float64), 5, 32)
+    assert not KERNELS.supports_attention(torch.zeros(1, keys, width), keys, width)
+    assert not KERNELS.supports_attention(torch.zeros(1, 5, 32, dtype=torch.float64), 5, 32)
 
 
 def test_masks_that_lengths_describe() -> None:
@@ -140,7 +140,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"lengths must be int64 of shape \(2,\)"):
         KERNELS.attend(queries, torch.zeros(2, 3, 64), lengths[:1], 1)
     with pytest.raises(ValueError, match=r"a residual of torch.float32 \(2, 5, 16\) cannot be added"):
-        KERNELS.drop_and_add(torch.zeros(2, 5, 16), queries, 10)
+        KERNELS.dropout_add(torch.zeros(2, 5, 16), queries, 10)
     with pytest.raises(ValueError, match=r"torch.bfloat16 \(32,\) cannot be the weight or bias"):
         KERNELS.layer_norm(queries, torch.ones(32, dtype=torch.bfloat16), torch.zeros(32), 1e-5)
 
@@ -151,7 +151,7 @@ def test_layer_norm(dtype: torch.dtype, width: int) -> None:
     torch.manual_seed(4)
     given = [(torch.randn(shape) + 0.5).to(dtype).requires_grad_() for shape in ((37, 5, width), (width,), (width,))]
     x, weight, bias = given
-    assert KERNELS.suits_rows(x)
+    assert KERNELS.supports_rows(x)
     found = KERNELS.layer_norm(x, weight, bias, 1e-5)
     slope = torch.randn_like(found)
     gradients = torch.autograd.grad(found, given, slope)
@@ -167,7 +167,7 @@ def test_layer_norm(dtype: torch.dtype, width: int) -> None:
 def test_rms_norm(dtype: torch.dtype, width: int) -> None:
     torch.manual_seed(4)
     x, weight = given = [(torch.randn(shape) + 0.5).to(dtype).requires_grad_() for shape in ((37, 5, width), (width,))]
-    assert KERNELS.suits_rows(x)
+    assert KERNELS.supports_rows(x)
     found = KERNELS.rms_norm(x, weight, 1e-5)
     slope = torch.randn_like(found)
     gradients = torch.autograd.grad(found, given, slope)
@@ -185,8 +185,8 @@ def test_turning(dtype: torch.dtype, interleaved: bool, heads: int, width: int, 
     torch.manual_seed(4)
     x = torch.randn(3, 7, columns).to(dtype).requires_grad_()
     rotation = RotaryPositions(width, interleaved=interleaved)(torch.arange(7), torch.float32, 7)
-    assert KERNELS.suits_turning(x, width)
-    found = KERNELS.turn(x, rotation, heads)
+    assert KERNELS.supports_rotary(x, width)
+    found = KERNELS.apply_rotary(x, rotation, heads)
     slope = torch.randn_like(found)
     (gradient,) = torch.autograd.grad(found, x, slope)
     wide = x.detach().float().requires_grad_()
@@ -196,7 +196,7 @@ def test_turning(dtype: torch.dtype, interleaved: bool, heads: int, width: int, 
     assert_near(found, wanted)
     assert_near(gradient, torch.autograd.grad(wanted, wide, slope.float())[0])
     with pytest.raises(ValueError, match="are not in"):
-        KERNELS.turn(x, rotation, columns // width + 1)
+        KERNELS.apply_rotary(x, rotation, columns // width + 1)
 
 
 @DTYPES
@@ -206,7 +206,7 @@ def test_softmax(dtype: torch.dtype, width: int) -> None:
     logits = (torch.randn(9, width) * 4).to(dtype)
     logits[0] += 1000
     wide = logits.double()
-    assert KERNELS.suits_logits(logits)
+    assert KERNELS.supports_logits(logits)
     normalizers = KERNELS.softmax_(logits)
     assert_near(normalizers, wide.logsumexp(-1))
     assert_near(logits, wide.softmax(-1))
@@ -217,7 +217,7 @@ def test_dropout(dtype: torch.dtype) -> None:
     residual = torch.randn(1000, 160).to(dtype).requires_grad_()
     x = torch.ones(1000, 160).to(dtype).requires_grad_()
     torch.manual_seed(6)
-    found = KERNELS.drop_and_add(residual, x, 77)
+    found = KERNELS.dropout_add(residual, x, 77)
     by_residual, by_x = torch.autograd.grad(found, (residual, x), torch.ones_like(found))
     kept = by_x != 0
     scale = 256 / (256 - 77)
@@ -229,12 +229,12 @@ def test_dropout(dtype: torch.dtype) -> None:
     for dim, count in ((0, 1000), (1, 160)):  # no column and no row is favoured
         assert kept.double().mean(dim).std() < 1.3 * math.sqrt(0.3 * 0.7 / count)
     torch.manual_seed(6)
-    assert torch.equal(KERNELS.drop_and_add(residual, x, 77), found)
-    assert not torch.equal(KERNELS.drop_and_add(residual, x, 77), found)
+    assert torch.equal(KERNELS.dropout_add(residual, x, 77), found)
+    assert not torch.equal(KERNELS.dropout_add(residual, x, 77), found)
 
 
 def test_dropout_without_a_residual() -> None:
-    found = KERNELS.drop_and_add(None, torch.ones(64, 32), 128)
+    found = KERNELS.dropout_add(None, torch.ones(64, 32), 128)
     assert set(found.unique().tolist()) == {0.0, 2.0}
 
 
@@ -243,7 +243,7 @@ def test_every_processor_drops_the_same(dtype: torch.dtype) -> None:
     x, found = torch.ones(3, 112).to(dtype), []
     for tile in TILES:
         out = torch.empty_like(x)
-        places = DropPlaces(x.data_ptr(), 0, out.data_ptr(), x.numel(), 1 << 40 | 12345, 77)
+        places = DropoutArguments(x.data_ptr(), 0, out.data_ptr(), x.numel(), 1 << 40 | 12345, 77)
         train_rows._kernels_of(dtype, tile)["drop"].run(*places)
         found.append(out)
     assert torch.equal(*found)
@@ -260,7 +260,7 @@ def test_a_norm_beside_what_it_is_of(dtype: torch.dtype, has_bias: bool, is_summ
     if is_summed:
         for parameter, total in zip((weight, bias), totals, strict=True):
             add_gradients_to(parameter, total)
-    kept, found = KERNELS.fork_norm(x, weight, bias if has_bias else None, 1e-5)
+    kept, found = KERNELS.residual_norm(x, weight, bias if has_bias else None, 1e-5)
     assert torch.equal(kept, x)
     slopes = torch.randn_like(found), torch.randn_like(found)
     torch.autograd.backward((kept, found), slopes)
@@ -280,8 +280,8 @@ def test_a_norm_beside_what_it_is_of(dtype: torch.dtype, has_bias: bool, is_summ
         else:
             assert parameter.grad is not None
             assert_near(parameter.grad, own.grad)
-    assert KERNELS.fork_norm(x, weight, bias, 1e-5)[0].requires_grad
-    (alone,) = torch.autograd.grad(KERNELS.fork_norm(x, weight, bias, 1e-5)[0], x, slopes[0])
+    assert KERNELS.residual_norm(x, weight, bias, 1e-5)[0].requires_grad
+    (alone,) = torch.autograd.grad(KERNELS.residual_norm(x, weight, bias, 1e-5)[0], x, slopes[0])
     assert torch.equal(alone, slopes[0])
 
 
@@ -298,7 +298,7 @@ def test_linear(dtype: torch.dtype, rows: Rows | None, activation: str | None, i
     if is_summed:
         for parameter, total in zip((weight, bias), totals, strict=True):
             add_gradients_to(parameter, total)
-    assert KERNELS.suits_linear(x, weight, rows)
+    assert KERNELS.supports_linear(x, weight, rows)
     found = KERNELS.linear(x, weight, bias, rows, activation=activation)
     slope = torch.randn_like(found)
     found.backward(slope)
@@ -330,12 +330,12 @@ def test_linear_without_bias_of_frozen_weights() -> None:
 
 def test_linear_that_does_not_suit() -> None:
     x, weight = torch.zeros(2, 32), torch.zeros(64, 32)
-    assert KERNELS.suits_linear(x, weight, Rows(16, 64))
-    assert not KERNELS.suits_linear(x, weight, Rows(0, 20))
-    assert not KERNELS.suits_linear(x, torch.zeros(60, 32), None)
-    assert not KERNELS.suits_linear(x.double(), weight.double(), None)
-    assert not KERNELS.suits_linear(x, weight.to(torch.bfloat16), None)
-    assert not KERNELS.suits_linear(x[:0], weight, None)
+    assert KERNELS.supports_linear(x, weight, Rows(16, 64))
+    assert not KERNELS.supports_linear(x, weight, Rows(0, 20))
+    assert not KERNELS.supports_linear(x, torch.zeros(60, 32), None)
+    assert not KERNELS.supports_linear(x.double(), weight.double(), None)
+    assert not KERNELS.supports_linear(x, weight.to(torch.bfloat16), None)
+    assert not KERNELS.supports_linear(x[:0], weight, None)
     with pytest.raises(ValueError, match="of a matrix of 64 rows"):
         KERNELS.linear(x, weight, None, Rows(32, 96))
 

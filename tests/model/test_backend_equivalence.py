@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.inference.decoding import find_search_program
+from transduce.inference.decoding import find_compiled_search
 from transduce.inference.scorers import TransformerScorer
 from transduce.kernels.cuda.decode_graph import TRITON
 from transduce.kernels.eager import EAGER, why_not_eager
@@ -30,7 +30,7 @@ from transduce.model.layer_graph import Unsupported, graph_of
 from transduce.model.state import DecodingState
 from transduce.model.transformer import Transformer
 from transduce.search.beam import Beam, BeamSearch
-from transduce.search.greedy import Walk, take_best
+from transduce.search.greedy import GreedySearch, take_argmax
 from transduce.search.scorer import Bounds, Search, run
 
 PAD, END, START, V = 0, 1, 0, 96
@@ -205,9 +205,9 @@ def search(model: Transformer, width: int) -> Iterator[tuple[int, list[int], flo
     """Yield the sentence, the tokens and the summed log-probabilities of each hypothesis that a search finds."""
     scorer, beam = TransformerScorer(model, SOURCES), Beam(beam_size=width, n_best=width, alpha=0.0)
     bounds = Bounds(model.config.start_id, END, torch.full((3,), LONGEST))
-    found: Search | None = find_search_program(scorer, bounds, beam)
+    found: Search | None = find_compiled_search(scorer, bounds, beam)
     if found is None:
-        found = Walk(scorer, bounds, take_best) if width == 1 else BeamSearch(scorer, bounds, beam)
+        found = GreedySearch(scorer, bounds, take_argmax) if width == 1 else BeamSearch(scorer, bounds, beam)
     for sentence, hypotheses in enumerate(run(found)):
         for hypothesis in hypotheses:
             yield sentence, [*hypothesis.ids, *([END] if hypothesis.ended else [])], hypothesis.log_probability

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
-from transduce.kernels.cpu.jit.compiler import find_tile
+from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.training.layer import NativeTraining
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.backend import training_with
@@ -31,7 +31,7 @@ from transduce.model.transformer import Transformer
 from transduce.training.lora import LowRankSettings, adapt
 from transduce.training.loss import projected_cross_entropy
 
-if find_tile() is None:
+if find_integer_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
 
 COMPONENTS = (

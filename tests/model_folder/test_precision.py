@@ -17,7 +17,7 @@ from transduce.kernels.select import native_state
 from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer
 from transduce.model.recurrent import Recurrent
-from transduce.model_folder.load import to_eight_bits
+from transduce.model_folder.load import quantize_to_int8
 from transduce.search.settings import SearchSettings
 from transduce.tasks.train import train
 
@@ -48,10 +48,10 @@ def test_8_bits_are_refused_where_they_cannot_be_had() -> None:
     with torch.device("meta"):
         model = Recurrent(ModelConfig(kind="recurrent", **sizes))  # type: ignore[arg-type]
     with pytest.raises(TransduceError, match="`int8` is for CPUs, but the device is `cuda`: use `bf16` there"):
-        to_eight_bits(model, "cuda")
+        quantize_to_int8(model, "cuda")
     refusal = "`int8` is for Transformers that generate text, but this model is of the kind `recurrent`: use `fp32`."
     with pytest.raises(TransduceError, match=re.escape(refusal)):
-        to_eight_bits(model, "cpu")
+        quantize_to_int8(model, "cpu")
 
 
 # --- by kernels ---------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from transduce.errors import TransduceError
 from transduce.tasks.run import verification
 from transduce.tasks.run.run import RunRequest
 from transduce.tasks.run.verification import ResumeReport, verify_resume
-from transduce.training.checkpoint import Surroundings
+from transduce.training.checkpoint import Environment
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def report(**changes: object) -> ResumeReport:
         compared_at_step=12,
         differences=[],
         repeatable=None,
-        surroundings=Surroundings(device="a GPU", instructions="x86_64 AVX2", threads=2, torch="2.13"),
+        surroundings=Environment(device="a GPU", instructions="x86_64 AVX2", threads=2, torch="2.13"),
         notes=["A note."],
     )
     return msgspec.structs.replace(made, **changes)

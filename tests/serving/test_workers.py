@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from transduce.commands.serve import fitting_workers
-from transduce.inference.translation import Translation, nothing
+from transduce.commands.serve import default_workers
+from transduce.inference.translation import Translation, empty_alternative
 from transduce.inference.translator import Translator
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
@@ -49,7 +49,7 @@ class Meeting:
         seen.append(self._threads_of_step(observer))
         self.meeting.wait(10)  # whoever ends first leaves its threads to the others
         self.threads.append(tuple(seen))
-        return [Translation(sentence, (nothing(),)) for sentence in sentences]
+        return [Translation(sentence, (empty_alternative(),)) for sentence in sentences]
 
     def check(self, glossary: Glossary, search: SearchSettings) -> None:
         """There is nothing that it cannot write."""
@@ -98,7 +98,7 @@ def test_those_who_compute_share_the_threads(threads_stay: None, batches: int, e
 
 def test_as_many_batches_are_decoded_side_by_side_as_there_are_threads(translator: Translator) -> None:
     model = ServedModel(translator, languages=("de", "en"))
-    assert fitting_workers([model]) == min(torch.get_num_threads(), 4)
+    assert default_workers([model]) == min(torch.get_num_threads(), 4)
 
 
 def test_answers_are_the_same_from_several_workers(serve: Any, translator: Translator) -> None:

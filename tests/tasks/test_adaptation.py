@@ -14,7 +14,7 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.inference.load import open_translator
 from transduce.model_folder.read import read_any_model_folder
-from transduce.tasks.kinds.kind import goes_on_learning
+from transduce.tasks.kinds.kind import continues_training
 from transduce.tasks.settings.reading import make_settings
 from transduce.tasks.train import train
 from transduce.training.checkpoint import load_checkpoint
@@ -192,11 +192,11 @@ def test_what_is_known_already_is_learnt_in_small_steps(
         train(out=tmp_path / "run", settings=settings, dry_run=True, **COMPUTING)
         assert f"  {reason}" in capsys.readouterr().err
     begun = make_settings({"start_from": str(tmp_path)})
-    assert goes_on_learning(begun, "translation")  # a folder of another toolkit
+    assert continues_training(begun, "translation")  # a folder of another toolkit
     (tmp_path / "settings.toml").write_text('[task]\nkind = "denoising"\n', "utf-8")
-    assert not goes_on_learning(begun, "translation")
-    assert goes_on_learning(begun, "denoising")
-    assert not goes_on_learning(make_settings({}), "translation")
+    assert not continues_training(begun, "translation")
+    assert continues_training(begun, "denoising")
+    assert not continues_training(make_settings({}), "translation")
 
 
 @pytest.mark.parametrize(

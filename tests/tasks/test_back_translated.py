@@ -35,7 +35,7 @@ def files(toy_corpus: Path, tmp_path: Path) -> dict[str, Any]:
 def tagged(folder: Path) -> int:
     """How many training sources begin with the tag."""
     tokenizer = load_tokenizer(folder)
-    assert tokenizer.source.has_mark(BACK_TRANSLATED)
+    assert tokenizer.source.has_special_token(BACK_TRANSLATED)
     corpus = PreparedCorpus.open(folder / "corpus", tokenizer)
     sources, _ = corpus.read(0, corpus.pairs)
     return int((sources.ids[sources.offsets[:-1]] == tokenizer.source.id(BACK_TRANSLATED)).sum())
@@ -71,7 +71,7 @@ def test_a_model_that_knows_no_tag_is_fine_tuned_without(files: dict[str, Any], 
     options = {**SHORT, "preset": None}
     out = tmp_path / "run"
     train(out=out, **files, back_translated=files["source"][1], start_from=trained, **options)
-    assert not load_tokenizer(out).source.has_mark(BACK_TRANSLATED)
+    assert not load_tokenizer(out).source.has_special_token(BACK_TRANSLATED)
     assert read_stored(out / "settings.toml").data.back_translated == (files["source"][1],)
     result = train(out=out, resume=True, steps=3, device="cpu", threads=1)
     assert result is not None

@@ -15,12 +15,12 @@ from transduce.model_folder.write import save
 from transduce.tasks import synthetic_data
 from transduce.tasks.preparing import PrepareRequest, prepare_corpus_folder
 from transduce.tasks.run.run_folder import read_stored
-from transduce.tasks.synthetic_data import TAUGHT
+from transduce.tasks.synthetic_data import TEACHER_FOLDER
 from transduce.tasks.train import train
 from transduce.text.files import read_lines
 
 writing: Any = synthetic_data  # of which tests replace what it imports
-MADE = Path(TAUGHT) / "taught-1.en"
+MADE = Path(TEACHER_FOLDER) / "taught-1.en"
 
 
 @pytest.fixture

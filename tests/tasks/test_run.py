@@ -24,14 +24,14 @@ from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
 from transduce.tasks import corpus as corpus_module
 from transduce.tasks.corpus import TaskCorpus
-from transduce.tasks.kinds.kind import Place
+from transduce.tasks.kinds.kind import RunPlacement
 from transduce.tasks.kinds.translation import DevSet
 from transduce.tasks.run import run as run_module
 from transduce.tasks.run.run import Run, RunRequest
-from transduce.tasks.run.run_folder import NewRun, read_stored
+from transduce.tasks.run.run_folder import RunFolder, read_stored
 from transduce.tasks.train import train
 from transduce.text.languages import LanguageProfiles
-from transduce.training.checkpoint import Surroundings, load_newest
+from transduce.training.checkpoint import Environment, load_newest
 from transduce.training.distributed import Processes
 from transduce.training.events import ProgressDisplay
 from transduce.training.loop import Trainer
@@ -132,7 +132,7 @@ def test_a_mistake_leaves_nothing_behind(
 
 
 def test_parents_that_others_use_meanwhile_stay(tmp_path: Path) -> None:
-    new = NewRun(tmp_path / "a" / "b" / "model")
+    new = RunFolder(tmp_path / "a" / "b" / "model")
     (new.make().parent.parent / "another").mkdir()
     new.undo()
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["another"]
@@ -171,7 +171,7 @@ def test_only_the_first_process_cuts_the_dev_set(
     shutil.copytree(trained, out)
     card = out / "corpus-dev" / "corpus.json"
     before = card.stat()
-    monkeypatch.setattr(corpus_module, "joined_processes", lambda: Processes(1, 3))
+    monkeypatch.setattr(corpus_module, "current_processes", lambda: Processes(1, 3))
     request = RunRequest(settings={}, out=out, resume=True, device="cpu", threads=1)
     _, corpus = Run(request).resume()
     assert isinstance(corpus, TaskCorpus)
@@ -190,7 +190,7 @@ def test_a_run_of_one_process_that_goes_on_with_several_divides_the_cores(
     run = Run(RunRequest(settings={}, out=trained, resume=True, device="cpu"))
     run.processes = Processes(0, count, local_count=count)
     run.machine = msgspec.structs.replace(run.machine, threads=max(1, 8 // count))
-    run._use_threads_of(Surroundings(device="cpu", instructions="", threads=8, torch=""))
+    run._use_threads_of(Environment(device="cpu", instructions="", threads=8, torch=""))
     assert run.machine.threads == threads
 
 
@@ -202,7 +202,7 @@ def test_a_run_of_several_processes_that_goes_on_with_one_has_all_cores(
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     run = Run(RunRequest(settings={}, out=trained, resume=True, device="cpu"))
     run.machine = msgspec.structs.replace(run.machine, threads=8)
-    run._use_threads_of(Surroundings(device="cpu", instructions="", threads=2, torch="", processes=processes))
+    run._use_threads_of(Environment(device="cpu", instructions="", threads=2, torch="", processes=processes))
     assert run.machine.threads == threads
 
 
@@ -327,7 +327,7 @@ def test_a_validation_is_perfect_where_all_of_many_sentences_are_right(
     run = Run(RunRequest(settings={}, out=trained, resume=True, device="cpu", threads=1))
     resolved, corpus = run.resume()
     assert isinstance(corpus, TaskCorpus)
-    dev = run.kind.validation(corpus, resolved, Place(folder=trained, device="cpu", threads=1))
+    dev = run.kind.validation(corpus, resolved, RunPlacement(folder=trained, device="cpu", threads=1))
     assert isinstance(dev, DevSet)
     dev.sources, dev.references = ["一"] * sentences, ["one"] * sentences
     answers = ["two"] * wrong + ["one"] * (sentences - wrong)

@@ -17,7 +17,7 @@ from transduce.model.transformer import Transformer
 from transduce.training.engine import compile_layers
 from transduce.training.loss import Loss, projected_cross_entropy
 from transduce.training.loss_spikes import find_origin
-from transduce.training.prefetch import BatchesAhead, to_device
+from transduce.training.prefetch import PrefetchedBatches, to_device
 from transduce.training.settings import TrainingSettings
 
 
@@ -127,7 +127,7 @@ class Counted:
 
 def test_batches_made_ahead_are_the_same_batches() -> None:
     counted = Counted()
-    ahead = BatchesAhead(counted)
+    ahead = PrefetchedBatches(counted)
     wanted = [divmod(number, 3) for number in range(7)]
     assert [ahead.batch(*place) for place in wanted] == wanted
     ahead.batch(5, 1)  # a run that goes on elsewhere
@@ -145,7 +145,7 @@ def test_each_batch_is_looked_at_in_another_thread() -> None:
         def look_ahead(self, batch: Pair) -> None:
             seen.append((batch, threading.current_thread() is not own))
 
-    ahead = BatchesAhead(Counted(), Loss())
+    ahead = PrefetchedBatches(Counted(), Loss())
     for number in range(3):
         assert ahead.batch(0, number) in [batch for batch, _ in seen]
     assert all(elsewhere for _, elsewhere in seen)
@@ -153,7 +153,7 @@ def test_each_batch_is_looked_at_in_another_thread() -> None:
 
 def test_an_error_in_a_batch_arrives_where_it_is_asked_for() -> None:
     with pytest.raises(IndexError, match="there is no such batch"):
-        BatchesAhead(Counted()).batch(0, 3)
+        PrefetchedBatches(Counted()).batch(0, 3)
 
 
 def test_arrays_become_tensors() -> None:

@@ -19,7 +19,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.training import distributed
 from transduce.training.choices import choose_kernels
-from transduce.training.distributed import Processes, explaining_lost_processes, join_processes
+from transduce.training.distributed import Processes, explain_lost_processes, join_processes
 from transduce.training.loss import projected_cross_entropy
 from transduce.training.reduction import GradientReduction, collect_gradients
 from transduce.training.settings import ResolvedTraining
@@ -79,8 +79,8 @@ def test_chunks_hold_whole_parameters() -> None:
 
 
 def lose(rank: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed, "joined_processes", lambda: Processes(rank, 4))
-    with explaining_lost_processes():
+    monkeypatch.setattr(distributed, "current_processes", lambda: Processes(rank, 4))
+    with explain_lost_processes():
         raise RuntimeError(message)
 
 

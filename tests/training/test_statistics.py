@@ -104,7 +104,7 @@ def test_a_run_stopped_in_the_middle_of_a_step_ends_as_one_that_was_not(
     assert resumed.trainer.resume()
     resumed.trainer.run()
     assert_same(resumed.state(), whole.state())
-    assert_same(resumed.trainer.optimizer.kept_weights(), whole.trainer.optimizer.kept_weights())
+    assert_same(resumed.trainer.optimizer.weights_to_keep(), whole.trainer.optimizer.weights_to_keep())
     newest, _ = load_newest(tmp_path / "cut" / "checkpoints")
     assert newest is not None
     assert len(newest.tensors["statistics"]) == STATISTICS

@@ -30,7 +30,7 @@ def first_of_two(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     meeting = tmp_path_factory.mktemp("group") / "meeting"
     dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=0, world_size=1)
     together = Processes(0, 2)
-    monkeypatch.setattr(loop, "joined_processes", lambda: together)
+    monkeypatch.setattr(loop, "current_processes", lambda: together)
     yield
     together.leave()
 

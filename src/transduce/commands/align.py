@@ -21,7 +21,7 @@ from transduce.inspection.alignment import (
     choose_heads,
     word_pair,
 )
-from transduce.text.files import counted, read_lines
+from transduce.text.files import count_noun, read_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     if references is not None and len(references) != len(pairs):
         raise TransduceError(
             f"Every pair needs its reference alignment on the same line, but {options.known} has "
-            f"{counted(len(references), 'line')} for {counted(len(pairs), 'pair')}: use files with equally many lines."
+            f"{count_noun(len(references), 'line')} for {count_noun(len(pairs), 'pair')}: use files with equally many lines."
         )
     translator = load_translator(options.model, options)
     if options.learn is not None and references is not None:

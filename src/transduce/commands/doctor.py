@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from transduce.atomic_io import write_file
-from transduce.commands.options import add_place, check_writable, write_report
+from transduce.commands.options import add_device, check_writable, write_report
 from transduce.errors import TransduceError
 from transduce.inspection.corpus_doctor import CorpusReport, examine_corpus
 from transduce.inspection.corpus_doctor.report import html_page
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--languages", nargs=2, metavar=("SOURCE", "TARGET"), help="language codes, if JSON lines use them as keys"
     )
     corpus.add_argument("--html", metavar="PATH", help="write the report on the corpus as an HTML page")
-    add_place(parser)  # no --precision: the doctor computes in float64
+    add_device(parser)  # no --precision: the doctor computes in float64
 
 
 def run(options: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from typing import NoReturn
 import msgspec
 
 from transduce.argument_checks import as_path
-from transduce.atomic_io import is_no_file, write_file
+from transduce.atomic_io import is_special_file, write_file
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import check_line_counts
 from transduce.inference.decoding import read_search_settings
@@ -52,7 +52,7 @@ class _Closed(io.RawIOBase):
         raise TransduceError(self._sentence)
 
 
-def fill_in_closed_streams() -> None:
+def replace_closed_streams() -> None:
     """Replace closed standard streams: using one raises TransduceError, and messages on standard error are discarded.
 
     Their file descriptors are occupied too. Otherwise the next opened file would get one, and with it the output of
@@ -89,7 +89,7 @@ def text_argument(argument: str) -> str:
     return argument
 
 
-def add_place(parser: argparse.ArgumentParser, *, precisions: Sequence[str] = (), precision_help: str = "") -> None:
+def add_device(parser: argparse.ArgumentParser, *, precisions: Sequence[str] = (), precision_help: str = "") -> None:
     """Add the group of options for where to compute: --device, --threads and, with `precisions`, --precision."""
     group = parser.add_argument_group("device and precision")
     group.add_argument("--device", default="auto", help="cpu, cuda, or auto: the GPU if there is one")
@@ -105,7 +105,7 @@ def add_computing(parser: argparse.ArgumentParser, *, int8: bool = True) -> None
 
     int8 is offered for models that generate text.
     """
-    add_place(
+    add_device(
         parser,
         precisions=("auto", "fp32", "bf16", "int8") if int8 else ("auto", "fp32", "bf16"),
         precision_help="auto: bf16 if the hardware multiplies it faster"
@@ -125,7 +125,7 @@ SEARCH_OPTIONS = (
     "forbid",
     "strict",
 )
-SEARCHING = ("beam_size", "length_penalty", "coverage_penalty", "diverse_groups", "diversity_penalty")
+BEAM_OPTIONS = ("beam_size", "length_penalty", "coverage_penalty", "diverse_groups", "diversity_penalty")
 """Search options that have no effect when translations are sampled."""
 
 
@@ -182,7 +182,7 @@ def add_glossary(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_examples(parser: argparse.ArgumentParser) -> None:
+def add_datastore(parser: argparse.ArgumentParser) -> None:
     """Add the option --examples, a datastore for kNN retrieval."""
     parser.add_argument(
         "--examples", metavar="FILE", help="datastore of sentence pairs that `transduce remember` wrote for this model"
@@ -214,7 +214,7 @@ def add_scoring(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--lowercase", action="store_true", help="ignore case")
 
 
-def refuse_beside(options: argparse.Namespace, names: Iterable[str], reason: str) -> None:
+def refuse_options(options: argparse.Namespace, names: Iterable[str], reason: str) -> None:
     """Refuse options that have no effect in combination with others; an option that is not set is None.
 
     Raises:
@@ -228,7 +228,7 @@ def refuse_beside(options: argparse.Namespace, names: Iterable[str], reason: str
 def load_translator(folders: str | list[str], options: argparse.Namespace) -> Translator:
     """Load the model of a folder, or several models as an ensemble, with the shared options."""
     first = folders if isinstance(folders, str) else folders[0]
-    threads = threads_to_use(options, first)
+    threads = thread_count(options, first)
     return open_translator(
         folders,
         precision=options.precision,
@@ -236,11 +236,11 @@ def load_translator(folders: str | list[str], options: argparse.Namespace) -> Tr
         threads=threads,
         source_language=options.source_language if "source_language" in options else None,
         target_language=options.target_language if "target_language" in options else None,
-        examples=options.examples if "examples" in options else None,
+        datastore=options.examples if "examples" in options else None,
     )
 
 
-def threads_to_use(options: argparse.Namespace, folder: str) -> int | None:
+def thread_count(options: argparse.Namespace, folder: str) -> int | None:
     """Return the number of threads of a process, None for all cores; batch-invariant results need one."""
     if options.threads is None and "strict" in options and search_settings(options, folder).strict:
         return 1
@@ -260,7 +260,7 @@ def search_settings(options: argparse.Namespace, folder: str) -> SearchSettings:
     forbidden = overrides.pop("forbid")
     overrides["forbidden"] = None if forbidden is None else tuple(forbidden)
     base = read_search_settings(Path(folder))
-    if any(overrides[name] is not None for name in SEARCHING):
+    if any(overrides[name] is not None for name in BEAM_OPTIONS):
         base = msgspec.structs.replace(base, sampling=None)
     search = msgspec.structs.replace(base, **{name: value for name, value in overrides.items() if value is not None})
     if options.coverage_penalty and search.beam_size == 1:
@@ -285,7 +285,7 @@ def decoding_record(search: SearchSettings, precision: str) -> dict[str, str | i
     return always | shown | {"precision": precision}
 
 
-def or_standard(path: str) -> str | None:
+def file_or_stream(path: str) -> str | None:
     """Convert the path of a file option; `-` becomes None for standard input or output."""
     return None if path == "-" else path
 
@@ -315,10 +315,10 @@ def check_writable(
         if path.suffix == ".gz":
             raise TransduceError(f"{path} would be gzip by its name, but plain text is written: leave .gz out.")
         # A device such as /dev/stdout is written directly; a file is renamed to its final name when complete.
-        location = path if is_no_file(path) else path.parent
+        location = path if is_special_file(path) else path.parent
         if not os.access(location, os.W_OK):
             raise TransduceError(f"{path} cannot be written: you may not write to {location}, so name another place.")
-    written = [Path(path).resolve() for path in files if not is_no_file(Path(path))]
+    written = [Path(path).resolve() for path in files if not is_special_file(Path(path))]
     if len(set(written)) < len(written):
         raise TransduceError(f"{files[-1]} is named for two outputs: name another file for one of them.")
     read = [Path(path) for item in inputs if item for path in ([item] if isinstance(item, str) else item)]
@@ -357,7 +357,7 @@ def check_folder(path: str) -> None:
         raise TransduceError(f"{path} cannot be filled, for you may not write to {location}: name another folder.")
 
 
-def read_side_by_side(*paths: str) -> list[list[str]]:
+def read_aligned_lines(*paths: str) -> list[list[str]]:
     """Return the lines of files that correspond line by line.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import get_args
 from transduce.commands.options import add_computing, check_writable, load_translator
 from transduce.errors import TransduceError
 from transduce.inspection.plots import SUFFIXES, Chart, check_picture, draw_chart, save_chart
-from transduce.text.files import counted, read_lines
+from transduce.text.files import count_noun, read_lines
 from transduce.text.languages import language_of
 from transduce.training.schedule import ScheduleName
 
@@ -123,7 +123,7 @@ def _check_options(options: argparse.Namespace) -> None:
     if len(options.items) < least or (len(options.items) > least and not items.endswith("...")):
         raise TransduceError(
             f"`transduce plot {options.kind}` takes {items or 'no arguments'}, but got "
-            f"{counted(len(options.items), 'argument')}: see `transduce plot --help`."
+            f"{count_noun(len(options.items), 'argument')}: see `transduce plot --help`."
         )
     for name in ("length", "steps"):
         if vars(options)[name] < 1:

@@ -5,11 +5,11 @@ import math
 
 import msgspec
 
-from transduce.commands.options import add_computing, check_writable, load_translator, read_side_by_side, write_lines
+from transduce.commands.options import add_computing, check_writable, load_translator, read_aligned_lines, write_lines
 from transduce.errors import TransduceError
 from transduce.inference.scoring import Score, TooLongError
 from transduce.search.settings import SearchSettings
-from transduce.text.files import counted
+from transduce.text.files import count_noun
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +29,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return (
-            f"{counted(self.lines, 'line')}, {counted(self.pieces, 'token')}, "
+            f"{count_noun(self.lines, 'line')}, {count_noun(self.pieces, 'token')}, "
             f"log-probability {self.log_probability:,.2f}, perplexity per token {self.perplexity:,.3f}"
         )
 
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     """Print a score for each line, and the totals on standard error."""
     check_writable(report=options.json, inputs=[options.model, options.source, options.target])
     SearchSettings(length_penalty=options.length_penalty)  # checks the range
-    sources, targets = read_side_by_side(options.source, options.target)
+    sources, targets = read_aligned_lines(options.source, options.target)
     translator = load_translator(options.model, options)
     try:
         scores = translator.score(sources, targets, length_penalty=options.length_penalty)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from transduce.commands.options import add_computing, add_examples, add_search, load_translator, search_settings
+from transduce.commands.options import add_computing, add_datastore, add_search, load_translator, search_settings
 from transduce.errors import TransduceError
 from transduce.inference.translator import Translator
 from transduce.inspection.interventions import Comparison, Head, Intervention, intervene
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="required translations of terms, `term TAB translation` per line; with several models zh:en=FILE",
     )
-    add_examples(parser)
+    add_datastore(parser)
     add(
         "--workers",
         type=int,
@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
     with contextlib.closing(opened), handled(_leave):
         models = load_models(options)
         if options.workers is None:
-            settings = msgspec.structs.replace(settings, workers=fitting_workers(models))
+            settings = msgspec.structs.replace(settings, workers=default_workers(models))
         profiles = merge_profiles([model.profiles for model in models if model.profiles is not None])
         service = Service(models, settings, profiles=profiles, threads=options.threads)
         pairs = ", ".join(f"{model.source_language} → {model.target_language}" for model in models)
@@ -203,7 +203,7 @@ def _pairs(glossaries: Mapping[tuple[str, str] | None, Glossary]) -> str:
     return ", ".join(" → ".join(pair) for pair in glossaries if pair is not None)
 
 
-def fitting_workers(models: Sequence[ServedModel]) -> int:
+def default_workers(models: Sequence[ServedModel]) -> int:
     """Return the default number of concurrently decoded batches: one per computing thread, or 1 on a GPU.
 
     Two batches on one core each are faster than both cores for one batch after the other.

@@ -287,13 +287,13 @@ def _sizes(source: Lengths, target: Lengths, starts: Indices) -> dict[str, Indic
 def _stand_in(corpus: Corpus, source: Lengths, target: Lengths) -> Batch:
     """Return a batch of sentences of these lengths, filled with an id other than padding."""
     source_ids, target_ids = (
-        np.where(np.arange(lengths.max()) < lengths[:, None], other_than(pad), pad).astype(np.int64)
+        np.where(np.arange(lengths.max()) < lengths[:, None], non_padding_id(pad), pad).astype(np.int64)
         for lengths, pad in ((source, corpus.source_pad_id), (target, corpus.target_pad_id))
     )
     return Batch(source_ids, target_ids, np.full(len(source), -1), int(source.sum()), int(target.sum()))
 
 
-def other_than(pad_id: int) -> int:
+def non_padding_id(pad_id: int) -> int:
     """Return an id of every vocabulary other than the padding id, which may be the first or the last one."""
     return int(pad_id == 0)
 

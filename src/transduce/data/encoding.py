@@ -10,7 +10,7 @@ from itertools import chain
 import numpy as np
 
 from transduce.data.id_files import IdRun
-from transduce.text.vocabulary import Vocabulary, cuts_words_alone
+from transduce.text.vocabulary import Vocabulary, tokenizes_words_independently
 
 # Maximum number of words in the table, which is then cleared; this affects only the speed.
 _MOST_WORDS = 300_000
@@ -23,7 +23,9 @@ class SentenceEncoder:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._dtype: np.dtype[np.unsignedinteger] = np.dtype("u2" if vocabulary.size <= 1 << 16 else "u4")
-        self._words = _WordTable(vocabulary, self._dtype) if cuts_words_alone(vocabulary.model_bytes) else None
+        self._words = (
+            _WordTable(vocabulary, self._dtype) if tokenizes_words_independently(vocabulary.model_bytes) else None
+        )
 
     def encode(self, sentences: Sequence[str]) -> IdRun:
         """Return the ids of all sentences in order."""

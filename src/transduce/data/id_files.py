@@ -46,7 +46,7 @@ class IdRun(NamedTuple):
         lengths = np.diff(self.offsets)
         return IdRun(self.ids[np.repeat(chosen, lengths)], np.concatenate(([0], np.cumsum(lengths[chosen]))))
 
-    def begun_with(self, id: int) -> "IdRun":
+    def with_prefix(self, id: int) -> "IdRun":
         """Return the sentences with an id prepended to each."""
         ids = np.insert(self.ids, self.offsets[:-1], id)
         return IdRun(ids, self.offsets + np.arange(len(self.offsets)))

@@ -274,7 +274,9 @@ class _Preparation:
         self._hold_out = HoldOut(request.hold_out) if request.hold_out is not None else None
         self._source = SentenceEncoder(tokenizer.source)
         self._target = self._source if tokenizer.joint else SentenceEncoder(tokenizer.target)
-        self._tag = tokenizer.source.id(BACK_TRANSLATED) if tokenizer.source.has_mark(BACK_TRANSLATED) else None
+        self._tag = (
+            tokenizer.source.id(BACK_TRANSLATED) if tokenizer.source.has_special_token(BACK_TRANSLATED) else None
+        )
 
     def column_names(self) -> list[Column]:
         """Return the columns that merging will need."""
@@ -309,14 +311,14 @@ class _Preparation:
             columns["rows"] = np.array(rows, np.uint16)[kept]
         self.taken.append(TakenBlock(block.number, block.path, block.first_line, int(kept.sum())))
         source, target = source.select(kept), target.select(kept)
-        return Kept(source if self._tag is None or not by_machine else source.begun_with(self._tag), target, columns)
+        return Kept(source if self._tag is None or not by_machine else source.with_prefix(self._tag), target, columns)
 
     def _rows_by_text(self, block: PairBlock) -> list[int]:
         """Return the rows whose text passes the filters."""
         reasons = list(map(self._filter.text_reason, block.sources, block.targets))
         for row, reason in enumerate(reasons):
             if reason is not None:
-                if reason not in self.dropped and self._filter.is_of_target(reason, block.sources[row]):
+                if reason not in self.dropped and self._filter.is_target_reason(reason, block.sources[row]):
                     self.of_targets.append(reason)
                 self._drop(reason, block.number, row)
         return [row for row, reason in enumerate(reasons) if reason is None]

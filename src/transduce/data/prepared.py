@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.atomic_io import new_folder
+from transduce.atomic_io import atomic_folder
 from transduce.data.batches import Run, permutation
 from transduce.data.holdout import HoldOutSettings
 from transduce.data.id_files import IdRun, SideCard, SideReader
@@ -170,7 +170,7 @@ def prepare(
         TransduceError: no pair is left, or a file cannot be read.
     """
     request = PartRequest(files=files, filters=filters, hold_out=hold_out)
-    with new_folder(folder, CORPUS_CARD_NAME, "a prepared corpus") as partial:
+    with atomic_folder(folder, CORPUS_CARD_NAME, "a prepared corpus") as partial:
         parts = write_parts(request, tokenizer, partial / "parts", workers=workers, report_progress=report_progress)
         write_corpus([Part(part) for part in parts], tokenizer, partial)
         shutil.rmtree(partial / "parts")

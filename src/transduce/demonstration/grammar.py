@@ -44,11 +44,11 @@ from transduce.demonstration.nominals import Links, Phrase
 Combination = tuple[str, str, str]
 
 TRAIN_SENTENCES, DEV_SENTENCES, TEST_SENTENCES = 50_000, 500, 1_000
-MOST_CHARACTERS = 16
+MAX_CHARACTERS = 16
 HELD_OUT_SHARE = 0.1
 # Minimum number of occurrences in training of each word of a dev or test sentence, and of each predicate of a held-out
 # combination with each of its participants.
-LEAST_OCCURRENCES, LEAST_COMPANY = 50, 20
+MIN_OCCURRENCES, MIN_COOCCURRENCES = 50, 20
 
 PARTICIPANTS = frozenset(
     word[0] for table in (PRONOUNS, NAMES, FAMILY, COMPANIONS, OCCUPATIONS, CHILDREN, THINGS, PLACES) for word in table
@@ -170,7 +170,7 @@ def _sentences(random: Random) -> Iterator[Phrase]:
         for rule in random.choices(rules, weights, k=1000):
             words = rule(random)
             sentence = "".join(words.source)
-            if len(sentence) <= MOST_CHARACTERS and sentence not in seen:
+            if len(sentence) <= MAX_CHARACTERS and sentence not in seen:
                 seen.add(sentence)
                 yield words
 
@@ -206,9 +206,9 @@ class _Split:
         for pair in self.reserved:
             if (
                 pair.target_words not in seen
-                and min(chinese[word] for word in pair.source_words) >= LEAST_OCCURRENCES
-                and min(english[word] for word in pair.target_words) >= LEAST_OCCURRENCES
-                and min(company[two] for two in _company(self._held_out(pair.source_words))) >= LEAST_COMPANY
+                and min(chinese[word] for word in pair.source_words) >= MIN_OCCURRENCES
+                and min(english[word] for word in pair.target_words) >= MIN_OCCURRENCES
+                and min(company[two] for two in _company(self._held_out(pair.source_words))) >= MIN_COOCCURRENCES
             ):
                 seen.add(pair.target_words)
                 yield pair

@@ -15,7 +15,7 @@ from sacrebleu.metrics.chrf import CHRF
 
 from transduce.argument_checks import as_texts
 from transduce.errors import TransduceError
-from transduce.text.files import counted
+from transduce.text.files import count_noun
 
 # --- tokenizers ---
 # Choice of sacreBLEU's tokenizer that splits a target language into the words that BLEU counts.
@@ -202,8 +202,8 @@ class ScoreReport(msgspec.Struct, frozen=True, kw_only=True):
     def _facts(self) -> list[str]:
         settings = ", ".join(f"{name}={value}" for name, value in self.decoding.items())
         counts = (
-            f"{counted(self.sentences, 'sentence')}, {self.exact_match:,} equal to the reference; "
-            f"{counted(self.hypothesis_tokens, 'token')} against {self.reference_tokens:,}, "
+            f"{count_noun(self.sentences, 'sentence')}, {self.exact_match:,} equal to the reference; "
+            f"{count_noun(self.hypothesis_tokens, 'token')} against {self.reference_tokens:,}, "
             f"brevity penalty {self.brevity_penalty:.3f}"
         )
         return [
@@ -232,7 +232,7 @@ def score(
         TransduceError: the line counts differ, there is nothing to score, or the tokenizer does not exist, is not
             installed, or would be downloaded.
     """
-    hypotheses, references = corresponding_lines({"hypotheses": hypotheses, "references": references})
+    hypotheses, references = aligned_lines({"hypotheses": hypotheses, "references": references})
     choice = choose_tokenizer(target_language, tokenize)
     bleu, chrf = make_metrics(choice.name, lowercase=lowercase)
     counted: BLEUScore = bleu.corpus_score(hypotheses, [references])
@@ -263,7 +263,7 @@ def make_metrics(tokenizer: str, *, lowercase: bool, references: Sequence[str] |
     return bleu, CHRF(lowercase=lowercase, references=cached)
 
 
-def words_a_line(lines: Sequence[str], target_language: str | None, tokenize: str | None = None) -> float:
+def mean_words_per_line(lines: Sequence[str], target_language: str | None, tokenize: str | None = None) -> float:
     """Return the mean number of words in the first non-empty lines, in BLEU's tokens; infinity if there are none."""
     counted = [line for line in one_line_each(lines[:COUNTED_LINES]) if line.strip()]
     if not counted:
@@ -272,7 +272,7 @@ def words_a_line(lines: Sequence[str], target_language: str | None, tokenize: st
     return sum(len(bleu.tokenizer(line).split()) for line in counted) / len(counted)
 
 
-def corresponding_lines(lines: Mapping[str, Iterable[str]]) -> list[list[str]]:
+def aligned_lines(lines: Mapping[str, Iterable[str]]) -> list[list[str]]:
     """Return named groups of lines as they would be stored in files.
 
     Raises:
@@ -366,7 +366,7 @@ def _language_warning(references: Sequence[str], tokenizer: str, target_language
 
 
 def _shortness_warning(references: Sequence[str], tokenizer: str, target_language: str | None) -> str | None:
-    words = words_a_line(references, target_language, tokenizer)
+    words = mean_words_per_line(references, target_language, tokenizer)
     if words >= BLEU_WORDS:
         return None
     return (

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 from sacrebleu.metrics.base import Metric
 
-from transduce.argument_checks import as_texts, as_whole
+from transduce.argument_checks import as_integer, as_texts
 from transduce.errors import TransduceError
-from transduce.evaluation.scores import choose_tokenizer, corresponding_lines, find_warnings, lines_sha256, make_metrics
-from transduce.text.files import counted
+from transduce.evaluation.scores import aligned_lines, choose_tokenizer, find_warnings, lines_sha256, make_metrics
+from transduce.text.files import count_noun
 
 # --- resampling ---
 # Resampling tests for score differences, without scoring a sentence twice.
@@ -48,7 +48,7 @@ def bootstrap_differences(counts_a: Floats, counts_b: Floats, formula: Formula, 
     return np.concatenate(differences)
 
 
-def randomisation_differences(
+def randomization_differences(
     counts_a: Floats, counts_b: Floats, formula: Formula, *, resamples: int, seed: int
 ) -> Floats:
     """Return the score differences after the two translations of each line are exchanged at random.
@@ -197,7 +197,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             "p bootstrap",
         ]
         metrics = (self.bleu, self.chrf)
-        facts = f"{counted(self.sentences, 'sentence')}, {self.differing:,} differ; {self.resamples:,} resamples, "
+        facts = f"{count_noun(self.sentences, 'sentence')}, {self.differing:,} differ; {self.resamples:,} resamples, "
         return "\n".join(
             [
                 *_aligned([heading, *map(_cells, metrics)]),
@@ -247,7 +247,7 @@ def compare(
     check_trial(resamples, seed, names)
     name_a, name_b = names
     named = {f"hypotheses of {name_a}": hypotheses_a, f"hypotheses of {name_b}": hypotheses_b}
-    lines_a, lines_b, references = corresponding_lines({**named, "references": references})
+    lines_a, lines_b, references = aligned_lines({**named, "references": references})
     choice = choose_tokenizer(target_language, tokenize)
     systems = dict(zip(named, (lines_a, lines_b), strict=True))
     bleu, chrf = make_metrics(choice.name, lowercase=lowercase, references=references)
@@ -275,7 +275,7 @@ def compare_metric(name: MetricName, metric: Metric, formula: Formula, trial: Tr
     difference = value_b - value_a
     resampled, exchanged = (
         differences(counts_a, counts_b, formula, resamples=trial.resamples, seed=trial.seed)
-        for differences in (bootstrap_differences, randomisation_differences)
+        for differences in (bootstrap_differences, randomization_differences)
     )
     low, high = np.quantile(resampled, [0.025, 0.975])
     p_randomisation = p_value(difference, exchanged)
@@ -321,7 +321,7 @@ def describe(metric: MetricName, trial: Trial, difference: float, p: float, *, s
 def describe_needed(difference: float, standard_error: float, *, sentences: int, differing: int) -> str:
     """Estimate the size of a test set that would decide; the standard error falls with the square root of its size."""
     if differing < FEWEST_DIFFERING:
-        return f"they differ in {counted(differing, 'sentence')}, and fewer than {FEWEST_DIFFERING} cannot decide"
+        return f"they differ in {count_noun(differing, 'sentence')}, and fewer than {FEWEST_DIFFERING} cannot decide"
     needed = sentences * (STANDARD_ERRORS * standard_error / difference) ** 2
     if needed <= sentences:
         return "more sentences would be needed to decide"
@@ -336,8 +336,8 @@ def check_trial(resamples: int, seed: int, names: tuple[str, str]) -> None:
     Raises:
         TransduceError: an argument is invalid.
     """
-    as_whole(resamples, "resamples", least=MINIMUM_RESAMPLES)
-    as_whole(seed, "seed", least=0)
+    as_integer(resamples, "resamples", least=MINIMUM_RESAMPLES)
+    as_integer(seed, "seed", least=0)
     if isinstance(names, str) or len(as_texts(names)) != 2:
         raise TransduceError(f"`names` must be two texts, one for each system, but is {names!r}.")
     if names[0] == names[1]:

@@ -14,8 +14,8 @@ from transduce.evaluation.scores import (
     SPACE_TOKENIZERS,
     Score,
     ScoreReport,
+    aligned_lines,
     choose_tokenizer,
-    corresponding_lines,
     make_metrics,
 )
 
@@ -51,7 +51,7 @@ class Variants(msgspec.Struct, frozen=True, kw_only=True):
         return f"  {bleu.value:6.2f}  {bleu.value - self.scored.bleu.value:+6.2f}  {bleu.signature}"
 
 
-def count_otherwise(
+def count_variants(
     hypotheses: Sequence[str],
     references: Sequence[str],
     *,
@@ -73,7 +73,7 @@ def count_otherwise(
     Raises:
         TransduceError: `score` would refuse an argument.
     """
-    lines = corresponding_lines({"hypotheses": hypotheses, "references": references})
+    lines = aligned_lines({"hypotheses": hypotheses, "references": references})
     usual = choose_tokenizer(target_language, tokenize).name
     case = "with regard to case" if lowercase else "without regard to case"
     variants = [_count(case, usual, lines, lowercase=not lowercase)]

@@ -20,7 +20,7 @@ from transduce.inference.translator import Translator
 from transduce.interop.components import ExportedEncoder, ExportedModel, Ids
 from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
 from transduce.interop.onnx.export import longest_sequence
-from transduce.text.special_tokens import Marks, encode_with_masks, find_marks, ordinary_pieces
+from transduce.text.special_tokens import SpecialTokens, encode_masked, find_special_tokens, text_token_ids
 from transduce.text.vocabulary import Vocabulary
 
 # In nats, for log-probabilities down to -10; the tolerance grows with the magnitude, as rounding errors do.
@@ -70,7 +70,7 @@ class _Difference(NamedTuple):
 
 
 def compare_models(
-    own: ExportedModel, other: ExportedModel, sources: Ids, *, pieces: Sequence[int], most_pieces: int
+    own: ExportedModel, other: ExportedModel, sources: Ids, *, pieces: Sequence[int], max_tokens: int
 ) -> "Comparison":
     """Compare two models on the given sentences.
 
@@ -85,13 +85,13 @@ def compare_models(
     draw = random.Random(1)
     for first in range(0, len(sources), _SENTENCES_AT_ONCE):
         batch = sources[first : first + _SENTENCES_AT_ONCE]
-        translations = own.translate(batch, most_pieces)
-        drawn = [draw.choices(pieces, k=draw.randint(0, min(_MOST_RANDOM_TOKENS, most_pieces))) for _ in batch]
-        comparison.own_places += _differences(own, other, batch, translations, first)
-        comparison.random_places += _differences(own, other, batch, drawn, first)
+        translations = own.translate(batch, max_tokens)
+        drawn = [draw.choices(pieces, k=draw.randint(0, min(_MOST_RANDOM_TOKENS, max_tokens))) for _ in batch]
+        comparison.own_differences += _differences(own, other, batch, translations, first)
+        comparison.random_differences += _differences(own, other, batch, drawn, first)
         comparison.agreeing += [
             _agree(own, source, ours, theirs)
-            for source, ours, theirs in zip(batch, translations, other.translate(batch, most_pieces), strict=True)
+            for source, ours, theirs in zip(batch, translations, other.translate(batch, max_tokens), strict=True)
         ]
     return comparison
 
@@ -100,19 +100,20 @@ class Comparison:
     """The differences between an exported model and its original on all compared sentences."""
 
     def __init__(self) -> None:
-        self.own_places: list[_Difference] = []
-        self.random_places: list[_Difference] = []
+        self.own_differences: list[_Difference] = []
+        self.random_differences: list[_Difference] = []
         self.agreeing: list[bool] = []
 
     @property
     def agreement(self) -> Agreement:
         """Return the statistics of all differences."""
-        differences = [*self.own_places, *self.random_places]
+        differences = [*self.own_differences, *self.random_differences]
         return Agreement(
             sentences=len(self.agreeing),
             log_probabilities=len(differences),
             largest_difference=max(difference.difference for difference in differences),
-            mean_difference=sum(difference.difference for difference in self.own_places) / len(self.own_places),
+            mean_difference=sum(difference.difference for difference in self.own_differences)
+            / len(self.own_differences),
             same_translations=sum(self.agreeing),
         )
 
@@ -123,7 +124,8 @@ class Comparison:
             TransduceError: a log-probability differs by more than rounding error, or a greedy translation differs.
         """
         worst = max(
-            [*self.own_places, *self.random_places], key=lambda difference: difference.difference / difference.allowed
+            [*self.own_differences, *self.random_differences],
+            key=lambda difference: difference.difference / difference.allowed,
         )
         if not worst.difference <= worst.allowed:
             raise TransduceError(
@@ -345,7 +347,7 @@ class Trial(NamedTuple):
     """Maximum number of tokens that the model generates."""
 
 
-def trial_of(original: Original, sources: Sequence[str] | None) -> Trial:
+def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
     """Choose the texts that an export of a model is compared on.
 
     Args:
@@ -358,8 +360,8 @@ def trial_of(original: Original, sources: Sequence[str] | None) -> Trial:
     ordinary = [id for id in range(config.target_vocabulary_size) if id not in special]
     if config.kind == "encoder":
         # Include a text with a mask, to check how the exported tokenizer splits it.
-        marks = find_marks(vocabulary)
-        texts = texts if marks is None else [*texts, f"{texts[0]} {vocabulary.mark_pieces[2]}."]
+        marks = find_special_tokens(vocabulary)
+        texts = texts if marks is None else [*texts, f"{texts[0]} {vocabulary.special_token_names[2]}."]
         rows = [_encoder_row(vocabulary, text, original.longest, marks) for text in texts]
         types = [
             [int(config.token_types > 1 and position > len(row) // 2) for position in range(len(row))] for row in rows
@@ -376,22 +378,25 @@ def trial_of(original: Original, sources: Sequence[str] | None) -> Trial:
     return Trial(texts, origin, rows, [], ordinary, most)
 
 
-def tokenized(original: Original, texts: Sequence[str]) -> list[list[int]]:
+def expected_token_ids(original: Original, texts: Sequence[str]) -> list[list[int]]:
     """Return the token ids that the exported tokenizer must produce, with special tokens."""
     vocabulary, config = original.tokenizer.source, original.config
     if isinstance(original.tokenizer, ForeignTokenizer):
         encoded = vocabulary.encode_batch(texts)
         # A prompt is continued, so no end symbol follows it.
-        return [[*vocabulary.before, *ids] if config.kind == "decoder" else vocabulary.closed(ids) for ids in encoded]
-    marks = find_marks(vocabulary)
+        return [
+            [*vocabulary.before, *ids] if config.kind == "decoder" else vocabulary.with_special_tokens(ids)
+            for ids in encoded
+        ]
+    marks = find_special_tokens(vocabulary)
     if config.kind == "encoder" and marks is not None:
-        return [[marks.cls, *encode_with_masks(vocabulary, text), marks.sep] for text in texts]
+        return [[marks.cls, *encode_masked(vocabulary, text), marks.sep] for text in texts]
     if config.kind == "decoder":
         return [[config.start_id, *ids] for ids in vocabulary.encode_batch(texts)]
-    return [vocabulary.closed(ids) for ids in vocabulary.encode_batch(texts)]
+    return [vocabulary.with_special_tokens(ids) for ids in vocabulary.encode_batch(texts)]
 
 
-def cut_alike(original: Original, texts: Sequence[str]) -> list[str]:
+def comparable_texts(original: Original, texts: Sequence[str]) -> list[str]:
     """Return the texts that the exported tokenizer must split as ours does.
 
     Some tokenizers read the spelling of a special token in a text as that token; all may do so if the text has unknown
@@ -399,8 +404,8 @@ def cut_alike(original: Original, texts: Sequence[str]) -> list[str]:
     """
     vocabulary, kind = original.tokenizer.source, original.config.kind
     reads = kind in ("encoder", "decoder") or isinstance(original.tokenizer, ForeignTokenizer)
-    silent = (id for id in range(vocabulary.size) if not vocabulary.stands_for_text(id))
-    names = {*map(vocabulary.piece, silent), *vocabulary.mark_pieces[:2]} - {""}
+    silent = (id for id in range(vocabulary.size) if not vocabulary.is_text_token(id))
+    names = {*map(vocabulary.piece, silent), *vocabulary.special_token_names[:2]} - {""}
 
     def is_alike(text: str) -> bool:
         is_spelt = any(name in text for name in names)
@@ -412,16 +417,16 @@ def cut_alike(original: Original, texts: Sequence[str]) -> list[str]:
 def _closed(vocabulary: Vocabulary, rows: Ids, longest: int) -> list[list[int]]:
     """Return sources with special tokens, truncated to `longest` tokens."""
     most = longest - len(vocabulary.before) - len(vocabulary.after)
-    return [vocabulary.closed(row[:most]) for row in rows]
+    return [vocabulary.with_special_tokens(row[:most]) for row in rows]
 
 
-def _encoder_row(vocabulary: Vocabulary, text: str, longest: int, marks: Marks | None) -> list[int]:
+def _encoder_row(vocabulary: Vocabulary, text: str, longest: int, marks: SpecialTokens | None) -> list[int]:
     """Return a text's token ids with special tokens, with every 7th token masked."""
     if marks is None:
         return [*vocabulary.encode(text)[: longest - 1], vocabulary.eos_id]
     ids = [
         marks.mask if position % _MASKED_EVERY == _MASKED_EVERY - 1 else id
-        for position, id in enumerate(encode_with_masks(vocabulary, text))
+        for position, id in enumerate(encode_masked(vocabulary, text))
     ]
     return marks.frame(ids, longest)
 
@@ -479,6 +484,6 @@ def _stored_texts(original: Original, name: str) -> list[str]:
 
 def _random_texts(vocabulary: Vocabulary) -> list[str]:
     draw = random.Random(1)
-    ids = ordinary_pieces(vocabulary)
+    ids = text_token_ids(vocabulary)
     drawn = (vocabulary.decode(draw.choices(ids, k=draw.randint(1, 30))) for _ in range(_RANDOM_TEXTS))
     return _real(list(drawn)) or ["a"]

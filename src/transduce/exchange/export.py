@@ -16,17 +16,17 @@ from transduce.exchange.comparison import (
     Comparison,
     EncoderAgreement,
     EncoderComparison,
+    choose_trial,
     compare_encoders,
     compare_models,
     translate_greedily,
-    trial_of,
 )
 from transduce.exchange.exporters import FORMATS, Exporter, exporter_for
-from transduce.exchange.own_models import Original, OwnEncoder, OwnModel
+from transduce.exchange.own_models import Original, OriginalEncoder, OriginalModel
 from transduce.inference.translator import Translator
 from transduce.interop.components import ExportedEncoder, ExportedModel
 from transduce.machine import detect_machine
-from transduce.model_folder.load import place_model
+from transduce.model_folder.load import load_model_at
 from transduce.model_folder.read import read_any_model_folder
 
 __all__ = ["FORMATS", "ExportReport", "export"]
@@ -107,7 +107,7 @@ def export(
     if out.exists() or out.is_symlink():
         raise TransduceError(f"An export makes a new folder, but {out} exists: name another, or remove it.")
     threads = detect_machine("cpu", threads).threads
-    content = place_model(read_any_model_folder, folder, precision="fp32", device="cpu", threads=threads)
+    content = load_model_at(read_any_model_folder, folder, precision="fp32", device="cpu", threads=threads)
     original = Original(content, folder, threads)
     if references is not None and original.translator is None:
         raise TransduceError(
@@ -139,7 +139,7 @@ class _Export:
         self.aside = aside
         self.sources = sources
         self.references = references
-        self.trial = trial_of(original, sources)
+        self.trial = choose_trial(original, sources)
 
     def make(self, to: str, quantization: str, out: Path) -> ExportReport:
         """Write the export, compare and score it, and rename it.
@@ -179,12 +179,12 @@ class _Export:
         return self.exporter.open(self.aside, self.trial.texts)
 
     def _compare(self, model: ExportedModel | ExportedEncoder) -> Comparison | EncoderComparison:
-        original, trial = self.original.own_model(), self.trial
-        if isinstance(original, OwnEncoder):
+        original, trial = self.original.as_exported_model(), self.trial
+        if isinstance(original, OriginalEncoder):
             assert isinstance(model, ExportedEncoder)
             return compare_encoders(original, model, trial.rows, trial.token_types)
         assert isinstance(model, ExportedModel)
-        return compare_models(original, model, trial.rows, pieces=trial.pieces, most_pieces=trial.most_pieces)
+        return compare_models(original, model, trial.rows, pieces=trial.pieces, max_tokens=trial.most_pieces)
 
     def _scores(self, model: ExportedModel | ExportedEncoder) -> tuple[ScoreReport | None, ScoreReport | None]:
         """Score the greedy translations of the model and of the export."""
@@ -192,7 +192,7 @@ class _Export:
         if self.references is None or self.sources is None or translator is None:
             return None, None
         assert isinstance(model, ExportedModel)
-        return self._score(OwnModel(translator), translator), self._score(model, translator)
+        return self._score(OriginalModel(translator), translator), self._score(model, translator)
 
     def _score(self, model: ExportedModel, translator: Translator) -> ScoreReport:
         return score(

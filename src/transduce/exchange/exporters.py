@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.exchange.comparison import cut_alike, tokenized
+from transduce.exchange.comparison import comparable_texts, expected_token_ids
 from transduce.exchange.own_models import Original
 from transduce.interop.components import ExportedEncoder, ExportedModel, check_components
 from transduce.interop.ctranslate2 import (
@@ -32,7 +32,12 @@ from transduce.model.recurrent import Recurrent
 from transduce.model_folder.cards import TASK_CARD, find_task_card
 from transduce.model_folder.read import VOCABULARIES
 from transduce.model_folder.safety import file_inside
-from transduce.model_folder.write import has_kept_files, read_kept_files, write_kept_files, write_model_folder
+from transduce.model_folder.write import (
+    has_original_tokenizer,
+    read_original_tokenizer,
+    write_model_folder,
+    write_original_tokenizer,
+)
 
 # Files that a run wrote for people to read.
 _DOCUMENTS = ("README.md", "settings.toml")
@@ -162,12 +167,16 @@ class HuggingFaceExporter:
             documents={path.name: path.read_text("utf-8") for path in documents} | _task_document(original.folder),
         )
         if isinstance(tokenizer, ForeignTokenizer):
-            write_kept_files(folder, read_kept_files(original.folder, original.languages))
+            write_original_tokenizer(folder, read_original_tokenizer(original.folder, original.languages))
 
     def _check_tokenizer(self) -> None:
         original = self.original
         is_foreign = isinstance(original.tokenizer, ForeignTokenizer)
-        if has_kept_files(original.folder) if is_foreign else has_tokenizer(original.tokenizer, original.config):
+        if (
+            has_original_tokenizer(original.folder)
+            if is_foreign
+            else has_tokenizer(original.tokenizer, original.config)
+        ):
             return
         alternatives = _other_formats("huggingface", original.config)
         if is_foreign:
@@ -191,8 +200,8 @@ class HuggingFaceExporter:
         if isinstance(self.original.tokenizer, ForeignTokenizer):
             vocabulary = self.original.tokenizer.target
             model.search_plainly(vocabulary.unk_id, vocabulary.forced)
-        texts = cut_alike(self.original, texts)
-        for text, left, right in zip(texts, tokenized(self.original, texts), model.ids_of(texts), strict=True):
+        texts = comparable_texts(self.original, texts)
+        for text, left, right in zip(texts, expected_token_ids(self.original, texts), model.ids_of(texts), strict=True):
             if left != right:
                 raise TransduceError(
                     "The export to Hugging Face was checked and is wrong, so nothing was written: its tokenizer splits "

@@ -10,10 +10,14 @@ from transduce.errors import TransduceError
 from transduce.interop.hugging_face.export import class_for
 from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
 from transduce.model_folder.cards import TASK_CARD, find_task_card
-from transduce.model_folder.hugging_face import check_foreign, foreign_context, foreign_search_settings
+from transduce.model_folder.hugging_face import (
+    check_hugging_face_folder,
+    hugging_face_context,
+    hugging_face_search_settings,
+)
 from transduce.model_folder.load import with_languages
-from transduce.model_folder.read import read_any_model_folder, read_saved_again, was_saved_again
-from transduce.model_folder.write import read_kept_files, write_kept_files, write_model_folder
+from transduce.model_folder.read import read_any_model_folder, read_saved_by_transformers, was_saved_by_transformers
+from transduce.model_folder.write import read_original_tokenizer, write_model_folder, write_original_tokenizer
 from transduce.search.settings import SearchSettings
 
 
@@ -63,12 +67,12 @@ def import_model_folder(
         TransduceError: the folder cannot be imported, or `out` holds a model.
     """
     folder, out = as_path(folder, "The model's folder"), as_path(out, "The folder to make")
-    is_own = was_saved_again(folder)
-    model_type = "transduce" if is_own else check_foreign(folder)
+    is_own = was_saved_by_transformers(folder)
+    model_type = "transduce" if is_own else check_hugging_face_folder(folder)
     if (out / "config.json").exists():
         raise TransduceError(f"{out} holds a model already: name another folder.")
     if is_own:
-        content = read_saved_again(folder)
+        content = read_saved_by_transformers(folder)
     else:
         content = with_languages(read_any_model_folder(folder), source_language, target_language)
     languages = (
@@ -77,7 +81,7 @@ def import_model_folder(
     )
     weights = {name: tensor.contiguous() for name, tensor in content.model.state_dict().items()}
     has_class = class_for(content.model.config) is not None
-    tokenizer_files = read_kept_files(folder, languages) if has_class and not is_own else {}
+    tokenizer_files = read_original_tokenizer(folder, languages) if has_class and not is_own else {}
     kind = content.model.config.kind
     documents = {"README.md": _card(model_type, kind)}
     if (card := find_task_card(folder)) is not None:
@@ -85,8 +89,8 @@ def import_model_folder(
     if is_own and (folder / "settings.toml").is_file():
         documents["settings.toml"] = (folder / "settings.toml").read_text("utf-8")
     elif kind == "transformer":  # other kinds have no search settings
-        documents["settings.toml"] = _settings(foreign_search_settings(folder))
-    elif kind == "decoder" and (context := foreign_context(folder)) is not None:
+        documents["settings.toml"] = _settings(hugging_face_search_settings(folder))
+    elif kind == "decoder" and (context := hugging_face_context(folder)) is not None:
         documents["settings.toml"] = f"[task]\ncontext = {context}\n"
     write_model_folder(
         out,
@@ -96,7 +100,7 @@ def import_model_folder(
         languages=languages,
         documents=documents,
     )
-    write_kept_files(out, tokenizer_files)
+    write_original_tokenizer(out, tokenizer_files)
     tags = content.tokenizer.record.languages if isinstance(content.tokenizer, ForeignTokenizer) else None
     return ImportReport(
         folder=str(out),

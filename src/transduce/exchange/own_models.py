@@ -28,7 +28,7 @@ from transduce.text.tokenizer import Tokenizer
 _CPU = torch.device("cpu")
 
 
-class OwnModel:
+class OriginalModel:
     """Implements `ExportedModel` for an encoder-decoder model."""
 
     def __init__(self, translator: Translator) -> None:
@@ -53,7 +53,7 @@ class OwnModel:
         return [list(best.ids) for best, *_ in hypotheses]
 
 
-class OwnLanguageModel:
+class OriginalLanguageModel:
     """Implements `ExportedModel` for a decoder-only model, in float32 on a CPU."""
 
     def __init__(self, model: Decoder, *, never_written: int, context: int) -> None:
@@ -84,13 +84,13 @@ class OwnLanguageModel:
         config = self._model.config
         never = sorted({config.pad_id, self._never} - {config.eos_id})
         prompts = [[config.start_id, *row] for row in sources]
-        scorer = ContinuingScorer(self._model, prompts, context=self._context, never_written=never)
+        scorer = ContinuingScorer(self._model, prompts, context=self._context, excluded_ids=never)
         longest = torch.full((len(prompts),), most_pieces)
         hypotheses = greedy_search(scorer, start_id=config.start_id, eos_id=config.eos_id, longest=longest)
         return [list(best.ids) for best, *_ in hypotheses]
 
 
-class OwnEncoder:
+class OriginalEncoder:
     """Implements `ExportedEncoder` for an encoder, in float32 on a CPU."""
 
     def __init__(self, model: Encoder) -> None:
@@ -145,12 +145,12 @@ class Original:
         source, target = self.languages
         return Translator(self.model, self.tokenizer, source_language=source, target_language=target)
 
-    def own_model(self) -> OwnModel | OwnLanguageModel | OwnEncoder:
+    def as_exported_model(self) -> OriginalModel | OriginalLanguageModel | OriginalEncoder:
         """Return the model with the interface of an exported one."""
         if isinstance(self.model, Encoder):
-            return OwnEncoder(self.model)
+            return OriginalEncoder(self.model)
         if isinstance(self.model, Decoder):
             unknown = self.tokenizer.target.unk_id
-            return OwnLanguageModel(self.model, never_written=unknown, context=self.longest)
+            return OriginalLanguageModel(self.model, never_written=unknown, context=self.longest)
         assert self.translator is not None
-        return OwnModel(self.translator)
+        return OriginalModel(self.translator)

@@ -33,18 +33,18 @@ SearchIds = Callable[[list[list[int]], SearchSettings], list[list[Hypothesis]]]
 """A function that searches one batch of token ids and returns the hypotheses of each sentence."""
 
 
-def strict_scorer(
+def batch_invariant_scorer(
     model: EncoderDecoder, source_ids: Tensor, *, attentive: bool = False, all_pieces: bool = False
-) -> "TransformerScorer | StrictScorer":
+) -> "TransformerScorer | BatchInvariantScorer":
     """Return a batch-invariant scorer for sources (B, S), S a multiple of 16.
 
     The arguments are those of `TransformerScorer`.
     """
     inner = TransformerScorer(model, source_ids, attentive=attentive, all_pieces=all_pieces)
-    return StrictScorer(inner, source_ids) if native_state(inner.state) is None else inner
+    return BatchInvariantScorer(inner, source_ids) if native_state(inner.state) is None else inner
 
 
-class StrictScorer:
+class BatchInvariantScorer:
     """A `TransformerScorer` that fills small batches with copies of a sentence, to avoid computing with few rows."""
 
     def __init__(self, inner: TransformerScorer, source_ids: Tensor) -> None:
@@ -84,12 +84,12 @@ class StrictScorer:
         return torch.cat([values, values[:1].expand(self.filled - self.sentences, -1)])
 
 
-def bucket(length: int) -> int:
+def padded_length(length: int) -> int:
     """Return the padded length of a source with this many tokens."""
     return -(-length // MULTIPLE) * MULTIPLE
 
 
-class StrictProof:
+class BatchInvarianceCheck:
     """A proof run that checks whether results are batch-invariant in this process, once for each kind of search."""
 
     def __init__(self, search_ids: SearchIds, vocabulary: Vocabulary) -> None:
@@ -147,9 +147,9 @@ def _random_sources(bucket_length: int, vocabulary: Vocabulary) -> list[list[int
     ]
 
 
-def check_buckets(source_ids: Sequence[Sequence[int]]) -> int:
+def common_padded_length(source_ids: Sequence[Sequence[int]]) -> int:
     """Return the common padded length of all sources in a batch-invariant batch."""
-    lengths = {bucket(len(ids)) for ids in source_ids}
+    lengths = {padded_length(len(ids)) for ids in source_ids}
     if len(lengths) != 1:
         raise ValueError(f"a strict batch must hold sources that are padded to one length, but has {sorted(lengths)}")
     return lengths.pop()

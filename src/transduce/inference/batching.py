@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from transduce.argument_checks import as_texts
-from transduce.inference.translation import Translation, join_parts, nothing
+from transduce.inference.translation import Translation, empty_alternative, join_parts
 from transduce.kernels.select import has_programs
 from transduce.model.build import EncoderDecoder
 from transduce.search.constraints import Phrase
@@ -29,7 +29,7 @@ from transduce.text.vocabulary import Vocabulary
 
 
 # Maximum source length in tokens for models whose training settings do not specify one.
-LONGEST_SOURCE = FilterSettings().max_pieces
+DEFAULT_MAX_SOURCE = FilterSettings().max_pieces
 # Codes of languages without spaces: two letters (zh-TW, zh_CN, ja_XX) or three (zho_Hans, jpn_Jpan).
 _UNSPACED_LANGUAGES = frozenset(
     ("zh", "ja", "th", "lo", "km", "my", "yue", "zho", "cmn", "lzh", "wuu", "jpn", "tha", "lao", "khm", "mya")
@@ -73,7 +73,7 @@ class Part(NamedTuple):
         return index + self.number * _PART_STRIDE
 
 
-def cut(sentences: Sequence[str], vocabulary: Vocabulary, longest: int) -> list[Part]:
+def split_long_sentences(sentences: Sequence[str], vocabulary: Vocabulary, longest: int) -> list[Part]:
     """Split sentences into parts of at most `longest` tokens; a short sentence is one part.
 
     Args:
@@ -92,7 +92,7 @@ def cut(sentences: Sequence[str], vocabulary: Vocabulary, longest: int) -> list[
     ]
     encoded = vocabulary.encode_batch([text for text, _, _ in texts])
     return [
-        Part(text, sentence, number, vocabulary.closed(ids) if ids else [vocabulary.eos_id])
+        Part(text, sentence, number, vocabulary.with_special_tokens(ids) if ids else [vocabulary.eos_id])
         for (text, sentence, number), ids in zip(texts, encoded, strict=True)
     ]
 
@@ -104,7 +104,7 @@ def _cut(sentence: str, vocabulary: Vocabulary, longest: int) -> list[str]:
         return [sentence]
     counter = _TokenCounter(vocabulary)
     # Models trained on sentences translate single sentences best; models trained on longer texts need the context.
-    gathers = longest > LONGEST_SOURCE
+    gathers = longest > DEFAULT_MAX_SOURCE
     parts = split_text(sentence, lambda text: counter.count(text) <= longest, gathers=gathers)
     # Imported vocabularies may have space tokens, which the counter ignores, so the parts are checked exactly.
     return [
@@ -135,7 +135,7 @@ class _TokenCounter:
         return count
 
 
-def separator(language: str | None) -> str:
+def sentence_separator(language: str | None) -> str:
     """Return the text between two sentences of a language: a space, or nothing."""
     return "" if is_unspaced(language) else " "
 
@@ -188,12 +188,12 @@ def join_sentences(
         given_up: indices of sentences that the observer stopped, which are marked so.
         language: target language, which determines whether parts are joined with a space.
     """
-    missing = Translation("", (nothing(ended=False),))
+    missing = Translation("", (empty_alternative(ended=False),))
     by_sentence: list[list[Translation]] = [[] for _ in sentences]
     for part in parts:
         translation = found.get(part.key, missing)
         by_sentence[part.sentence].append(msgspec.structs.replace(translation, given_up=part.sentence in given_up))
-    between = separator(language)
+    between = sentence_separator(language)
     return [
         join_parts(sentence, translations, between)
         for sentence, translations in zip(sentences, by_sentence, strict=True)
@@ -226,7 +226,7 @@ class PartsObserver:
 # Batch texts by length, so that little of a batch is padding.
 
 
-def pieces_at_once(device: torch.device) -> int:
+def batch_token_budget(device: torch.device) -> int:
     """Return the budget of a batch on a device: source tokens times beam hypotheses.
 
     On a CPU, a small batch stays in the cache. On a GPU, a step takes as long for few tokens as for many, so batches
@@ -235,7 +235,7 @@ def pieces_at_once(device: torch.device) -> int:
     return 2_048 if device.type == "cpu" else 32_768
 
 
-def of_like_lengths(lengths: Sequence[int], most_pieces: int) -> Iterator[list[int]]:
+def batches_by_length(lengths: Sequence[int], most_pieces: int) -> Iterator[list[int]]:
     """Yield batches of text indices, shortest texts first.
 
     Args:
@@ -265,12 +265,14 @@ _Batch = TypeVar("_Batch")
 _Result = TypeVar("_Result")
 
 
-def threads_apart(models: Sequence[EncoderDecoder], search: SearchSettings) -> int:
+def num_parallel_batches(models: Sequence[EncoderDecoder], search: SearchSettings) -> int:
     """Return how many batches to decode in parallel: several only for compiled steps, which release Python's GIL."""
     return 1 if search.strict or not all(map(has_programs, models)) else torch.get_num_threads()
 
 
-def side_by_side(decode: Callable[[_Batch], _Result], batches: Sequence[_Batch], threads: int) -> Iterator[_Result]:
+def decode_in_parallel(
+    decode: Callable[[_Batch], _Result], batches: Sequence[_Batch], threads: int
+) -> Iterator[_Result]:
     """Yield the result of each batch, in order.
 
     Args:

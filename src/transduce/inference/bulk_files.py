@@ -22,9 +22,9 @@ from typing import Self, cast
 
 import msgspec
 
-from transduce.atomic_io import exclusive_lock, naming, replace_file, write_file
+from transduce.atomic_io import exclusive_lock, name_path_in_errors, replace_file, write_file
 from transduce.errors import TransduceError
-from transduce.inference.redecoding import look_again
+from transduce.inference.redecoding import redecode
 from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
@@ -61,8 +61,8 @@ class ReportClock:
 
 # Lines that are sorted by length together and written at once. The number does not depend on the number of workers, so
 # that each sentence is always batched with the same others.
-LINES_AT_ONCE = 512
-_LINES_OF_A_GPU = 16 * LINES_AT_ONCE  # GPU batches are larger by the same factor
+PORTION_LINES = 512
+_LINES_OF_A_GPU = 16 * PORTION_LINES  # GPU batches are larger by the same factor
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +101,7 @@ class Shard(msgspec.Struct, frozen=True):
 class Portion(msgspec.Struct, frozen=True):
     """A group of lines that are translated together."""
 
-    places: list[int]
+    indices: list[int]
     """Indices of the lines in the whole input, from 0."""
     lines: list[str]
     phrases: list[list[str]]
@@ -109,9 +109,9 @@ class Portion(msgspec.Struct, frozen=True):
     """Phrases that each line's translation must contain, in addition to the job's phrases."""
 
 
-def lines_at_once(device: str) -> int:
+def portion_size(device: str) -> int:
     """Return how many lines make a portion on this device."""
-    return _LINES_OF_A_GPU if device.startswith("cuda") else LINES_AT_ONCE
+    return _LINES_OF_A_GPU if device.startswith("cuda") else PORTION_LINES
 
 
 def portions(
@@ -132,12 +132,12 @@ def portions(
     Raises:
         TransduceError: the numbers of input lines and of lines of phrases differ.
     """
-    share, size = shard or Shard(), size or LINES_AT_ONCE
+    share, size = shard or Shard(), size or PORTION_LINES
     portion = Portion([], [], [])
     for index, (line, terms) in enumerate(_pairs(lines, phrases)):
         if index % share.count != share.number - 1:
             continue
-        portion.places.append(index)
+        portion.indices.append(index)
         portion.lines.append(line)
         portion.phrases.append([term for term in terms.split("\t") if term.strip()])
         if len(portion.lines) == size:
@@ -179,14 +179,14 @@ def translate_portion(translator: Translator, job: Job, portion: Portion) -> str
         prefix=job.prefix,
         phrases=phrases,
         glossary=job.glossary,
-        places=portion.places,
+        places=portion.indices,
     )
     if job.look_again:
-        translations = look_again(
+        translations = redecode(
             translator, translations, job.search, prefix=job.prefix, phrases=phrases, glossary=job.glossary
         )
     write: Callable[[int, Translation], str] = _write_best if job.search.n_best == 1 else _write_alternatives
-    return "".join(write(*each) for each in zip(portion.places, translations, strict=True))
+    return "".join(write(*each) for each in zip(portion.indices, translations, strict=True))
 
 
 def _write_best(index: int, translation: Translation) -> str:  # noqa: ARG001
@@ -203,7 +203,7 @@ def translate_portions(translator: Translator, job: Job, portions: Iterable[Port
         yield portion, translate_portion(translator, job, portion)
 
 
-def shard_from(text: str) -> Shard:
+def parse_line_shard(text: str) -> Shard:
     """Parse a shard from a text such as "1/4".
 
     Raises:
@@ -230,7 +230,7 @@ def skip_lines(waiting: Iterable[Portion], done: int) -> tuple[list[str], Iterat
         count = done - len(skipped)
         skipped += portion.lines[:count]
         if count < len(portion.lines):
-            rest = Portion(portion.places[count:], portion.lines[count:], portion.phrases[count:])
+            rest = Portion(portion.indices[count:], portion.lines[count:], portion.phrases[count:])
             return skipped, chain([rest], portions_left)
     return skipped, portions_left
 
@@ -359,7 +359,7 @@ class ResumableFile:
     def append(self, lines: list[str], text: str) -> None:
         """Append the output of further input lines, flush it to disk and record the progress."""
         content = text.encode("utf-8", "replace")
-        with naming(self.partial), self.partial.open("ab") as file:
+        with name_path_in_errors(self.partial), self.partial.open("ab") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -404,7 +404,7 @@ _WAITING_EACH = 2  # portions queued for each worker, so that no worker waits fo
 _DONE, _FAILED = b"+", b"-"
 
 
-class Recipe(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The model and settings that a worker process loads."""
 
     folders: list[str]
@@ -426,7 +426,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 class _Worker:
     """A worker process, with the numbers of the portions queued for it."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: WorkerSettings) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, child_end = context.Pipe()
         arguments = (child_end, msgspec.json.encode(recipe))
@@ -461,7 +461,7 @@ class _Worker:
 class Workers:
     """A context in which several worker processes translate portions."""
 
-    def __init__(self, recipe: Recipe, count: int) -> None:
+    def __init__(self, recipe: WorkerSettings, count: int) -> None:
         """Prepare up to `count` workers; each starts when there is work for it and loads its own model."""
         self.count = count
         self.workers: list[_Worker] = []
@@ -520,8 +520,8 @@ def _work(connection: Connection, recipe_json: bytes) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends the workers
     from transduce.inference.load import open_translator
 
-    recipe = msgspec.json.decode(recipe_json, type=Recipe)
-    messages = incoming(connection)
+    recipe = msgspec.json.decode(recipe_json, type=WorkerSettings)
+    messages = receive_messages(connection)
     try:
         translator = open_translator(
             recipe.folders,
@@ -530,7 +530,7 @@ def _work(connection: Connection, recipe_json: bytes) -> None:
             threads=recipe.threads,
             source_language=recipe.source_language,
             target_language=recipe.target_language,
-            examples=recipe.examples,
+            datastore=recipe.examples,
         )
         for message in messages:
             text = translate_portion(translator, recipe.job, msgspec.json.decode(message, type=Portion))
@@ -541,7 +541,7 @@ def _work(connection: Connection, recipe_json: bytes) -> None:
         return
 
 
-def incoming(connection: Connection) -> Iterator[bytes]:
+def receive_messages(connection: Connection) -> Iterator[bytes]:
     """Return an iterator over incoming messages that ends when the other end is closed.
 
     A thread receives messages at once. Otherwise, both ends could block while sending more than a pipe holds, in a

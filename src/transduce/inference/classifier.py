@@ -13,12 +13,12 @@ from torch import Tensor
 
 from transduce.argument_checks import as_path, as_texts
 from transduce.errors import TransduceError
-from transduce.inference.batching import of_like_lengths, pad
+from transduce.inference.batching import batches_by_length, pad
 from transduce.machine import Precision
 from transduce.model.encoder import Encoder
 from transduce.model_folder.cards import read_task_card
-from transduce.model_folder.load import place_encoder, summary
-from transduce.text.special_tokens import marks_of
+from transduce.model_folder.load import load_encoder_at, summary
+from transduce.text.special_tokens import special_tokens_of
 from transduce.text.tokenizer import Tokenizer
 
 _BATCH_TOKENS = 8_192
@@ -61,7 +61,7 @@ class Classifier:
         self.tokenizer = tokenizer
         self.labels = tuple(labels)
         self.length = length
-        self._marks = marks_of(tokenizer.source)
+        self._marks = special_tokens_of(tokenizer.source)
 
     def __repr__(self) -> str:
         return summary("Classifier", self.model, f"{len(self.labels)} classes")
@@ -83,7 +83,7 @@ class Classifier:
         texts = as_texts(texts)
         rows = self.encode(texts)
         probabilities = torch.empty(len(texts), len(self.labels))
-        for batch in of_like_lengths([len(row) for row in rows], _BATCH_TOKENS):
+        for batch in batches_by_length([len(row) for row in rows], _BATCH_TOKENS):
             probabilities[batch] = self._logits([rows[index] for index in batch]).softmax(dim=-1).cpu()
         return probabilities
 
@@ -119,5 +119,5 @@ def load_classifier(
     """
     folder = as_path(folder, "A model's folder")
     card = read_task_card(folder, "classification", use="Classifying")
-    model, tokenizer = place_encoder(folder, precision=precision, device=device, threads=threads)
+    model, tokenizer = load_encoder_at(folder, precision=precision, device=device, threads=threads)
     return Classifier(model, tokenizer, card.labels, length=card.length)

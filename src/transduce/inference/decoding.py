@@ -12,38 +12,43 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.inference.batch_invariance import MOST_SENTENCES, StrictScorer, check_buckets, strict_scorer
-from transduce.inference.batching import LONGEST_SOURCE, pad
+from transduce.inference.batch_invariance import (
+    MOST_SENTENCES,
+    BatchInvariantScorer,
+    batch_invariant_scorer,
+    common_padded_length,
+)
+from transduce.inference.batching import DEFAULT_MAX_SOURCE, pad
 from transduce.inference.phrases import forbid_texts, word_edges
-from transduce.inference.retrieval import Examples, ExampleScorer
+from transduce.inference.retrieval import NeighborIndex, RetrievalScorer
 from transduce.inference.scorers import TransformerScorer
 from transduce.kernels.select import find_batch_search
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
 from transduce.model.state import BatchSearch, SearchBounds
-from transduce.model_folder.hugging_face import foreign_search_settings, is_foreign
+from transduce.model_folder.hugging_face import hugging_face_search_settings, is_hugging_face_folder
 from transduce.model_folder.safety import read_json, read_toml
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.constraints import ConstrainedSelection, Phrase
-from transduce.search.coverage import Coverage, length_penalty, power_of_length
+from transduce.search.coverage import Coverage, length_penalty, length_power
 from transduce.search.generate import GenerateSearch, LogProbabilities
-from transduce.search.greedy import Walk, make_hypothesis, take_best
+from transduce.search.greedy import GreedySearch, make_hypothesis, take_argmax
 from transduce.search.rules import ForcedPrefix, MinimumLength, NoRepeatedNgrams, Rule, check_ids, generate_rules
 from transduce.search.sampling import Draw
 from transduce.search.scorer import Bounds, Ensemble, Hypothesis, MeanAttention, Scorer, Search
 from transduce.search.selection import BestSelection, DiverseSelection, Selection
 from transduce.search.settings import SearchSettings
-from transduce.text.glossary import mentions
+from transduce.text.glossary import contains_phrase
 from transduce.text.vocabulary import Vocabulary
-from transduce.training.out_of_memory import telling_exhaustion
+from transduce.training.out_of_memory import explain_out_of_memory
 
 # --- exhaustion ---
 # Explain out-of-memory errors during search.
 
 
-def explaining_exhaustion(search: SearchSettings) -> AbstractContextManager[None]:
+def explain_search_out_of_memory(search: SearchSettings) -> AbstractContextManager[None]:
     """Turn an out-of-memory error into an error message that names the search settings to lower."""
-    return telling_exhaustion(
+    return explain_out_of_memory(
         f"Memory ran out with `beam_size` {search.beam_size:,} and `n_best` {search.n_best:,}: lower them, or the "
         "length."
     )
@@ -66,8 +71,8 @@ def read_search_settings(folder: Path) -> SearchSettings:
     Raises:
         TransduceError: a file cannot be read.
     """
-    if is_foreign(folder):
-        return foreign_search_settings(folder)
+    if is_hugging_face_folder(folder):
+        return hugging_face_search_settings(folder)
     table, path = _read_run_settings(folder / _RUN_SETTINGS), folder / _RUN_SETTINGS
     if table is None:
         path = folder / "generation_config.json"
@@ -78,14 +83,14 @@ def read_search_settings(folder: Path) -> SearchSettings:
         raise TransduceError(f"The search settings in {path} cannot be used: {str(error).rstrip('.')}.") from None
 
 
-def read_longest_source(folder: Path) -> int:
+def read_max_source_tokens(folder: Path) -> int:
     """Return the maximum source length of training in tokens (`data.filters.max_pieces`), or the default length.
 
     Raises:
         TransduceError: the run's settings cannot be read.
     """
-    if is_foreign(folder) or not (folder / _RUN_SETTINGS).is_file():
-        return LONGEST_SOURCE
+    if is_hugging_face_folder(folder) or not (folder / _RUN_SETTINGS).is_file():
+        return DEFAULT_MAX_SOURCE
     try:
         return msgspec.convert(read_toml(folder, _RUN_SETTINGS), _Run).data.filters.max_pieces
     except msgspec.ValidationError as error:
@@ -116,7 +121,7 @@ class _GenerationConfig(msgspec.Struct, frozen=True):
 class _Filters(msgspec.Struct, frozen=True):
     """The keys of `data.filters` that are used."""
 
-    max_pieces: Annotated[int, msgspec.Meta(ge=1)] = LONGEST_SOURCE
+    max_pieces: Annotated[int, msgspec.Meta(ge=1)] = DEFAULT_MAX_SOURCE
 
 
 class _Data(msgspec.Struct, frozen=True):
@@ -136,7 +141,7 @@ class _Run(msgspec.Struct, frozen=True):
 # Legend: B sentences still in the batch, W hypotheses of each, t tokens so far.
 
 
-class SearchProgram:
+class CompiledSearch:
     """Implements `loop.Search` as a compiled search, equal to `BeamSearch`, or to `Walk` for a beam of one."""
 
     def __init__(self, search: BatchSearch, bounds: Bounds, beam: Beam) -> None:
@@ -169,13 +174,13 @@ class SearchProgram:
                 last[row].fill_(self.eos_id)[: len(finished.pieces)] = torch.as_tensor(finished.pieces)
         return torch.cat([live, last[:, None]], dim=1)
 
-    def give_up(self, places: Collection[int]) -> None:
+    def abandon(self, places: Collection[int]) -> None:
         """Stop decoding the sentences with these indices; their live hypotheses become results."""
         active = self.search.active.tolist()
         rows = [row for row, index in enumerate(active) if index in places]
         if not rows:
             return
-        for row, live in zip(rows, self.search.give_up(rows), strict=True):
+        for row, live in zip(rows, self.search.abandon(rows), strict=True):
             results = [*self.search.found(active[row], self.beam.beam_size), *live]
             hypotheses = [self._hypothesis(each.pieces, each.log_probabilities, ended=each.ended) for each in results]
             self._given_up[active[row]] = sorted(hypotheses, key=lambda each: (not each.ended, -each.score))
@@ -198,7 +203,7 @@ class SearchProgram:
         return make_hypothesis(*history, ended=ended, alpha=self.beam.alpha)
 
 
-def find_search_program(scorer: Scorer, bounds: Bounds, beam: Beam) -> SearchProgram | None:
+def find_compiled_search(scorer: Scorer, bounds: Bounds, beam: Beam) -> CompiledSearch | None:
     """Return a compiled search for a scorer at its first step; None if there is none for it, or not enough memory.
 
     Args:
@@ -219,7 +224,7 @@ def find_search_program(scorer: Scorer, bounds: Bounds, beam: Beam) -> SearchPro
         penalties=_penalties(beam.alpha, 1 + (max(longest) + 2) // 64),
     )
     search = find_batch_search(scorer.state, limits)
-    return None if search is None else SearchProgram(search, bounds, beam)
+    return None if search is None else CompiledSearch(search, bounds, beam)
 
 
 @lru_cache(maxsize=64)
@@ -244,14 +249,14 @@ class Batch(NamedTuple):
     """Index of each sentence in the whole input; it seeds the sentence's random numbers in sampling."""
 
 
-def begin_search(
+def start_search(
     models: Sequence[EncoderDecoder],
     vocabulary: Vocabulary,
     batch: Batch,
     search: SearchSettings,
     more_rules: Sequence[Rule] = (),
     *,
-    examples: Examples | None = None,
+    examples: NeighborIndex | None = None,
 ) -> Search:
     """Return a search that is ready for its first step.
 
@@ -277,12 +282,12 @@ def begin_search(
     scorers = _scorers(models, batch, search, attentive=attentive)
     scorer: Scorer = scorers[0] if len(scorers) == 1 else Ensemble(scorers)
     if examples is not None and isinstance(scorer, TransformerScorer):
-        scorer = ExampleScorer(scorer, examples.of_batch(models[0], batch.source_ids))
+        scorer = RetrievalScorer(scorer, examples.retriever_for(models[0], batch.source_ids))
     if vocabulary.forced:
         batch = batch._replace(prefixes=[[*vocabulary.forced, *prefix] for prefix in batch.prefixes])
     elif search.generate is not None and (first := search.generate.forced_first_id) is not None:
         batch = batch._replace(prefixes=[[first, *prefix] if prefix else prefix for prefix in batch.prefixes])
-    most = most_positions(models)
+    most = max_model_positions(models)
     longest = [
         _longest(search, *each, most) for each in zip(batch.source_ids, batch.prefixes, batch.phrases, strict=True)
     ]
@@ -295,14 +300,14 @@ def begin_search(
         )
     if search.sampling is not None:
         draw = Draw(search.sampling, batch.places, samples=search.n_best)
-        return Walk(scorer, bounds, draw, width=search.n_best, rules=rules)
+        return GreedySearch(scorer, bounds, draw, width=search.n_best, rules=rules)
     beam = Beam(beam_size=width, n_best=search.n_best, alpha=search.length_penalty, groups=search.diverse_groups)
     plain = not rules and not attentive and not any(batch.phrases) and search.generate is None
-    if plain and (compiled := find_search_program(scorer, bounds, beam)) is not None:
+    if plain and (compiled := find_compiled_search(scorer, bounds, beam)) is not None:
         return compiled
     if width == 1:
-        divisor = length_penalty if search.generate is None else power_of_length
-        return Walk(scorer, bounds, take_best, alpha=search.length_penalty, divisor=divisor, rules=rules)
+        divisor = length_penalty if search.generate is None else length_power
+        return GreedySearch(scorer, bounds, take_argmax, alpha=search.length_penalty, divisor=divisor, rules=rules)
     selection = _selection(search, batch.phrases, longest, width, vocabulary)
     coverage = Coverage(MeanAttention(scorers), search.coverage_penalty) if attentive else None
     if search.generate is not None:
@@ -312,7 +317,7 @@ def begin_search(
     return BeamSearch(scorer, bounds, beam, rules=rules, selection=selection, coverage=coverage)
 
 
-def most_sentences(search: SearchSettings, examples: Examples | None) -> int | None:
+def max_sentences(search: SearchSettings, examples: NeighborIndex | None) -> int | None:
     """Return the maximum number of sentences in a batch; None: only tokens are limited.
 
     Raises:
@@ -325,7 +330,7 @@ def most_sentences(search: SearchSettings, examples: Examples | None) -> int | N
     return examples.most_sentences
 
 
-def most_positions(models: Sequence[EncoderDecoder]) -> int:
+def max_model_positions(models: Sequence[EncoderDecoder]) -> int:
     """Return the length of the longest sequence that all models have positions for; 2**31 without learned positions."""
     return min(model.config.max_positions if model.config.positions == "learned" else 2**31 for model in models)
 
@@ -339,13 +344,13 @@ def beam_width(search: SearchSettings, phrases: Sequence[Sequence[Phrase]]) -> i
     )
 
 
-def least_pieces(phrase: Phrase) -> int:
+def min_tokens(phrase: Phrase) -> int:
     """Return the length in tokens of the shortest form of a phrase."""
     return min(map(len, phrase))
 
 
 def _least_tokens(phrases: Sequence[Phrase]) -> int:
-    return sum(map(least_pieces, set(phrases)))
+    return sum(map(min_tokens, set(phrases)))
 
 
 def _longest(
@@ -369,14 +374,14 @@ def _longest(
 
 def _scorers(
     models: Sequence[EncoderDecoder], batch: Batch, search: SearchSettings, *, attentive: bool
-) -> Sequence[TransformerScorer | StrictScorer]:
+) -> Sequence[TransformerScorer | BatchInvariantScorer]:
     device, pad_id = models[0].source_weight.device, models[0].config.pad_id
     everything = search.generate is not None
     if not search.strict:
         source = pad(batch.source_ids, pad_id, device)
         return [TransformerScorer(model, source, attentive=attentive, all_pieces=everything) for model in models]
-    source = pad(batch.source_ids, pad_id, device, width=check_buckets(batch.source_ids))
-    return [strict_scorer(model, source, attentive=attentive, all_pieces=everything) for model in models]
+    source = pad(batch.source_ids, pad_id, device, width=common_padded_length(batch.source_ids))
+    return [batch_invariant_scorer(model, source, attentive=attentive, all_pieces=everything) for model in models]
 
 
 def build_rules(search: SearchSettings, prefixes: Sequence[Sequence[int]], vocabulary: Vocabulary) -> list[Rule]:
@@ -416,7 +421,7 @@ def check_prefix(search: SearchSettings, prefix: str) -> None:
         TransduceError: the prefix contains a forbidden text.
     """
     for text in search.forbidden:
-        if mentions(prefix, text):
+        if contains_phrase(prefix, text):
             raise TransduceError(f"A translation must begin with `{prefix}`, but `{text}` is forbidden in it.")
 
 
@@ -463,5 +468,5 @@ def check_phrases(
         )
     for phrase in phrases:
         for text in search.forbidden:
-            if mentions(phrase, text):
+            if contains_phrase(phrase, text):
                 raise TransduceError(f"A translation must contain `{phrase}`, but `{text}` is forbidden in it.")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from transduce.argument_checks import as_path, as_whole
+from transduce.argument_checks import as_integer, as_path
 from transduce.data.series import Numbers
 from transduce.errors import TransduceError
 from transduce.machine import DTYPES, Precision, detect_machine
@@ -116,8 +116,8 @@ class Forecaster:
         return Forecast(self.card.columns, trajectories.mean(axis=1), low, high)
 
     def _checked_options(self, steps: int, samples: int, seed: int) -> tuple[int, int, int]:
-        steps, samples = as_whole(steps, "steps", least=1), as_whole(samples, "samples", least=0)
-        seed = as_whole(seed, "seed", least=0, most=2**63 - 1)
+        steps, samples = as_integer(steps, "steps", least=1), as_integer(samples, "samples", least=0)
+        seed = as_integer(seed, "seed", least=0, most=2**63 - 1)
         if samples and not self.model.config.foretells_deviations:
             raise TransduceError(
                 f"`samples` is {samples}, but this model predicts no deviations to sample from: train one with "
@@ -216,7 +216,7 @@ def load_forecaster(
     return Forecaster(model, read_series_card(folder))
 
 
-def known_columns(forecast: Forecast) -> Sequence[str]:
+def forecast_columns(forecast: Forecast) -> Sequence[str]:
     """Return the column names of a forecast's table: each series, followed by its bounds if there are any."""
     if forecast.low is None:
         return forecast.columns

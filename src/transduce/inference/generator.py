@@ -17,31 +17,31 @@ from torch import Tensor
 
 from transduce.argument_checks import as_path, as_text
 from transduce.errors import TransduceError
-from transduce.inference.decoding import build_rules, explaining_exhaustion
+from transduce.inference.decoding import build_rules, explain_search_out_of_memory
 from transduce.inference.scorers import ContinuingScorer
 from transduce.kernels.select import decoded_model
 from transduce.machine import Precision
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
-from transduce.model_folder.hugging_face import foreign_context, is_foreign
-from transduce.model_folder.load import place_model, precision_of, summary
+from transduce.model_folder.hugging_face import hugging_face_context, is_hugging_face_folder
+from transduce.model_folder.load import load_model_at, precision_of, summary
 from transduce.model_folder.read import read_decoder_folder
 from transduce.model_folder.safety import read_toml
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.coverage import length_penalty
-from transduce.search.greedy import Walk, take_best
-from transduce.search.rules import OtherEnds
+from transduce.search.greedy import GreedySearch, take_argmax
+from transduce.search.rules import ExtraEndTokens
 from transduce.search.sampling import Draw
 from transduce.search.scorer import Bounds, Hypothesis, Search, run
 from transduce.search.settings import SamplingSettings, SearchSettings, checked_search
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 
-__all__ = ["Continuation", "Generation", "Generator", "TextScore", "load_generator", "spell"]
+__all__ = ["Continuation", "Generation", "Generator", "TextScore", "decode_with_line_feeds", "load_generator"]
 
-USUAL_LENGTH = 200
+DEFAULT_LENGTH = 200
 # Sampling at a temperature slightly below 1 gives likely but varied texts.
-USUAL_SEARCH = SearchSettings(max_length=USUAL_LENGTH, sampling=SamplingSettings(temperature=0.8))
+DEFAULT_SEARCH = SearchSettings(max_length=DEFAULT_LENGTH, sampling=SamplingSettings(temperature=0.8))
 _ENDLESS = -1  # an end-symbol id that no token has
 # Search settings that need a source text, with the values that leave them off.
 _TRANSLATION_ONLY = {"coverage_penalty": 0.0, "diverse_groups": 1, "strict": False, "generate": None}
@@ -155,9 +155,9 @@ class Generator:
         Raises:
             TransduceError: an option is out of range or not supported by language models.
         """
-        settings = self._settings(search or USUAL_SEARCH, n_best=n_best, max_length=max_length, seed=seed)
+        settings = self._settings(search or DEFAULT_SEARCH, n_best=n_best, max_length=max_length, seed=seed)
         ids = self.prompt_ids(prompt)
-        with torch.inference_mode(), explaining_exhaustion(settings):
+        with torch.inference_mode(), explain_search_out_of_memory(settings):
             (hypotheses,) = run(self._begin(ids, settings, one_line=one_line), self._observer(one_line=one_line))
         continuations = (self._continuation(ids, each, settings, one_line=one_line) for each in hypotheses)
         return Generation(prompt, tuple(continuations))
@@ -185,7 +185,7 @@ class Generator:
         Raises:
             TransduceError: an option is out of range.
         """
-        settings = self._settings(search or USUAL_SEARCH, n_best=1, max_length=max_length, seed=seed)
+        settings = self._settings(search or DEFAULT_SEARCH, n_best=1, max_length=max_length, seed=seed)
         ids, shown = self.prompt_ids(prompt), ""
         progress, observer = self._begin(ids, settings, one_line=one_line), self._observer(one_line=one_line)
         while len(progress.rows):
@@ -197,7 +197,7 @@ class Generator:
                     text = self._new_text(ids, hypotheses[0, 0].tolist()) if hypotheses.shape[1] == 1 else shown
                     if observer is not None:
                         text = text.split("\n")[0]
-                        progress.give_up(observer.after_step(progress.rows, hypotheses))
+                        progress.abandon(observer.after_step(progress.rows, hypotheses))
             text = text.rstrip(_UNFINISHED)
             if len(text) > len(shown) and text.startswith(shown):
                 yield text[len(shown) :]
@@ -257,7 +257,7 @@ class Generator:
                 )
             sampling = msgspec.structs.replace(sampling, seed=seed)
         if search.max_length is None and "max_length" not in overrides:
-            overrides["max_length"] = USUAL_LENGTH
+            overrides["max_length"] = DEFAULT_LENGTH
         return msgspec.structs.replace(search, sampling=sampling, **overrides)
 
     def _begin(self, ids: Sequence[int], search: SearchSettings, *, one_line: bool) -> Search:
@@ -273,18 +273,18 @@ class Generator:
             line_feed = vocabulary.id("<0x0A>")  # or the unknown token's id: then lines end with the end symbol
             never = sorted({vocabulary.pad_id, vocabulary.unk_id, line_feed} - {vocabulary.eos_id})
             never = [] if vocabulary.keeps_line_feeds else never  # imported models may generate every token
-            scorer = ContinuingScorer(self.model, [ids], context=self.context, never_written=never)
+            scorer = ContinuingScorer(self.model, [ids], context=self.context, excluded_ids=never)
         end = vocabulary.eos_id if may_end else _ENDLESS
         assert search.max_length is not None
         bounds = Bounds(ids[-1], end, torch.tensor([search.max_length], device=self.device))
         rules = build_rules(search, [[]], vocabulary)
         if vocabulary.ends[1:]:
-            rules = [OtherEnds(end, vocabulary.ends[1:], summed=search.sampling is not None), *rules]
+            rules = [ExtraEndTokens(end, vocabulary.ends[1:], summed=search.sampling is not None), *rules]
         if search.sampling is not None:
             draw = Draw(search.sampling, [0], samples=search.n_best)
-            return Walk(scorer, bounds, draw, width=search.n_best, alpha=0.0, rules=rules)
+            return GreedySearch(scorer, bounds, draw, width=search.n_best, alpha=0.0, rules=rules)
         if search.beam_size == 1:
-            return Walk(scorer, bounds, take_best, alpha=search.length_penalty, rules=rules)
+            return GreedySearch(scorer, bounds, take_argmax, alpha=search.length_penalty, rules=rules)
         beam = Beam(beam_size=search.beam_size, n_best=search.n_best, alpha=search.length_penalty)
         return BeamSearch(scorer, bounds, beam, rules=rules)
 
@@ -316,8 +316,8 @@ class Generator:
         end = self.vocabulary.eos_id
         prompt = list(prompt_ids)
         last_line = prompt[len(prompt) - prompt[::-1].index(end) :] if end in prompt else prompt
-        prompt_text = spell(last_line, self.vocabulary)
-        return spell([*last_line, *ids], self.vocabulary)[len(prompt_text) :]
+        prompt_text = decode_with_line_feeds(last_line, self.vocabulary)
+        return decode_with_line_feeds([*last_line, *ids], self.vocabulary)[len(prompt_text) :]
 
 
 class _FirstLine:
@@ -343,7 +343,7 @@ def _first_line(ids: Sequence[int], vocabulary: Vocabulary) -> int | None:
     return next((count for count, id in enumerate(ids, 1) if b"\n" in vocabulary.surface(id)), None)
 
 
-def spell(ids: Sequence[int], vocabulary: Vocabulary) -> str:
+def decode_with_line_feeds(ids: Sequence[int], vocabulary: Vocabulary) -> str:
     """Return the text of token ids, with end symbols as line ends."""
     lines: list[list[int]] = [[]]
     for id in ids:
@@ -373,7 +373,7 @@ def load_generator(
         TransduceError: the folder holds no language model, or an option is invalid.
     """
     folder = as_path(folder, "A model's folder")
-    content = place_model(read_decoder_folder, folder, precision=precision, device=device, threads=threads)
+    content = load_model_at(read_decoder_folder, folder, precision=precision, device=device, threads=threads)
     return Generator(
         content.model,
         content.tokenizer,
@@ -386,7 +386,7 @@ def _read_context(folder: Path, config: ModelConfig) -> int:
     """Return the context length of training, from the run's settings or else from the model's positions."""
     most = config.max_positions if config.positions == "learned" else _LONGEST_CONTEXT
     if not (folder / "settings.toml").is_file():
-        context = foreign_context(folder) if is_foreign(folder) else None
+        context = hugging_face_context(folder) if is_hugging_face_folder(folder) else None
         return most if context is None or config.positions == "learned" else context
     task = read_toml(folder, "settings.toml").get("task")
     context = task.get("context") if isinstance(task, dict) else None

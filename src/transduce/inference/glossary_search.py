@@ -15,10 +15,10 @@ import msgspec
 from transduce.argument_checks import as_path, as_phrases
 from transduce.errors import TransduceError
 from transduce.inference.batching import Part
-from transduce.inference.decoding import check_phrases, least_pieces
-from transduce.inference.phrases import spell_phrase
-from transduce.inference.quality_estimation import is_spoilt
-from transduce.inference.substitution import ModelView, put_terms
+from transduce.inference.decoding import check_phrases, min_tokens
+from transduce.inference.phrases import tokenize_phrase
+from transduce.inference.quality_estimation import has_new_faults
+from transduce.inference.substitution import TermModel, insert_terms
 from transduce.inference.translation import Translation
 from transduce.search.constraints import Phrase
 from transduce.search.settings import SearchSettings
@@ -29,14 +29,14 @@ from transduce.text.vocabulary import Vocabulary
 # Tokenize the phrases and glossary terms that translations must contain.
 
 
-MOST_TERM_PIECES = 64
+MAX_TERM_TOKENS = 64
 """Maximum number of tokens in a sentence's terms, because the beam is as wide as the number of required tokens."""
 
-GivenGlossary: TypeAlias = Glossary | Mapping[str, str | Iterable[str]] | str | Path | None
+GlossaryLike: TypeAlias = Glossary | Mapping[str, str | Iterable[str]] | str | Path | None
 """A glossary as users may pass it."""
 
 
-def as_glossary(given: GivenGlossary) -> Glossary | None:
+def as_glossary(given: GlossaryLike) -> Glossary | None:
     """Return a glossary from a `Glossary`, a file, or a mapping from terms to their translations; None for None.
 
     Raises:
@@ -61,7 +61,7 @@ def _mapped_terms(given: Mapping[str, str | Iterable[str]]) -> Iterator[Term]:
         yield Term(source, (targets,) if isinstance(targets, str) else tuple(as_phrases(targets)))
 
 
-def with_phrases(
+def attach_phrases(
     parts: list[Part], phrases: Sequence[Sequence[str]] | None, search: SearchSettings, vocabulary: Vocabulary
 ) -> list[Part]:
     """Return parts with the phrases that their translations must contain.
@@ -81,12 +81,12 @@ def with_phrases(
     for sentence_phrases in phrases or ():
         check_phrases(search, sentence_phrases)
     tokenized = [
-        tuple(spell_phrase(phrase, vocabulary) for phrase in sentence_phrases) for sentence_phrases in phrases or ()
+        tuple(tokenize_phrase(phrase, vocabulary) for phrase in sentence_phrases) for sentence_phrases in phrases or ()
     ]
     return [part if part.number else part._replace(phrases=tokenized[part.sentence]) for part in parts]
 
 
-def with_terms(
+def parts_lacking_terms(
     parts: Sequence[Part],
     found: Mapping[tuple[int, int], Translation],
     glossary: Glossary,
@@ -110,12 +110,12 @@ def with_terms(
         texts = [alternative.text for alternative in found[part.key].alternatives] if part.key in found else []
         if texts and all(glossary.missing(part.text, text) for text in texts):
             phrases = (*part.phrases, *(tokenized[term.source] for term in glossary.find(part.text)))
-            most = MOST_TERM_PIECES if search.max_length is None else search.max_length - len(part.prefix) - 1
-            again.append(part._replace(phrases=_limit_phrases(phrases, len(part.phrases), min(most, MOST_TERM_PIECES))))
+            most = MAX_TERM_TOKENS if search.max_length is None else search.max_length - len(part.prefix) - 1
+            again.append(part._replace(phrases=_limit_phrases(phrases, len(part.phrases), min(most, MAX_TERM_TOKENS))))
     return again
 
 
-def with_most_terms(former: Translation, latter: Translation | None, glossary: Glossary) -> Translation:
+def choose_most_terms(former: Translation, latter: Translation | None, glossary: Glossary) -> Translation:
     """Return the alternatives that lack the fewest terms, of the first or the second translation.
 
     The second translation is used only if all alternatives of the first lack more terms. Truncated alternatives of the
@@ -134,7 +134,7 @@ def with_most_terms(former: Translation, latter: Translation | None, glossary: G
 
 def _limit_phrases(phrases: Sequence[Phrase], num_required: int, most: int) -> tuple[Phrase, ...]:
     """Return the first `num_required` phrases, and further ones as long as all have at most `most` tokens."""
-    totals = accumulate(map(least_pieces, phrases))
+    totals = accumulate(map(min_tokens, phrases))
     return tuple(
         phrase
         for index, (phrase, total) in enumerate(zip(phrases, totals, strict=True))
@@ -159,19 +159,19 @@ def _spell(glossary: Glossary, vocabulary: Vocabulary) -> dict[str, Phrase]:
 
 def _spell_term(term: Term, vocabulary: Vocabulary) -> Phrase:
     try:
-        targets = [spell_phrase(target, vocabulary) for target in term.targets]
+        targets = [tokenize_phrase(target, vocabulary) for target in term.targets]
     except TransduceError as error:
         raise TransduceError(f"{_location_prefix(term)}{error}") from None
-    least = min(map(least_pieces, targets))
-    if least > MOST_TERM_PIECES:
+    least = min(map(min_tokens, targets))
+    if least > MAX_TERM_TOKENS:
         raise TransduceError(
-            f"{_location_prefix(term)}A term's translation may have {MOST_TERM_PIECES} tokens, but that of "
+            f"{_location_prefix(term)}A term's translation may have {MAX_TERM_TOKENS} tokens, but that of "
             f"`{term.source}` has {least}: make it shorter."
         )
-    other_forms = [form for form in term.forms if form not in term.targets and not vocabulary.unread(form)]
+    other_forms = [form for form in term.forms if form not in term.targets and not vocabulary.unknown_characters(form)]
     spellings = [
         spelling
-        for phrase in [*targets, *(spell_phrase(form, vocabulary) for form in other_forms)]
+        for phrase in [*targets, *(tokenize_phrase(form, vocabulary) for form in other_forms)]
         for spelling in phrase
     ]
     return tuple(dict.fromkeys(spellings))
@@ -193,12 +193,12 @@ Translations = dict[tuple[int, int], Translation]
 """Translations by the keys of their parts."""
 
 
-def find_with_terms(
+def translate_with_terms(
     parts: Sequence[Part],
     found: Mapping[tuple[int, int], Translation],
     glossary: Glossary,
     search: SearchSettings,
-    model: ModelView,
+    model: TermModel,
     search_again: Callable[[list[Part]], Translations],
 ) -> Translations:
     """Return translations with as many glossary terms as possible without corrupting them.
@@ -212,8 +212,8 @@ def find_with_terms(
         search_again: translates parts again, with additional required phrases.
     """
     current = {part.key: found[part.key] for part in parts if part.key in found}
-    current |= put_terms(parts, current, glossary, search, model)
-    second = search_again(with_terms(parts, current, glossary, search, model.vocabulary))
+    current |= insert_terms(parts, current, glossary, search, model)
+    second = search_again(parts_lacking_terms(parts, current, glossary, search, model.vocabulary))
     acceptable = {
         key: _without_faults(current[key].text, translation, glossary)
         for key, translation in second.items()
@@ -222,9 +222,9 @@ def find_with_terms(
     failed = [
         part for part in parts if part.key in acceptable and _only_appends(current[part.key].text, acceptable[part.key])
     ]
-    inserted = put_terms(failed, current, glossary, search, model, fewest_nats=_FEWEST_NATS)
+    inserted = insert_terms(failed, current, glossary, search, model, min_loss=_FEWEST_NATS)
     return {
-        key: inserted.get(key) or with_most_terms(translation, acceptable.get(key), glossary)
+        key: inserted.get(key) or choose_most_terms(translation, acceptable.get(key), glossary)
         for key, translation in current.items()
     }
 
@@ -234,7 +234,7 @@ def _without_faults(plain: str, again: Translation, glossary: Glossary) -> Trans
     faultless = tuple(
         each
         for each in again.alternatives
-        if each.ended and not is_spoilt(again.source, plain, each.text, glossary, rewritten=True)
+        if each.ended and not has_new_faults(again.source, plain, each.text, glossary, rewritten=True)
     )
     return msgspec.structs.replace(again, alternatives=faultless) if faultless else None
 

@@ -66,7 +66,7 @@ def with_warnings(
         yield portion, text
         translations: list[str] | list[None]
         translations = text.split("\n") if is_line_by_line else [None] * len(portion.lines)
-        for place, line, translation in zip(portion.places, portion.lines, translations, strict=False):
+        for place, line, translation in zip(portion.indices, portion.lines, translations, strict=False):
             warnings.add(place + 1, line, translation)
     sys.stderr.write(str(warnings or ""))
 

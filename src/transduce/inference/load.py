@@ -12,15 +12,15 @@ from typing import Literal, TypedDict, get_args, overload
 import msgspec
 import torch
 
-from transduce.argument_checks import as_paths, as_text, as_texts, as_whole
+from transduce.argument_checks import as_integer, as_paths, as_text, as_texts
 from transduce.errors import TransduceError
 from transduce.inference.classifier import Classifier, load_classifier
-from transduce.inference.decoding import read_longest_source, read_search_settings
+from transduce.inference.decoding import read_max_source_tokens, read_search_settings
 from transduce.inference.forecaster import Forecaster, load_forecaster
 from transduce.inference.generator import Generator, load_generator
 from transduce.inference.mask_filler import Filler, load_filler
 from transduce.inference.parser import Parser, load_parser
-from transduce.inference.retrieval import read_examples
+from transduce.inference.retrieval import read_datastore
 from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
 from transduce.machine import Precision, detect_machine
@@ -42,7 +42,7 @@ def open_translator(
     threads: int | None = None,
     source_language: str | None = None,
     target_language: str | None = None,
-    examples: str | Path | None = None,
+    datastore: str | Path | None = None,
 ) -> Translator:
     """Load a translation model, or several as an ensemble, which uses the first folder's search settings.
 
@@ -80,8 +80,8 @@ def open_translator(
         target_language=contents[0].manifest.target_language,
         search=read_search_settings(folders[0]),
         ensemble=further_models,
-        longest_source=min(map(read_longest_source, folders)),
-        examples=None if examples is None else read_examples(examples, first),
+        max_source_tokens=min(map(read_max_source_tokens, folders)),
+        examples=None if datastore is None else read_datastore(datastore, first),
     )
 
 
@@ -111,7 +111,7 @@ def load(
     threads: int | None = ...,
     source_language: str | None = ...,
     target_language: str | None = ...,
-    examples: str | Path | None = ...,
+    datastore: str | Path | None = ...,
 ) -> Translator: ...
 @overload
 def load(
@@ -168,7 +168,7 @@ def load(
     threads: int | None = ...,
     source_language: str | None = ...,
     target_language: str | None = ...,
-    examples: str | Path | None = ...,
+    datastore: str | Path | None = ...,
 ) -> Translator | Generator | Filler | Classifier | Parser | Forecaster: ...
 def load(
     folder: str | Path | Sequence[str | Path],
@@ -179,7 +179,7 @@ def load(
     threads: int | None = None,
     source_language: str | None = None,
     target_language: str | None = None,
-    examples: str | Path | None = None,
+    datastore: str | Path | None = None,
 ) -> Translator | Generator | Filler | Classifier | Parser | Forecaster:
     """Load a model folder for the task that the model was trained for.
 
@@ -218,7 +218,7 @@ def load(
                 f"Languages are options of models that translate, but the one in {folder} is for `{model_task}`: leave "
                 f"`{source_language or target_language}` out."
             )
-        if examples is not None:
+        if datastore is not None:
             raise TransduceError(
                 f"A datastore is for translation, but the model in {folder} is for `{model_task}`: leave it out."
             )
@@ -230,7 +230,7 @@ def load(
         threads=threads,
         source_language=source_language,
         target_language=target_language,
-        examples=examples,
+        datastore=datastore,
     )
 
 
@@ -323,13 +323,13 @@ class TranslationPipeline:
         Raises:
             TransduceError: an option is out of range.
         """
-        longest = None if max_length is None else as_whole(max_length, "max_length", least=2)
+        longest = None if max_length is None else as_integer(max_length, "max_length", least=2)
         search = self._search(
             {
                 "beam_size": num_beams,
                 "n_best": num_return_sequences,
                 "max_length": max_new_tokens if max_new_tokens is not None or longest is None else longest - 1,
-                "min_length": None if min_length is None else max(0, as_whole(min_length, "min_length", least=0) - 1),
+                "min_length": None if min_length is None else max(0, as_integer(min_length, "min_length", least=0) - 1),
                 "no_repeated_ngrams": no_repeat_ngram_size,
             }
         )

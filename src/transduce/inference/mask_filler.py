@@ -10,13 +10,13 @@ import msgspec
 import torch
 from torch import Tensor
 
-from transduce.argument_checks import as_path, as_text, as_whole
+from transduce.argument_checks import as_integer, as_path, as_text
 from transduce.errors import TransduceError
 from transduce.machine import Precision
 from transduce.model.encoder import Encoder
 from transduce.model_folder.cards import read_task_card
-from transduce.model_folder.load import place_encoder, summary
-from transduce.text.special_tokens import encode_with_masks, marks_of, ordinary_pieces
+from transduce.model_folder.load import load_encoder_at, summary
+from transduce.text.special_tokens import encode_masked, special_tokens_of, text_token_ids
 from transduce.text.tokenizer import Tokenizer
 
 
@@ -57,13 +57,13 @@ class Filler:
         self.model = model
         self.tokenizer = tokenizer
         self.length = length
-        self._marks = marks_of(tokenizer.source)
-        self._ordinary = torch.tensor(ordinary_pieces(tokenizer.source), device=model.source_weight.device)
+        self._marks = special_tokens_of(tokenizer.source)
+        self._ordinary = torch.tensor(text_token_ids(tokenizer.source), device=model.source_weight.device)
 
     @property
     def mask(self) -> str:
         """The spelling of the mask token in a text: [MASK], or as in an imported vocabulary."""
-        return self.tokenizer.source.mark_pieces[2]
+        return self.tokenizer.source.special_token_names[2]
 
     def __repr__(self) -> str:
         return summary("Filler", self.model, f"{self.length} tokens at most")
@@ -78,8 +78,8 @@ class Filler:
         Raises:
             TransduceError: the text has no mask or is too long, or `candidates` is less than 1.
         """
-        candidates = as_whole(candidates, "candidates", least=1)
-        ids = encode_with_masks(self.tokenizer.source, as_text(text))
+        candidates = as_integer(candidates, "candidates", least=1)
+        ids = encode_masked(self.tokenizer.source, as_text(text))
         masks = [position for position, id in enumerate(ids) if id == self._marks.mask]
         if not masks:
             raise TransduceError(
@@ -135,5 +135,5 @@ def load_filler(
     """
     folder = as_path(folder, "A model's folder")
     card = read_task_card(folder, "masked-language-model", use="Filling masks")
-    model, tokenizer = place_encoder(folder, precision=precision, device=device, threads=threads)
+    model, tokenizer = load_encoder_at(folder, precision=precision, device=device, threads=threads)
     return Filler(model, tokenizer, length=card.length)

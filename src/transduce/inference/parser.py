@@ -13,17 +13,17 @@ import torch
 
 from transduce.argument_checks import as_path, as_texts
 from transduce.errors import TransduceError
-from transduce.inference.batching import of_like_lengths, pad, pieces_at_once
+from transduce.inference.batching import batch_token_budget, batches_by_length, pad
 from transduce.inference.decoding import read_search_settings
 from transduce.inference.scorers import TransformerScorer
 from transduce.machine import Precision
 from transduce.model.transformer import Transformer
 from transduce.model_folder.cards import read_task_card
-from transduce.model_folder.load import place_model, summary
+from transduce.model_folder.load import load_model_at, summary
 from transduce.model_folder.read import read_any_model_folder
 from transduce.search.beam import Beam, BeamSearch
-from transduce.search.constraints import BalancedBrackets, BracketPiece
-from transduce.search.greedy import Walk, take_best
+from transduce.search.constraints import BalancedBrackets, BracketToken
+from transduce.search.greedy import GreedySearch, take_argmax
 from transduce.search.scorer import Bounds, Hypothesis, Search, run
 from transduce.search.settings import SearchSettings
 from transduce.text.sentencepiece_model import PieceType, read_pieces
@@ -81,7 +81,7 @@ class Parser:
         self.model = model
         self.tokenizer = tokenizer
         self.search = search or SearchSettings()
-        self._meanings = bracket_pieces(tokenizer.target)
+        self._meanings = bracket_tokens(tokenizer.target)
 
     def __repr__(self) -> str:
         return summary("Parser", self.model, f"beam of {self.search.beam_size}")
@@ -110,8 +110,8 @@ class Parser:
         parses = [Parse(tuple(words), None, 0.0, ended=True) for words in sentences]
         encoded = self._encode(sentences)
         lengths = [len(sentence.ids) for sentence in encoded]
-        most = pieces_at_once(self.model.source_weight.device) // self.search.beam_size
-        for indices in of_like_lengths(lengths, most):
+        most = batch_token_budget(self.model.source_weight.device) // self.search.beam_size
+        for indices in batches_by_length(lengths, most):
             batch = [encoded[index] for index in indices]
             for sentence, (best, *_) in zip(batch, self._search(batch), strict=True):
                 parses[sentence.place] = self._parse(sentence, best)
@@ -137,7 +137,7 @@ class Parser:
         bounds = Bounds(config.start_id, config.eos_id, torch.tensor(longest, device=device))
         rules = [BalancedBrackets(self._meanings, words, vocabulary_size=target.size, eos_id=config.eos_id)]
         if search.beam_size == 1:
-            return Walk(scorer, bounds, take_best, alpha=search.length_penalty, rules=rules)
+            return GreedySearch(scorer, bounds, take_argmax, alpha=search.length_penalty, rules=rules)
         beam = Beam(beam_size=search.beam_size, alpha=search.length_penalty)
         return BeamSearch(scorer, bounds, beam, rules=rules)
 
@@ -164,7 +164,7 @@ def _in_their_line(words: Sequence[str]) -> list[str]:
     return [" " * (index > 0) + plain(word) for index, word in enumerate(words)]
 
 
-def bracket_pieces(vocabulary: Vocabulary) -> dict[int, BracketPiece]:
+def bracket_tokens(vocabulary: Vocabulary) -> dict[int, BracketToken]:
     """Return what each tree-symbol token of a vocabulary opens, closes and tags, by token id.
 
     Raises:
@@ -182,9 +182,9 @@ def bracket_pieces(vocabulary: Vocabulary) -> dict[int, BracketPiece]:
     return meanings
 
 
-def _meaning(symbols: Sequence[str]) -> BracketPiece:
+def _meaning(symbols: Sequence[str]) -> BracketToken:
     """Count the closing brackets, opening brackets and tags in a token's symbols."""
-    return BracketPiece(*(sum(symbol.endswith(sign) for symbol in symbols) for sign in (CLOSE, OPENING, TAG)))
+    return BracketToken(*(sum(symbol.endswith(sign) for symbol in symbols) for sign in (CLOSE, OPENING, TAG)))
 
 
 def load_parser(
@@ -203,7 +203,7 @@ def load_parser(
     """
     path = as_path(folder, "A model's folder")
     read_task_card(path, "parsing", use="Parsing")
-    content = place_model(read_any_model_folder, path, precision=precision, device=device, threads=threads)
+    content = load_model_at(read_any_model_folder, path, precision=precision, device=device, threads=threads)
     if not isinstance(content.model, Transformer):
         raise TransduceError(
             f"Parsing needs an encoder and a decoder, but the model in {folder} is of the kind "

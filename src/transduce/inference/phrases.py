@@ -9,14 +9,14 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.search.constraints import Edges, Phrase
 from transduce.search.rules import Forbid, Rule
-from transduce.text.glossary import in_spaced_word
+from transduce.text.glossary import is_spaced_word_character
 from transduce.text.vocabulary import Vocabulary
 
 _WORD_START = "▁"
 _LONGEST_CHARACTER = 4  # bytes in UTF-8
 
 
-def spell_phrase(phrase: str, vocabulary: Vocabulary) -> Phrase:
+def tokenize_phrase(phrase: str, vocabulary: Vocabulary) -> Phrase:
     """Return the alternative token sequences of a phrase.
 
     In scripts with spaces, the phrase starts a word. In other scripts, it may also follow the previous character
@@ -28,7 +28,7 @@ def spell_phrase(phrase: str, vocabulary: Vocabulary) -> Phrase:
     ids = vocabulary.encode(phrase)
     if not ids or not phrase.strip():
         raise TransduceError("A phrase that a translation must contain needs at least one word, but one is empty.")
-    if in_spaced_word(phrase.strip()[0]) and not vocabulary.surface(ids[0]).startswith(b" "):
+    if is_spaced_word_character(phrase.strip()[0]) and not vocabulary.surface(ids[0]).startswith(b" "):
         ids = vocabulary.encode(f" {phrase.strip()}")  # for vocabularies that add no space before the first word
     if vocabulary.unk_id in ids:
         raise TransduceError(
@@ -36,7 +36,7 @@ def spell_phrase(phrase: str, vocabulary: Vocabulary) -> Phrase:
         )
     first = vocabulary.piece(ids[0])
     spellings = [tuple(ids)]
-    if not in_spaced_word(phrase.strip()[0]) and first.startswith(_WORD_START):
+    if not is_spaced_word_character(phrase.strip()[0]) and first.startswith(_WORD_START):
         bare = first.removeprefix(_WORD_START)
         characters = [vocabulary.id(character) for character in bare]
         single = [vocabulary.id(bare)] if bare else []
@@ -51,12 +51,12 @@ def word_edges(vocabulary: Vocabulary) -> Edges:
     """Return the tokens that continue a word, and those that end inside a word, in scripts with spaces."""
     texts = [vocabulary.surface(id).decode("utf-8", "replace") for id in range(vocabulary.size)]
     return Edges(
-        going_on=frozenset(id for id, text in enumerate(texts) if text and in_spaced_word(text[0])),
-        within=frozenset(id for id, text in enumerate(texts) if text and in_spaced_word(text[-1])),
+        continuing=frozenset(id for id, text in enumerate(texts) if text and is_spaced_word_character(text[0])),
+        within=frozenset(id for id, text in enumerate(texts) if text and is_spaced_word_character(text[-1])),
     )
 
 
-def spell_prefix(prefix: str, vocabulary: Vocabulary) -> list[int]:
+def tokenize_prefix(prefix: str, vocabulary: Vocabulary) -> list[int]:
     """Return the token ids of a prefix that a translation must start with; an empty list for an empty prefix.
 
     Raises:
@@ -80,7 +80,7 @@ def forbid_texts(texts: tuple[str, ...], vocabulary: Vocabulary) -> tuple[Rule, 
     if not all(text.strip() for text in texts):
         raise TransduceError("A forbidden text needs at least one character, but one is empty.")
     unknown = vocabulary.piece(vocabulary.unk_id)
-    words = [vocabulary.as_seen(text) for text in texts if text != unknown]
+    words = [vocabulary.normalize(text) for text in texts if text != unknown]
     rules: list[Rule] = [Forbid([vocabulary.unk_id])] if unknown in texts else []
     return (*rules, ForbiddenTexts(words, vocabulary)) if words else tuple(rules)
 
@@ -114,8 +114,8 @@ class _ForbiddenWord:
 
     def __init__(self, text: str, surfaces: Sequence[bytes]) -> None:
         self.content = text.encode("utf-8", "replace")
-        self.starts_word = in_spaced_word(text[0])
-        self.ends_word = in_spaced_word(text[-1])
+        self.starts_word = is_spaced_word_character(text[0])
+        self.ends_word = is_spaced_word_character(text[-1])
         self.within = self._ids(surfaces, self._is_within)
         self.after = [
             self._ids(surfaces, partial(self._completes, rest=self.content[prefix_length:]))
@@ -145,11 +145,11 @@ class _ForbiddenWord:
 
     def _may_start(self, before: bytes) -> bool:
         tail = before[-_LONGEST_CHARACTER:].decode("utf-8", "replace")
-        return not (self.starts_word and tail and in_spaced_word(tail[-1]))
+        return not (self.starts_word and tail and is_spaced_word_character(tail[-1]))
 
     def _may_end(self, after: bytes) -> bool:
         head = after[:_LONGEST_CHARACTER].decode("utf-8", "replace")
-        return not (self.ends_word and head and in_spaced_word(head[0]))
+        return not (self.ends_word and head and is_spaced_word_character(head[0]))
 
     @staticmethod
     def _ids(surfaces: Sequence[bytes], holds: Callable[[bytes], bool]) -> Tensor:

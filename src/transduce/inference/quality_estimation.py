@@ -14,17 +14,17 @@ from typing import Literal, NamedTuple, get_args
 import msgspec
 
 from transduce.inference.translation import Translation
-from transduce.text.files import counted
+from transduce.text.files import count_noun
 from transduce.text.glossary import Glossary
 from transduce.text.languages import (
     NAMES,
     SCRIPTS,
     base_code,
-    is_of_word,
+    is_unspaced,
+    is_word_character,
     looks_like_another,
     main_script,
     script_of,
-    stands_without_spaces,
 )
 from transduce.text.sentences import find_lost_sentences
 
@@ -151,7 +151,7 @@ def _digits(number: str) -> str:
 # --- quality estimation ---
 
 
-DoubtKind = Literal[
+WarningKind = Literal[
     "unread",
     "language",
     "empty",
@@ -165,7 +165,7 @@ DoubtKind = Literal[
     "unknown",
     "unlikely",
 ]
-DOUBT_KINDS: tuple[DoubtKind, ...] = get_args(DoubtKind)
+WARNING_KINDS: tuple[WarningKind, ...] = get_args(WarningKind)
 
 UNLIKELY_NATS = 1.2  # on two dev sets, four in five translations above this limit are bad (docs/benchmarks.md)
 _MOST_UNITS = 20  # of a repeated run: words, or characters in scripts without spaces
@@ -176,10 +176,10 @@ _FEWEST_AGAIN = {True: 6, False: 3}  # by whether the script has no spaces: n-gr
 _UNKNOWN = re.compile("<unk>|\u2047|\ufffd")
 
 
-class Doubt(msgspec.Struct, frozen=True):
+class QualityWarning(msgspec.Struct, frozen=True):
     """A quality warning about a translation."""
 
-    kind: DoubtKind
+    kind: WarningKind
     """The kind of warning.
 
     * unread: the source has characters that are not in the vocabulary.
@@ -202,14 +202,14 @@ class Doubt(msgspec.Struct, frozen=True):
         return f"{self.kind} ({self.found})" if self.found else self.kind
 
 
-def find_doubts(
+def find_quality_warnings(
     translation: Translation,
     *,
     source_language: str | None = None,
     target_language: str | None = None,
     unread: str = "",
     glossary: Glossary | None = None,
-) -> tuple[Doubt, ...]:
+) -> tuple[QualityWarning, ...]:
     """Return the quality warnings about a translation's best alternative, in the order of `DOUBT_KINDS`.
 
     Args:
@@ -223,7 +223,7 @@ def find_doubts(
     if not any(map(str.isalnum, translation.source)):
         return ()
     missing = glossary.missing(translation.source, translation.text) if glossary else []
-    warnings: dict[DoubtKind, str | None] = {"unread": unread or None, "terms": ", ".join(map(str, missing)) or None}
+    warnings: dict[WarningKind, str | None] = {"unread": unread or None, "terms": ", ".join(map(str, missing)) or None}
     warnings["language"] = describe_wrong_language(translation.source, source_language)
     if translation.text.strip():
         forms = [form for term in (glossary.find(translation.source) if glossary else ()) for form in term.forms]
@@ -231,14 +231,14 @@ def find_doubts(
         warnings["unlikely"] = _unlikely(translation, forms)
     else:
         warnings["empty"] = ""
-    return tuple(Doubt(kind, what) for kind in DOUBT_KINDS if (what := warnings.get(kind)) is not None)
+    return tuple(QualityWarning(kind, what) for kind in WARNING_KINDS if (what := warnings.get(kind)) is not None)
 
 
 def _text_warnings(
     translation: Translation, source_language: str | None, target_language: str | None
-) -> dict[DoubtKind, str | None]:
+) -> dict[WarningKind, str | None]:
     repeated = _repeated(translation.source, translation.text)
-    warnings: dict[DoubtKind, str | None] = {"cut": _cut(translation), "repeated": repeated}
+    warnings: dict[WarningKind, str | None] = {"cut": _cut(translation), "repeated": repeated}
     if source_language is not None and target_language is not None and source_language != target_language:
         warnings["copied"] = _copied(translation)
         if warnings["copied"] is None:
@@ -260,10 +260,10 @@ def describe_wrong_language(source: str, source_language: str | None) -> str | N
 def describe_lost_sentences(source: str, text: str) -> str | None:
     """Return "1 sentence of 2" for a translation that surely has fewer sentences than its source; else None."""
     lost = find_lost_sentences(source, text)
-    return None if lost is None else f"{counted(lost[1], 'sentence')} of {lost[0]}"
+    return None if lost is None else f"{count_noun(lost[1], 'sentence')} of {lost[0]}"
 
 
-def is_spoilt(source: str, plain: str, text: str, glossary: Glossary, *, rewritten: bool = False) -> bool:
+def has_new_faults(source: str, plain: str, text: str, glossary: Glossary, *, rewritten: bool = False) -> bool:
     """Return whether a text with glossary terms has a fault that the plain translation lacks.
 
     Faults are a repeated run, a missing number, or an unexplained additional number.
@@ -288,7 +288,7 @@ def is_spoilt(source: str, plain: str, text: str, glossary: Glossary, *, rewritt
 
 def _begins_anew(plain: list[str], text: list[str]) -> bool:
     """Return whether an n-gram of one text occurs more often in another."""
-    size = _FEWEST_AGAIN[any(map(stands_without_spaces, "".join(plain)))]
+    size = _FEWEST_AGAIN[any(map(is_unspaced, "".join(plain)))]
     before, after = (Counter(zip(*(units[start:] for start in range(size)), strict=False)) for units in (plain, text))
     return any(after[run] > count for run, count in before.items())
 
@@ -304,7 +304,7 @@ def _repeated(source: str, text: str) -> str | None:
     if not repeats:
         return None
     times, run = max(repeats, key=lambda each: each[0] * len(each[1]))
-    between = "" if all(map(stands_without_spaces, "".join(run))) else " "
+    between = "" if all(map(is_unspaced, "".join(run))) else " "
     return f"{times} × {between.join(run)}"
 
 
@@ -331,7 +331,7 @@ def _repeats(units: list[str], least: int | None = None) -> list[tuple[int, list
 
 
 def _fewest_times(run: list[str]) -> int:
-    if len(run) == 1 and not stands_without_spaces(run[0][0]):
+    if len(run) == 1 and not is_unspaced(run[0][0]):
         return 3  # a word; single characters may occur three times in a row, as in 哈哈哈
     return _FEWEST_TIMES.get(len(run), 2)
 
@@ -340,13 +340,13 @@ def _units(text: str) -> list[str]:
     """Split a text into lower-case words, and into characters for scripts without spaces between words."""
     units, word = [], ""
     for character in text.lower():
-        if is_of_word(character) and not stands_without_spaces(character):
+        if is_word_character(character) and not is_unspaced(character):
             word += character
             continue
         if word:
             units.append(word)
             word = ""
-        if is_of_word(character):
+        if is_word_character(character):
             units.append(character)
     return [*units, word] if word else units
 
@@ -371,11 +371,11 @@ def _unknown(translation: Translation) -> str | None:
 
 
 def _unlikely(translation: Translation, terms: Sequence[str]) -> str | None:
-    nats = nats_a_piece(translation, terms)
+    nats = nats_per_token(translation, terms)
     return f"{nats:.2f} nats a token" if nats > UNLIKELY_NATS else None
 
 
-def nats_a_piece(translation: Translation, terms: Sequence[str] = ()) -> float:
+def nats_per_token(translation: Translation, terms: Sequence[str] = ()) -> float:
     """Return the mean negative log-probability of the best alternative's tokens, in nats.
 
     The tokens of glossary terms do not count, because the model would not have written them.
@@ -402,7 +402,7 @@ def _token_positions(tokens: Sequence[str], texts: Sequence[str]) -> set[int]:
     return positions | {position + 1 for position in positions}
 
 
-def count_doubts(doubts: Sequence[tuple[Doubt, ...]]) -> dict[DoubtKind, int]:
+def count_warnings(doubts: Sequence[tuple[QualityWarning, ...]]) -> dict[WarningKind, int]:
     """Return how many translations have a warning of each kind; kinds without warnings are left out."""
-    counts = {kind: sum(any(doubt.kind == kind for doubt in each) for each in doubts) for kind in DOUBT_KINDS}
+    counts = {kind: sum(any(doubt.kind == kind for doubt in each) for each in doubts) for kind in WARNING_KINDS}
     return {kind: count for kind, count in counts.items() if count}

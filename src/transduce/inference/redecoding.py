@@ -4,16 +4,21 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from transduce.argument_checks import as_many, as_phrases
+from transduce.argument_checks import as_phrases, one_per_sentence
 from transduce.errors import TransduceError
 from transduce.inference.batching import Part
-from transduce.inference.glossary_search import GivenGlossary, as_glossary
-from transduce.inference.quality_estimation import Doubt, find_doubts, is_date_or_clock, missing_numbers
-from transduce.inference.substitution import put_terms
+from transduce.inference.glossary_search import GlossaryLike, as_glossary
+from transduce.inference.quality_estimation import (
+    QualityWarning,
+    find_quality_warnings,
+    is_date_or_clock,
+    missing_numbers,
+)
+from transduce.inference.substitution import insert_terms
 from transduce.inference.translation import Alternative, Translation
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings, checked_search
-from transduce.text.glossary import Glossary, Term, mentions
+from transduce.text.glossary import Glossary, Term, contains_phrase
 
 _WIDTH = 8
 """Minimum beam size of re-decoding."""
@@ -21,9 +26,9 @@ _WIDTH = 8
 _FORBIDDEN_NGRAMS = (3, 2)
 
 
-def review(
-    translator: Translator, translations: Iterable[Translation], *, glossary: GivenGlossary = None
-) -> list[tuple[Doubt, ...]]:
+def estimate_quality(
+    translator: Translator, translations: Iterable[Translation], *, glossary: GlossaryLike = None
+) -> list[tuple[QualityWarning, ...]]:
     """Return the quality warnings about each translation; most translations have none.
 
     Checks for copied or untranslated text and for numbers run only if the translator knows its two languages and they
@@ -39,21 +44,23 @@ def review(
     """
     translations = _checked(translations)
     source, target = translator.source_language, translator.target_language
-    unread, terms = translator.tokenizer.source.unread, as_glossary(glossary)
+    unread, terms = translator.tokenizer.source.unknown_characters, as_glossary(glossary)
     return [
-        find_doubts(each, source_language=source, target_language=target, unread=unread(each.source), glossary=terms)
+        find_quality_warnings(
+            each, source_language=source, target_language=target, unread=unread(each.source), glossary=terms
+        )
         for each in translations
     ]
 
 
-def look_again(
+def redecode(
     translator: Translator,
     translations: Iterable[Translation],
     search: SearchSettings | None = None,
     *,
     prefix: str = "",
     phrases: Iterable[Iterable[str]] | None = None,
-    glossary: GivenGlossary = None,
+    glossary: GlossaryLike = None,
 ) -> list[Translation]:
     """Decode translations with quality warnings again; a result with fewer warnings becomes the best alternative.
 
@@ -76,13 +83,15 @@ def look_again(
     """
     results, search = _checked(translations), checked_search(search or translator.search)
     required = (
-        [[]] * len(results) if phrases is None else as_many("list of phrases", len(results), map(as_phrases, phrases))
+        [[]] * len(results)
+        if phrases is None
+        else one_per_sentence("list of phrases", len(results), map(as_phrases, phrases))
     )
     terms = as_glossary(glossary)
-    doubts = review(translator, results, glossary=terms)
+    doubts = estimate_quality(translator, results, glossary=terms)
     if terms is not None and any(doubt.kind == "terms" for warnings in doubts for doubt in warnings):
         results = _put_terms(translator, results, terms, search)
-        doubts = review(translator, results, glossary=terms)
+        doubts = estimate_quality(translator, results, glossary=terms)
     for attempt, forbidden_run in enumerate(_FORBIDDEN_NGRAMS):
         groups: dict[int, list[int]] = {}
         for number, warnings in enumerate(doubts):
@@ -120,11 +129,11 @@ def _put_terms(
     """Return the translations with missing glossary terms inserted where their position is clear."""
     source = translator.tokenizer.source
     parts = [
-        Part(each.source, number, 0, source.closed(source.encode(each.source)))
+        Part(each.source, number, 0, source.with_special_tokens(source.encode(each.source)))
         for number, each in enumerate(translations)
     ]
     by_key = dict(zip((part.key for part in parts), translations, strict=True))
-    changed = put_terms(parts, by_key, glossary, search, translator.view(search))
+    changed = insert_terms(parts, by_key, glossary, search, translator.term_model(search))
     return [changed.get(key, translation) for key, translation in by_key.items()]
 
 
@@ -164,7 +173,7 @@ def _wider(search: SearchSettings, ngrams: int) -> SearchSettings:
 
 
 def _numbers(
-    translator: Translator, translation: Translation, doubts: Sequence[Doubt], search: SearchSettings
+    translator: Translator, translation: Translation, doubts: Sequence[QualityWarning], search: SearchSettings
 ) -> list[str]:
     """Return the missing numbers that re-decoding can insert.
 
@@ -179,20 +188,20 @@ def _numbers(
         for number in missing_numbers(translation.source, translation.text)
         if not is_date_or_clock(number)
         and target.unk_id not in target.encode(number)
-        and not any(mentions(number, text) for text in search.forbidden)
+        and not any(contains_phrase(number, text) for text in search.forbidden)
     ]
 
 
 def _fewest_warnings(
     translator: Translator, translation: Translation, glossary: Glossary | None
-) -> tuple[Alternative, tuple[Doubt, ...]]:
+) -> tuple[Alternative, tuple[QualityWarning, ...]]:
     """Return the first alternative with the fewest warnings, and these warnings."""
     variants = [msgspec.structs.replace(translation, alternatives=(one,)) for one in translation.alternatives]
-    doubts = review(translator, variants, glossary=glossary)
+    doubts = estimate_quality(translator, variants, glossary=glossary)
     return min(zip(translation.alternatives, doubts, strict=True), key=lambda one: _severity(one[1]))
 
 
-def _severity(doubts: Sequence[Doubt]) -> tuple[int, int]:
+def _severity(doubts: Sequence[QualityWarning]) -> tuple[int, int]:
     """Rank warnings: visible problems count before a low probability; unreadable source characters do not count."""
     kinds = [doubt.kind for doubt in doubts if doubt.kind != "unread"]
     return sum(kind != "unlikely" for kind in kinds), len(kinds)

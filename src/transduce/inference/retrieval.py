@@ -25,14 +25,14 @@ from transduce.inference.scorers import TransformerScorer
 from transduce.inference.scoring import target_states
 from transduce.kernels.select import decoded_model
 from transduce.model.build import EncoderDecoder
-from transduce.search.selection import log_normalizer
+from transduce.search.selection import log_sum_exp
 
 Ids = Sequence[Sequence[int]]
 """Token ids of sentences, with their end symbols."""
 
 FORMAT_VERSION = 1
 CARD = "transduce.examples"
-PAIRS, STATES = 256, 16  # selected pairs of a sentence, and states retrieved at each step
+NEAREST_PAIRS, NEAREST_STATES = 256, 16  # selected pairs of a sentence, and states retrieved at each step
 _MOST_ELEMENTS = 1 << 26  # of the states of a batch's selected pairs: 256 MB of float32
 _ROWS = 1 << 16  # pairs compared at a time
 _LEVELS = 10_000  # quantization levels of the cosine similarity between two sources
@@ -40,7 +40,7 @@ _ALIKE = 1e-3  # relative to the temperature: smaller differences of distances c
 _MOST_DIFFERENCE = 0.1  # relative norm of the difference between states computed in different precisions
 
 
-class ExampleCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class DatastoreCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Metadata of a datastore: its size and its interpolation parameters."""
 
     format_version: int = FORMAT_VERSION
@@ -52,7 +52,7 @@ class ExampleCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Softmax temperature: squared distances are divided by it."""
 
 
-class Remembered(NamedTuple):
+class DatastoreTensors(NamedTuple):
     """The tensors of a datastore."""
 
     states: Tensor
@@ -71,7 +71,7 @@ class Remembered(NamedTuple):
     """Target token ids of the first pair, int32."""
 
 
-class Voters(NamedTuple):
+class RetrievalCandidates(NamedTuple):
     """The retrieval candidates of one sentence: the target positions of its selected pairs."""
 
     states: Tensor
@@ -82,14 +82,14 @@ class Voters(NamedTuple):
     """Target token ids, int64, (M,)."""
 
 
-class Neighbours:
+class Retriever:
     """The retrieval candidates of each sentence in a batch.
 
     Each sentence is searched separately, so that its states are read once a step and are not copied when other
     sentences leave the batch.
     """
 
-    def __init__(self, voters: Sequence[Voters], card: ExampleCard) -> None:
+    def __init__(self, voters: Sequence[RetrievalCandidates], card: DatastoreCard) -> None:
         """Create the candidates of a batch; each sentence needs at least one candidate."""
         self._voters, self._card = list(voters), card
 
@@ -107,7 +107,7 @@ class Neighbours:
             Token ids and negative squared distances, (B, W, K) each. The distances omit the squared norm of `states`,
             which is common to all candidates. Missing candidates have the distance -inf.
         """
-        shape = (*states.shape[:-1], STATES)
+        shape = (*states.shape[:-1], NEAREST_STATES)
         labels, negative_distances = states.new_zeros(shape, dtype=torch.int64), states.new_full(shape, -torch.inf)
         for row, (sentence_states, voters) in enumerate(zip(states, self._voters, strict=True)):
             # The large matrix comes first, because the library is half as fast with few rows times many.
@@ -125,13 +125,13 @@ class Neighbours:
         Candidates that differ from the last one by rounding error only, which depends on the batch, are chosen by
         index.
         """
-        count, margin = min(STATES, nearness.shape[-1]), _ALIKE * self._card.temperature
+        count, margin = min(NEAREST_STATES, nearness.shape[-1]), _ALIKE * self._card.temperature
         last = nearness.topk(count, dim=-1).values[:, -1:]
         ranks = (nearness > last + margin).double() + (nearness >= last - margin)
         ranks -= torch.arange(nearness.shape[-1], device=ranks.device) / nearness.shape[-1]
         return ranks.topk(count, dim=-1).indices
 
-    def mixed(self, states: Tensor, log_probabilities: Tensor) -> Tensor:
+    def interpolate(self, states: Tensor, log_probabilities: Tensor) -> Tensor:
         """Interpolate log-probabilities (B, W, V) after the states (B, W, D) with the candidates' votes, in place."""
         weight = self._card.weight
         labels, negative_distances = self.nearest(states)
@@ -143,13 +143,13 @@ class Neighbours:
         return log_probabilities.scatter_(-1, labels, torch.logaddexp(log_probabilities.gather(-1, labels), votes))
 
 
-class Examples:
+class NeighborIndex:
     """A datastore of sentence pairs for one model; `remembering.py` builds it."""
 
-    def __init__(self, remembered: Remembered, card: ExampleCard) -> None:
-        self.remembered, self.card = remembered, card
+    def __init__(self, remembered: DatastoreTensors, card: DatastoreCard) -> None:
+        self.tensors, self.card = remembered, card
 
-    def of_one(self, models: Sequence[EncoderDecoder]) -> "Examples":
+    def for_single_model(self, models: Sequence[EncoderDecoder]) -> "NeighborIndex":
         """Return the datastore itself if there is exactly one model.
 
         Raises:
@@ -164,18 +164,18 @@ class Examples:
     @property
     def most_sentences(self) -> int:
         """The largest batch whose candidate states stay within the memory limit, in sentences."""
-        states = self.remembered.states
-        elements = PAIRS * len(states) / max(1, self.card.pairs) * states.shape[1]
+        states = self.tensors.states
+        elements = NEAREST_PAIRS * len(states) / max(1, self.card.pairs) * states.shape[1]
         return max(1, int(_MOST_ELEMENTS / max(1.0, elements)))
 
-    def near(self, model: EncoderDecoder, source_ids: Ids, count: int = PAIRS) -> Tensor:
+    def nearest_pairs(self, model: EncoderDecoder, source_ids: Ids, count: int = NEAREST_PAIRS) -> Tensor:
         """Return the indices of the pairs with the most similar sources, nearest first, (B, n).
 
         Pairs that differ by rounding error only, which depends on the batch, are ordered by index.
         """
-        embeddings = about_sources(model, source_ids, self.remembered.rarities)
+        embeddings = source_embeddings(model, source_ids, self.tensors.rarities)
         best: list[tuple[Tensor, Tensor]] = []
-        for number, rows in enumerate(self.remembered.sources.split(_ROWS)):
+        for number, rows in enumerate(self.tensors.sources.split(_ROWS)):
             indices = torch.arange(len(rows)) + number * _ROWS
             nearness = ((embeddings @ rows.float().T).double() * _LEVELS).round_() - indices / self.card.pairs
             nearest = nearness.topk(min(count, len(rows)), dim=-1)
@@ -183,32 +183,32 @@ class Examples:
         values, indices = (torch.cat(each, dim=-1) for each in zip(*best, strict=True))
         return indices.gather(-1, values.topk(min(count, values.shape[-1]), dim=-1).indices)
 
-    def neighbours(self, pairs: Sequence[Tensor], device: torch.device) -> Neighbours:
+    def retriever_of_pairs(self, pairs: Sequence[Tensor], device: torch.device) -> Retriever:
         """Return the retrieval candidates of sentences from the indices of their selected pairs, (n,) each."""
-        stored, voters = self.remembered, []
+        stored, voters = self.tensors, []
         for selected in pairs:
             positions = _ranges(stored.starts[selected], stored.starts[selected + 1])
             states = stored.states[positions].to(device).float()
             labels = stored.labels[positions].to(device).long()
-            voters.append(Voters(states, states.square().sum(dim=-1), labels))
-        return Neighbours(voters, self.card)
+            voters.append(RetrievalCandidates(states, states.square().sum(dim=-1), labels))
+        return Retriever(voters, self.card)
 
-    def of_batch(self, model: EncoderDecoder, source_ids: Ids) -> Neighbours:
+    def retriever_for(self, model: EncoderDecoder, source_ids: Ids) -> Retriever:
         """Select pairs for each source sentence and return the retrieval candidates of the batch."""
-        return self.neighbours(list(self.near(model, source_ids)), model.source_weight.device)
+        return self.retriever_of_pairs(list(self.nearest_pairs(model, source_ids)), model.source_weight.device)
 
 
-class ExampleScorer:
+class RetrievalScorer:
     """Implements `search.scorer.Scorer`: a model's probabilities, interpolated with retrieved neighbors."""
 
-    def __init__(self, scorer: TransformerScorer, neighbours: Neighbours) -> None:
+    def __init__(self, scorer: TransformerScorer, neighbours: Retriever) -> None:
         """Wrap the scorer of a model at the start of a batch."""
         self._scorer, self._neighbours = scorer, neighbours
 
     def step(self, pieces: Tensor) -> Tensor:
         """Append the newest tokens (B, W) and return the log-probabilities of the next token, (B, W, V)."""
         logits = self._scorer.step(pieces).float()
-        return self._neighbours.mixed(self._scorer.states.float(), logits - log_normalizer(logits))
+        return self._neighbours.interpolate(self._scorer.states.float(), logits - log_sum_exp(logits))
 
     def reorder(self, parents: Tensor) -> None:
         """Replace hypothesis w of each sentence b by its former hypothesis parents[b, w], (B, W)."""
@@ -220,7 +220,7 @@ class ExampleScorer:
         self._neighbours.keep_sentences(rows)
 
 
-def about_sources(model: EncoderDecoder, source_ids: Ids, rarities: Tensor) -> Tensor:
+def source_embeddings(model: EncoderDecoder, source_ids: Ids, rarities: Tensor) -> Tensor:
     """Return an embedding of each source: the normalized sum of its token embeddings, weighted by rarity, (B, D)."""
     weight = model.source_weight.detach()
     embeddings = torch.zeros(len(source_ids), weight.shape[1])
@@ -230,13 +230,13 @@ def about_sources(model: EncoderDecoder, source_ids: Ids, rarities: Tensor) -> T
     return torch.nn.functional.normalize(embeddings, dim=-1)
 
 
-def states_of(model: EncoderDecoder, source_ids: Ids, target_ids: Ids) -> Tensor:
+def decoder_states(model: EncoderDecoder, source_ids: Ids, target_ids: Ids) -> Tensor:
     """Return the output of the last decoder layer before each target token, pairs concatenated, float32, (N, D)."""
     with torch.inference_mode():
         return target_states(decoded_model(model), source_ids, target_ids).float().cpu()
 
 
-def read_examples(path: str | Path, model: EncoderDecoder) -> Examples:
+def read_datastore(path: str | Path, model: EncoderDecoder) -> NeighborIndex:
     """Read a datastore file for the model that it was built with.
 
     Raises:
@@ -244,21 +244,21 @@ def read_examples(path: str | Path, model: EncoderDecoder) -> Examples:
     """
     try:
         with safe_open(str(path), framework="pt") as file:
-            card = msgspec.json.decode((file.metadata() or {})[CARD].encode(), type=ExampleCard)
-            remembered = Remembered(*(file.get_tensor(name) for name in Remembered._fields))
+            card = msgspec.json.decode((file.metadata() or {})[CARD].encode(), type=DatastoreCard)
+            tensors = DatastoreTensors(*(file.get_tensor(name) for name in DatastoreTensors._fields))
     except (OSError, SafetensorError, KeyError, msgspec.MsgspecError) as error:
         raise TransduceError(
             f"{path} is not a datastore ({error}): name a file that `transduce remember` wrote."
         ) from error
-    states, weight = remembered.states, model.source_weight
-    fits = states.shape[1] == weight.shape[1] and len(remembered.rarities) == len(weight)
+    states, weight = tensors.states, model.source_weight
+    fits = states.shape[1] == weight.shape[1] and len(tensors.rarities) == len(weight)
     if fits:
-        first = [remembered.first_source.tolist()], [remembered.first_target.tolist()]
-        stored, computed = states[: len(first[1][0])].float(), states_of(model, *first)
+        first = [tensors.first_source.tolist()], [tensors.first_target.tolist()]
+        stored, computed = states[: len(first[1][0])].float(), decoder_states(model, *first)
         fits = float((computed - stored).norm()) <= _MOST_DIFFERENCE * float(stored.norm())
     if not fits:
         raise TransduceError(f"{path} is a datastore of another model: build it again with `transduce remember`.")
-    return Examples(remembered, card)
+    return NeighborIndex(tensors, card)
 
 
 def _ranges(starts: Tensor, ends: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from transduce.search.selection import use_kernels
 
 
 @cache
-def install_kernels() -> None:
+def install_search_kernels() -> None:
     """Make search use compiled vocabulary reductions if this processor has them; later calls do nothing."""
     if has_kernels():
         from transduce.kernels.cpu.logits import NativeReductions
@@ -54,7 +54,7 @@ class TransformerScorer:
             attentive: record the attention of each step for `attention`, which costs some time.
             all_pieces: score padding and the start symbol like other tokens, instead of -inf.
         """
-        install_kernels()
+        install_search_kernels()
         self.model = model
         self.state: DecodingState
         self.state = model.start(source_ids) if attentive else start_fast(model, source_ids)
@@ -109,7 +109,7 @@ class ContinuingScorer:
     """A scorer for a decoder-only model and prompts of at least one token each. Implements `search.scorer.Scorer`."""
 
     def __init__(
-        self, model: Decoder, prompts: Sequence[Sequence[int]], *, context: int, never_written: Sequence[int]
+        self, model: Decoder, prompts: Sequence[Sequence[int]], *, context: int, excluded_ids: Sequence[int]
     ) -> None:
         """Encode the prompts into a decoding state.
 
@@ -119,13 +119,13 @@ class ContinuingScorer:
             context: maximum number of tokens that the model attends to.
             never_written: token ids that are never generated.
         """
-        install_kernels()
+        install_search_kernels()
         self.model = model
         self._project = exact_projection(model)
         self.context = context
         self.width = 1
         self.texts = [list(prompt) for prompt in prompts]  # N texts; those of one prompt are adjacent
-        self.never_written = torch.tensor(list(never_written), dtype=torch.int64, device=model.source_weight.device)
+        self.never_written = torch.tensor(list(excluded_ids), dtype=torch.int64, device=model.source_weight.device)
         self.state = self._read()
         self.has_begun = False
 

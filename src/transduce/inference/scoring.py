@@ -18,7 +18,7 @@ from transduce.inference.batching import pad
 from transduce.inference.translation import Alternative, Translation
 from transduce.kernels.select import decoded_model, exact_projection
 from transduce.model.build import EncoderDecoder
-from transduce.search.coverage import length_penalty, power_of_length
+from transduce.search.coverage import length_penalty, length_power
 from transduce.search.rules import GenerateSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
@@ -96,9 +96,12 @@ def score_translations(
     sources, targets = as_pairs(sources, targets)
     open_ids = tokenizer.source.encode_batch(sources)
     _check_uncut(open_ids, longest)
-    source_ids = [tokenizer.source.closed(ids) for ids in open_ids]
+    source_ids = [tokenizer.source.with_special_tokens(ids) for ids in open_ids]
     forced = _forced_tokens(tokenizer.target, generate)
-    target_ids = [_with_forced(forced, tokenizer.target.closed(ids)) for ids in tokenizer.target.encode_batch(targets)]
+    target_ids = [
+        _with_forced(forced, tokenizer.target.with_special_tokens(ids))
+        for ids in tokenizer.target.encode_batch(targets)
+    ]
     _check_lengths("source", source_ids)
     _check_lengths("target", target_ids)
     values: dict[int, tuple[float, ...]] = {}
@@ -107,7 +110,7 @@ def score_translations(
             batch = [source_ids[n] for n in numbers], [target_ids[n] for n in numbers]
             for number, log_probabilities in zip(numbers, _score_batch(models, *batch, generate), strict=True):
                 values[number] = (*(0.0 for _ in forced), *log_probabilities[len(forced) :])
-    divisor = length_penalty if generate is None else power_of_length
+    divisor = length_penalty if generate is None else length_power
     return [
         Score(
             source=source,
@@ -196,7 +199,9 @@ def _score_batch(
     if generate is not None:
         excluded = list(generate.forbidden_ids) if generate.renormalize else []
     hidden = ((model, target_states(model, source_ids, target_ids)) for model in map(decoded_model, models))
-    log_probabilities = torch.stack([piece_scores(model, states, tokens, excluded) for model, states in hidden])
+    log_probabilities = torch.stack(
+        [token_log_probabilities(model, states, tokens, excluded) for model, states in hidden]
+    )
     values = (log_probabilities.logsumexp(dim=0) - math.log(len(models))).tolist()
     ends = itertools.accumulate(map(len, target_ids))
     return [tuple(values[end - len(ids) : end]) for end, ids in zip(ends, target_ids, strict=True)]
@@ -214,7 +219,7 @@ def target_states(
     return model.hidden(source, inputs)[present]
 
 
-def piece_scores(model: EncoderDecoder, hidden: Tensor, chosen: Tensor, excluded: Sequence[int]) -> Tensor:
+def token_log_probabilities(model: EncoderDecoder, hidden: Tensor, chosen: Tensor, excluded: Sequence[int]) -> Tensor:
     """Return the log-probabilities of given tokens (N,) after decoder states (N, D).
 
     `excluded` tokens have probability zero; the others are normalized without them.

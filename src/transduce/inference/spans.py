@@ -11,11 +11,11 @@ from transduce.errors import TransduceError
 from transduce.inference.scoring import Score
 from transduce.inference.translation import Translation
 from transduce.search.settings import SearchSettings
-from transduce.text.glossary import Glossary, as_compared, in_spaced_word, occurrences
-from transduce.text.languages import is_of_word
+from transduce.text.glossary import Glossary, is_spaced_word_character, normalize_for_comparison, occurrences
+from transduce.text.languages import is_word_character
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
-from transduce.text.word_spans import Span, overlap, piece_spans
+from transduce.text.word_spans import Span, overlap, token_spans
 
 # --- occlusion ---
 # Attribute words of a translation to a part of the source by occlusion.
@@ -29,7 +29,7 @@ Scoring = Callable[[Sequence[str], Sequence[str]], list[Score]]
 """A function that scores translations given their sources."""
 
 
-class Occlusion(NamedTuple):
+class OcclusionRequest(NamedTuple):
     """An attribution request: a translation, and versions of its source that each lack a part."""
 
     source: str
@@ -40,7 +40,9 @@ class Occlusion(NamedTuple):
     """The source without one part, for each part."""
 
 
-def word_losses(asked: Sequence[Occlusion], vocabulary: Vocabulary, score: Scoring) -> Iterator[list[list[float]]]:
+def word_losses(
+    asked: Sequence[OcclusionRequest], vocabulary: Vocabulary, score: Scoring
+) -> Iterator[list[list[float]]]:
     """Yield the loss of every word in nats, for each request and each of its parts.
 
     Args:
@@ -71,9 +73,11 @@ def word_spans(text: str) -> list[Span]:
     within = {match.start() for match in _WITHIN_NUMBERS.finditer(text)}
     spans: list[Span] = []
     for index, character in enumerate(text):
-        if not is_of_word(character) and index not in within:
+        if not is_word_character(character) and index not in within:
             continue
-        joins = {index - 1, index} & within or (index and in_spaced_word(text[index - 1]) and in_spaced_word(character))
+        joins = {index - 1, index} & within or (
+            index and is_spaced_word_character(text[index - 1]) and is_spaced_word_character(character)
+        )
         goes_on = joins and spans and spans[-1].end == index
         start = spans.pop().start if goes_on else index
         spans.append(Span(start, index + 1))
@@ -85,10 +89,10 @@ def _losses(text: str, words: Sequence[Span], full_score: Score, without: Score,
 
     If a token covers several words, as in scripts without spaces, each of these words gets the token's whole loss.
     """
-    if vocabulary.as_seen(text) != text:  # the vocabulary normalizes the text, so token spans would not match
+    if vocabulary.normalize(text) != text:  # the vocabulary normalizes the text, so token spans would not match
         return [0.0] * len(words)
     ids = vocabulary.encode(text)
-    spans = piece_spans(vocabulary.spellings(ids), text)
+    spans = token_spans(vocabulary.token_texts(ids), text)
     pairs = zip(full_score.piece_log_probabilities, without.piece_log_probabilities, strict=True)
     # drops forced first tokens and the end symbol
     token_losses = [one - other for one, other in pairs][-1 - len(ids) : -1]
@@ -105,14 +109,14 @@ def _losses(text: str, words: Sequence[Span], full_score: Score, without: Score,
 
 
 # The threshold, in nats, for a word that belongs to a run; at most this share of the strongest word's loss.
-BY_THE_WAY_NATS = 2.5
+LOSS_THRESHOLD_NATS = 2.5
 _SHARE = 0.5
 _CERTAIN_NATS = 10.0
 """Loss assigned to words that are known to belong to a span."""
 _FEWEST_NATS = 0.3  # if no word loses more, the alignment is by relative position
 
 
-class Marked(NamedTuple):
+class MarkedSentence(NamedTuple):
     """A sentence, its translation, and marked spans of the sentence, which are nested or disjoint."""
 
     source: str
@@ -127,7 +131,7 @@ class Marked(NamedTuple):
     """Pairs of a source span and a translation span that are known to correspond."""
 
 
-def locate(asked: Sequence[Marked], vocabulary: Vocabulary, score: Scoring) -> list[list[Span]]:
+def align_marked(asked: Sequence[MarkedSentence], vocabulary: Vocabulary, score: Scoring) -> list[list[Span]]:
     """Return the span of the translation for each marked span; nesting is the same as in the source.
 
     If no word of the translation depends on a span, the word at the same relative position is used. A span without
@@ -147,7 +151,11 @@ def locate(asked: Sequence[Marked], vocabulary: Vocabulary, score: Scoring) -> l
         for each in asked
     ]
     questions = [
-        Occlusion(each.source, each.text, [as_compared(each.source[: s.start] + each.source[s.end :]) for s in spans])
+        OcclusionRequest(
+            each.source,
+            each.text,
+            [normalize_for_comparison(each.source[: s.start] + each.source[s.end :]) for s in spans],
+        )
         for each, spans in zip(asked, to_score, strict=True)
     ]
     located = []
@@ -157,16 +165,18 @@ def locate(asked: Sequence[Marked], vocabulary: Vocabulary, score: Scoring) -> l
     return located
 
 
-def _has_words(each: Marked, span: Span) -> bool:
-    return any(map(is_of_word, each.source[span.start : span.end]))
+def _has_words(each: MarkedSentence, span: Span) -> bool:
+    return any(map(is_word_character, each.source[span.start : span.end]))
 
 
-def _is_all(each: Marked, span: Span) -> bool:
+def _is_all(each: MarkedSentence, span: Span) -> bool:
     """Return whether a span contains all words of its source."""
-    return not any(map(is_of_word, each.source[: span.start] + each.source[span.end :]))
+    return not any(map(is_word_character, each.source[: span.start] + each.source[span.end :]))
 
 
-def _question_losses(asked: Sequence[Occlusion], vocabulary: Vocabulary, score: Scoring) -> Iterator[list[list[float]]]:
+def _question_losses(
+    asked: Sequence[OcclusionRequest], vocabulary: Vocabulary, score: Scoring
+) -> Iterator[list[list[float]]]:
     """Yield the losses of each question; an empty list for questions without spans."""
     real = word_losses([each for each in asked if each.without], vocabulary, score)
     return (next(real) if each.without else [] for each in asked)
@@ -175,7 +185,7 @@ def _question_losses(asked: Sequence[Occlusion], vocabulary: Vocabulary, score: 
 class _Aligner:
     """Aligns the spans of one sentence, one after another: outer spans first, then those with the largest losses."""
 
-    def __init__(self, marked: Marked, losses: Sequence[Sequence[float]]) -> None:
+    def __init__(self, marked: MarkedSentence, losses: Sequence[Sequence[float]]) -> None:
         self.marked = marked
         self.words = word_spans(marked.text)
         self.losses = [self._tied(span, own) for span, own in zip(marked.spans, losses, strict=True)]
@@ -248,7 +258,7 @@ class _Aligner:
         strongest = max(losses[word] for word in free) if losses else 0.0
         if strongest < _FEWEST_NATS:
             return self._with_contractions(self._as_far_along(span, free), free)
-        threshold = min(BY_THE_WAY_NATS, _SHARE * strongest)
+        threshold = min(LOSS_THRESHOLD_NATS, _SHARE * strongest)
         best, start, total = (0.0, range(0)), 0, 0.0
         for index, word in enumerate(free):
             if total <= 0 or free[index - 1] != word - 1:
@@ -318,7 +328,7 @@ def _opens(character: str) -> bool:
 
 _MARKS_AROUND = 4  # special tokens that a vocabulary adds: language tags, the end symbol
 
-Given = Translation | tuple[str, str]
+TranslationOrPair = Translation | tuple[str, str]
 """A translation, or a pair of a source and its translated text."""
 
 
@@ -329,7 +339,7 @@ class Scorer(Protocol):
     search: SearchSettings
 
     @property
-    def most_scored(self) -> int:
+    def max_scored_tokens(self) -> int:
         """Maximum number of tokens in a text that can be scored."""
 
     def scoring(self, search: SearchSettings) -> Scoring:
@@ -343,7 +353,7 @@ class _Part(NamedTuple):
     target: Span
 
 
-def checked_translations(given: Iterable[Given]) -> list[Translation]:
+def as_translations(given: Iterable[TranslationOrPair]) -> list[Translation]:
     """Return a list of translations; pairs of a source and a text are converted.
 
     Raises:
@@ -361,7 +371,7 @@ def checked_translations(given: Iterable[Given]) -> list[Translation]:
     return translations
 
 
-def locate_all(
+def align_spans(
     translator: Scorer,
     translations: Sequence[Translation],
     spans: Sequence[Sequence[tuple[int, int]]],
@@ -372,7 +382,7 @@ def locate_all(
     Raises:
         TransduceError: a marked span is invalid, or two spans overlap partly.
     """
-    parts: list[Marked] = []
+    parts: list[MarkedSentence] = []
     owners: list[tuple[int, int, list[int]]] = []
     for number, (each, marked) in enumerate(zip(translations, spans, strict=True)):
         checked = _checked_spans(marked, each.source)
@@ -388,7 +398,7 @@ def locate_all(
             local = [_within(checked[n], part.source) for n in inner]
             text = each.text[slice(*part.target)]
             parts.append(
-                Marked(
+                MarkedSentence(
                     source,
                     text,
                     local,
@@ -398,7 +408,7 @@ def locate_all(
             )
             owners.append((number, part.target.start, inner))
     targets: list[list[Span | None]] = [[None] * len(marked) for marked in spans]
-    located = locate(parts, translator.tokenizer.target, translator.scoring(translator.search))
+    located = align_marked(parts, translator.tokenizer.target, translator.scoring(translator.search))
     for (number, offset, inner), target_spans in zip(owners, located, strict=True):
         for n, span in zip(inner, target_spans, strict=True):
             moved, previous = Span(span.start + offset, span.end + offset), targets[number][n]
@@ -450,12 +460,12 @@ def can_score(translator: Scorer, source: str, text: str) -> bool:
     """Return whether a source and its translation are both short enough to be scored."""
     vocabularies = translator.tokenizer
     ids = (vocabularies.source.encode(source), vocabularies.target.encode(text))
-    return max(map(len, ids)) + _MARKS_AROUND <= translator.most_scored
+    return max(map(len, ids)) + _MARKS_AROUND <= translator.max_scored_tokens
 
 
 def _ties(source: str, text: str, glossary: Glossary | None) -> list[tuple[Span, Span]]:
     """Return pairs of spans: glossary terms in the source, and their translations in the text."""
-    if glossary is None or as_compared(source) != source or as_compared(text) != text:
+    if glossary is None or normalize_for_comparison(source) != source or normalize_for_comparison(text) != text:
         return []
     ties: list[tuple[Span, Span]] = []
     for start, end, term in glossary.places(source):

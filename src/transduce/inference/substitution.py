@@ -15,19 +15,26 @@ from typing import NamedTuple
 import msgspec
 
 from transduce.inference.batching import Part
-from transduce.inference.quality_estimation import is_spoilt
+from transduce.inference.quality_estimation import has_new_faults
 from transduce.inference.scoring import MOST_PIECES, Score, as_translation
-from transduce.inference.spans import Occlusion, Scoring, score_pairs, word_losses, word_spans
+from transduce.inference.spans import OcclusionRequest, Scoring, score_pairs, word_losses, word_spans
 from transduce.inference.translation import Alternative, Translation
 from transduce.search.settings import SearchSettings
-from transduce.text.glossary import Glossary, Term, as_compared, in_spaced_word, is_whole, mentions
+from transduce.text.glossary import (
+    Glossary,
+    Term,
+    contains_phrase,
+    ends_at_word_boundaries,
+    is_spaced_word_character,
+    normalize_for_comparison,
+)
 from transduce.text.languages import unspaced_characters
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span
 
 # The word that stands for a term mostly loses 2 to 15 nats without it, other words less than 1. Tuned on Tatoeba's dev
 # set.
-FEWEST_NATS = 1.0
+MIN_LOSS_NATS = 1.0
 # Share of the strongest word's loss: neighbors that lose as much may belong to the term's translation.
 _NEIGHBOURS_SHARE = 0.5
 _OF_ONE_PIECE = 0.999
@@ -37,7 +44,7 @@ _MOST_FORMS = 8  # target forms of a term that are tried
 _BEFORE_A_SENTENCE = re.compile(r"(?:^|[.!?。！？…:])[^\w.!?。！？…:]*$")
 
 
-class ModelView(NamedTuple):
+class TermModel(NamedTuple):
     """The functions of a translation model that term insertion needs."""
 
     vocabulary: Vocabulary
@@ -70,13 +77,13 @@ class _Position(NamedTuple):
     """Other occurrences of the same word that also depend on the term, such as a name that occurs twice."""
 
 
-def put_terms(
+def insert_terms(
     parts: Sequence[Part],
     found: Mapping[tuple[int, int], Translation],
     glossary: Glossary,
     search: SearchSettings,
-    model: ModelView,
-    fewest_nats: float = FEWEST_NATS,
+    model: TermModel,
+    min_loss: float = MIN_LOSS_NATS,
 ) -> dict[tuple[int, int], Translation]:
     """Insert missing terms into the alternatives of translations where the terms' positions are clear.
 
@@ -104,10 +111,10 @@ def put_terms(
         and len(alternative.pieces) < model.most_pieces // 2
         and glossary.missing(part.text, alternative.text)
     ]
-    changed = substitute([(draft.part.text, draft.alternative.text) for draft in drafts], glossary, model, fewest_nats)
+    changed = substitute([(draft.part.text, draft.alternative.text) for draft in drafts], glossary, model, min_loss)
     better: dict[tuple[int, int], dict[Alternative, Alternative]] = {}
     for draft, score in zip(drafts, changed, strict=True):
-        if score is None or is_spoilt(score.source, draft.alternative.text, score.target, glossary):
+        if score is None or has_new_faults(score.source, draft.alternative.text, score.target, glossary):
             continue
         if _is_allowed(score, search):
             better.setdefault(draft.part.key, {})[draft.alternative] = as_translation(score).alternatives[0]
@@ -125,7 +132,7 @@ def _is_allowed(changed: Score, search: SearchSettings) -> bool:
     """Return whether a changed translation obeys the length limits and contains no forbidden text."""
     num_tokens = len(changed.pieces)
     fits = num_tokens >= search.min_length and (search.max_length is None or num_tokens < search.max_length)
-    return fits and not any(mentions(changed.target, forbidden) for forbidden in search.forbidden)
+    return fits and not any(contains_phrase(changed.target, forbidden) for forbidden in search.forbidden)
 
 
 def _with_alternatives(translation: Translation, alternatives: Sequence[Alternative]) -> Translation:
@@ -137,7 +144,7 @@ def _with_alternatives(translation: Translation, alternatives: Sequence[Alternat
 
 
 def substitute(
-    pairs: Sequence[tuple[str, str]], glossary: Glossary, model: ModelView, fewest_nats: float = FEWEST_NATS
+    pairs: Sequence[tuple[str, str]], glossary: Glossary, model: TermModel, min_loss: float = MIN_LOSS_NATS
 ) -> list[Score | None]:
     """Return each translation with its missing terms, scored; None where the terms' positions are unclear.
 
@@ -147,7 +154,7 @@ def substitute(
         model: the model that made the translations.
         fewest_nats: minimum loss of a word that stands for a term, as in `put_terms`.
     """
-    positions = _find_positions(pairs, glossary, model, fewest_nats)
+    positions = _find_positions(pairs, glossary, model, min_loss)
     variants = [
         list(_variants(text, each_variants or [])) for (_, text), each_variants in zip(pairs, positions, strict=True)
     ]
@@ -167,7 +174,7 @@ def _preference(score: Score) -> tuple[float, str]:
 
 
 def _find_positions(
-    pairs: Sequence[tuple[str, str]], glossary: Glossary, model: ModelView, fewest_nats: float
+    pairs: Sequence[tuple[str, str]], glossary: Glossary, model: TermModel, min_loss: float
 ) -> Iterator[list[_Position] | None]:
     """Yield the positions of each translation's missing terms, left to right; None where a position is unclear."""
     lacking = [glossary.missing(*pair) for pair in pairs]
@@ -179,16 +186,16 @@ def _find_positions(
         zip(term_sources, (_trim_to_words(each.text) for each in model.translate(term_sources)), strict=True)
     )
     requests = [
-        Occlusion(source, text, [glossary.without(source, term) for term in terms])
+        OcclusionRequest(source, text, [glossary.without(source, term) for term in terms])
         for (source, text), terms in zip(pairs, lacking, strict=True)
     ]
     answers = word_losses(requests, model.vocabulary, model.score)
     for (source, text), terms, losses in zip(pairs, lacking, answers, strict=True):
         words = word_spans(text)
-        counts = Counter(term for _, _, term in glossary.places(as_compared(source)))
+        counts = Counter(term for _, _, term in glossary.places(normalize_for_comparison(source)))
         candidates = [
             _best_position(text, words, own, term, term_translations.get(term.source, ""), comes_again=counts[term] > 1)
-            if _stands_out(own, fewest_nats)
+            if _stands_out(own, min_loss)
             else None
             for own, term in zip(losses, terms, strict=True)
         ]
@@ -199,10 +206,10 @@ def _find_positions(
         yield positions if len(positions) == len(terms) and apart else None
 
 
-def _stands_out(losses: Sequence[float], fewest_nats: float) -> bool:
+def _stands_out(losses: Sequence[float], min_loss: float) -> bool:
     """Return whether a word loses enough and, if its loss is small, no other word loses half as much."""
     first, second = sorted([*losses, 0.0, 0.0], reverse=True)[:2]
-    return first >= fewest_nats and (first >= FEWEST_NATS or second < _NEIGHBOURS_SHARE * first)
+    return first >= min_loss and (first >= MIN_LOSS_NATS or second < _NEIGHBOURS_SHARE * first)
 
 
 def _trim_to_words(text: str) -> str:
@@ -226,14 +233,14 @@ def _best_position(
         end + 1 < len(words) and words[end].end == words[end + 1].start and losses[end + 1] > _OF_ONE_PIECE * strongest
     ):
         end += 1  # characters of one token, in a script without spaces
-    first, last, enough = start, end, max(min(FEWEST_NATS, strongest), strongest * _NEIGHBOURS_SHARE)
+    first, last, enough = start, end, max(min(MIN_LOSS_NATS, strongest), strongest * _NEIGHBOURS_SHARE)
     while first > 0 and losses[first - 1] >= enough:
         first -= 1
     while last + 1 < len(words) and losses[last + 1] >= enough:
         last += 1
     core = Span(words[start].start, words[end].end)
     reaches = list(product((start, first), (end, last)))
-    if not in_spaced_word(text[core.start]):  # tokens may cover several words
+    if not is_spaced_word_character(text[core.start]):  # tokens may cover several words
         usual_span = _find_near(usual_translation, text, Span(words[first].start, words[last].end))
         indices = range(first, last + 1)
         reaches = [] if usual_span else [(one, two) for one in indices for two in indices if one <= two]
@@ -242,7 +249,7 @@ def _best_position(
     repeats = tuple(
         Span(match.start(), match.end())
         for match in re.finditer(re.escape(text[slice(*core)]), text, re.IGNORECASE)
-        if match.start() != core.start and is_whole(text, *match.span())
+        if match.start() != core.start and ends_at_word_boundaries(text, *match.span())
         if comes_again or _least_loss(words, losses, Span(*match.span())) >= enough
     )
     apart = (span for span in spans if all(repeat.end <= span.start or span.end <= repeat.start for repeat in repeats))

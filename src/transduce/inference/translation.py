@@ -113,12 +113,12 @@ class Translation(msgspec.Struct, frozen=True):
         return f"<table><caption>{html.escape(self.source)}</caption>{rows}</table>"
 
 
-def nothing(*, ended: bool = True) -> Alternative:
+def empty_alternative(*, ended: bool = True) -> Alternative:
     """Return an empty alternative, for an empty sentence or one whose decoding was stopped before its start."""
     return Alternative(text="", pieces=(), piece_log_probabilities=(), score=0.0, ended=ended)
 
 
-def translated(source: str, hypotheses: Sequence[Hypothesis], vocabulary: Vocabulary) -> Translation:
+def translation_from_hypotheses(source: str, hypotheses: Sequence[Hypothesis], vocabulary: Vocabulary) -> Translation:
     """Return a sentence's translation from its hypotheses, best first; an empty translation without hypotheses."""
     alternatives = tuple(
         Alternative(
@@ -130,7 +130,7 @@ def translated(source: str, hypotheses: Sequence[Hypothesis], vocabulary: Vocabu
         )
         for hypothesis in hypotheses
     )
-    return Translation(source, alternatives or (nothing(ended=False),))
+    return Translation(source, alternatives or (empty_alternative(ended=False),))
 
 
 def join_parts(source: str, parts: Sequence[Translation], separator: str) -> Translation:

@@ -7,43 +7,43 @@ from typing import overload
 import msgspec
 import torch
 
-from transduce.argument_checks import as_many, as_phrases, as_text, as_texts
+from transduce.argument_checks import as_phrases, as_text, as_texts, one_per_sentence
 from transduce.errors import TransduceError
-from transduce.inference.batch_invariance import StrictProof, bucket
+from transduce.inference.batch_invariance import BatchInvarianceCheck, padded_length
 from transduce.inference.batching import (
-    LONGEST_SOURCE,
+    DEFAULT_MAX_SOURCE,
     Part,
     PartsObserver,
+    batch_token_budget,
     batches,
-    cut,
+    decode_in_parallel,
     join_sentences,
-    pieces_at_once,
-    separator,
-    side_by_side,
-    threads_apart,
+    num_parallel_batches,
+    sentence_separator,
+    split_long_sentences,
 )
 from transduce.inference.decoding import (
     Batch,
     beam_width,
-    begin_search,
     check_prefix,
-    explaining_exhaustion,
-    most_positions,
-    most_sentences,
+    explain_search_out_of_memory,
+    max_model_positions,
+    max_sentences,
+    start_search,
 )
 from transduce.inference.glossary_search import (
-    GivenGlossary,
+    GlossaryLike,
     as_glossary,
+    attach_phrases,
     check_glossary,
-    find_with_terms,
-    with_phrases,
+    translate_with_terms,
 )
-from transduce.inference.phrases import spell_prefix
-from transduce.inference.retrieval import Examples
+from transduce.inference.phrases import tokenize_prefix
+from transduce.inference.retrieval import NeighborIndex
 from transduce.inference.scoring import MOST_PIECES, Score, score_translations
-from transduce.inference.spans import Scoring, checked_translations, locate_all
-from transduce.inference.substitution import ModelView
-from transduce.inference.translation import GrowingText, Translation, nothing, translated
+from transduce.inference.spans import Scoring, align_spans, as_translations
+from transduce.inference.substitution import TermModel
+from transduce.inference.translation import GrowingText, Translation, empty_alternative, translation_from_hypotheses
 from transduce.model.build import EncoderDecoder
 from transduce.model.transformer import Transformer
 from transduce.model_folder.load import precision_of, summary
@@ -67,8 +67,8 @@ class Translator:
         target_language: str | None = None,
         search: SearchSettings | None = None,
         ensemble: Sequence[EncoderDecoder] = (),
-        longest_source: int = LONGEST_SOURCE,
-        examples: Examples | None = None,
+        max_source_tokens: int = DEFAULT_MAX_SOURCE,
+        examples: NeighborIndex | None = None,
     ) -> None:
         """Create a translator.
 
@@ -89,10 +89,10 @@ class Translator:
         self.source_language = source_language
         self.target_language = target_language
         self.search = search or SearchSettings()
-        self.examples = None if examples is None else examples.of_one(self.models)
-        special_tokens = len(tokenizer.source.closed([]))
-        self.longest_source = max(1, min(longest_source, most_positions(self.models) - special_tokens))
-        self._proof = StrictProof(self._search_sources, tokenizer.source)
+        self.examples = None if examples is None else examples.for_single_model(self.models)
+        special_tokens = len(tokenizer.source.with_special_tokens([]))
+        self.longest_source = max(1, min(max_source_tokens, max_model_positions(self.models) - special_tokens))
+        self._proof = BatchInvarianceCheck(self._search_sources, tokenizer.source)
 
     def __repr__(self) -> str:
         pair = f"{self.source_language or 'source'} → {self.target_language or 'target'}"
@@ -116,9 +116,9 @@ class Translator:
         return self.model.source_weight.device
 
     @property
-    def most_scored(self) -> int:
+    def max_scored_tokens(self) -> int:
         """The maximum number of tokens in a text that can be scored."""
-        return min(MOST_PIECES, most_positions(self.models))
+        return min(MOST_PIECES, max_model_positions(self.models))
 
     @property
     def precision(self) -> str:
@@ -136,7 +136,7 @@ class Translator:
         max_length: int | None = None,
         prefix: str | None = None,
         phrases: Iterable[str] = (),
-        glossary: GivenGlossary = None,
+        glossary: GlossaryLike = None,
         search: SearchSettings | None = None,
     ) -> Translation: ...
     @overload
@@ -150,7 +150,7 @@ class Translator:
         max_length: int | None = None,
         prefix: str | None = None,
         phrases: Iterable[str] = (),
-        glossary: GivenGlossary = None,
+        glossary: GlossaryLike = None,
         search: SearchSettings | None = None,
     ) -> list[Translation]: ...
     def __call__(
@@ -163,7 +163,7 @@ class Translator:
         max_length: int | None = None,
         prefix: str | None = None,
         phrases: Iterable[str] = (),
-        glossary: GivenGlossary = None,
+        glossary: GlossaryLike = None,
         search: SearchSettings | None = None,
     ) -> Translation | list[Translation]:
         """Translate one sentence, or a list of sentences in order.
@@ -197,7 +197,7 @@ class Translator:
         *,
         prefix: str = "",
         phrases: Iterable[Iterable[str]] | None = None,
-        glossary: GivenGlossary = None,
+        glossary: GlossaryLike = None,
         places: Iterable[int] | None = None,
         observer: Observer | None = None,
     ) -> list[Translation]:
@@ -220,18 +220,20 @@ class Translator:
                 sentences, or batch-invariant results are not possible.
         """
         sentences, search, terms = as_texts(sentences), checked_search(search), as_glossary(glossary)
-        required = None if phrases is None else as_many("list of phrases", len(sentences), map(as_phrases, phrases))
-        seeds = None if places is None else as_many("place", len(sentences), places)
+        required = (
+            None if phrases is None else one_per_sentence("list of phrases", len(sentences), map(as_phrases, phrases))
+        )
+        seeds = None if places is None else one_per_sentence("place", len(sentences), places)
         parts = self._parts(sentences, search, prefix, required, terms)
         watch = PartsObserver(observer)
-        translations = {part.key: Translation(part.text, (nothing(),)) for part in parts if part.is_empty}
+        translations = {part.key: Translation(part.text, (empty_alternative(),)) for part in parts if part.is_empty}
         nonempty = [part for part in parts if not part.is_empty]
         translations |= self._search_parts(nonempty, search, seeds, watch)
         if terms is not None:
             with_terms_in_source = [part for part in nonempty if terms.find(part.text)]
             search_again = partial(self._search_parts, search=search, places=seeds, watch=watch)
-            translations |= find_with_terms(
-                with_terms_in_source, translations, terms, search, self.view(search), search_again
+            translations |= translate_with_terms(
+                with_terms_in_source, translations, terms, search, self.term_model(search), search_again
             )
         return join_sentences(sentences, parts, translations, given_up=watch.given_up, language=self.target_language)
 
@@ -251,11 +253,14 @@ class Translator:
                 observer=watch if watch.observer else None,
             )
             pairs = zip(active, hypotheses, strict=True)
-            return {part.key: translated(part.text, results, self.tokenizer.target) for part, results in pairs}
+            return {
+                part.key: translation_from_hypotheses(part.text, results, self.tokenizer.target)
+                for part, results in pairs
+            }
 
         is_watched = watch.observer is not None or self.examples is not None
-        threads = 1 if is_watched else threads_apart(self.models, search)
-        results_by_batch = side_by_side(decode, list(self._batches(parts, search)), threads)
+        threads = 1 if is_watched else num_parallel_batches(self.models, search)
+        results_by_batch = decode_in_parallel(decode, list(self._batches(parts, search)), threads)
         return {key: translation for results in results_by_batch for key, translation in results.items()}
 
     def stream(
@@ -265,7 +270,7 @@ class Translator:
         *,
         prefix: str = "",
         phrases: Iterable[str] = (),
-        glossary: GivenGlossary = None,
+        glossary: GlossaryLike = None,
     ) -> Iterator[str]:
         """Yield the best translation while it is generated, in parts of text whose concatenation is the translation.
 
@@ -295,18 +300,18 @@ class Translator:
             is_new = True
             for text in self._stream_batch(batch, search):
                 yield between + text if is_new else text
-                is_new, between = False, separator(self.target_language)
+                is_new, between = False, sentence_separator(self.target_language)
 
     def _stream_batch(self, batch: Batch, search: SearchSettings) -> Iterator[str]:
         """Yield one sentence's translation while it is generated."""
         growing = GrowingText(self.tokenizer.target)
         if search.strict:
             self._proof.check(search)
-        with explaining_exhaustion(search):
+        with explain_search_out_of_memory(search):
             progress = self._begin(batch, search)
         while len(progress.rows):
             # inference mode must not stay on while the caller runs
-            with torch.inference_mode(), explaining_exhaustion(search):
+            with torch.inference_mode(), explain_search_out_of_memory(search):
                 progress.advance()
                 text = growing.grow(progress.hypotheses()[0]) if len(progress.rows) else ""
             if text:
@@ -339,7 +344,7 @@ class Translator:
         translations: Iterable[Translation | tuple[str, str]],
         spans: Iterable[Sequence[tuple[int, int]]],
         *,
-        glossary: GivenGlossary = None,
+        glossary: GlossaryLike = None,
     ) -> list[list[Span]]:
         """Return the spans of translations that correspond to marked spans of their sources, in characters.
 
@@ -352,13 +357,13 @@ class Translator:
         Raises:
             TransduceError: the number of lists of spans differs from that of the translations, or a span is invalid.
         """
-        checked = checked_translations(translations)
-        return locate_all(self, checked, as_many("list of spans", len(checked), spans), as_glossary(glossary))
+        checked = as_translations(translations)
+        return align_spans(self, checked, one_per_sentence("list of spans", len(checked), spans), as_glossary(glossary))
 
-    def view(self, search: SearchSettings) -> ModelView:
+    def term_model(self, search: SearchSettings) -> TermModel:
         """Return the functions of the model that term insertion needs."""
         plain = partial(self.translate, search=search)
-        return ModelView(self.tokenizer.target, self.scoring(search), plain, self.most_scored)
+        return TermModel(self.tokenizer.target, self.scoring(search), plain, self.max_scored_tokens)
 
     def scoring(self, search: SearchSettings, *, longest: int | None = None) -> Scoring:
         """Return a function that scores pairs as this search ranks hypotheses.
@@ -396,7 +401,7 @@ class Translator:
             self._proof.check(search)
         none: list[list[int]] = [[]] * len(source_ids)
         batch = Batch(source_ids, prefixes or none, phrases or [()] * len(source_ids), places or range(len(source_ids)))
-        with torch.inference_mode(), explaining_exhaustion(search):
+        with torch.inference_mode(), explain_search_out_of_memory(search):
             return run(self._begin(batch, search), observer)
 
     def _parts(
@@ -409,25 +414,25 @@ class Translator:
     ) -> list[Part]:
         """Split long sentences into parts, and attach the prefix and the required phrases to the first part of each."""
         check_prefix(search, as_text(prefix))
-        prefix_ids = spell_prefix(prefix, self.tokenizer.target)
+        prefix_ids = tokenize_prefix(prefix, self.tokenizer.target)
         if glossary is not None:
             check_glossary(glossary, search, self.tokenizer.target)
-        parts = cut(sentences, self.tokenizer.source, self.longest_source)
-        parts = with_phrases(parts, phrases, search, self.tokenizer.target)
+        parts = split_long_sentences(sentences, self.tokenizer.source, self.longest_source)
+        parts = attach_phrases(parts, phrases, search, self.tokenizer.target)
         return [part if part.number else part._replace(prefix=prefix_ids) for part in parts]
 
     def _batches(self, parts: Sequence[Part], search: SearchSettings) -> Iterator[list[Part]]:
         """Yield batches of parts with the same beam width and, if batch-invariant, the same padded length."""
 
         def kind(part: Part) -> tuple[int, ...]:
-            return (beam_width(search, [part.phrases]), bucket(len(part.ids)) if search.strict else 0)
+            return (beam_width(search, [part.phrases]), padded_length(len(part.ids)) if search.strict else 0)
 
-        most = pieces_at_once(self.device) // beam_width(search, [part.phrases for part in parts])
-        return batches(parts, most, kind=kind, most_sentences=most_sentences(search, self.examples))
+        most = batch_token_budget(self.device) // beam_width(search, [part.phrases for part in parts])
+        return batches(parts, most, kind=kind, most_sentences=max_sentences(search, self.examples))
 
     def _begin(self, batch: Batch, search: SearchSettings) -> Search:
         with torch.inference_mode():
-            return begin_search(self.models, self.tokenizer.target, batch, search, examples=self.examples)
+            return start_search(self.models, self.tokenizer.target, batch, search, examples=self.examples)
 
     def _search_sources(self, source_ids: list[list[int]], search: SearchSettings) -> list[list[Hypothesis]]:
         """Search without prefixes, phrases and the batch-invariance check."""

@@ -23,7 +23,7 @@ from transduce.inference.scoring import MOST_PIECES
 from transduce.inference.translator import Translator
 from transduce.model.attention import AttentionTrace
 from transduce.text.vocabulary import Vocabulary
-from transduce.text.word_spans import Span, cut_at_words, locate_words, overlap, piece_spans, split_words
+from transduce.text.word_spans import Span, encode_within_words, locate_words, overlap, split_words, token_spans
 
 # --- alignment features ---
 # From attention between words to links: what a pair of words is judged by, and the regression that judges.
@@ -230,13 +230,15 @@ def _maps_of(translator: Translator, sides: Sequence[tuple[_Side, _Side]]) -> li
 
 
 def _side(vocabulary: Vocabulary, text: str, words: Sequence[Span], *, cut: bool) -> _Side:
-    seen = vocabulary.as_seen(text)
+    seen = vocabulary.normalize(text)
     if seen != text:
-        words = [Span(*(len(vocabulary.as_seen(text[:place])) for place in word)) for word in words]
-    ids = cut_at_words(vocabulary, seen, words) if cut else vocabulary.encode(seen)
-    spelt = (overlap(words, piece_spans(vocabulary.spellings(ids), seen)) > 0).astype(np.float64)
+        words = [Span(*(len(vocabulary.normalize(text[:place])) for place in word)) for word in words]
+    ids = encode_within_words(vocabulary, seen, words) if cut else vocabulary.encode(seen)
+    spelt = (overlap(words, token_spans(vocabulary.token_texts(ids), seen)) > 0).astype(np.float64)
     # What stands around a text, such as the end symbol, spells none of its words.
-    return _Side(vocabulary.closed(ids), np.pad(spelt, ((0, 0), (len(vocabulary.before), len(vocabulary.after)))))
+    return _Side(
+        vocabulary.with_special_tokens(ids), np.pad(spelt, ((0, 0), (len(vocabulary.before), len(vocabulary.after))))
+    )
 
 
 def _between_words(weights: Matrix, source: _Side, target: _Side) -> WordMaps:

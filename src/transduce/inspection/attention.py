@@ -117,8 +117,8 @@ def attention_maps(translator: Translator, source: str, target: str | None = Non
     vocabulary, config = translator.tokenizer, model.config
     if target is None:
         target = translator(source).text
-    source_ids = vocabulary.source.closed(vocabulary.source.encode(source))
-    target_ids = vocabulary.target.closed(vocabulary.target.encode(target))
+    source_ids = vocabulary.source.with_special_tokens(vocabulary.source.encode(source))
+    target_ids = vocabulary.target.with_special_tokens(vocabulary.target.encode(target))
     trace = AttentionTrace()
     with torch.inference_mode():
         memory, mask = model.encode(pad([source_ids], config.pad_id, translator.device), trace=trace)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.inference.decoding import Batch, begin_search
+from transduce.inference.decoding import Batch, start_search
 from transduce.inference.translator import Translator
 from transduce.inspection.sentence import plain_search, sentence_ids
 from transduce.model.attention import MultiHeadAttention
@@ -237,7 +237,7 @@ def _search(
     batch = Batch(source_ids=[source_ids], prefixes=[prefix[len(target.forced) :]], phrases=[()], places=[0])
     with torch.inference_mode():
         rules = [ForbidAt(forbidden)] if forbidden else []
-        (found,) = run(begin_search(translator.models, target, batch, search, rules), observer)
+        (found,) = run(start_search(translator.models, target, batch, search, rules), observer)
     if not found:
         raise TransduceError(f"The search found no translation of `{source}`: allow a greater length.")
     return found[0]

@@ -113,7 +113,7 @@ def sentence_ids(translator: Translator, source: str) -> list[int]:
             f"A sentence is inspected in one piece, with at most {translator.longest_source} pieces, but this one has "
             f"{len(ids)}: give a shorter one."
         )
-    return translator.tokenizer.source.closed(ids)
+    return translator.tokenizer.source.with_special_tokens(ids)
 
 
 def _steps(translator: Translator, logits: Tensor, target_ids: list[int]) -> tuple[Step, ...]:

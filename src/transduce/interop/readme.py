@@ -135,7 +135,7 @@ def readme(
     pad, end, unk = vocabulary.pieces((vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id))
     words = {"source": source, "target": target, "pad": pad, "end": end, "unk": unk}
     words["start"] = "what the tokenizer puts before a text" if vocabulary.keeps_line_feeds else _LINE_END
-    words["begin"], words["separator"], _ = vocabulary.mark_pieces
+    words["begin"], words["separator"], _ = vocabulary.special_token_names
     forced = ", ".join(f"`{piece}`" for piece in vocabulary.pieces(vocabulary.forced))
     words["beginning"] = _FORCED.format(forced=forced) if forced else ""
     cutting = (_FOREIGN_CUTTING if is_foreign else _CUTTING).format(**words)

@@ -67,11 +67,11 @@ def why_no_kernels(threads: int) -> str | None:
         return "llvmlite is not installed (pip install 'transduce[fast]')"
     if tuple(int(part) for part in version.split(".")[:2]) < _LEAST_LLVMLITE:  # it knows other names than we import
         return f"llvmlite {version} is too old (pip install 'transduce[fast]')"
-    from transduce.kernels.cpu.jit.compiler import find_threading, find_tile
+    from transduce.kernels.cpu.jit.compiler import find_integer_tile, find_openmp
 
-    if find_tile() is None:
+    if find_integer_tile() is None:
         return "there are none of our own for this processor"
-    if threads > 1 and find_threading() is None:
+    if threads > 1 and find_openmp() is None:
         return "on this system our own run on one thread alone"
     return None
 
@@ -80,9 +80,9 @@ def product_maker() -> MakeProduct:
     """Products with 8-bit weights by our kernels, and by FBGEMM where they do not fit."""
     if not has_kernels():
         return Int8Linear
-    from transduce.kernels.cpu.gemm.decode import make_product
+    from transduce.kernels.cpu.gemm.decode import make_int8_linear
 
-    return make_product
+    return make_int8_linear
 
 
 def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:
@@ -96,9 +96,9 @@ def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:
         return model.project
     if _why_no_kernels(torch.get_num_threads()) is not None:
         return model.project
-    from transduce.kernels.cpu.gemm.decode import MULTIPLE, BFloat16Vocabulary
+    from transduce.kernels.cpu.gemm.decode import INPUT_MULTIPLE, BFloat16Vocabulary
 
-    return model.project if weight.shape[1] % MULTIPLE else BFloat16Vocabulary(weight, bias)
+    return model.project if weight.shape[1] % INPUT_MULTIPLE else BFloat16Vocabulary(weight, bias)
 
 
 @cache
@@ -133,9 +133,9 @@ def find_batch_search(state: DecodingState, bounds: SearchBounds) -> BatchSearch
     """The search of a state that has done no step, where there is a program for it."""
     native = native_state(state)
     if native is not None:
-        from transduce.kernels.cpu.decoding.search import NativeSearch, supports_search
+        from transduce.kernels.cpu.decoding.search import NativeSearch, supports_compiled_search
 
-        return NativeSearch(native, bounds) if supports_search(native.output.outputs, bounds) else None
+        return NativeSearch(native, bounds) if supports_compiled_search(native.output.outputs, bounds) else None
     if "transduce.kernels.cuda.decode_graph" not in sys.modules:
         return None
     from transduce.kernels.cuda.search import find_search
@@ -310,14 +310,14 @@ def _twin_of(model: nn.Module, dtype: torch.dtype) -> Twin | None:
 
 def _make_floats(model: Transformer | Decoder, dtype: torch.dtype) -> MakeProduct | None:
     from transduce.kernels.cpu.decoding.compiled_steps import why_not_compilable
-    from transduce.kernels.cpu.gemm.decode import make_float_product
+    from transduce.kernels.cpu.gemm.decode import make_float_linear
     from transduce.kernels.cpu.jit.compiler import find_float_tile
 
     tile = find_float_tile("pairs" if dtype == torch.bfloat16 else "floats")
     count = sum(parameter.numel() for parameter in model.parameters())
     if tile is None or why_not_compilable(model) is not None or count * tile.weight_bytes > _MOST_TWIN_BYTES:
         return None
-    return make_float_product(tile)
+    return make_float_linear(tile)
 
 
 def decoded_model(model: _Model) -> _Model:

@@ -86,33 +86,33 @@ def _is_bare(module: nn.Module, *kinds: type[nn.Module]) -> bool:
 
 def _linear(kernels: TrainingKernels, module: Linear, x: Tensor, rows: Rows | None = None) -> Tensor:
     weight = module.weight
-    if not kernels.suits_linear(x, weight, rows):
+    if not kernels.supports_linear(x, weight, rows):
         return Linear.forward(module, x, rows)
     return kernels.linear(x, weight, module.bias, rows)
 
 
 def _layer_norm(kernels: TrainingKernels, module: LayerNorm, x: Tensor) -> Tensor:
-    if module.bias is None or not kernels.suits_rows(x):
+    if module.bias is None or not kernels.supports_rows(x):
         return LayerNorm.forward(module, x)
     return kernels.layer_norm(x, module.weight, module.bias, module.eps)
 
 
 def _rms_norm(kernels: TrainingKernels, module: RMSNorm, x: Tensor) -> Tensor:
-    if module.eps is None or not kernels.suits_rows(x):
+    if module.eps is None or not kernels.supports_rows(x):
         return RMSNorm.forward(module, x)
     return kernels.rms_norm(x, module.weight, module.eps)
 
 
 def _dropout(kernels: TrainingKernels, module: Dropout, x: Tensor, residual: Tensor | None = None) -> Tensor:
-    if not module.drops or not kernels.suits_rows(x):
+    if not module.drops or not kernels.supports_rows(x):
         return Dropout.forward(module, x, residual)
-    return kernels.drop_and_add(residual, x, module.drop_of_256)
+    return kernels.dropout_add(residual, x, module.drop_of_256)
 
 
 def _embedding(
     kernels: TrainingKernels, module: Embedding, ids: Tensor, weight: Tensor, *args: Any, **kwargs: Any
 ) -> Tensor:
-    if not kernels.suits_rows(weight):
+    if not kernels.supports_rows(weight):
         return Embedding.forward(module, ids, weight, *args, **kwargs)
     return module.complete(kernels.embed(ids, weight, module.scale, module.frozen_row), *args, **kwargs)
 
@@ -123,7 +123,7 @@ def _feed_forward(kernels: TrainingKernels, module: FeedForward, x: Tensor) -> T
     if name not in kernels.linear_activations or not _is_bare(inner, Linear):
         return FeedForward.forward(module, x)
     weight = inner.weight
-    if not kernels.suits_linear(x, weight, None):
+    if not kernels.supports_linear(x, weight, None):
         return FeedForward.forward(module, x)
     hidden = kernels.linear(x, weight, inner.bias, None, activation=name)
     return module.outer(module.dropout(hidden))  # type: ignore[no-any-return]
@@ -138,11 +138,11 @@ def _residual(
 ) -> Tensor:
     """Compute the norm in front of the sub-layer so that its gradient is added to the residual connection's."""
     norm = module.norm_before
-    if not _is_bare(norm, LayerNorm, RMSNorm) or norm.eps is None or not kernels.suits_rows(x):
+    if not _is_bare(norm, LayerNorm, RMSNorm) or norm.eps is None or not kernels.supports_rows(x):
         return Residual.forward(module, x, sublayer, present)
     bias = norm.bias if isinstance(norm, LayerNorm) else None
     has_kernel = bias is not None or isinstance(norm, RMSNorm)
-    found = kernels.fork_norm(x, cast("Tensor", norm.weight), bias, cast("float", norm.eps)) if has_kernel else None
+    found = kernels.residual_norm(x, cast("Tensor", norm.weight), bias, cast("float", norm.eps)) if has_kernel else None
     if found is None:
         return Residual.forward(module, x, sublayer, present)
     x, y = found[0], sublayer(found[1])
@@ -230,24 +230,26 @@ def _padded_attend(
 ) -> Callable[[Tensor, Tensor | None], Tensor] | None:
     """Return the kernel for an attention, as a function of what was projected; None if no kernel computes it."""
     others, rotation = x if memory is None else memory, reach.rotation
-    if not is_plain(module) or not kernels.suits_attention(x, others.shape[1], module.d_k):
+    if not is_plain(module) or not kernels.supports_attention(x, others.shape[1], module.d_k):
         return None
     known = kernel_lengths(x, memory, mask)
     if known is None:
         return None
     if rotation is None:
         return lambda projected, keyed: kernels.attend(projected, keyed, known.lengths, module.num_heads)
-    if memory is not None or rotation.cosine.dim() > 2 or not kernels.suits_turning(x, module.d_k):
+    if memory is not None or rotation.cosine.dim() > 2 or not kernels.supports_rotary(x, module.d_k):
         return None
     heads = module.num_heads
-    return lambda projected, _: kernels.attend(kernels.turn(projected, rotation, 2 * heads), None, known.lengths, heads)
+    return lambda projected, _: kernels.attend(
+        kernels.apply_rotary(projected, rotation, 2 * heads), None, known.lengths, heads
+    )
 
 
 # --- whole layers ---------------------------------------------------------------------------------------------------
 
 
 def _encoder_layer(kernels: TrainingKernels, layer: EncoderLayer, x: Tensor, mask: Any, **kwargs: Any) -> Tensor:
-    if _is_plain_call(layer, kwargs) and kernels.suits_rows(x):
+    if _is_plain_call(layer, kwargs) and kernels.supports_rows(x):
         found = kernels.run_layer(layer, x, None, (mask,))
         if found is not None:
             return found
@@ -264,7 +266,7 @@ def _decoder_layer(
     memory_mask: Any,
     **kwargs: Any,
 ) -> Tensor:
-    if _is_plain_call(layer, kwargs) and kernels.suits_rows(x):
+    if _is_plain_call(layer, kwargs) and kernels.supports_rows(x):
         found = kernels.run_layer(layer, x, memory, (mask, memory_mask))
         if found is not None:
             return found

@@ -93,7 +93,7 @@ class LossRecorder(Protocol):
 class PackedAttention(Protocol):
     """Training on batches without padding (`packing.py`), for backends on which that is faster."""
 
-    def suits(self, model: nn.Module, longest: int) -> bool:
+    def supports(self, model: nn.Module, longest: int) -> bool:
         """Return whether `hidden` can compute this model on sentences of at most `longest` tokens."""
 
     def hidden(self, model: nn.Module, batch: PackedBatch) -> Tensor:
@@ -139,7 +139,7 @@ class TrainingKernels(Protocol):
             The output of the layer, in the shape of x.
         """
 
-    def suits_attention(self, x: Tensor, num_keys: int, width: int) -> bool:
+    def supports_attention(self, x: Tensor, num_keys: int, width: int) -> bool:
         """Return whether `attend` supports heads of this width and number of keys, in x's dtype on x's device."""
 
     def attend(self, projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num_heads: int) -> Tensor:
@@ -155,19 +155,19 @@ class TrainingKernels(Protocol):
             (B, Q, H × K).
         """
 
-    def suits_turning(self, x: Tensor, width: int) -> bool:
+    def supports_rotary(self, x: Tensor, width: int) -> bool:
         """Return whether `turn` supports heads of this width, in x's dtype on x's device."""
 
-    def turn(self, projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
+    def apply_rotary(self, projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
         """Apply a rotary embedding to the first `heads` heads of each row and copy the rest: (B, T, C) to (B, T, C).
 
         The rotation is the same for all sentences of a batch, (T, K / 2).
         """
 
-    def suits_rows(self, x: Tensor) -> bool:
+    def supports_rows(self, x: Tensor) -> bool:
         """Return whether the kernels from `drop_and_add` to `add_rows_in_place` support x's dtype, device and width."""
 
-    def drop_and_add(self, residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
+    def dropout_add(self, residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
         """Return residual + dropout(x) (section 5.4), in x's shape and dtype; p is drop_of_256 / 256."""
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
@@ -176,7 +176,9 @@ class TrainingKernels(Protocol):
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Return x / √(mean of x² + ε) · weight over the last dimension: (…, D) to (…, D)."""
 
-    def fork_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor] | None:
+    def residual_norm(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float
+    ) -> tuple[Tensor, Tensor] | None:
         """Return x and its norm, for a residual connection, or None if that is not supported.
 
         The norm is LayerNorm, or RMSNorm if there is no bias. The backward pass adds the gradients of both outputs.
@@ -212,7 +214,7 @@ class TrainingKernels(Protocol):
     def linear_activations(self) -> frozenset[str]:
         """Return the names of the activations that `linear` can apply to its output."""
 
-    def suits_linear(self, x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
+    def supports_linear(self, x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
         """Return whether `linear` supports these tensors."""
 
     def linear(
@@ -234,7 +236,7 @@ class TrainingKernels(Protocol):
     def project(self, hidden: Tensor, weight: Tensor) -> Projection | None:
         """Prepare a matrix for multiplication by blocks of at least 8 rows; None if PyTorch is at least as fast."""
 
-    def suits_update(self, vectors: UpdatedVectors) -> bool:
+    def supports_update(self, vectors: UpdatedVectors) -> bool:
         """Return whether `update_by_adam`, `follow_update` and `take_momentum` support these vectors."""
 
     def update_by_adam(
@@ -249,7 +251,7 @@ class TrainingKernels(Protocol):
             kept: the weight of the old average in the new one.
         """
 
-    def take_momentum(self, gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
+    def update_momentum(self, gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
         """Compute Nesterov momentum for vectors of one length.
 
         Args:
@@ -260,7 +262,7 @@ class TrainingKernels(Protocol):
             decay: the decay rate of the momentum.
         """
 
-    def follow_update(
+    def apply_update(
         self, vectors: UpdatedVectors, kept: float, move: Tensor | None = None, rate: float = 0.0, shrink: float = 1.0
     ) -> None:
         """Finish an update that was not made by Adam: move the masters, then update their average and rounded copy.
@@ -273,10 +275,10 @@ class TrainingKernels(Protocol):
             shrink: multiplies the masters before they move.
         """
 
-    def suits_squares(self, matrices: Sequence[Tensor]) -> bool:
+    def supports_orthogonalization(self, matrices: Sequence[Tensor]) -> bool:
         """Return whether `make_orthogonal` supports these matrices (R, C) and is faster than PyTorch."""
 
-    def make_orthogonal(
+    def orthogonalize_in_place(
         self, matrices: Sequence[Tensor], polynomials: Polynomials, scale: float, *, by_gram_matrix: bool
     ) -> list[bool]:
         """Apply odd polynomials in place to matrices that are first divided by the square root of ‖x xᵀ‖.
@@ -292,7 +294,7 @@ class TrainingKernels(Protocol):
             For each matrix, whether it was changed: not if powers of its elements would overflow or underflow.
         """
 
-    def suits_logits(self, logits: Tensor) -> bool:
+    def supports_logits(self, logits: Tensor) -> bool:
         """Return whether `softmax_` supports these logits."""
 
     def softmax_(self, logits: Tensor) -> Tensor:

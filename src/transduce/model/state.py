@@ -172,5 +172,5 @@ class BatchSearch(Protocol):
     def found(self, place: int, count: int) -> list[FoundHypothesis]:
         """At most so many hypotheses of the sentence at this place, best first."""
 
-    def give_up(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
+    def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
         """The sentences at these rows leave; their live hypotheses, as they are."""

@@ -8,7 +8,7 @@ import msgspec
 
 from transduce.data.series import SeriesScale
 from transduce.errors import TransduceError
-from transduce.model_folder.hugging_face import foreign_heads, is_foreign
+from transduce.model_folder.hugging_face import hugging_face_heads, is_hugging_face_folder
 from transduce.model_folder.safety import read_json
 
 # --- task card ---
@@ -47,7 +47,7 @@ def find_task_card(folder: Path) -> TaskCard | None:
     """
     if (folder / TASK_CARD).is_file():
         return read_json(folder, TASK_CARD, TaskCard)
-    heads = foreign_heads(folder) if is_foreign(folder) else None
+    heads = hugging_face_heads(folder) if is_hugging_face_folder(folder) else None
     if heads is None:
         return None
     if heads.masked_language:

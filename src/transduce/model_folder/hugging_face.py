@@ -30,7 +30,7 @@ _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", 
 _SHORT_TABLE = 512
 
 
-class ForeignFolder(NamedTuple):
+class HuggingFaceFolder(NamedTuple):
     """A Hugging Face model converted to a transduce model."""
 
     model_type: str
@@ -41,7 +41,7 @@ class ForeignFolder(NamedTuple):
     """Source and target language codes, as far as the folder names them."""
 
 
-def is_foreign(folder: Path) -> bool:
+def is_hugging_face_folder(folder: Path) -> bool:
     """Return whether a folder's `config.json` describes a supported Hugging Face model that transduce did not write."""
     if not (folder / "config.json").is_file():
         return False
@@ -51,16 +51,16 @@ def is_foreign(folder: Path) -> bool:
     return "transduce" not in content and is_known and "auto_map" not in content
 
 
-def foreign_kind(folder: Path) -> Kind:
+def hugging_face_kind(folder: Path) -> Kind:
     """Return the kind of a Hugging Face folder's model, such as "transformer".
 
     Raises:
         TransduceError: the model cannot be imported.
     """
-    return FAMILIES[check_foreign(folder)].kind
+    return FAMILIES[check_hugging_face_folder(folder)].kind
 
 
-def read_foreign_folder(folder: Path) -> ForeignFolder:
+def read_hugging_face_folder(folder: Path) -> HuggingFaceFolder:
     """Read a Hugging Face folder in float32.
 
     Raises:
@@ -92,10 +92,10 @@ def read_foreign_folder(folder: Path) -> ForeignFolder:
         forced_language = next((name for name, id in record.languages.tags.items() if id == forced), None)
         languages = (available[0], forced_language or available[1])
         tokenizer = tokenizer.for_languages(*languages)
-    return ForeignFolder(model_type, model, tokenizer, languages)
+    return HuggingFaceFolder(model_type, model, tokenizer, languages)
 
 
-class ForeignHeads(NamedTuple):
+class HuggingFaceHeads(NamedTuple):
     """The tasks of a Hugging Face encoder, from its weights and configuration."""
 
     masked_language: bool
@@ -106,20 +106,20 @@ class ForeignHeads(NamedTuple):
     """Maximum number of tokens, from the position table."""
 
 
-def foreign_heads(folder: Path) -> ForeignHeads | None:
+def hugging_face_heads(folder: Path) -> HuggingFaceHeads | None:
     """Return the heads of a Hugging Face encoder; None for a model of another kind.
 
     Raises:
         TransduceError: the model cannot be imported, or its weights are missing.
     """
-    if foreign_kind(folder) != "encoder":
+    if hugging_face_kind(folder) != "encoder":
         return None
     config = _config(folder)
     model_type = str(config["model_type"])
     heads = encoder_heads(model_type, _stored_tensors(folder))
     settings = _settings(folder, config)
     labels = _label_names(config, heads["num_labels"]) if _has_one_label(config, heads["num_labels"]) else ()
-    return ForeignHeads(heads["masked_language_head"], labels, settings["max_positions"])
+    return HuggingFaceHeads(heads["masked_language_head"], labels, settings["max_positions"])
 
 
 def _settings(folder: Path, config: Mapping[str, Any]) -> Settings:
@@ -140,7 +140,7 @@ def _label_names(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
     return names if len(set(names)) == classes else tuple(f"LABEL_{number}" for number in range(classes))
 
 
-def foreign_context(folder: Path) -> int | None:
+def hugging_face_context(folder: Path) -> int | None:
     """Return the context length in tokens of a Hugging Face language model; None if the folder does not specify it.
 
     Raises:
@@ -150,7 +150,7 @@ def foreign_context(folder: Path) -> int | None:
     return length if isinstance(length, int) and length >= 2 else None
 
 
-def foreign_search_settings(folder: Path) -> SearchSettings:
+def hugging_face_search_settings(folder: Path) -> SearchSettings:
     """Return the default search settings of a Hugging Face folder.
 
     Raises:
@@ -164,7 +164,7 @@ def foreign_search_settings(folder: Path) -> SearchSettings:
     return import_generation(generation, config, str(folder), greatest=greatest)
 
 
-def check_foreign(folder: Path) -> str:
+def check_hugging_face_folder(folder: Path) -> str:
     """Return the `model_type` of a Hugging Face folder that can be imported.
 
     Raises:

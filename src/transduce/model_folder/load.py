@@ -18,7 +18,7 @@ from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
 from transduce.model.transformer import Transformer
 from transduce.model_folder.read import ModelFolder, read_any_model_folder
-from transduce.process_environment import return_memory
+from transduce.process_environment import release_freed_memory
 from transduce.text.tokenizer import Tokenizer
 
 # --- precision ---
@@ -55,7 +55,9 @@ def at_precision(model: _Model, asked: str, machine: Machine) -> _Model:
         TransduceError: `precision` is "int8" and the model or the device does not support it.
     """
     if asked == "int8":
-        return cast(_Model, to_eight_bits(model, machine.device))  # quantize returns an instance of the model's class
+        return cast(
+            _Model, quantize_to_int8(model, machine.device)
+        )  # quantize returns an instance of the model's class
     dtype = DTYPES[machine.precision if asked == "auto" else asked]
     if machine.device == "cpu":
         make_twin(model, dtype)
@@ -63,7 +65,7 @@ def at_precision(model: _Model, asked: str, machine: Machine) -> _Model:
     return model
 
 
-def to_eight_bits(model: Model, device: str) -> Transformer | Decoder:
+def quantize_to_int8(model: Model, device: str) -> Transformer | Decoder:
     """Return the model with 8-bit weights; the original model must not be used afterwards.
 
     Args:
@@ -82,7 +84,7 @@ def to_eight_bits(model: Model, device: str) -> Transformer | Decoder:
             f"`{model.config.kind}`: use `fp32`."
         )
     quantized = quantize(model, make=product_maker())
-    return_memory()  # the float32 weights take several times the memory of the quantized ones
+    release_freed_memory()  # the float32 weights take several times the memory of the quantized ones
     return quantized
 
 
@@ -93,7 +95,7 @@ def to_eight_bits(model: Model, device: str) -> Transformer | Decoder:
 Placed = TypeVar("Placed", bound=Model)
 
 
-def place_model(
+def load_model_at(
     read: Callable[[Path], ModelFolder[Placed]],
     folder: Path,
     *,
@@ -120,7 +122,7 @@ def place_model(
     return msgspec.structs.replace(content, model=at_precision(content.model, precision, machine))
 
 
-def place_encoder(
+def load_encoder_at(
     folder: Path, *, precision: Precision | str, device: str, threads: int | None
 ) -> tuple[Encoder, Tokenizer]:
     """Load an encoder-only model and its tokenizer at a precision and on a device.
@@ -128,7 +130,7 @@ def place_encoder(
     Raises:
         TransduceError: the model is of another kind, the folder cannot be read, or an option is invalid.
     """
-    content = place_model(read_any_model_folder, folder, precision=precision, device=device, threads=threads)
+    content = load_model_at(read_any_model_folder, folder, precision=precision, device=device, threads=threads)
     if not isinstance(content.model, Encoder):
         raise TransduceError(
             f"An encoder-only model is needed here, but the model in {folder} is of the kind "

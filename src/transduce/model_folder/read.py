@@ -20,7 +20,12 @@ from transduce.model.decoder import Decoder
 from transduce.model.recurrent import Recurrent
 from transduce.model.series import SeriesTransformer
 from transduce.model.transformer import Transformer
-from transduce.model_folder.hugging_face import check_foreign, foreign_kind, is_foreign, read_foreign_folder
+from transduce.model_folder.hugging_face import (
+    check_hugging_face_folder,
+    hugging_face_kind,
+    is_hugging_face_folder,
+    read_hugging_face_folder,
+)
 from transduce.model_folder.safety import (
     MOST_VOCABULARY_BYTES,
     file_inside,
@@ -124,7 +129,7 @@ def model_kind(folder: Path) -> Kind:
     Raises:
         TransduceError: the configuration is missing or cannot be read.
     """
-    return foreign_kind(folder) if is_foreign(_checked_folder(folder)) else _read_config(folder).kind
+    return hugging_face_kind(folder) if is_hugging_face_folder(_checked_folder(folder)) else _read_config(folder).kind
 
 
 def _checked_folder(folder: Path) -> Path:
@@ -144,7 +149,7 @@ def read_any_model_folder(folder: Path) -> ModelFolder[Model]:
     Raises:
         TransduceError: the folder is missing, incomplete or damaged, or its kind or version is not supported.
     """
-    if is_foreign(_checked_folder(folder)):
+    if is_hugging_face_folder(_checked_folder(folder)):
         return _read_foreign(folder)
     config = _read_config(folder)
     if config.kind == "series":
@@ -153,7 +158,7 @@ def read_any_model_folder(folder: Path) -> ModelFolder[Model]:
     return ModelFolder(model, _read_tokenizer(folder, config), manifest)
 
 
-def was_saved_again(folder: Path) -> bool:
+def was_saved_by_transformers(folder: Path) -> bool:
     """Return whether transformers loaded a transduce model and saved it again, in place or to another folder."""
     if not (folder / CONFIG).is_file():
         return False
@@ -161,7 +166,7 @@ def was_saved_again(folder: Path) -> bool:
     return "transduce" in content and "transformers_version" in content
 
 
-def read_saved_again(folder: Path) -> ModelFolder[Model]:
+def read_saved_by_transformers(folder: Path) -> ModelFolder[Model]:
     """Read a model folder that transformers saved again, with the tokenizer files that transduce wrote.
 
     If the folder still has a manifest, only its languages are used, because the files have changed since.
@@ -202,7 +207,7 @@ def read_series_model(folder: Path) -> SeriesTransformer:
 
 def _read_own(folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built]) -> tuple[Built, Manifest]:
     """Read the model and manifest of a folder that transduce wrote."""
-    if was_saved_again(folder):
+    if was_saved_by_transformers(folder):
         raise TransduceError(
             f"{folder} was saved by Hugging Face's library, which keeps no manifest: bring it in by "
             f"`transduce import {folder} OUT`."
@@ -223,7 +228,7 @@ def _read_model(folder: Path, config: ModelConfig, build: Callable[[ModelConfig]
 
 def _read_foreign(folder: Path) -> ModelFolder[Model]:
     """Read a Hugging Face folder directly."""
-    foreign = read_foreign_folder(folder)
+    foreign = read_hugging_face_folder(folder)
     model = _empty_model(folder, foreign.model.config, build_model)
     model.load_state_dict(foreign.model.weights, assign=True)
     compute_unstored_buffers(model, build_model)
@@ -244,7 +249,7 @@ def _read_config(folder: Path) -> ModelConfig:
         raise TransduceError(f"{path} asks for code of its own to be run (`auto_map`), which is never done: remove it.")
     if "transduce" not in content:
         if "model_type" in content:
-            check_foreign(folder)  # raises an error with the alternatives
+            check_hugging_face_folder(folder)  # raises an error with the alternatives
         raise TransduceError(f"{path} is not of a model that transduce wrote: it has no key `transduce`.")
     try:
         config = msgspec.convert(content["transduce"], ModelConfig)

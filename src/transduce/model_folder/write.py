@@ -49,12 +49,12 @@ _VOCABULARIES = (
 _TABLES = ("special_tokens_map.json", "added_tokens.json", "generation_config.json")
 
 
-def has_kept_files(folder: Path) -> bool:
+def has_original_tokenizer(folder: Path) -> bool:
     """Return whether a folder holds a Hugging Face tokenizer's vocabulary file."""
     return any((folder / name).is_file() for name in _VOCABULARIES)
 
 
-def read_kept_files(folder: Path, languages: tuple[str | None, str | None]) -> dict[str, bytes]:
+def read_original_tokenizer(folder: Path, languages: tuple[str | None, str | None]) -> dict[str, bytes]:
     """Read a Hugging Face tokenizer's files, and generation_config.json, by name.
 
     Args:
@@ -76,7 +76,7 @@ def read_kept_files(folder: Path, languages: tuple[str | None, str | None]) -> d
     return files
 
 
-def write_kept_files(folder: Path, files: Mapping[str, bytes]) -> None:
+def write_original_tokenizer(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write a tokenizer's files to a model's folder; an existing `generation_config.json` is replaced."""
     for name, content in files.items():
         write_file(folder / name, content)

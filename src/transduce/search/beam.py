@@ -14,7 +14,7 @@ from transduce.search.coverage import Coverage, length_penalty
 from transduce.search.greedy import make_hypothesis
 from transduce.search.rules import Rule
 from transduce.search.scorer import Bounds, Hypothesis, Scorer, run
-from transduce.search.selection import NEVER, BestSelection, Candidates, Selection, Step, log_normalizer
+from transduce.search.selection import NEVER, BestSelection, Candidates, Selection, Step, log_sum_exp
 
 _ROUNDING = 1e-3  # nats
 
@@ -123,7 +123,7 @@ class BeamSearch:
     def advance(self, steps: int = 1) -> None:  # noqa: ARG002
         """Take one step: extend each live hypothesis by each token, collect those that end, keep the W best others."""
         logits = self.scorer.step(self.newest).float()
-        normalizer = log_normalizer(logits) if self.rules else None
+        normalizer = log_sum_exp(logits) if self.rules else None
         for rule in self.rules:
             logits = rule.apply(logits, self.pieces, self.rows)
         live, ended = self.selection.select(Step(logits, self.scores, self.pieces, self.rows, normalizer))
@@ -149,7 +149,7 @@ class BeamSearch:
         """t, the number of tokens of every live hypothesis."""
         return self.pieces.shape[-1]
 
-    def give_up(self, places: Collection[int]) -> None:
+    def abandon(self, places: Collection[int]) -> None:
         """Remove sentences from the batch and finish their live hypotheses as they are."""
         staying = []
         for row, sentence in enumerate(self.places):
@@ -188,7 +188,7 @@ class BeamSearch:
         """Make the selected candidates the live hypotheses."""
         self.newest, self.scores = live.pieces, live.totals
         self.pieces = _extend(self.pieces, live.parents, live.pieces)
-        self.log_probabilities = _extend(self.log_probabilities, live.parents, live.piece_scores)
+        self.log_probabilities = _extend(self.log_probabilities, live.parents, live.token_scores)
         self.scorer.reorder(live.parents)
         if self.coverage is not None:
             self.coverage.reorder(live.parents)
@@ -200,7 +200,7 @@ class BeamSearch:
             return
         parents = ended.parents[rows, numbers]
         pieces = torch.cat([self.pieces[rows, parents], ended.pieces[rows, numbers, None]], dim=1)
-        values = torch.cat([self.log_probabilities[rows, parents], ended.piece_scores[rows, numbers, None]], dim=1)
+        values = torch.cat([self.log_probabilities[rows, parents], ended.token_scores[rows, numbers, None]], dim=1)
         places = torch.stack([rows, numbers, parents], dim=1)
         # One transfer for all values if they are on a GPU.
         found = zip(places.tolist(), pieces.tolist(), values.tolist(), strict=True)

@@ -22,7 +22,7 @@ Phrase = tuple[tuple[int, ...], ...]
 class Edges(NamedTuple):
     """Tokens grouped by how they join words in scripts with spaces; a phrase must end at the end of a word."""
 
-    going_on: frozenset[int] = frozenset()
+    continuing: frozenset[int] = frozenset()
     """Tokens that continue the preceding word."""
     within: frozenset[int] = frozenset()
     """Tokens after which the word may continue."""
@@ -58,7 +58,7 @@ class PhraseMatcher:
 
     def _follow(self, progress: Progress, piece: int) -> Progress:
         read = (*progress.tail, piece)
-        before = progress.unmet | (progress.closing if piece in self.edges.going_on else frozenset())
+        before = progress.unmet | (progress.closing if piece in self.edges.continuing else frozenset())
         met = {n for n, spelling in self._spellings(before) if read[-len(spelling) :] == spelling}
         unmet, closing = before - met, frozenset(met if piece in self.edges.within else ())
         begun = [spelling for _, spelling in self._spellings(unmet | closing)]
@@ -228,7 +228,7 @@ _NEVER = float("-inf")
 _MAX_OPENED = 12
 
 
-class BracketPiece(NamedTuple):
+class BracketToken(NamedTuple):
     """A token of a linearized tree by its effects, in this order: closes constituents, opens some, writes a word."""
 
     closed: int = 0
@@ -245,7 +245,7 @@ class BalancedBrackets:
 
     def __init__(
         self,
-        meanings: Mapping[int, BracketPiece],
+        meanings: Mapping[int, BracketToken],
         sentences: Sequence[Sequence[Sequence[int]]],
         *,
         vocabulary_size: int,
@@ -261,7 +261,7 @@ class BalancedBrackets:
         """
         self.eos_id = eos_id
         # Tokens with the same effect are allowed at the same positions, whatever label they write; there are few kinds.
-        kinds = list(dict.fromkeys([BracketPiece(), *meanings.values()]))
+        kinds = list(dict.fromkeys([BracketToken(), *meanings.values()]))
         self.kinds = torch.tensor(kinds).T  # (3, K)
         self.kind_of = torch.zeros(vocabulary_size, dtype=torch.int64)
         self.kind_of[list(meanings)] = torch.tensor([kinds.index(meaning) for meaning in meanings.values()])

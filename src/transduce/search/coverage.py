@@ -24,7 +24,7 @@ def length_penalty(length: int, alpha: float) -> float:
     return float(((5.0 + length) / 6.0) ** alpha)
 
 
-def power_of_length(length: int, alpha: float) -> float:
+def length_power(length: int, alpha: float) -> float:
     """Return |Y|^alpha, the divisor of Hugging Face's `generate`."""
     return float(length**alpha)
 

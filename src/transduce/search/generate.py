@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from transduce.search.beam import Beam, BeamSearch, History
-from transduce.search.coverage import Coverage, power_of_length
+from transduce.search.coverage import Coverage, length_power
 from transduce.search.greedy import make_hypothesis
 from transduce.search.rules import GenerateSettings, Rule
 from transduce.search.scorer import Bounds, Hypothesis, Scorer
@@ -66,7 +66,7 @@ class GenerateSearch(BeamSearch):
         penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, beam)
         finished = self.finished[self.places[row]][group]
         finished.append(
-            make_hypothesis(*history, ended=ended, alpha=self.beam.alpha, penalty=penalty, divisor=power_of_length)
+            make_hypothesis(*history, ended=ended, alpha=self.beam.alpha, penalty=penalty, divisor=length_power)
         )
         finished.sort(key=lambda hypothesis: -hypothesis.score)
         del finished[self.beam.group_size :]

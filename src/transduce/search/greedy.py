@@ -15,7 +15,7 @@ from torch import Tensor
 from transduce.search.coverage import LengthPenalty, length_penalty
 from transduce.search.rules import Rule
 from transduce.search.scorer import Bounds, Hypothesis, Scorer, run
-from transduce.search.selection import best_normalized, best_piece, log_normalizer
+from transduce.search.selection import argmax_token, log_sum_exp, top_tokens_and_log_sum_exp
 
 # Maps float32 logits (B, W, V) and each sentence's index in the input (B,) to the next tokens (B, W).
 Choose = Callable[[Tensor, Tensor], Tensor]
@@ -43,15 +43,15 @@ def greedy_search(
     Returns:
         N lists of one hypothesis.
     """
-    return run(Walk(scorer, Bounds(start_id, eos_id, longest), take_best, alpha=alpha, rules=rules))
+    return run(GreedySearch(scorer, Bounds(start_id, eos_id, longest), take_argmax, alpha=alpha, rules=rules))
 
 
-def take_best(logits: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG001
+def take_argmax(logits: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG001
     """Return the best token of each hypothesis, (B, W)."""
-    return best_piece(logits)
+    return argmax_token(logits)
 
 
-class Walk:
+class GreedySearch:
     """A search in which hypotheses grow together until each has ended or reached its greatest length.
 
     It implements `loop.Search`.
@@ -103,10 +103,10 @@ class Walk:
 
     def _next(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return each hypothesis's next token and its log-probability by the model alone, without the rules."""
-        if not self.rules and self.choose is take_best:
-            values, pieces, normalizer = best_normalized(logits, 1)  # (B, W, 1) each
+        if not self.rules and self.choose is take_argmax:
+            values, pieces, normalizer = top_tokens_and_log_sum_exp(logits, 1)  # (B, W, 1) each
             return pieces[..., 0], (values - normalizer)[..., 0]
-        normalizer = log_normalizer(logits)
+        normalizer = log_sum_exp(logits)
         for rule in self.rules:
             logits = rule.apply(logits, self.pieces, self.rows)
         newest = self.choose(logits, self.rows)
@@ -117,7 +117,7 @@ class Walk:
         ended = (self.pieces == self.eos_id).cummax(dim=-1).values
         return self.pieces.masked_fill(ended, self.eos_id)
 
-    def give_up(self, places: Collection[int]) -> None:
+    def abandon(self, places: Collection[int]) -> None:
         """Remove sentences from the batch with their hypotheses as they are."""
         if places:
             self._leave(torch.isin(self.rows, torch.tensor(list(places), device=self.rows.device)))

@@ -54,7 +54,7 @@ class MinimumLength:
         return logits
 
 
-class OtherEnds:
+class ExtraEndTokens:
     """A rule that treats further tokens as the end symbol."""
 
     def __init__(self, eos_id: int, others: Sequence[int], *, summed: bool) -> None:

@@ -107,7 +107,7 @@ class Search(Protocol):
     def hypotheses(self) -> Tensor:
         """Return the hypotheses for `Observer.after_step`, (B, W, t)."""
 
-    def give_up(self, places: Collection[int]) -> None:
+    def abandon(self, places: Collection[int]) -> None:
         """Remove sentences from the batch with the hypotheses they have; indices of finished sentences are ignored."""
 
     def found(self) -> list[list[Hypothesis]]:
@@ -127,7 +127,7 @@ def run(search: Search, observer: Observer | None = None) -> list[list[Hypothesi
     while len(search.rows):
         search.advance(_MANY if observer is None else 1)
         if observer is not None and len(search.rows):
-            search.give_up(observer.after_step(search.rows, search.hypotheses()))
+            search.abandon(observer.after_step(search.rows, search.hypotheses()))
     return search.found()
 
 

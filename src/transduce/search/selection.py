@@ -24,16 +24,16 @@ Quadruple = tuple[Tensor, Tensor, Tensor, Tensor]
 class Reductions(Protocol):
     """An interface of compiled kernels for reductions over logits (B, W, V)."""
 
-    def suits(self, logits: Tensor) -> bool:
+    def supports(self, logits: Tensor) -> bool:
         """Return whether the kernels support these logits."""
 
-    def best_pieces(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    def top_tokens(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return the `count` greatest logits of each row and their indices, best first."""
 
-    def log_normalizer(self, logits: Tensor) -> Tensor:
+    def log_sum_exp(self, logits: Tensor) -> Tensor:
         """Return the log-sum-exp of each row, (B, W, 1)."""
 
-    def best_normalized(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    def top_tokens_and_log_sum_exp(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the `count` greatest logits of each row, their indices, and the log-sum-exp."""
 
     def select(
@@ -63,30 +63,30 @@ def kernels_for(logits: Tensor, count: int) -> Reductions | None:
     kernels = _Kernels.reductions
     if kernels is None or logits.shape[-1] < max(_BLOCK, count):
         return None
-    return kernels if kernels.suits(logits) else None
+    return kernels if kernels.supports(logits) else None
 
 
-def best_normalized(logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def top_tokens_and_log_sum_exp(logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the `count` greatest logits of each row, their indices, and the log-sum-exp of the row."""
     if (kernels := kernels_for(logits, count)) is not None:
-        return kernels.best_normalized(logits, count)
-    return *best_pieces(logits, count), log_normalizer(logits)
+        return kernels.top_tokens_and_log_sum_exp(logits, count)
+    return *top_tokens(logits, count), log_sum_exp(logits)
 
 
-def best_piece(logits: Tensor) -> Tensor:
+def argmax_token(logits: Tensor) -> Tensor:
     """Return the index of the greatest logit of each row, (…, V) to (…); ties are broken arbitrarily."""
     if not _has_blocks(logits, 1) and kernels_for(logits, 1) is None:
         return logits.argmax(dim=-1)
-    return best_pieces(logits, 1)[1][..., 0]
+    return top_tokens(logits, 1)[1][..., 0]
 
 
-def best_pieces(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` greatest logits of each row and their indices, best first: (…, V) to twice (…, k).
 
     They lie in the `count` blocks with the greatest maxima, or after the last complete block.
     """
     if (kernels := kernels_for(logits, count)) is not None:
-        return kernels.best_pieces(logits, count)
+        return kernels.top_tokens(logits, count)
     if not _has_blocks(logits, count):
         values, indices = logits.topk(count, dim=-1)
         return values, indices
@@ -108,14 +108,14 @@ def _has_blocks(logits: Tensor, count: int) -> bool:
     return logits.device.type == "cpu" and logits.shape[-1] >= max(_LEAST_PIECES, 4 * count * _BLOCK)
 
 
-def log_normalizer(logits: Tensor) -> Tensor:
+def log_sum_exp(logits: Tensor) -> Tensor:
     """Return the log-sum-exp of each row: (…, V) to (…, 1)."""
     if (kernels := kernels_for(logits, 1)) is not None:
-        return kernels.log_normalizer(logits)
+        return kernels.log_sum_exp(logits)
     if logits.device.type != "cpu":
         return logits.logsumexp(dim=-1, keepdim=True)
     # The softmax of the greatest logit is 1 over the sum of exp(logit - greatest).
-    best = best_piece(logits)[..., None]
+    best = argmax_token(logits)[..., None]
     return logits.gather(-1, best) - logits.softmax(dim=-1).gather(-1, best).log()
 
 
@@ -144,14 +144,14 @@ class Step:
         self.scores = scores
         self.pieces = pieces
         self.rows = rows
-        self.known_normalizer = normalizer
+        self.cached_log_sum_exp = normalizer
 
     @property
     def normalizer(self) -> Tensor:
         """The log-sum-exp, (B, W, 1); logits - normalizer are the model's log-probabilities."""
-        if self.known_normalizer is None:
-            self.known_normalizer = log_normalizer(self.logits)
-        return self.known_normalizer
+        if self.cached_log_sum_exp is None:
+            self.cached_log_sum_exp = log_sum_exp(self.logits)
+        return self.cached_log_sum_exp
 
     def of_sentence(self, row: int) -> "Step":
         """Return the step of one sentence."""
@@ -170,7 +170,7 @@ class Candidates(NamedTuple):
     """The index of the hypothesis that is continued."""
     pieces: Tensor
     """The token that is appended."""
-    piece_scores: Tensor
+    token_scores: Tensor
     """The token's log-probability."""
     totals: Tensor
     """The hypothesis's log-probability including the token; minus infinity if there is no such candidate."""
@@ -209,7 +209,7 @@ class BestSelection:
         kernels = kernels_for(step.logits, 2 * self.beam_size)
         if kernels is not None:
             live, ended = kernels.select(
-                step.logits, step.known_normalizer, step.scores, eos_id=self.eos_id, beam_size=self.beam_size
+                step.logits, step.cached_log_sum_exp, step.scores, eos_id=self.eos_id, beam_size=self.beam_size
             )
             return Choice(Candidates(*live), Candidates(*ended))
         return split(best_candidates(step, 2 * self.beam_size), self.eos_id, self.beam_size)
@@ -256,14 +256,14 @@ def best_candidates(step: Step, count: int, costs: Tensor | None = None) -> Cand
     """
     adjusted = step.logits if costs is None else step.logits - costs
     width = min(count, adjusted.shape[-1])  # more continuations of one hypothesis are never needed
-    best, pieces = best_pieces(adjusted, width)  # (B, W, width)
+    best, pieces = top_tokens(adjusted, width)  # (B, W, width)
     totals = (step.scores[..., None] + (best - step.normalizer)).flatten(1)  # (B, W × width)
     order = totals.topk(min(count, totals.shape[1]), dim=-1).indices  # (B, n), best first
     parents = order // width
     pieces = pieces.flatten(1).gather(1, order)
     if costs is None:
-        piece_scores = (best - step.normalizer).flatten(1).gather(1, order)
-        return Candidates(parents, pieces, piece_scores, totals.gather(1, order))
+        token_scores = (best - step.normalizer).flatten(1).gather(1, order)
+        return Candidates(parents, pieces, token_scores, totals.gather(1, order))
     return score_candidates(step, parents, pieces)
 
 
@@ -271,8 +271,8 @@ def score_candidates(step: Step, parents: Tensor, pieces: Tensor) -> Candidates:
     """Return the candidates given by hypotheses and tokens, (B, n) each, with their scores."""
     flat = parents * step.logits.shape[-1] + pieces
     logits = step.logits.flatten(1).gather(1, flat)
-    piece_scores = logits - step.normalizer[..., 0].gather(1, parents)
-    return Candidates(parents, pieces, piece_scores, step.scores.gather(1, parents) + piece_scores)
+    token_scores = logits - step.normalizer[..., 0].gather(1, parents)
+    return Candidates(parents, pieces, token_scores, step.scores.gather(1, parents) + token_scores)
 
 
 def split(candidates: Candidates, eos_id: int, beam_size: int) -> Choice:

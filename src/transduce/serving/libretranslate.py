@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from transduce.errors import TransduceError
 from transduce.inference.glossary_search import as_glossary
-from transduce.inference.quality_estimation import Doubt
+from transduce.inference.quality_estimation import QualityWarning
 from transduce.serving.languages import language_name
 from transduce.serving.messages import (
     DetectedLanguage,
@@ -152,5 +152,5 @@ def _alternatives(answers: Sequence[Answer], *, is_list: bool) -> list[str | lis
     return [answer.alternatives for answer in answers] if is_list else [*answers[0].alternatives]
 
 
-def _doubts(answers: Sequence[Answer], *, is_list: bool) -> list[Doubt | list[Doubt]]:
+def _doubts(answers: Sequence[Answer], *, is_list: bool) -> list[QualityWarning | list[QualityWarning]]:
     return [list(answer.doubts) for answer in answers] if is_list else [*answers[0].doubts]

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from transduce.inference.quality_estimation import Doubt
+from transduce.inference.quality_estimation import QualityWarning
 
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 Number = Annotated[int, Meta(ge=0, le=1_000_000)]
@@ -66,7 +66,7 @@ class TranslateResponse(msgspec.Struct, kw_only=True, frozen=True, rename="camel
     """Where the source was `auto`."""
     alternatives: list[str | list[str]] | UnsetType = UNSET
     """Where some were asked for; best first, none of them twice."""
-    doubts: list[Doubt | list[Doubt]] | UnsetType = UNSET
+    doubts: list[QualityWarning | list[QualityWarning]] | UnsetType = UNSET
     """Where they were asked for."""
 
 

@@ -100,7 +100,7 @@ class ServedModel:
 
     def unread(self, sentence: str) -> str:
         """The characters of a source that no piece spells."""
-        return self.translator.tokenizer.source.unread(sentence)
+        return self.translator.tokenizer.source.unknown_characters(sentence)
 
 
 def parse_model(said: str) -> tuple[tuple[str, str] | None, Path]:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from transduce.errors import TransduceError
 from transduce.inference.batching import is_unspaced
-from transduce.inference.quality_estimation import Doubt, find_doubts
+from transduce.inference.quality_estimation import QualityWarning, find_quality_warnings
 from transduce.inference.translation import Translation
 from transduce.search.settings import SearchSettings
 from transduce.serving.batching import Engine
@@ -62,7 +62,7 @@ class Answer(NamedTuple):
     source: str
     detected: DetectedLanguage | None
     """Where the source language was to be found out."""
-    doubts: tuple[Doubt, ...] = ()
+    doubts: tuple[QualityWarning, ...] = ()
     """Of all its sentences, where they were asked for."""
 
 
@@ -247,12 +247,12 @@ def _answer(task: Task, wish: Wish, translations: Iterator[Translated]) -> Answe
     return Answer(best, others, task.source, task.detected, doubts)
 
 
-def _doubts(translations: Iterable[Translation], task: Task, wish: Wish, model: Model) -> tuple[Doubt, ...]:
+def _doubts(translations: Iterable[Translation], task: Task, wish: Wish, model: Model) -> tuple[QualityWarning, ...]:
     """What speaks against a text's translations, one after the other."""
     return tuple(
         doubt
         for each in translations
-        for doubt in find_doubts(
+        for doubt in find_quality_warnings(
             each,
             source_language=task.source,
             target_language=wish.target,

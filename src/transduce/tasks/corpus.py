@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from transduce.atomic_io import is_no_file, write_file
+from transduce.atomic_io import is_special_file, write_file
 from transduce.data.batches import Batch
 from transduce.data.holdout import HoldOutSettings, source_keys
 from transduce.data.parts import CORPUS_CARD_NAME
@@ -20,11 +20,11 @@ from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.machine import usable_cores
 from transduce.tasks.prepared_folder import (
     CORPUS_FOLDER,
-    check_marks,
+    check_special_tokens,
     check_task,
     check_vocabulary,
     open_prepared_folder,
-    settings_of,
+    tokenizer_settings_of,
 )
 from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.text.corpus import CorpusFiles, Pair, PairReader, read_pairs
@@ -33,9 +33,9 @@ from transduce.text.filters import FilterSettings
 from transduce.text.languages import language_of, unspaced_characters
 from transduce.text.sentencepiece_model import MAX_TRAINING_LINES, TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import ids_without_text
+from transduce.text.vocabulary import fallback_ids
 from transduce.training.choices import CorpusSize
-from transduce.training.distributed import joined_processes
+from transduce.training.distributed import current_processes
 from transduce.training.events import ProgressDisplay
 
 # --- text files ---
@@ -59,7 +59,7 @@ class _TextFile(msgspec.Struct, frozen=True):
     """True for a file of the dev set."""
 
 
-def remember_text_files(folder: Path, data: DataSettings, dev: CorpusFiles | None) -> None:
+def store_text_file_states(folder: Path, data: DataSettings, dev: CorpusFiles | None) -> None:
     """Store the properties of a run's text files; with a prepared corpus, only those of the dev set.
 
     Args:
@@ -137,7 +137,7 @@ def vocabulary_notices(tokenizer: Tokenizer, files: CorpusFiles, model: str, *, 
     notices = []
     sides = ((tokenizer.source, block.sources, "source"), (tokenizer.target, block.targets, "target"))
     for vocabulary, lines, side in sides[: 2 if both and not files.is_text_alone else 1]:
-        odd, ids = ids_without_text(vocabulary), [id for line in vocabulary.encode_batch(lines) for id in line]
+        odd, ids = fallback_ids(vocabulary), [id for line in vocabulary.encode_batch(lines) for id in line]
         share = sum(id in odd for id in ids) / max(1, len(ids))
         if share > _MANY_ODD_TOKENS:
             notices.append(
@@ -300,26 +300,26 @@ def prepare_corpus(
         TransduceError: files are missing or invalid.
     """
     # Everything is read once before anything is written, so that a missing or uneven file leaves no files behind.
-    size = measure(text.files)
+    size = measure_corpus(text.files)
     if text.dev is not None:
-        measure(text.dev)
+        measure_corpus(text.dev)
     if tokenizer is None:
         tokenizer, tokenizer_settings = learn_tokenizer(
             text.files, size, settings, choose_tokenizer, folder, display, marks=text.marks
         )
     else:
-        lacking = [mark for mark in text.marks if not tokenizer.target.has_mark(mark)]
+        lacking = [mark for mark in text.marks if not tokenizer.target.has_special_token(mark)]
         if lacking:
             raise TransduceError(
                 f"The vocabulary of {settings.start_from} lacks the token {lacking[0]}, which `task.kind` "
                 f"{settings.task.kind} needs for this text: start from another model, or from none."
             )
-        tokenizer_settings = settings_of(tokenizer)
+        tokenizer_settings = tokenizer_settings_of(tokenizer)
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(folder)
         for line in vocabulary_notices(tokenizer, text.files, str(settings.start_from), both=text.writes_text):
             display.say(line)
-    remember_text_files(folder, settings.data, text.dev)
+    store_text_file_states(folder, settings.data, text.dev)
     with PreparationBar(display.console, size.pairs) as bar:
         prepared = prepare(
             text.files,
@@ -348,7 +348,7 @@ def open_corpus(folder: Path, settings: Settings, text: TaskText) -> TaskCorpus:
     return _task_corpus(folder, settings.data, text, tokenizer, tokenizer_settings, prepared)
 
 
-def use_prepared(
+def use_prepared_corpus(
     settings: Settings, read: Callable[[Settings, Path], TaskText], folder: Path, display: ProgressDisplay
 ) -> TaskCorpus:
     """Use a corpus that `transduce prepare` wrote; only its tokenizer is copied to the run's folder.
@@ -368,7 +368,7 @@ def use_prepared(
     check_vocabulary(settings.tokenizer, tokenizer, prepared)
     data, with_files = settings.data, _with_files(settings, card.files)
     text = read(with_files, folder)
-    check_marks(prepared, tokenizer, text.marks)
+    check_special_tokens(prepared, tokenizer, text.marks)
     for name, said, actual in (
         ("data.source", data.source, card.files.source),
         ("data.target", data.target, card.files.target),
@@ -390,12 +390,12 @@ def use_prepared(
     for line in corpus.filters.lines(text.files.thing):
         display.say(line)
     text = msgspec.structs.replace(text, filters=card.filters)  # applies to the dev set, too
-    result = _task_corpus(folder, with_files.data, text, tokenizer, settings_of(tokenizer), corpus)
-    remember_text_files(folder, settings.data, text.dev)
+    result = _task_corpus(folder, with_files.data, text, tokenizer, tokenizer_settings_of(tokenizer), corpus)
+    store_text_file_states(folder, settings.data, text.dev)
     return result
 
 
-def reopen_prepared(settings: Settings, read: Callable[[Settings, Path], TaskText], folder: Path) -> TaskCorpus:
+def reopen_prepared_corpus(settings: Settings, read: Callable[[Settings, Path], TaskText], folder: Path) -> TaskCorpus:
     """Reopen a corpus of `transduce prepare` for a run that resumes.
 
     Raises:
@@ -410,17 +410,17 @@ def reopen_prepared(settings: Settings, read: Callable[[Settings, Path], TaskTex
         )
     with_files = _with_files(settings, card.files)
     text = msgspec.structs.replace(read(with_files, folder), filters=card.filters)
-    return _task_corpus(folder, with_files.data, text, tokenizer, settings_of(tokenizer), corpus)
+    return _task_corpus(folder, with_files.data, text, tokenizer, tokenizer_settings_of(tokenizer), corpus)
 
 
-def measure(files: CorpusFiles) -> CorpusSize:
+def measure_corpus(files: CorpusFiles) -> CorpusSize:
     """Count the pairs, and the characters of scripts without spaces that occur often enough to be learned.
 
     Raises:
         TransduceError: a file is missing, or is a pipe or a device.
     """
     for path in map(Path, (*files.source, *files.target)):
-        if is_no_file(path) and not path.is_dir():
+        if is_special_file(path) and not path.is_dir():
             raise TransduceError(f"{path} is a pipe or a device, but text is read several times: write it to a file.")
     counts = np.zeros(0, np.int64)
     reader = PairReader(files)
@@ -523,7 +523,7 @@ def _task_corpus(
 
 def _prepare_dev(dev: CorpusFiles, tokenizer: Tokenizer, filters: FilterSettings, folder: Path) -> PreparedCorpus:
     """Prepare the dev set; with several training processes, the first one does so before the others open it."""
-    if joined_processes().is_first:
+    if current_processes().is_first:
         return prepare(dev, tokenizer, filters, folder)
     return PreparedCorpus.open(folder, tokenizer)
 

@@ -71,13 +71,13 @@ def check_task(folder: Path, card: PreparedCard, kind: str) -> None:
         )
 
 
-def check_marks(folder: Path, tokenizer: Tokenizer, marks: Sequence[str]) -> None:
+def check_special_tokens(folder: Path, tokenizer: Tokenizer, marks: Sequence[str]) -> None:
     """Refuse a corpus whose vocabulary lacks special tokens of the task.
 
     Raises:
         TransduceError: a special token is missing.
     """
-    lacking = [mark for mark in marks if mark not in settings_of(tokenizer).user_symbols]
+    lacking = [mark for mark in marks if mark not in tokenizer_settings_of(tokenizer).user_symbols]
     if lacking:
         raise TransduceError(
             f"The vocabulary in {folder} lacks the token {lacking[0]}, which the task's settings need: prepare the "
@@ -91,7 +91,7 @@ def check_vocabulary(said: VocabularySettings, tokenizer: Tokenizer, folder: str
     Raises:
         TransduceError: a setting differs.
     """
-    defaults, actual = VocabularySettings(), settings_of(tokenizer)
+    defaults, actual = VocabularySettings(), tokenizer_settings_of(tokenizer)
     if said.character_coverage is not None:
         raise TransduceError(
             f"`tokenizer.character_coverage` means nothing where the vocabulary in {folder} is kept: leave it out."
@@ -109,7 +109,7 @@ def check_vocabulary(said: VocabularySettings, tokenizer: Tokenizer, folder: str
             )
 
 
-def settings_of(tokenizer: Tokenizer) -> TokenizerSettings:
+def tokenizer_settings_of(tokenizer: Tokenizer) -> TokenizerSettings:
     """Return a tokenizer's settings from its own files; these do not contain the character coverage."""
     model = tokenizer.source.model_bytes
     tokens = read_pieces(model)

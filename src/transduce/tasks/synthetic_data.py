@@ -14,14 +14,14 @@ import msgspec
 
 from transduce.atomic_io import file_sha256, write_file
 from transduce.errors import TransduceError
-from transduce.inference.bulk_files import ReportClock, ResumableFile, lines_at_once, portions, skip_lines
+from transduce.inference.bulk_files import ReportClock, ResumableFile, portion_size, portions, skip_lines
 from transduce.inference.load import open_translator
-from transduce.inference.redecoding import review
+from transduce.inference.redecoding import estimate_quality
 from transduce.inference.translator import Translator
-from transduce.tasks.run.resolving import foresee
+from transduce.tasks.run.resolving import preflight
 from transduce.tasks.run.run import Run, RunRequest, train_run
 from transduce.tasks.run.run_folder import SETTINGS_FILE, refuse_to_overwrite
-from transduce.tasks.settings.choice_log import Account
+from transduce.tasks.settings.choice_log import ChoiceLog
 from transduce.tasks.settings.reading import make_settings, put_setting
 from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.text.corpus import format_of
@@ -60,14 +60,14 @@ def check_translated(settings: Settings, name: str, by_hand: str) -> None:
         raise TransduceError(f"`data.{name}` is for one process: {by_hand}.")
 
 
-def foresee_run(request: RunRequest) -> None:
+def preflight_run(request: RunRequest) -> None:
     """Check a run's settings up front, before anything is translated for it.
 
     Raises:
         TransduceError: the settings are invalid for any text.
     """
     run = Run(request)
-    foresee(run.kind, run.settings, run.machine, Account())
+    preflight(run.kind, run.settings, run.machine, ChoiceLog())
 
 
 def translate_files(
@@ -110,7 +110,7 @@ def _refuse_another_text(file: TranslatedFile, note: Path, text_sha256: str) -> 
 
 
 def _translate(translator: Translator, model: Path, text: str, file: ResumableFile, display: ProgressDisplay) -> None:
-    remaining = portions(read_lines(text, keep_undecodable=True), size=lines_at_once(str(translator.device)))
+    remaining = portions(read_lines(text, keep_undecodable=True), size=portion_size(str(translator.device)))
     if file.progress.lines:
         finished, remaining = skip_lines(remaining, file.progress.lines)
         file.skip(finished)
@@ -134,7 +134,7 @@ def _translate(translator: Translator, model: Path, text: str, file: ResumableFi
 
 def _texts(translator: Translator, lines: Sequence[str]) -> Iterator[str]:
     translations = translator.translate(lines, translator.search)
-    for translation, doubts in zip(translations, review(translator, translations), strict=True):
+    for translation, doubts in zip(translations, estimate_quality(translator, translations), strict=True):
         yield "" if doubts else translation.text
 
 
@@ -145,7 +145,7 @@ def _texts(translator: Translator, lines: Sequence[str]) -> Iterator[str]:
 # machine-translated sources start with a tag.
 
 
-REVERSE = "reverse"
+REVERSE_FOLDER = "reverse"
 """The folder inside the run's folder that holds the reverse model and the back-translations."""
 # The reverse model's share of `training.minutes`; if steps are specified, it takes half as many.
 _SHARE_OF_REVERSE = 1 / 3
@@ -169,7 +169,7 @@ def train_with_monolingual(request: RunRequest) -> TrainResult | None:
     )
     if not (request.resume and (request.out / SETTINGS_FILE).exists()):
         refuse_to_overwrite(request.out, resume=request.resume)
-        foresee_run(training_request)
+        preflight_run(training_request)
         display.say(
             "First, a reverse model is trained, which translates the monolingual text back. It gets a third of the "
             "minutes, or half of the steps, if you specified any."
@@ -180,7 +180,7 @@ def train_with_monolingual(request: RunRequest) -> TrainResult | None:
             return None
         if reverse is None or reverse.reason.startswith("SIG"):
             return reverse
-        folder = request.out / REVERSE
+        folder = request.out / REVERSE_FOLDER
         translator = open_translator(folder, device=request.device, threads=request.threads)
         translate_files(_back_translation_files(request, settings.data), translator, [folder], display)
         del translator  # frees its memory for training
@@ -230,7 +230,7 @@ def _reverse_request(request: RunRequest, settings: Settings) -> RunRequest:
             put_setting(content, name, value)
     resume = request.resume and not request.dry_run
     return msgspec.structs.replace(
-        request, settings=content, out=request.out / REVERSE, resume=resume, said_reason="by what you said"
+        request, settings=content, out=request.out / REVERSE_FOLDER, resume=resume, said_reason="by what you said"
     )
 
 
@@ -247,7 +247,7 @@ def _minutes(settings: Settings, share: float) -> float | None:
 def _back_translation_files(request: RunRequest, data: DataSettings) -> list[TranslatedFile]:
     """Return the file for the translation of each text, named after the source language."""
     language = (data.languages or (language_of(data.source[0]), None))[0] or "source"
-    folder = request.out / REVERSE
+    folder = request.out / REVERSE_FOLDER
     return [
         TranslatedFile(text, folder / f"back-translated-{number}.{language}")
         for number, text in enumerate(data.monolingual, 1)
@@ -273,7 +273,7 @@ def _with_translations(request: RunRequest, settings: Settings) -> dict[str, Any
 # --- synthetic data ---
 
 
-TAUGHT = "taught"
+TEACHER_FOLDER = "taught"
 """The folder inside the run's folder that holds the teacher's translations."""
 
 
@@ -299,8 +299,8 @@ def _have_translated(request: RunRequest, data: DataSettings) -> RunRequest:
     translator = open_translator(data.teacher, device=request.device, threads=request.threads)
     files = _files(request, data, translator.target_language)
     training_request = _training_request(request, [str(file.path) for file in files])
-    foresee_run(training_request)
-    (request.out / TAUGHT).mkdir(parents=True, exist_ok=True)
+    preflight_run(training_request)
+    (request.out / TEACHER_FOLDER).mkdir(parents=True, exist_ok=True)
     translate_files(files, translator, [Path(folder) for folder in data.teacher], ProgressDisplay())
     return training_request
 
@@ -334,13 +334,13 @@ def _files(request: RunRequest, data: DataSettings, written: str | None) -> list
     """Return the file for the translation of each text, named after the target language."""
     language = data.languages[1] if data.languages else written or "target"
     return [
-        TranslatedFile(text, request.out / TAUGHT / f"taught-{number}.{language}")
+        TranslatedFile(text, request.out / TEACHER_FOLDER / f"taught-{number}.{language}")
         for number, text in enumerate(data.source, 1)
     ]
 
 
 def _refuse_to_restart(request: RunRequest) -> None:
-    if (request.out / TAUGHT).is_dir() and not request.resume:
+    if (request.out / TEACHER_FOLDER).is_dir() and not request.resume:
         raise TransduceError(
             f"{request.out} holds a run already, which stopped before its own training: continue with --resume, or "
             "name another folder with --out."

@@ -9,7 +9,7 @@ from transduce.errors import TransduceError
 from transduce.tasks.run.run import RunRequest, train_run
 from transduce.tasks.run.run_folder import SETTINGS_FILE
 from transduce.tasks.settings.reading import make_settings, put_setting, read_settings
-from transduce.tasks.synthetic_data import REVERSE, TAUGHT, train_with_monolingual, train_with_teacher
+from transduce.tasks.synthetic_data import REVERSE_FOLDER, TEACHER_FOLDER, train_with_monolingual, train_with_teacher
 from transduce.training.loop import TrainResult
 
 # --- stages ---
@@ -17,7 +17,7 @@ from transduce.training.loop import TrainResult
 
 
 # Folders that an unfinished earlier stage leaves behind, and the option that started the stage.
-_STAGES = {REVERSE: "--monolingual", TAUGHT: "--teacher"}
+_STAGES = {REVERSE_FOLDER: "--monolingual", TEACHER_FOLDER: "--teacher"}
 
 
 def train_in_stages(request: RunRequest) -> TrainResult | None:

@@ -118,7 +118,7 @@ def valid_language(code: str) -> bool:
     return _CODE.fullmatch(code) is not None
 
 
-def in_large_script(text: str) -> bool:
+def is_in_large_script(text: str) -> bool:
     """Return whether most letters are of a script with many characters (Han, kana, Hangul) or no spaces (Thai, …).
 
     A vocabulary cannot contain every character of such a script, so it leaves out the rarest.
@@ -127,12 +127,12 @@ def in_large_script(text: str) -> bool:
     return large > 0 and 2 * large > sum(map(str.isalpha, text))
 
 
-def stands_without_spaces(character: str) -> bool:
+def is_unspaced(character: str) -> bool:
     """Return whether a character is of a script without spaces between words, which excludes Hangul."""
     return _LARGE_SCRIPT.match(character) is not None and not _HANGUL.match(character)
 
 
-def is_of_word(character: str) -> bool:
+def is_word_character(character: str) -> bool:
     """Return whether a character is a letter, a digit or a combining mark, such as the vowel signs of Hindi."""
     return character.isalnum() or unicodedata.category(character).startswith("M")
 

@@ -12,7 +12,7 @@ import msgspec
 from sentencepiece import SentencePieceTrainer
 
 from transduce.errors import TransduceError
-from transduce.text.languages import in_large_script
+from transduce.text.languages import is_in_large_script
 
 # --- model proto ---
 # Reader and editor of the pieces in a sentencepiece model file, without the protobuf library.
@@ -293,7 +293,7 @@ def _choose_coverage(lines: Iterable[str], settings: TokenizerSettings) -> float
     for line in lines:
         counts.update(line.replace(" ", ""))
         num_lines += 1
-        large_lines += in_large_script(line)
+        large_lines += is_in_large_script(line)
     by_character = settings.kind == "character"
     large = not by_character and 4 * large_lines > num_lines  # one side of two suffices in a joint vocabulary
     most = max(1, (settings.vocabulary_size - _NUM_BYTES * settings.byte_fallback) // (1 if by_character else 2))

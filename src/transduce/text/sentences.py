@@ -11,7 +11,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 from transduce.text.files import read_lines
-from transduce.text.languages import is_of_word, stands_without_spaces
+from transduce.text.languages import is_unspaced, is_word_character
 
 # --- sentence ends ---
 # Punctuation that ends sentences, by script; Thai, Lao and Tibetan have no unambiguous marks.
@@ -197,7 +197,7 @@ def _runs_on(followed: Sequence[tuple[str, str]]) -> bool:
 def _first_word(line: str) -> int:
     """Return the length of the unbreakable start of a line; 0 in a script without spaces."""
     word = line.split(maxsplit=1)[0]
-    return 0 if stands_without_spaces(word[0]) else len(word)
+    return 0 if is_unspaced(word[0]) else len(word)
 
 
 def join_lines(lines: Iterable[str], width: int = 0) -> Iterator[str]:
@@ -234,7 +234,7 @@ def _ends_early(line: str, after: str, width: int) -> bool:
 def _is_unspaced(character: str) -> bool:
     """Return whether a character is a letter of a script without spaces, or punctuation of such a script."""
     is_mark = "\u3000" <= character <= "\u303f" or "\uff00" <= character <= "\uff65"
-    return is_mark or stands_without_spaces(character)
+    return is_mark or is_unspaced(character)
 
 
 def split_sentences(paragraph: str) -> list[str]:
@@ -332,6 +332,6 @@ def _most_sentences(text: str) -> int:
 
 
 def _is_long(sentence: str) -> bool:
-    unspaced = sum(map(stands_without_spaces, sentence))
-    words = [word for word in sentence.split() if any(map(is_of_word, word))]
+    unspaced = sum(map(is_unspaced, sentence))
+    words = [word for word in sentence.split() if any(map(is_word_character, word))]
     return unspaced >= _FEWEST_CHARACTERS or len(words) >= _FEWEST_WORDS

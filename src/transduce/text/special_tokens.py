@@ -12,9 +12,19 @@ from typing import NamedTuple
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.text.vocabulary import CLS, MARKS, MASK, SEP, Vocabulary
+from transduce.text.vocabulary import CLS, MASK, SEP, SPECIAL_TOKENS, Vocabulary
 
-__all__ = ["CLS", "MARKS", "MASK", "SEP", "Marks", "encode_with_masks", "find_marks", "marks_of", "ordinary_pieces"]
+__all__ = [
+    "CLS",
+    "MASK",
+    "SEP",
+    "SPECIAL_TOKENS",
+    "SpecialTokens",
+    "encode_masked",
+    "find_special_tokens",
+    "special_tokens_of",
+    "text_token_ids",
+]
 
 
 # --- symbols ---
@@ -36,7 +46,7 @@ class Symbol(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """Whether the normalized symbol is matched in the normalized text."""
 
 
-class SymbolFinder:
+class SymbolSplitter:
     """A splitter of texts into symbols and the text between them."""
 
     def __init__(self, symbols: Sequence[Symbol], normalize: Callable[[str], str]) -> None:
@@ -96,7 +106,7 @@ def _expression(written: str, symbol: Symbol) -> str:
 # --- special tokens ---
 
 
-class Marks(NamedTuple):
+class SpecialTokens(NamedTuple):
     """The ids of the special tokens."""
 
     cls: int
@@ -111,44 +121,44 @@ class Marks(NamedTuple):
         return [self.cls, *ids[: length - 2], self.sep]
 
 
-def marks_of(vocabulary: Vocabulary) -> Marks:
+def special_tokens_of(vocabulary: Vocabulary) -> SpecialTokens:
     """Return the special tokens of a vocabulary.
 
     Raises:
         TransduceError: the vocabulary lacks one.
     """
-    marks = find_marks(vocabulary)
+    marks = find_special_tokens(vocabulary)
     if marks is None:
-        missing = next(mark for mark in vocabulary.mark_pieces if not vocabulary.has_mark(mark))
+        missing = next(mark for mark in vocabulary.special_token_names if not vocabulary.has_special_token(mark))
         raise TransduceError(
-            f"An encoder needs the tokens {', '.join(vocabulary.mark_pieces)}, but this vocabulary has no {missing}: "
+            f"An encoder needs the tokens {', '.join(vocabulary.special_token_names)}, but this vocabulary has no {missing}: "
             "use one that `transduce train --task masked-language-model` or `--task classification` made, or import "
             "the model again."
         )
     return marks
 
 
-def find_marks(vocabulary: Vocabulary) -> Marks | None:
+def find_special_tokens(vocabulary: Vocabulary) -> SpecialTokens | None:
     """Return the special tokens of a vocabulary; None if it lacks one."""
-    if not all(map(vocabulary.has_mark, vocabulary.mark_pieces)):
+    if not all(map(vocabulary.has_special_token, vocabulary.special_token_names)):
         return None
-    return Marks(*map(vocabulary.id, vocabulary.mark_pieces))
+    return SpecialTokens(*map(vocabulary.id, vocabulary.special_token_names))
 
 
-def encode_with_masks(vocabulary: Vocabulary, text: str) -> list[int]:
+def encode_masked(vocabulary: Vocabulary, text: str) -> list[int]:
     """Return the tokens of a text that contains masks; a mask also replaces the space before it, if there is one.
 
     Our own vocabularies encode that space as a separate token, which is removed here. Imported vocabularies define
     whether a mask includes the space.
     """
-    mask, space = vocabulary.id(vocabulary.mark_pieces[2]), vocabulary.id("▁")
+    mask, space = vocabulary.id(vocabulary.special_token_names[2]), vocabulary.id("▁")
     ids = vocabulary.encode(text)
     if vocabulary.piece(space) != "▁":  # no such token: the id is that of the unknown token
         return ids
     return [id for id, after in zip_longest(ids, ids[1:]) if not (id == space and after == mask)]
 
 
-def ordinary_pieces(vocabulary: Vocabulary) -> list[int]:
+def text_token_ids(vocabulary: Vocabulary) -> list[int]:
     """Return the ids of all tokens that represent text, excluding special tokens, padding, end and unknown."""
-    marks = set(map(vocabulary.id, vocabulary.mark_pieces))
-    return [id for id in range(vocabulary.size) if id not in marks and vocabulary.stands_for_text(id)]
+    marks = set(map(vocabulary.id, vocabulary.special_token_names))
+    return [id for id in range(vocabulary.size) if id not in marks and vocabulary.is_text_token(id)]

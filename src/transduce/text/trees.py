@@ -10,7 +10,7 @@ from transduce.errors import TransduceError
 from transduce.text.files import read_lines
 
 # No sentence is nested this deeply, and recursion over trees is safe up to this depth.
-MOST_DEPTH = 200
+MAX_DEPTH = 200
 # Labels of untagged words, and of a bracket around several trees.
 UNKNOWN_TAG = "XX"
 TOP = "TOP"
@@ -122,8 +122,8 @@ class _Reader:
             ValueError: the token is invalid at this point.
         """
         if token == "(":
-            if len(self._stack) == MOST_DEPTH:
-                raise ValueError(f"brackets must be nested at most {MOST_DEPTH} deep, but these are deeper")
+            if len(self._stack) == MAX_DEPTH:
+                raise ValueError(f"brackets must be nested at most {MAX_DEPTH} deep, but these are deeper")
             self._stack.append(_Open([], []))
         elif not self._stack:
             raise ValueError(f'a tree begins with an opening bracket, but here is "{token}"')
@@ -266,7 +266,7 @@ def frequent_runs(rows: Iterable[str], most: int) -> frozenset[str]:
     return frozenset(sorted(counts, key=lambda run: (-counts[run], run))[:most])
 
 
-def marked_pieces(rows: Iterable[str], runs: Iterable[str]) -> tuple[str, ...]:
+def marked_tokens(rows: Iterable[str], runs: Iterable[str]) -> tuple[str, ...]:
     """Return the tokens for everything besides words: each symbol in the rows and each run, marked and sorted."""
     symbols = {symbol for row in rows for symbol in split_symbols(row)}
     return tuple(MARK + piece for piece in sorted({CLOSE, *symbols, *runs}))
@@ -330,7 +330,7 @@ class _Builder:
 
     def take(self, symbol: str) -> None:
         """Process the next symbol; ignore it if it is invalid at this point."""
-        if self._used < len(self._words) and symbol.endswith(OPENING) and len(self._open) < MOST_DEPTH - 1:
+        if self._used < len(self._words) and symbol.endswith(OPENING) and len(self._open) < MAX_DEPTH - 1:
             self._open.append((_label(symbol), []))
         elif self._used < len(self._words) and symbol.endswith(TAG):
             self._add_word(_label(symbol))

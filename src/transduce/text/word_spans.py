@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transduce.errors import TransduceError
-from transduce.text.languages import stands_without_spaces
+from transduce.text.languages import is_unspaced
 from transduce.text.vocabulary import Vocabulary
 
 _END, _UNKNOWN = "</s>", "<unk>"
@@ -29,7 +29,7 @@ def split_words(text: str) -> list[Span]:
     for match in re.finditer(r"\S+", text):
         start = match.start()
         for position in range(match.start(), match.end()):
-            if not stands_without_spaces(text[position]):
+            if not is_unspaced(text[position]):
                 continue
             if start < position:
                 spans.append(Span(start, position))
@@ -60,7 +60,7 @@ def locate_words(words: Sequence[str], text: str) -> list[Span]:
     return spans
 
 
-def piece_spans(pieces: Sequence[str], text: str) -> list[Span]:
+def token_spans(pieces: Sequence[str], text: str) -> list[Span]:
     """Return the span of each token, without the space before a word.
 
     A byte of a character covers the whole character. The unknown token covers what no other token covers. White space
@@ -151,14 +151,14 @@ def overlap(words: Sequence[Span], pieces: Sequence[Span]) -> npt.NDArray[np.flo
     return np.array(shared, dtype=np.float32).reshape(len(words), len(pieces))
 
 
-def cut_at_words(vocabulary: Vocabulary, text: str, words: Sequence[Span]) -> list[int]:
+def encode_within_words(vocabulary: Vocabulary, text: str, words: Sequence[Span]) -> list[int]:
     """Return the ids of a text such that no token crosses from one word into the next.
 
     A vocabulary of a script without spaces has tokens of several words; such a token is replaced by the tokens of its
     parts.
     """
     ids = vocabulary.encode(text)
-    spans = piece_spans(vocabulary.spellings(ids), text)
+    spans = token_spans(vocabulary.token_texts(ids), text)
     edges = sorted({edge for word in words for edge in word})
     cut: list[int] = []
     for id, span in zip(ids, spans, strict=True):

@@ -63,7 +63,7 @@ class Processes:
         dist.broadcast(received, src=0, group=_patient_group())
         return msgspec.json.decode(received.numpy().tobytes(), type=kind)
 
-    def begin_to_give(self, tensor: Tensor, source: int) -> dist.Work | None:
+    def start_broadcast(self, tensor: Tensor, source: int) -> dist.Work | None:
         """Start to broadcast a tensor from one process; the tensor must not be used until that is complete.
 
         Args:
@@ -112,7 +112,7 @@ def join_processes(device: str) -> Processes:
     return Processes(rank, count, local_rank=local_rank, local_count=local_count)
 
 
-def joined_processes() -> Processes:
+def current_processes() -> Processes:
     """Return the processes that `join_processes` has connected, or this one alone."""
     if not dist.is_available() or not dist.is_initialized():
         return Processes()
@@ -120,7 +120,7 @@ def joined_processes() -> Processes:
 
 
 @contextmanager
-def explaining_lost_processes() -> Iterator[None]:
+def explain_lost_processes() -> Iterator[None]:
     """Replace errors in the body of `with` by one message in the first process if another process has ended.
 
     Raises:
@@ -130,7 +130,7 @@ def explaining_lost_processes() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, dist.DistBackendError) as error:
-        processes = joined_processes()
+        processes = current_processes()
         if processes.count == 1 or not _is_lost_connection(error):
             raise
         if not processes.is_first:

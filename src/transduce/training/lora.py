@@ -56,13 +56,13 @@ def low_rank_settings(training: ResolvedTraining) -> LowRankSettings | None:
     """Return the LoRA settings of a run; None if the whole model is trained."""
     if not training.lora_rank:
         return None
-    alpha = usual_alpha(training.lora_rank).value if training.lora_alpha is None else training.lora_alpha
+    alpha = choose_lora_alpha(training.lora_rank).value if training.lora_alpha is None else training.lora_alpha
     return LowRankSettings(
         rank=training.lora_rank, alpha=alpha, projections=training.lora_projections, seed=training.seed
     )
 
 
-def usual_alpha(rank: int) -> Choice[float]:
+def choose_lora_alpha(rank: int) -> Choice[float]:
     """Choose alpha as twice the rank, so that updates have the same weight for every rank."""
     return Choice(2.0 * rank, f"twice the rank ({rank})")
 
@@ -162,7 +162,7 @@ def merged_weights(model: nn.Module, weights: Mapping[str, Tensor] | None = None
     return {name: tensor.detach().clone() for name, tensor in merged.items()}
 
 
-def update_weights(model: nn.Module) -> dict[str, Tensor]:
+def low_rank_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return copies of the low-rank updates alone, which are small enough to keep one set per use of a model."""
     return {
         name.replace(_ADAPTED, ""): tensor.detach().clone()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transduce.atomic_io import write_file
 from transduce.model.known_classes import only_observes
 from transduce.training.loss import Loss
-from transduce.training.prefetch import nothing_recorded
+from transduce.training.prefetch import recording_disabled
 
 # --- watch ---
 # Detection of loss spikes, whose batches are skipped, and of divergence, which ends a run.
@@ -43,10 +43,10 @@ _DIVERGED_NATS = 2.0
 _DIVERGED_SHARE = 0.5
 _MOST_SKIPPED = 20
 
-NOTHING_FINITE = "No model was kept, as the dev loss was not finite at any validation: lower `training.learning_rate`."
+NO_FINITE_LOSS = "No model was kept, as the dev loss was not finite at any validation: lower `training.learning_rate`."
 
 
-class LossWatch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A window of recent losses (means per target token, in nats), with counts of skipped steps."""
 
     losses: list[float] = []
@@ -215,7 +215,7 @@ def find_origin(model: nn.Module, compute: Callable[[], Loss]) -> Origin:
             if parameter.requires_grad:
                 hooks.callback(parameter.register_hook(_watch_gradient(name, gradients)).remove)
         # Compiled layers and recorded steps do not run hooks.
-        with torch.compiler.set_stance("force_eager"), nothing_recorded():
+        with torch.compiler.set_stance("force_eager"), recording_disabled():
             compute().total.backward()
     bad = [name for name, _ in model.named_parameters() if name in gradients]
     return Origin(next(iter(outputs), None), bad[:_MOST_PARAMETERS])

@@ -18,7 +18,7 @@ from transduce.model.initialization import layer_matrices
 from transduce.training.distributed import Processes
 from transduce.training.lora import FrozenWeights
 from transduce.training.muon import Gather, Muon, Weight
-from transduce.training.reduction import GradientReduction, collect_gradients, forget_gradients, norm_of
+from transduce.training.reduction import GradientReduction, collect_gradients, discard_gradients, vector_norm
 from transduce.training.settings import ResolvedTraining
 from transduce.training.shards import KIND, Rows, RunningStatistics, Sliceable
 
@@ -142,7 +142,7 @@ class FlatUpdate:
         # Decay of the average; smaller at the start, so that the average covers only the steps taken so far.
         decay = min(self.settings.average_decay or 0.0, (1 + updates) / (10 + updates))
         kernels = training_kernels()
-        if kernels is not None and kernels.suits_update(self._vectors):
+        if kernels is not None and kernels.supports_update(self._vectors):
             self._update_by(kernels, factor, (rate, 1.0 - rate * weight_decay), decay, updates)
             return
         _shrink([*self._decaying[0], *self._decaying[1]], 1.0 - rate * weight_decay)
@@ -166,8 +166,8 @@ class FlatUpdate:
             numbers = self.adam.numbers(factor, rate, updates)
             kernels.update_by_adam(self._part(slice(0, start)), self.adam.moments, numbers, decay)
         if self.muon is not None:
-            move = self.muon.find_move(kernels, factor)
-            kernels.follow_update(self._part(slice(start, None)), decay, move, rate, shrink)
+            move = self.muon.find_update(kernels, factor)
+            kernels.apply_update(self._part(slice(start, None)), decay, move, rate, shrink)
         self.adam.updates = updates
 
     def _part(self, part: slice) -> UpdatedVectors:
@@ -226,7 +226,7 @@ class Optimizer(Protocol):
     def step(self, tokens: int, rate: float, weight_decay: float = 0.0) -> float:
         """Update the weights and return the gradient's norm per token; nothing is updated if the norm is not finite."""
 
-    def forget_gradient(self) -> None:
+    def discard_gradient(self) -> None:
         """Discard the gradients of all micro-batches since the last step."""
 
     @property
@@ -243,7 +243,7 @@ class Optimizer(Protocol):
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:
         """Load the state of a checkpoint; of its complete tensors, only the needed rows are read."""
 
-    def kept_weights(self) -> dict[str, Tensor]:
+    def weights_to_keep(self) -> dict[str, Tensor]:
         """Return the complete weights to be written into a model folder."""
 
 
@@ -262,7 +262,7 @@ class FlatOptimizer:
         processes: Processes | None = None,
     ) -> None:
         self.settings = settings
-        learning, matrices = learning_parameters(model, settings)
+        learning, matrices = trainable_parameters(model, settings)
         parameters = list(learning.values())
         self.master = torch.cat([p.detach().float().flatten() for p in parameters])
         self.gradient = torch.zeros_like(self.master)
@@ -306,7 +306,7 @@ class FlatOptimizer:
         Returns:
             The norm of the gradient per token before clipping. If it is not finite, nothing was updated.
         """
-        norm = norm_of(self.gradient) / tokens
+        norm = vector_norm(self.gradient) / tokens
         if math.isfinite(norm):
             self._update.update(norm, tokens, rate, weight_decay)
             self._statistics.accept()
@@ -315,9 +315,9 @@ class FlatOptimizer:
         self._between_steps = True
         return norm
 
-    def forget_gradient(self) -> None:
+    def discard_gradient(self) -> None:
         """Discard the gradients since the last step, including that of an interrupted backward pass."""
-        forget_gradients(self._parameters, self.gradient)
+        discard_gradients(self._parameters, self.gradient)
         self._between_steps = True
 
     def _show_masters(self) -> None:
@@ -347,12 +347,12 @@ class FlatOptimizer:
         self._update.updates = updates
         self._show_masters()
 
-    def kept_weights(self) -> dict[str, Tensor]:
+    def weights_to_keep(self) -> dict[str, Tensor]:
         """Return the weights for a model folder: the average, or else the masters, with the newest statistics."""
         return self._frozen.complete(self._update.kept) | self._statistics.accepted
 
 
-def learning_parameters(
+def trainable_parameters(
     model: nn.Module, settings: ResolvedTraining
 ) -> tuple[dict[str, nn.Parameter], dict[str, tuple[int, ...]]]:
     """Return the trainable parameters by name, those of Muon last, and the matrix rows of Muon's parameters.

@@ -22,11 +22,11 @@ def try_batches(optimizer: "Optimizer", loss: Callable[[Any], "Loss"], batches: 
             loss(batch).total.backward()
             optimizer.collect_gradient()
     finally:
-        optimizer.forget_gradient()
+        optimizer.discard_gradient()
 
 
 @contextmanager
-def telling_exhaustion(sentence: str) -> Iterator[None]:
+def explain_out_of_memory(sentence: str) -> Iterator[None]:
     """Raise a `TransduceError` with a message if the body of `with` runs out of memory.
 
     Raises:
@@ -35,28 +35,28 @@ def telling_exhaustion(sentence: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not is_exhaustion(error):
+        if not is_out_of_memory(error):
             raise
         raise TransduceError(sentence) from error
 
 
-def explaining_exhaustion(what: str, batch_tokens: int, accumulate: int) -> AbstractContextManager[None]:
+def explain_step_out_of_memory(what: str, batch_tokens: int, accumulate: int) -> AbstractContextManager[None]:
     """Return a context that explains exhausted memory in a training step and names the settings that reduce it."""
-    return telling_exhaustion(
+    return explain_out_of_memory(
         f"Memory ran out with {what}: lower `training.batch_tokens` ({batch_tokens}), or raise "
         f"`training.accumulate` ({accumulate}), which splits a step into that many micro-batches."
     )
 
 
-def explaining_a_large_model() -> AbstractContextManager[None]:
+def explain_model_out_of_memory() -> AbstractContextManager[None]:
     """Return a context that explains exhausted memory while a model and its optimizer state are created."""
-    return telling_exhaustion(
+    return explain_out_of_memory(
         "Memory ran out for the model and its optimizer state: lower `model.d_model`, `model.d_ff`, "
         "the numbers of layers or `tokenizer.vocabulary_size`."
     )
 
 
-def is_exhaustion(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that memory ran out; PyTorch's CPU allocator raises a plain RuntimeError."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
@@ -64,7 +64,7 @@ def is_exhaustion(error: BaseException) -> bool:
 
 
 @contextmanager
-def surviving_a_full_disk(say: Callable[[str], None], what: str) -> Iterator[None]:
+def tolerate_full_disk(say: Callable[[str], None], what: str) -> Iterator[None]:
     """Report a failed write in the body of `with` instead of raising it, so that the run continues."""
     try:
         yield

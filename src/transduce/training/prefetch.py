@@ -18,7 +18,7 @@ from transduce.data.batches import Batch
 from transduce.model.backend import LossRecorder, PackedAttention, training_kernels
 from transduce.model.masks import PackedBatch, Packing
 from transduce.model.transformer import Transformer
-from transduce.training.loss import Loss, cross_entropy_of_rows
+from transduce.training.loss import Loss, row_cross_entropy
 
 # --- ahead ---
 # Prefetching: a background thread prepares the next batch while a GPU computes the current one.
@@ -35,14 +35,14 @@ class Batches(Protocol):
 
 
 @runtime_checkable
-class LooksAhead(Protocol):
+class Prefetching(Protocol):
     """A loss that can do part of its work on a batch before the batch is computed."""
 
-    def look_ahead(self, batch: Any) -> None:
+    def prefetch(self, batch: Any) -> None:
         """Prepare a batch on the CPU; any thread may call this."""
 
 
-class BatchesAhead:
+class PrefetchedBatches:
     """A wrapper of `Batches` that prepares each batch in a background thread while the previous one is computed.
 
     With a GPU that thread would otherwise idle. On a CPU it would take time from the computation.
@@ -51,7 +51,7 @@ class BatchesAhead:
     def __init__(self, batches: Batches, loss: object = None) -> None:
         """Prefetch from `batches`; a loss with `look_ahead` prepares each batch in the background thread."""
         self._batches = batches
-        self._look_ahead = loss.look_ahead if isinstance(loss, LooksAhead) else None
+        self._look_ahead = loss.prefetch if isinstance(loss, Prefetching) else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._next: tuple[tuple[int, int], Future[Any]] | None = None
 
@@ -113,14 +113,16 @@ class PackedSize(NamedTuple):
     """Whether the batch stores its number of target tokens, since the buffers are larger."""
 
 
-class LaidOut(NamedTuple):
+class PackedArrays(NamedTuple):
     """A batch as one array, which is copied to a GPU at once instead of as ten tensors."""
 
     numbers: Ids
     size: PackedSize
 
 
-def lay_out(source: Ids, target: Ids, *, pad_id: int, start_id: int, rooms_for: int | None = None) -> LaidOut | None:
+def pack_arrays(
+    source: Ids, target: Ids, *, pad_id: int, start_id: int, capacity_for: int | None = None
+) -> PackedArrays | None:
     """Return a batch without its padding.
 
     Args:
@@ -140,10 +142,10 @@ def lay_out(source: Ids, target: Ids, *, pad_id: int, start_id: int, rooms_for: 
     inputs = np.concatenate([np.full_like(target[:, :1], start_id), target[:, :-1]], axis=1)
     ids = [sources.take(source), targets.take(inputs), targets.take(target)]
     longest = int(sources.counts.max()), int(targets.counts.max())
-    if rooms_for is None:
+    if capacity_for is None:
         size = PackedSize(len(source), len(ids[0]), len(ids[1]), longest)
-        return LaidOut(_concatenated(ids, sources.counts, targets.counts), size)
-    capacity_length = max(*longest, min(rooms_for, max(_LEAST_LENGTH, _power_of_2(max(longest)))))
+        return PackedArrays(_concatenated(ids, sources.counts, targets.counts), size)
+    capacity_length = max(*longest, min(capacity_for, max(_LEAST_LENGTH, _power_of_2(max(longest)))))
     size = _padded_size(len(source), len(ids[0]), len(ids[1]), capacity_length)
     empty = size.source - len(ids[0]), size.target - len(ids[1])
     ends = empty[0], empty[1], empty[1]
@@ -153,7 +155,7 @@ def lay_out(source: Ids, target: Ids, *, pad_id: int, start_id: int, rooms_for: 
     no_tokens = np.zeros(size.sentences - len(source) - fillers, np.int64)
     source_counts = np.concatenate([sources.counts, _shares(empty[0], fillers), no_tokens])
     target_counts = np.concatenate([targets.counts, _shares(empty[1], fillers), no_tokens])
-    return LaidOut(np.append(_concatenated(ids, source_counts, target_counts), len(targets.offsets)), size)
+    return PackedArrays(np.append(_concatenated(ids, source_counts, target_counts), len(targets.offsets)), size)
 
 
 def unpack(numbers: Tensor, size: PackedSize) -> PackedBatch:
@@ -237,7 +239,7 @@ class _Recording:
 
 
 @contextmanager
-def nothing_recorded() -> Iterator[None]:
+def recording_disabled() -> Iterator[None]:
     """Disable recorded steps in the body of `with`, so that hooks of modules and gradients run."""
     before, _Recording.is_watched = _Recording.is_watched, True
     try:
@@ -253,7 +255,7 @@ class PackedLoss:
         """Compute the loss of a model; `record` replays training steps as CUDA graphs, in a single process only."""
         self._model, self._label_smoothing, self._records = model, label_smoothing, record
         self._recorder: LossRecorder | None = None
-        self._prefetched: WeakKeyDictionary[Batch, LaidOut] = WeakKeyDictionary()
+        self._prefetched: WeakKeyDictionary[Batch, PackedArrays] = WeakKeyDictionary()
 
     def __call__(self, batch: Batch) -> Loss | None:
         """Return the loss of a batch; None if packing does not suit the batch."""
@@ -272,20 +274,22 @@ class PackedLoss:
             return self._play(packed, self._recorder, laid, batch.target_tokens)
         return self._loss(packed, unpack(to_device(laid.numbers, model.source_weight.device), laid.size))
 
-    def look_ahead(self, batch: Batch) -> None:
+    def prefetch(self, batch: Batch) -> None:
         """Pack a training batch before it is computed; this implements `ahead.LooksAhead`."""
         if _packed_attention(self._model, batch) is not None:
             laid = self._lay_out(batch, in_rooms=self._records)
             if laid is not None:
                 self._prefetched[batch] = laid
 
-    def _lay_out(self, batch: Batch, *, in_rooms: bool) -> LaidOut | None:
+    def _lay_out(self, batch: Batch, *, in_rooms: bool) -> PackedArrays | None:
         config = self._model.config
         longest = config.max_positions if config.positions == "learned" else 1 << 30
         rooms_for = longest if in_rooms else None
-        return lay_out(batch.source, batch.target, pad_id=config.pad_id, start_id=config.start_id, rooms_for=rooms_for)
+        return pack_arrays(
+            batch.source, batch.target, pad_id=config.pad_id, start_id=config.start_id, capacity_for=rooms_for
+        )
 
-    def _play(self, packed: PackedAttention, recorder: LossRecorder, laid: LaidOut, tokens: int) -> Loss:
+    def _play(self, packed: PackedAttention, recorder: LossRecorder, laid: PackedArrays, tokens: int) -> Loss:
         def compute(numbers: Tensor) -> tuple[Tensor, Tensor]:
             return self._loss(packed, unpack(numbers, laid.size))[:2]
 
@@ -293,7 +297,7 @@ class PackedLoss:
 
     def _loss(self, packed: PackedAttention, batch: PackedBatch) -> Loss:
         hidden, weight = self._model.logit_factors(packed.hidden(self._model, batch))
-        return cross_entropy_of_rows(
+        return row_cross_entropy(
             hidden[0],
             weight,
             batch.labels[0],
@@ -308,4 +312,4 @@ def _packed_attention(model: Transformer, batch: Batch) -> PackedAttention | Non
     kernels = training_kernels()
     packed = None if kernels is None else kernels.packed
     longest = max(batch.source.shape[1], batch.target.shape[1])
-    return packed if packed is not None and packed.suits(model, longest) else None
+    return packed if packed is not None and packed.supports(model, longest) else None

@@ -33,7 +33,7 @@ def add_to(total: Tensor, part: Tensor) -> None:
     PyTorch's addition first converts all of `part` to the dtype of the total.
     """
     kernels = training_kernels() if total.dtype != part.dtype and part.dim() else None
-    if kernels is not None and kernels.suits_rows(part):
+    if kernels is not None and kernels.supports_rows(part):
         kernels.add_in_place(total, part)
         return
     if total.dtype == part.dtype or total.device.type != "cpu" or total.numel() <= _BLOCK_ELEMENTS:
@@ -44,7 +44,7 @@ def add_to(total: Tensor, part: Tensor) -> None:
         block += addend
 
 
-def norm_of(vector: Tensor) -> float:
+def vector_norm(vector: Tensor) -> float:
     """Return the Euclidean norm of a vector.
 
     On a CPU it combines norms of blocks: PyTorch adds all squares in one thread, and a float32 sum of 48 million of
@@ -74,7 +74,7 @@ def collect_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> Non
             parameter.register_post_accumulate_grad_hook(_move_to(slot))
 
 
-def forget_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
+def discard_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
     """Zero the accumulated gradients, including those of an interrupted backward pass."""
     vector.zero_()
     for parameter in parameters:

@@ -36,7 +36,7 @@ class StepClock:
         return max(least, step + int((budget_seconds - elapsed_seconds) * steps / max(seconds, 1e-9)))
 
 
-def open_steps(steps: int) -> int:
+def provisional_steps(steps: int) -> int:
     """Return how many first steps of a run with a time budget must not depend on the total number of steps.
 
     When the total becomes known depends on the clock, but is always within these steps. So the weights depend only on

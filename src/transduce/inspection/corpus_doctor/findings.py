@@ -13,10 +13,10 @@ from transduce.inspection.corpus_doctor.text import CorpusText, Side, examples_o
 from transduce.text.corpus import Pair
 from transduce.text.files import is_decodable
 from transduce.text.filters import RATIO, FilterSettings, PairFilter
-from transduce.text.languages import is_of_word, main_script, unspaced_characters
+from transduce.text.languages import is_word_character, main_script, unspaced_characters
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import Vocabulary, ids_without_text
+from transduce.text.vocabulary import Vocabulary, fallback_ids
 from transduce.training.choices import CorpusSize, choose_vocabulary_size
 
 # --- characters ---
@@ -152,7 +152,7 @@ def disguised(line: str) -> str:
 
 def _marks_alone(between: re.Match[str]) -> str:
     """Of what regular expressions take for no letters: the marks on letters, such as vowel signs."""
-    return "".join(filter(is_of_word, between[0]))
+    return "".join(filter(is_word_character, between[0]))
 
 
 def repeat_findings(text: CorpusText, test: CorpusText | None) -> list[Finding]:
@@ -274,7 +274,7 @@ class _Pieces:
     """How many pieces each line of a side has, and how many of them spell a character in bytes or are unknown."""
 
     def __init__(self, side: Side, vocabulary: Vocabulary) -> None:
-        odd = ids_without_text(vocabulary)
+        odd = fallback_ids(vocabulary)
         self.counts: list[int] = []
         self.odd: list[int] = []
         for start in range(0, len(side.lines), 10_000):

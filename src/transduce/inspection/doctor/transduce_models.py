@@ -17,11 +17,11 @@ from transduce.model.config import ModelConfig
 from transduce.model.masks import AttentionMask
 from transduce.model.transformer import Transformer
 from transduce.model_folder.read import read_model_folder
-from transduce.tasks.corpus import measure
+from transduce.tasks.corpus import measure_corpus
 from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.kinds.translation import TranslationTask
-from transduce.tasks.run.resolving import Pieces, resolve_model, resolve_preset
-from transduce.tasks.settings.choice_log import Account
+from transduce.tasks.run.resolving import VocabularyProperties, resolve_model, resolve_preset
+from transduce.tasks.settings.choice_log import ChoiceLog
 from transduce.tasks.settings.reading import make_settings, read_settings
 from transduce.tasks.settings.structs import Settings
 from transduce.text.corpus import CorpusFiles
@@ -230,7 +230,9 @@ def described_model(settings: Settings) -> ModelConfig:
     """
     data = settings.data
     files = CorpusFiles(source=data.source, target=data.target, format=data.format, languages=data.languages)
-    size = measure(files) if data.source else _ASSUMED
+    size = measure_corpus(files) if data.source else _ASSUMED
     pieces = settings.tokenizer.vocabulary_size or choose_vocabulary_size(size).value
-    preset = resolve_preset(settings, detect_machine(), Account(), pairs=size.pairs, vocabulary_size=pieces)
-    return resolve_model(settings, preset, Pieces(pieces, pieces, PAD_ID, EOS_ID, settings.tokenizer.joint), Account())
+    preset = resolve_preset(settings, detect_machine(), ChoiceLog(), pairs=size.pairs, vocabulary_size=pieces)
+    return resolve_model(
+        settings, preset, VocabularyProperties(pieces, pieces, PAD_ID, EOS_ID, settings.tokenizer.joint), ChoiceLog()
+    )

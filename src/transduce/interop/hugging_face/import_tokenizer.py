@@ -21,7 +21,7 @@ from transduce.interop.hugging_face.token_pipelines import (
 )
 from transduce.text.sentencepiece_model import read_pieces
 from transduce.text.special_tokens import Symbol
-from transduce.text.vocabulary import MARKS
+from transduce.text.vocabulary import SPECIAL_TOKENS
 
 # --- import tokenizer files ---
 # The files of a tokenizer of Hugging Face's, as they are read.
@@ -319,7 +319,7 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
         after=(special["eos_id"],),
         other_ends=model.other_ends,
         keeps_line_feeds=is_decoder,
-        marks=_marks(files, parts, special["eos_id"]) if model.family.kind == "encoder" else MARKS,
+        marks=_marks(files, parts, special["eos_id"]) if model.family.kind == "encoder" else SPECIAL_TOKENS,
     )
     return ForeignRecord(source=record, languages=languages)
 
@@ -327,10 +327,10 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
 def _marks(files: TokenizerFiles, parts: TokenizerParts, eos_id: int) -> tuple[str, str, str]:
     """How an encoder's marks are spelt: those that its tokenizer puts around a text, and the one of a hidden piece."""
     pieces = {id: text for text, id in parts.ids.items()}
-    begin = pieces[parts.before[0]] if parts.before else MARKS[0]
+    begin = pieces[parts.before[0]] if parts.before else SPECIAL_TOKENS[0]
     mask = _token_id(files, parts.ids, "mask_token")
-    usual = "<mask>" if "<mask>" in parts.ids else MARKS[2]
-    return begin, pieces.get(eos_id, MARKS[1]), usual if mask is None else pieces[mask]
+    usual = "<mask>" if "<mask>" in parts.ids else SPECIAL_TOKENS[2]
+    return begin, pieces.get(eos_id, SPECIAL_TOKENS[1]), usual if mask is None else pieces[mask]
 
 
 def _marian(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
@@ -451,7 +451,7 @@ def _special_ids(files: TokenizerFiles, parts: TokenizerParts, model: ModelIds) 
         "unk_id": _token_id(files, parts.ids, "unk_token"),
     }
     if model.family.end_is_separator and found["eos_id"] is None:
-        found["eos_id"] = parts.ids.get(MARKS[1])
+        found["eos_id"] = parts.ids.get(SPECIAL_TOKENS[1])
     if model.family.kind == "decoder":
         if found["eos_id"] is None:
             found["eos_id"] = next((parts.ids[text] for text in _USUAL_ENDS if text in parts.ids), None)

@@ -13,7 +13,7 @@ from transduce.errors import TransduceError
 from transduce.interop.hugging_face.token_pipelines import Cutting
 from transduce.text.special_tokens import Symbol
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import MARKS, Vocabulary, without_lone_surrogates
+from transduce.text.vocabulary import SPECIAL_TOKENS, Vocabulary, replace_lone_surrogates
 
 # --- foreign tokenizer ---
 # Tokenizers of other toolkits: text is cut into pieces in their way, and a table says each piece's id.
@@ -55,7 +55,7 @@ class VocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """What ends a text beside the end symbol, where a language model was taught several."""
     keeps_line_feeds: bool = False
     """Line feeds are pieces of a text, as its makers had it; otherwise the end symbol stands for each."""
-    marks: tuple[str, str, str] = MARKS
+    marks: tuple[str, str, str] = SPECIAL_TOKENS
     """What begins a text for an encoder, what ends it, and what stands for a hidden piece."""
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ class ForeignVocabulary(Vocabulary):
         self.forced = record.forced
         self.ends = (record.eos_id, *record.other_ends)
         self.keeps_line_feeds = record.keeps_line_feeds
-        self.mark_pieces = record.marks
+        self.special_token_names = record.marks
         # What other parts of the package read to tell how words are cut: nothing is known of it.
         self.model_bytes = b""
         said = [Symbol(symbol) if isinstance(symbol, str) else symbol for symbol in record.symbols]
@@ -100,7 +100,7 @@ class ForeignVocabulary(Vocabulary):
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:  # noqa: ARG002
         """Ids of many sentences' pieces, in order."""
-        return [self._encode(without_lone_surrogates(text)) for text in texts]
+        return [self._encode(replace_lone_surrogates(text)) for text in texts]
 
     def decode(self, ids: Iterable[int], *, line_feeds: bool = False) -> str:
         """The text that the ids spell, without those that stand for none; line feeds are kept or become spaces."""

@@ -14,7 +14,7 @@ from sentencepiece import SentencePieceProcessor
 from typing_extensions import override
 
 from transduce.errors import TransduceError, import_extra
-from transduce.text.special_tokens import Symbol, SymbolFinder
+from transduce.text.special_tokens import Symbol, SymbolSplitter
 
 PatternName = Literal["gpt2", "llama3", "qwen2", "none"]
 PATTERNS: dict[PatternName, str] = {
@@ -354,7 +354,7 @@ class _SentencePieceCutter(TokenCutter):
     def __init__(self, settings: SentencePieces, symbols: Sequence[Symbol]) -> None:
         """Raise TransduceError where the bytes are no sentencepiece model."""
         self._collapses = settings.spaces == "all"
-        self._finder = SymbolFinder(symbols, str)
+        self._finder = SymbolSplitter(symbols, str)
         try:
             # An empty model would be taken for one that is loaded later.
             self._processor = SentencePieceProcessor(model_proto=settings.model or b"empty")

@@ -11,7 +11,7 @@ from transduce.interop.components import MAXIMUM_POSITIONS
 from transduce.interop.hugging_face.families import family_for
 from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
 from transduce.model.config import ModelConfig
-from transduce.text.special_tokens import CLS, MARKS, MASK, SEP, find_marks
+from transduce.text.special_tokens import CLS, MASK, SEP, SPECIAL_TOKENS, find_special_tokens
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.tokenizer_json import special_tokens_map, tokenizer_config, tokenizer_json
 from transduce.text.vocabulary import Vocabulary
@@ -36,7 +36,7 @@ def tokenizer_files(
     if not tokenizer.joint:
         return _marian_files(tokenizer, languages) if has_tokenizer(tokenizer, config) else {}
     if config.kind == "encoder":
-        return _encoder_files(tokenizer.source, config) if find_marks(tokenizer.source) is not None else {}
+        return _encoder_files(tokenizer.source, config) if find_special_tokens(tokenizer.source) is not None else {}
     card = _card(tokenizer.source, config, ("input_ids", "attention_mask"))
     if config.kind != "decoder":
         return {"tokenizer_config.json": card | _SPELT}
@@ -73,10 +73,10 @@ def _encoder_files(vocabulary: Vocabulary, config: ModelConfig) -> dict[str, Any
     content: dict[str, Any] = tokenizer_json(vocabulary)
     # They are looked for in what the normalizer made, which has no space before a mask: a mask stands for that too.
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": True}
-    marks = [{"id": vocabulary.id(mark), "content": mark} | flags for mark in MARKS]
+    marks = [{"id": vocabulary.id(mark), "content": mark} | flags for mark in SPECIAL_TOKENS]
     content["added_tokens"] = sorted([*content["added_tokens"], *marks], key=lambda token: int(token["id"]))
     content["normalizer"]["normalizers"] += [
-        {"type": "Replace", "pattern": {"String": _SPACE + mark}, "content": mark} for mark in MARKS
+        {"type": "Replace", "pattern": {"String": _SPACE + mark}, "content": mark} for mark in SPECIAL_TOKENS
     ]
     content["post_processor"] = _around((CLS,), (SEP,), vocabulary)
     return {

@@ -11,8 +11,8 @@ from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused
 from torch import Tensor
 
 from transduce.kernels.cpu.decode_rows import exponential
-from transduce.kernels.cpu.jit.compiler import Program, compile_programs, find_tile, new_emitter, program
-from transduce.kernels.cpu.jit.ir_builder import F32, I16, I32, I64, POINTER, Emitter, Value
+from transduce.kernels.cpu.jit.compiler import CompiledKernel, compile_kernels, find_integer_tile, kernel, new_builder
+from transduce.kernels.cpu.jit.ir_builder import F32, I16, I32, I64, POINTER, KernelBuilder, Value
 from transduce.kernels.cpu.jit.threads import useful_threads
 
 # --- lines ---
@@ -25,10 +25,10 @@ _MINUS_INFINITY = float("-inf")
 _LIKELY = 2.0  # logits so close to the greatest are recomputed; rounding changes a logit by at most a tenth of that
 
 
-class Line:
+class LogitsRow:
     """One row of logits during a top-k search, divided into blocks whose maxima are kept, and a remainder."""
 
-    def __init__(self, k: Emitter, place: Value, width: Value, maxima: Value) -> None:
+    def __init__(self, k: KernelBuilder, place: Value, width: Value, maxima: Value) -> None:
         """Describe a row of `width` logits.
 
         `maxima` points to scratch space for one float32 per block and for two vectors.
@@ -38,34 +38,36 @@ class Line:
         self.width = width
         self.maxima = maxima
         self.block = block_size(k)
-        self.blocks = k.build.sdiv(width, k.number(self.block))
+        self.blocks = k.build.sdiv(width, k.int64(self.block))
 
     def find_maxima(self) -> None:
         """Emit the computation of all blocks' maxima; the remainder counts as one more block."""
         k = self.k
         with k.loop(0, self.blocks) as number:
-            k.store(self._block_maximum(number), k.at(self.maxima, number))
-        k.store(self._rest_maximum(), k.at(self.maxima, self.blocks))
-        k.store(k.splat(_MINUS_INFINITY), k.at(self.maxima, k.sum_of(self.blocks, 1)))  # pads to whole vectors
+            k.store(self._block_maximum(number), k.element_pointer(self.maxima, number))
+        k.store(self._rest_maximum(), k.element_pointer(self.maxima, self.blocks))
+        k.store(
+            k.splat(_MINUS_INFINITY), k.element_pointer(self.maxima, k.add(self.blocks, 1))
+        )  # pads to whole vectors
 
     def _block_maximum(self, number: Value) -> Value:
         """Return the maximum of a block."""
-        k, start = self.k, self.k.times(number, self.block)
-        return k.greatest(_greatest_of_vectors(k, self.place, start, _VECTORS))
+        k, start = self.k, self.k.mul(number, self.block)
+        return k.reduce_max(_greatest_of_vectors(k, self.place, start, _VECTORS))
 
     def _rest_maximum(self) -> Value:
         """Return the maximum of the remainder behind the last whole block."""
-        k, greatest = self.k, self.k.variable(self.k.real(_MINUS_INFINITY))
-        with k.loop(k.times(self.blocks, self.block), self.width) as index:
-            value, best = k.load(k.at(self.place, index)), k.get(greatest, k.real(0.0))
-            k.store(k.greater(value, best), greatest)
-        return k.get(greatest, k.real(0.0))
+        k, greatest = self.k, self.k.variable(self.k.float32(_MINUS_INFINITY))
+        with k.loop(k.mul(self.blocks, self.block), self.width) as index:
+            value, best = k.load(k.element_pointer(self.place, index)), k.load_variable(greatest, k.float32(0.0))
+            k.store(k.maximum(value, best), greatest)
+        return k.load_variable(greatest, k.float32(0.0))
 
     def greatest(self) -> tuple[Value, Value]:
         """Return the greatest logit and the first block that contains it."""
-        return find_greatest(self.k, self.maxima, self.k.sum_of(self.blocks, 1))
+        return emit_argmax(self.k, self.maxima, self.k.add(self.blocks, 1))
 
-    def take_greatest_of(self, count: Value, values: Value, places: Value) -> None:
+    def store_top_k(self, count: Value, values: Value, places: Value) -> None:
         """Emit the storing of the `count` greatest logits and of their indices (int64), best first.
 
         The row is unchanged afterwards.
@@ -73,28 +75,28 @@ class Line:
         k = self.k
         with k.loop(0, count) as number:
             value, index = self._take_greatest()
-            k.store(value, k.at(values, number))
-            k.store(index, k.at(places, number, I64))
+            k.store(value, k.element_pointer(values, number))
+            k.store(index, k.element_pointer(places, number, I64))
         with k.loop(0, count) as number:
             # In reverse order: if only -inf was left, an index may occur twice.
-            last = k.build.sub(k.sum_of(count, -1), number)
-            index = k.load(k.at(places, last, I64), I64)
-            k.store(k.load(k.at(values, last)), k.at(self.place, index))
+            last = k.build.sub(k.add(count, -1), number)
+            index = k.load(k.element_pointer(places, last, I64), I64)
+            k.store(k.load(k.element_pointer(values, last)), k.element_pointer(self.place, index))
 
     def _take_greatest(self) -> tuple[Value, Value]:
         """Return the greatest logit and its index, and replace it in the row by -inf."""
         k = self.k
         value, number = self.greatest()
-        index = self._find_in_row(value, k.times(number, self.block))
-        k.store(k.real(_MINUS_INFINITY), k.at(self.place, index))
+        index = self._find_in_row(value, k.mul(number, self.block))
+        k.store(k.float32(_MINUS_INFINITY), k.element_pointer(self.place, index))
         inside = k.build.icmp_signed("<", number, self.blocks)
-        new_maximum = k.variable(k.real(0.0))
+        new_maximum = k.variable(k.float32(0.0))
         with k.build.if_else(inside) as (then, otherwise):
             with then:
                 k.store(self._block_maximum(number), new_maximum)
             with otherwise:
                 k.store(self._rest_maximum(), new_maximum)
-        k.store(k.get(new_maximum, value), k.at(self.maxima, number))
+        k.store(k.load_variable(new_maximum, value), k.element_pointer(self.maxima, number))
         return value, index
 
     def _find_in_row(self, value: Value, start: Value) -> Value:
@@ -102,17 +104,17 @@ class Line:
 
         It compares single elements, so nothing behind the last row is read.
         """
-        k, last = self.k, self.k.sum_of(self.width, -1)
+        k, last = self.k, self.k.add(self.width, -1)
         start = k.build.select(k.build.icmp_signed("<", start, last), start, last)
         index = k.variable(start)
-        with k.until() as done:
-            current = k.get(index, start)
-            k.store(k.sum_of(current, 1), index)
-            equal = k.build.fcmp_ordered("==", k.load(k.at(self.place, current)), value)
-            done(k.build.or_(equal, k.build.icmp_signed(">=", k.sum_of(current, 1), self.width)))
-        return k.sum_of(k.get(index, start), -1)
+        with k.do_while() as done:
+            current = k.load_variable(index, start)
+            k.store(k.add(current, 1), index)
+            equal = k.build.fcmp_ordered("==", k.load(k.element_pointer(self.place, current)), value)
+            done(k.build.or_(equal, k.build.icmp_signed(">=", k.add(current, 1), self.width)))
+        return k.add(k.load_variable(index, start), -1)
 
-    def log_normalizer(self) -> Value:
+    def log_sum_exp(self) -> Value:
         """Return the log-sum-exp of the row."""
         greatest = self.greatest()[0]
         total = self.k.intrinsic("llvm.log.f32", F32, self._sum_of_exponentials(greatest))
@@ -122,59 +124,59 @@ class Line:
         """Return the sum of exp(logit - greatest)."""
         k, greatest_vector = self.k, self.k.splat(greatest)
         total = k.variable(k.splat(0.0))
-        blocked_end = k.times(self.blocks, self.block)
+        blocked_end = k.mul(self.blocks, self.block)
         with k.loop(0, blocked_end, self.block) as start:
             for vector in range(_VECTORS):
-                logits = k.load_floats(self.place, k.sum_of(start, vector * k.lanes))
+                logits = k.load_floats(self.place, k.add(start, vector * k.lanes))
                 term = exponential(k, k.build.fsub(logits, greatest_vector))
-                k.store(k.build.fadd(k.get(total, term), term), total)
-        rest = k.variable(k.total(k.get(total, k.splat(0.0))))
+                k.store(k.build.fadd(k.load_variable(total, term), term), total)
+        rest = k.variable(k.reduce_sum(k.load_variable(total, k.splat(0.0))))
         with k.loop(blocked_end, self.width) as index:
-            logits = k.splat(k.load(k.at(self.place, index)))
+            logits = k.splat(k.load(k.element_pointer(self.place, index)))
             term = k.build.extract_element(
                 exponential(k, k.build.fsub(logits, greatest_vector)), ir.Constant(ir.IntType(32), 0)
             )
-            k.store(k.build.fadd(k.get(rest, term), term), rest)
-        return k.get(rest, k.real(0.0))
+            k.store(k.build.fadd(k.load_variable(rest, term), term), rest)
+        return k.load_variable(rest, k.float32(0.0))
 
 
-def block_size(k: Emitter) -> int:
+def block_size(k: KernelBuilder) -> int:
     """Return the number of logits per block."""
     return k.lanes * _VECTORS
 
 
-def find_greatest(k: Emitter, array: Value, count: Value) -> tuple[Value, Value]:
+def emit_argmax(k: KernelBuilder, array: Value, count: Value) -> tuple[Value, Value]:
     """Return the maximum of a float32 array and its first index.
 
     One vector behind the array is read too; its elements must be lower.
     """
     greatest = k.variable(k.splat(_MINUS_INFINITY))
     with k.loop(0, count, k.lanes) as number:
-        value, best = k.load_floats(array, number), k.get(greatest, k.splat(0.0))
-        k.store(k.greater(value, best), greatest)
-    value = k.greatest(k.get(greatest, k.splat(0.0)))
+        value, best = k.load_floats(array, number), k.load_variable(greatest, k.splat(0.0))
+        k.store(k.maximum(value, best), greatest)
+    value = k.reduce_max(k.load_variable(greatest, k.splat(0.0)))
     return value, _find(k, array, value, count)
 
 
-def _find(k: Emitter, array: Value, value: Value, end: Value) -> Value:
+def _find(k: KernelBuilder, array: Value, value: Value, end: Value) -> Value:
     """Return the index of the first of `end` elements that equals a value; the last index if none does (NaN)."""
     bits_kind = ir.IntType(k.lanes)
-    bits_variable, index = k.variable(ir.Constant(bits_kind, 0)), k.variable(k.number(0))
-    with k.until() as done:
-        current = k.get(index, end)
+    bits_variable, index = k.variable(ir.Constant(bits_kind, 0)), k.variable(k.int64(0))
+    with k.do_while() as done:
+        current = k.load_variable(index, end)
         equal = k.build.fcmp_ordered("==", k.load_floats(array, current), k.splat(value))
         bits = k.build.bitcast(equal, bits_kind)
         k.store(bits, bits_variable)
-        k.store(k.sum_of(current, k.lanes), index)
-        at_end = k.build.icmp_signed(">=", k.sum_of(current, k.lanes), end)
+        k.store(k.add(current, k.lanes), index)
+        at_end = k.build.icmp_signed(">=", k.add(current, k.lanes), end)
         done(k.build.or_(k.build.icmp_unsigned("!=", bits, ir.Constant(bits_kind, 0)), at_end))
-    offset = k.lowest_bit(k.get(bits_variable, ir.Constant(bits_kind, 0)))
-    index_found = k.sum_of(k.get(index, end), -k.lanes, offset)
-    last = k.sum_of(end, -1)
+    offset = k.lowest_bit(k.load_variable(bits_variable, ir.Constant(bits_kind, 0)))
+    index_found = k.add(k.load_variable(index, end), -k.lanes, offset)
+    last = k.add(end, -1)
     return k.build.select(k.build.icmp_signed("<", index_found, last), index_found, last)
 
 
-def write_refining(k: Emitter, vectors: int) -> None:
+def emit_refinement(k: KernelBuilder, vectors: int) -> None:
     """Emit `refine(x, N, D, weights, bias, logits, P, thread, threads)`: recompute the likeliest logits in float32.
 
     In each row of logits (N, P), those that are less than `_LIKELY` below the greatest become x (N, D) · weightsᵀ (O,
@@ -183,12 +185,14 @@ def write_refining(k: Emitter, vectors: int) -> None:
     kinds = (POINTER, I64, I64, POINTER, POINTER, POINTER, I64, I64, I64)
     with k.function("refine", *kinds) as (x, rows, width, weights, bias, logits, stride, *share):
         output = _Output(F32, vectors, width, weights, bias, stride)
-        first, last = k.share(rows, *share)
+        first, last = k.thread_range(rows, *share)
         with k.loop(first, last) as row:
-            _refine_line(k, output, k.at(x, k.times(row, width)), k.at(logits, k.times(row, stride)))
+            _refine_line(
+                k, output, k.element_pointer(x, k.mul(row, width)), k.element_pointer(logits, k.mul(row, stride))
+            )
 
 
-def write_widening(k: Emitter, vectors: int) -> None:
+def emit_bfloat16_refinement(k: KernelBuilder, vectors: int) -> None:
     """Emit `widen(x, N, D, weights, bias, rounded, V, logits, P, thread, threads)`, `refine` for bfloat16 logits.
 
     It converts rounded (N, V) in bfloat16 to float32 logits (N, P), and pads the rows with -inf. Then it recomputes the
@@ -197,23 +201,25 @@ def write_widening(k: Emitter, vectors: int) -> None:
     kinds = (POINTER, I64, I64, POINTER, POINTER, POINTER, I64, POINTER, I64, I64, I64)
     with k.function("widen", *kinds) as (x, rows, width, weights, bias, rounded, outputs, logits, stride, *share):
         output = _Output(I16, vectors, width, weights, bias, stride)
-        first, last = k.share(rows, *share)
+        first, last = k.thread_range(rows, *share)
         with k.loop(first, last) as row:
-            line = k.at(logits, k.times(row, stride))
-            _widen_line(k, k.at(rounded, k.times(row, outputs), I16), outputs, line, stride)
-            _refine_line(k, output, k.at(x, k.times(row, width), I16), line)
+            line = k.element_pointer(logits, k.mul(row, stride))
+            _widen_line(k, k.element_pointer(rounded, k.mul(row, outputs), I16), outputs, line, stride)
+            _refine_line(k, output, k.element_pointer(x, k.mul(row, width), I16), line)
 
 
-def _widen_line(k: Emitter, rounded: Value, outputs: Value, line: Value, stride: Value) -> None:
+def _widen_line(k: KernelBuilder, rounded: Value, outputs: Value, line: Value, stride: Value) -> None:
     """Convert a row of bfloat16 logits to float32, padded with -inf."""
-    vector_end = k.times(k.build.sdiv(outputs, k.number(k.lanes)), k.lanes)
+    vector_end = k.mul(k.build.sdiv(outputs, k.int64(k.lanes)), k.lanes)
     with k.loop(0, vector_end, k.lanes) as column:
-        k.store(k.load_wide(rounded, column, I16), k.at(line, column))
+        k.store(k.load_as_float32(rounded, column, I16), k.element_pointer(line, column))
     with k.loop(vector_end, outputs) as column:
-        bits = k.build.shl(k.build.zext(k.load(k.at(rounded, column, I16), I16), I32), ir.Constant(I32, 16))
-        k.store(k.build.bitcast(bits, F32), k.at(line, column))
+        bits = k.build.shl(
+            k.build.zext(k.load(k.element_pointer(rounded, column, I16), I16), I32), ir.Constant(I32, 16)
+        )
+        k.store(k.build.bitcast(bits, F32), k.element_pointer(line, column))
     with k.loop(outputs, stride) as column:
-        k.store(k.real(_MINUS_INFINITY), k.at(line, column))
+        k.store(k.float32(_MINUS_INFINITY), k.element_pointer(line, column))
 
 
 class _Output(NamedTuple):
@@ -229,38 +235,42 @@ class _Output(NamedTuple):
     stride: Value
 
 
-def _refine_line(k: Emitter, output: _Output, x: Value, line: Value) -> None:
+def _refine_line(k: KernelBuilder, output: _Output, x: Value, line: Value) -> None:
     """Emit the recomputation of the likeliest logits of one row from its state x."""
     block = output.vectors * k.lanes
     greatest = k.variable(k.splat(_MINUS_INFINITY))
     with k.loop(0, output.stride, block) as column:
-        best = k.get(greatest, k.splat(0.0))
-        k.store(k.greater(_greatest_of_vectors(k, line, column, output.vectors), best), greatest)
-    bound = k.splat(k.build.fsub(k.greatest(k.get(greatest, k.splat(0.0))), k.real(_LIKELY)))
+        best = k.load_variable(greatest, k.splat(0.0))
+        k.store(k.maximum(_greatest_of_vectors(k, line, column, output.vectors), best), greatest)
+    bound = k.splat(k.build.fsub(k.reduce_max(k.load_variable(greatest, k.splat(0.0))), k.float32(_LIKELY)))
     with k.loop(0, output.stride, block) as column:
         is_likely_block = k.build.fcmp_ordered(">", _greatest_of_vectors(k, line, column, output.vectors), bound)
-        with k.where_any(is_likely_block), k.loop(column, k.sum_of(column, block), k.lanes) as start:
+        with k.when_any(is_likely_block), k.loop(column, k.add(column, block), k.lanes) as start:
             likely = k.build.fcmp_ordered(">", k.load_floats(line, start), bound)
-            with k.each_set(likely) as lane:
-                number = k.sum_of(start, lane)
-                exact = _dot(k, output, x, k.at(output.weights, k.times(number, output.width), output.kind))
-                k.store(k.build.fadd(exact, k.load(k.at(output.bias, number))), k.at(line, number))
+            with k.each_true_lane(likely) as lane:
+                number = k.add(start, lane)
+                exact = _dot(k, output, x, k.element_pointer(output.weights, k.mul(number, output.width), output.kind))
+                k.store(
+                    k.build.fadd(exact, k.load(k.element_pointer(output.bias, number))), k.element_pointer(line, number)
+                )
 
 
-def _dot(k: Emitter, output: _Output, first: Value, second: Value) -> Value:
+def _dot(k: KernelBuilder, output: _Output, first: Value, second: Value) -> Value:
     """Return the dot product of two rows."""
     total = k.variable(k.splat(0.0))
     with k.loop(0, output.width, k.lanes) as column:
-        sum_so_far, kind = k.get(total, k.splat(0.0)), output.kind
-        k.store(k.madd(k.load_wide(first, column, kind), k.load_wide(second, column, kind), sum_so_far), total)
-    return k.total(k.get(total, k.splat(0.0)))
+        sum_so_far, kind = k.load_variable(total, k.splat(0.0)), output.kind
+        k.store(
+            k.madd(k.load_as_float32(first, column, kind), k.load_as_float32(second, column, kind), sum_so_far), total
+        )
+    return k.reduce_sum(k.load_variable(total, k.splat(0.0)))
 
 
-def _greatest_of_vectors(k: Emitter, array: Value, start: Value, count: int) -> Value:
+def _greatest_of_vectors(k: KernelBuilder, array: Value, start: Value, count: int) -> Value:
     """Return the elementwise maximum of `count` consecutive vectors; count is a power of two."""
-    vectors = [k.load_floats(array, k.sum_of(start, number * k.lanes)) for number in range(count)]
+    vectors = [k.load_floats(array, k.add(start, number * k.lanes)) for number in range(count)]
     while len(vectors) > 1:
-        vectors = [k.greater(*pair) for pair in zip(vectors[::2], vectors[1::2], strict=True)]
+        vectors = [k.maximum(*pair) for pair in zip(vectors[::2], vectors[1::2], strict=True)]
     return vectors[0]
 
 
@@ -272,7 +282,7 @@ _NEVER = float("-inf")
 _Quadruple = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-class SelectPlaces(NamedTuple):
+class SelectArguments(NamedTuple):
     """Arguments of the kernel `select`: addresses, unless stated otherwise."""
 
     logits: Any
@@ -295,7 +305,7 @@ class SelectPlaces(NamedTuple):
     """The number of continuations to select."""
     live_parents: Any
     """Output: parents of the best continuations that do not end, int64 (B, beam size)."""
-    live_pieces: Any
+    live_tokens: Any
     """Output: their tokens, int64 (B, beam size)."""
     live_scores: Any
     """Output: the log-probabilities of these tokens, float32 (B, beam size)."""
@@ -303,7 +313,7 @@ class SelectPlaces(NamedTuple):
     """Output: total log-probabilities of these continuations, float32 (B, beam size)."""
     ended_parents: Any
     """Output: parents of the 2 × beam size best continuations of any kind, int64 (B, 2 × beam size)."""
-    ended_pieces: Any
+    ended_tokens: Any
     """Output: the tokens of all these candidates, int64 (B, 2 × beam size)."""
     ended_scores: Any
     """Output: the log-probabilities of these tokens, float32 (B, 2 × beam size)."""
@@ -311,14 +321,14 @@ class SelectPlaces(NamedTuple):
     """Output: totals of candidates that end and are among the beam size best, else -inf, float32 (B, 2 × beam size)."""
     room: Any
     """Scratch space of `own_room` float32 for each thread."""
-    own_room: Any
+    scratch_per_thread: Any
     """The number of float32 of scratch space per thread, as `room_to_select` returns it."""
 
 
 class NativeReductions:
     """Implements `search.vocabulary.Reductions` with compiled kernels."""
 
-    def suits(self, logits: Tensor) -> bool:
+    def supports(self, logits: Tensor) -> bool:
         """Return whether the kernels take these logits.
 
         They take float32 on a CPU, (B, W, V), in contiguous and evenly spaced rows.
@@ -326,15 +336,15 @@ class NativeReductions:
         fits = logits.dtype == torch.float32 and logits.device.type == "cpu" and logits.dim() == 3
         return fits and logits.stride(2) == 1 and _row_stride(logits) > 0
 
-    def best_pieces(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    def top_tokens(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return the `count` greatest logits of each row and their indices, best first: two tensors (B, W, k)."""
         return self._reduce(logits, count, normalize=False)[:2]
 
-    def log_normalizer(self, logits: Tensor) -> Tensor:
+    def log_sum_exp(self, logits: Tensor) -> Tensor:
         """Return the log-sum-exp of each row: (B, W, V) to (B, W, 1)."""
         return self._reduce(logits, 0, normalize=True)[2]
 
-    def best_normalized(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    def top_tokens_and_log_sum_exp(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the `count` greatest logits, their indices, both (B, W, k), and the log-sum-exp (B, W, 1)."""
         return self._reduce(logits, count, normalize=True)
 
@@ -377,7 +387,7 @@ class NativeReductions:
         live = _allocate_candidates(logits, batch, beam_size)
         ended = _allocate_candidates(logits, batch, count)
         programs, _ = _kernels()
-        scratch = torch.empty(torch.get_num_threads(), room_to_select(width, beams, beam_size))
+        scratch = torch.empty(torch.get_num_threads(), select_scratch_size(width, beams, beam_size))
         scores = scores.contiguous()
         normalizer = None if normalizer is None else normalizer.contiguous()
         programs["select"].run(
@@ -395,7 +405,7 @@ class NativeReductions:
         return live, ended
 
 
-def room_to_select(width: int, beams: int, beam_size: int) -> int:
+def select_scratch_size(width: int, beams: int, beam_size: int) -> int:
     """Return the number of float32 of scratch space that `select` needs per thread, for V tokens and W hypotheses."""
     block = _kernels()[1]
     return width // block + 2 * block + 4 * (beams * 2 * beam_size + block)
@@ -422,66 +432,72 @@ def _allocate_candidates(logits: Tensor, batch: int, count: int) -> _Quadruple:
 
 
 @cache
-def _kernels() -> tuple[dict[str, Program], int]:
+def _kernels() -> tuple[dict[str, CompiledKernel], int]:
     """Compile the kernels `reduce` and `select`; also return the number of logits per block."""
-    tile = find_tile()
+    tile = find_integer_tile()
     assert tile is not None
-    k = new_emitter("reductions", tile)
+    k = new_builder("reductions", tile)
     _write_reduce(k)
-    write_select(k)
-    return compile_programs(k, ("reduce", "select")), block_size(k)
+    emit_select(k)
+    return compile_kernels(k, ("reduce", "select")), block_size(k)
 
 
-def _write_reduce(k: Emitter) -> None:
+def _write_reduce(k: KernelBuilder) -> None:
     """Emit the kernel `reduce(logits, N, V, stride, k, values, indices, normalizer, scratch, scratch per thread)`.
 
     If the address of the normalizer is 0, the log-sum-exp is not computed.
     """
-    with program(k, "reduce", 10) as (numbers, thread, threads):
+    with kernel(k, "reduce", 10) as (numbers, thread, threads):
         logits, rows, width, stride, count, values, indices, normalizer, scratch, scratch_per_thread = numbers
-        maxima = k.at(k.place(scratch), k.times(thread, scratch_per_thread))
-        first, last = k.share(rows, thread, threads)
+        maxima = k.element_pointer(k.pointer(scratch), k.mul(thread, scratch_per_thread))
+        first, last = k.thread_range(rows, thread, threads)
         with k.loop(first, last) as row:
-            line = Line(k, k.at(k.place(logits), k.times(row, stride)), width, maxima)
+            line = LogitsRow(k, k.element_pointer(k.pointer(logits), k.mul(row, stride)), width, maxima)
             line.find_maxima()
-            with k.where(k.build.icmp_signed("!=", normalizer, k.number(0))):
-                k.store(line.log_normalizer(), k.at(k.place(normalizer), row))
-            first_output = k.times(row, count)
-            line.take_greatest_of(count, k.at(k.place(values), first_output), k.at(k.place(indices), first_output, I64))
+            with k.when(k.build.icmp_signed("!=", normalizer, k.int64(0))):
+                k.store(line.log_sum_exp(), k.element_pointer(k.pointer(normalizer), row))
+            first_output = k.mul(row, count)
+            line.store_top_k(
+                count,
+                k.element_pointer(k.pointer(values), first_output),
+                k.element_pointer(k.pointer(indices), first_output, I64),
+            )
 
 
-def write_select(k: Emitter) -> None:
+def emit_select(k: KernelBuilder) -> None:
     """Emit the kernel `select`, whose arguments are `SelectPlaces`."""
-    with program(k, "select", len(SelectPlaces._fields)) as (numbers, thread, threads):
-        args = SelectPlaces(*numbers)
+    with kernel(k, "select", len(SelectArguments._fields)) as (numbers, thread, threads):
+        args = SelectArguments(*numbers)
         width, beams, normalizer, beam_size = args.vocabulary_size, args.beams, args.normalizer, args.beam_size
-        scratch = k.at(k.place(args.room), k.times(thread, args.own_room))
-        count = k.times(beam_size, 2)
-        all_candidates = k.times(beams, count)
-        maxima = k.at(scratch, k.times(k.sum_of(all_candidates, block_size(k)), 4))
+        scratch = k.element_pointer(k.pointer(args.room), k.mul(thread, args.scratch_per_thread))
+        count = k.mul(beam_size, 2)
+        all_candidates = k.mul(beams, count)
+        maxima = k.element_pointer(scratch, k.mul(k.add(all_candidates, block_size(k)), 4))
         candidates = _Candidates(k, scratch, all_candidates)
-        first, last = k.share(k.build.sdiv(args.rows, beams), thread, threads)
+        first, last = k.thread_range(k.build.sdiv(args.rows, beams), thread, threads)
         with k.loop(first, last) as sentence:
             with k.loop(0, beams) as beam:
-                row = k.sum_of(k.times(sentence, beams), beam)
-                line = Line(k, k.at(k.place(args.logits), k.times(row, args.stride)), width, maxima)
+                row = k.add(k.mul(sentence, beams), beam)
+                line = LogitsRow(k, k.element_pointer(k.pointer(args.logits), k.mul(row, args.stride)), width, maxima)
                 line.find_maxima()
-                row_normalizer = k.variable(k.real(0.0))
-                with k.build.if_else(k.build.icmp_signed("==", normalizer, k.number(0))) as (then, otherwise):
+                row_normalizer = k.variable(k.float32(0.0))
+                with k.build.if_else(k.build.icmp_signed("==", normalizer, k.int64(0))) as (then, otherwise):
                     with then:
-                        k.store(line.log_normalizer(), row_normalizer)
+                        k.store(line.log_sum_exp(), row_normalizer)
                     with otherwise:
-                        k.store(k.load(k.at(k.place(normalizer), row)), row_normalizer)
-                start = k.times(beam, count)
-                line.take_greatest_of(count, k.at(candidates.scores, start), k.at(candidates.pieces, start, I64))
-                score = k.load(k.at(k.place(args.scores), row))
-                candidates.add_up(start, count, k.get(row_normalizer, score), score)
+                        k.store(k.load(k.element_pointer(k.pointer(normalizer), row)), row_normalizer)
+                start = k.mul(beam, count)
+                line.store_top_k(
+                    count, k.element_pointer(candidates.scores, start), k.element_pointer(candidates.pieces, start, I64)
+                )
+                score = k.load(k.element_pointer(k.pointer(args.scores), row))
+                candidates.add_up(start, count, k.load_variable(row_normalizer, score), score)
             candidates.close()
             live, ended = (
-                _Selected(k, [k.place(each) for each in outputs], k.times(sentence, capacity))
+                _Selected(k, [k.pointer(each) for each in outputs], k.mul(sentence, capacity))
                 for outputs, capacity in (
-                    ((args.live_parents, args.live_pieces, args.live_scores, args.live_totals), beam_size),
-                    ((args.ended_parents, args.ended_pieces, args.ended_scores, args.ended_totals), count),
+                    ((args.live_parents, args.live_tokens, args.live_scores, args.live_totals), beam_size),
+                    ((args.ended_parents, args.ended_tokens, args.ended_scores, args.ended_totals), count),
                 )
             )
             _choose(k, candidates, (count, beam_size, args.eos_id), live, ended)
@@ -490,64 +506,66 @@ def write_select(k: Emitter) -> None:
 class _Candidates:
     """The `count` best continuations of each of a sentence's hypotheses, in a thread's scratch space."""
 
-    def __init__(self, k: Emitter, scratch: Value, total_count: Value) -> None:
+    def __init__(self, k: KernelBuilder, scratch: Value, total_count: Value) -> None:
         self.k = k
         self.whole = total_count
-        part = k.sum_of(total_count, block_size(k))
+        part = k.add(total_count, block_size(k))
         self.totals = scratch
-        self.scores = k.at(scratch, part)
-        self.pieces = k.at(scratch, k.times(part, 2))  # int64, hence twice the size
+        self.scores = k.element_pointer(scratch, part)
+        self.pieces = k.element_pointer(scratch, k.mul(part, 2))  # int64, hence twice the size
 
     def add_up(self, start: Value, count: Value, normalizer: Value, score: Value) -> None:
         """Convert the logits of one hypothesis' candidates to log-probabilities, and compute their totals."""
         k = self.k
         with k.loop(0, count) as number:
-            index = k.sum_of(start, number)
-            score_of_token = k.build.fsub(k.load(k.at(self.scores, index)), normalizer)
-            k.store(score_of_token, k.at(self.scores, index))
-            k.store(k.build.fadd(score, score_of_token), k.at(self.totals, index))
+            index = k.add(start, number)
+            score_of_token = k.build.fsub(k.load(k.element_pointer(self.scores, index)), normalizer)
+            k.store(score_of_token, k.element_pointer(self.scores, index))
+            k.store(k.build.fadd(score, score_of_token), k.element_pointer(self.totals, index))
 
     def close(self) -> None:
         """Append a vector of -inf, which reads behind the last candidate may meet."""
-        self.k.store(self.k.splat(_NEVER), self.k.at(self.totals, self.whole))
+        self.k.store(self.k.splat(_NEVER), self.k.element_pointer(self.totals, self.whole))
 
 
 class _Selected:
     """The output arrays of one sentence's selected candidates."""
 
-    def __init__(self, k: Emitter, arrays: list[Value], start: Value) -> None:
+    def __init__(self, k: KernelBuilder, arrays: list[Value], start: Value) -> None:
         self.k = k
-        self.parents, self.pieces = (k.at(array, start, I64) for array in arrays[:2])
-        self.scores, self.totals = (k.at(array, start) for array in arrays[2:])
+        self.parents, self.pieces = (k.element_pointer(array, start, I64) for array in arrays[:2])
+        self.scores, self.totals = (k.element_pointer(array, start) for array in arrays[2:])
 
     def put(self, number: Value, parent: Value, piece: Value, score: Value, total: Value) -> None:
         """Store a candidate at an index."""
         k = self.k
-        k.store(parent, k.at(self.parents, number, I64))
-        k.store(piece, k.at(self.pieces, number, I64))
-        k.store(score, k.at(self.scores, number))
-        k.store(total, k.at(self.totals, number))
+        k.store(parent, k.element_pointer(self.parents, number, I64))
+        k.store(piece, k.element_pointer(self.pieces, number, I64))
+        k.store(score, k.element_pointer(self.scores, number))
+        k.store(total, k.element_pointer(self.totals, number))
 
 
-def _choose(k: Emitter, candidates: _Candidates, sizes: tuple[Value, ...], live: _Selected, ended: _Selected) -> None:
+def _choose(
+    k: KernelBuilder, candidates: _Candidates, sizes: tuple[Value, ...], live: _Selected, ended: _Selected
+) -> None:
     """Emit the selection of a sentence's best candidates, best first; of equal ones the first hypothesis' wins."""
     count, beam_size, end = sizes
-    live_counter = k.variable(k.number(0))  # selected candidates that do not end
+    live_counter = k.variable(k.int64(0))  # selected candidates that do not end
     with k.loop(0, count) as number:
-        total, index = find_greatest(k, candidates.totals, candidates.whole)
-        k.store(k.real(_NEVER), k.at(candidates.totals, index))
+        total, index = emit_argmax(k, candidates.totals, candidates.whole)
+        k.store(k.float32(_NEVER), k.element_pointer(candidates.totals, index))
         parent = k.build.sdiv(index, count)
-        piece = k.load(k.at(candidates.pieces, index, I64), I64)
-        score = k.load(k.at(candidates.scores, index))
+        piece = k.load(k.element_pointer(candidates.pieces, index, I64), I64)
+        score = k.load(k.element_pointer(candidates.scores, index))
         ends = k.build.icmp_signed("==", piece, end)
         counts = k.build.and_(ends, k.build.icmp_signed("<", number, beam_size))
-        ended.put(number, parent, piece, score, k.build.select(counts, total, k.real(_NEVER)))
-        live_count = k.get(live_counter, number)
+        ended.put(number, parent, piece, score, k.build.select(counts, total, k.float32(_NEVER)))
+        live_count = k.load_variable(live_counter, number)
         fits = k.build.icmp_signed("<", live_count, beam_size)
-        with k.where(k.build.and_(k.build.not_(ends), fits)):
+        with k.when(k.build.and_(k.build.not_(ends), fits)):
             live.put(live_count, parent, piece, score, total)
-            k.store(k.sum_of(live_count, 1), live_counter)
+            k.store(k.add(live_count, 1), live_counter)
     # If rules leave too few candidates, the others are hypotheses with a probability of zero.
-    nobody, never = k.number(0), k.real(_NEVER)
-    with k.loop(k.get(live_counter, nobody), beam_size) as number:
+    nobody, never = k.int64(0), k.float32(_NEVER)
+    with k.loop(k.load_variable(live_counter, nobody), beam_size) as number:
         live.put(number, nobody, nobody, never, never)

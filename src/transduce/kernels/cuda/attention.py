@@ -103,18 +103,20 @@ def _launch_shape(mask: PackedMask, num_heads: int, inner: int) -> tuple[tuple[i
 _BLOCK_BYTES = 1 << 12  # of the keys in a block of cached positions
 
 
-class Seen(NamedTuple):
+class AttendedPositions(NamedTuple):
     """A selection of the cached positions that hypotheses attend to; by default all."""
 
     allowed: Tensor | None = None
     """A mask of positions for each hypothesis, bool (B, W or 1, at least L)."""
     counts: Tensor | None = None
     """The number of positions of each sentence, int32 (B,)."""
-    listed: Tensor | None = None
+    position_list: Tensor | None = None
     """Positions, int32 (B, capacity): 256 × position + a bit for each hypothesis that attends to it."""
 
 
-def attend_cached(query: Tensor, cache: Tensor, length: int | Tensor, seen: Seen, num_heads: int) -> Tensor:
+def attend_cached(
+    query: Tensor, cache: Tensor, length: int | Tensor, seen: AttendedPositions, num_heads: int
+) -> Tensor:
     """Apply attention, equation (1), to the newest tokens.
 
     Args:
@@ -133,12 +135,12 @@ def attend_cached(query: Tensor, cache: Tensor, length: int | Tensor, seen: Seen
     head = inner // num_heads
     out = query.new_empty(sentences, width, inner)
     rows = max(16, power_of_2(width))
-    allowed, counts, listed = (query if tensor is None else tensor for tensor in seen)
+    allowed, counts, position_list = (query if tensor is None else tensor for tensor in seen)
     row_stride = 0 if seen.allowed is None or allowed.shape[1] == 1 else allowed.stride(1)
     programs.attend_cached[(num_heads, sentences)](
-        query, cache, allowed, listed, counts, out, length, width, inner, columns, cache.stride(0), allowed.stride(0),
-        row_stride, listed.stride(0), head**-0.5, isinstance(length, Tensor), seen.counts is not None,
-        seen.listed is not None, columns > inner, seen.allowed is not None,
+        query, cache, allowed, position_list, counts, out, length, width, inner, columns, cache.stride(0), allowed.stride(0),
+        row_stride, position_list.stride(0), head**-0.5, isinstance(length, Tensor), seen.counts is not None,
+        seen.position_list is not None, columns > inner, seen.allowed is not None,
         rows, max(16, _BLOCK_BYTES // (head * query.element_size())), head, num_warps=1 if rows == 16 else 4,
     )  # fmt: skip
     return out

@@ -20,7 +20,7 @@ from transduce.kernels.cuda.rows import add_and_norm
 # Test on a small example whether Triton kernels run on a GPU and give correct results.
 
 
-def why_not_right(device: str) -> str | None:
+def why_triton_fails(device: str) -> str | None:
     """Return what is wrong with Triton on a device, as a phrase for a message; None if nothing is."""
     x = torch.linspace(-1.0, 1.0, 96, device=device).view(2, 48)
     weight, bias = x[0] + 2.0, x[1]
@@ -53,4 +53,4 @@ def why_no_triton(device: str) -> str | None:
             return "there is no Python.h for triton: install Python's headers"
     if torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
         return "the kernels need an NVIDIA GPU of the Ampere generation or later"
-    return why_not_right(device)
+    return why_triton_fails(device)

@@ -34,7 +34,7 @@ def update_by_adam(vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numb
     )
 
 
-def take_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
+def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
     """Update Nesterov momentum from gradients, and write the update's direction to `out`.
 
     See `backend.TrainingKernels.take_momentum`.
@@ -42,7 +42,7 @@ def take_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float
     programs.take_momentum[_grid(gradient)](gradient, momentum, out, gradient.numel(), factor, decay, _BLOCK)
 
 
-def follow_update(
+def apply_update(
     vectors: UpdatedVectors, kept: float, move: Tensor | None = None, rate: float = 0.0, shrink: float = 1.0
 ) -> None:
     """Subtract rate × move from the parameters × shrink, and refresh their moving average and bfloat16 copies.
@@ -73,7 +73,7 @@ def _has(vectors: UpdatedVectors) -> tuple[bool, bool]:
     return vectors.average is not None, vectors.working is not None
 
 
-def suits_update(vectors: UpdatedVectors) -> bool:
+def supports_update(vectors: UpdatedVectors) -> bool:
     """Return whether the optimizer kernels take these vectors."""
     return vectors.working is None or vectors.working.dtype == torch.bfloat16
 
@@ -90,7 +90,7 @@ class _Packed(attention.PackedHeads):
 
     record_losses = staticmethod(LossRecorder)
 
-    def suits(self, model: nn.Module, longest: int) -> bool:
+    def supports(self, model: nn.Module, longest: int) -> bool:
         """Return whether each component of a Transformer is known, and its attention fits into a multiprocessor."""
         return (
             isinstance(model, Transformer)
@@ -117,17 +117,17 @@ class GpuTraining:
     packed = _Packed()
     linear_activations = frozenset(("relu",))
     run_layer = staticmethod(layer.run_layer)
-    drop_and_add = staticmethod(rows.drop_and_add)
+    dropout_add = staticmethod(rows.drop_and_add)
     layer_norm = staticmethod(norms.layer_norm)
     rms_norm = staticmethod(norms.rms_norm)
-    fork_norm = staticmethod(norms.fork_norm)
+    residual_norm = staticmethod(norms.fork_norm)
     sum_rows = staticmethod(rows.sum_rows)
     embed = staticmethod(layer.embed)
     add_rows_in_place = staticmethod(rows.add_rows_in_place)
     linear = staticmethod(layer.linear)
     update_by_adam = staticmethod(update_by_adam)
-    take_momentum = staticmethod(take_momentum)
-    follow_update = staticmethod(follow_update)
+    update_momentum = staticmethod(update_momentum)
+    apply_update = staticmethod(apply_update)
     softmax_ = staticmethod(rows.softmax_)
 
     def execute(self, component: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -137,11 +137,11 @@ class GpuTraining:
     def _has(self, *tensors: Tensor) -> bool:
         return all(each.device.type == self._device_type and each.dtype in _KINDS for each in tensors)
 
-    def suits_rows(self, x: Tensor) -> bool:
+    def supports_rows(self, x: Tensor) -> bool:
         """See `backend.TrainingKernels`."""
         return self._has(x) and 0 < x.shape[-1] <= _MOST_COLUMNS and x.numel() > 0
 
-    def suits_linear(self, x: Tensor, weight: Tensor, rows: Rows | None) -> bool:  # noqa: ARG002
+    def supports_linear(self, x: Tensor, weight: Tensor, rows: Rows | None) -> bool:  # noqa: ARG002
         """See `backend.TrainingKernels`."""
         return self._has(x, weight) and x.dtype == weight.dtype and x.numel() > 0
 
@@ -149,19 +149,19 @@ class GpuTraining:
         """PyTorch's products, which add up in float32 there."""
         return None
 
-    def suits_logits(self, logits: Tensor) -> bool:
+    def supports_logits(self, logits: Tensor) -> bool:
         """See `backend.TrainingKernels`."""
         return self._has(logits) and logits.is_contiguous()
 
-    def suits_update(self, vectors: UpdatedVectors) -> bool:
+    def supports_update(self, vectors: UpdatedVectors) -> bool:
         """See `backend.TrainingKernels`."""
-        return self._has(vectors.master) and suits_update(vectors)
+        return self._has(vectors.master) and supports_update(vectors)
 
     def add_in_place(self, total: Tensor, part: Tensor) -> None:
         """See `backend.TrainingKernels`."""
         total += part
 
-    def suits_attention(self, x: Tensor, num_keys: int, width: int) -> bool:  # noqa: ARG002
+    def supports_attention(self, x: Tensor, num_keys: int, width: int) -> bool:  # noqa: ARG002
         """Of padded sentences PyTorch's does as well."""
         return False
 
@@ -169,19 +169,19 @@ class GpuTraining:
         """Not offered."""
         raise NotImplementedError
 
-    def suits_turning(self, x: Tensor, width: int) -> bool:  # noqa: ARG002
+    def supports_rotary(self, x: Tensor, width: int) -> bool:  # noqa: ARG002
         """Not offered."""
         return False
 
-    def turn(self, projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
+    def apply_rotary(self, projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
         """Not offered."""
         raise NotImplementedError
 
-    def suits_squares(self, matrices: Sequence[Tensor]) -> bool:  # noqa: ARG002
+    def supports_orthogonalization(self, matrices: Sequence[Tensor]) -> bool:  # noqa: ARG002
         """The library's products are as fast."""
         return False
 
-    def make_orthogonal(
+    def orthogonalize_in_place(
         self, matrices: Sequence[Tensor], polynomials: Polynomials, scale: float, *, by_gram_matrix: bool
     ) -> list[bool]:
         """Not offered."""

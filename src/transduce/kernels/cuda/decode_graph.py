@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.kernels.cuda.attention import Seen, attend_cached
+from transduce.kernels.cuda.attention import AttendedPositions, attend_cached
 from transduce.kernels.cuda.graphs import recording
 from transduce.kernels.cuda.rows import add_and_norm, embed_step
 from transduce.model.attention import AttentionTrace
@@ -65,12 +65,12 @@ class Caches:
     """The number of cached positions in `past`, int64 (1,)."""
 
     @property
-    def seen_past(self) -> Seen:
+    def attended_past(self) -> AttendedPositions:
         """The positions in `past` to attend to."""
         raise NotImplementedError
 
     @property
-    def seen_memory(self) -> Seen:
+    def attended_memory(self) -> AttendedPositions:
         """The positions in `memory` to attend to."""
         raise NotImplementedError
 
@@ -78,7 +78,7 @@ class Caches:
 def run_layers(layers: Sequence[StepLayer], last_norm: nn.Module, x: Tensor, caches: Caches) -> Tensor:
     """Run decoder layers and the last norm on embedded tokens: (B, W, D) to (B, W, D)."""
     chain = _Chain(x, [residual for layer in layers for residual in layer.residuals], last_norm)
-    seen_past, seen_memory = caches.seen_past, caches.seen_memory
+    seen_past, seen_memory = caches.attended_past, caches.attended_memory
     for layer, past, memory in zip(layers, caches.past, caches.memory, strict=True):
         projected = layer.project(chain.next)
         chain.add(layer.output(attend_cached(projected, past, caches.length, seen_past, layer.heads)))
@@ -139,7 +139,7 @@ _MOST_FREE_STEPS = 32  # greatest number of unused steps of a model
 _LEAST_SOURCE = 8  # smallest source length to allocate
 
 
-class Size(NamedTuple):
+class StepSize(NamedTuple):
     """The buffer sizes of a recorded step."""
 
     sentences: int
@@ -157,7 +157,7 @@ class Size(NamedTuple):
 class RecordedStep(Caches):
     """A decoding step with its buffers and, once recorded, its CUDA graph."""
 
-    def __init__(self, model: Transformer, layers: Sequence[StepLayer], size: Size) -> None:
+    def __init__(self, model: Transformer, layers: Sequence[StepLayer], size: StepSize) -> None:
         """Allocate zeroed buffers: masked elements are multiplied by zero, so they must be finite."""
         weight = model.target_weight
         columns = 2 * model.config.num_heads * model.config.key_width
@@ -181,14 +181,14 @@ class RecordedStep(Caches):
         self._table: Tensor | None = None
 
     @property
-    def seen_past(self) -> Seen:
+    def attended_past(self) -> AttendedPositions:
         """Positions that the hypotheses descend from."""
-        return Seen(self.allowed)
+        return AttendedPositions(self.allowed)
 
     @property
-    def seen_memory(self) -> Seen:
+    def attended_memory(self) -> AttendedPositions:
         """Source positions that are not padding."""
-        return Seen(self.present, self.sources)
+        return AttendedPositions(self.present, self.sources)
 
     @property
     def bytes(self) -> int:
@@ -214,7 +214,7 @@ class RecordedStep(Caches):
         graph.replay()
         self._graph = graph
 
-    def settle(self, memory: Tensor, present: Tensor) -> None:
+    def start_batch(self, memory: Tensor, present: Tensor) -> None:
         """Start a batch with encoder outputs (N, S, D), of which the positions `present` (N, 1, S) are not padding."""
         count, length = memory.shape[:2]
         for layer, layer_memory in zip(self.layers, self.memory, strict=True):
@@ -228,7 +228,7 @@ class RecordedStep(Caches):
         self.length.zero_()
         self.position.zero_()
 
-    def take_over(self, old: "RecordedStep", slots: Tensor, length: int) -> None:
+    def copy_sentences_from(self, old: "RecordedStep", slots: Tensor, length: int) -> None:
         """Copy the sentences at slots (N,) from another step's buffers, with `length` cached positions."""
         count = len(slots)
         self.past[:, :count, :length] = old.past[:, :, :length].index_select(1, slots)
@@ -284,7 +284,7 @@ def layers_of(model: Transformer) -> list[StepLayer]:
         return pool.layers
 
 
-def give_back_after(owner: object, model: Transformer, held: Sequence[RecordedStep]) -> None:
+def release_after(owner: object, model: Transformer, held: Sequence[RecordedStep]) -> None:
     """Return steps to the pool of unused ones once `owner` is garbage-collected."""
     model_reference = weakref.ref(model)
 
@@ -292,7 +292,7 @@ def give_back_after(owner: object, model: Transformer, held: Sequence[RecordedSt
         """Return all held steps, if the model still exists."""
         if (model := model_reference()) is not None:
             for step in held:
-                give_back(model, step)
+                release_step(model, step)
 
     weakref.finalize(owner, give_back_all).atexit = False
 
@@ -300,7 +300,7 @@ def give_back_after(owner: object, model: Transformer, held: Sequence[RecordedSt
 _Step = TypeVar("_Step", bound=RecordedStep)
 
 
-def take_step(kind: type[_Step], model: Transformer, layers: Sequence[StepLayer], size: Size) -> _Step:
+def acquire_step(kind: type[_Step], model: Transformer, layers: Sequence[StepLayer], size: StepSize) -> _Step:
     """Return a step of this class and size: an unused one if there is any, else a new one."""
     with _LOCK:
         free = _FREE_STEPS[model].free if model in _FREE_STEPS else []
@@ -315,7 +315,7 @@ def take_step(kind: type[_Step], model: Transformer, layers: Sequence[StepLayer]
         return kind(model, layers, size)
 
 
-def give_back(model: Transformer, step: RecordedStep) -> None:
+def release_step(model: Transformer, step: RecordedStep) -> None:
     """Return a step to the model's unused ones; the oldest are dropped beyond the limits."""
     with _LOCK, contextlib.suppress(KeyError):
         pool = _FREE_STEPS[model]
@@ -327,15 +327,15 @@ def give_back(model: Transformer, step: RecordedStep) -> None:
             pool.free.pop(0)
 
 
-def as_many(count: int) -> int:
+def round_up_size(count: int) -> int:
     """Round a count up to a power of two or 1.5 times one, so that few sizes are recorded."""
     power = 1 << max(0, count - 1).bit_length()
     return power * 3 // 4 if count <= power * 3 // 4 and power >= 4 else power
 
 
-def as_many_source(positions: int) -> int:
+def round_up_source(positions: int) -> int:
     """Round a source length up to one of few lengths."""
-    return max(_LEAST_SOURCE, as_many(positions))
+    return max(_LEAST_SOURCE, round_up_size(positions))
 
 
 def _free_bytes_limit(device: torch.device) -> float:
@@ -407,7 +407,7 @@ class GpuState:
         self.encoded: tuple[Tensor, Tensor] | None = memory, mask.allowed[:, 0]  # until rooms are found
         self.source_shape = source_ids.shape
         self._held: list[RecordedStep] = []  # a list, for whoever gives it back when this state is gone
-        give_back_after(self, model, self._held)
+        release_after(self, model, self._held)
         self._slots = torch.arange(len(source_ids), device=source_ids.device)  # (N,), of those still decoded
         self._length = self._position = 0
         # Which cached positions each hypothesis descends from, where the step's own mask does not say it: (N, W, L), or
@@ -459,9 +459,9 @@ class GpuState:
         """Those at hand, or others that fit: for more hypotheses, more positions, or half as many sentences."""
         if self.encoded is not None:
             count, length = self.source_shape
-            size = Size(as_many(count), width, as_many_source(length), first_room(width))
-            step = take_step(RecordedStep, self.model, self.layers, size)
-            step.settle(*self.encoded)
+            size = StepSize(round_up_size(count), width, round_up_source(length), first_room(width))
+            step = acquire_step(RecordedStep, self.model, self.layers, size)
+            step.start_batch(*self.encoded)
             self.encoded, self._held[:] = None, [step]
             return step
         step = self._held[0]
@@ -469,18 +469,18 @@ class GpuState:
         room = size.room if width == size.hypotheses else max(size.room, first_room(width))
         while room < needed:
             room *= 2
-        wanted = Size(as_many(len(self._slots)), width, size.source, room)
+        wanted = StepSize(round_up_size(len(self._slots)), width, size.source, room)
         if wanted._replace(sentences=size.sentences) == size and 2 * wanted.sentences > size.sentences:
             return step
-        found = take_step(RecordedStep, self.model, self.layers, wanted)
+        found = acquire_step(RecordedStep, self.model, self.layers, wanted)
         self._move(step, found)
         self._held[0] = found
-        give_back(self.model, step)
+        release_step(self.model, step)
         return found
 
     def _move(self, old: RecordedStep, new: RecordedStep) -> None:
         count, length, slots = len(self._slots), self._length, self._slots
-        new.take_over(old, slots, length)
+        new.copy_sentences_from(old, slots, length)
         if new.allowed is not None:
             new.allowed.zero_()
             if self._ancestors is not None:

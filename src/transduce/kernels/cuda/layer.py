@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.kernels.cuda.attention import AttentionNode
-from transduce.kernels.cuda.rows import DropNode, NormNode, add_rows_in_place, add_sum_of_rows, positive_rows
+from transduce.kernels.cuda.rows import DropNode, NormNode, add_rows_in_place, add_sum_of_rows, mask_and_sum_rows
 from transduce.kernels.training_executor import LayerPart, parts_of
 from transduce.model.backend import Rows
 from transduce.model.feed_forward import Linear
@@ -72,7 +72,7 @@ class LinearNode(torch.autograd.Function):
         bias_total, by_bias = known_or_new(options.bias_sum, bias) if ctx.needs_input_grad[2] else (None, None)
         if out is not None:
             columns = flat.new_zeros(len(out[0]), dtype=torch.float32) if bias_total is None else bias_total[row_slice]
-            gradient = positive_rows(gradient, out, columns)
+            gradient = mask_and_sum_rows(gradient, out, columns)
         elif bias_total is not None:
             add_sum_of_rows(gradient, bias_total[row_slice])
         by_x = (gradient @ weight[row_slice]).view(*by_out.shape[:-1], -1) if ctx.needs_input_grad[0] else None

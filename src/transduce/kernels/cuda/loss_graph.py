@@ -34,9 +34,9 @@ class LossRecorder:
         self._known: OrderedDict[Hashable, _RecordedLoss] = OrderedDict()
         self._pool: Pool = None
         self._can_record = can_record(next(model.parameters()).device)
-        self.launched: Tensor | None = None
+        self.eager_loss: Tensor | None = None
         """The latest loss that was computed eagerly, from which its gradients are computed."""
-        self.turn = 0
+        self.sequence_number = 0
         """The number of the latest loss; its gradients must be computed before the next loss is."""
 
     def __call__(self, size: Hashable, numbers: NDArray[np.int64], compute: Compute) -> tuple[Tensor, Tensor]:
@@ -56,7 +56,7 @@ class LossRecorder:
         if not self._can_record:
             return
         # An eager loss' autograd graph is tied to its stream, which must not meet a recording on another stream.
-        self.launched = None
+        self.eager_loss = None
         torch.cuda.empty_cache()  # eager steps need no memory from now on, and graphs have their own pool
         if self._pool is None:
             if not _has_free_memory(next(self._model.parameters()).device):
@@ -91,7 +91,7 @@ class _RecordedLoss:
 
     def __init__(self, recorder: LossRecorder, compute: Compute, count: int, device: torch.device) -> None:
         self._recorder, self._compute = recorder, compute
-        self._inputs = torch.zeros(count + rows.MOST, dtype=torch.int64, device=device)
+        self._inputs = torch.zeros(count + rows.MAX_SEEDS, dtype=torch.int64, device=device)
         self._slope = torch.ones((), device=device)
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         self._graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
@@ -100,7 +100,7 @@ class _RecordedLoss:
 
     def __call__(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Copy a batch and new seeds to the buffer, and compute the loss."""
-        inputs = torch.cat([torch.from_numpy(numbers), rows.draw_seeds(rows.MOST)])
+        inputs = torch.cat([torch.from_numpy(numbers), rows.draw_seeds(rows.MAX_SEEDS)])
         self._inputs.copy_(inputs.pin_memory() if self._inputs.is_cuda else inputs, non_blocking=True)
         if self._graphs is None and self._out is not None:
             self._recorder.record(self)
@@ -108,8 +108,8 @@ class _RecordedLoss:
 
     def launch(self) -> tuple[Tensor, Tensor]:
         """Compute the loss eagerly from the buffer."""
-        count = len(self._inputs) - rows.MOST
-        with torch.enable_grad(), rows.seeds_from(self._inputs[count:]):
+        count = len(self._inputs) - rows.MAX_SEEDS
+        with torch.enable_grad(), rows.seeds_from_buffer(self._inputs[count:]):
             return self._compute(self._inputs[:count])
 
     def record(self, pool: Pool, read: list[Tensor]) -> None:
@@ -125,30 +125,30 @@ class _RecordedLoss:
         self._out, self._read = (total.detach(), likelihood.detach()), read
         self._graphs = forward, backward
 
-    def play(self) -> tuple[int, tuple[Tensor, Tensor]]:
+    def run_forward(self) -> tuple[int, tuple[Tensor, Tensor]]:
         """Run the forward pass; returns the number of this loss, and its two values."""
         if self._graphs is not None:
             self._graphs[0].replay()
         else:  # the first batch of a size runs eagerly: recording needs initialized libraries and compiled kernels
-            self._recorder.launched, likelihood = self.launch()
-            self._out = self._recorder.launched.detach(), likelihood.detach()
+            self._recorder.eager_loss, likelihood = self.launch()
+            self._out = self._recorder.eager_loss.detach(), likelihood.detach()
         assert self._out is not None
-        self._recorder.turn += 1
-        return self._recorder.turn, (self._out[0].clone(), self._out[1].clone())
+        self._recorder.sequence_number += 1
+        return self._recorder.sequence_number, (self._out[0].clone(), self._out[1].clone())
 
-    def play_back(self, turn: int, slope: Tensor) -> None:
+    def run_backward(self, turn: int, slope: Tensor) -> None:
         """Run the backward pass of loss number `turn`, given the gradient of its total."""
-        if turn != self._recorder.turn:
+        if turn != self._recorder.sequence_number:
             raise RuntimeError(
                 "the gradients of this batch are gone: they were computed before, or another batch's loss was computed"
             )
-        self._recorder.turn += 1  # a second backward pass of this loss must fail
+        self._recorder.sequence_number += 1  # a second backward pass of this loss must fail
         if self._graphs is not None:
             self._slope.copy_(slope)
             self._graphs[1].replay()
-        elif self._recorder.launched is not None:
-            self._recorder.launched.backward(slope)
-            self._recorder.launched = None
+        elif self._recorder.eager_loss is not None:
+            self._recorder.eager_loss.backward(slope)
+            self._recorder.eager_loss = None
 
 
 class _Played(torch.autograd.Function):
@@ -157,7 +157,7 @@ class _Played(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, loss: _RecordedLoss, anchor: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG004
         ctx.loss = loss
-        ctx.turn, (total, likelihood) = loss.play()
+        ctx.turn, (total, likelihood) = loss.run_forward()
         ctx.mark_non_differentiable(likelihood)
         return total, likelihood
 

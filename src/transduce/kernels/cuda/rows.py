@@ -24,7 +24,7 @@ from transduce.model.positions import LearnedPositions, NoPositions, SinusoidalP
 # generator before each replay.
 
 
-MOST = 1024
+MAX_SEEDS = 1024
 """The greatest number of seeds per batch."""
 
 
@@ -45,12 +45,12 @@ def next_seed() -> int | Tensor:
         return int(draw_seeds(1))
     seed = next(_Buffer.remaining, None)
     if seed is None:
-        raise RuntimeError(f"there are seeds for {MOST} dropouts, but the model has more")
+        raise RuntimeError(f"there are seeds for {MAX_SEEDS} dropouts, but the model has more")
     return seed
 
 
 @contextmanager
-def seeds_from(places: Tensor) -> Iterator[None]:
+def seeds_from_buffer(places: Tensor) -> Iterator[None]:
     """Take the seeds in the body of `with` from a buffer (N,), one after another."""
     previous, _Buffer.remaining = _Buffer.remaining, iter(places.split(1))
     try:
@@ -240,7 +240,7 @@ def add_sum_of_rows(x: Tensor, total: Tensor) -> None:
     _sum(x, x, x, total, masked=False)
 
 
-def positive_rows(x: Tensor, kept: Tensor, total: Tensor) -> Tensor:
+def mask_and_sum_rows(x: Tensor, kept: Tensor, total: Tensor) -> Tensor:
     """Return x where `kept`, of the same shape, is positive, else 0.
 
     Also adds the sum of the result's rows to total, float32 (D,).

@@ -15,18 +15,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from transduce.kernels.cuda.attention import Seen
+from transduce.kernels.cuda.attention import AttendedPositions
 from transduce.kernels.cuda.decode_graph import (
     GpuState,
     RecordedStep,
-    Size,
     StepLayer,
-    as_many,
-    as_many_source,
+    StepSize,
+    acquire_step,
     first_room,
-    give_back,
-    give_back_after,
-    take_step,
+    release_after,
+    release_step,
+    round_up_size,
+    round_up_source,
 )
 from transduce.kernels.cuda.graphs import ceil_div, power_of_2
 from transduce.kernels.cuda.triton import search as programs
@@ -44,9 +44,9 @@ _BLOCK, _CHUNK = 4096, 64  # logits per iteration, and per chunk, whose maxima a
 _COLUMNS = 128  # listed positions per iteration
 _SENTENCES = 32  # sentences per program in greedy search
 
-EMPTY = 2
+RECORD_HEADER = 2
 """Numbers at the beginning of a sentence's record: its length, and whether it was cut off."""
-OF_EACH = 3
+RECORD_ENTRY = 3
 """Numbers of each finished hypothesis in a record.
 
 They are its last step, its index at that step, and the bits of the end symbol's log-probability.
@@ -56,7 +56,7 @@ They are its last step, its index at that step, and the bits of the end symbol's
 class SearchStep(RecordedStep):
     """A recorded step with a search: greedy with one hypothesis per sentence, else beam search."""
 
-    def __init__(self, model: Transformer, layers: Sequence[StepLayer], size: Size) -> None:
+    def __init__(self, model: Transformer, layers: Sequence[StepLayer], size: StepSize) -> None:
         """Allocate buffers in which every sentence is done."""
         super().__init__(model, layers, size)
         device, sentences, width, kept = self.past.device, size.sentences, size.hypotheses, size.found
@@ -77,7 +77,7 @@ class SearchStep(RecordedStep):
         self.reaches, self.penalties = zeros(sentences, dtype=torch.float32) + 1, zeros(steps + 1).double() + 1
         # Of every step: each hypothesis' parent, its token, and the bits of the token's log-probability.
         self.history = zeros(steps, sentences, width, 3)
-        self.records = zeros(sentences, EMPTY + OF_EACH * kept)
+        self.records = zeros(sentences, RECORD_HEADER + RECORD_ENTRY * kept)
         self.finished = zeros(sentences, kept).double()  # scores
         self._values, self._best = zeros(rows, self.count, dtype=torch.float32), zeros(rows, self.count)
         self._normalizers = zeros(rows, dtype=torch.float32)
@@ -86,9 +86,9 @@ class SearchStep(RecordedStep):
         self._maxima = zeros(rows, power_of_2(chunks), dtype=torch.float32)
 
     @property
-    def seen_past(self) -> Seen:
+    def seen_past(self) -> AttendedPositions:
         """Positions that the hypotheses descend from; none for sentences that are done."""
-        return Seen(counts=self.counts, listed=self.listed)
+        return AttendedPositions(counts=self.counts, position_list=self.listed)
 
     @property
     def bytes(self) -> int:
@@ -104,7 +104,7 @@ class SearchStep(RecordedStep):
         self._find_best(logits, model.output_bias)
         size = self.size
         if size.hypotheses == 1:
-            programs.extend_walk[(ceil_div(size.sentences, _SENTENCES),)](
+            programs.extend_greedy[(ceil_div(size.sentences, _SENTENCES),)](
                 self._values, self._best, self._normalizers, self.done, self.limits, self.pieces, self.history,
                 self.records, self.counts, self.sources, self.remaining, self.position, size.sentences, self.eos_id,
                 _SENTENCES, num_warps=1,
@@ -122,7 +122,7 @@ class SearchStep(RecordedStep):
     def _find_best(self, logits: Tensor, bias: Tensor | None) -> None:
         """Find each row's best tokens and its log-sum-exp."""
         block = self._block
-        programs.find_best[(len(logits),)](
+        programs.find_top_tokens[(len(logits),)](
             logits, logits if bias is None else bias, self.done, self._values, self._best, self._normalizers,
             self._maxima, self.length, self.position, self._vocabulary, self.size.hypotheses, *self._never,
             bias is not None, self.count, power_of_2(self.count), block // _CHUNK, self._maxima.shape[1], block,
@@ -171,10 +171,10 @@ class GpuSearch:
         self._slots = list(self._indices)  # their slots in the step's buffers
         self._left: dict[int, tuple[_Snapshot, int]] = {}  # snapshot and slot of sentences that left, by index
         self._held: list[SearchStep] = []
-        give_back_after(self, state.model, self._held)
+        release_after(self, state.model, self._held)
         self._penalties = bounds.penalties.to(state.encoded[0].device)
         self._step = self._take_step(first_room(bounds.beam_size))
-        self._step.settle(*state.encoded)
+        self._step.start_batch(*state.encoded)
         state.encoded = None
         self._begin()
         self._latest_snapshot: tuple[int, _Snapshot] | None = None  # number of steps, and the snapshot
@@ -229,7 +229,7 @@ class GpuSearch:
                 current = None
         self._remove_finished()
 
-    def give_up(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
+    def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
         """Remove the sentences at these rows from the batch, and return their live hypotheses."""
         snapshot = self._take_snapshot()
         live = [
@@ -268,9 +268,9 @@ class GpuSearch:
     def _take_step(self, capacity: int) -> SearchStep:
         """Take a step with `room` cached positions for the current number of sentences."""
         state, bounds = self.state, self.bounds
-        source = as_many_source(state.source_shape[1])
-        size = Size(as_many(len(self._indices)), bounds.beam_size, source, capacity, bounds.n_best)
-        step = take_step(SearchStep, state.model, state.layers, size)
+        source = round_up_source(state.source_shape[1])
+        size = StepSize(round_up_size(len(self._indices)), bounds.beam_size, source, capacity, bounds.n_best)
+        step = acquire_step(SearchStep, state.model, state.layers, size)
         self._held[:] = [step]
         return step
 
@@ -291,7 +291,7 @@ class GpuSearch:
         old = self._step
         slots = torch.tensor(self._slots, device=old.done.device)
         new, count, cached = self._take_step(room), len(slots), self.length * self.bounds.beam_size
-        new.take_over(old, slots, cached)
+        new.copy_sentences_from(old, slots, cached)
         new.done.fill_(1)[:count] = 0
         new.counts.zero_()
         new.remaining.fill_(count)
@@ -307,7 +307,7 @@ class GpuSearch:
         self._step, self._slots = new, list(range(count))
         self._copy_penalties()
         self._latest_snapshot = None
-        give_back(self.state.model, old)
+        release_step(self.state.model, old)
 
     def _remove_finished(self, *, moving: bool = True) -> None:
         """Remove finished sentences; with `moving`, move the others to a smaller step if that is worthwhile."""
@@ -334,9 +334,9 @@ class GpuSearch:
         return self._latest_snapshot[1]
 
 
-def _is_worth_moving(sentences: int, size: Size) -> bool:
+def _is_worth_moving(sentences: int, size: StepSize) -> bool:
     """Return whether `sentences` sentences should move from buffers of a size to smaller ones."""
-    return _SHRINK * as_many(sentences) <= size.sentences and size.sentences * size.hypotheses > _FEW_ROWS
+    return _SHRINK * round_up_size(sentences) <= size.sentences and size.sentences * size.hypotheses > _FEW_ROWS
 
 
 class _RemainingCount:
@@ -372,7 +372,7 @@ class _Snapshot:
 
     def found(self, slot: int, count: int) -> list[FoundHypothesis]:
         """Return a sentence's finished hypotheses, followed by live ones if it was cut off, at most `count`."""
-        length, broken = self._records[slot, :EMPTY].tolist()
+        length, broken = self._records[slot, :RECORD_HEADER].tolist()
         if self._pieces.shape[2] == 1:  # greedy
             tokens_and_values = self._pieces[:length, slot, 0], self._values[:length, slot, 0]
             return [FoundHypothesis(*tokens_and_values, ended=not broken)] if length else []
@@ -412,7 +412,9 @@ class _Snapshot:
     @cached_property
     def _ended(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
         """Lengths (B, N), 0 where there is none, tokens and log-probabilities (B, N, t) of finished hypotheses."""
-        lengths, beams, bits = np.moveaxis(self._records[:, EMPTY:].reshape(len(self._records), -1, OF_EACH), -1, 0)
+        lengths, beams, bits = np.moveaxis(
+            self._records[:, RECORD_HEADER:].reshape(len(self._records), -1, RECORD_ENTRY), -1, 0
+        )
         pieces, values = self._trace(lengths - 1, beams)
         last = np.maximum(lengths - 1, 0)[..., None]
         np.put_along_axis(pieces, last, self._eos_id, axis=-1)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transduce.data.batches import Batch
-from transduce.data.labelled import LabelledBatch, LabelledPlan, LabelledTexts
+from transduce.data.labelled import LabeledBatch, LabeledPlan, LabeledTexts
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
 from transduce.model.build import AnyModel
@@ -25,31 +25,31 @@ from transduce.model_folder.cards import TASK_CARD, TaskCard, find_task_card
 from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.kinds.encoders import (
     BERT,
-    USUAL_CONTEXT,
+    DEFAULT_CONTEXT,
+    as_encoder,
     build_encoder,
-    encoder_of,
     encoder_sizes,
     linear_schedule,
     read_store,
     text_length,
 )
 from transduce.tasks.kinds.kind import (
-    Fresh,
     Outcome,
-    Place,
     Preparation,
+    Reinitialized,
+    RunPlacement,
     Share,
     front_matter,
     model_dtype,
-    opened_by,
+    opening_hint,
     pairs_of_files,
 )
 from transduce.tasks.kinds.text_kind import TextKind
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.corpus import read_pairs
-from transduce.text.files import counted
+from transduce.text.files import count_noun
 from transduce.text.filters import PairFilter
-from transduce.text.special_tokens import MARKS, marks_of
+from transduce.text.special_tokens import SPECIAL_TOKENS, special_tokens_of
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 from transduce.training.choices import Choice, Preset
@@ -76,7 +76,7 @@ class ClassificationTask:
 
     def loss(self, batch: Batch) -> Loss:
         """Return the cross-entropy of the classes, summed over the texts."""
-        assert isinstance(batch, LabelledBatch)
+        assert isinstance(batch, LabeledBatch)
         logits = self.logits(batch)
         labels = to_device(batch.target, logits.device)[:, 0]  # (B,)
         own_logits = logits[: len(labels)]
@@ -92,7 +92,7 @@ class ClassificationTask:
         return self.model.classify(states).float()
 
 
-class LabelledDevSet:
+class LabeledDevSet:
     """A labeled dev set: it measures the loss and the accuracy of a classifier."""
 
     def __init__(self, config: ModelConfig, batches: Sequence[Batch], *, dtype: torch.dtype, device: str) -> None:
@@ -152,7 +152,7 @@ class Classification(TextKind):
 
     def marks(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
         """Return [CLS], [SEP] and [MASK], so that a model pretrained later can share the vocabulary."""
-        return MARKS
+        return SPECIAL_TOKENS
 
     def text(self, data: DataSettings) -> TaskText:
         """Return the files of texts and labels; texts may have any length, because long ones are truncated."""
@@ -177,17 +177,17 @@ class Classification(TextKind):
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
         """Return BERT's settings, for a model that is trained from random weights."""
-        return BERT | {"output_bias": False, "max_positions": USUAL_CONTEXT if task.context is None else task.context}
+        return BERT | {"output_bias": False, "max_positions": DEFAULT_CONTEXT if task.context is None else task.context}
 
     def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
         """Return the configuration with one class for each label, a pooler, and no masked-language-model head."""
         return msgspec.structs.replace(
-            config, num_labels=len(labels_of(corpus)), masked_language_head=False, pooler=True
+            config, num_labels=len(class_names(corpus)), masked_language_head=False, pooler=True
         )
 
-    def fresh(self, corpus: TaskCorpus) -> Fresh:
+    def fresh(self, corpus: TaskCorpus) -> Reinitialized:
         """Reinitialize the classifier if its labels differ; classifier and pooler may be missing in the base model."""
-        return Fresh(("classifier.", "pooler."), lambda folder: _other_classes(folder, labels_of(corpus)))
+        return Reinitialized(("classifier.", "pooler."), lambda folder: _other_classes(folder, class_names(corpus)))
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:  # noqa: ARG002
         """Choose the number of texts in a batch; each text has one label."""
@@ -224,11 +224,11 @@ class Classification(TextKind):
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the loss function: cross-entropy of the classes."""
-        return ClassificationTask(encoder_of(model), label_smoothing=resolved.training.label_smoothing).loss
+        return ClassificationTask(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
 
-    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> LabelledPlan:
+    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> LabeledPlan:
         """Return the training batches; `training.batch_tokens` counts texts."""
-        return LabelledPlan(
+        return LabeledPlan(
             _texts(corpus.prepared, corpus, resolved),
             rows=resolved.micro_batch_tokens,
             seed=resolved.training.seed,
@@ -236,39 +236,39 @@ class Classification(TextKind):
             share=share,
         )
 
-    def largest(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
+    def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
         """Return the batch of the longest texts."""
-        return [self.plan(corpus, resolved).largest()]
+        return [self.plan(corpus, resolved).largest_batches()]
 
-    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place) -> LabelledDevSet:
+    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement) -> LabeledDevSet:
         """Return the dev set with all dev texts."""
         assert corpus.dev is not None
         batches = _texts(corpus.dev, corpus, resolved).in_order(_DEV_ROWS, resolved.model.pad_id)
-        return LabelledDevSet(resolved.model, batches, dtype=model_dtype(resolved), device=place.device)
+        return LabeledDevSet(resolved.model, batches, dtype=model_dtype(resolved), device=place.device)
 
     def describe_size(self, corpus: TaskCorpus) -> str:
         """Describe the number of texts and classes, and name classes that occur only in the dev set."""
-        classes, training_labels = labels_of(corpus), set(_labels(corpus.prepared, corpus.tokenizer))
+        classes, training_labels = class_names(corpus), set(_labels(corpus.prepared, corpus.tokenizer))
         unseen = ", ".join(f"“{label}”" for label in classes if label not in training_labels)
         alone = f" (of the dev set alone: {unseen})" if unseen else ""
-        return f"{counted(corpus.pairs, 'text')} of {len(classes):,} classes{alone}"
+        return f"{count_noun(corpus.pairs, 'text')} of {len(classes):,} classes{alone}"
 
-    def describe_batch(self, corpus: TaskCorpus, batch: LabelledBatch) -> dict[str, Any]:
+    def describe_batch(self, corpus: TaskCorpus, batch: LabeledBatch) -> dict[str, Any]:
         """Describe a batch as JSON; a target is a class number, not token ids."""
         classes: list[int] = batch.target[:, 0].tolist()
-        labels = labels_of(corpus)
+        labels = class_names(corpus)
         return corpus.describe(batch) | {"target": [labels[number] for number in classes], "target_ids": classes}
 
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:
         """Return the task card with the classes."""
         length = _length(resolved)
-        return {TASK_CARD: TaskCard(kind="classification", labels=labels_of(corpus), length=length).text()}
+        return {TASK_CARD: TaskCard(kind="classification", labels=class_names(corpus), length=length).text()}
 
     def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
         """Return the model card during training, without scores."""
         return self._card(corpus, resolved, step, "")
 
-    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place, step: int | None) -> Outcome:
+    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement, step: int | None) -> Outcome:
         """Measure the dev accuracy of the best model and write the final model card."""
         from transduce.inference.classifier import load_classifier
 
@@ -293,7 +293,7 @@ class Classification(TextKind):
             f"{front_matter(corpus.languages, 'text-classification')}\n# A classifier\n\n"
             f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on "
             f"{self.describe_size(corpus)}{f', weights of step {step:,}' if step else ''}.\n\n"
-            f"    transduce classify THIS_FOLDER < texts.txt\n\n{opened_by(model, corpus.tokenizer)}\n\n"
+            f"    transduce classify THIS_FOLDER < texts.txt\n\n{opening_hint(model, corpus.tokenizer)}\n\n"
             f"{score}All settings are in `settings.toml`.\n"
         )
 
@@ -342,7 +342,7 @@ def _length(resolved: ResolvedSettings) -> int:
     return text_length(resolved.model, resolved.task.context)
 
 
-def labels_of(corpus: TaskCorpus) -> tuple[str, ...]:
+def class_names(corpus: TaskCorpus) -> tuple[str, ...]:
     """Return the class names of training and dev set, sorted.
 
     Raises:
@@ -372,12 +372,12 @@ def _labels(corpus: PreparedCorpus, tokenizer: Tokenizer) -> tuple[str, ...]:
     return tuple(labels)
 
 
-def _texts(prepared: PreparedCorpus, corpus: TaskCorpus, resolved: ResolvedSettings) -> LabelledTexts:
-    numbers = {label: number for number, label in enumerate(labels_of(corpus))}
+def _texts(prepared: PreparedCorpus, corpus: TaskCorpus, resolved: ResolvedSettings) -> LabeledTexts:
+    numbers = {label: number for number, label in enumerate(class_names(corpus))}
     store = read_store(prepared, corpus.tokenizer, "source")
-    return LabelledTexts(
+    return LabeledTexts(
         [store.read(number, number + 1).tolist() for number in range(prepared.pairs)],
         [numbers[label] for label in _labels(prepared, corpus.tokenizer)],
-        marks_of(corpus.tokenizer.source),
+        special_tokens_of(corpus.tokenizer.source),
         _length(resolved),
     )

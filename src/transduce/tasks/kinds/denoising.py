@@ -17,13 +17,13 @@ from transduce.model.build import AnyModel
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 from transduce.tasks.corpus import TaskCorpus, TaskText
-from transduce.tasks.kinds.kind import Outcome, Place, Share, front_matter, model_dtype, text_alone
+from transduce.tasks.kinds.kind import Outcome, RunPlacement, Share, front_matter, model_dtype, text_only
 from transduce.tasks.kinds.text_kind import TextKind
 from transduce.tasks.kinds.texts import write_texts
 from transduce.tasks.kinds.translation import DevSet, TranslationTask, dev_batches
-from transduce.tasks.noise import NoiseSettings, add_noise, marks_of
+from transduce.tasks.noise import NoiseSettings, add_noise, noise_tokens
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
-from transduce.text.files import counted
+from transduce.text.files import count_noun
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 from transduce.training.loss import Loss
@@ -34,7 +34,7 @@ _NOISE = 23
 _DEV_SEED = 0
 
 
-class Spoiler:
+class NoiseGenerator:
     """A generator of noise for batches of text, deterministic in (seed, epoch, index of the text).
 
     Tokens that the vocabulary puts before and after every text, such as the end symbol, are not corrupted.
@@ -43,9 +43,9 @@ class Spoiler:
     def __init__(self, noise: NoiseSettings, tokenizer: Tokenizer, seed: int) -> None:
         self._noise, self._seed = noise, seed
         self._source, self._target = tokenizer.source, tokenizer.target
-        self._marks = [tokenizer.source.id(mark) for mark in marks_of(noise)]
+        self._marks = [tokenizer.source.id(mark) for mark in noise_tokens(noise)]
 
-    def spoil(self, batch: Batch, epoch: int) -> Batch:
+    def corrupt(self, batch: Batch, epoch: int) -> Batch:
         """Return a batch with the corrupted texts as sources and the texts to restore as targets."""
         noised = [self._row(row, epoch, number) for row, number in zip(batch.target, batch.indices, strict=False)]
         if not noised:
@@ -59,7 +59,7 @@ class Spoiler:
         ids = row_ids[len(prefix) : len(row_ids) - len(suffix)]
         key = np.random.SeedSequence((self._seed, _NOISE, epoch, int(number)))
         source, target = add_noise(ids, self._noise, self._marks, np.random.Generator(np.random.Philox(key)))
-        return self._source.closed(source.tolist()), self._target.closed(target.tolist())
+        return self._source.with_special_tokens(source.tolist()), self._target.with_special_tokens(target.tolist())
 
 
 def _padded(rows: list[list[int]], vocabulary: Vocabulary) -> tuple[NDArray[np.int64], int]:
@@ -73,7 +73,7 @@ def _padded(rows: list[list[int]], vocabulary: Vocabulary) -> tuple[NDArray[np.i
 class NoisePlan:
     """A plan of batches that are corrupted differently in each epoch."""
 
-    def __init__(self, plan: BatchPlan, spoiler: Spoiler) -> None:
+    def __init__(self, plan: BatchPlan, spoiler: NoiseGenerator) -> None:
         self._plan, self._spoiler = plan, spoiler
 
     def __len__(self) -> int:
@@ -82,7 +82,7 @@ class NoisePlan:
 
     def batch(self, epoch: int, position: int) -> Batch:
         """Return the corrupted batch at a position of an epoch."""
-        return self._spoiler.spoil(self._plan.batch(epoch, position), epoch)
+        return self._spoiler.corrupt(self._plan.batch(epoch, position), epoch)
 
 
 class Denoising(TextKind):
@@ -97,18 +97,18 @@ class Denoising(TextKind):
 
     def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
         """Convert JSON lines to a file with one text per line."""
-        text_alone(settings.data, "denoising model")
+        text_only(settings.data, "denoising model")
         return write_texts(settings.data, folder, anew=anew)
 
     def text(self, data: DataSettings) -> TaskText:
         """Return the text, one per line; some lines are held out if there is no dev set."""
-        files, dev = text_alone(data, "denoising model")
+        files, dev = text_only(data, "denoising model")
         filters = msgspec.structs.replace(data.filters, drop_identical=False)
         return TaskText(files=files, dev=dev, filters=filters, hold_out=None if dev else HoldOutSettings())
 
     def marks(self, task: TaskSettings) -> tuple[str, ...]:
         """Return the special tokens that replace removed tokens."""
-        return marks_of(_noise(task))
+        return noise_tokens(_noise(task))
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the loss function: the translation loss from corrupted text to the original."""
@@ -120,9 +120,9 @@ class Denoising(TextKind):
         """Return batches of corrupted lines."""
         seed = resolved.training.seed
         plan = BatchPlan(corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=seed, share=share)
-        return NoisePlan(plan, Spoiler(_noise(resolved.task), corpus.tokenizer, seed))
+        return NoisePlan(plan, NoiseGenerator(_noise(resolved.task), corpus.tokenizer, seed))
 
-    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place) -> DevSet:
+    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement) -> DevSet:
         """Return the dev set, which measures the loss of all dev lines."""
         return DevSet(
             config=resolved.model,
@@ -137,18 +137,18 @@ class Denoising(TextKind):
 
     def _dev_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Sequence[Batch]:
         assert corpus.dev is not None
-        spoiler = Spoiler(_noise(resolved.task), corpus.tokenizer, _DEV_SEED)
-        return [spoiler.spoil(batch, 0) for batch in dev_batches(corpus.dev)]
+        spoiler = NoiseGenerator(_noise(resolved.task), corpus.tokenizer, _DEV_SEED)
+        return [spoiler.corrupt(batch, 0) for batch in dev_batches(corpus.dev)]
 
     def describe_size(self, corpus: TaskCorpus) -> str:
         """Describe the corpus in lines."""
-        return counted(corpus.pairs, "line")
+        return count_noun(corpus.pairs, "line")
 
     def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
         """Return the model card during training, without scores."""
         return _card(corpus, resolved, step, None)
 
-    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place, step: int | None) -> Outcome:
+    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement, step: int | None) -> Outcome:
         """Measure the dev loss of the best model and write the final model card."""
         from transduce.model_folder.read import read_encoder_decoder_folder
 

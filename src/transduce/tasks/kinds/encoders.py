@@ -22,7 +22,7 @@ from transduce.training.choices import Choice, Preset
 from transduce.training.schedule import ScheduleName
 
 # Default maximum number of tokens in a text, including special tokens.
-USUAL_CONTEXT = 128
+DEFAULT_CONTEXT = 128
 
 # Settings of BERT's encoder that differ from the defaults.
 BERT: dict[str, object] = {
@@ -56,11 +56,11 @@ def text_length(model: ModelConfig, context: int | None) -> int:
     This is the context, limited to the number of learned positions.
     """
     if model.positions != "learned":
-        return USUAL_CONTEXT if context is None else context
+        return DEFAULT_CONTEXT if context is None else context
     return model.max_positions if context is None else min(context, model.max_positions)
 
 
-def encoder_of(model: AnyModel) -> Encoder:
+def as_encoder(model: AnyModel) -> Encoder:
     """Return the model as an encoder, which the task's settings guarantee."""
     assert isinstance(model, Encoder)
     return model
@@ -68,7 +68,7 @@ def encoder_of(model: AnyModel) -> Encoder:
 
 def build_encoder(config: ModelConfig) -> Encoder:
     """Build an encoder with random initial weights."""
-    return encoder_of(build_model(config))
+    return as_encoder(build_model(config))
 
 
 def read_store(corpus: PreparedCorpus, tokenizer: Tokenizer, side: Literal["source", "target"]) -> SentenceStore:

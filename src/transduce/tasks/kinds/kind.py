@@ -24,10 +24,10 @@ from transduce.machine import DTYPES, Precision
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
 from transduce.tasks.corpus import RunCorpus, TaskCorpus, TaskText
-from transduce.tasks.settings.choice_log import Account
+from transduce.tasks.settings.choice_log import ChoiceLog
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.corpus import CorpusFiles
-from transduce.text.files import counted
+from transduce.text.files import count_noun
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import (
@@ -72,12 +72,12 @@ def model_card(resolved: ResolvedSettings, corpus: TaskCorpus, *, step: int | No
         f"{model.num_encoder_layers}+{model.num_decoder_layers} layers × {model.d_model} "
         f"({_kind(model)}), trained by transduce on {corpus.pairs:,} sentence pairs{among}"
         f"{f', weights of step {step:,}' if step else ''}.\n\n"
-        f"    transduce translate THIS_FOLDER < in.txt > out.txt\n\n{opened_by(model, corpus.tokenizer)}\n\n"
+        f"    transduce translate THIS_FOLDER < in.txt > out.txt\n\n{opening_hint(model, corpus.tokenizer)}\n\n"
         f"{scores}All settings are in `settings.toml`.\n"
     )
 
 
-def opened_by(model: ModelConfig, tokenizer: Tokenizer) -> str:
+def opening_hint(model: ModelConfig, tokenizer: Tokenizer) -> str:
     """Return the sentence that names the Hugging Face class that opens the folder, or else the exports available."""
     class_name = class_for(model)
     if class_name is not None and has_tokenizer(tokenizer, model):
@@ -109,7 +109,7 @@ def _kind(model: ModelConfig) -> str:
 # Find out what a base model was trained for, which determines the learning rate.
 
 
-def goes_on_learning(settings: Settings, kind: str) -> bool:
+def continues_training(settings: Settings, kind: str) -> bool:
     """Return whether training continues a whole base model on the same kind of task.
 
     With LoRA, the answer is False, because only new adapter weights are trained.
@@ -148,7 +148,7 @@ class Validation(Protocol):
         """Measure these weights on the dev set."""
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class RunPlacement(msgspec.Struct, frozen=True, kw_only=True):
     """The folder, device and number of threads of a run."""
 
     folder: Path
@@ -185,12 +185,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Files of the model folder by name; README.md is the model card."""
 
 
-class Fresh(NamedTuple):
+class Reinitialized(NamedTuple):
     """The weights that are not taken from the base model (`--from`), by prefixes of parameter names."""
 
-    lacking: tuple[str, ...] = ()
+    may_lack: tuple[str, ...] = ()
     """Parameters that the base model may lack; then the base model may also have others."""
-    anew: Callable[[Path], tuple[str, ...]] | None = None
+    reinitialize: Callable[[Path], tuple[str, ...]] | None = None
     """Returns the parameters to reinitialize, from the base model's folder; None: none."""
 
 
@@ -213,19 +213,19 @@ class TaskKind(ABC, Generic[C]):
     """True if training steps support `training.record`."""
     label_smoothing: ClassVar[float] = 0.1
     """Default of `training.label_smoothing`."""
-    own_settings: ClassVar[tuple[str, ...]] = ()
+    task_settings: ClassVar[tuple[str, ...]] = ()
     """The settings of `task.*` that this task uses."""
-    rate_follows_batch: ClassVar[bool] = True
+    scales_rate_with_batch: ClassVar[bool] = True
     """True if small batches get a lower learning rate."""
     keeps_spaces: ClassVar[bool] = False
     """True if a vocabulary learned for the task keeps all spaces of a text."""
     writes_translations: ClassVar[bool] = False
     """True if each validation translates dev sentences, up to `training.translate_dev`."""
-    takes_back_translations: ClassVar[bool] = False
+    accepts_back_translations: ClassVar[bool] = False
     """True if sources may be machine translations (`data.back_translated`)."""
-    instead_of_search: ClassVar[str | None] = None
+    search_advice: ClassVar[str | None] = None
     """What to do instead of setting `search.*`, for a task that does not use these settings; None: it uses them."""
-    own_search: ClassVar[tuple[str, ...]] = ()
+    used_search_settings: ClassVar[tuple[str, ...]] = ()
     """The settings of `search.*` that the task uses although it does not use the others."""
 
     # --- before the corpus is read ---
@@ -239,9 +239,9 @@ class TaskKind(ABC, Generic[C]):
         defaults = TaskSettings()
         for name in TaskSettings.__struct_fields__:
             value = getattr(settings.task, name)
-            if name != "kind" and name not in self.own_settings and value != getattr(defaults, name):
+            if name != "kind" and name not in self.task_settings and value != getattr(defaults, name):
                 raise TransduceError(f"`task.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
-        if settings.data.back_translated and not self.takes_back_translations:
+        if settings.data.back_translated and not self.accepts_back_translations:
             raise TransduceError(
                 f"`data.back_translated` means nothing where `task.kind` is {self.name}: leave it out."
             )
@@ -272,7 +272,7 @@ class TaskKind(ABC, Generic[C]):
                 "of them."
             )
 
-    def follow(self, task: TaskSettings, kept: ModelConfig) -> TaskSettings:  # noqa: ARG002
+    def complete_settings(self, task: TaskSettings, kept: ModelConfig) -> TaskSettings:  # noqa: ARG002
         """Complete the task's settings by values that the base model's configuration determines."""
         return task
 
@@ -338,9 +338,9 @@ class TaskKind(ABC, Generic[C]):
         optimizer: OptimizerName,
     ) -> Choice[float]:
         """Choose the peak learning rate; it is lower when training continues a model of the same task."""
-        if goes_on_learning(settings, self.name):
+        if continues_training(settings, self.name):
             return choose_fine_tuning_rate(d_model)
-        if not self.rate_follows_batch:
+        if not self.scales_rate_with_batch:
             return choose_learning_rate(d_model, schedule, warmup_steps, optimizer=optimizer)
         return choose_learning_rate(d_model, schedule, warmup_steps, batch_tokens, optimizer)
 
@@ -360,11 +360,11 @@ class TaskKind(ABC, Generic[C]):
         """
         return config
 
-    def fresh(self, corpus: C) -> Fresh:  # noqa: ARG002
+    def reinitialized(self, corpus: C) -> Reinitialized:  # noqa: ARG002
         """Return the weights that are not taken from the base model; by default, all are taken."""
-        return Fresh()
+        return Reinitialized()
 
-    def explain(self, corpus: C, resolved: ResolvedSettings, account: Account) -> None:  # noqa: ARG002
+    def log_corpus_problems(self, corpus: C, resolved: ResolvedSettings, account: ChoiceLog) -> None:  # noqa: ARG002
         """Log problems of the corpus with the settings of a new run.
 
         Raises:
@@ -383,11 +383,11 @@ class TaskKind(ABC, Generic[C]):
         """Return the training batches of one training process."""
 
     @abstractmethod
-    def largest(self, corpus: C, resolved: ResolvedSettings) -> list[Any]:
+    def largest_batches(self, corpus: C, resolved: ResolvedSettings) -> list[Any]:
         """Return the batches that need the most memory, to be tried before the first step."""
 
     @abstractmethod
-    def validation(self, corpus: C, resolved: ResolvedSettings, place: Place) -> Validation:
+    def validation(self, corpus: C, resolved: ResolvedSettings, place: RunPlacement) -> Validation:
         """Return the dev set."""
 
     def describe_batch(self, corpus: C, batch: Any) -> dict[str, Any]:
@@ -396,7 +396,7 @@ class TaskKind(ABC, Generic[C]):
 
     def describe_size(self, corpus: C) -> str:
         """Describe the size of the training data in words."""
-        return counted(corpus.pairs, "pair")
+        return count_noun(corpus.pairs, "pair")
 
     # --- the model folder ---
 
@@ -409,7 +409,7 @@ class TaskKind(ABC, Generic[C]):
         """Return the model card, README.md, during training."""
 
     @abstractmethod
-    def finish(self, corpus: C, resolved: ResolvedSettings, place: Place, step: int | None) -> Outcome:
+    def finish(self, corpus: C, resolved: ResolvedSettings, place: RunPlacement, step: int | None) -> Outcome:
         """Report the quality of the best model, once it is in the run's folder.
 
         Args:
@@ -425,7 +425,7 @@ def model_dtype(resolved: ResolvedSettings) -> torch.dtype:
     return DTYPES[resolved.training.precision]
 
 
-def text_alone(data: DataSettings, name: str) -> tuple[CorpusFiles, CorpusFiles | None]:
+def text_only(data: DataSettings, name: str) -> tuple[CorpusFiles, CorpusFiles | None]:
     """Return training and dev text of a task that learns from text only; each line is both sides of a pair.
 
     Raises:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from transduce.data.batches import Batch
 from transduce.errors import TransduceError
-from transduce.inference.generator import load_generator, spell
+from transduce.inference.generator import decode_with_line_feeds, load_generator
 from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
 from transduce.model.build import AnyModel, build_decoder
 from transduce.model.config import ModelConfig
@@ -26,16 +26,16 @@ from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.kinds.kind import (
     DEV_BATCH_TOKENS,
     Outcome,
-    Place,
     Preparation,
+    RunPlacement,
     Share,
     front_matter,
     model_dtype,
-    opened_by,
-    text_alone,
+    opening_hint,
+    text_only,
 )
 from transduce.tasks.kinds.text_kind import TextKind
-from transduce.tasks.kinds.texts import Ids, WindowPlan, read_stream, successive_batches, write_texts
+from transduce.tasks.kinds.texts import Ids, WindowPlan, consecutive_batches, read_stream, write_texts
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.filters import FilterSettings
 from transduce.text.vocabulary import Vocabulary
@@ -89,7 +89,7 @@ class LanguageModelDevSet:
         self.batches = batches
         # Decoded at once, because a row alone would lose the space before its first word.
         tokens = np.concatenate([batch.target.ravel() for batch in batches])
-        self.characters = len(spell(tokens.tolist(), vocabulary)) - _surplus(tokens, vocabulary)
+        self.characters = len(decode_with_line_feeds(tokens.tolist(), vocabulary)) - _surplus(tokens, vocabulary)
 
     @torch.inference_mode()
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
@@ -130,12 +130,12 @@ class LanguageModel(TextKind):
 
     def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
         """Convert JSON lines to a file with one text per line."""
-        text_alone(settings.data, "language model")
+        text_only(settings.data, "language model")
         return write_texts(settings.data, folder, anew=anew)
 
     def text(self, data: DataSettings) -> TaskText:
         """Return all lines, including empty ones; only lines that cannot be decoded are left out."""
-        files, dev = text_alone(data, "language model")
+        files, dev = text_only(data, "language model")
         everything = FilterSettings(max_pieces=2**31 - 1, drop_empty=False, drop_identical=False)
         return TaskText(files=files, dev=dev, filters=everything, hold_out=None)
 
@@ -224,15 +224,15 @@ class LanguageModel(TextKind):
             share=share,
         )
 
-    def largest(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
+    def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
         """Return one batch, because all batches have the same size."""
-        return [self.plan(corpus, resolved).largest()]
+        return [self.plan(corpus, resolved).largest_batches()]
 
-    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place) -> LanguageModelDevSet:
+    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement) -> LanguageModelDevSet:
         """Return the dev set: consecutive windows of the dev text."""
         context = self.context(resolved.task)
         _, dev = split_stream(corpus)
-        batches = successive_batches(dev, context=context, rows=max(1, DEV_BATCH_TOKENS // context))
+        batches = consecutive_batches(dev, context=context, rows=max(1, DEV_BATCH_TOKENS // context))
         return LanguageModelDevSet(
             build_decoder(resolved.model),
             batches,
@@ -249,7 +249,7 @@ class LanguageModel(TextKind):
         """Return the model card during training, without scores."""
         return _card(corpus, resolved, step, None)
 
-    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place, step: int | None) -> Outcome:
+    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement, step: int | None) -> Outcome:
         """Measure perplexity and bits per character of the best model and write the final model card."""
         generator = load_generator(
             place.folder, precision=resolved.training.precision, device=place.device, threads=place.threads
@@ -286,6 +286,6 @@ def _card(corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None, scor
     scores = f"{score}.\n\n" if score else ""
     return (
         f"{front_matter(corpus.languages, 'text-generation')}\n# A language model\n\n{shape}, {trained}{weights}.\n\n"
-        f'    transduce generate THIS_FOLDER "the beginning"\n\n{opened_by(model, corpus.tokenizer)}\n\n'
+        f'    transduce generate THIS_FOLDER "the beginning"\n\n{opening_hint(model, corpus.tokenizer)}\n\n'
         f"{scores}All settings are in `settings.toml`.\n"
     )

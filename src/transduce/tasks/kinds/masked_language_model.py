@@ -28,9 +28,9 @@ from transduce.model_folder.cards import TASK_CARD, TaskCard
 from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.kinds.encoders import (
     BERT,
-    USUAL_CONTEXT,
+    DEFAULT_CONTEXT,
+    as_encoder,
     build_encoder,
-    encoder_of,
     encoder_sizes,
     linear_schedule,
     split_text,
@@ -40,18 +40,18 @@ from transduce.tasks.kinds.encoders import (
 from transduce.tasks.kinds.kind import (
     DEV_BATCH_TOKENS,
     Outcome,
-    Place,
+    RunPlacement,
     Share,
     front_matter,
     model_dtype,
-    opened_by,
-    text_alone,
+    opening_hint,
+    text_only,
 )
 from transduce.tasks.kinds.text_kind import TextKind
-from transduce.tasks.settings.choice_log import Account
+from transduce.tasks.settings.choice_log import ChoiceLog
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.filters import FilterSettings
-from transduce.text.special_tokens import MARKS, marks_of, ordinary_pieces
+from transduce.text.special_tokens import SPECIAL_TOKENS, special_tokens_of, text_token_ids
 from transduce.training.choices import (
     Choice,
     Preset,
@@ -103,7 +103,7 @@ class MaskedLanguageTask:
         logits = self.model.classify(states).float()  # (B, 2)
         # A process without own rows has a dummy row that counts nothing but takes part in the gradient.
         rows = F.cross_entropy(logits[: len(follows)], follows, reduction="sum") + 0.0 * logits.sum()
-        return masked_loss._replace(total=masked_loss.total + batch.hidden_of_row * rows)
+        return masked_loss._replace(total=masked_loss.total + batch.masked_per_row * rows)
 
     def encode(self, batch: SentencePairBatch) -> tuple[Tensor, Tensor]:
         """Return states (B, L, D) and labels (B, L), with the padding id where nothing is masked."""
@@ -171,11 +171,11 @@ class MaskedLanguageModel(TextKind):
 
     def marks(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
         """Return [CLS], [SEP] and [MASK]."""
-        return MARKS
+        return SPECIAL_TOKENS
 
     def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
         """Join hard-wrapped lines and split sentences, into a file with one sentence per line."""
-        text_alone(settings.data, "masked language model")
+        text_only(settings.data, "masked language model")
         data = settings.data
         source, dev = data.source, data.dev_source
         if data.prepared is None:
@@ -186,7 +186,7 @@ class MaskedLanguageModel(TextKind):
 
     def text(self, data: DataSettings) -> TaskText:
         """Return all sentences, and the empty lines between documents."""
-        files, dev = text_alone(data, "masked language model")
+        files, dev = text_only(data, "masked language model")
         everything = FilterSettings(max_pieces=2**31 - 1, drop_empty=False, drop_identical=False)
         return TaskText(files=files, dev=dev, filters=everything, hold_out=None)
 
@@ -276,14 +276,14 @@ class MaskedLanguageModel(TextKind):
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the loss function: masked tokens, and next-sentence prediction if the model has it."""
-        return MaskedLanguageTask(encoder_of(model), label_smoothing=resolved.training.label_smoothing).loss
+        return MaskedLanguageTask(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
 
     def epoch_tokens(self, corpus: TaskCorpus, model: ModelConfig, task: TaskSettings) -> int:
         """Return the number of tokens in all rows, including special tokens and random segments."""
         training, _ = split_text(corpus)
         return _plan(corpus, training, model, task, tokens=DEV_BATCH_TOKENS, seed=0).pieces
 
-    def explain(self, corpus: TaskCorpus, resolved: ResolvedSettings, account: Account) -> None:
+    def explain(self, corpus: TaskCorpus, resolved: ResolvedSettings, account: ChoiceLog) -> None:
         """Log that hardly any segment of the text has a following one.
 
         Raises:
@@ -297,7 +297,7 @@ class MaskedLanguageModel(TextKind):
                 "this text is a single segment: turn it off by --set task.next_sentence=false, or use longer documents."
             )
         problem = f"{share:.0%} of segments have another after them in their document: set false, or use longer ones"
-        account.take("task.next_sentence", None, Choice(value=True, reason=f"but {problem}"))
+        account.record("task.next_sentence", None, Choice(value=True, reason=f"but {problem}"))
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> SentencePairPlan:
         """Return rows of the training text as batches; `training.batch_tokens` counts input tokens."""
@@ -305,11 +305,11 @@ class MaskedLanguageModel(TextKind):
         tokens, seed = resolved.micro_batch_tokens, resolved.training.seed
         return _plan(corpus, training, resolved.model, resolved.task, tokens=tokens, seed=seed, share=share)
 
-    def largest(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
+    def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
         """Return the largest batches among the rows of the first epoch."""
-        return [*self.plan(corpus, resolved).largest()]
+        return [*self.plan(corpus, resolved).largest_batches()]
 
-    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place) -> MaskedDevSet:
+    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement) -> MaskedDevSet:
         """Return the dev set: the dev text once, always with the same masks."""
         _, dev = split_text(corpus)
         plan = _plan(corpus, dev, resolved.model, resolved.task, tokens=DEV_BATCH_TOKENS, seed=0)
@@ -331,7 +331,7 @@ class MaskedLanguageModel(TextKind):
         """Return the model card during training, without scores."""
         return self._card(corpus, resolved, step, "")
 
-    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place, step: int | None) -> Outcome:
+    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement, step: int | None) -> Outcome:
         """Measure the best model on the dev text and write the final model card."""
         filler = load_filler(
             place.folder, precision=resolved.training.precision, device=place.device, threads=place.threads
@@ -358,13 +358,13 @@ class MaskedLanguageModel(TextKind):
             f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on "
             f"{self.describe_size(corpus)}{f', weights of step {step:,}' if step else ''}.\n\n"
             f'    transduce fill THIS_FOLDER "a text with a [MASK] in it"\n\n'
-            f"{opened_by(model, corpus.tokenizer)}\n\n{score}"
+            f"{opening_hint(model, corpus.tokenizer)}\n\n{score}"
             "All settings are in `settings.toml`.\n"
         )
 
 
 def _context(task: TaskSettings) -> int:
-    return USUAL_CONTEXT if task.context is None else task.context
+    return DEFAULT_CONTEXT if task.context is None else task.context
 
 
 def _has_next_sentence(task: TaskSettings) -> bool:
@@ -390,4 +390,4 @@ def _plan(
         masking=task.masking or MaskingSettings(),
         pad_id=vocabulary.pad_id,
     )
-    return SentencePairPlan(text, marks_of(vocabulary), settings, np.array(ordinary_pieces(vocabulary)), share)
+    return SentencePairPlan(text, special_tokens_of(vocabulary), settings, np.array(text_token_ids(vocabulary)), share)

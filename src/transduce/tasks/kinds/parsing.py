@@ -21,10 +21,10 @@ from transduce.model.transformer import Transformer
 from transduce.model_folder.cards import TASK_CARD, TaskCard
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import TaskCorpus, TaskText
-from transduce.tasks.kinds.kind import Outcome, Place, front_matter, model_dtype, opened_by, pairs_of_files
+from transduce.tasks.kinds.kind import Outcome, RunPlacement, front_matter, model_dtype, opening_hint, pairs_of_files
 from transduce.tasks.kinds.translation import DevSet, Translation, dev_batches
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
-from transduce.text.files import counted, read_lines
+from transduce.text.files import count_noun, read_lines
 from transduce.text.sentencepiece_model import read_pieces
 from transduce.text.trees import (
     MARK,
@@ -33,7 +33,7 @@ from transduce.text.trees import (
     clean,
     frequent_runs,
     linearize,
-    marked_pieces,
+    marked_tokens,
     plain,
     read_trees,
     symbols_in,
@@ -105,7 +105,7 @@ class Parsing(Translation):
                 )
         parts = {"": data.source} | ({"dev-": data.dev_source} if data.dev_source else {})
         if anew or not (folder / _SYMBOLS).exists():
-            existing_runs = None if settings.start_from is None else known_runs(Path(settings.start_from))
+            existing_runs = None if settings.start_from is None else existing_symbol_runs(Path(settings.start_from))
             write_parts(
                 parts, folder, tags=settings.task.tags is not False, merges=settings.task.merges, known=existing_runs
             )
@@ -132,7 +132,7 @@ class Parsing(Translation):
         return Choice("loss", "no dev sentence is parsed")
 
     def validation(  # type: ignore[override]
-        self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place
+        self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement
     ) -> ParsingDevSet:
         """Return the dev set: the loss of all trees, and greedy parses of some."""
         assert corpus.dev is not None
@@ -150,7 +150,7 @@ class Parsing(Translation):
 
     def describe_size(self, corpus: TaskCorpus) -> str:
         """Describe the corpus in trees."""
-        return counted(corpus.pairs, "tree")
+        return count_noun(corpus.pairs, "tree")
 
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
         """Return the task card of a parser."""
@@ -160,7 +160,7 @@ class Parsing(Translation):
         """Return the model card during training, without scores."""
         return self._card(corpus, resolved, step, None)
 
-    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place, step: int | None) -> Outcome:
+    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement, step: int | None) -> Outcome:
         """Measure the bracket F1 of the best model and write the final model card."""
         parser = load_parser(
             place.folder, precision=resolved.training.precision, device=place.device, threads=place.threads
@@ -186,7 +186,7 @@ class Parsing(Translation):
             f"{front_matter(corpus.languages, 'token-classification')}\n# A constituency parser\n\n"
             f"A Transformer of {model.num_encoder_layers}+{model.num_decoder_layers} layers × {model.d_model}, trained "
             f"by transduce on {self.describe_size(corpus)}{f', weights of step {step:,}' if step else ''}.\n\n"
-            f"    transduce parse THIS_FOLDER < sentences.txt\n\n{opened_by(model, corpus.tokenizer)}\n\n"
+            f"    transduce parse THIS_FOLDER < sentences.txt\n\n{opening_hint(model, corpus.tokenizer)}\n\n"
             f"{scores}All settings are in `settings.toml`.\n"
         )
 
@@ -223,10 +223,10 @@ def write_parts(
         source, target = _paths(folder, prefix)
         _write_lines(source, (" ".join(map(plain, words)) for words, _ in pairs))
         _write_lines(target, (write_line(words, row, runs) for words, row in pairs))
-    _write_lines(folder / _SYMBOLS, marked_pieces(itertools.chain(*rows.values()), runs))
+    _write_lines(folder / _SYMBOLS, marked_tokens(itertools.chain(*rows.values()), runs))
 
 
-def known_runs(folder: Path) -> frozenset[str]:
+def existing_symbol_runs(folder: Path) -> frozenset[str]:
     """Return the symbol runs that have tokens in a folder's vocabulary; empty for a model that is not a parser."""
     model = load_tokenizer(folder).target.model_bytes
     tokens = read_pieces(model) if model else ()

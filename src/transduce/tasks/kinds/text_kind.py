@@ -10,7 +10,14 @@ import msgspec
 from transduce.data.batches import Batch, BatchPlan, largest_batches
 from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
-from transduce.tasks.corpus import TaskCorpus, TaskText, open_corpus, prepare_corpus, reopen_prepared, use_prepared
+from transduce.tasks.corpus import (
+    TaskCorpus,
+    TaskText,
+    open_corpus,
+    prepare_corpus,
+    reopen_prepared_corpus,
+    use_prepared_corpus,
+)
 from transduce.tasks.kinds.kind import Preparation, Share, TaskKind
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.filters import FilterSettings
@@ -22,7 +29,7 @@ class TextKind(TaskKind[TaskCorpus]):
 
     may_be_prepared: ClassVar[bool] = False
     """True if `transduce prepare` can prepare the task's corpus."""
-    idle_filters: ClassVar[tuple[str, ...]] = ()
+    unused_filters: ClassVar[tuple[str, ...]] = ()
     """The settings of `data.filters.*` that the task does not use."""
 
     def check(self, settings: Settings) -> None:
@@ -33,7 +40,7 @@ class TextKind(TaskKind[TaskCorpus]):
         """
         super().check(settings)
         filters, defaults = (msgspec.structs.asdict(each) for each in (settings.data.filters, FilterSettings()))
-        for name in self.idle_filters:
+        for name in self.unused_filters:
             if filters[name] != defaults[name]:
                 raise TransduceError(
                     f"`data.filters.{name}` means nothing where `task.kind` is {self.name}: leave it out."
@@ -74,7 +81,7 @@ class TextKind(TaskKind[TaskCorpus]):
             TransduceError: a file that the task needs is missing, or a file is given that it does not use.
         """
 
-    def marks(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
+    def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
         """Return special tokens that the task needs and that no text contains."""
         return ()
 
@@ -85,7 +92,7 @@ class TextKind(TaskKind[TaskCorpus]):
             TransduceError: a file is missing, or is not what the task reads.
         """
         text = self.text(self.rewrite(settings, folder, anew=anew))
-        return msgspec.structs.replace(text, marks=(*self.marks(settings.task), *text.marks))
+        return msgspec.structs.replace(text, marks=(*self.special_tokens(settings.task), *text.marks))
 
     # --- the corpus ---
 
@@ -93,7 +100,7 @@ class TextKind(TaskKind[TaskCorpus]):
         """Learn the vocabulary and tokenize the text, or use what `transduce prepare` wrote."""
         settings, folder = request.settings, request.folder
         if settings.data.prepared is not None:
-            return use_prepared(settings, partial(self.read_text, anew=True), folder, request.display)
+            return use_prepared_corpus(settings, partial(self.read_text, anew=True), folder, request.display)
         text = self.read_text(settings, folder, anew=True)
         return prepare_corpus(
             settings, text, folder, request.choose_tokenizer, request.display, tokenizer=request.tokenizer
@@ -102,7 +109,7 @@ class TextKind(TaskKind[TaskCorpus]):
     def reopen(self, settings: Settings, folder: Path) -> TaskCorpus:
         """Open the corpus in the run's folder, or the prepared corpus."""
         if settings.data.prepared is not None:
-            return reopen_prepared(settings, partial(self.read_text, anew=False), folder)
+            return reopen_prepared_corpus(settings, partial(self.read_text, anew=False), folder)
         return open_corpus(folder, settings, self.read_text(settings, folder, anew=False))
 
     def as_prepared(self, data: DataSettings, corpus: TaskCorpus) -> DataSettings:
@@ -113,7 +120,7 @@ class TextKind(TaskKind[TaskCorpus]):
         if data.prepared is None:
             return data
         defaults = FilterSettings()
-        unused = {name: getattr(defaults, name) for name in self.idle_filters}
+        unused = {name: getattr(defaults, name) for name in self.unused_filters}
         return msgspec.structs.replace(data, filters=msgspec.structs.replace(corpus.filters, **unused))
 
     def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
@@ -142,7 +149,7 @@ class TextKind(TaskKind[TaskCorpus]):
             corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=resolved.training.seed, share=share
         )
 
-    def largest(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
+    def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
         """Return the batches that need the most memory, to be tried before the first step."""
         return largest_batches(corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=resolved.training.seed)
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transduce.atomic_io import replace_file
-from transduce.data.batches import Batch, other_than, permutation
+from transduce.data.batches import Batch, non_padding_id, permutation
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
 from transduce.tasks.settings.structs import DataSettings
@@ -137,9 +137,9 @@ class WindowPlan:
         nothing = np.full_like(batch.target, _NO_LABEL)
         return Batch(batch.source, nothing, own_rows, batch.source_tokens, 0)
 
-    def largest(self) -> Batch:
+    def largest_batches(self) -> Batch:
         """Return a batch of the maximum size, filled with an arbitrary id."""
-        ids = np.full((min(self._rows, self.windows), self._context), other_than(self._pad_id), np.int64)
+        ids = np.full((min(self._rows, self.windows), self._context), non_padding_id(self._pad_id), np.int64)
         return Batch(ids, ids, np.full(len(ids), -1), ids.size, ids.size)
 
     def _epoch_order(self, epoch: int) -> tuple[int, NDArray[np.int64]]:
@@ -156,7 +156,7 @@ def cut_windows(stream: Ids, starts: NDArray[np.int64], context: int) -> Batch:
     return Batch(windows[:, :-1], windows[:, 1:], starts, size, size)
 
 
-def successive_batches(stream: Ids, *, context: int, rows: int) -> list[Batch]:
+def consecutive_batches(stream: Ids, *, context: int, rows: int) -> list[Batch]:
     """Cut a text into consecutive windows for validation; a rest shorter than a window is left out.
 
     Raises:

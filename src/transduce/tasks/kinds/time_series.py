@@ -36,7 +36,7 @@ from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
 from transduce.model.series import SeriesTransformer
 from transduce.model_folder.cards import SERIES_CARD, TASK_CARD, SeriesCard, TaskCard
-from transduce.tasks.kinds.kind import Outcome, Place, Preparation, Share, TaskKind, front_matter, model_dtype
+from transduce.tasks.kinds.kind import Outcome, Preparation, RunPlacement, Share, TaskKind, front_matter, model_dtype
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings, VocabularySettings
 from transduce.text.filters import FilterSettings
 from transduce.training.choices import Choice, Preset
@@ -402,11 +402,11 @@ class TimeSeries(TaskKind[SeriesCorpus]):
         rows = max(1, resolved.micro_batch_tokens // (corpus.horizon * len(corpus.columns)))
         return SeriesPlan(corpus.training, corpus.scale, rows=rows, seed=resolved.training.seed, share=share)
 
-    def largest(self, corpus: SeriesCorpus, resolved: ResolvedSettings) -> list[SeriesBatch]:
+    def largest_batches(self, corpus: SeriesCorpus, resolved: ResolvedSettings) -> list[SeriesBatch]:
         """Return one batch, because all batches have the same size."""
         return [self.plan(corpus, resolved).batch(0, 0)]
 
-    def validation(self, corpus: SeriesCorpus, resolved: ResolvedSettings, place: Place) -> SeriesDevSet:
+    def validation(self, corpus: SeriesCorpus, resolved: ResolvedSettings, place: RunPlacement) -> SeriesDevSet:
         """Return the dev set: windows of the dev part, one horizon apart."""
         return SeriesDevSet(corpus, resolved, device=place.device)
 
@@ -427,7 +427,9 @@ class TimeSeries(TaskKind[SeriesCorpus]):
         """Return the model card during training, without scores."""
         return self._card(corpus, resolved, step, None)
 
-    def finish(self, corpus: SeriesCorpus, resolved: ResolvedSettings, place: Place, step: int | None) -> Outcome:
+    def finish(
+        self, corpus: SeriesCorpus, resolved: ResolvedSettings, place: RunPlacement, step: int | None
+    ) -> Outcome:
         """Score the best model's forecasts of the dev part and write the final model card."""
         best = load_forecaster(place.folder, device=place.device, threads=place.threads)
         dev = self.validation(corpus, resolved, place)

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from transduce.data.batches import Batch, BatchPlan
 from transduce.data.prepared import PreparedCorpus
-from transduce.evaluation.scores import ScoreReport, score, words_a_line
-from transduce.inference.batching import LONGEST_SOURCE
+from transduce.evaluation.scores import ScoreReport, mean_words_per_line, score
+from transduce.inference.batching import DEFAULT_MAX_SOURCE
 from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
 from transduce.kernels.select import temporary_twin
@@ -29,10 +29,10 @@ from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import TaskCorpus, TaskText
-from transduce.tasks.kinds.kind import DEV_BATCH_TOKENS, Outcome, Place, model_card, model_dtype, pairs_of_files
+from transduce.tasks.kinds.kind import DEV_BATCH_TOKENS, Outcome, RunPlacement, model_card, model_dtype, pairs_of_files
 from transduce.tasks.kinds.text_kind import TextKind
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
-from transduce.text.files import counted
+from transduce.text.files import count_noun
 from transduce.text.languages import FILE_NAME as PROFILES_FILE
 from transduce.text.languages import learn_profiles
 from transduce.text.tokenizer import Tokenizer
@@ -73,10 +73,10 @@ class TranslationTask:
         """Return the loss of a batch, like `loss`; training calls the object itself, which can also prefetch."""
         return self.loss(batch)
 
-    def look_ahead(self, batch: Batch) -> None:
+    def prefetch(self, batch: Batch) -> None:
         """Prepare the next batch while the current step runs (`training/prefetch.py`)."""
         if self._packed is not None:
-            self._packed.look_ahead(batch)
+            self._packed.prefetch(batch)
 
     def loss(self, batch: Batch) -> Loss:
         """Return the teacher-forced cross-entropy, summed over the target tokens."""
@@ -111,13 +111,13 @@ class DevSet:
         target_language: str | None,
         dtype: torch.dtype,
         device: str,
-        longest_source: int = LONGEST_SOURCE,
+        longest_source: int = DEFAULT_MAX_SOURCE,
     ) -> None:
         with torch.device(device):
             self.model = build_encoder_decoder(config).to(dtype).eval()
         self.task = TranslationTask(self.model, label_smoothing=0.0)
         search = SearchSettings(beam_size=1)
-        self.translator = Translator(self.model, tokenizer, search=search, longest_source=longest_source)
+        self.translator = Translator(self.model, tokenizer, search=search, max_source_tokens=longest_source)
         self.sources = list(sources)
         self.references = list(references)
         self.batches = batches
@@ -188,7 +188,9 @@ class Translation(TextKind):
 
     def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:
         """Choose BLEU, or chrF for short references, or the loss if nothing is translated."""
-        return choose_best_by(translated, words=words_a_line(corpus.dev_targets[:translated], corpus.languages[1]))
+        return choose_best_by(
+            translated, words=mean_words_per_line(corpus.dev_targets[:translated], corpus.languages[1])
+        )
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the loss function: teacher-forced cross-entropy with label smoothing."""
@@ -196,7 +198,7 @@ class Translation(TextKind):
         training = resolved.training
         return TranslationTask(model, label_smoothing=training.label_smoothing, record=training.record)
 
-    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place) -> DevSet:
+    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement) -> DevSet:
         """Return the dev set: the loss of all pairs, and greedy translations of some."""
         assert corpus.dev is not None
         translated = resolved.training.translate_dev
@@ -216,7 +218,7 @@ class Translation(TextKind):
         """Return the model card during training, without scores."""
         return model_card(resolved, corpus, step=step, report=None)
 
-    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: Place, step: int | None) -> Outcome:
+    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement, step: int | None) -> Outcome:
         """Score the best model on the dev set with the run's search settings, and write the final model card."""
         translator = open_translator(
             place.folder, precision=resolved.training.precision, device=place.device, threads=place.threads
@@ -224,7 +226,7 @@ class Translation(TextKind):
         report = score_dev(translator, corpus, resolved)
         beams = resolved.search.beam_size
         return Outcome(
-            measured=f"Dev set, {counted(report.sentences, 'sentence')}, beam {beams}:\n{report}",
+            measured=f"Dev set, {count_noun(report.sentences, 'sentence')}, beam {beams}:\n{report}",
             hint=f"Try: transduce translate {place.folder}",
             files={
                 "README.md": model_card(resolved, corpus, step=step, report=report).encode(),

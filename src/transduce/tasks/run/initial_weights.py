@@ -20,9 +20,9 @@ from transduce.model.config import ModelConfig
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 from transduce.model_folder.read import ModelFolder, read_any_model_folder
-from transduce.tasks.kinds.kind import Fresh
+from transduce.tasks.kinds.kind import Reinitialized
 from transduce.tasks.prepared_folder import check_vocabulary
-from transduce.tasks.settings.choice_log import Account
+from transduce.tasks.settings.choice_log import ChoiceLog
 from transduce.tasks.settings.structs import ResolvedSettings, Settings
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import PRESETS, Choice
@@ -41,7 +41,7 @@ _CARD = "beginning.json"
 _ROWS_PREFIX = "rows."
 
 
-class BeginningCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class StoredWeightsCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The metadata of the stored weights."""
 
     sha256: str
@@ -93,7 +93,7 @@ def check_frozen(settings: Settings) -> None:
             )
 
 
-def account_for_adaptation(resolved: ResolvedSettings, account: Account, fresh: tuple[str, ...]) -> None:
+def log_adaptation(resolved: ResolvedSettings, account: ChoiceLog, fresh: tuple[str, ...]) -> None:
     """Log the share of the parameters that LoRA trains.
 
     Raises:
@@ -107,15 +107,15 @@ def account_for_adaptation(resolved: ResolvedSettings, account: Account, fresh: 
     adapt(meta_model, settings, fresh=fresh)
     trainable, total = count_parameters(meta_model)
     reason = f"{trainable:,} parameters are trained, {trainable / total:.2%} of the model's {total:,}"
-    account.take("training.lora_rank", None, Choice(settings.rank, reason))
+    account.record("training.lora_rank", None, Choice(settings.rank, reason))
 
 
-def needs_stored(resolved: ResolvedSettings | Settings) -> bool:
+def needs_stored_weights(resolved: ResolvedSettings | Settings) -> bool:
     """Return whether the run stores its initial weights."""
     return resolved.training.lora_rank > 0 or resolved.word_vectors is not None
 
 
-def store_beginning(folder: Path, model: Model, vectors: dict[str, FoundVectors]) -> None:
+def store_initial_weights(folder: Path, model: Model, vectors: dict[str, FoundVectors]) -> None:
     """Write the initial weights, and the indices of the rows that word vectors filled."""
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     for side, filled in vectors.items():
@@ -125,14 +125,14 @@ def store_beginning(folder: Path, model: Model, vectors: dict[str, FoundVectors]
         ).unique()
     partial = folder / f".partial-{_WEIGHTS}"
     save_file(tensors, partial)
-    card = BeginningCard(
+    card = StoredWeightsCard(
         sha256=file_sha256(partial), word_vectors={side: filled.coverage for side, filled in vectors.items()}
     )
     replace_file(partial, folder / _WEIGHTS)
     write_file(folder / _CARD, msgspec.json.format(msgspec.json.encode(card)) + b"\n")
 
 
-def load_beginning(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def load_initial_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the initial weights, and by parameter name the indices of the rows that word vectors filled.
 
     Raises:
@@ -140,7 +140,7 @@ def load_beginning(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """
     path = folder / _WEIGHTS
     try:
-        card = msgspec.json.decode((folder / _CARD).read_bytes(), type=BeginningCard)
+        card = msgspec.json.decode((folder / _CARD).read_bytes(), type=StoredWeightsCard)
         if file_sha256(path) != card.sha256:
             raise TransduceError(f"{path} is not what the run wrote: start another run with another --out.")
         tensors = load_file(path)
@@ -156,7 +156,7 @@ def load_beginning(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def fill_with_vectors(
-    model: Model, resolved: ResolvedSettings, tokenizer: Tokenizer, account: Account
+    model: Model, resolved: ResolvedSettings, tokenizer: Tokenizer, account: ChoiceLog
 ) -> dict[str, FoundVectors]:
     """Copy word vectors into the embeddings, and log how many tokens have one.
 
@@ -181,7 +181,7 @@ def fill_with_vectors(
         _, weight = embeddings_of(model)[side]
         found[side] = find_vectors(vocabulary, path, weight.shape[1])
         put_vectors(weight, found[side], rescale=vector_settings.rescale)
-        account.take(f"word_vectors.{side}", None, Choice(Path(path).name, str(found[side].coverage)))
+        account.record(f"word_vectors.{side}", None, Choice(Path(path).name, str(found[side].coverage)))
     return found
 
 
@@ -194,7 +194,7 @@ def embeddings_of(model: Model) -> dict[str, tuple[str, torch.nn.Parameter]]:
     return embeddings
 
 
-def restrict_learning(model: AnyModel, resolved: ResolvedSettings, folder: Path, fresh: tuple[str, ...]) -> None:
+def restrict_training(model: AnyModel, resolved: ResolvedSettings, folder: Path, fresh: tuple[str, ...]) -> None:
     """Add LoRA adapters to the model, or freeze the rows of word vectors, as the settings specify.
 
     Raises:
@@ -204,7 +204,7 @@ def restrict_learning(model: AnyModel, resolved: ResolvedSettings, folder: Path,
     if settings is not None:
         adapt(model, settings, fresh=fresh)
     if resolved.word_vectors is not None and resolved.word_vectors.frozen:
-        for name, rows in load_beginning(folder)[1].items():
+        for name, rows in load_initial_weights(folder)[1].items():
             freeze_rows(model.get_parameter(name), rows)
 
 
@@ -212,10 +212,10 @@ def restrict_learning(model: AnyModel, resolved: ResolvedSettings, folder: Path,
 
 
 _CONFIG_COPY = "started_from.json"
-ALL_TAKEN = Fresh()
+TAKE_ALL = Reinitialized()
 
 
-def read_beginning(settings: Settings) -> ModelFolder[Model] | None:
+def read_base_model(settings: Settings) -> ModelFolder[Model] | None:
     """Read the base model that training starts from; None if training starts from random weights.
 
     Raises:
@@ -245,12 +245,12 @@ def read_beginning(settings: Settings) -> ModelFolder[Model] | None:
     return content
 
 
-def remember_beginning(folder: Path, config: ModelConfig) -> None:
+def store_base_config(folder: Path, config: ModelConfig) -> None:
     """Store the base model's settings in the run's folder."""
     write_file(folder / _CONFIG_COPY, msgspec.json.format(msgspec.json.encode(config)) + b"\n")
 
 
-def recall_beginning(folder: Path) -> ModelConfig:
+def load_base_config(folder: Path) -> ModelConfig:
     """Return the base model's settings that `remember_beginning` stored in the run's folder.
 
     Raises:
@@ -263,12 +263,12 @@ def recall_beginning(folder: Path) -> ModelConfig:
         raise TransduceError(f"{path} cannot be read ({error}): start another run with another --out.") from error
 
 
-def prepare_beginning(
+def prepare_initial_weights(
     folder: Path | None,
     resolved: ResolvedSettings,
     tokenizer: Tokenizer | None,
-    account: Account,
-    fresh: Fresh = ALL_TAKEN,
+    account: ChoiceLog,
+    fresh: Reinitialized = TAKE_ALL,
 ) -> None:
     """Log what LoRA and word vectors do to the initial weights, and store these weights if the run needs them.
 
@@ -286,18 +286,20 @@ def prepare_beginning(
         raise TransduceError(
             f"`word_vectors` are for text, but `task.kind` = {resolved.task.kind} learns from numbers: leave them out."
         )
-    account_for_adaptation(resolved, account, fresh.lacking)
-    if not needs_stored(resolved) or (folder is None and resolved.word_vectors is None):
+    log_adaptation(resolved, account, fresh.may_lack)
+    if not needs_stored_weights(resolved) or (folder is None and resolved.word_vectors is None):
         return
     torch.manual_seed(resolved.training.seed)
     model, vectors = _build(resolved, fresh), {}
     if resolved.word_vectors is not None and tokenizer is not None:
         vectors = fill_with_vectors(model, resolved, tokenizer, account)
     if folder is not None:
-        store_beginning(folder, model, vectors)
+        store_initial_weights(folder, model, vectors)
 
 
-def build_beginning(resolved: ResolvedSettings, folder: Path, *, trained: bool, fresh: Fresh = ALL_TAKEN) -> AnyModel:
+def build_initial_model(
+    resolved: ResolvedSettings, folder: Path, *, trained: bool, fresh: Reinitialized = TAKE_ALL
+) -> AnyModel:
     """Return the model with its initial weights.
 
     Args:
@@ -309,34 +311,34 @@ def build_beginning(resolved: ResolvedSettings, folder: Path, *, trained: bool, 
     Raises:
         TransduceError: the base model cannot be read or has changed since.
     """
-    if needs_stored(resolved):
+    if needs_stored_weights(resolved):
         model = build_model(resolved.model)
-        model.load_state_dict(load_beginning(folder)[0])
+        model.load_state_dict(load_initial_weights(folder)[0])
         return model
     if trained or resolved.start_from is None:
         return build_any_model(resolved.model)
     return _build(resolved, fresh)
 
 
-def _build(resolved: ResolvedSettings, fresh: Fresh) -> Model:
+def _build(resolved: ResolvedSettings, fresh: Reinitialized) -> Model:
     model = build_model(resolved.model)
     if resolved.start_from is None:
         return model
     folder = Path(resolved.start_from)
     base_weights = read_any_model_folder(folder).model.state_dict()
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    if fresh.anew is not None:
-        reinitialized = fresh.anew(folder)
+    if fresh.reinitialize is not None:
+        reinitialized = fresh.reinitialize(folder)
         base_weights = {name: tensor for name, tensor in base_weights.items() if not name.startswith(reinitialized)}
-    if fresh.lacking:
+    if fresh.may_lack:
         base_weights = {name: tensor for name, tensor in base_weights.items() if shapes.get(name) == tensor.shape}
         shapes = {
-            name: shape for name, shape in shapes.items() if name in base_weights or not name.startswith(fresh.lacking)
+            name: shape for name, shape in shapes.items() if name in base_weights or not name.startswith(fresh.may_lack)
         }
     if {name: tensor.shape for name, tensor in base_weights.items()} != shapes:
         raise TransduceError(
             f"The model in {resolved.start_from} is not the one that this run was started from: start another run with "
             "another --out."
         )
-    model.load_state_dict(base_weights, strict=not fresh.lacking)
+    model.load_state_dict(base_weights, strict=not fresh.may_lack)
     return model

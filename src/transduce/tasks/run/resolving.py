@@ -21,8 +21,8 @@ from transduce.tasks.corpus import RunCorpus
 from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.kinds.kind import C, TaskKind
 from transduce.tasks.kinds.text_kind import TextKind
-from transduce.tasks.run.initial_weights import check_adaptation, read_beginning
-from transduce.tasks.settings.choice_log import Account
+from transduce.tasks.run.initial_weights import check_adaptation, read_base_model
+from transduce.tasks.settings.choice_log import ChoiceLog
 from transduce.tasks.settings.structs import ModelSettings, ResolvedSettings, Settings, TaskSettings, VocabularySettings
 from transduce.text.sentencepiece_model import EOS_ID, PAD_ID, TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
@@ -43,9 +43,9 @@ from transduce.training.choices import (
     choose_warmup_steps,
     choose_weight_decay,
     count_multiplied_weights,
-    pieces_in_time,
+    tokens_in_time,
 )
-from transduce.training.lora import usual_alpha
+from transduce.training.lora import choose_lora_alpha
 from transduce.training.settings import Kernels, OptimizerName, ResolvedTraining, TrainingSettings
 
 # --- resolve model ---
@@ -55,7 +55,7 @@ from transduce.training.settings import Kernels, OptimizerName, ResolvedTraining
 _CHANGEABLE = ("dropout", "attention_dropout", "activation_dropout")
 
 
-class Pieces(NamedTuple):
+class VocabularyProperties(NamedTuple):
     """The properties of a tokenizer that a model configuration contains."""
 
     source_size: int
@@ -70,16 +70,21 @@ class Pieces(NamedTuple):
     """True if both sides share one vocabulary."""
 
 
-def pieces_of(tokenizer: Tokenizer | None) -> Pieces | None:
+def vocabulary_properties(tokenizer: Tokenizer | None) -> VocabularyProperties | None:
     """Return the properties of a tokenizer; None for None."""
     if tokenizer is None:
         return None
     source, target = tokenizer.source, tokenizer.target
-    return Pieces(source.size, target.size, target.pad_id, target.eos_id, tokenizer.joint)
+    return VocabularyProperties(source.size, target.size, target.pad_id, target.eos_id, tokenizer.joint)
 
 
 def resolve_model(
-    settings: Settings, preset: str, pieces: Pieces | None, account: Account, *, epochs: float = math.inf
+    settings: Settings,
+    preset: str,
+    pieces: VocabularyProperties | None,
+    account: ChoiceLog,
+    *,
+    epochs: float = math.inf,
 ) -> ModelConfig:
     """Return the model's configuration, and log its settings with reasons.
 
@@ -114,20 +119,20 @@ def resolve_model(
         choices[name] = Choice(value, fitting[name].reason if name in fitting else f"preset {preset}")
     if choices["dropout"].value == PRESETS[preset].dropout:  # the task sets no dropout
         choices["dropout"] = choose_dropout(preset, epochs)
-    values = {name: account.take(f"model.{name}", specified.get(name), choice) for name, choice in choices.items()}
+    values = {name: account.record(f"model.{name}", specified.get(name), choice) for name, choice in choices.items()}
     _log_specified(specified, account)
     return ModelConfig(**_vocabularies(pieces, model_kind) | specified | values)
 
 
-def _log_specified(specified: dict[str, Any], account: Account) -> None:
+def _log_specified(specified: dict[str, Any], account: ChoiceLog) -> None:
     """Log the user's model settings that are not logged yet."""
     logged = {line.name for line in account.lines}
     for name, value in specified.items():
         if f"model.{name}" not in logged:
-            account.take(f"model.{name}", value, None)
+            account.record(f"model.{name}", value, None)
 
 
-def _vocabularies(properties: Pieces | None, model_kind: str) -> dict[str, Any]:
+def _vocabularies(properties: VocabularyProperties | None, model_kind: str) -> dict[str, Any]:
     if properties is None:
         # `TaskKind.adapt_model` sets the number of series.
         return {"source_vocabulary_size": 0, "target_vocabulary_size": 0, "num_series": 1}
@@ -155,7 +160,7 @@ def _fit_vectors(settings: Settings, num_heads: int) -> dict[str, Choice[int]]:
     }
 
 
-def keep_model(settings: Settings, config: ModelConfig, folder: str, account: Account) -> ModelConfig:
+def keep_base_config(settings: Settings, config: ModelConfig, folder: str, account: ChoiceLog) -> ModelConfig:
     """Return the base model's configuration; only dropout may be changed.
 
     Raises:
@@ -171,21 +176,21 @@ def keep_model(settings: Settings, config: ModelConfig, folder: str, account: Ac
     used = kind_of(settings.task.kind).sizes(PRESETS["tiny"], config.kind)
     for name in ("kind", "num_encoder_layers", "num_decoder_layers", "d_model", "dropout"):
         if name in used or name == "kind":
-            account.take(f"model.{name}", specified.get(name), Choice(getattr(config, name), f"as in {folder}"))
+            account.record(f"model.{name}", specified.get(name), Choice(getattr(config, name), f"as in {folder}"))
     _log_specified(specified, account)
     return msgspec.structs.replace(config, **{name: specified[name] for name in _CHANGEABLE if name in specified})
 
 
-def follow_model(settings: Settings, config: ModelConfig, account: Account) -> Settings:
+def follow_base_model(settings: Settings, config: ModelConfig, account: ChoiceLog) -> Settings:
     """Complete the task's settings by values of the base model, and log them."""
-    task = kind_of(settings.task.kind).follow(settings.task, config)
+    task = kind_of(settings.task.kind).complete_settings(settings.task, config)
     for name in TaskSettings.__struct_fields__:
         if getattr(task, name) != getattr(settings.task, name):
-            account.take(f"task.{name}", None, Choice(getattr(task, name), f"as in {settings.start_from}"))
+            account.record(f"task.{name}", None, Choice(getattr(task, name), f"as in {settings.start_from}"))
     return msgspec.structs.replace(settings, task=task)
 
 
-def foresee_epochs(
+def predict_epochs(
     settings: Settings, machine: Machine, preset: str, *, pairs: int, epoch_tokens: int, vocabulary_size: int | None
 ) -> float:
     """Predict how often training will read the text, by the steps or by the minutes and the machine's speed."""
@@ -193,7 +198,7 @@ def foresee_epochs(
     if training.minutes is not None:
         parameters = count_multiplied_weights(PRESETS[preset], vocabulary_size or 0)
         speed = machine.operations_per_second
-        return pieces_in_time(parameters, minutes=training.minutes, operations_per_second=speed) / max(1, epoch_tokens)
+        return tokens_in_time(parameters, minutes=training.minutes, operations_per_second=speed) / max(1, epoch_tokens)
     batch_tokens = training.batch_tokens or kind.choose_batch_tokens(epoch_tokens, machine.device).value
     steps = training.steps or kind.choose_steps(pairs, epoch_tokens, batch_tokens).value
     return steps * batch_tokens / max(1, epoch_tokens)
@@ -202,7 +207,7 @@ def foresee_epochs(
 def resolve_preset(
     settings: Settings,
     machine: Machine,
-    account: Account,
+    account: ChoiceLog,
     *,
     pairs: int,
     tokens: int = 0,
@@ -217,7 +222,7 @@ def resolve_preset(
             operations_per_second=machine.operations_per_second,
             vocabulary_size=vocabulary_size,
         )
-    name: str = account.take("preset", settings.preset, choice)
+    name: str = account.record("preset", settings.preset, choice)
     return name
 
 
@@ -245,13 +250,13 @@ _COPIED = (
 )
 
 
-def resolve_tokenizer(settings: Settings, size: CorpusSize, account: Account) -> TokenizerSettings:
+def resolve_tokenizer(settings: Settings, size: CorpusSize, account: ChoiceLog) -> TokenizerSettings:
     """Choose the tokenizer's settings by the size of the corpus."""
     given_settings, by_character = settings.tokenizer, settings.tokenizer.kind == "character"
     choice = Choice(MOST_CHARACTERS, "at most; every character") if by_character else choose_vocabulary_size(size)
     return TokenizerSettings(
         kind=given_settings.kind,
-        vocabulary_size=account.take("tokenizer.vocabulary_size", given_settings.vocabulary_size, choice),
+        vocabulary_size=account.record("tokenizer.vocabulary_size", given_settings.vocabulary_size, choice),
         joint=given_settings.joint,
         byte_fallback=not by_character if given_settings.byte_fallback is None else given_settings.byte_fallback,
         character_coverage=given_settings.character_coverage,
@@ -260,7 +265,7 @@ def resolve_tokenizer(settings: Settings, size: CorpusSize, account: Account) ->
     )
 
 
-def explain_languages(settings: Settings, found: tuple[str | None, str | None], account: Account) -> None:
+def explain_languages(settings: Settings, found: tuple[str | None, str | None], account: ChoiceLog) -> None:
     """Log the languages of translations, by which BLEU tokenizes.
 
     Args:
@@ -272,7 +277,7 @@ def explain_languages(settings: Settings, found: tuple[str | None, str | None], 
     reason = (
         "the files' suffixes" if all(found) else "unknown from the files' suffixes: pass `--languages`, for BLEU too"
     )
-    account.take("data.languages", names if settings.data.languages else None, Choice(names, reason))
+    account.record("data.languages", names if settings.data.languages else None, Choice(names, reason))
 
 
 def check_training(settings: Settings, model: ModelConfig, machine: Machine) -> None:
@@ -324,10 +329,10 @@ def resolve_training(
     machine: Machine,
     *,
     corpus: RunCorpus,
-    account: Account,
+    account: ChoiceLog,
 ) -> ResolvedTraining:
     """Choose the settings of training by the corpus and the machine."""
-    kind, training, take = kind_of(settings.task.kind), settings.training, account.take
+    kind, training, take = kind_of(settings.task.kind), settings.training, account.record
     check_training(settings, model, machine)
     pairs, epoch_tokens = corpus.pairs, kind.epoch_tokens(corpus, model, settings.task)
     translated = training.translate_dev if kind.writes_translations else 0
@@ -344,7 +349,7 @@ def resolve_training(
     schedule = take("training.schedule", training.schedule, kind.choose_schedule(order))
     warmup = take("training.warmup_steps", training.warmup_steps, choose_warmup_steps(steps))
     if steps is not None and schedule in ("linear", "cosine") and warmup > (most := max(1, steps // 2)):
-        account.correct("training.warmup_steps", most, "half of the steps, as the rate falls in the rest; you set {}")
+        account.amend("training.warmup_steps", most, "half of the steps, as the rate falls in the rest; you set {}")
     optimizer = take("training.optimizer", training.optimizer, _choose_optimizer(settings, model))
     rate = take(
         "training.learning_rate",
@@ -383,7 +388,7 @@ def resolve_training(
         best_by=take("training.best_by", training.best_by, kind.choose_best_by(corpus, translated)),
         patience=take("training.patience", training.patience, choose_patience()),
         translate_dev=translated,
-        lora_alpha=take("training.lora_alpha", training.lora_alpha, usual_alpha(training.lora_rank))
+        lora_alpha=take("training.lora_alpha", training.lora_alpha, choose_lora_alpha(training.lora_rank))
         if training.lora_rank
         else None,
         **{name: getattr(training, name) for name in _COPIED},
@@ -394,7 +399,7 @@ def _choose_optimizer(settings: Settings, model: ModelConfig) -> Choice[Optimize
     return choose_optimizer(model.kind, model.norm_order, start_from=settings.start_from)
 
 
-def _resolve_accumulate(specified: int | None, choice: Choice[int], account: Account, batch_tokens: int) -> int:
+def _resolve_accumulate(specified: int | None, choice: Choice[int], account: ChoiceLog, batch_tokens: int) -> int:
     if specified is not None and specified > batch_tokens:
         raise TransduceError(
             f"`training.accumulate` must be at most `training.batch_tokens` ({batch_tokens:,}), one token each, but is "
@@ -402,22 +407,22 @@ def _resolve_accumulate(specified: int | None, choice: Choice[int], account: Acc
         )
     if specified is None and choice.value == 1:
         return 1  # not worth a log entry
-    parts: int = account.take("training.accumulate", specified, choice)
+    parts: int = account.record("training.accumulate", specified, choice)
     return parts
 
 
-def _resolve_weight_decay(settings: Settings, choice: Choice[float | None], account: Account) -> float | None:
+def _resolve_weight_decay(settings: Settings, choice: Choice[float | None], account: ChoiceLog) -> float | None:
     specified, frozen = (
         settings.training.weight_decay,
         settings.word_vectors is not None and settings.word_vectors.frozen,
     )
     if specified is not None:
-        account.take("training.weight_decay", specified, None)
+        account.record("training.weight_decay", specified, None)
         return specified
     if choice.value == 0.0 or frozen:
         return 0.0  # not worth a log entry; frozen embedding rows must not decay
     shown = Choice("later" if choice.value is None else choice.value, choice.reason)
-    account.take("training.weight_decay", None, shown)
+    account.record("training.weight_decay", None, shown)
     return choice.value
 
 
@@ -428,15 +433,15 @@ def _adapts_dropout(settings: Settings) -> bool:
     )
 
 
-def _resolve_kernels(training: TrainingSettings, machine: Machine, account: Account) -> Kernels:
+def _resolve_kernels(training: TrainingSettings, machine: Machine, account: ChoiceLog) -> Kernels:
     if training.kernels == "torch":
-        return account.take("training.kernels", training.kernels, Choice(training.kernels, ""))  # type: ignore[no-any-return]
+        return account.record("training.kernels", training.kernels, Choice(training.kernels, ""))  # type: ignore[no-any-return]
     choice = choose_kernels(machine.device, machine.threads, compiled=training.compile)
-    kernels: Kernels = account.take("training.kernels", training.kernels, choice)
+    kernels: Kernels = account.record("training.kernels", training.kernels, choice)
     return kernels
 
 
-def explain_decoding(config: ModelConfig, device: str, account: Account) -> None:
+def explain_decoding(config: ModelConfig, device: str, account: ChoiceLog) -> None:
     """Enter what will decode the model in the choice log, and why no faster backend does."""
     if config.kind not in ("transformer", "decoder"):
         return
@@ -445,13 +450,13 @@ def explain_decoding(config: ModelConfig, device: str, account: Account) -> None
     assert isinstance(model, Transformer | Decoder)
     backend, refused = forecast_decoder(model.eval(), device)
     reasons = [f"not {name}, because {reason}" for name, reason in refused.items()]
-    account.take("decoding kernels", None, Choice(backend, reasons[0] if reasons else "the fastest that there is"))
+    account.record("decoding kernels", None, Choice(backend, reasons[0] if reasons else "the fastest that there is"))
 
 
-def _resolve_record(specified: bool | None, choice: Choice[bool], account: Account) -> bool:
+def _resolve_record(specified: bool | None, choice: Choice[bool], account: ChoiceLog) -> bool:
     if specified is None and not choice.value:
         return False  # not worth a log entry
-    return account.take("training.record", specified, choice)  # type: ignore[no-any-return]
+    return account.record("training.record", specified, choice)  # type: ignore[no-any-return]
 
 
 def as_settings(resolved: ResolvedSettings) -> Settings:
@@ -483,8 +488,8 @@ _ATTENTION_SETTINGS = ("attention_score", "attention_kind", "attention_scale", "
 _PLACEHOLDER_SIZE = 1 << 15  # placeholder vocabulary size
 
 
-def foresee(
-    kind: TaskKind[C], settings: Settings, machine: Machine, account: Account
+def preflight(
+    kind: TaskKind[C], settings: Settings, machine: Machine, account: ChoiceLog
 ) -> tuple[Settings, ModelFolder[Model] | None]:
     """Check settings that no corpus could make valid, and complete them from the base model.
 
@@ -504,12 +509,12 @@ def foresee(
     _refuse_idle_search(kind, settings)
     _log_unused(settings, account)
     check_adaptation(settings)
-    base_model = read_beginning(settings)
+    base_model = read_base_model(settings)
     base_config = None if base_model is None else base_model.model.config
     if base_config is not None:
         kind.check_model(base_config.kind, f"The model in {settings.start_from}")
-        settings = follow_model(settings, base_config, account)
-    check_choices(settings, base_config, machine)
+        settings = follow_base_model(settings, base_config, account)
+    check_consistency(settings, base_config, machine)
     return settings, base_model
 
 
@@ -519,17 +524,17 @@ def _refuse_idle_search(kind: TaskKind[C], settings: Settings) -> None:
     Raises:
         TransduceError: such a setting has another value than its default.
     """
-    if kind.instead_of_search is None:
+    if kind.search_advice is None:
         return
     defaults = SearchSettings()
     for name in SearchSettings.__struct_fields__:
-        if name not in kind.own_search and getattr(settings.search, name) != getattr(defaults, name):
+        if name not in kind.used_search_settings and getattr(settings.search, name) != getattr(defaults, name):
             raise TransduceError(
-                f"`search.{name}` does nothing where `task.kind` is {kind.name}: {kind.instead_of_search}."
+                f"`search.{name}` does nothing where `task.kind` is {kind.name}: {kind.search_advice}."
             )
 
 
-def _log_unused(settings: Settings, account: Account) -> None:
+def _log_unused(settings: Settings, account: ChoiceLog) -> None:
     """Log settings that a recurrent model does not use; settings files may have them for several kinds of model."""
     model = settings.model
     if model.kind != "recurrent":
@@ -543,10 +548,10 @@ def _log_unused(settings: Settings, account: Account) -> None:
     for name, reason in unused.items():
         value = getattr(model, name)
         if value not in (None, defaults[name]):
-            account.take(f"model.{name}", None, Choice(value, reason))
+            account.record(f"model.{name}", None, Choice(value, reason))
 
 
-def check_choices(settings: Settings, kept: ModelConfig | None, machine: Machine) -> None:
+def check_consistency(settings: Settings, kept: ModelConfig | None, machine: Machine) -> None:
     """Refuse contradictory settings of model and training, whatever the corpus.
 
     Args:
@@ -557,7 +562,11 @@ def check_choices(settings: Settings, kept: ModelConfig | None, machine: Machine
     Raises:
         TransduceError: settings of the model or of training contradict each other.
     """
-    model = _trial_model(settings) if kept is None else keep_model(settings, kept, str(settings.start_from), Account())
+    model = (
+        _trial_model(settings)
+        if kept is None
+        else keep_base_config(settings, kept, str(settings.start_from), ChoiceLog())
+    )
     check_training(settings, model, machine)
     if kind_of(settings.task.kind).writes_translations:
         search = msgspec.structs.replace(settings.search, generate=None)  # its token ids are not known yet
@@ -571,11 +580,13 @@ def _trial_model(settings: Settings) -> ModelConfig:
         TransduceError: no preset is possible.
     """
     reads_text = isinstance(kind_of(settings.task.kind), TextKind)
-    properties = Pieces(_PLACEHOLDER_SIZE, _PLACEHOLDER_SIZE, PAD_ID, EOS_ID, joint=True) if reads_text else None
+    properties = (
+        VocabularyProperties(_PLACEHOLDER_SIZE, _PLACEHOLDER_SIZE, PAD_ID, EOS_ID, joint=True) if reads_text else None
+    )
     refusals = []
     for preset in PRESETS if settings.preset is None else (settings.preset,):
         try:
-            return resolve_model(settings, preset, properties, Account())
+            return resolve_model(settings, preset, properties, ChoiceLog())
         except TransduceError as refusal:
             refusals.append(refusal)
     raise refusals[0]

@@ -25,64 +25,64 @@ from transduce.model_folder.write import write_model_folder
 from transduce.process_environment import keep_freed_memory
 from transduce.tasks.corpus import RunCorpus, changed_text_files
 from transduce.tasks.kinds.all_kinds import kind_of
-from transduce.tasks.kinds.kind import Place, Preparation
+from transduce.tasks.kinds.kind import Preparation, RunPlacement
 from transduce.tasks.run.initial_weights import (
-    build_beginning,
+    build_initial_model,
     check_frozen,
-    needs_stored,
-    prepare_beginning,
-    recall_beginning,
-    remember_beginning,
-    restrict_learning,
+    load_base_config,
+    needs_stored_weights,
+    prepare_initial_weights,
+    restrict_training,
+    store_base_config,
 )
 from transduce.tasks.run.resolving import (
     as_settings,
     explain_decoding,
     explain_languages,
-    foresee,
-    foresee_epochs,
-    keep_model,
-    pieces_of,
+    keep_base_config,
+    predict_epochs,
+    preflight,
     resolve_model,
     resolve_preset,
     resolve_tokenizer,
     resolve_training,
+    vocabulary_properties,
 )
 from transduce.tasks.run.run_folder import (
     SETTINGS_FILE,
-    NewRun,
+    RunFolder,
+    adapt_to_machine,
+    apply_changes,
     changes_between,
-    is_of_the_disk,
-    override,
+    is_disk_error,
+    lock_run,
     read_stored,
+    refuse_resume_without_text,
     refuse_to_overwrite,
-    refuse_to_resume_nothing,
-    sole_run,
-    suit_machine,
 )
-from transduce.tasks.settings.choice_log import Account
+from transduce.tasks.settings.choice_log import ChoiceLog
 from transduce.tasks.settings.reading import make_settings, to_toml
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
-from transduce.training.checkpoint import RunState, Surroundings, load_newest, newest_state
-from transduce.training.distributed import Processes, explaining_lost_processes, join_processes
+from transduce.training.checkpoint import Environment, RunState, load_newest, newest_state
+from transduce.training.distributed import Processes, explain_lost_processes, join_processes
 from transduce.training.engine import compile_layers
 from transduce.training.events import ProgressDisplay, ValidationEvent, format_duration
-from transduce.training.interruption import outliving_the_terminal
-from transduce.training.loop import CHECKPOINTS, Precautions, Trainer, TrainResult
+from transduce.training.interruption import ignore_hangup
+from transduce.training.loop import CHECKPOINTS, Safeguards, Trainer, TrainResult
 from transduce.training.lora import count_parameters
-from transduce.training.out_of_memory import explaining_a_large_model
-from transduce.training.prefetch import BatchesAhead
+from transduce.training.out_of_memory import explain_model_out_of_memory
+from transduce.training.prefetch import PrefetchedBatches
 from transduce.training.settings import Kernels
 
 # --- precautions ---
 # Collect what a run needs to detect and report trouble: largest batches, readable batches, and its environment.
 
 
-def surroundings_of(machine: Machine, kernels: Kernels) -> Surroundings:
+def environment_of(machine: Machine, kernels: Kernels) -> Environment:
     """Return the properties of a machine and its kernels that determine the order of floating-point sums."""
     on_gpu = machine.device.startswith("cuda")
     bfloat16 = [name for name, has in (("AVX512_BF16", machine.avx512_bf16), ("AMX", machine.amx)) if has]
-    return Surroundings(
+    return Environment(
         device=torch.cuda.get_device_name(machine.device) if on_gpu else machine.device,
         instructions=" ".join([platform.machine(), torch.backends.cpu.get_cpu_capability(), *bfloat16]),
         threads=machine.threads,
@@ -92,33 +92,33 @@ def surroundings_of(machine: Machine, kernels: Kernels) -> Surroundings:
     )
 
 
-def share_of_machine(machine: Machine, processes: Processes, *, threads_said: bool) -> Machine:
+def machine_share(machine: Machine, processes: Processes, *, threads_specified: bool) -> Machine:
     """Return the share of the machine for one of several training processes: a GPU, or a part of the cores."""
     if processes.count == 1:
         return machine
     machine = msgspec.structs.replace(machine, processes=processes.count)
     if machine.device.startswith("cuda"):
         return msgspec.structs.replace(machine, device=f"cuda:{processes.local_rank}")
-    threads = machine.threads if threads_said else max(1, machine.threads // processes.local_count)
+    threads = machine.threads if threads_specified else max(1, machine.threads // processes.local_count)
     return msgspec.structs.replace(machine, threads=threads)
 
 
-def take_precautions(
+def make_safeguards(
     machine: Machine,
     largest: Sequence[Any],
     describe: Callable[[Any], dict[str, Any]],
     processes: int = 1,
     *,
     kernels: Kernels = "torch",
-) -> Precautions:
+) -> Safeguards:
     """Return the largest batches, a function that describes a batch, and the machine's environment.
 
     With several processes, each tries the first process's share of the largest batches, which is the largest share.
     """
-    return Precautions(
+    return Safeguards(
         largest=[_share(batch, processes) for batch in largest],
         describe=describe,
-        surroundings=surroundings_of(machine, kernels),
+        surroundings=environment_of(machine, kernels),
     )
 
 
@@ -160,16 +160,16 @@ class Run:
         self.kind = kind_of(self.settings.task.kind)
         self.machine: Machine = detect_machine(request.device, request.threads)
         self.processes = join_processes(self.machine.device)
-        self.machine = share_of_machine(self.machine, self.processes, threads_said=request.threads is not None)
-        self.was_trained = False  # True if the run continues from a checkpoint
-        self.begun: NewRun | None = None  # set by the process that creates the folder
+        self.machine = machine_share(self.machine, self.processes, threads_specified=request.threads is not None)
+        self.has_checkpoint = False  # True if the run continues from a checkpoint
+        self.new_run: RunFolder | None = None  # set by the process that creates the folder
         self.display = ProgressDisplay(None if self.processes.is_first else Console(quiet=True))
         torch.set_num_threads(self.machine.threads)
 
     def start(self, folder: Path) -> tuple[ResolvedSettings, RunCorpus]:
         """Choose what the user left open, prepare the corpus, and print the choices with their reasons."""
-        account = Account(self.request.said_reason)
-        settings, base_model = foresee(self.kind, self.settings, self.machine, account)
+        account = ChoiceLog(self.request.said_reason)
+        settings, base_model = preflight(self.kind, self.settings, self.machine, account)
         base_config = None if base_model is None else base_model.model.config
         corpus = self.kind.prepare(
             Preparation(
@@ -182,38 +182,38 @@ class Run:
         )
         if corpus.tokenizer_settings is not None and corpus.tokenizer_settings.kind != "character":
             size = corpus.tokenizer_settings.vocabulary_size
-            account.correct("tokenizer.vocabulary_size", size, "what the text and the task need; first chosen: {}")
+            account.amend("tokenizer.vocabulary_size", size, "what the text and the task need; first chosen: {}")
         if self.kind.writes_translations:
             explain_languages(settings, corpus.languages, account)
         if base_config is not None:
-            remember_beginning(folder, base_config)
+            store_base_config(folder, base_config)
         resolved = self._resolve(settings, corpus, base_config, account)
-        self.kind.explain(corpus, resolved, account)
+        self.kind.log_corpus_problems(corpus, resolved, account)
         explain_decoding(resolved.model, self.machine.device, account)
         stored_in = None if self.request.dry_run else folder
-        prepare_beginning(stored_in, resolved, corpus.tokenizer, account, self.kind.fresh(corpus))
+        prepare_initial_weights(stored_in, resolved, corpus.tokenizer, account, self.kind.reinitialized(corpus))
         self._say_choices(account)
         return resolved, corpus
 
     def _resolve(
-        self, settings: Settings, corpus: RunCorpus, base_config: ModelConfig | None, account: Account
+        self, settings: Settings, corpus: RunCorpus, base_config: ModelConfig | None, choice_log: ChoiceLog
     ) -> ResolvedSettings:
         preset, vocabulary_size = settings.preset, None if corpus.tokenizer is None else corpus.tokenizer.target.size
         if base_config is None:
             pairs, tokens = corpus.pairs, corpus.target_tokens
             preset = resolve_preset(
-                settings, self.machine, account, pairs=pairs, tokens=tokens, vocabulary_size=vocabulary_size
+                settings, self.machine, choice_log, pairs=pairs, tokens=tokens, vocabulary_size=vocabulary_size
             )
-            epochs = foresee_epochs(
+            epochs = predict_epochs(
                 settings, self.machine, preset, pairs=pairs, epoch_tokens=tokens, vocabulary_size=vocabulary_size
             )
-            model = resolve_model(settings, preset, pieces_of(corpus.tokenizer), account, epochs=epochs)
+            model = resolve_model(settings, preset, vocabulary_properties(corpus.tokenizer), choice_log, epochs=epochs)
         else:
-            model = keep_model(settings, base_config, str(settings.start_from), account)
+            model = keep_base_config(settings, base_config, str(settings.start_from), choice_log)
         model = self.kind.adapt_model(model, corpus, settings.task)
         if self.kind.writes_translations:
             check_search(settings.search, [model], width=settings.search.beam_size)
-        training = resolve_training(settings, model, self.machine, corpus=corpus, account=account)
+        training = resolve_training(settings, model, self.machine, corpus=corpus, account=choice_log)
         return ResolvedSettings(
             preset=preset,
             start_from=settings.start_from,
@@ -227,32 +227,34 @@ class Run:
             search=settings.search,
         )
 
-    def _say_choices(self, account: Account) -> None:
+    def _say_choices(self, choice_log: ChoiceLog) -> None:
         self.display.say(f"Machine: {describe(self.machine)}")
-        width = max(len(line.name) for line in account.lines)
-        values = max(len(line.value) for line in account.lines)
-        for line in account.lines:
+        width = max(len(line.name) for line in choice_log.lines)
+        values = max(len(line.value) for line in choice_log.lines)
+        for line in choice_log.lines:
             self.display.say(f"  {line.name:{width}}  {line.value:>{values}}  {line.reason}")
 
     def resume(self) -> tuple[ResolvedSettings, RunCorpus]:
         """Restore the settings, the corpus and the number of threads of a run that was stopped."""
         state = newest_state(self.request.out / CHECKPOINTS)
         stored = read_stored(self.request.out / SETTINGS_FILE)
-        settings = override(stored, self.request.settings, trained=state is not None or needs_stored(stored))
+        settings = apply_changes(
+            stored, self.request.settings, trained=state is not None or needs_stored_weights(stored)
+        )
         check_frozen(settings)
         for change in (*changes_between(stored, settings), *changed_text_files(self.request.out)):
             self.display.say(change)
         self.kind = kind_of(settings.task.kind)
-        self.was_trained = state is not None
+        self.has_checkpoint = state is not None
         if state is not None:
             self._refuse_too_few_steps(state)
         environment = None if state is None else state.surroundings
         if environment is not None:
             self._use_threads_of(environment)
-        settings = suit_machine(settings, self.request.settings.get("training", {}), self.machine, environment)
+        settings = adapt_to_machine(settings, self.request.settings.get("training", {}), self.machine, environment)
         corpus = self.kind.reopen(settings, self.request.out)
-        base_config = None if settings.start_from is None else recall_beginning(self.request.out)
-        resolved = self._resolve(settings, corpus, base_config, Account())
+        base_config = None if settings.start_from is None else load_base_config(self.request.out)
+        resolved = self._resolve(settings, corpus, base_config, ChoiceLog())
         if not self.request.dry_run and self.processes.is_first:
             write_settings(self.request.out, resolved)
         return resolved, corpus
@@ -269,7 +271,7 @@ class Run:
                 f"taken as many, but is {last:,}: the model of step {state.best_step or state.step:,} is there already."
             )
 
-    def _use_threads_of(self, environment: Surroundings) -> None:
+    def _use_threads_of(self, environment: Environment) -> None:
         """Use as many threads as before, for the same results bit by bit.
 
         Not if the user specified a number, or if the process has fewer cores now. With another number of processes,
@@ -301,7 +303,7 @@ def train_run(request: RunRequest) -> TrainResult | None:
     Raises:
         TransduceError: settings or files are invalid, memory or disk space ran out, or training diverged.
     """
-    with outliving_the_terminal(), explaining_lost_processes():
+    with ignore_hangup(), explain_lost_processes():
         return _train_run(request)
 
 
@@ -328,13 +330,13 @@ def _open_run(run: Run, resources: ExitStack, *, has_run: bool) -> tuple[Resolve
         run.processes.wait()
         return run.resume()
     if request.resume and has_run:
-        resources.enter_context(sole_run(request.out))
+        resources.enter_context(lock_run(request.out))
         resolved, corpus = run.resume()
     else:
-        refuse_to_resume_nothing(request.out, run.settings.data, resume=request.resume)
+        refuse_resume_without_text(request.out, run.settings.data, resume=request.resume)
         refuse_to_overwrite(request.out, resume=request.resume)
-        new = NewRun(request.out)
-        resources.enter_context(sole_run(new.make()))
+        new = RunFolder(request.out)
+        resources.enter_context(lock_run(new.make()))
         resolved, corpus = _start_run(run, new)
     run.processes.wait()
     return resolved, corpus
@@ -343,7 +345,7 @@ def _open_run(run: Run, resources: ExitStack, *, has_run: bool) -> tuple[Resolve
 def prepare_run(request: RunRequest) -> ResolvedSettings:
     """Do everything before the first step; the folder then holds a run without checkpoints."""
     refuse_to_overwrite(request.out, resume=request.resume)
-    resolved, _ = _start_run(Run(request), NewRun(request.out))
+    resolved, _ = _start_run(Run(request), RunFolder(request.out))
     return resolved
 
 
@@ -358,7 +360,7 @@ def _dry_run(run: Run, *, is_resumed: bool) -> None:
     run.display.say("Dry run: nothing was trained.")
 
 
-def _start_run(run: Run, new: NewRun) -> tuple[ResolvedSettings, RunCorpus]:
+def _start_run(run: Run, new: RunFolder) -> tuple[ResolvedSettings, RunCorpus]:
     """Start a run; if that fails, the folder is restored to its earlier state."""
     try:
         resolved, corpus = run.start(new.folder)
@@ -366,7 +368,7 @@ def _start_run(run: Run, new: NewRun) -> tuple[ResolvedSettings, RunCorpus]:
     except BaseException:
         new.undo()
         raise
-    run.begun = new
+    run.new_run = new
     return resolved, corpus
 
 
@@ -374,11 +376,11 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResu
     """Train to the end; settings or data that make training impossible leave no new run behind."""
     keep_freed_memory()
     try:
-        with explaining_a_large_model():
+        with explain_model_out_of_memory():
             trainer = _make_trainer(run, resolved, corpus)
     except TransduceError as error:
-        if run.begun is not None and not is_of_the_disk(error):
-            run.begun.undo()
+        if run.new_run is not None and not is_disk_error(error):
+            run.new_run.undo()
         raise
     with training_with(kernels_of_training(resolved.training.kernels, run.machine.device)):
         return trainer.run()
@@ -386,15 +388,15 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResu
 
 def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Trainer:
     """Create the trainer, restored from the newest checkpoint or before the first step."""
-    training, place, fresh = resolved.training, _place(run), run.kind.fresh(corpus)
+    training, place, fresh = resolved.training, _place(run), run.kind.reinitialized(corpus)
     torch.manual_seed(training.seed)
-    model = build_beginning(resolved, place.folder, trained=run.was_trained, fresh=fresh).to(place.device)
-    restrict_learning(model, resolved, place.folder, fresh.lacking)
+    model = build_initial_model(resolved, place.folder, trained=run.has_checkpoint, fresh=fresh).to(place.device)
+    restrict_training(model, resolved, place.folder, fresh.may_lack)
     if training.compile:
         compile_layers(model, place.device)
     batches = run.kind.plan(corpus, resolved, (run.processes.rank, run.processes.count))
     loss = run.kind.loss(model, resolved)
-    batches = BatchesAhead(batches, loss) if place.device.startswith("cuda") else batches
+    batches = PrefetchedBatches(batches, loss) if place.device.startswith("cuda") else batches
     dev = run.kind.validation(corpus, resolved, place) if run.processes.is_first else None
     writer = _FolderWriter(run, resolved, corpus)
     trainer = Trainer(
@@ -406,9 +408,9 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
         validate=None if dev is None else dev.validate,
         keep_model=writer.write,
         display=run.display,
-        precautions=take_precautions(
+        safeguards=make_safeguards(
             run.machine,
-            run.kind.largest(corpus, resolved),
+            run.kind.largest_batches(corpus, resolved),
             lambda batch: run.kind.describe_batch(corpus, batch),
             run.processes.count,
             kernels=training.kernels,
@@ -416,7 +418,12 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
     )
     if run.request.resume:
         restored = trainer.resume()
-        if run.was_trained and not restored and resolved.start_from is not None and not needs_stored(resolved):
+        if (
+            run.has_checkpoint
+            and not restored
+            and resolved.start_from is not None
+            and not needs_stored_weights(resolved)
+        ):
             # The initial weights were left random, because a checkpoint was to replace them.
             raise TransduceError(
                 f"Every checkpoint in {run.request.out} is damaged: start again with --from and another --out."
@@ -424,7 +431,7 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
         run.display.say(
             f"Resuming after step {trainer.step:,}."
             if restored
-            else f"No {'intact' if run.was_trained else 'saved'} checkpoint in {run.request.out}: starting from step 0."
+            else f"No {'intact' if run.has_checkpoint else 'saved'} checkpoint in {run.request.out}: starting from step 0."
         )
     trainable, total = count_parameters(model)
     of_total = f" of a model of {total:,}" if trainable < total else ""
@@ -432,8 +439,8 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
     return trainer
 
 
-def _place(run: Run) -> Place:
-    return Place(folder=run.request.out, device=run.machine.device, threads=run.machine.threads)
+def _place(run: Run) -> RunPlacement:
+    return RunPlacement(folder=run.request.out, device=run.machine.device, threads=run.machine.threads)
 
 
 class _FolderWriter:

@@ -18,7 +18,7 @@ from transduce.machine import Machine
 from transduce.model_folder.read import CONFIG, MANIFEST, TOKENIZER_CARD, VOCABULARIES, WEIGHTS
 from transduce.tasks.settings.reading import make_settings
 from transduce.tasks.settings.structs import DataSettings, Settings
-from transduce.training.checkpoint import Surroundings
+from transduce.training.checkpoint import Environment
 from transduce.training.choices import choose_kernels, choose_record
 
 # --- sole run ---
@@ -29,7 +29,7 @@ LOCK_FILE = ".lock"
 
 
 @contextmanager
-def sole_run(folder: Path) -> Iterator[None]:
+def lock_run(folder: Path) -> Iterator[None]:
     """Hold the lock of a training run's folder while the context runs.
 
     Raises:
@@ -55,7 +55,7 @@ RUN_FILES = ("README.md", CONFIG, MANIFEST, "metrics.jsonl", "checkpoints", "ten
 _TOKENIZER_FILES = (*VOCABULARIES, "tokenizer.json")
 
 
-def refuse_to_resume_nothing(folder: Path, data: DataSettings, *, resume: bool) -> None:
+def refuse_resume_without_text(folder: Path, data: DataSettings, *, resume: bool) -> None:
     """Refuse `--resume` in a folder without a run if the settings name no text to start a run with.
 
     Raises:
@@ -90,7 +90,7 @@ def refuse_to_overwrite(folder: Path, *, resume: bool) -> None:
         raise TransduceError(f"{folder / conflicts[0]} would be replaced by a run's: name another folder with --out.")
 
 
-class NewRun:
+class RunFolder:
     """The state of a folder before a run starts in it, which can be restored."""
 
     def __init__(self, folder: Path) -> None:
@@ -118,7 +118,7 @@ class NewRun:
             self._settings.unlink(missing_ok=True)
 
 
-def is_of_the_disk(error: BaseException) -> bool:
+def is_disk_error(error: BaseException) -> bool:
     """Return whether an error came from reading or writing a file, not from the settings or the data."""
     return isinstance(error.__cause__, OSError | SafetensorError)
 
@@ -169,7 +169,7 @@ def read_stored(path: Path) -> Settings:
         raise TransduceError(f"{path} cannot be read as the settings of a run: {error}.") from error
 
 
-def override(stored: Settings, said: Mapping[str, Any], *, trained: bool = True) -> Settings:
+def apply_changes(stored: Settings, said: Mapping[str, Any], *, trained: bool = True) -> Settings:
     """Return a run's settings with the user's changes.
 
     Args:
@@ -209,8 +209,8 @@ def changes_between(stored: Settings, settings: Settings) -> list[str]:
     ]
 
 
-def suit_machine(
-    settings: Settings, said: Mapping[str, Any], machine: Machine, before: Surroundings | None
+def adapt_to_machine(
+    settings: Settings, said: Mapping[str, Any], machine: Machine, before: Environment | None
 ) -> Settings:
     """Adapt kernels, compiled layers and recorded steps to this machine.
 

@@ -12,10 +12,10 @@ import msgspec
 import torch
 
 from transduce.errors import TransduceError
-from transduce.process_environment import own_environment, run_module
+from transduce.process_environment import child_environment, module_command
 from transduce.tasks.run.run import RunRequest, prepare_run
 from transduce.tasks.settings.reading import make_settings, put_setting
-from transduce.training.checkpoint import Surroundings, load_checkpoint
+from transduce.training.checkpoint import Environment, load_checkpoint
 from transduce.training.events import ProgressDisplay
 from transduce.training.loop import CHECKPOINTS
 
@@ -42,7 +42,7 @@ class ResumeReport(msgspec.Struct, frozen=True, kw_only=True):
     """What differs: kinds of tensors, and the first step with different metrics."""
     repeatable: bool | None
     """True if two uninterrupted runs are equal; None if this was not tested."""
-    surroundings: Surroundings
+    surroundings: Environment
     """The machine and libraries that the results depend on."""
     notes: list[str]
     """Remarks on settings that were changed for the test."""
@@ -144,11 +144,11 @@ class _Verification:
         run = self.folder / name
         if not run.exists():
             shutil.copytree(self.folder / "prepared", run)
-        command = [*run_module("transduce"), "train", "--resume", "--out", str(run)]
+        command = [*module_command("transduce"), "train", "--resume", "--out", str(run)]
         command += ["--device", self.request.device]
         command += [] if self.request.threads is None else ["--threads", str(self.request.threads)]
         log = self.folder / "said.txt"
-        environment = own_environment()
+        environment = child_environment()
         with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file, env=environment) as process:
             try:
                 while not ready(run) and process.poll() is None:

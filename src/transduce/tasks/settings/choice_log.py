@@ -7,7 +7,7 @@ import msgspec
 from transduce.training.choices import Choice
 
 
-class Explained(msgspec.Struct, frozen=True):
+class LogEntry(msgspec.Struct, frozen=True):
     """An entry of the choice log: a setting, its value and the reason."""
 
     name: str
@@ -18,30 +18,30 @@ class Explained(msgspec.Struct, frozen=True):
     """Why the value was chosen."""
 
 
-class Account:
+class ChoiceLog:
     """A choice log: the settings of a run with their values and reasons, in the order of choosing."""
 
-    def __init__(self, said_reason: str = "as you said") -> None:
-        self.lines: list[Explained] = []
-        self._said_reason = said_reason
+    def __init__(self, user_reason: str = "as you said") -> None:
+        self.lines: list[LogEntry] = []
+        self._said_reason = user_reason
 
-    def take(self, name: str, said: Any, choice: Choice[Any] | None) -> Any:
+    def record(self, name: str, said: Any, choice: Choice[Any] | None) -> Any:
         """Return the user's value or else the chosen one, and log it with its reason."""
         if said is not None:
-            self.lines.append(Explained(name, _shown(said), self._said_reason))
+            self.lines.append(LogEntry(name, _shown(said), self._said_reason))
             return said
         assert choice is not None
-        self.lines.append(Explained(name, _shown(choice.value), choice.reason))
+        self.lines.append(LogEntry(name, _shown(choice.value), choice.reason))
         return choice.value
 
-    def correct(self, name: str, value: Any, reason: str) -> None:
+    def amend(self, name: str, value: Any, reason: str) -> None:
         """Replace the value and reason of a logged setting whose value changed.
 
         "{}" in `reason` stands for the old value.
         """
         for index, line in enumerate(self.lines):
             if line.name == name and line.value != _shown(value):
-                self.lines[index] = Explained(name, _shown(value), reason.format(line.value))
+                self.lines[index] = LogEntry(name, _shown(value), reason.format(line.value))
 
 
 def _shown(value: Any) -> str:

@@ -60,7 +60,7 @@ class FileSettings(dict[str, Any]):
         self._lines: dict[str, int | None] = dict.fromkeys(_setting_names(content, ""))
         self._lines |= {name: line for name, line in _keys(text) if name in self._lines}
 
-    def forget(self, name: str) -> None:
+    def drop_location(self, name: str) -> None:
         """Forget the line of a setting or table that is overridden elsewhere."""
         self._lines = {
             name_in_file: line
@@ -68,7 +68,7 @@ class FileSettings(dict[str, Any]):
             if not f"{name_in_file}.".startswith(f"{name}.")
         }
 
-    def place(self, sentence: str) -> str | None:
+    def location_of(self, sentence: str) -> str | None:
         """Return the file and line of the first setting that an error message names; None if no file sets it."""
         for mentioned in _NAME.findall(sentence.partition(": ")[0]):  # after the colon, the message states the remedy
             matches = [setting for setting in self._lines if setting == mentioned or setting.endswith(f".{mentioned}")]
@@ -163,7 +163,7 @@ def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
     if not isinstance(name, str):
         raise TransduceError(f"A setting's name is a text, such as `training.steps`, but one is {name!r}.")
     if isinstance(content, FileSettings):
-        content.forget(name)
+        content.drop_location(name)
     *tables, last = name.split(".")
     for table in tables:
         inner = content.setdefault(table, {})
@@ -205,7 +205,7 @@ def make_settings(content: Mapping[str, Any]) -> Settings:
     try:
         return _checked(content)
     except TransduceError as error:
-        location = content.place(str(error)) if isinstance(content, FileSettings) else None
+        location = content.location_of(str(error)) if isinstance(content, FileSettings) else None
         if location is None:
             raise
         raise TransduceError(f"{location}: {error}") from error

@@ -9,18 +9,18 @@ from torch import Tensor, nn
 
 from transduce.kernels.cpu.decode_rows import (
     GrowingTables,
-    Heads,
-    write_embedding,
-    write_embedding_of_runs,
-    write_norms,
-    write_scaling,
-    write_turning,
+    HeadShape,
+    emit_embedding,
+    emit_norms,
+    emit_rotary,
+    emit_scaling,
+    emit_sequence_embedding,
 )
-from transduce.kernels.cpu.decoding.writer import ModelWriter, Places, Weights
+from transduce.kernels.cpu.decoding.writer import ModelWriter, StepArguments, Weights
 from transduce.kernels.cpu.gemm.decode import NativeVocabulary
-from transduce.kernels.cpu.jit.compiler import Program, compile_programs, find_tile, new_emitter, program
+from transduce.kernels.cpu.jit.compiler import CompiledKernel, compile_kernels, find_integer_tile, kernel, new_builder
 from transduce.kernels.cpu.jit.ir_builder import F16, F32, Value
-from transduce.kernels.cpu.logits import write_refining
+from transduce.kernels.cpu.logits import emit_refinement
 from transduce.kernels.prepacked import Packed, PackedDecoder, PackedSelfAttention, PackedTransformer
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
@@ -45,7 +45,7 @@ def write_encoder(w: ModelWriter, model: PackedTransformer) -> None:
         def attend(source: Value, attention: Any = layer.self_attention) -> None:
             w.product("store", attention.projection, w.round(source, attention.projection), w.places.projected)
             w.turn("run", w.places.projected, projected, heads.number + heads.shared)
-            keys = k.at(w.places.projected, heads.queries)
+            keys = k.element_pointer(w.places.projected, heads.queries)
             w.attend("run", projected, (keys, projected), _run(w), element=F32)
             w.self_attention_output(attention.output)
 
@@ -140,13 +140,13 @@ def _norm(w: ModelWriter, norm: nn.Module) -> None:
 
 def _run(w: ModelWriter) -> tuple[Value, Value, Value]:
     """What attention in runs is given for lists."""
-    return w.places.firsts, w.places.counts, w.k.number(0)
+    return w.places.firsts, w.places.counts, w.k.int64(0)
 
 
 def _entry(w: ModelWriter, place: Value, layer: int, entries: Value, number: Value | int = 0) -> Value:
     """Where an entry of a layer begins, of keys and values that are kept (layers, entries, 2 × G × K)."""
     k = w.k
-    return k.at(place, k.times(k.sum_of(k.times(entries, layer), number), 2 * w.heads.keys), w.kept)
+    return k.element_pointer(place, k.mul(k.add(k.mul(entries, layer), number), 2 * w.heads.keys), w.kept)
 
 
 # --- compiled steps ---
@@ -193,10 +193,10 @@ def why_not_compilable(model: nn.Module) -> str | None:
 
 def _why_not_sizes(config: ModelConfig) -> str | None:
     """Return which size is not of whole blocks of outputs, or of whole vectors of a head (half of one that rotates)."""
-    tile = find_tile()
+    tile = find_integer_tile()
     if tile is None:
         return "there are no kernels for this processor"
-    heads = Heads.of(config)
+    heads = HeadShape.of(config)
     lanes = tile.lanes * (2 if config.positions.startswith("rotary") else 1)
     sizes = {
         "`model.d_model`": (config.d_model, tile.columns),
@@ -221,32 +221,34 @@ class ModelPrograms:
     def __init__(self, model: PackedTransformer | PackedDecoder) -> None:
         """Writes and compiles both programs."""
         config, output = model.config, output_of(model)
-        self.heads = Heads.of(config)
+        self.heads = HeadShape.of(config)
         self.d_model, self.d_ff, self.is_gated = config.d_model, config.d_ff, config.activation in GATES
         self.kept_dtype = _kept_dtype(model)
         """Of the keys and values that steps attend to."""
         self.read_positions, self.step_positions = _position_tables(model)
         is_ragged = isinstance(model, PackedDecoder)
-        k = new_emitter("model", output.tile)
-        write_refining(k, output.tile.vectors)
-        write_embedding(k, is_ragged=is_ragged)
-        write_embedding_of_runs(k)
-        write_norms(k)
-        write_scaling(k)
-        write_turning(k, self.heads, interleaved=config.positions == "rotary-interleaved")
+        k = new_builder("model", output.tile)
+        emit_refinement(k, output.tile.vectors)
+        emit_embedding(k, is_ragged=is_ragged)
+        emit_sequence_embedding(k)
+        emit_norms(k)
+        emit_scaling(k)
+        emit_rotary(k, self.heads, interleaved=config.positions == "rotary-interleaved")
         weights = Weights(config.d_model)
         row_work = {}
         for name, write in _writers(model, output).items():
-            with program(k, name, len(Places._fields)) as (numbers, thread, threads):
-                writer = ModelWriter(k, config, Places(*numbers), (thread, threads), weights, _TYPES[self.kept_dtype])
+            with kernel(k, name, len(StepArguments._fields)) as (numbers, thread, threads):
+                writer = ModelWriter(
+                    k, config, StepArguments(*numbers), (thread, threads), weights, _TYPES[self.kept_dtype]
+                )
                 write(writer)
                 row_work[name] = writer.row_work
         self._kept = weights.tensors
         self.weights = torch.tensor([tensor.data_ptr() for tensor in self._kept])
-        programs = compile_programs(k, ("read", "step"))
-        self.read: Program = programs["read"]
+        programs = compile_kernels(k, ("read", "step"))
+        self.read: CompiledKernel = programs["read"]
         """The encoder, or prompts."""
-        self.step: Program = programs["step"]
+        self.step: CompiledKernel = programs["step"]
         self.read_work, self.step_work = row_work["read"], row_work["step"]
         """Products of two numbers that they take for each row, but those of attention."""
 

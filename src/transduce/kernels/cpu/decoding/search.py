@@ -13,14 +13,20 @@ import torch
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
 
-from transduce.kernels.cpu.decoding.state import ROOM, NativeState, Scratch
-from transduce.kernels.cpu.decoding.writer import Places
-from transduce.kernels.cpu.jit.compiler import Program, compile_programs, entry, find_tile, new_emitter
-from transduce.kernels.cpu.jit.ir_builder import F32, F64, I32, I64, POINTER, Emitter, Value
+from transduce.kernels.cpu.decoding.state import RESERVED_STEPS, NativeState, Scratch
+from transduce.kernels.cpu.decoding.writer import StepArguments
+from transduce.kernels.cpu.jit.compiler import (
+    CompiledKernel,
+    compile_kernels,
+    find_integer_tile,
+    new_builder,
+    raw_kernel,
+)
+from transduce.kernels.cpu.jit.ir_builder import F32, F64, I32, I64, POINTER, KernelBuilder, Value
 from transduce.kernels.cpu.jit.memory import Arena
-from transduce.kernels.cpu.jit.threads import run_watched
-from transduce.kernels.cpu.jit.tile import MOST_LANES
-from transduce.kernels.cpu.logits import SelectPlaces, room_to_select, write_select
+from transduce.kernels.cpu.jit.threads import run_timed
+from transduce.kernels.cpu.jit.tile import MAX_LANES
+from transduce.kernels.cpu.logits import SelectArguments, emit_select, select_scratch_size
 from transduce.model.state import FoundHypothesis, SearchBounds
 
 # --- search program ---
@@ -33,7 +39,7 @@ from transduce.model.state import FoundHypothesis, SearchBounds
 _NEVER = float("-inf")
 
 
-class SearchPlaces(NamedTuple):
+class SearchArguments(NamedTuple):
     """Arguments of the search kernel: addresses, unless stated otherwise.
 
     Those before `step` change during the search.
@@ -53,7 +59,7 @@ class SearchPlaces(NamedTuple):
     """The hypotheses' tokens, int32 (B × W, T)."""
     values: Any
     """The tokens' log-probabilities, float32 (B × W, T)."""
-    next_pieces: Any
+    next_tokens: Any
     """A second buffer for `pieces`, swapped at each step."""
     next_values: Any
     """A second buffer for `values`, swapped at each step."""
@@ -63,13 +69,13 @@ class SearchPlaces(NamedTuple):
     """A second buffer for `lists`, swapped at each step."""
     step: Any
     """The address of the decoder step's kernel."""
-    step_places: Any
+    step_arguments: Any
     """The decoder step's arguments, `model_writer.Places`."""
-    select_places: Any
+    select_arguments: Any
     """The selection's arguments, `reductions.SelectPlaces`."""
     beam_size: Any
     """The beam size W."""
-    certain: Any
+    certain_count: Any
     """The number of hypotheses that must be certain before a sentence is done; 0: one finished hypothesis ends it."""
     room: Any
     """The capacity in tokens T."""
@@ -77,13 +83,13 @@ class SearchPlaces(NamedTuple):
     """The number of positions in the step's tables."""
     never: Any
     """Token ids that are never generated, int64."""
-    nevers: Any
+    never_count: Any
     """The number of token ids in `never`."""
     newest: Any
     """The last token of each hypothesis, int64 (B × W,)."""
     row_sources: Any
     """The offset of each hypothesis' source, int64 (B × W,), and, `most_rows` elements later, its number of tokens."""
-    most_rows: Any
+    max_rows: Any
     """The number of elements between the two arrays in `row_sources`."""
     sources: Any
     """The offset of each sentence's source, and its number of tokens, int64 (2, N)."""
@@ -107,39 +113,39 @@ class SearchPlaces(NamedTuple):
     """Lengths of finished hypotheses by slot, int64 (N, W + 1)."""
     found_ended: Any
     """Whether finished hypotheses end with the end symbol (1) or were cut off (0), by slot, int64 (N, W + 1)."""
-    found_pieces: Any
+    found_tokens: Any
     """Tokens of finished hypotheses by slot, int32 (N, W + 1, T)."""
     found_values: Any
     """Log-probabilities of these tokens, float32 (N, W + 1, T)."""
 
 
 @cache
-def search_program() -> Program:
+def search_kernel() -> CompiledKernel:
     """Compile the search kernel."""
-    tile = find_tile()
+    tile = find_integer_tile()
     assert tile is not None
-    k = new_emitter("search", tile)
-    write_select(k)
+    k = new_builder("search", tile)
+    emit_select(k)
     _write_record(k)
     _write_update(k)
-    with entry(k, "search") as (numbers, thread, threads):
+    with raw_kernel(k, "search") as (numbers, thread, threads):
         fields = Fields(k, numbers)
-        with k.until() as done:
-            k.call_at(fields.get("step"), k.place(fields.get("step_places")), thread, threads)
+        with k.do_while() as done:
+            k.call_address(fields.get("step"), k.pointer(fields.get("step_arguments")), thread, threads)
             _forbid(fields, thread, threads)
-            k.call("select", k.place(fields.get("select_places")), thread, threads)
+            k.call("select", k.pointer(fields.get("select_arguments")), thread, threads)
             k.barrier(threads)
-            with k.where(k.build.icmp_signed("==", thread, k.number(0))):
+            with k.when(k.build.icmp_signed("==", thread, k.int64(0))):
                 k.call("go_on", numbers)
             k.barrier(threads)
-            done(k.build.icmp_signed("!=", fields.get("stop"), k.number(0)))
-    return compile_programs(k, ("search",))["search"]
+            done(k.build.icmp_signed("!=", fields.get("stop"), k.int64(0)))
+    return compile_kernels(k, ("search",))["search"]
 
 
 class Fields:
     """Named access to kernel arguments in memory, for emitted code."""
 
-    def __init__(self, k: Emitter, place: Value, names: tuple[str, ...] = SearchPlaces._fields) -> None:
+    def __init__(self, k: KernelBuilder, place: Value, names: tuple[str, ...] = SearchArguments._fields) -> None:
         self.k = k
         self.place = place
         self.names = names
@@ -150,11 +156,11 @@ class Fields:
 
     def set(self, name: str, value: Value) -> None:
         """Store an argument."""
-        self.k.store(self.k.number(value), self._at(name))
+        self.k.store(self.k.int64(value), self._at(name))
 
     def at(self, name: str, index: Value, kind: Any = F32) -> Value:
         """Return a pointer to an element of the array whose address is an argument."""
-        return self.k.at(self.k.place(self.get(name)), index, kind)
+        return self.k.element_pointer(self.k.pointer(self.get(name)), index, kind)
 
     def element(self, name: str, index: Value, kind: Any = F32) -> Value:
         """Load an element of the array whose address is an argument."""
@@ -168,7 +174,7 @@ class Fields:
 
     def _at(self, name: str) -> Value:
         """Return a pointer to an argument."""
-        return self.k.at(self.place, self.names.index(name), I64)
+        return self.k.element_pointer(self.place, self.names.index(name), I64)
 
 
 def _forbid(fields: Fields, thread: Value, threads: Value) -> None:
@@ -177,16 +183,16 @@ def _forbid(fields: Fields, thread: Value, threads: Value) -> None:
     Each thread does so for the sentences that it selects tokens for next.
     """
     k = fields.k
-    select = Fields(k, k.place(fields.get("select_places")), SelectPlaces._fields)
-    first, last = k.share(fields.get("sentences"), thread, threads)
+    select = Fields(k, k.pointer(fields.get("select_arguments")), SelectArguments._fields)
+    first, last = k.thread_range(fields.get("sentences"), thread, threads)
     width = fields.get("width")
-    with k.loop(k.times(first, width), k.times(last, width)) as row:
-        logits = select.at("logits", k.times(row, select.get("stride")))
-        with k.loop(0, fields.get("nevers")) as number:
-            k.store(k.real(_NEVER), k.at(logits, fields.element("never", number, I64)))
+    with k.loop(k.mul(first, width), k.mul(last, width)) as row:
+        logits = select.at("logits", k.mul(row, select.get("stride")))
+        with k.loop(0, fields.get("never_count")) as number:
+            k.store(k.float32(_NEVER), k.element_pointer(logits, fields.element("never", number, I64)))
 
 
-def _write_record(k: Emitter) -> None:
+def _write_record(k: KernelBuilder) -> None:
     """Emit `record(numbers, place, row, token, value, ended)`, which stores a finished hypothesis if it is good enough.
 
     The hypothesis is `row` extended by a token with log-probability `value`; `place` is its sentence's index in the
@@ -195,90 +201,90 @@ def _write_record(k: Emitter) -> None:
     with k.function("record", POINTER, I64, I64, I64, F32, I64) as (numbers, index, row, token, value, ended):
         fields = Fields(k, numbers)
         length, capacity = fields.get("length"), fields.get("room")
-        history = k.times(row, capacity)
+        history = k.mul(row, capacity)
         # Summed in order and in float64, as the search in Python does.
         total = k.variable(ir.Constant(F64, 0.0))
         with k.loop(0, length) as number:
-            token_value = k.build.fpext(fields.element("values", k.sum_of(history, number)), F64)
+            token_value = k.build.fpext(fields.element("values", k.add(history, number)), F64)
             k.store(k.build.fadd(k.build.load(total, typ=F64), token_value), total)
         full_total = k.build.fadd(k.build.load(total, typ=F64), k.build.fpext(value, F64))
-        new_length = k.sum_of(length, 1)
+        new_length = k.add(length, 1)
         score = k.build.fdiv(full_total, fields.element("penalties", new_length, F64))
-        slots = k.sum_of(fields.get("beam_size"), 1)
-        base, count = k.times(index, slots), fields.element("found", index, I64)
+        slots = k.add(fields.get("beam_size"), 1)
+        base, count = k.mul(index, slots), fields.element("found", index, I64)
         rank = _rank(fields, (base, count), (score, ended))
-        with k.where(k.build.icmp_signed("<", rank, fields.get("beam_size"))):
-            slot = fields.element("order", k.sum_of(base, count), I64)
-            slot_index = k.sum_of(base, slot)
+        with k.when(k.build.icmp_signed("<", rank, fields.get("beam_size"))):
+            slot = fields.element("order", k.add(base, count), I64)
+            slot_index = k.add(base, slot)
             k.store(score, fields.at("found_scores", slot_index, F64))
             k.store(new_length, fields.at("found_lengths", slot_index, I64))
             k.store(ended, fields.at("found_ended", slot_index, I64))
-            target = k.times(slot_index, capacity)
-            k.copy(fields.at("pieces", history, I32), fields.at("found_pieces", target, I32), length)
+            target = k.mul(slot_index, capacity)
+            k.copy(fields.at("pieces", history, I32), fields.at("found_tokens", target, I32), length)
             k.copy(fields.at("values", history), fields.at("found_values", target), length)
-            k.store(k.build.trunc(token, I32), fields.at("found_pieces", k.sum_of(target, length), I32))
-            k.store(value, fields.at("found_values", k.sum_of(target, length)))
+            k.store(k.build.trunc(token, I32), fields.at("found_tokens", k.add(target, length), I32))
+            k.store(value, fields.at("found_values", k.add(target, length)))
             # Move the slots of worse hypotheses back; the last of W + 1 slots is the free one.
             with k.loop(0, k.build.sub(count, rank)) as number:
-                to = k.sum_of(base, k.build.sub(count, number))
-                k.store(fields.element("order", k.sum_of(to, -1), I64), fields.at("order", to, I64))
-            k.store(slot, fields.at("order", k.sum_of(base, rank), I64))
+                to = k.add(base, k.build.sub(count, number))
+                k.store(fields.element("order", k.add(to, -1), I64), fields.at("order", to, I64))
+            k.store(slot, fields.at("order", k.add(base, rank), I64))
             has_free_slot = k.build.icmp_signed("<", count, fields.get("beam_size"))
-            k.store(k.sum_of(count, k.build.zext(has_free_slot, I64)), fields.at("found", index, I64))
+            k.store(k.add(count, k.build.zext(has_free_slot, I64)), fields.at("found", index, I64))
 
 
 def _rank(fields: Fields, ranking: tuple[Value, Value], new: tuple[Value, Value]) -> Value:
     """Return how many finished hypotheses are not worse than a new one; those that ended rank before those cut off."""
     k, (base, count), (score, ended) = fields.k, ranking, new
-    rank = k.variable(k.number(0))
+    rank = k.variable(k.int64(0))
     with k.loop(0, count) as number:
-        slot_index = k.sum_of(base, fields.element("order", k.sum_of(base, number), I64))
+        slot_index = k.add(base, fields.element("order", k.add(base, number), I64))
         other_ended = fields.element("found_ended", slot_index, I64)
         worse = k.build.fcmp_ordered("<", fields.element("found_scores", slot_index, F64), score)
         same_kind = k.build.icmp_signed("==", other_ended, ended)
         stays = k.build.or_(k.build.icmp_signed(">", other_ended, ended), k.build.and_(same_kind, k.build.not_(worse)))
-        k.store(k.sum_of(k.get(rank, count), k.build.zext(stays, I64)), rank)
-    return k.get(rank, count)
+        k.store(k.add(k.load_variable(rank, count), k.build.zext(stays, I64)), rank)
+    return k.load_variable(rank, count)
 
 
-def _write_update(k: Emitter) -> None:
+def _write_update(k: KernelBuilder) -> None:
     """Emit `go_on(numbers)`, which updates the hypotheses after a selection and sets the next step's arguments.
 
     It records hypotheses that end, removes sentences that are done, and appends the selected tokens to the others.
     """
     with k.function("go_on", POINTER) as (numbers,):
         fields = Fields(k, numbers)
-        select = Fields(k, k.place(fields.get("select_places")), SelectPlaces._fields)
-        beam_size, new_length = fields.get("beam_size"), k.sum_of(fields.get("length"), 1)
-        rows = k.times(fields.get("sentences"), fields.get("width"))
-        kept_count = k.variable(k.number(0))
+        select = Fields(k, k.pointer(fields.get("select_arguments")), SelectArguments._fields)
+        beam_size, new_length = fields.get("beam_size"), k.add(fields.get("length"), 1)
+        rows = k.mul(fields.get("sentences"), fields.get("width"))
+        kept_count = k.variable(k.int64(0))
         with k.loop(0, fields.get("sentences")) as sentence:
             index = fields.element("places", sentence, I64)
             _record_ended(fields, select, sentence, index)
-            first = k.times(sentence, beam_size)
-            with k.where(_may_improve(fields, select, sentence, index)):
+            first = k.mul(sentence, beam_size)
+            with k.when(_may_improve(fields, select, sentence, index)):
                 full = k.build.icmp_signed("<=", fields.element("longest", sentence, I64), new_length)
                 with k.build.if_else(full) as (then, otherwise):
-                    with then, k.loop(first, k.sum_of(first, beam_size)) as chosen:
+                    with then, k.loop(first, k.add(first, beam_size)) as chosen:
                         _record(fields, select, "live", (sentence, index, chosen), ended=False)
                     with otherwise:
-                        to = k.get(kept_count, sentence)
+                        to = k.load_variable(kept_count, sentence)
                         _keep_sentence(fields, sentence, to)
                         with k.loop(0, beam_size) as number:
-                            new_row = k.sum_of(k.times(to, beam_size), number)
-                            _extend(fields, select, (sentence, to), k.sum_of(first, number), new_row)
-                        k.store(k.sum_of(to, 1), kept_count)
+                            new_row = k.add(k.mul(to, beam_size), number)
+                            _extend(fields, select, (sentence, to), k.add(first, number), new_row)
+                        k.store(k.add(to, 1), kept_count)
         for name in ("pieces", "values", "lists"):
             fields.swap(name, f"next_{name}")
-        _set_next(fields, select, k.get(kept_count, rows), rows)
+        _set_next(fields, select, k.load_variable(kept_count, rows), rows)
 
 
 def _record_ended(fields: Fields, select: Fields, sentence: Value, index: Value) -> None:
     """Record the candidates that end."""
     k = fields.k
-    candidates = k.times(fields.get("beam_size"), 2)
-    first = k.times(sentence, candidates)
-    with k.loop(first, k.sum_of(first, candidates)) as candidate:
+    candidates = k.mul(fields.get("beam_size"), 2)
+    first = k.mul(sentence, candidates)
+    with k.loop(first, k.add(first, candidates)) as candidate:
         _record(fields, select, "ended", (sentence, index, candidate), ended=True)
 
 
@@ -286,35 +292,38 @@ def _record(fields: Fields, select: Fields, kind: str, numbers: tuple[Value, ...
     """Record a candidate if there is one at this index."""
     k, (sentence, index, candidate) = fields.k, numbers
     total = select.element(f"{kind}_totals", candidate)
-    with k.where(k.build.fcmp_ordered(">", total, k.real(_NEVER))):
+    with k.when(k.build.fcmp_ordered(">", total, k.float32(_NEVER))):
         parent = select.element(f"{kind}_parents", candidate, I64)
-        row = k.sum_of(k.times(sentence, fields.get("width")), parent)
+        row = k.add(k.mul(sentence, fields.get("width")), parent)
         token = select.element(f"{kind}_pieces", candidate, I64)
         value = select.element(f"{kind}_scores", candidate)
-        k.call("record", fields.place, index, row, token, value, k.number(int(ended)))
+        k.call("record", fields.place, index, row, token, value, k.int64(int(ended)))
 
 
 def _may_improve(fields: Fields, select: Fields, sentence: Value, index: Value) -> Value:
     """Return whether a live hypothesis can still enter the certain ones; in greedy search, whether none has ended."""
-    k, beam_size, certain = fields.k, fields.get("beam_size"), fields.get("certain")
-    best, first = k.variable(k.real(_NEVER)), k.times(sentence, beam_size)
-    with k.loop(first, k.sum_of(first, beam_size)) as number:
-        total, best_so_far = select.element("live_totals", number), k.get(best, k.real(0.0))
-        k.store(k.greater(total, best_so_far), best)
-    threshold, count = k.variable(k.real(_NEVER)), fields.element("found", index, I64)
-    has_enough = k.build.and_(k.build.icmp_signed(">=", count, certain), k.build.icmp_signed(">", certain, k.number(0)))
-    with k.where(has_enough):
-        base = k.times(index, k.sum_of(beam_size, 1))
-        slot = fields.element("order", k.sum_of(base, certain, -1), I64)
-        score = fields.element("found_scores", k.sum_of(base, slot), F64)
+    k, beam_size, certain_count = fields.k, fields.get("beam_size"), fields.get("certain_count")
+    best, first = k.variable(k.float32(_NEVER)), k.mul(sentence, beam_size)
+    with k.loop(first, k.add(first, beam_size)) as number:
+        total, best_so_far = select.element("live_totals", number), k.load_variable(best, k.float32(0.0))
+        k.store(k.maximum(total, best_so_far), best)
+    threshold, count = k.variable(k.float32(_NEVER)), fields.element("found", index, I64)
+    has_enough = k.build.and_(
+        k.build.icmp_signed(">=", count, certain_count), k.build.icmp_signed(">", certain_count, k.int64(0))
+    )
+    with k.when(has_enough):
+        base = k.mul(index, k.add(beam_size, 1))
+        slot = fields.element("order", k.add(base, certain_count, -1), I64)
+        score = fields.element("found_scores", k.add(base, slot), F64)
         k.store(k.build.fptrunc(score, F32), threshold)
-    live = k.get(best, k.real(0.0))
+    live = k.load_variable(best, k.float32(0.0))
     bound = k.build.fdiv(live, fields.element("greatest_penalties", sentence))
     better = k.build.and_(
-        k.build.fcmp_ordered(">", live, k.real(_NEVER)), k.build.fcmp_ordered(">", bound, k.get(threshold, live))
+        k.build.fcmp_ordered(">", live, k.float32(_NEVER)),
+        k.build.fcmp_ordered(">", bound, k.load_variable(threshold, live)),
     )
-    none_ended = k.build.icmp_signed("==", count, k.number(0))
-    return k.build.select(k.build.icmp_signed("==", certain, k.number(0)), none_ended, better)
+    none_ended = k.build.icmp_signed("==", count, k.int64(0))
+    return k.build.select(k.build.icmp_signed("==", certain_count, k.int64(0)), none_ended, better)
 
 
 def _keep_sentence(fields: Fields, sentence: Value, to: Value) -> None:
@@ -322,38 +331,38 @@ def _keep_sentence(fields: Fields, sentence: Value, to: Value) -> None:
     k = fields.k
     for name, kind in (("places", I64), ("longest", I64), ("greatest_penalties", F32)):
         k.store(fields.element(name, sentence, kind), fields.at(name, to, kind))
-    for part in (k.number(0), fields.get("all_sentences")):
-        k.store(fields.element("sources", k.sum_of(part, sentence), I64), fields.at("sources", k.sum_of(part, to), I64))
+    for part in (k.int64(0), fields.get("all_sentences")):
+        k.store(fields.element("sources", k.add(part, sentence), I64), fields.at("sources", k.add(part, to), I64))
 
 
 def _extend(fields: Fields, select: Fields, sentences: tuple[Value, Value], chosen: Value, new_row: Value) -> None:
     """Copy a live hypothesis' parent and append the selected token."""
     k, (sentence, to) = fields.k, sentences
     length, capacity = fields.get("length"), fields.get("room")
-    row = k.sum_of(k.times(sentence, fields.get("width")), select.element("live_parents", chosen, I64))
-    old, new = k.times(row, capacity), k.times(new_row, capacity)
-    k.copy(fields.at("pieces", old, I32), fields.at("next_pieces", new, I32), length)
+    row = k.add(k.mul(sentence, fields.get("width")), select.element("live_parents", chosen, I64))
+    old, new = k.mul(row, capacity), k.mul(new_row, capacity)
+    k.copy(fields.at("pieces", old, I32), fields.at("next_tokens", new, I32), length)
     k.copy(fields.at("values", old), fields.at("next_values", new), length)
-    token, end = select.element("live_pieces", chosen, I64), k.sum_of(new, length)
-    k.store(k.build.trunc(token, I32), fields.at("next_pieces", end, I32))
+    token, end = select.element("live_tokens", chosen, I64), k.add(new, length)
+    k.store(k.build.trunc(token, I32), fields.at("next_tokens", end, I32))
     k.store(select.element("live_scores", chosen), fields.at("next_values", end))
-    stride = k.sum_of(capacity, 1)
-    entries, new_entries = k.times(row, stride), k.times(new_row, stride)
-    k.copy(fields.at("lists", entries, I32), fields.at("next_lists", new_entries, I32), k.sum_of(length, 1))
+    stride = k.add(capacity, 1)
+    entries, new_entries = k.mul(row, stride), k.mul(new_row, stride)
+    k.copy(fields.at("lists", entries, I32), fields.at("next_lists", new_entries, I32), k.add(length, 1))
     k.store(token, fields.at("newest", new_row, I64))
     k.store(select.element("live_totals", chosen), select.at("scores", new_row))
-    for start, of_row in ((k.number(0), k.number(0)), (fields.get("all_sentences"), fields.get("most_rows"))):
-        source = fields.element("sources", k.sum_of(start, to), I64)
-        k.store(source, fields.at("row_sources", k.sum_of(of_row, new_row), I64))
+    for start, of_row in ((k.int64(0), k.int64(0)), (fields.get("all_sentences"), fields.get("max_rows"))):
+        source = fields.element("sources", k.add(start, to), I64)
+        k.store(source, fields.at("row_sources", k.add(of_row, new_row), I64))
 
 
 def _set_next(fields: Fields, select: Fields, sentences: Value, old_rows: Value) -> None:
     """Set the arguments of the next step, and whether to stop."""
     k = fields.k
-    step = Fields(k, k.place(fields.get("step_places")), Places._fields)
-    beam_size, length = fields.get("beam_size"), k.sum_of(fields.get("length"), 1)
-    rows, used = k.times(sentences, beam_size), k.sum_of(step.get("used"), old_rows)
-    steps = k.sum_of(fields.get("steps"), -1)
+    step = Fields(k, k.pointer(fields.get("step_arguments")), StepArguments._fields)
+    beam_size, length = fields.get("beam_size"), k.add(fields.get("length"), 1)
+    rows, used = k.mul(sentences, beam_size), k.add(step.get("used"), old_rows)
+    steps = k.add(fields.get("steps"), -1)
     for name, value in (("sentences", sentences), ("width", beam_size), ("length", length), ("steps", steps)):
         fields.set(name, value)
     select.set("rows", rows)
@@ -361,14 +370,14 @@ def _set_next(fields: Fields, select: Fields, sentences: Value, old_rows: Value)
     for name, value in (
         ("rows", rows),
         ("used", used),
-        ("length", k.sum_of(length, 1)),
+        ("length", k.add(length, 1)),
         ("lists", fields.get("lists")),
     ):
         step.set(name, value)
     ends = (
-        k.build.icmp_signed("==", sentences, k.number(0)),
-        k.build.icmp_signed("<=", steps, k.number(0)),
-        k.build.icmp_signed(">", k.sum_of(used, rows), step.get("entries")),
+        k.build.icmp_signed("==", sentences, k.int64(0)),
+        k.build.icmp_signed("<=", steps, k.int64(0)),
+        k.build.icmp_signed(">", k.add(used, rows), step.get("entries")),
         k.build.icmp_signed(">=", length, fields.get("positions")),
     )
     stop = ends[0]
@@ -384,7 +393,7 @@ _LEAST_VOCABULARY = 64  # minimum vocabulary size: one block of the top-k search
 _MOST_TOKENS = 1 << 22  # tokens of all hypotheses: buffers are allocated for the greatest length up front
 
 
-def supports_search(vocabulary_size: int, bounds: SearchBounds) -> bool:
+def supports_compiled_search(vocabulary_size: int, bounds: SearchBounds) -> bool:
     """Return whether compiled search takes a batch.
 
     The vocabulary must be large enough, and the buffers must not become too large.
@@ -414,17 +423,17 @@ class NativeSearch:
         self._found = tuple(self._uninitialized.tensor(f"found_{name}").numpy() for name in ("pieces", "values"))
         # With a beam most cache entries are soon dropped; in greedy search all stay, and a target is about as long as
         # its source.
-        steps = ROOM if bounds.beam_size > 1 else min(self.room, state.longest_source + ROOM)
-        state.pool.expect(self.rows * steps)
+        steps = RESERVED_STEPS if bounds.beam_size > 1 else min(self.room, state.longest_source + RESERVED_STEPS)
+        state.pool.reserve(self.rows * steps)
         self.tables = state.programs.step_positions.until(0)
         self.positions = (
-            max(state.longest_source, self.room + 1) + MOST_LANES
+            max(state.longest_source, self.room + 1) + MAX_LANES
         )  # greatest number that a hypothesis attends to
         self.scratch = Scratch(state.programs, self.rows, self.positions * self.threads)
         self._begin()
-        self._step = _Arguments(Places, **self._step_arguments())
-        self._select = _Arguments(SelectPlaces, **self._select_arguments())
-        self._numbers = _Arguments(SearchPlaces, **self._search_arguments())
+        self._step = _Arguments(StepArguments, **self._step_arguments())
+        self._select = _Arguments(SelectArguments, **self._select_arguments())
+        self._numbers = _Arguments(SearchArguments, **self._search_arguments())
 
     def _zeroed_arrays(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Return the dtype and shape of each array that starts with zeros."""
@@ -455,16 +464,16 @@ class NativeSearch:
         arrays: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
             "pieces": (torch.int32, history),
             "values": (torch.float32, history),
-            "next_pieces": (torch.int32, history),
+            "next_tokens": (torch.int32, history),
             "next_values": (torch.float32, history),
-            "found_pieces": (torch.int32, finished),
+            "found_tokens": (torch.int32, finished),
             "found_values": (torch.float32, finished),
             "x": (torch.float32, (self.rows, self.state.programs.d_model)),
             "logits": (torch.float32, (self.rows, output.padded_outputs)),
-            "select_room": (torch.float32, (self.threads, room_to_select(output.outputs, beam_size, beam_size))),
+            "select_room": (torch.float32, (self.threads, select_scratch_size(output.outputs, beam_size, beam_size))),
         }
         for kind, count in (("live", beam_size), ("ended", 2 * beam_size)):
-            for name in ("parents", "pieces"):
+            for name in ("parents", "tokens"):
                 arrays[f"{kind}_{name}"] = (torch.int64, (self.sentences, count))
             for name in ("scores", "totals"):
                 arrays[f"{kind}_{name}"] = (torch.float32, (self.sentences, count))
@@ -472,7 +481,7 @@ class NativeSearch:
 
     def _begin(self) -> None:
         """Initialize the arrays before the first step."""
-        numbers, count = self._zeroed.numbers, self.sentences
+        numbers, count = self._zeroed.ctypes_array, self.sentences
         starts, lengths = self.state.sources.tolist()
         numbers("sources")[:] = starts + lengths
         numbers("row_sources")[:count] = starts
@@ -498,18 +507,18 @@ class NativeSearch:
 
     def advance(self, steps: int) -> None:
         """Run at most `steps` steps; returns early once all sentences are done."""
-        program: Program = search_program()
+        program: CompiledKernel = search_kernel()
         self._numbers["steps"] = steps
         while self._numbers["sentences"] and self._numbers["steps"] > 0:
             self._ensure_capacity()
             work = self._numbers["sentences"] * self.bounds.beam_size * self.state.programs.step_work
-            run_watched(program, self._numbers.array, work, self.threads)
+            run_timed(program, self._numbers.array, work, self.threads)
 
-    def give_up(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
+    def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
         """Remove the sentences at these rows from the batch, and return their live hypotheses."""
         batch, width, length = self._numbers["sentences"], self._numbers["width"], self.length
         pieces, values = self._histories()
-        scores = self._zeroed.numbers("scores")
+        scores = self._zeroed.ctypes_array("scores")
         live: list[list[FoundHypothesis]] = []
         for row in rows:
             live_rows = [each for each in range(row * width, (row + 1) * width) if scores[each] > float("-inf")]
@@ -526,7 +535,7 @@ class NativeSearch:
 
     def found(self, place: int, count: int) -> list[FoundHypothesis]:
         """Return at most `count` finished hypotheses of the sentence at an index of the batch, best first."""
-        numbers, first, hypotheses = self._zeroed.numbers, place * self.slots, []
+        numbers, first, hypotheses = self._zeroed.ctypes_array, place * self.slots, []
         for slot in numbers("order")[first : first + min(count, numbers("found")[place])]:
             length, ended = numbers("found_lengths")[first + slot], numbers("found_ended")[first + slot]
             pieces, values = (array[place, slot, :length] for array in self._found)
@@ -540,7 +549,7 @@ class NativeSearch:
         position, rows = self.length, self._step["rows"]
         pool = self.state.pool
         pool.used = self._step["used"]
-        if not pool.has_room(rows):
+        if not pool.has_capacity(rows):
             lists = self._lists()[:rows, :position]
             lists.copy_(pool.compact(lists, rows))
             self._step["used"] = pool.used
@@ -608,7 +617,7 @@ class NativeSearch:
     def _select_arguments(self) -> dict[str, int]:
         """Return the initial arguments of the selection."""
         beam_size, output = self.bounds.beam_size, self.state.output
-        return {name: self._addresses[name] for name in SelectPlaces._fields if name in self._addresses} | {
+        return {name: self._addresses[name] for name in SelectArguments._fields if name in self._addresses} | {
             "rows": self.sentences,
             "vocabulary_size": output.outputs,
             "stride": output.padded_outputs,
@@ -617,41 +626,42 @@ class NativeSearch:
             "eos_id": self.bounds.eos_id,
             "beam_size": beam_size,
             "room": self._addresses["select_room"],
-            "own_room": room_to_select(output.outputs, beam_size, beam_size),
+            "scratch_per_thread": select_scratch_size(output.outputs, beam_size, beam_size),
         }
 
     def _search_arguments(self) -> dict[str, int]:
         """Return the initial arguments of the search kernel."""
         bounds = self.bounds
-        return {name: self._addresses[name] for name in SearchPlaces._fields if name in self._addresses} | {
+        return {name: self._addresses[name] for name in SearchArguments._fields if name in self._addresses} | {
             "steps": 0,
             "stop": 0,
             "sentences": self.sentences,
             "width": 1,
             "length": 0,
             "step": self.state.programs.step.address,
-            "step_places": ctypes.addressof(self._step.array),
-            "select_places": ctypes.addressof(self._select.array),
+            "step_arguments": ctypes.addressof(self._step.array),
+            "select_arguments": ctypes.addressof(self._select.array),
             "beam_size": bounds.beam_size,
-            "certain": bounds.n_best if bounds.beam_size > 1 else 0,
+            "certain_count": bounds.n_best if bounds.beam_size > 1 else 0,
             "room": self.room,
             "positions": self.tables.length,
-            "nevers": len(bounds.never_written),
+            "never_count": len(bounds.never_written),
             "penalties": bounds.penalties.data_ptr(),
-            "most_rows": self.rows,
+            "max_rows": self.rows,
             "all_sentences": self.sentences,
         }
 
 
 _INDICES = {
-    kind: {name: index for index, name in enumerate(kind._fields)} for kind in (Places, SelectPlaces, SearchPlaces)
+    kind: {name: index for index, name in enumerate(kind._fields)}
+    for kind in (StepArguments, SelectArguments, SearchArguments)
 }
 
 
 class _Arguments:
     """A ctypes array of kernel arguments, accessed by name, which the kernel reads and changes."""
 
-    def __init__(self, kind: type[Places | SelectPlaces | SearchPlaces], **values: int) -> None:
+    def __init__(self, kind: type[StepArguments | SelectArguments | SearchArguments], **values: int) -> None:
         self._indices = _INDICES[kind]
         self.array = (ctypes.c_int64 * len(self._indices))(*kind(**values))
 

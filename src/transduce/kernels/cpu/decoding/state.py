@@ -11,13 +11,19 @@ from torch import Tensor
 
 from transduce.kernels.cpu.decode_rows import PositionTables
 from transduce.kernels.cpu.decoding.compiled_steps import ModelPrograms, output_of
-from transduce.kernels.cpu.decoding.writer import ROWS_AT_ONCE, Places
-from transduce.kernels.cpu.gemm.amx import MORE_ROWS
-from transduce.kernels.cpu.jit.compiler import Program, compile_programs, new_emitter, own_tile, program
+from transduce.kernels.cpu.decoding.writer import ROWS_AT_ONCE, StepArguments
+from transduce.kernels.cpu.gemm.amx import READABLE_EXTRA_ROWS
+from transduce.kernels.cpu.jit.compiler import (
+    CompiledKernel,
+    compile_kernels,
+    kernel,
+    new_builder,
+    require_integer_tile,
+)
 from transduce.kernels.cpu.jit.ir_builder import I64
 from transduce.kernels.cpu.jit.memory import Arena
-from transduce.kernels.cpu.jit.threads import run_watched
-from transduce.kernels.cpu.jit.tile import MOST_LANES
+from transduce.kernels.cpu.jit.threads import run_timed
+from transduce.kernels.cpu.jit.tile import MAX_LANES
 from transduce.kernels.prepacked import PackedDecoder, PackedTransformer
 from transduce.model.attention import AttentionTrace
 
@@ -27,29 +33,29 @@ from transduce.model.attention import AttentionTrace
 # Legend: N hypotheses, t tokens of each, G key/value heads, K width of a head's keys and of its values.
 
 
-ROOM = 8
+RESERVED_STEPS = 8
 """Steps that fit into the pool at first, and again after it is enlarged."""
 _LEAST_ENTRIES = 256  # minimum number of entries to allocate
 
 
-class Pool:
+class KVCachePool:
     """A KV cache of tokens in any order; each hypothesis has a list of the entries of its tokens."""
 
-    def __init__(self, layers: int, rows: int, width: int, dtype: torch.dtype, *, more: int = 0) -> None:
+    def __init__(self, layers: int, rows: int, width: int, dtype: torch.dtype, *, extra_entries: int = 0) -> None:
         """Allocate capacity for some steps of `rows` hypotheses, and for `more` entries besides.
 
         `width` is 2 × G × K, the elements of an entry per layer.
         """
-        self.entries = torch.empty(layers, more + _capacity_for(rows), width, dtype=dtype)
+        self.entries = torch.empty(layers, extra_entries + _capacity_for(rows), width, dtype=dtype)
         self.used = 0
 
-    def expect(self, count: int) -> None:
+    def reserve(self, count: int) -> None:
         """Enlarge an empty pool to `count` entries; the system allocates pages only as they are written."""
-        if not self.used and not self.has_room(count):
+        if not self.used and not self.has_capacity(count):
             layers, _, width = self.entries.shape
             self.entries = self.entries.new_empty(layers, count, width)
 
-    def has_room(self, count: int) -> bool:
+    def has_capacity(self, count: int) -> bool:
         """Return whether `count` more entries fit."""
         return self.used + count <= self.entries.shape[1]
 
@@ -61,7 +67,7 @@ class Pool:
         live, renamed = lists.unique(return_inverse=True)  # ascending
         live, self.used = live.long(), len(live)
         layers, capacity, width = self.entries.shape
-        if self.used + rows * ROOM // 2 > capacity:
+        if self.used + rows * RESERVED_STEPS // 2 > capacity:
             old, self.entries = self.entries, self.entries.new_empty(layers, self.used + _capacity_for(rows), width)
             for layer, layer_entries in enumerate(old):
                 torch.index_select(layer_entries, 0, live, out=self.entries[layer, : self.used])
@@ -74,27 +80,31 @@ class Pool:
 
 def _capacity_for(rows: int) -> int:
     """Return the number of entries to allocate for some steps of `rows` hypotheses."""
-    return max(_LEAST_ENTRIES, ROOM * rows)
+    return max(_LEAST_ENTRIES, RESERVED_STEPS * rows)
 
 
 @cache
-def _compaction_kernel() -> Program:
+def _compaction_kernel() -> CompiledKernel:
     """Compile `move(entries, layers, capacity, width, live, count)`: copy entry live[n] of each layer to index n.
 
     live is ascending, so the move works in place; a PyTorch operation would copy everything twice. width counts
     float32.
     """
-    k = new_emitter("pool", own_tile())
-    with program(k, "move", 6) as (numbers, thread, threads):
+    k = new_builder("pool", require_integer_tile())
+    with kernel(k, "move", 6) as (numbers, thread, threads):
         entries, layers, capacity, width, live, count = numbers
-        first, last = k.share(layers, thread, threads)
+        first, last = k.thread_range(layers, thread, threads)
         with k.loop(first, last) as layer:
-            start = k.at(k.place(entries), k.times(layer, capacity, width))
+            start = k.element_pointer(k.pointer(entries), k.mul(layer, capacity, width))
             with k.loop(0, count) as index:
-                entry = k.load(k.at(k.place(live), index, I64), I64)
-                with k.where(k.build.icmp_signed("!=", entry, index)):
-                    k.copy(k.at(start, k.times(entry, width)), k.at(start, k.times(index, width)), width)
-    return compile_programs(k, ("move",))["move"]
+                entry = k.load(k.element_pointer(k.pointer(live), index, I64), I64)
+                with k.when(k.build.icmp_signed("!=", entry, index)):
+                    k.copy(
+                        k.element_pointer(start, k.mul(entry, width)),
+                        k.element_pointer(start, k.mul(index, width)),
+                        width,
+                    )
+    return compile_kernels(k, ("move",))["move"]
 
 
 # --- steps ---
@@ -113,7 +123,12 @@ class NativeSteps:
     """
 
     def __init__(
-        self, model: PackedTransformer | PackedDecoder, programs: ModelPrograms, sentences: int, *, more: int = 0
+        self,
+        model: PackedTransformer | PackedDecoder,
+        programs: ModelPrograms,
+        sentences: int,
+        *,
+        extra_entries: int = 0,
     ) -> None:
         """Prepare for `sentences` sentences, with `more` entries in the pool beyond those of the first steps."""
         self.model = model
@@ -122,13 +137,13 @@ class NativeSteps:
         self.position = 0  # of the newest token; the greatest one if rows differ
         self.longest_source = 0
         layers, width = model.config.num_decoder_layers, 2 * programs.heads.keys
-        self.pool = Pool(layers, sentences, width, programs.kept_dtype, more=more)
+        self.pool = KVCachePool(layers, sentences, width, programs.kept_dtype, extra_entries=extra_entries)
         self.lists = torch.zeros(sentences, 0, dtype=torch.int32)  # (B × W, at least t)
         self.scratch: Scratch | None = None
         self.output = output_of(model)
-        self.logits_room = torch.empty(0, self.output.padded_outputs)
+        self.logits_buffer = torch.empty(0, self.output.padded_outputs)
 
-    def row_places(self) -> dict[str, int]:
+    def row_arguments(self) -> dict[str, int]:
         """Return the kernel arguments `firsts`, `counts`, `memory` and `sources` of `model_writer.Places`."""
         raise NotImplementedError
 
@@ -155,14 +170,14 @@ class NativeSteps:
         """Run a step; returns the last layer's output, (B × W, D), and the logits, (B × W, V)."""
         rows = pieces.numel()
         self._ensure_capacity(rows)
-        if rows > self.logits_room.shape[0]:
-            self.logits_room = torch.empty(rows, self.output.padded_outputs)
+        if rows > self.logits_buffer.shape[0]:
+            self.logits_buffer = torch.empty(rows, self.output.padded_outputs)
         x = torch.empty(rows, self.programs.d_model)
         tables = self.programs.step_positions.until(self.position)
         self._run(x, tables, pieces.contiguous(), is_step=True)
         self.position += 1
         self.pool.used += rows
-        return x, self.logits_room[:rows, : self.output.outputs]
+        return x, self.logits_buffer[:rows, : self.output.outputs]
 
     def reorder(self, parents: Tensor) -> None:
         """Make hypothesis w of sentence b continue what was hypothesis parents[b, w]."""
@@ -198,27 +213,27 @@ class NativeSteps:
     def _ensure_capacity(self, rows: int) -> None:
         """Make sure that the lists and the pool suffice for another step of `rows` rows."""
         if self.position >= self.lists.shape[1]:
-            more = torch.zeros(self.lists.shape[0], ROOM + self.position, dtype=torch.int32)
+            more = torch.zeros(self.lists.shape[0], RESERVED_STEPS + self.position, dtype=torch.int32)
             self.lists = torch.cat([self.lists, more], dim=1)
-        if not self.pool.has_room(rows):
+        if not self.pool.has_capacity(rows):
             self.lists[:, : self.position] = self.pool.compact(self.lists[:, : self.position], rows)
 
     def _score_count(self) -> int:
         """Return the number of attention scores to allocate: those of each thread, plus a vector."""
-        return torch.get_num_threads() * (max(self.longest_source, self.position + 1) + MOST_LANES)
+        return torch.get_num_threads() * (max(self.longest_source, self.position + 1) + MAX_LANES)
 
     def _run(self, x: Tensor, tables: PositionTables, ids: Tensor, *, is_step: bool) -> None:
         """Run a step with the newest tokens, or the read kernel; writes x (N, D)."""
         programs, rows, scores = self.programs, x.shape[0], self._score_count()
         if self.scratch is None or not self.scratch.suffices(rows, scores):
             self.scratch = Scratch(programs, rows, 2 * scores if is_step else scores)
-        arguments = Places(
+        arguments = StepArguments(
             rows=rows,
             weights=programs.weights.data_ptr(),
             x=x.data_ptr(),
             **self.scratch.addresses,
             room=scores // torch.get_num_threads(),
-            **self.row_places(),
+            **self.row_arguments(),
             past=self.pool.entries.data_ptr(),
             entries=self.pool.entries.shape[1],
             used=self.pool.used,
@@ -227,13 +242,13 @@ class NativeSteps:
             length=self.position + 1,
             ids=ids.data_ptr(),
             **tables.addresses(),
-            logits=self.logits_room.data_ptr() if is_step else 0,
+            logits=self.logits_buffer.data_ptr() if is_step else 0,
         )
         kernel, work = (programs.step, programs.step_work) if is_step else (programs.read, programs.read_work)
-        run_watched(kernel, arguments, rows * work)
+        run_timed(kernel, arguments, rows * work)
 
 
-def starts_of(counts: list[int]) -> list[int]:
+def offsets_of(counts: list[int]) -> list[int]:
     """Return the offset of each row in a concatenation of rows with these numbers of tokens."""
     return [end - count for end, count in zip(accumulate(counts), counts, strict=True)]
 
@@ -248,12 +263,12 @@ class Scratch:
         chunk = min(rows, ROWS_AT_ONCE)
         sizes = {
             "normed": rows * d_model,
-            "rounded": (rows + MORE_ROWS) * max(d_model, heads.queries) // 2,
+            "rounded": (rows + READABLE_EXTRA_ROWS) * max(d_model, heads.queries) // 2,
             "scales": rows,
             "projected": rows * (heads.queries + 2 * heads.keys),
             "heads": rows * heads.queries,
             "inner": chunk * d_ff * (3 if programs.is_gated else 1),
-            "rounded_inner": (chunk + MORE_ROWS) * d_ff // 2,
+            "rounded_inner": (chunk + READABLE_EXTRA_ROWS) * d_ff // 2,
             "scores": scores,
         }
         self._arena = Arena({name: (torch.float32, (size,)) for name, size in sizes.items()})
@@ -279,7 +294,7 @@ class NativeState(NativeSteps):
         pad_id = model.config.pad_id
         ids: list[list[int]] = source_ids.tolist()
         counts = [len(row) - row.count(pad_id) for row in ids]
-        starts = starts_of(counts)
+        starts = offsets_of(counts)
         self.longest_source, tokens = max(counts), sum(counts)
         self.sources = _pairs(starts, counts)  # (2, B): offsets and numbers of tokens
         self.row_sources = _pairs(*(_repeat(numbers, counts) for numbers in (starts, counts)))  # (2, N)
@@ -305,7 +320,7 @@ class NativeState(NativeSteps):
         """Repeat each sentence's source offset and length for all of its hypotheses."""
         self.row_sources = self.sources if self.width == 1 else self.sources.repeat_interleave(self.width, dim=1)
 
-    def row_places(self) -> dict[str, int]:
+    def row_arguments(self) -> dict[str, int]:
         """Return the kernel arguments `firsts`, `counts`, `memory` and `sources` of `model_writer.Places`."""
         firsts = self.row_sources.data_ptr()
         return {
@@ -341,8 +356,8 @@ class NativePromptState(NativeSteps):
     def __init__(self, model: PackedDecoder, programs: ModelPrograms, prompt_ids: Tensor, lengths: Tensor) -> None:
         """Process the prompts prompt_ids (B, P) of these lengths (B,), at least 1."""
         counts: list[int] = lengths.tolist()
-        starts, tokens = starts_of(counts), sum(counts)
-        super().__init__(model, programs, len(counts), more=tokens)
+        starts, tokens = offsets_of(counts), sum(counts)
+        super().__init__(model, programs, len(counts), extra_entries=tokens)
         self.longest_source = max(counts)
         positions = torch.arange(prompt_ids.shape[1]).expand(len(counts), -1)
         present = positions < lengths[:, None]
@@ -353,7 +368,7 @@ class NativePromptState(NativeSteps):
         self.counts = lengths.clone()  # (B × W,), tokens so far
         # Each row's list of cache entries; elements behind its length are undefined.
         self.lists = (torch.tensor(starts)[:, None] + positions[:, : self.longest_source]).clamp_(max=tokens - 1).int()
-        self.lists = torch.cat([self.lists, self.lists.new_zeros(len(counts), ROOM)], dim=1)
+        self.lists = torch.cat([self.lists, self.lists.new_zeros(len(counts), RESERVED_STEPS)], dim=1)
         self._after_prompt: Tensor | None = x.index_select(0, lengths.cumsum(0) - 1)  # (B, D)
 
     def advance(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -371,6 +386,6 @@ class NativePromptState(NativeSteps):
         if self._after_prompt is not None:
             self._after_prompt = self._after_prompt.index_select(0, rows)
 
-    def row_places(self) -> dict[str, int]:
+    def row_arguments(self) -> dict[str, int]:
         """Return the kernel arguments `firsts`, `counts`, `memory` and `sources` of `model_writer.Places`."""
         return {"firsts": self.firsts.data_ptr(), "counts": self.counts.data_ptr(), "memory": 0, "sources": 0}

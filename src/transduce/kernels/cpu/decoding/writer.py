@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from transduce.kernels.cpu.decode_rows import Heads, write_activation, write_attention
-from transduce.kernels.cpu.gemm.decode import NativeLinear, NativeVocabulary, write_products, write_rounding
-from transduce.kernels.cpu.jit.ir_builder import F16, I8, I32, I64, Emitter, Value
+from transduce.kernels.cpu.decode_rows import HeadShape, emit_activation, emit_attention
+from transduce.kernels.cpu.gemm.decode import NativeLinear, NativeVocabulary, emit_gemm, emit_quantization
+from transduce.kernels.cpu.jit.ir_builder import F16, I8, I32, I64, KernelBuilder, Value
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import GATES, FeedForward, GatedFeedForward
@@ -22,7 +22,7 @@ from transduce.model.layers import Residual
 ROWS_AT_ONCE = 128  # in the feed-forward network, so that its inner layer stays in the processor's cache
 
 
-class Places(NamedTuple):
+class StepArguments(NamedTuple):
     """The numbers that both programs are given: addresses, where nothing else is said."""
 
     rows: Any
@@ -63,9 +63,9 @@ class Places(NamedTuple):
     """A number: for how many entries there is room."""
     turns: Any
     """The angles that queries and keys are turned by at each position, (positions, K)."""
-    near: Any
+    relative_bias: Any
     """What is added to scores at distance 0, of (H, distances)."""
-    near_stride: Any
+    relative_bias_stride: Any
     """A number: from one head's to the next one's."""
     added: Any
     """What is added to embeddings at each position, (positions, D)."""
@@ -103,11 +103,17 @@ class ModelWriter:
     """Writes the calls of a program."""
 
     def __init__(
-        self, k: Emitter, config: ModelConfig, numbers: Places, share: tuple[Value, Value], weights: Weights, kept: Any
+        self,
+        k: KernelBuilder,
+        config: ModelConfig,
+        numbers: StepArguments,
+        share: tuple[Value, Value],
+        weights: Weights,
+        kept: Any,
     ) -> None:
         self.k = k
         self.config = config
-        self.heads = Heads.of(config)
+        self.heads = HeadShape.of(config)
         self.numbers = numbers
         self.share = share
         self.weights = weights
@@ -117,29 +123,32 @@ class ModelWriter:
         """Products of two numbers that a row takes, but those of attention."""
 
     @cached_property
-    def places(self) -> Places:
+    def places(self) -> StepArguments:
         """The addresses as places."""
-        return Places(*(self.k.place(number) for number in self.numbers))
+        return StepArguments(*(self.k.pointer(number) for number in self.numbers))
 
     def weight(self, tensor: Tensor, first_byte: int = 0) -> Value:
         """The place of a weight, or of what begins so many bytes behind."""
         k = self.k
-        address = k.load(k.at(self.places.weights, self.weights.number_of(tensor), I64), I64)
-        return k.at(k.place(address), first_byte, I8)
+        address = k.load(k.element_pointer(self.places.weights, self.weights.number_of(tensor), I64), I64)
+        return k.element_pointer(k.pointer(address), first_byte, I8)
 
     def embed(self, embedding: Embedding, weight: Tensor, *, is_ragged: bool = False) -> None:
         """The newest pieces; their entries become the last of the lists. Ragged rows have positions of their own."""
         k, numbers, places = self.k, self.numbers, self.places
         added, lists = places.added, places.lists
         if not is_ragged:
-            added, lists = k.at(added, k.times(self.position, self.config.d_model)), k.at(lists, self.position, I32)
+            added, lists = (
+                k.element_pointer(added, k.mul(self.position, self.config.d_model)),
+                k.element_pointer(lists, self.position, I32),
+            )
         k.call(
             "embed",
             places.ids,
             numbers.rows,
-            k.number(self.config.d_model),
+            k.int64(self.config.d_model),
             self.weight(weight),
-            k.real(embedding.scale),
+            k.float32(embedding.scale),
             added,
             places.x,
             lists,
@@ -153,8 +162,8 @@ class ModelWriter:
     def embed_runs(self, embedding: Embedding, weight: Tensor) -> None:
         """All pieces that are read, in runs."""
         k, places = self.k, self.places
-        sizes = self.numbers.rows, k.number(self.config.d_model)
-        table = self.weight(weight), k.real(embedding.scale), places.added
+        sizes = self.numbers.rows, k.int64(self.config.d_model)
+        table = self.weight(weight), k.float32(embedding.scale), places.added
         k.call("embed_run", places.ids, *sizes, *table, places.x, places.firsts, *self.share)
         self._norm_embedded(embedding)
 
@@ -167,7 +176,7 @@ class ModelWriter:
     @property
     def position(self) -> Value:
         """The step's."""
-        return self.k.sum_of(self.numbers.length, -1)
+        return self.k.add(self.numbers.length, -1)
 
     def norm(self, norm: nn.Module, x: Value, out: Value) -> None:
         """LayerNorm or RMSNorm of all rows."""
@@ -178,8 +187,8 @@ class ModelWriter:
             assert isinstance(norm, nn.RMSNorm)
             name, epsilon, bias = "norm_rms", norm.eps or torch.finfo(torch.float32).eps, None
         weight_place, bias_place = self.weight(norm.weight), self.weight(self.weights.zeros if bias is None else bias)
-        width = k.number(norm.normalized_shape[0])
-        k.call(name, x, self.numbers.rows, width, weight_place, bias_place, k.real(epsilon), out, *self.share)
+        width = k.int64(norm.normalized_shape[0])
+        k.call(name, x, self.numbers.rows, width, weight_place, bias_place, k.float32(epsilon), out, *self.share)
         k.barrier(self.share[1])
 
     def round(self, x: Value, linear: Any) -> Value:
@@ -192,8 +201,8 @@ class ModelWriter:
             return x
         name = f"round_{linear.tile.kind}"
         if not k.has(name):
-            write_rounding(k, linear.tile)
-        k.call(name, x, rows, k.number(linear.width), rounded, self.places.scales, *self.share)
+            emit_quantization(k, linear.tile)
+        k.call(name, x, rows, k.int64(linear.width), rounded, self.places.scales, *self.share)
         k.barrier(self.share[1])
         return rounded
 
@@ -201,7 +210,7 @@ class ModelWriter:
         self, ending: str, linear: Any, rounded: Value, out: Value, outputs: tuple[int, int] | None = None
     ) -> None:
         """Rounded rows times a matrix, or times the rows of it from one to another."""
-        rows = (rounded, self.places.scales, self.numbers.rows, self.k.number(linear.width))
+        rows = (rounded, self.places.scales, self.numbers.rows, self.k.int64(linear.width))
         self._product(ending, linear, rows, out, outputs)
 
     def keep(self, linear: Any, rounded: Value, out: Value, outputs: tuple[int, int] | None = None) -> None:
@@ -220,10 +229,10 @@ class ModelWriter:
         self.row_work += (last - first) * linear.width
         name = f"product_{linear.tile.kind}_{ending}"
         if not k.has(name):
-            write_products(k, linear.tile, (ending,))
+            emit_gemm(k, linear.tile, (ending,))
         weights = self.weight(linear.weights, first * linear.width * linear.tile.weight_bytes)
         vectors = (self.weight(vector, first * 4) for vector in (linear.start, linear.steps, linear.bias))
-        k.call(name, *rows, weights, *vectors, k.number(last - first), out, *self.share)
+        k.call(name, *rows, weights, *vectors, k.int64(last - first), out, *self.share)
         k.barrier(self.share[1])
 
     def turn(self, kind: str, x: Value, stride: int, heads: int) -> None:
@@ -231,8 +240,10 @@ class ModelWriter:
         k, places = self.k, self.places
         if not self.config.positions.startswith("rotary"):
             return
-        table = k.at(places.turns, k.times(self.position, self.heads.width)) if kind == "all" else places.turns
-        sizes = (self.numbers.rows, k.number(stride), k.number(heads))
+        table = (
+            k.element_pointer(places.turns, k.mul(self.position, self.heads.width)) if kind == "all" else places.turns
+        )
+        sizes = (self.numbers.rows, k.int64(stride), k.int64(heads))
         k.call(f"turn_{kind}", x, *sizes, table, places.counts if kind == "each" else places.firsts, *self.share)
         k.barrier(self.share[1])
 
@@ -251,15 +262,15 @@ class ModelWriter:
         place, stride = keys
         is_biased, element = self.config.positions == "relative" and not to_memory, element or self.kept
         k.call(
-            write_attention(k, self.heads, kind, is_biased=is_biased, element=element),
+            emit_attention(k, self.heads, kind, is_biased=is_biased, element=element),
             places.projected,
-            k.number(query_stride),
+            k.int64(query_stride),
             place,
-            k.at(place, self.heads.keys, element),
-            k.number(stride),
+            k.element_pointer(place, self.heads.keys, element),
+            k.int64(stride),
             *lists,
-            places.near,
-            self.numbers.near_stride,
+            places.relative_bias,
+            self.numbers.relative_bias_stride,
             self.numbers.rows,
             places.heads,
             places.scores,
@@ -283,13 +294,13 @@ class ModelWriter:
         k, places, inner, outer = self.k, self.places, network.inner, network.outer
         assert isinstance(inner, NativeLinear)
         assert isinstance(outer, NativeLinear)
-        width, inner_width = k.number(inner.width), k.number(outer.width)
+        width, inner_width = k.int64(inner.width), k.int64(outer.width)
         with k.loop(0, self.numbers.rows, ROWS_AT_ONCE) as first:
             left = k.build.sub(self.numbers.rows, first)
-            count = k.lesser(left, k.number(ROWS_AT_ONCE))
-            some, there = (k.at(place, k.times(first, width)) for place in (source, places.x))
+            count = k.minimum(left, k.int64(ROWS_AT_ONCE))
+            some, there = (k.element_pointer(place, k.mul(first, width)) for place in (source, places.x))
             rows = (self._round(inner, some, count, places.rounded), places.scales, count, width)
-            hidden = self._activate(inner, rows, k.times(count, inner_width), inner_width)
+            hidden = self._activate(inner, rows, k.mul(count, inner_width), inner_width)
             rounded = self._round(outer, hidden, count, places.rounded_inner)
             rows = (rounded, places.scales, count, inner_width)
             self._product("add", outer, rows, there)
@@ -301,8 +312,8 @@ class ModelWriter:
             self._product("relu", inner, rows, place)
             return place
         self._product("store", inner, rows, place)
-        hidden = k.at(place, k.times(size, 2)) if activation in GATES else place
-        k.call(write_activation(k, activation), place, rows[2], inner_width, hidden, *self.share)
+        hidden = k.element_pointer(place, k.mul(size, 2)) if activation in GATES else place
+        k.call(emit_activation(k, activation), place, rows[2], inner_width, hidden, *self.share)
         k.barrier(self.share[1])
         return hidden
 
@@ -310,8 +321,8 @@ class ModelWriter:
         """What the last layer is multiplied by."""
         k = self.k
         if self.config.output_scale != 1.0:
-            sizes = (self.numbers.rows, k.number(self.config.d_model))
-            k.call("scale", self.places.x, *sizes, k.real(self.config.output_scale), *self.share)
+            sizes = (self.numbers.rows, k.int64(self.config.d_model))
+            k.call("scale", self.places.x, *sizes, k.float32(self.config.output_scale), *self.share)
             k.barrier(self.share[1])
 
     def project(self, output: NativeVocabulary) -> None:
@@ -319,11 +330,11 @@ class ModelWriter:
         k, places = self.k, self.places
         self.finish()
         self.product("store", output, self.round(places.x, output), places.logits)
-        if not output.is_refined:
+        if not output.recomputes_likeliest:
             return
-        weights = (self.weight(output.exact), self.weight(output.bias))
-        sizes = (self.numbers.rows, k.number(output.width))
-        k.call("refine", places.x, *sizes, *weights, places.logits, k.number(output.padded_outputs), *self.share)
+        weights = (self.weight(output.exact_weight), self.weight(output.bias))
+        sizes = (self.numbers.rows, k.int64(output.width))
+        k.call("refine", places.x, *sizes, *weights, places.logits, k.int64(output.padded_outputs), *self.share)
         k.barrier(self.share[1])
 
     def self_attention_output(self, output: Any) -> None:

@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 from transduce.kernels.cpu.gemm.packing import Gradient, Matrix
-from transduce.kernels.cpu.gemm.train import NarrowMultiplier, PairMultiplier, PlainMultiplier, Product
-from transduce.kernels.cpu.gemm.train_amx import AmxMultiplier
+from transduce.kernels.cpu.gemm.train import Avx2GemmEmitter, Float32GemmEmitter, Gemm, GemmEmitter
+from transduce.kernels.cpu.gemm.train_amx import AmxGemmEmitter
 from transduce.kernels.cpu.jit.compiler import (
-    Program,
+    CompiledKernel,
     address_of,
-    compile_programs,
+    compile_kernels,
     find_float_tile,
     float_bits,
-    new_emitter,
-    program,
+    kernel,
+    new_builder,
 )
-from transduce.kernels.cpu.jit.ir_builder import Emitter, Value
-from transduce.kernels.cpu.jit.memory import own_stack
-from transduce.kernels.cpu.jit.tile import WIDE, Tile
+from transduce.kernels.cpu.jit.ir_builder import KernelBuilder, Value
+from transduce.kernels.cpu.jit.memory import process_stack
+from transduce.kernels.cpu.jit.tile import AVX512_TILE, Tile
 
 # --- training products ---
 # Emit the linear layers of training, forward and backward, with fused epilogues.
@@ -33,7 +33,7 @@ from transduce.kernels.cpu.jit.tile import WIDE, Tile
 # N positions, I inputs and O outputs of a layer.
 
 
-class ForwardPlaces(NamedTuple):
+class ForwardArguments(NamedTuple):
     """Arguments of the kernel `forward`, out = x Wᵀ + b.
 
     They are addresses of matrices in the GEMM's dtype unless stated otherwise.
@@ -53,19 +53,19 @@ class ForwardPlaces(NamedTuple):
     """The number of inputs I."""
     outputs: Any
     """The number of outputs O."""
-    least: Any
+    lower_bound: Any
     """The lower bound of the outputs, as the bits of a float32: 0 for ReLU, else -inf."""
     room: Any
     """Scratch space of O × I elements for the packed weight."""
-    streams: Any
+    is_nontemporal: Any
     """Whether outputs are written by non-temporal stores, past the caches: 0 or 1."""
-    threads_room: Any
+    thread_scratch: Any
     """Scratch space of `PairMultiplier.thread_bytes` for each thread."""
-    positive: Any
+    positive_mask: Any
     """A bit array of N × O bits that is set where outputs are positive; 0: not requested."""
 
 
-class BackPlaces(NamedTuple):
+class BackwardArguments(NamedTuple):
     """Arguments of the kernel `back`, the backward pass of a linear layer.
 
     They are addresses of matrices in the GEMM's dtype unless stated otherwise; 0: not requested.
@@ -77,13 +77,13 @@ class BackPlaces(NamedTuple):
     """Weight, (O, I); 0: `weight_room` already holds the packed weight."""
     gradient: Any
     """The gradient with respect to the output, (N, O)."""
-    by_x: Any
+    x_gradient: Any
     """The gradient with respect to x, (N, I)."""
-    is_open: Any
+    relu_mask: Any
     """If x is a ReLU's output, N × I bits that say where it was positive; elsewhere the gradient is set to 0."""
-    weight_sum: Any
+    weight_gradient_sum: Any
     """float32, (O, I): the gradient with respect to the weight is added to it."""
-    bias_sum: Any
+    bias_gradient_sum: Any
     """float32, (O,): the gradient with respect to the bias is added to it."""
     positions: Any
     """The number of positions N."""
@@ -91,90 +91,96 @@ class BackPlaces(NamedTuple):
     """The number of inputs I."""
     outputs: Any
     """The number of outputs O."""
-    weight_room: Any
+    packed_weight: Any
     """Scratch space of O × I elements for the packed weight."""
-    x_room: Any
+    packed_x: Any
     """Scratch space for the packed input: I × N elements, N padded as in `Packer.pairs_of`."""
-    threads_room: Any
+    thread_scratch: Any
     """Scratch space of `PairMultiplier.thread_bytes` for each thread."""
-    streams: Any
+    is_nontemporal: Any
     """Whether `by_x` is written by non-temporal stores, past the caches: 0 or 1."""
 
 
-class ProductWriter:
+class LinearKernelEmitter:
     """An emitter of the kernels `forward` and `back` of linear layers."""
 
     names = ("forward", "back")
 
-    def __init__(self, k: Emitter, multiplier: type[PairMultiplier]) -> None:
+    def __init__(self, k: KernelBuilder, multiplier: type[GemmEmitter]) -> None:
         self.k = k
         self.multiplier = multiplier(k, "bias", "add")
 
     def write(self) -> None:
         """Emit the kernels `forward` and `back`."""
         k = self.k
-        with program(k, "forward", len(ForwardPlaces._fields)) as (numbers, thread, threads):
-            self._forward(ForwardPlaces(*numbers), thread, threads)
-        with program(k, "back", len(BackPlaces._fields)) as (numbers, thread, threads):
-            self._back(BackPlaces(*numbers), thread, threads)
+        with kernel(k, "forward", len(ForwardArguments._fields)) as (numbers, thread, threads):
+            self._forward(ForwardArguments(*numbers), thread, threads)
+        with kernel(k, "back", len(BackwardArguments._fields)) as (numbers, thread, threads):
+            self._back(BackwardArguments(*numbers), thread, threads)
 
-    def _forward(self, args: ForwardPlaces, thread: Value, threads: Value) -> None:
+    def _forward(self, args: ForwardArguments, thread: Value, threads: Value) -> None:
         """Emit the kernel `forward`: pack the weight unless that is done, and multiply."""
         k = self.k
-        with k.where(k.is_given(args.weight)):
-            weight = Matrix(k.place(args.weight), args.outputs, args.inputs)
+        with k.when(k.is_nonzero(args.weight)):
+            weight = Matrix(k.pointer(args.weight), args.outputs, args.inputs)
             self.multiplier.packer(k, self.multiplier.layout, thread, threads).pack_transposed(
-                weight, k.place(args.room)
+                weight, k.pointer(args.room)
             )
             k.barrier(threads)
-        gemm = Product(
-            left=k.place(args.x),
+        gemm = Gemm(
+            left=k.pointer(args.x),
             rows=args.positions,
-            panels=k.place(args.room),
+            panels=k.pointer(args.room),
             columns=args.outputs,
-            pairs=k.build.sdiv(args.inputs, k.number(self.multiplier.layout.group)),
+            pairs=k.build.sdiv(args.inputs, k.int64(self.multiplier.layout.group)),
             out=args.out,
             ending="bias",
-            values=(args.bias, k.float_of(args.least), args.streams, args.positive, k.number(0)),
-            room=args.threads_room,
+            values=(
+                args.bias,
+                k.float_from_bits(args.lower_bound),
+                args.is_nontemporal,
+                args.positive_mask,
+                k.int64(0),
+            ),
+            scratch=args.thread_scratch,
         )
         self.multiplier.multiply(gemm, thread, threads)
 
-    def _back(self, args: BackPlaces, thread: Value, threads: Value) -> None:
+    def _back(self, args: BackwardArguments, thread: Value, threads: Value) -> None:
         """Emit the kernel `back`: pack the operands, then compute the gradients of x and of the weight and bias."""
         k = self.k
         packer = self.multiplier.packer(k, self.multiplier.layout, thread, threads)
-        wants_x, wants_weight = k.is_given(args.by_x), k.is_given(args.weight_sum)
-        gradient = Gradient(Matrix(k.place(args.gradient), args.positions, args.outputs), args.bias_sum)
-        with k.where(wants_weight):
-            packer.pack(Matrix(k.place(args.x), args.positions, args.inputs), k.place(args.x_room))
-        with k.where(k.build.and_(wants_x, k.is_given(args.weight))):
-            packer.pack(Matrix(k.place(args.weight), args.outputs, args.inputs), k.place(args.weight_room))
+        wants_x, wants_weight = k.is_nonzero(args.x_gradient), k.is_nonzero(args.weight_gradient_sum)
+        gradient = Gradient(Matrix(k.pointer(args.gradient), args.positions, args.outputs), args.bias_gradient_sum)
+        with k.when(wants_weight):
+            packer.pack(Matrix(k.pointer(args.x), args.positions, args.inputs), k.pointer(args.packed_x))
+        with k.when(k.build.and_(wants_x, k.is_nonzero(args.weight))):
+            packer.pack(Matrix(k.pointer(args.weight), args.outputs, args.inputs), k.pointer(args.packed_weight))
         k.barrier(threads)
-        with k.where(wants_x):
-            gemm = Product(
-                left=k.place(args.gradient),
+        with k.when(wants_x):
+            gemm = Gemm(
+                left=k.pointer(args.gradient),
                 rows=args.positions,
-                panels=k.place(args.weight_room),
+                panels=k.pointer(args.packed_weight),
                 columns=args.inputs,
-                pairs=k.build.sdiv(args.outputs, k.number(self.multiplier.layout.group)),
-                out=args.by_x,
+                pairs=k.build.sdiv(args.outputs, k.int64(self.multiplier.layout.group)),
+                out=args.x_gradient,
                 ending="bias",
-                values=(k.number(0), k.real(float("-inf")), args.streams, k.number(0), args.is_open),
-                room=args.threads_room,
+                values=(k.int64(0), k.float32(float("-inf")), args.is_nontemporal, k.int64(0), args.relu_mask),
+                scratch=args.thread_scratch,
             )
             self.multiplier.multiply(gemm, thread, threads)
-        gemm = Product(
+        gemm = Gemm(
             left=gradient.matrix.place,
             rows=args.outputs,
-            panels=k.place(args.x_room),
+            panels=k.pointer(args.packed_x),
             columns=args.inputs,
             pairs=packer.pairs_of(args.positions),
-            out=args.weight_sum,
+            out=args.weight_gradient_sum,
             ending="add",
-            room=args.threads_room,
+            scratch=args.thread_scratch,
         )
-        self.multiplier.add_up(gemm, gradient, thread, threads)
+        self.multiplier.accumulate_gradient(gemm, gradient, thread, threads)
 
 
 # --- train calls ---
@@ -186,7 +192,7 @@ _STREAMED_BYTES = 3 << 20  # larger results are written past the caches, as they
 _SLIGHT = 2.0**-7  # tolerance for rounded sums in another order, relative to the greatest one
 
 
-class Sums(NamedTuple):
+class GradientSums(NamedTuple):
     """Contiguous float32 tensors that gradients are added to; None: the gradient is not requested."""
 
     weight: Tensor | None
@@ -195,61 +201,61 @@ class Sums(NamedTuple):
     """The sum of the bias' gradients, (O,)."""
 
 
-def suits_product(x: Tensor, weight: Tensor) -> bool:
+def supports_gemm(x: Tensor, weight: Tensor) -> bool:
     """Return whether `multiply` and `multiply_back` take x (N, I) and rows of a weight (O, I)."""
-    return x.dtype == weight.dtype and suits_sizes(len(x), weight.shape[1], len(weight), x.dtype)
+    return x.dtype == weight.dtype and supports_gemm_sizes(len(x), weight.shape[1], len(weight), x.dtype)
 
 
-def suits_sizes(positions: int, inputs: int, outputs: int, dtype: torch.dtype) -> bool:
+def supports_gemm_sizes(positions: int, inputs: int, outputs: int, dtype: torch.dtype) -> bool:
     """Return whether the GEMM kernels take a linear layer of these sizes and this dtype."""
-    tile = product_tile(dtype)
+    tile = gemm_tile(dtype)
     if tile is None:
         return False
-    layout = multiplier_of(tile).layout
-    fits = inputs % _INPUTS_TOGETHER == outputs % max(tile.lanes, layout.together) == 0
-    return fits and positions >= layout.least_rows
+    layout = gemm_emitter_of(tile).layout
+    fits = inputs % _INPUTS_TOGETHER == outputs % max(tile.lanes, layout.row_multiple) == 0
+    return fits and positions >= layout.min_rows
 
 
 @cache
-def pair_tile() -> Tile | None:
+def bfloat16_tile() -> Tile | None:
     """Return the tile for bfloat16 GEMMs on this processor; None if there are no kernels.
 
     AMX is used only if it multiplies a small example correctly.
     """
     tile = find_float_tile("pairs")
-    if tile is None or not tile.amx or multiplies_rightly(tile):
+    if tile is None or not tile.amx or multiplies_correctly(tile):
         return tile
     return tile._replace(amx=False)
 
 
-def product_tile(dtype: torch.dtype) -> Tile | None:
+def gemm_tile(dtype: torch.dtype) -> Tile | None:
     """Return the tile for GEMMs of a dtype on this processor; None if there are no kernels."""
     if dtype == torch.float32:
         return find_float_tile("floats")
-    return pair_tile() if dtype == torch.bfloat16 else None
+    return bfloat16_tile() if dtype == torch.bfloat16 else None
 
 
-def own_product_tile(dtype: torch.dtype) -> Tile:
+def require_gemm_tile(dtype: torch.dtype) -> Tile:
     """Return `product_tile(dtype)`, which must not be None."""
-    tile = product_tile(dtype)
+    tile = gemm_tile(dtype)
     assert tile is not None, f"there are no GEMM kernels for {dtype} on this processor"
     return tile
 
 
-def multiplier_of(tile: Tile) -> type[PairMultiplier]:
+def gemm_emitter_of(tile: Tile) -> type[GemmEmitter]:
     """Return the class that emits GEMMs for a tile."""
     if tile.kind == "floats":
-        return PlainMultiplier if tile.lanes == WIDE.lanes else NarrowMultiplier
-    return AmxMultiplier if tile.amx else PairMultiplier
+        return Float32GemmEmitter if tile.lanes == AVX512_TILE.lanes else Avx2GemmEmitter
+    return AmxGemmEmitter if tile.amx else GemmEmitter
 
 
-def multiplies_rightly(tile: Tile) -> bool:
+def multiplies_correctly(tile: Tile) -> bool:
     """Return whether a tile's kernels multiply small matrices correctly, within rounding."""
     numbers = torch.Generator().manual_seed(1)
     x, weight = (torch.randn(rows, 96, generator=numbers).bfloat16() for rows in (53, 96))
     product, total = x.new_empty(53, 96), torch.zeros(96, 96)
     _forward(x, weight, product, torch.empty_like(weight), tile=tile)
-    _back(product, x, None, None, Sums(total), torch.empty_like(weight), tile=tile)
+    _back(product, x, None, None, GradientSums(total), torch.empty_like(weight), tile=tile)
     exact = x.double() @ weight.double().t()
     pairs = ((product, exact), (total, product.double().t() @ x.double()))
     return all(
@@ -279,8 +285,8 @@ def multiply(
     return out
 
 
-def multiply_back(
-    gradient: Tensor, x: Tensor, weight: Tensor, sums: Sums, *, by_x: bool, is_open: Tensor | None = None
+def linear_backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, sums: GradientSums, *, by_x: bool, is_open: Tensor | None = None
 ) -> Tensor | None:
     """Run the backward pass of a linear layer; return the gradient of x, (N, I), if `by_x`, else None.
 
@@ -316,7 +322,7 @@ class PackedProjection:
     def back(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
         """Write the gradient of x to `by_x`, and add the weight's gradient to `weight_sum`, each if it is not None."""
         weight, packed = self._packed_weight(1)
-        _back(gradient, x, weight, by_x, Sums(weight_sum), packed)
+        _back(gradient, x, weight, by_x, GradientSums(weight_sum), packed)
 
     def _packed_weight(self, number: int) -> tuple[Tensor | None, Tensor]:
         """Return the weight if it must still be packed (else None), and the tensor for the packed weight."""
@@ -329,7 +335,7 @@ class PackedProjection:
 
 def project(hidden: Tensor, weight: Tensor) -> PackedProjection | None:
     """Return a packed vocabulary projection for hidden states (N, D); None if the kernels do not take them."""
-    fits = hidden.is_contiguous() and weight.is_contiguous() and suits_product(hidden, weight)
+    fits = hidden.is_contiguous() and weight.is_contiguous() and supports_gemm(hidden, weight)
     return PackedProjection(weight) if fits else None
 
 
@@ -346,9 +352,9 @@ def _forward(
     tile: Tile | None = None,
 ) -> None:
     """Run the kernel `forward`; `room` receives the packed weight, or holds it already if `weight` is None."""
-    tile = tile or own_product_tile(x.dtype)
-    scratch = own_stack().take(torch.get_num_threads() * multiplier_of(tile).thread_bytes)
-    arguments = ForwardPlaces(
+    tile = tile or require_gemm_tile(x.dtype)
+    scratch = process_stack().allocate(torch.get_num_threads() * gemm_emitter_of(tile).thread_bytes)
+    arguments = ForwardArguments(
         x=x.data_ptr(),
         weight=address_of(weight),
         bias=address_of(bias),
@@ -356,29 +362,29 @@ def _forward(
         positions=len(x),
         inputs=x.shape[1],
         outputs=out.shape[1],
-        least=float_bits(least),
+        lower_bound=float_bits(least),
         room=room.data_ptr(),
-        streams=int(streams and _is_streamed(out)),
-        threads_room=scratch.address,
-        positive=address_of(positive),
+        is_nontemporal=int(streams and _is_streamed(out)),
+        thread_scratch=scratch.address,
+        positive_mask=address_of(positive),
     )
-    product_programs(tile)["forward"].run(*arguments)
-    scratch.give_back()
+    gemm_kernels(tile)["forward"].run(*arguments)
+    scratch.free()
 
 
-def is_streamed(size: int) -> bool:
+def is_nontemporal(size: int) -> bool:
     """Return whether a result of `size` bytes is written by non-temporal stores, past the caches."""
     return size >= _STREAMED_BYTES
 
 
 def _is_streamed(out: Tensor) -> bool:
     """Return whether a tensor is written by non-temporal stores: it is large, and aligned to a cache line."""
-    return is_streamed(out.nbytes) and out.data_ptr() % _LINE_BYTES == 0
+    return is_nontemporal(out.nbytes) and out.data_ptr() % _LINE_BYTES == 0
 
 
-def rows_filled_up(rows: int, tile: Tile) -> int:
+def padded_rows(rows: int, tile: Tile) -> int:
     """Round a number of summed rows up to the multiple that a tile's GEMM pads to."""
-    together = multiplier_of(tile).layout.together
+    together = gemm_emitter_of(tile).layout.row_multiple
     return -(-rows // together) * together
 
 
@@ -387,42 +393,42 @@ def _back(
     x: Tensor,
     weight: Tensor | None,
     by_x: Tensor | None,
-    sums: Sums,
+    sums: GradientSums,
     room: Tensor,
     *,
     is_open: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:
     """Run the kernel `back`; `room` receives the packed weight, or holds it already if `weight` is None."""
-    tile = tile or own_product_tile(x.dtype)
-    multiplier = multiplier_of(tile)
+    tile = tile or require_gemm_tile(x.dtype)
+    multiplier = gemm_emitter_of(tile)
     (positions, outputs), inputs = gradient.shape, x.shape[1]
-    filled = rows_filled_up(positions, tile)
+    filled = padded_rows(positions, tile)
     packed_x = x.new_empty(inputs, filled)
-    scratch = own_stack().take(torch.get_num_threads() * multiplier.thread_bytes)
-    arguments = BackPlaces(
+    scratch = process_stack().allocate(torch.get_num_threads() * multiplier.thread_bytes)
+    arguments = BackwardArguments(
         x=x.data_ptr(),
         weight=address_of(weight),
         gradient=gradient.data_ptr(),
-        by_x=address_of(by_x),
-        is_open=address_of(is_open),
-        weight_sum=address_of(sums.weight),
-        bias_sum=address_of(sums.bias),
+        x_gradient=address_of(by_x),
+        relu_mask=address_of(is_open),
+        weight_gradient_sum=address_of(sums.weight),
+        bias_gradient_sum=address_of(sums.bias),
         positions=positions,
         inputs=inputs,
         outputs=outputs,
-        weight_room=room.data_ptr(),
-        x_room=packed_x.data_ptr(),
-        threads_room=scratch.address,
-        streams=int(by_x is not None and _is_streamed(by_x)),
+        packed_weight=room.data_ptr(),
+        packed_x=packed_x.data_ptr(),
+        thread_scratch=scratch.address,
+        is_nontemporal=int(by_x is not None and _is_streamed(by_x)),
     )
-    product_programs(tile)["back"].run(*arguments)
-    scratch.give_back()
+    gemm_kernels(tile)["back"].run(*arguments)
+    scratch.free()
 
 
 @cache
-def product_programs(tile: Tile) -> dict[str, Program]:
+def gemm_kernels(tile: Tile) -> dict[str, CompiledKernel]:
     """Return the compiled kernels `forward` and `back` of a tile."""
-    k = new_emitter("products", tile)
-    ProductWriter(k, multiplier_of(tile)).write()
-    return compile_programs(k, ProductWriter.names)
+    k = new_builder("products", tile)
+    LinearKernelEmitter(k, gemm_emitter_of(tile)).write()
+    return compile_kernels(k, LinearKernelEmitter.names)

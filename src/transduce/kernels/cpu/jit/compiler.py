@@ -20,8 +20,8 @@ import llvmlite.binding as llvm  # type: ignore[import-not-found, import-untyped
 import torch
 from torch import Tensor
 
-from transduce.kernels.cpu.jit.ir_builder import I64, POINTER, Emitter, Value
-from transduce.kernels.cpu.jit.tile import NARROW, WIDE, Tile
+from transduce.kernels.cpu.jit.ir_builder import I64, POINTER, KernelBuilder, Value
+from transduce.kernels.cpu.jit.tile import AVX2_TILE, AVX512_TILE, Tile
 from transduce.process_environment import release_library
 
 # --- code files ---
@@ -30,7 +30,7 @@ from transduce.process_environment import release_library
 # begins with a checksum, so truncated or damaged files are ignored. Without a writable folder nothing is cached.
 
 
-VARIABLE = "TRANSDUCE_CACHE"
+CACHE_VARIABLE = "TRANSDUCE_CACHE"
 """The environment variable for the cache folder; empty disables the cache."""
 
 _MOST_FILES = 100  # the least recently used ones beyond are deleted
@@ -38,12 +38,12 @@ _CHECKSUM = hashlib.sha256
 _CHECKSUM_BYTES = _CHECKSUM().digest_size
 
 
-def key_of(*parts: Any) -> str:
+def cache_key(*parts: Any) -> str:
     """Return a cache key: a hash of these parts."""
     return _CHECKSUM("\0".join(map(str, parts)).encode()).hexdigest()
 
 
-def find_code(key: str) -> bytes | None:
+def load_cached_code(key: str) -> bytes | None:
     """Return the cached code of a key; None if there is none or it is damaged."""
     path = _path(key)
     if path is None:
@@ -57,7 +57,7 @@ def find_code(key: str) -> bytes | None:
     return code if checksum == _CHECKSUM(code).digest() else None
 
 
-def keep_code(key: str, code: bytes) -> None:
+def cache_code(key: str, code: bytes) -> None:
     """Cache code under a key if possible.
 
     The file is replaced atomically, so concurrent readers never see part of it.
@@ -97,7 +97,7 @@ def _path(key: str) -> Path | None:
 
 def _folder() -> Path | None:
     """Return the cache folder; None if caching is disabled or there is no home directory."""
-    configured = os.environ.get(VARIABLE)
+    configured = os.environ.get(CACHE_VARIABLE)
     if configured is not None:
         return Path(configured) / "kernels" if configured else None
     base = os.environ.get("LOCALAPPDATA" if platform.system() == "Windows" else "XDG_CACHE_HOME")
@@ -119,7 +119,7 @@ _NO_PAIRS = ("AVX512_CORE", "AVX512_CORE_VNNI")
 _NARROW_ISA = ("AVX2", "AVX2_VNNI", "AVX2_VNNI_2")
 
 
-class Program:
+class CompiledKernel:
     """A compiled kernel."""
 
     def __init__(self, name: str, engine: Any) -> None:
@@ -129,16 +129,16 @@ class Program:
         kinds = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
         self.address: int = engine.get_function_address(name)
         self._run_on_one = ctypes.CFUNCTYPE(None, *kinds)(self.address)
-        self._on_threads = find_threading()
+        self._on_threads = find_openmp()
         self._entry_of_many = ctypes.c_void_p(
             engine.get_function_address(f"{name}_together") if self._on_threads else 0
         )
 
     def run(self, *values: int, threads: int | None = None) -> None:
         """Run the kernel with these (unchecked) arguments on `threads` threads, PyTorch's number if None."""
-        self.run_with((ctypes.c_int64 * len(values))(*values), threads or torch.get_num_threads())
+        self.run_array((ctypes.c_int64 * len(values))(*values), threads or torch.get_num_threads())
 
-    def run_with(self, numbers: Any, threads: int) -> None:
+    def run_array(self, numbers: Any, threads: int) -> None:
         """Run the kernel with a ctypes array of 64-bit arguments, which it may change."""
         if threads == 1 or self._on_threads is None:
             self._run_on_one(numbers, 0, 1)
@@ -147,7 +147,7 @@ class Program:
 
 
 def float_bits(value: float) -> int:
-    """Return the bits of a float32 as an integer kernel argument, which `Emitter.float_of` reads."""
+    """Return the bits of a float32 as an integer kernel argument, which `KernelBuilder.float_of` reads."""
     return int(struct.unpack("<i", struct.pack("<f", value))[0])
 
 
@@ -157,7 +157,7 @@ def address_of(tensor: Tensor | None) -> int:
 
 
 @cache
-def find_tile() -> Tile | None:
+def find_integer_tile() -> Tile | None:
     """Return the integer GEMM tile for this processor; None if it has no kernels.
 
     The environment variables that restrict the instructions of oneDNN (ONEDNN_MAX_CPU_ISA) and PyTorch
@@ -172,11 +172,11 @@ def find_tile() -> Tile | None:
     narrow = limit in _NARROW_ISA or capability == "avx2"
     if features.get("avx512bw") and not narrow:
         has_bytes = features.get("avx512vnni") and limit != "AVX512_CORE"
-        return WIDE._replace(
+        return AVX512_TILE._replace(
             kind="bytes" if has_bytes else "sextets", amx=has_bytes and _has_amx(features, limit, "amx-int8")
         )
     if features.get("avx2") and features.get("fma"):
-        return NARROW._replace(kind="bytes" if features.get("avxvnni") and not narrow else "sextets")
+        return AVX2_TILE._replace(kind="bytes" if features.get("avxvnni") and not narrow else "sextets")
     return None
 
 
@@ -190,10 +190,10 @@ def _has_amx(features: dict[str, bool], limit: str, feature: str) -> bool:
 
 def find_float_tile(kind: Literal["pairs", "floats"]) -> Tile | None:
     """Return the GEMM tile for bfloat16 (`pairs`) or float32 (`floats`); None if this processor has no such kernels."""
-    tile = find_tile()
+    tile = find_integer_tile()
     if tile is None or kind == "floats":
         return tile and tile._replace(kind=kind, amx=False)
-    return tile._replace(kind=kind, amx=_has_amx_pairs()) if tile.lanes == WIDE.lanes and _has_pairs() else None
+    return tile._replace(kind=kind, amx=_has_amx_pairs()) if tile.lanes == AVX512_TILE.lanes and _has_pairs() else None
 
 
 @cache
@@ -210,44 +210,49 @@ def _has_amx_pairs() -> bool:
     return _has_amx(llvm.get_host_cpu_features(), limit, "amx-bf16")
 
 
-def own_tile() -> Tile:
+def require_integer_tile() -> Tile:
     """Return `find_tile()`, which must not be None."""
-    tile = find_tile()
+    tile = find_integer_tile()
     assert tile is not None, "there are no kernels for this processor"
     return tile
 
 
-def new_emitter(name: str, tile: Tile) -> Emitter:
+def new_builder(name: str, tile: Tile) -> KernelBuilder:
     """Create an IR builder for this processor's vectors, with support for threads where OpenMP is found."""
-    narrows = tile.lanes == WIDE.lanes and _has_pairs()
-    return Emitter(name, tile.lanes, threaded=find_threading() is not None, narrows=narrows)
+    narrows = tile.lanes == AVX512_TILE.lanes and _has_pairs()
+    return KernelBuilder(name, tile.lanes, threaded=find_openmp() is not None, has_bfloat16_rounding=narrows)
 
 
 @contextmanager
-def program(k: Emitter, name: str, count: int) -> Iterator[tuple[list[Value], Value, Value]]:
+def kernel(k: KernelBuilder, name: str, count: int) -> Iterator[tuple[list[Value], Value, Value]]:
     """Emit a kernel in the body of `with`; yields its `count` arguments, the thread's index and the number of threads.
 
-    Arguments are 64-bit integers; `Emitter.place` converts addresses among them to pointers.
+    Arguments are 64-bit integers; `KernelBuilder.place` converts addresses among them to pointers.
     """
-    with entry(k, name) as (numbers, thread, threads):
-        yield [k.load(k.at(numbers, index, I64), I64) for index in range(count)], thread, threads
+    with raw_kernel(k, name) as (numbers, thread, threads):
+        yield [k.load(k.element_pointer(numbers, index, I64), I64) for index in range(count)], thread, threads
 
 
 @contextmanager
-def entry(k: Emitter, name: str) -> Iterator[tuple[Value, Value, Value]]:
+def raw_kernel(k: KernelBuilder, name: str) -> Iterator[tuple[Value, Value, Value]]:
     """Emit a kernel in the body of `with`; yields (pointer to its arguments, thread index, number of threads)."""
     with k.function(name, POINTER, I64, I64, exported=True) as (numbers, thread, threads):
         yield numbers, thread, threads
     if k.threaded:
         with k.function(f"{name}_together", POINTER, exported=True) as (numbers,):
-            k.call(name, numbers, k.ask("transduce_thread_number"), k.ask("transduce_thread_count"))
+            k.call(
+                name,
+                numbers,
+                k.call_external_int("transduce_thread_number"),
+                k.call_external_int("transduce_thread_count"),
+            )
 
 
-def compile_programs(k: Emitter, names: tuple[str, ...]) -> dict[str, Program]:
+def compile_kernels(k: KernelBuilder, names: tuple[str, ...]) -> dict[str, CompiledKernel]:
     """Compile the kernels of these names, or reuse the code that this or another process made from the same IR."""
     text, processor = str(k.module), llvm.get_host_cpu_name()
     features = ",".join([llvm.get_host_cpu_features().flatten(), *(f"+{name}" for name in sorted(k.features))])
-    key = key_of(text, processor, features, llvm.llvm_version_info)
+    key = cache_key(text, processor, features, llvm.llvm_version_info)
     if key not in _LOADED:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
@@ -257,20 +262,20 @@ def compile_programs(k: Emitter, names: tuple[str, ...]) -> dict[str, Program]:
     return _LOADED[key]
 
 
-_LOADED: dict[str, dict[str, Program]] = {}
+_LOADED: dict[str, dict[str, CompiledKernel]] = {}
 
 
-def _load(key: str, text: str, machine: Any, names: tuple[str, ...]) -> dict[str, Program]:
+def _load(key: str, text: str, machine: Any, names: tuple[str, ...]) -> dict[str, CompiledKernel]:
     """Load the machine code of a module from the code cache, or compile and cache it; returns its kernels by name."""
-    code = find_code(key)
+    code = load_cached_code(key)
     if code is None:
         code = _make_code(text, machine)
-        keep_code(key, code)
+        cache_code(key, code)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     release_library("libllvmlite")  # 70 MiB that nothing reads until the next compilation
-    return {name: Program(name, engine) for name in names}
+    return {name: CompiledKernel(name, engine) for name in names}
 
 
 def _make_code(text: str, machine: Any) -> bytes:
@@ -286,7 +291,7 @@ def _make_code(text: str, machine: Any) -> bytes:
 
 
 @cache
-def find_threading() -> Callable[..., None] | None:
+def find_openmp() -> Callable[..., None] | None:
     """Return OpenMP's function that runs a kernel on several threads; None where PyTorch ships no OpenMP library.
 
     The function is `GOMP_parallel` of the library that PyTorch ships on Linux. This also registers the library's

@@ -17,7 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transduce.kernels.cpu.jit.compiler import Program, compile_programs, new_emitter, own_tile, program
+from transduce.kernels.cpu.jit.compiler import (
+    CompiledKernel,
+    compile_kernels,
+    kernel,
+    new_builder,
+    require_integer_tile,
+)
 from transduce.kernels.cpu.jit.ir_builder import I64
 from transduce.kernels.cpu.jit.tile import Tile
 
@@ -36,7 +42,7 @@ _IN_C: dict[torch.dtype, Any] = {
 }
 
 
-def whole_lines(count: int) -> int:
+def round_up_to_cache_lines(count: int) -> int:
     """Round a size in bytes up to whole cache lines, at least one, so that empty arrays have distinct addresses too."""
     return -(-max(count, 1) // _LINE) * _LINE
 
@@ -51,7 +57,7 @@ class Arena:
         self._starts, end = {}, 0
         for name, size in self._sizes.items():
             self._starts[name] = end
-            end += whole_lines(size)
+            end += round_up_to_cache_lines(size)
         self._memory = (torch.zeros if zeroed else torch.empty)(end, dtype=torch.uint8)
         base = self._memory.data_ptr()
         self.addresses = {name: base + start for name, start in self._starts.items()}
@@ -66,7 +72,7 @@ class Arena:
             self._tensors[name] = self._memory[start : start + self._sizes[name]].view(dtype).view(shape)
         return self._tensors[name]
 
-    def numbers(self, name: str) -> Any:
+    def ctypes_array(self, name: str) -> Any:
         """Return an array as a flat ctypes array, for fast access to a few elements.
 
         The ctypes array does not keep the memory alive.
@@ -85,22 +91,22 @@ class Arena:
 # memory; pages that were never used take none.
 
 
-class Piece:
+class MemoryBlock:
     """A block of uninitialized memory, freed when the object is released or garbage-collected."""
 
-    def __init__(self, stack: "KeptStack", address: int) -> None:
+    def __init__(self, stack: "StackAllocator", address: int) -> None:
         self.address = address
         self._stack = stack
 
-    def give_back(self) -> None:
+    def free(self) -> None:
         """Free the block."""
         self._stack.live.pop(self.address, None)
 
     def __del__(self) -> None:
-        self.give_back()
+        self.free()
 
 
-class KeptStack:
+class StackAllocator:
     """A stack allocator: each new block follows all blocks in use."""
 
     def __init__(self, size: int) -> None:
@@ -117,39 +123,39 @@ class KeptStack:
         self._first = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._end = self._first + size
 
-    def take(self, count: int) -> Piece:
+    def allocate(self, count: int) -> MemoryBlock:
         """Allocate `count` bytes, on the heap if the stack is full."""
         with self._lock:
             start = max([*self.live.values()], default=self._first)
-            end = start + whole_lines(count)
+            end = start + round_up_to_cache_lines(count)
             if end <= self._end:
                 self.live[start] = end
-                return Piece(self, start)
+                return MemoryBlock(self, start)
         return _HeapPiece(self, torch.empty(count, dtype=torch.uint8))
 
 
-class _HeapPiece(Piece):
+class _HeapPiece(MemoryBlock):
     """A block on the heap, for when the stack is full."""
 
-    def __init__(self, stack: KeptStack, memory: torch.Tensor) -> None:
+    def __init__(self, stack: StackAllocator, memory: torch.Tensor) -> None:
         super().__init__(stack, memory.data_ptr())
         self._memory: torch.Tensor | None = memory
 
-    def give_back(self) -> None:
+    def free(self) -> None:
         """Free the block."""
         self._memory = None
 
 
 @cache
-def own_stack() -> KeptStack:
+def process_stack() -> StackAllocator:
     """Return the stack of this process, created on first use."""
-    return KeptStack(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return StackAllocator(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 # --- memory ---
 
 
-class Spot(NamedTuple):
+class MemoryOffset(NamedTuple):
     """An address as an offset in bytes from a base, whose address is known when the steps run."""
 
     base: int
@@ -157,9 +163,9 @@ class Spot(NamedTuple):
     bytes: int = 0
     """The offset in bytes."""
 
-    def further(self, count: int) -> "Spot":
+    def advance(self, count: int) -> "MemoryOffset":
         """Return the spot `count` bytes later."""
-        return Spot(self.base, self.bytes + count)
+        return MemoryOffset(self.base, self.bytes + count)
 
 
 class Room:
@@ -171,18 +177,18 @@ class Room:
         """The peak memory in bytes."""
         self._taken: dict[int, int] = {}
 
-    def take(self, count: int) -> Spot:
+    def allocate(self, count: int) -> MemoryOffset:
         """Allocate `count` bytes in the first gap that is large enough."""
-        start, needed = 0, whole_lines(count)
+        start, needed = 0, round_up_to_cache_lines(count)
         for allocated in sorted(self._taken):
             if allocated - start >= needed:
                 break
             start = allocated + self._taken[allocated]
         self._taken[start] = needed
         self.size = max(self.size, start + needed)
-        return Spot(self.base, start)
+        return MemoryOffset(self.base, start)
 
-    def give_back(self, spots: Iterable[Spot]) -> None:
+    def free(self, spots: Iterable[MemoryOffset]) -> None:
         """Free spots for later steps; spots with another base are ignored."""
         for spot in spots:
             if spot.base == self.base:
@@ -194,23 +200,23 @@ class StepList:
 
     def __init__(self) -> None:
         self._table: list[tuple[int, int]] = []
-        self._spots: list[Spot] = []
+        self._spots: list[MemoryOffset] = []
 
-    def add(self, step: Program, numbers: Sequence[int | Spot]) -> None:
+    def add(self, step: CompiledKernel, numbers: Sequence[int | MemoryOffset]) -> None:
         """Append a step."""
         self._table.append((step.address, len(self._spots)))
         # Base 0 has the address 0, so a plain number is an offset from it.
-        self._spots += [each if isinstance(each, Spot) else Spot(0, each) for each in numbers]
+        self._spots += [each if isinstance(each, MemoryOffset) else MemoryOffset(0, each) for each in numbers]
 
-    def finish(self) -> "Steps":
+    def finish(self) -> "CompiledSteps":
         """Return the steps in executable form."""
-        return Steps(self._table, self._spots)
+        return CompiledSteps(self._table, self._spots)
 
 
-class Steps:
+class CompiledSteps:
     """An executable list of kernel calls, with a barrier after each."""
 
-    def __init__(self, table: list[tuple[int, int]], spots: list[Spot]) -> None:
+    def __init__(self, table: list[tuple[int, int]], spots: list[MemoryOffset]) -> None:
         self._table = np.array(table, dtype=np.int64)
         self._bases, self._bytes = np.array(spots, dtype=np.int64).T.copy()
         self._table_address = self._table.ctypes.data
@@ -219,16 +225,16 @@ class Steps:
         """Run all steps with these base addresses, the first one 0, on `threads` threads; nothing is checked."""
         numbers = np.array(bases, dtype=np.int64)[self._bases]
         numbers += self._bytes
-        _runner(own_tile()).run(self._table_address, len(self._table), numbers.ctypes.data, threads=threads)
+        _runner(require_integer_tile()).run(self._table_address, len(self._table), numbers.ctypes.data, threads=threads)
 
 
 @cache
-def _runner(tile: Tile) -> Program:
+def _runner(tile: Tile) -> CompiledKernel:
     """Compile the kernel `run_steps(table, steps, numbers)`, which calls each step's kernel."""
-    k = new_emitter("steps", tile)
-    with program(k, "run_steps", 3) as ((table, steps, numbers), thread, threads), k.loop(0, steps) as step:
-        entry = k.at(k.place(table), k.times(step, 2), I64)
-        address, first = (k.load(k.at(entry, number, I64), I64) for number in range(2))
-        k.call_at(address, k.at(k.place(numbers), first, I64), thread, threads)
+    k = new_builder("steps", tile)
+    with kernel(k, "run_steps", 3) as ((table, steps, numbers), thread, threads), k.loop(0, steps) as step:
+        entry = k.element_pointer(k.pointer(table), k.mul(step, 2), I64)
+        address, first = (k.load(k.element_pointer(entry, number, I64), I64) for number in range(2))
+        k.call_address(address, k.element_pointer(k.pointer(numbers), first, I64), thread, threads)
         k.barrier(threads)
-    return compile_programs(k, ("run_steps",))["run_steps"]
+    return compile_kernels(k, ("run_steps",))["run_steps"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from transduce.kernels.cpu.jit.compiler import Program
+from transduce.kernels.cpu.jit.compiler import CompiledKernel
 
 _THREAD_WORK = 8_000_000  # multiply-adds per thread, a few tenths of a millisecond
 _LEAST_SHARE = 0.7  # CPU time over wall time × threads below which cores count as busy; on an idle machine it is ≥ 0.9
@@ -21,7 +21,7 @@ _WINDOW = 0.05  # seconds of calls per measurement: the system counts CPU time i
 _SHORTEST, _LONGEST = 0.25, 4.0  # seconds before more threads are tried again, doubled after each failure
 
 
-class Crew:
+class ThreadLimiter:
     """A controller that reduces the number of decoding threads while cores are busy, and retries more later."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -41,7 +41,9 @@ class Crew:
             self._most = self._most * 2 if self._most * 2 < self._failed else None
         return wanted if self._most is None else min(wanted, self._most)
 
-    def tell(self, threads: int, seconds: float, own: float, others: tuple[float, float]) -> None:
+    def record_call(
+        self, threads: int, seconds: float, cpu_seconds: float, other_cpu_seconds: tuple[float, float]
+    ) -> None:
         """Record the timing of a call on several threads, and lower the limit if the threads lacked cores.
 
         Args:
@@ -51,13 +53,13 @@ class Crew:
             others: the total CPU time of the process's other threads before and after the call, in seconds.
         """
         if threads != self._threads:
-            self._threads, self._others = threads, others[0]
+            self._threads, self._others = threads, other_cpu_seconds[0]
             self._seconds = self._own = 0.0
         self._seconds += seconds
-        self._own += own
+        self._own += cpu_seconds
         if self._seconds < _WINDOW:
             return
-        if self._own + others[1] - self._others < _LEAST_SHARE * threads * self._seconds:
+        if self._own + other_cpu_seconds[1] - self._others < _LEAST_SHARE * threads * self._seconds:
             self._most, self._failed = threads // 2, threads
             self._retry_at = self._clock() + self._pause
             self._pause = min(2 * self._pause, _LONGEST)
@@ -66,16 +68,16 @@ class Crew:
         self._threads = 0
 
 
-_CREW = Crew()  # one per process
+_CREW = ThreadLimiter()  # one per process
 
 
-def useful_threads(work: int, most: int | None = None) -> int:
+def useful_threads(work: int, max_threads: int | None = None) -> int:
     """Return how many threads to use for `work` multiply-adds, at most `most` or PyTorch's number of threads."""
-    wanted = min(torch.get_num_threads() if most is None else most, work // _THREAD_WORK)
+    wanted = min(torch.get_num_threads() if max_threads is None else max_threads, work // _THREAD_WORK)
     return _CREW.size(wanted) if wanted > 1 else 1
 
 
-def run_watched(program: Program, numbers: Sequence[int] | Any, work: int, most: int | None = None) -> None:
+def run_timed(program: CompiledKernel, numbers: Sequence[int] | Any, work: int, max_threads: int | None = None) -> None:
     """Run a kernel whose steps take `work` multiply-adds each, and record its timing for the choice of threads.
 
     Args:
@@ -85,12 +87,12 @@ def run_watched(program: Program, numbers: Sequence[int] | Any, work: int, most:
         most: the maximum number of threads; PyTorch's if None.
     """
     array = (ctypes.c_int64 * len(numbers))(*numbers) if isinstance(numbers, tuple) else numbers
-    threads = useful_threads(work, most)
+    threads = useful_threads(work, max_threads)
     if threads == 1:
-        program.run_with(array, 1)
+        program.run_array(array, 1)
         return
     before = time.perf_counter(), time.thread_time(), time.process_time()
-    program.run_with(array, threads)
+    program.run_array(array, threads)
     after = time.perf_counter(), time.thread_time(), time.process_time()
     seconds, own, _ = (now - then for then, now in zip(before, after, strict=True))
-    _CREW.tell(threads, seconds, own, (before[2] - before[1], after[2] - after[1]))
+    _CREW.record_call(threads, seconds, own, (before[2] - before[1], after[2] - after[1]))

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from transduce.kernels.cpu.jit.ir_builder import F16, F32, I8, I16, I64, POINTER, Emitter, Value
+from transduce.kernels.cpu.jit.ir_builder import F16, F32, I8, I16, I64, POINTER, KernelBuilder, Value
 
 Kind = Literal["bytes", "halves", "sextets", "words", "pairs", "floats"]
 
@@ -53,7 +53,7 @@ class Tile(NamedTuple):
         return self.kind in ("pairs", "floats")
 
     @property
-    def levels(self) -> int:
+    def max_quantized(self) -> int:
         """The greatest quantized magnitude of an activation.
 
         With 12 bits it is small enough that sums of `most_inputs` products fit in 32 bits.
@@ -61,12 +61,12 @@ class Tile(NamedTuple):
         return {"bytes": 127, "halves": 2047, "sextets": 31, "words": 2047}[self.kind]
 
     @property
-    def zero(self) -> int:
+    def zero_point(self) -> int:
         """The zero point that is added to quantized activations."""
         return {"bytes": 128, "halves": 2048, "sextets": 32, "words": 0}[self.kind]
 
     @property
-    def most_inputs(self) -> int:
+    def max_inputs(self) -> int:
         """The greatest number of inputs D of a linear layer for which 32-bit sums cannot overflow."""
         return 8192 if self.kind in ("halves", "words") else 65_536
 
@@ -86,7 +86,7 @@ class Tile(NamedTuple):
         return {"floats": 4, "pairs": 2}.get(self.kind, 1)
 
     @property
-    def planes(self) -> int:
+    def elements_per_activation(self) -> int:
         """Elements per activation; with 2, a row stores the high halves of all D activations, then the low halves."""
         return 2 if self.kind == "halves" else 1
 
@@ -106,19 +106,19 @@ class Tile(NamedTuple):
         return self.lanes * self.vectors
 
     @property
-    def finer(self) -> "Tile":
+    def with_12_bits(self) -> "Tile":
         """The tile of the same machine with 12-bit activations."""
         return self._replace(kind="halves" if self.kind == "bytes" else "words")
 
 
-WIDE = Tile(lanes=16, vectors=4, rows=6, kind="bytes")
+AVX512_TILE = Tile(lanes=16, vectors=4, rows=6, kind="bytes")
 """The AVX-512 tile: 24 of the 32 registers of 512 bits hold sums."""
-NARROW = Tile(lanes=8, vectors=2, rows=6, kind="bytes")
+AVX2_TILE = Tile(lanes=8, vectors=2, rows=6, kind="bytes")
 """The AVX2 tile: 12 of the 16 registers of 256 bits hold sums."""
-MOST_LANES = WIDE.lanes
+MAX_LANES = AVX512_TILE.lanes
 
 
-class Place(NamedTuple):
+class MicroKernelArguments(NamedTuple):
     """Arguments of a micro-kernel, which multiplies a few rows by one block of C outputs."""
 
     rounded: Value
@@ -141,29 +141,33 @@ class Place(NamedTuple):
     """Elements from one output row to the next."""
 
 
-PLACE: tuple[Any, ...] = (POINTER, POINTER, I64, POINTER, POINTER, POINTER, POINTER, POINTER, I64)
+MICRO_KERNEL_TYPES: tuple[Any, ...] = (POINTER, POINTER, I64, POINTER, POINTER, POINTER, POINTER, POINTER, I64)
 """The LLVM types of `Place`'s fields."""
 
 
-def result_type(ending: str) -> Any:
+def output_type(ending: str) -> Any:
     """Return the LLVM type of an output element."""
     return F16 if ending == "half" else F32
 
 
-def finish(k: Emitter, place: Place, ending: str, row: Value | int, sums: dict[int, Value]) -> None:
+def dequantize_and_store(
+    k: KernelBuilder, place: MicroKernelArguments, ending: str, row: Value | int, sums: dict[int, Value]
+) -> None:
     """Emit the GEMM epilogue of one row: dequantize its integer sums, add the bias, and store the outputs.
 
     `sums` maps the index of a vector within the block to its 32-bit sums.
     """
-    scale = k.splat(k.load(k.at(place.scales, row)))
+    scale = k.splat(k.load(k.element_pointer(place.scales, row)))
     for vector, total in sums.items():
         column = vector * k.lanes
         size = k.build.fmul(scale, k.load_floats(place.steps, column))
         value = k.madd(k.build.sitofp(total, k.floats), size, k.load_floats(place.bias, column))
-        put(k, place, ending, row, vector, value)
+        store_outputs(k, place, ending, row, vector, value)
 
 
-def put(k: Emitter, place: Place, ending: str, row: Value | int, vector: int, value: Value) -> None:
+def store_outputs(
+    k: KernelBuilder, place: MicroKernelArguments, ending: str, row: Value | int, vector: int, value: Value
+) -> None:
     """Emit the store of one vector of a row's outputs with an epilogue.
 
     Args:
@@ -174,19 +178,19 @@ def put(k: Emitter, place: Place, ending: str, row: Value | int, vector: int, va
         vector: the vector's index within the block.
         value: float32 outputs.
     """
-    target = k.at(place.out, k.sum_of(k.times(place.stride, row), vector * k.lanes), result_type(ending))
+    target = k.element_pointer(place.out, k.add(k.mul(place.stride, row), vector * k.lanes), output_type(ending))
     if ending == "relu":
-        value = k.greater(value, k.splat(0.0))
+        value = k.maximum(value, k.splat(0.0))
     elif ending == "add":
         value = k.build.fadd(value, k.load(target, k.floats))
     elif ending == "half":
-        value = k.greater(k.splat(-_MOST_HALF), value)
+        value = k.maximum(k.splat(-_MOST_HALF), value)
         value = k.build.select(k.build.fcmp_ordered(">", value, k.splat(_MOST_HALF)), k.splat(_MOST_HALF), value)
         value = k.build.fptrunc(value, ir.VectorType(F16, k.lanes))
     k.store(value, target)
 
 
-def join_halves(k: Emitter, high: Value) -> Value:
+def shift_high_half(k: KernelBuilder, high: Value) -> Value:
     """Emit the sum of the high halves' products times 2^HALF_BITS.
 
     Overflow here cancels when the sum of the low halves' products is added.

@@ -11,38 +11,44 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from transduce.kernels.cpu.attention import AMX_KEYS, AttentionPlaces, AttentionShape, AttentionWriter, room_to_attend
-from transduce.kernels.cpu.attention_amx import AmxAttentionWriter
-from transduce.kernels.cpu.decode_rows import turn_head
+from transduce.kernels.cpu.attention import (
+    AMX_KEYS,
+    AttentionArguments,
+    AttentionEmitter,
+    AttentionShape,
+    attention_scratch_size,
+)
+from transduce.kernels.cpu.attention_amx import AmxAttentionEmitter
+from transduce.kernels.cpu.decode_rows import emit_rotary_head
 from transduce.kernels.cpu.gemm.train_calls import (
-    Sums,
+    GradientSums,
+    bfloat16_tile,
+    linear_backward,
     multiply,
-    multiply_back,
-    own_product_tile,
-    pair_tile,
-    suits_product,
+    require_gemm_tile,
+    supports_gemm,
 )
 from transduce.kernels.cpu.jit.compiler import (
-    Program,
+    CompiledKernel,
     address_of,
-    compile_programs,
-    find_tile,
+    compile_kernels,
+    find_integer_tile,
     float_bits,
-    new_emitter,
-    own_tile,
-    program,
+    kernel,
+    new_builder,
+    require_integer_tile,
 )
 from transduce.kernels.cpu.jit.tile import Tile
 from transduce.kernels.cpu.train_rows import (
-    KINDS,
-    NormPlaces,
-    ScatterPlaces,
-    ScatterWriter,
+    LLVM_TYPES,
+    NormArguments,
+    ScatterArguments,
+    ScatterEmitter,
     add_in_place,
     describe,
-    row_programs,
-    suits_logits,
+    row_kernels,
     sum_columns,
+    supports_logits,
 )
 from transduce.model.backend import Rows
 from transduce.model.gradient_sums import (
@@ -65,10 +71,10 @@ _MOST_KEYS = 256  # with more, PyTorch's GEMMs over blocks of scores are efficie
 _WIDEST = 128  # greatest head width
 
 
-def suits_attention(x: Tensor, num_keys: int, width: int) -> bool:
+def supports_attention(x: Tensor, num_keys: int, width: int) -> bool:
     """Return whether `attend` takes heads of this width with so many keys, in x's dtype and on its device."""
-    tile = find_tile()
-    if x.device.type != "cpu" or x.dtype not in KINDS or tile is None:
+    tile = find_integer_tile()
+    if x.device.type != "cpu" or x.dtype not in LLVM_TYPES or tile is None:
         return False
     return width % tile.lanes == 0 and width <= _WIDEST and 0 < num_keys <= _MOST_KEYS and x.numel() > 0
 
@@ -146,11 +152,11 @@ def _run_attention(name: str, inputs: _Inputs, context: Tensor, sums: Tensor, gr
     key_source = inputs.projected if inputs.memory is None else inputs.memory
     shape = attention_shape(inner // num_heads, key_source.dtype)
     scratch = torch.empty(
-        torch.get_num_threads(), room_to_attend(shape, key_source.shape[1], num_queries), dtype=torch.float32
+        torch.get_num_threads(), attention_scratch_size(shape, key_source.shape[1], num_queries), dtype=torch.float32
     )
     queries, keys, values = inputs.starts(inner)
     query_gradient, key_gradient, value_gradient = (0, 0, 0) if gradients is None else gradients.starts(inner)
-    arguments = AttentionPlaces(
+    arguments = AttentionArguments(
         queries=queries,
         keys=keys,
         values=values,
@@ -169,27 +175,27 @@ def _run_attention(name: str, inputs: _Inputs, context: Tensor, sums: Tensor, gr
         room=scratch.data_ptr(),
         own_room=scratch.shape[1],
     )
-    attention_programs(shape)[name].run(*arguments)
+    attention_kernels(shape)[name].run(*arguments)
 
 
 def attention_shape(width: int, dtype: torch.dtype) -> AttentionShape:
     """Return what to compile attention kernels for, given a head width and dtype, on this processor."""
-    lanes, pairs = own_tile().lanes, pair_tile()
+    lanes, pairs = require_integer_tile().lanes, bfloat16_tile()
     has_pairs = dtype == torch.bfloat16 and width % AMX_KEYS == 0 and pairs is not None and pairs.lanes == lanes
-    return AttentionShape(width, KINDS[dtype], lanes, has_pairs and own_product_tile(torch.bfloat16).amx)
+    return AttentionShape(width, LLVM_TYPES[dtype], lanes, has_pairs and require_gemm_tile(torch.bfloat16).amx)
 
 
-def attention_programs(shape: AttentionShape) -> dict[str, Program]:
+def attention_kernels(shape: AttentionShape) -> dict[str, CompiledKernel]:
     """Return the compiled kernels `attend` and `attend_back`, compiled on first use."""
-    return _attention_kernels(shape, own_tile())
+    return _attention_kernels(shape, require_integer_tile())
 
 
 @cache
-def _attention_kernels(shape: AttentionShape, tile: Tile) -> dict[str, Program]:
+def _attention_kernels(shape: AttentionShape, tile: Tile) -> dict[str, CompiledKernel]:
     """Compile `attend` and `attend_back`."""
-    k = new_emitter("attention", tile)
-    (AmxAttentionWriter if shape.amx else AttentionWriter)(k, shape).write()
-    return compile_programs(k, ("attend", "attend_back"))
+    k = new_builder("attention", tile)
+    (AmxAttentionEmitter if shape.amx else AttentionEmitter)(k, shape).write()
+    return compile_kernels(k, ("attend", "attend_back"))
 
 
 # --- fused norms ---
@@ -197,7 +203,7 @@ def _attention_kernels(shape: AttentionShape, tile: Tile) -> dict[str, Program]:
 # Legend: N rows, D model width.
 
 
-def fork_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
+def residual_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
     """Return x and its norm: LayerNorm, or RMSNorm without a bias; see `backend.TrainingKernels.fork_norm`."""
     for each in (weight, bias):
         if each is not None and (each.shape, each.dtype) != (x.shape[-1:], x.dtype):
@@ -207,12 +213,12 @@ def fork_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) ->
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
     """Apply LayerNorm over the last dimension of x."""
-    return fork_norm(x, weight, bias, epsilon)[1]
+    return residual_norm(x, weight, bias, epsilon)[1]
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """Apply RMSNorm over the last dimension of x."""
-    return fork_norm(x, weight, None, epsilon)[1]
+    return residual_norm(x, weight, None, epsilon)[1]
 
 
 class NormNode(torch.autograd.Function):
@@ -243,10 +249,10 @@ class NormNode(torch.autograd.Function):
         by_x = torch.empty_like(x)
         total, by_weight = known_or_new(sum_of_gradients(weight), weight)
         bias_total, by_bias = (None, None) if bias is None else known_or_new(sum_of_gradients(bias), bias)
-        shares = torch.empty(torch.get_num_threads(), 2, x.shape[-1], dtype=torch.float32)
+        thread_gradients = torch.empty(torch.get_num_threads(), 2, x.shape[-1], dtype=torch.float32)
         name, backward_tensors = (
             "rms_back" if bias is None else "norm_back",
-            (by_out, by_residual, shares, total, bias_total),
+            (by_out, by_residual, thread_gradients, total, bias_total),
         )
         _run_norm(name, (x, weight, bias), ctx.epsilon, sums, by_x, backward_tensors)
         return by_x, in_kind_of(weight, by_weight), None if bias is None else in_kind_of(bias, by_bias), None
@@ -265,7 +271,7 @@ def _run_norm(
     For the backward pass, `backward_tensors` holds `gradient`, `kept`, `shares` and the two sums of `NormPlaces`.
     """
     x, weight, bias = tensors
-    arguments = NormPlaces(
+    arguments = NormArguments(
         x.data_ptr(),
         weight.data_ptr(),
         address_of(bias),
@@ -276,7 +282,7 @@ def _run_norm(
         out.data_ptr(),
         *map(address_of, backward_tensors),
     )
-    row_programs(x.dtype)[name].run(*arguments)
+    row_kernels(x.dtype)[name].run(*arguments)
 
 
 # --- fused linear ---
@@ -287,10 +293,10 @@ def _run_norm(
 # Legend: N positions, I inputs and O outputs.
 
 
-def suits_linear(x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
+def supports_linear(x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
     """Return whether `linear` takes this input, this weight and these rows of it."""
-    tile = find_tile()
-    kinds = x.dtype == weight.dtype and x.dtype in KINDS and x.device.type == weight.device.type == "cpu"
+    tile = find_integer_tile()
+    kinds = x.dtype == weight.dtype and x.dtype in LLVM_TYPES and x.device.type == weight.device.type == "cpu"
     if tile is None or not kinds or not weight.is_contiguous() or x.shape[-1] != weight.shape[1]:
         return False
     start, stop = rows or Rows(0, len(weight))
@@ -313,7 +319,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: LinearSums) -> Tensor:
         rows = slice(*options.rows)
         flat, rows_of_weight, rows_of_bias = x.view(-1, x.shape[-1]), weight[rows], None if bias is None else bias[rows]
-        if suits_product(flat, rows_of_weight):
+        if supports_gemm(flat, rows_of_weight):
             out = multiply(flat, rows_of_weight, rows_of_bias, activation=options.activation).view(
                 *x.shape[:-1], len(rows_of_weight)
             )
@@ -334,11 +340,11 @@ class _Linear(torch.autograd.Function):
         gate = None if out is None else out.view_as(gradient)
         total, by_weight = known_or_new(options.weight_sum, weight) if needs_weight else (None, None)
         bias_total, by_bias = known_or_new(options.bias_sum, bias) if needs_bias else (None, None)
-        sums = Sums(*(None if each is None else each[rows] for each in (total, bias_total)))
-        if suits_product(x, weight[rows]):
+        sums = GradientSums(*(None if each is None else each[rows] for each in (total, bias_total)))
+        if supports_gemm(x, weight[rows]):
             if gate is not None:
                 gradient = torch.ops.aten.threshold_backward(gradient, gate, 0.0)
-            by_x = multiply_back(gradient, x, weight[rows], sums, by_x=needs_x)
+            by_x = linear_backward(gradient, x, weight[rows], sums, by_x=needs_x)
         else:
             by_x = _backward_by_pytorch(gradient, x, weight[rows], gate, sums, by_x=needs_x)
         by_x = None if by_x is None else by_x.view_as(x_saved)
@@ -346,7 +352,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _backward_by_pytorch(
-    gradient: Tensor, x: Tensor, weight: Tensor, gate: Tensor | None, sums: Sums, *, by_x: bool
+    gradient: Tensor, x: Tensor, weight: Tensor, gate: Tensor | None, sums: GradientSums, *, by_x: bool
 ) -> Tensor | None:
     """Compute the gradients of a linear layer by PyTorch's GEMM: see `fused_products.multiply_back`."""
     if gate is not None or sums.bias is not None:
@@ -392,7 +398,7 @@ def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, f
         )
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(total):
         raise IndexError(f"rows {int(ids.min())} to {int(ids.max())} of a matrix of {len(total)}")
-    arguments = ScatterPlaces(
+    arguments = ScatterArguments(
         total=total.data_ptr(),
         ids=ids.data_ptr(),
         part=part.data_ptr(),
@@ -401,15 +407,15 @@ def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, f
         factor=float_bits(factor),
         frozen=-1 if frozen_row is None else frozen_row,
     )
-    _kernels(part.dtype, own_tile())["scatter"].run(*arguments)
+    _kernels(part.dtype, require_integer_tile())["scatter"].run(*arguments)
 
 
 @cache
-def _kernels(dtype: torch.dtype, tile: Tile) -> dict[str, Program]:
+def _kernels(dtype: torch.dtype, tile: Tile) -> dict[str, CompiledKernel]:
     """Compile the kernel `scatter` for a dtype."""
-    k = new_emitter("scatter", tile)
-    ScatterWriter(k, KINDS[dtype]).write()
-    return compile_programs(k, ScatterWriter.names)
+    k = new_builder("scatter", tile)
+    ScatterEmitter(k, LLVM_TYPES[dtype]).write()
+    return compile_kernels(k, ScatterEmitter.names)
 
 
 # --- autograd ---
@@ -434,13 +440,13 @@ class _Arguments(NamedTuple):
     """Address of float32 cosines, then sines, (T, K)."""
 
 
-def suits_turning(x: Tensor, width: int) -> bool:
+def supports_rotary(x: Tensor, width: int) -> bool:
     """Return whether `turn` takes heads of this width, in x's dtype and on its device."""
-    tile = find_tile()
-    return tile is not None and width % (2 * tile.lanes) == 0 and suits_logits(x)
+    tile = find_integer_tile()
+    return tile is not None and width % (2 * tile.lanes) == 0 and supports_logits(x)
 
 
-def turn(projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
+def apply_rotary(projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
     """Rotate the first `heads` heads of each row by its position (rotary embedding), and copy the rest.
 
     Args:
@@ -481,7 +487,7 @@ def _run(x: Tensor, angles: Tensor, heads: int, *, interleaved: bool) -> Tensor:
     """Run the rotation kernel on x (B, T, C) with angles (T, K)."""
     out = torch.empty_like(x)
     length, width = angles.shape
-    run = _rotation_kernel(x.dtype, own_tile(), width, interleaved=interleaved).run
+    run = _rotation_kernel(x.dtype, require_integer_tile(), width, interleaved=interleaved).run
     run(
         *_Arguments(
             x.data_ptr(), out.data_ptr(), x.numel() // x.shape[-1], x.shape[-1], heads, length, angles.data_ptr()
@@ -491,19 +497,21 @@ def _run(x: Tensor, angles: Tensor, heads: int, *, interleaved: bool) -> Tensor:
 
 
 @cache
-def _rotation_kernel(dtype: torch.dtype, tile: Tile, width: int, *, interleaved: bool) -> Program:
+def _rotation_kernel(dtype: torch.dtype, tile: Tile, width: int, *, interleaved: bool) -> CompiledKernel:
     """Compile the kernel for heads of this width; the columns behind the rotated heads are copied."""
-    k, kind = new_emitter("turning", tile), KINDS[dtype]
-    with program(k, "turn", len(_Arguments._fields)) as (numbers, *share):
+    k, kind = new_builder("turning", tile), LLVM_TYPES[dtype]
+    with kernel(k, "turn", len(_Arguments._fields)) as (numbers, *share):
         args = _Arguments(*numbers)
-        first, last = k.share(args.rows, *share)
+        first, last = k.thread_range(args.rows, *share)
         with k.loop(first, last) as row:
-            angles = k.at(k.place(args.angles), k.times(k.build.srem(row, args.length), width))
-            pointers = [k.at(k.place(each), k.times(row, args.columns), kind) for each in (args.x, args.out)]
+            angles = k.element_pointer(k.pointer(args.angles), k.mul(k.build.srem(row, args.length), width))
+            pointers = [
+                k.element_pointer(k.pointer(each), k.mul(row, args.columns), kind) for each in (args.x, args.out)
+            ]
             with k.loop(0, args.heads) as head:
-                column = k.times(head, width)
-                source, target = (k.at(place, column, kind) for place in pointers)
-                turn_head(k, width, (source, target), angles, interleaved=interleaved, kind=kind)
-            with k.loop(k.times(args.heads, width), args.columns, k.lanes) as column:
-                k.store_narrow(k.load_wide(pointers[0], column, kind), pointers[1], column, kind)
-    return compile_programs(k, ("turn",))["turn"]
+                column = k.mul(head, width)
+                source, target = (k.element_pointer(place, column, kind) for place in pointers)
+                emit_rotary_head(k, width, (source, target), angles, interleaved=interleaved, kind=kind)
+            with k.loop(k.mul(args.heads, width), args.columns, k.lanes) as column:
+                k.store_float32_as(k.load_as_float32(pointers[0], column, kind), pointers[1], column, kind)
+    return compile_kernels(k, ("turn",))["turn"]

@@ -9,50 +9,50 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from transduce.kernels.cpu.attention import AttentionPlaces, room_to_attend
+from transduce.kernels.cpu.attention import AttentionArguments, attention_scratch_size
 from transduce.kernels.cpu.gemm.train_calls import (
-    BackPlaces,
-    ForwardPlaces,
-    is_streamed,
-    multiplier_of,
-    own_product_tile,
-    product_programs,
-    product_tile,
+    BackwardArguments,
+    ForwardArguments,
+    gemm_emitter_of,
+    gemm_kernels,
+    gemm_tile,
+    is_nontemporal,
+    padded_rows,
     project,
-    rows_filled_up,
-    suits_sizes,
+    require_gemm_tile,
+    supports_gemm_sizes,
 )
-from transduce.kernels.cpu.jit.compiler import Program, address_of, float_bits
-from transduce.kernels.cpu.jit.memory import Room, Spot, StepList, own_stack
+from transduce.kernels.cpu.jit.compiler import CompiledKernel, address_of, float_bits
+from transduce.kernels.cpu.jit.memory import MemoryOffset, Room, StepList, process_stack
 from transduce.kernels.cpu.jit.tile import Tile
 from transduce.kernels.cpu.train_rows import (
-    DropPlaces,
-    NormPlaces,
+    DropoutArguments,
+    NormArguments,
     add_in_place,
-    drop_and_add,
-    row_programs,
+    dropout_add,
+    row_kernels,
     softmax_,
-    suits_logits,
-    suits_rows,
     sum_rows,
+    supports_logits,
+    supports_rows,
 )
 from transduce.kernels.cpu.training.autograd import (
     add_rows_in_place,
+    apply_rotary,
     attend,
-    attention_programs,
+    attention_kernels,
     attention_shape,
     embed,
-    fork_norm,
     layer_norm,
     linear,
+    residual_norm,
     rms_norm,
-    suits_attention,
-    suits_linear,
-    suits_turning,
-    turn,
+    supports_attention,
+    supports_linear,
+    supports_rotary,
 )
-from transduce.kernels.cpu.training.muon import make_orthogonal, suits_squares
-from transduce.kernels.cpu.training.optimizer import follow_update, suits_update, take_momentum, update_by_adam
+from transduce.kernels.cpu.training.muon import orthogonalize_in_place, supports_orthogonalization
+from transduce.kernels.cpu.training.optimizer import apply_update, supports_update, update_by_adam, update_momentum
 from transduce.kernels.training_executor import KeyLengths, LayerPart, execute, kernel_lengths, parts_of
 from transduce.model.gradient_sums import sum_of_gradients
 
@@ -190,26 +190,26 @@ class LayerPlan:
         kept, scratch, scratch_back = Room(Base.KEPT), Room(Base.TEMPORARY), Room(Base.TEMPORARY)
         forward, backward = StepList(), StepList()
         parts = [_Part(shape, number, kept) for number in range(len(shape.parts))]
-        x = Spot(Base.X)
+        x = MemoryOffset(Base.X)
         for part in parts:
-            out = Spot(Base.OUT) if part is parts[-1] else kept.take(part.bytes)
+            out = MemoryOffset(Base.OUT) if part is parts[-1] else kept.allocate(part.bytes)
             part.write_forward(_Writer(part, forward, scratch), x, out)
             x = out
-        gradient = Spot(Base.BY_OUT)
+        gradient = MemoryOffset(Base.BY_OUT)
         for part in reversed(parts):
-            by_x = Spot(Base.BY_X) if part is parts[0] else scratch_back.take(part.bytes)
+            by_x = MemoryOffset(Base.BY_X) if part is parts[0] else scratch_back.allocate(part.bytes)
             part.write_back(_Writer(part, backward, scratch_back), gradient, by_x)
-            scratch_back.give_back([gradient])
+            scratch_back.free([gradient])
             gradient = by_x
         self.threads = shape.threads
         """The number of threads that the scratch space suffices for."""
-        self.kept_bytes, self.room_bytes, self.back_room_bytes = kept.size, scratch.size, scratch_back.size
+        self.saved_bytes, self.scratch_bytes, self.backward_scratch_bytes = kept.size, scratch.size, scratch_back.size
         self.forward, self.back = forward.finish(), backward.finish()
 
 
-def _gradient_sum_of(parameter: Spot, bytes_each: int) -> Spot:
+def _gradient_sum_of(parameter: MemoryOffset, bytes_each: int) -> MemoryOffset:
     """Return the spot of the float32 gradient sum of a slice of a parameter, whose elements have `bytes_each` bytes."""
-    return Spot(parameter.base + 1, parameter.bytes // bytes_each * _FLOAT)
+    return MemoryOffset(parameter.base + 1, parameter.bytes // bytes_each * _FLOAT)
 
 
 class _Part:
@@ -221,112 +221,114 @@ class _Part:
         self.rows, self.memory_rows = layer.batch * layer.length, layer.batch * layer.memory_length
         self.each = layer.dtype.itemsize  # bytes of an element
         self.bytes = self.rows * layer.width * self.each
-        self.keeps_norm = self.bytes < _LARGE
+        self.keeps_norm_output = self.bytes < _LARGE
         self.last = _Matrix(PartBase.LAST, 0, layer.width, self.shape.inner)
-        self.positive: Spot | None = None
+        self.positive: MemoryOffset | None = None
         """A bit array of the positive elements of a feed-forward network's inner layer."""
 
     def _first(self, start: int, stop: int) -> _Matrix:
         """Return rows of the first linear layer's weight."""
         return _Matrix(PartBase.FIRST, start, stop, self.layer.width)
 
-    def own(self, base: PartBase) -> Spot:
+    def own(self, base: PartBase) -> MemoryOffset:
         """Return the spot of one of this sub-layer's bases."""
-        return Spot(self.first_base + base)
+        return MemoryOffset(self.first_base + base)
 
-    def write_forward(self, w: "_Writer", x: Spot, out: Spot) -> None:
+    def write_forward(self, w: "_Writer", x: MemoryOffset, out: MemoryOffset) -> None:
         """Append the calls for norm(x + dropout(f(x))), or pre-norm x + dropout(f(norm(x)))."""
         shape = self.shape
         self.x = x
-        self.norm_sums = self.kept.take(self.rows * 2 * _FLOAT)
+        self.norm_sums = self.kept.allocate(self.rows * 2 * _FLOAT)
         sublayer_input = x
         if shape.norm_is_before:
-            sublayer_input = (self.kept if self.keeps_norm else w.room).take(self.bytes)
+            sublayer_input = (self.kept if self.keeps_norm_output else w.room).allocate(self.bytes)
             w.norm(x, self.norm_sums, sublayer_input)
         self.before = sublayer_input
         (self._attend if shape.heads else self._feed_forward)(w, sublayer_input)
-        w.room.give_back([sublayer_input])
-        added = w.room.take(self.bytes)
+        w.room.free([sublayer_input])
+        added = w.room.allocate(self.bytes)
         w.product(self.inner, self.rows, self.last, added)
         if shape.norm_is_before:
             w.drop(added, x, out)
         else:
-            self.sum = self.kept.take(self.bytes)
+            self.sum = self.kept.allocate(self.bytes)
             w.drop(added, x, self.sum)
             w.norm(self.sum, self.norm_sums, out)
-        w.room.give_back([added])
+        w.room.free([added])
 
-    def _attend(self, w: "_Writer", x: Spot) -> None:
+    def _attend(self, w: "_Writer", x: MemoryOffset) -> None:
         """Append the calls for projections and attention."""
         inner, row_bytes = self.shape.inner, self.shape.inner * self.each
         if self.shape.reads_memory:
-            self.projected = self.kept.take(self.rows * row_bytes)
-            self.memory = self.kept.take(self.memory_rows * 2 * row_bytes)
+            self.projected = self.kept.allocate(self.rows * row_bytes)
+            self.memory = self.kept.allocate(self.memory_rows * 2 * row_bytes)
             w.product(x, self.rows, self._first(0, inner), self.projected)
-            w.product(Spot(Base.MEMORY), self.memory_rows, self._first(inner, 3 * inner), self.memory)
+            w.product(MemoryOffset(Base.MEMORY), self.memory_rows, self._first(inner, 3 * inner), self.memory)
         else:
-            self.projected = self.memory = self.kept.take(self.rows * 3 * row_bytes)
+            self.projected = self.memory = self.kept.allocate(self.rows * 3 * row_bytes)
             w.product(x, self.rows, self._first(0, 3 * inner), self.projected)
-        self.inner = self.kept.take(self.rows * row_bytes)
-        self.attention_sums = self.kept.take(self.rows * self.shape.heads * 2 * _FLOAT)
+        self.inner = self.kept.allocate(self.rows * row_bytes)
+        self.attention_sums = self.kept.allocate(self.rows * self.shape.heads * 2 * _FLOAT)
         w.attend(self.inner)
 
-    def _feed_forward(self, w: "_Writer", x: Spot) -> None:
+    def _feed_forward(self, w: "_Writer", x: MemoryOffset) -> None:
         """Append the call for the inner layer with ReLU."""
         inner = self.shape.inner
-        self.inner = self.kept.take(self.rows * inner * self.each)
-        self.positive = self.kept.take(self.rows * inner // 8)
+        self.inner = self.kept.allocate(self.rows * inner * self.each)
+        self.positive = self.kept.allocate(self.rows * inner // 8)
         w.product(x, self.rows, self._first(0, inner), self.inner, positive=self.positive)
 
-    def write_back(self, w: "_Writer", by_out: Spot, by_x: Spot) -> None:
+    def write_back(self, w: "_Writer", by_out: MemoryOffset, by_x: MemoryOffset) -> None:
         """Append the backward pass: from the output's gradient to those of x, the parameters and the encoder output."""
         shape, scratch = self.shape, w.room
         by_sum = by_out
         if not shape.norm_is_before:
-            by_sum = scratch.take(self.bytes)
+            by_sum = scratch.allocate(self.bytes)
             w.norm_back(self.sum, self.norm_sums, by_out, None, by_sum)
         by_added = by_sum
         if shape.drop_of_256:
-            by_added = scratch.take(self.bytes)
+            by_added = scratch.allocate(self.bytes)
             w.drop(by_sum, None, by_added)
-        by_inner = scratch.take(self.rows * shape.inner * self.each)
+        by_inner = scratch.allocate(self.rows * shape.inner * self.each)
         w.product_back(self.inner, self.rows, self.last, by_added, by_inner, is_open=self.positive)
         if by_added != by_sum:
-            scratch.give_back([by_added])
-        by_before = scratch.take(self.bytes)
+            scratch.free([by_added])
+        by_before = scratch.allocate(self.bytes)
         sublayer_input = self.before
-        if shape.norm_is_before and not self.keeps_norm:
-            sublayer_input = scratch.take(self.bytes)
+        if shape.norm_is_before and not self.keeps_norm_output:
+            sublayer_input = scratch.allocate(self.bytes)
             w.norm(self.x, self.norm_sums, sublayer_input)
         (self._attend_back if shape.heads else self._feed_forward_back)(w, sublayer_input, by_inner, by_before)
-        scratch.give_back([sublayer_input])
+        scratch.free([sublayer_input])
         if shape.norm_is_before:
             w.norm_back(self.x, self.norm_sums, by_before, by_sum, by_x)
         else:
             w.add(by_before, by_sum, by_x)
-            scratch.give_back([by_sum])
-        scratch.give_back([by_before])
+            scratch.free([by_sum])
+        scratch.free([by_before])
 
-    def _attend_back(self, w: "_Writer", x: Spot, by_inner: Spot, by_x: Spot) -> None:
+    def _attend_back(self, w: "_Writer", x: MemoryOffset, by_inner: MemoryOffset, by_x: MemoryOffset) -> None:
         """Append the backward pass of projections and attention."""
         inner, reads_memory = self.shape.inner, self.shape.reads_memory
         query_rows = self._first(0, inner if reads_memory else 3 * inner)
-        by_projected = by_memory = w.room.take(self.rows * query_rows.stop * self.each)
+        by_projected = by_memory = w.room.allocate(self.rows * query_rows.stop * self.each)
         if reads_memory:
-            by_memory = w.room.take(self.memory_rows * 2 * inner * self.each)
+            by_memory = w.room.allocate(self.memory_rows * 2 * inner * self.each)
         w.attend_back(by_inner, by_projected, by_memory)
-        w.room.give_back([by_inner])
+        w.room.free([by_inner])
         if reads_memory:
             memory_rows = self._first(inner, 3 * inner)
-            w.product_back(Spot(Base.MEMORY), self.memory_rows, memory_rows, by_memory, Spot(Base.BY_MEMORY))
-            w.room.give_back([by_memory])
+            w.product_back(
+                MemoryOffset(Base.MEMORY), self.memory_rows, memory_rows, by_memory, MemoryOffset(Base.BY_MEMORY)
+            )
+            w.room.free([by_memory])
         w.product_back(x, self.rows, query_rows, by_projected, by_x)
-        w.room.give_back([by_projected])
+        w.room.free([by_projected])
 
-    def _feed_forward_back(self, w: "_Writer", x: Spot, by_inner: Spot, by_x: Spot) -> None:
+    def _feed_forward_back(self, w: "_Writer", x: MemoryOffset, by_inner: MemoryOffset, by_x: MemoryOffset) -> None:
         """Append the backward pass of the inner layer."""
         w.product_back(x, self.rows, self._first(0, self.shape.inner), by_inner, by_x)
-        w.room.give_back([by_inner])
+        w.room.free([by_inner])
 
 
 class _Writer:
@@ -334,50 +336,52 @@ class _Writer:
 
     def __init__(self, part: _Part, steps: StepList, room: Room) -> None:
         self.part, self.steps, self.room = part, steps, room
-        self._rows = row_programs(part.layer.dtype)
-        self._products = product_programs(part.layer.tile)
-        self._multiplier = multiplier_of(part.layer.tile)
+        self._rows = row_kernels(part.layer.dtype)
+        self._products = gemm_kernels(part.layer.tile)
+        self._multiplier = gemm_emitter_of(part.layer.tile)
         self._thread_bytes = part.layer.threads * self._multiplier.thread_bytes
 
-    def norm(self, x: Spot, sums: Spot, out: Spot) -> None:
+    def norm(self, x: MemoryOffset, sums: MemoryOffset, out: MemoryOffset) -> None:
         """Append a call of the norm kernel."""
         self.steps.add(self._norm_kernel(""), self._norm_arguments(x, sums, out))
 
-    def norm_back(self, x: Spot, sums: Spot, gradient: Spot, kept: Spot | None, out: Spot) -> None:
+    def norm_back(
+        self, x: MemoryOffset, sums: MemoryOffset, gradient: MemoryOffset, kept: MemoryOffset | None, out: MemoryOffset
+    ) -> None:
         """Append a call of the norm's backward kernel; `kept` is a gradient of x to add to the result, or None."""
         part = self.part
-        shares = self.room.take(part.layer.threads * 2 * part.layer.width * _FLOAT)
+        shares = self.room.allocate(part.layer.threads * 2 * part.layer.width * _FLOAT)
         arguments = self._norm_arguments(x, sums, out)._replace(
             gradient=gradient,
             kept=kept or 0,
-            shares=shares,
+            thread_gradients=shares,
             weight_sum=_gradient_sum_of(part.own(PartBase.NORM), part.each),
             bias_sum=_gradient_sum_of(part.own(PartBase.NORM_BIAS), part.each),
         )
         self.steps.add(self._norm_kernel("_back"), arguments)
-        self.room.give_back([shares])
+        self.room.free([shares])
 
-    def _norm_kernel(self, which: str) -> Program:
+    def _norm_kernel(self, which: str) -> CompiledKernel:
         """Return the norm kernel of the sub-layer's kind, with a suffix."""
         return self._rows[("norm" if self.part.shape.norm_has_bias else "rms") + which]
 
-    def _norm_arguments(self, x: Spot, sums: Spot, out: Spot) -> NormPlaces:
+    def _norm_arguments(self, x: MemoryOffset, sums: MemoryOffset, out: MemoryOffset) -> NormArguments:
         """Return the arguments of the forward pass of the sub-layer's norm."""
         part = self.part
         vectors = part.own(PartBase.NORM), part.own(PartBase.NORM_BIAS)
         epsilon = float_bits(part.shape.epsilon)
-        return NormPlaces(x, *vectors, part.rows, part.layer.width, epsilon, sums, out, 0, 0, 0, 0, 0)
+        return NormArguments(x, *vectors, part.rows, part.layer.width, epsilon, sums, out, 0, 0, 0, 0, 0)
 
-    def drop(self, x: Spot, residual: Spot | None, out: Spot) -> None:
+    def drop(self, x: MemoryOffset, residual: MemoryOffset | None, out: MemoryOffset) -> None:
         """Append a call that computes out = residual + dropout(x)."""
         drops = self.part.shape.drop_of_256
-        self._drop(DropPlaces(x, residual or 0, out, self._count, self.part.own(PartBase.SEED), drops))
+        self._drop(DropoutArguments(x, residual or 0, out, self._count, self.part.own(PartBase.SEED), drops))
 
-    def add(self, x: Spot, other: Spot, out: Spot) -> None:
+    def add(self, x: MemoryOffset, other: MemoryOffset, out: MemoryOffset) -> None:
         """Append a call that computes out = other + x."""
-        self._drop(DropPlaces(x, other, out, self._count, 0, 0))
+        self._drop(DropoutArguments(x, other, out, self._count, 0, 0))
 
-    def _drop(self, arguments: DropPlaces) -> None:
+    def _drop(self, arguments: DropoutArguments) -> None:
         """Append a call of the kernel `drop`."""
         self.steps.add(self._rows["drop"], arguments)
 
@@ -386,26 +390,35 @@ class _Writer:
         """Return the number of elements of the sub-layer's output, N × D."""
         return self.part.rows * self.part.layer.width
 
-    def product(self, x: Spot, rows: int, matrix: _Matrix, out: Spot, *, positive: Spot | None = None) -> None:
+    def product(
+        self, x: MemoryOffset, rows: int, matrix: _Matrix, out: MemoryOffset, *, positive: MemoryOffset | None = None
+    ) -> None:
         """Append a call that computes out = x · Wᵀ + b.
 
         If `positive` is given, it applies ReLU and sets the bits of `positive` where the result is positive.
         """
         inputs, outputs = matrix.inputs, matrix.outputs
         weight, bias = self._parameters(matrix)
-        packed = self.room.take(outputs * inputs * self.part.each)
-        streams = is_streamed(rows * outputs * self.part.each)
+        packed = self.room.allocate(outputs * inputs * self.part.each)
+        streams = is_nontemporal(rows * outputs * self.part.each)
         least = float_bits(0.0 if positive else float("-inf"))
-        thread_scratch = self.room.take(self._thread_bytes)
+        thread_scratch = self.room.allocate(self._thread_bytes)
         sizes = rows, inputs, outputs
-        arguments = ForwardPlaces(
+        arguments = ForwardArguments(
             x, weight, bias or 0, out, *sizes, least, packed, int(streams), thread_scratch, positive or 0
         )
         self.steps.add(self._products["forward"], arguments)
-        self.room.give_back([packed, thread_scratch])
+        self.room.free([packed, thread_scratch])
 
     def product_back(
-        self, x: Spot, rows: int, matrix: _Matrix, gradient: Spot, by_x: Spot, *, is_open: Spot | None = None
+        self,
+        x: MemoryOffset,
+        rows: int,
+        matrix: _Matrix,
+        gradient: MemoryOffset,
+        by_x: MemoryOffset,
+        *,
+        is_open: MemoryOffset | None = None,
     ) -> None:
         """Append a call of a linear layer's backward pass.
 
@@ -413,7 +426,7 @@ class _Writer:
         sums.
         """
         inputs, outputs = matrix.inputs, matrix.outputs
-        filled = rows_filled_up(rows, self.part.layer.tile)
+        filled = padded_rows(rows, self.part.layer.tile)
         weight, bias = self._parameters(matrix)
         each = self.part.each
         sizes = (
@@ -421,49 +434,49 @@ class _Writer:
             inputs * filled * each,
             self._thread_bytes,
         )
-        scratch = [self.room.take(count) for count in sizes]
-        arguments = BackPlaces(
+        scratch = [self.room.allocate(count) for count in sizes]
+        arguments = BackwardArguments(
             x=x,
             weight=weight,
             gradient=gradient,
-            by_x=by_x,
-            is_open=is_open or 0,
-            weight_sum=_gradient_sum_of(weight, each),
-            bias_sum=_gradient_sum_of(bias, each) if bias else 0,
+            x_gradient=by_x,
+            relu_mask=is_open or 0,
+            weight_gradient_sum=_gradient_sum_of(weight, each),
+            bias_gradient_sum=_gradient_sum_of(bias, each) if bias else 0,
             positions=rows,
             inputs=inputs,
             outputs=outputs,
-            weight_room=scratch[0],
-            x_room=scratch[1],
-            threads_room=scratch[2],
-            streams=int(is_streamed(rows * inputs * each)),
+            packed_weight=scratch[0],
+            packed_x=scratch[1],
+            thread_scratch=scratch[2],
+            is_nontemporal=int(is_nontemporal(rows * inputs * each)),
         )
         self.steps.add(self._products["back"], arguments)
-        self.room.give_back(scratch)
+        self.room.free(scratch)
 
-    def _parameters(self, matrix: _Matrix) -> tuple[Spot, Spot | None]:
+    def _parameters(self, matrix: _Matrix) -> tuple[MemoryOffset, MemoryOffset | None]:
         """Return the spots of a matrix' first row and of that row's bias, None without a bias."""
         part, (slot, start, _, inputs) = self.part, matrix
         has_bias = part.shape.has_biases[slot == PartBase.LAST]
         weight, bias = part.own(slot), part.own(PartBase(slot + 2))
-        return weight.further(start * inputs * part.each), bias.further(start * part.each) if has_bias else None
+        return weight.advance(start * inputs * part.each), bias.advance(start * part.each) if has_bias else None
 
-    def attend(self, context: Spot) -> None:
+    def attend(self, context: MemoryOffset) -> None:
         """Append a call that attends with the sub-layer's projected queries, keys and values."""
         self._attend("attend", context, None)
 
-    def attend_back(self, by_context: Spot, by_projected: Spot, by_memory: Spot) -> None:
+    def attend_back(self, by_context: MemoryOffset, by_projected: MemoryOffset, by_memory: MemoryOffset) -> None:
         """Append a call of the backward pass of attention."""
         self._attend("attend_back", by_context, (by_projected, by_memory))
 
-    def _attend(self, name: str, context: Spot, gradients: tuple[Spot, Spot] | None) -> None:
+    def _attend(self, name: str, context: MemoryOffset, gradients: tuple[MemoryOffset, MemoryOffset] | None) -> None:
         """Append a call of an attention kernel, with `gradients` for the backward pass."""
         part, layer, shape = self.part, self.part.layer, self.part.shape
         keys = layer.memory_length if shape.reads_memory else layer.length
         kind = attention_shape(shape.inner // shape.heads, layer.dtype)
-        scratch_each = room_to_attend(kind, keys, layer.length)
-        scratch = self.room.take(layer.threads * scratch_each * _FLOAT)
-        arguments = AttentionPlaces(
+        scratch_each = attention_scratch_size(kind, keys, layer.length)
+        scratch = self.room.allocate(layer.threads * scratch_each * _FLOAT)
+        arguments = AttentionArguments(
             *self._thirds(part.projected, part.memory),
             query_stride=shape.inner * (1 if shape.reads_memory else 3),
             key_stride=shape.inner * (2 if shape.reads_memory else 3),
@@ -478,17 +491,17 @@ class _Writer:
             room=scratch,
             own_room=scratch_each,
         )
-        self.steps.add(attention_programs(kind)[name], arguments)
-        self.room.give_back([scratch])
+        self.steps.add(attention_kernels(kind)[name], arguments)
+        self.room.free([scratch])
 
-    def _thirds(self, projected: Spot, memory: Spot) -> tuple[Spot, Spot, Spot]:
+    def _thirds(self, projected: MemoryOffset, memory: MemoryOffset) -> tuple[MemoryOffset, MemoryOffset, MemoryOffset]:
         """Return the spots of queries, keys and values.
 
         Keys and values follow the queries, or are the memory's.
         """
         size = self.part.shape.inner * self.part.each
         first = 0 if self.part.shape.reads_memory else size
-        return projected, memory.further(first), memory.further(first + size)
+        return projected, memory.advance(first), memory.advance(first + size)
 
 
 # --- fused layers ---
@@ -501,7 +514,7 @@ _SHAPES = 512  # whose steps are kept
 
 def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object]) -> Tensor | None:
     """See `backend.TrainingKernels`: where our own products are used and the bricks are the usual ones."""
-    if not torch.is_grad_enabled() or product_tile(x.dtype) is None:
+    if not torch.is_grad_enabled() or gemm_tile(x.dtype) is None:
         return None
     memories = (None, memory)[: len(masks)]
     lengths = [kernel_lengths(x, others, mask) for others, mask in zip(memories, masks, strict=True)]
@@ -519,15 +532,15 @@ def _suits(part: LayerPart, x: Tensor, memory: Tensor | None) -> bool:
     if not all(each.dtype == x.dtype and each.is_contiguous() for each in (*learnt, others)):
         return False
     attention, (first, last) = part.attention, part.linears
-    if attention is not None and not suits_attention(x, others.shape[1], attention.d_k):
+    if attention is not None and not supports_attention(x, others.shape[1], attention.d_k):
         return False
     inner, width = last.in_features, x.shape[-1]
     rows, other_rows = x.numel() // width, others.numel() // width
     return (
         x.is_contiguous()
-        and suits_sizes(min(rows, other_rows), width, first.out_features, x.dtype)
-        and suits_sizes(rows, width, inner, x.dtype)  # queries alone, or all that is inside a network
-        and suits_sizes(rows, inner, width, x.dtype)
+        and supports_gemm_sizes(min(rows, other_rows), width, first.out_features, x.dtype)
+        and supports_gemm_sizes(rows, width, inner, x.dtype)  # queries alone, or all that is inside a network
+        and supports_gemm_sizes(rows, inner, width, x.dtype)
     )
 
 
@@ -539,13 +552,13 @@ class _Layer(torch.autograd.Function):
         ctx: Any, parts: Sequence[LayerPart], x: Tensor, memory: Tensor | None, *parameters: Tensor | None
     ) -> Tensor:
         plan = _plan_of(_shape_of(parts, x, memory))
-        kept, room = own_stack().take(plan.kept_bytes), own_stack().take(plan.room_bytes)
+        kept, room = process_stack().allocate(plan.saved_bytes), process_stack().allocate(plan.scratch_bytes)
         out = torch.empty_like(x)
         own = _addresses_of_parts(parts, parameters)
         plan.forward.run(
             [0, *map(address_of, (x, memory, out)), kept.address, room.address, 0, 0, 0, *own], plan.threads
         )
-        room.give_back()
+        room.free()
         ctx.save_for_backward(x, memory)
         # The parts hold the lengths, which the way back reads by their addresses.
         ctx.plan, ctx.kept, ctx.own, ctx.parts, ctx.count = plan, kept, own, parts, len(parameters)
@@ -560,9 +573,9 @@ class _Layer(torch.autograd.Function):
         by_out, by_x = gradients[0].contiguous(), torch.empty_like(x)
         by_memory = None if memory is None else torch.empty_like(memory)
         given, found = map(address_of, (x, memory)), map(address_of, (by_out, by_x, by_memory))
-        room = own_stack().take(ctx.plan.back_room_bytes)
+        room = process_stack().allocate(ctx.plan.back_room_bytes)
         ctx.plan.back.run([0, *given, 0, ctx.kept.address, room.address, *found, *ctx.own], ctx.plan.threads)
-        room.give_back()
+        room.free()
         ctx.kept = None
         return None, by_x, by_memory, *[None] * ctx.count
 
@@ -571,7 +584,7 @@ def _shape_of(parts: Sequence[LayerPart], x: Tensor, memory: Tensor | None) -> L
     batch, length, width = x.shape
     shapes = tuple(_part_shape_of(part) for part in parts)
     memory_length = 0 if memory is None else memory.shape[1]
-    return LayerShape(batch, length, memory_length, width, shapes, torch.get_num_threads(), own_product_tile(x.dtype))
+    return LayerShape(batch, length, memory_length, width, shapes, torch.get_num_threads(), require_gemm_tile(x.dtype))
 
 
 def _part_shape_of(part: LayerPart) -> PartShape:
@@ -621,30 +634,30 @@ class NativeTraining:
     packed = None  # padding costs little here: attention skips it, and short batches stay in the cache
     linear_activations = frozenset(("relu",))
 
-    suits_attention = staticmethod(suits_attention)
+    supports_attention = staticmethod(supports_attention)
     attend = staticmethod(attend)
-    suits_rows = staticmethod(suits_rows)
-    drop_and_add = staticmethod(drop_and_add)
+    supports_rows = staticmethod(supports_rows)
+    dropout_add = staticmethod(dropout_add)
     layer_norm = staticmethod(layer_norm)
     rms_norm = staticmethod(rms_norm)
-    fork_norm = staticmethod(fork_norm)
+    residual_norm = staticmethod(residual_norm)
     run_layer = staticmethod(run_layer)
-    suits_turning = staticmethod(suits_turning)
-    turn = staticmethod(turn)
+    supports_rotary = staticmethod(supports_rotary)
+    apply_rotary = staticmethod(apply_rotary)
     embed = staticmethod(embed)
     add_rows_in_place = staticmethod(add_rows_in_place)
-    suits_linear = staticmethod(suits_linear)
+    supports_linear = staticmethod(supports_linear)
     linear = staticmethod(linear)
     project = staticmethod(project)
     sum_rows = staticmethod(sum_rows)
     add_in_place = staticmethod(add_in_place)
-    suits_squares = staticmethod(suits_squares)
-    make_orthogonal = staticmethod(make_orthogonal)
-    suits_update = staticmethod(suits_update)
+    supports_orthogonalization = staticmethod(supports_orthogonalization)
+    orthogonalize_in_place = staticmethod(orthogonalize_in_place)
+    supports_update = staticmethod(supports_update)
     update_by_adam = staticmethod(update_by_adam)
-    take_momentum = staticmethod(take_momentum)
-    follow_update = staticmethod(follow_update)
-    suits_logits = staticmethod(suits_logits)
+    update_momentum = staticmethod(update_momentum)
+    apply_update = staticmethod(apply_update)
+    supports_logits = staticmethod(supports_logits)
     softmax_ = staticmethod(softmax_)
 
     def execute(self, component: nn.Module, *args: Any, **kwargs: Any) -> Any:

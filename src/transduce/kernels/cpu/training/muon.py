@@ -11,10 +11,10 @@ from torch import Tensor
 
 from transduce.kernels.cpu.decode_rows import transpose
 from transduce.kernels.cpu.gemm.packing import Matrix, Packer
-from transduce.kernels.cpu.gemm.train import PairMultiplier, Product
-from transduce.kernels.cpu.gemm.train_calls import multiplier_of, own_product_tile, pair_tile
-from transduce.kernels.cpu.jit.compiler import Program, compile_programs, entry, float_bits, new_emitter
-from transduce.kernels.cpu.jit.ir_builder import F32, I16, I32, I64, POINTER, Emitter, Value
+from transduce.kernels.cpu.gemm.train import Gemm, GemmEmitter
+from transduce.kernels.cpu.gemm.train_calls import bfloat16_tile, gemm_emitter_of, require_gemm_tile
+from transduce.kernels.cpu.jit.compiler import CompiledKernel, compile_kernels, float_bits, new_builder, raw_kernel
+from transduce.kernels.cpu.jit.ir_builder import F32, I16, I32, I64, POINTER, KernelBuilder, Value
 from transduce.kernels.cpu.jit.tile import Tile
 from transduce.model.backend import Polynomials
 
@@ -27,12 +27,12 @@ from transduce.model.backend import Polynomials
 
 POLYNOMIALS = 3
 """The number of polynomials that are applied one after another."""
-SQUARES = 2 + POLYNOMIALS
+SCRATCH_SQUARES = 2 + POLYNOMIALS
 """F × F matrices in a thread's scratch space."""
 _SUMS = 4  # accumulators of a sum of squares
 
 
-class SquarePlaces(NamedTuple):
+class OrthogonalizeArguments(NamedTuple):
     """Arguments of the kernel `orthogonalize`: addresses, unless stated otherwise."""
 
     matrices: Any
@@ -78,13 +78,13 @@ class _Task(NamedTuple):
     """The thread's index, and the number of threads."""
 
 
-class SquareWriter:
+class OrthogonalizeEmitter:
     """An emitter of the kernel `orthogonalize`."""
 
     names = ("orthogonalize",)
     """The kernel's name."""
 
-    def __init__(self, k: Emitter, multiplier: type[PairMultiplier]) -> None:
+    def __init__(self, k: KernelBuilder, multiplier: type[GemmEmitter]) -> None:
         self.k = k
         self.multiplier = multiplier(k, "mix")
 
@@ -95,30 +95,34 @@ class SquareWriter:
         self._write_mixed()
         self._write_transposed()
         with k.function("one", POINTER, *[I64] * 4) as (numbers, matrix, scratch, *threads):
-            pointers = (k.at(numbers, number, I64) for number in range(len(SquarePlaces._fields)))
-            self._make(SquarePlaces(*(k.load(pointer, I64) for pointer in pointers)), matrix, scratch, threads)
-        with entry(k, self.names[0]) as (numbers, thread, threads):
+            pointers = (
+                k.element_pointer(numbers, number, I64) for number in range(len(OrthogonalizeArguments._fields))
+            )
+            self._make(
+                OrthogonalizeArguments(*(k.load(pointer, I64) for pointer in pointers)), matrix, scratch, threads
+            )
+        with raw_kernel(k, self.names[0]) as (numbers, thread, threads):
             count, scratch, room_bytes = (
-                k.load(k.at(numbers, SquarePlaces._fields.index(name), I64), I64)
+                k.load(k.element_pointer(numbers, OrthogonalizeArguments._fields.index(name), I64), I64)
                 for name in ("count", "room", "room_bytes")
             )
             count_each = k.build.sdiv(count, threads)
-            thread_scratch = k.sum_of(scratch, k.times(thread, room_bytes))
-            with k.loop(k.times(thread, count_each), k.times(k.sum_of(thread, 1), count_each)) as matrix:
-                k.call("one", numbers, matrix, thread_scratch, k.number(0), k.number(1))
+            thread_scratch = k.add(scratch, k.mul(thread, room_bytes))
+            with k.loop(k.mul(thread, count_each), k.mul(k.add(thread, 1), count_each)) as matrix:
+                k.call("one", numbers, matrix, thread_scratch, k.int64(0), k.int64(1))
             k.barrier(threads)
-            with k.loop(k.times(threads, count_each), count) as matrix:
+            with k.loop(k.mul(threads, count_each), count) as matrix:
                 k.call("one", numbers, matrix, scratch, thread, threads)
 
-    def _make(self, args: SquarePlaces, matrix: Value, scratch: Value, threads: list[Value]) -> None:
+    def _make(self, args: OrthogonalizeArguments, matrix: Value, scratch: Value, threads: list[Value]) -> None:
         """Emit the orthogonalization of matrix number `matrix`."""
         k = self.k
-        address = k.load(k.at(k.place(args.matrices), matrix, I64), I64)
+        address = k.load(k.element_pointer(k.pointer(args.matrices), matrix, I64), I64)
         is_tall = k.build.icmp_signed(">", args.rows, args.columns)
         short_side, long_side = (k.build.select(is_tall, *pair) for pair in (args[4:2:-1], args[3:5]))
-        size, square = k.times(short_side, long_side, 2), k.times(short_side, short_side, 2)
-        transposed = k.sum_of(scratch, size)
-        squares = [k.sum_of(transposed, size, k.times(square, number)) for number in range(SQUARES)]
+        size, square = k.mul(short_side, long_side, 2), k.mul(short_side, short_side, 2)
+        transposed = k.add(scratch, size)
+        squares = [k.add(transposed, size, k.mul(square, number)) for number in range(SCRATCH_SQUARES)]
         one = _Task(
             k.build.select(is_tall, transposed, address),
             squares,
@@ -127,26 +131,26 @@ class SquareWriter:
             long_side,
             (threads[0], threads[1]),
         )
-        with k.where(is_tall):
+        with k.when(is_tall):
             k.call("transposed", address, transposed, args.rows, args.columns, *threads)
         self._multiply(one, one.x, one.x, squares[0], columns=long_side)
-        length = self._length(squares[0], k.times(short_side, short_side))
-        limit = k.float_of(args.most)
+        length = self._length(squares[0], k.mul(short_side, short_side))
+        limit = k.float_from_bits(args.most)
         fits = (
             k.build.fcmp_ordered("<", length, limit),
-            k.build.fcmp_ordered(">", k.build.fmul(length, limit), k.real(1)),
+            k.build.fcmp_ordered(">", k.build.fmul(length, limit), k.float32(1)),
         )
         is_done = k.build.and_(*fits)
-        k.store(k.build.zext(is_done, I64), k.at(k.place(args.done), matrix, I64))
-        with k.where(is_done):
-            shrink = k.build.fmul(k.float_of(args.margin), k.intrinsic("llvm.sqrt.f32", F32, length))
-            shrink = k.build.fdiv(k.real(1), shrink)
-            with k.build.if_else(k.is_given(args.by_gram_matrix)) as (by_gram_matrix, one_by_one):
+        k.store(k.build.zext(is_done, I64), k.element_pointer(k.pointer(args.done), matrix, I64))
+        with k.when(is_done):
+            shrink = k.build.fmul(k.float_from_bits(args.margin), k.intrinsic("llvm.sqrt.f32", F32, length))
+            shrink = k.build.fdiv(k.float32(1), shrink)
+            with k.build.if_else(k.is_nonzero(args.by_gram_matrix)) as (by_gram_matrix, one_by_one):
                 with by_gram_matrix:
                     self._by_gram_matrix(args, one, shrink)
                 with one_by_one:
                     self._one_by_one(args, one, shrink)
-            with k.where(is_tall):
+            with k.when(is_tall):
                 k.call("transposed", transposed, address, args.columns, args.rows, *threads)
         k.barrier(threads[1])  # before the scratch space is reused
 
@@ -156,50 +160,50 @@ class SquareWriter:
         sums = [k.variable(k.splat(0.0)) for _ in range(_SUMS)]
         with k.loop(0, elements, _SUMS * k.lanes) as start:
             for number, variable in enumerate(sums):
-                value = k.load_wide(k.place(square), k.sum_of(start, number * k.lanes), I16)
-                k.store(k.madd(value, value, k.get(variable, value)), variable)
-        total = [k.get(variable, k.splat(0.0)) for variable in sums]
+                value = k.load_as_float32(k.pointer(square), k.add(start, number * k.lanes), I16)
+                k.store(k.madd(value, value, k.load_variable(variable, value)), variable)
+        total = [k.load_variable(variable, k.splat(0.0)) for variable in sums]
         return k.intrinsic(
-            "llvm.sqrt.f32", F32, k.total(k.build.fadd(k.build.fadd(*total[:2]), k.build.fadd(*total[2:])))
+            "llvm.sqrt.f32", F32, k.reduce_sum(k.build.fadd(k.build.fadd(*total[:2]), k.build.fadd(*total[2:])))
         )
 
-    def _coefficients(self, args: SquarePlaces, number: int, shrink: Value) -> tuple[Value, Value, Value]:
+    def _coefficients(self, args: OrthogonalizeArguments, number: int, shrink: Value) -> tuple[Value, Value, Value]:
         """Return a, b and c of a polynomial in x xᵀ, adjusted for an x that must still be multiplied by `shrink`.
 
         They are the coefficients of I, x xᵀ and (x xᵀ)².
         """
-        k, pointer = self.k, self.k.place(args.coefficients)
-        a, b, c = (k.load(k.at(pointer, 3 * number + n)) for n in range(3))
+        k, pointer = self.k, self.k.pointer(args.coefficients)
+        a, b, c = (k.load(k.element_pointer(pointer, 3 * number + n)) for n in range(3))
         square = k.build.fmul(shrink, shrink)
         return a, k.build.fmul(b, square), k.build.fmul(c, k.build.fmul(square, square))
 
-    def _one_by_one(self, args: SquarePlaces, one: _Task, shrink: Value) -> None:
+    def _one_by_one(self, args: OrthogonalizeArguments, one: _Task, shrink: Value) -> None:
         """Emit the polynomials applied to x one after another, as `muon._one_by_one` does."""
         k, (gram, factor) = self.k, one.squares[:2]
         for number in range(POLYNOMIALS):
             if number:
-                shrink = k.real(1)
+                shrink = k.float32(1)
                 self._multiply(one, one.x, one.x, gram, columns=one.columns)
             a, b, c = self._coefficients(args, number, shrink)
             self._multiply(one, gram, gram, factor, other=gram, factors=(b, c))
-            scale = k.build.fmul(shrink, k.float_of(args.scale)) if number == POLYNOMIALS - 1 else shrink
+            scale = k.build.fmul(shrink, k.float_from_bits(args.scale)) if number == POLYNOMIALS - 1 else shrink
             self._replace(one, factor, other=one.x, factors=(k.build.fmul(scale, a), scale))
 
-    def _by_gram_matrix(self, args: SquarePlaces, one: _Task, shrink: Value) -> None:
+    def _by_gram_matrix(self, args: OrthogonalizeArguments, one: _Task, shrink: Value) -> None:
         """Emit the polynomials evaluated on the Gram matrix x xᵀ, as `muon._by_gram_matrix` does."""
         k, (gram, product, *values) = self.k, one.squares
-        scale, none = shrink, k.real(0)
+        scale, none = shrink, k.float32(0)
         for number, value in enumerate(values):
             if number:
                 previous = values[number - 1]
                 self._multiply(one, previous, gram, product, factors=(none, k.build.fmul(scale, scale)))
                 self._multiply(one, product, previous, gram)
-                scale = k.real(1)
+                scale = k.float32(1)
             a, b, c = self._coefficients(args, number, scale)
             self._multiply(one, gram, gram, value, other=gram, factors=(b, c), diagonal=a)
         self._multiply(one, values[1], values[0], product)
         self._multiply(one, values[2], product, gram)
-        self._replace(one, gram, other=None, factors=(none, k.build.fmul(shrink, k.float_of(args.scale))))
+        self._replace(one, gram, other=None, factors=(none, k.build.fmul(shrink, k.float_from_bits(args.scale))))
 
     def _multiply(
         self,
@@ -226,15 +230,15 @@ class SquareWriter:
             diagonal: a number; 0 if None.
         """
         k = self.k
-        addend_factor, product_factor = factors or (k.real(0), k.real(1))
-        addresses, sizes = (left, right, other or k.number(0), out), (one.rows, columns or one.rows)
-        numbers = addend_factor, product_factor, diagonal or k.real(0)
+        addend_factor, product_factor = factors or (k.float32(0), k.float32(1))
+        addresses, sizes = (left, right, other or k.int64(0), out), (one.rows, columns or one.rows)
+        numbers = addend_factor, product_factor, diagonal or k.float32(0)
         k.call("symmetric", *addresses, *numbers, *sizes, one.packed, *one.threads)
 
     def _replace(self, one: _Task, factor: Value, *, other: Value | None, factors: tuple[Value, Value]) -> None:
         """Replace x by f1 · other + f2 · factor · x."""
         k = self.k
-        k.call("mixed", factor, one.x, other or k.number(0), *factors, one.rows, one.columns, one.packed, *one.threads)
+        k.call("mixed", factor, one.x, other or k.int64(0), *factors, one.rows, one.columns, one.packed, *one.threads)
 
     # --- functions -----------------------------------------------------------------------------------------------
 
@@ -246,12 +250,12 @@ class SquareWriter:
         k = self.k
         with k.function("symmetric", *[I64] * 4, *[F32] * 3, *[I64] * 5) as (left, right, other, out, *more):
             addend_factor, product_factor, diagonal, rows, columns, packed, thread, threads = more
-            self._packer(thread, threads).pack_transposed(Matrix(k.place(right), rows, columns), k.place(packed))
+            self._packer(thread, threads).pack_transposed(Matrix(k.pointer(right), rows, columns), k.pointer(packed))
             k.barrier(threads)
             gemm = self._product((left, packed, out), (rows, columns, rows), (other, addend_factor, product_factor))
-            self.multiplier.multiply_lower(gemm, thread, threads)
+            self.multiplier.multiply_lower_triangle(gemm, thread, threads)
             k.barrier(threads)
-            self._mirror(k.place(out), rows, diagonal, thread, threads)
+            self._mirror(k.pointer(out), rows, diagonal, thread, threads)
             k.barrier(threads)
 
     def _write_mixed(self) -> None:
@@ -262,13 +266,13 @@ class SquareWriter:
         k = self.k
         with k.function("mixed", *[I64] * 3, *[F32] * 2, *[I64] * 5) as (left, right, other, *more):
             addend_factor, product_factor, rows, columns, packed, thread, threads = more
-            self._packer(thread, threads).pack(Matrix(k.place(right), rows, columns), k.place(packed))
+            self._packer(thread, threads).pack(Matrix(k.pointer(right), rows, columns), k.pointer(packed))
             k.barrier(threads)
             gemm = self._product((left, packed, right), (rows, rows, columns), (other, addend_factor, product_factor))
             self.multiplier.multiply(gemm, thread, threads)
             k.barrier(threads)
 
-    def _product(self, addresses: tuple[Value, ...], sizes: tuple[Value, ...], mixture: tuple[Value, ...]) -> Product:
+    def _product(self, addresses: tuple[Value, ...], sizes: tuple[Value, ...], mixture: tuple[Value, ...]) -> Gemm:
         """Describe a GEMM with the ending `mix`.
 
         Args:
@@ -277,12 +281,12 @@ class SquareWriter:
             mixture: see `Product.values`.
         """
         k, (left, packed, out), (rows, inner, columns) = self.k, addresses, sizes
-        return Product(
-            left=k.place(left),
+        return Gemm(
+            left=k.pointer(left),
             rows=rows,
-            panels=k.place(packed),
+            panels=k.pointer(packed),
             columns=columns,
-            pairs=k.build.sdiv(inner, k.number(2)),
+            pairs=k.build.sdiv(inner, k.int64(2)),
             out=out,
             ending="mix",
             values=mixture,
@@ -295,27 +299,27 @@ class SquareWriter:
     def _mirror(self, out: Value, rows: Value, diagonal: Value, thread: Value, threads: Value) -> None:
         """Copy the part below the diagonal to above it, and add to the diagonal."""
         k = self.k
-        squares = k.build.sdiv(rows, k.number(k.lanes))
+        squares = k.build.sdiv(rows, k.int64(k.lanes))
         kind = ir.VectorType(I16, k.lanes)
         lanes = ir.Constant(k.ints, list(range(k.lanes)))
         with k.loop(thread, squares, threads) as number:
-            first = k.times(number, k.lanes)
+            first = k.mul(number, k.lanes)
             with k.loop(0, first, k.lanes) as column:
                 square = self._square(out, first, column, rows)
                 for n, vector in enumerate(transpose(k, square)):
-                    offset = k.sum_of(k.times(k.sum_of(column, n), rows), first)
-                    k.store(k.build.trunc(vector, kind), k.at(out, offset, I16))
+                    offset = k.add(k.mul(k.add(column, n), rows), first)
+                    k.store(k.build.trunc(vector, kind), k.element_pointer(out, offset, I16))
             for n in range(k.lanes):
-                offset = k.sum_of(k.times(k.sum_of(first, n), rows), first)
-                is_diagonal = k.build.icmp_signed("==", lanes, k.all_ints(n))
+                offset = k.add(k.mul(k.add(first, n), rows), first)
+                is_diagonal = k.build.icmp_signed("==", lanes, k.splat_int(n))
                 addend = k.build.select(is_diagonal, k.splat(diagonal), k.splat(0.0))
-                k.store_narrow(k.build.fadd(k.load_wide(out, offset, I16), addend), out, offset, I16)
+                k.store_float32_as(k.build.fadd(k.load_as_float32(out, offset, I16), addend), out, offset, I16)
 
     def _square(self, matrix: Value, row: Value, column: Value, columns: Value) -> list[Value]:
         """Load a square block of `lanes` rows and columns of bfloat16, as 32-bit integers."""
         k, kind = self.k, ir.VectorType(I16, self.k.lanes)
-        offsets = (k.sum_of(k.times(k.sum_of(row, n), columns), column) for n in range(k.lanes))
-        return [k.build.zext(k.load(k.at(matrix, offset, I16), kind), k.ints) for offset in offsets]
+        offsets = (k.add(k.mul(k.add(row, n), columns), column) for n in range(k.lanes))
+        return [k.build.zext(k.load(k.element_pointer(matrix, offset, I16), kind), k.ints) for offset in offsets]
 
     def _write_transposed(self) -> None:
         """Emit `transposed(matrix, out, R, C, thread, threads)`, the transpose of a bfloat16 matrix.
@@ -326,16 +330,16 @@ class SquareWriter:
         block_rows, kind = 2 * k.lanes, ir.VectorType(I16, k.lanes)
         order = ir.Constant(ir.VectorType(I32, block_rows), list(range(block_rows)))
         with k.function("transposed", *[I64] * 6) as (matrix, out, rows, columns, thread, threads):
-            first, last = k.share(k.build.sdiv(rows, k.number(block_rows)), thread, threads)
-            each_row = k.loop(k.times(first, block_rows), k.times(last, block_rows), block_rows)
+            first, last = k.thread_range(k.build.sdiv(rows, k.int64(block_rows)), thread, threads)
+            each_row = k.loop(k.mul(first, block_rows), k.mul(last, block_rows), block_rows)
             with each_row as row, k.loop(0, columns, k.lanes) as column:
                 halves = [
-                    transpose(k, self._square(k.place(matrix), k.sum_of(row, half), column, columns))
+                    transpose(k, self._square(k.pointer(matrix), k.add(row, half), column, columns))
                     for half in (0, k.lanes)
                 ]
                 for n, pair in enumerate(zip(*halves, strict=True)):
                     low, high = (k.build.trunc(vector, kind) for vector in pair)
-                    target = k.at(k.place(out), k.sum_of(k.times(k.sum_of(column, n), rows), row), I16)
+                    target = k.element_pointer(k.pointer(out), k.add(k.mul(k.add(column, n), rows), row), I16)
                     k.store(k.build.shuffle_vector(low, high, order), target)
             k.barrier(threads)
 
@@ -349,9 +353,9 @@ _MOST = 1e15  # limit on ‖x xᵀ‖ and its inverse, whose squares must fit in
 _BYTES = 2  # of an element
 
 
-def suits_squares(matrices: Sequence[Tensor]) -> bool:
+def supports_orthogonalization(matrices: Sequence[Tensor]) -> bool:
     """Return whether `make_orthogonal` takes these matrices."""
-    return pair_tile() is not None and all(_suits(each) for each in matrices)
+    return bfloat16_tile() is not None and all(_suits(each) for each in matrices)
 
 
 def _suits(matrix: Tensor) -> bool:
@@ -360,7 +364,7 @@ def _suits(matrix: Tensor) -> bool:
     return fits and matrix.dtype == torch.bfloat16 and matrix.device.type == "cpu" and matrix.is_contiguous()
 
 
-def make_orthogonal(
+def orthogonalize_in_place(
     matrices: Sequence[Tensor], polynomials: Polynomials, scale: float, *, by_gram_matrix: bool
 ) -> list[bool]:
     """Orthogonalize matrices of one shape in place by odd polynomials; see `backend.TrainingKernels.make_orthogonal`.
@@ -371,13 +375,13 @@ def make_orthogonal(
     if len({each.shape for each in matrices}) > 1 or len(polynomials) != POLYNOMIALS:
         raise ValueError("matrices have one shape, and there are three polynomials")
     rows, columns = matrices[0].shape
-    scratch_bytes = _BYTES * (2 * rows * columns + SQUARES * min(rows, columns) ** 2)
+    scratch_bytes = _BYTES * (2 * rows * columns + SCRATCH_SQUARES * min(rows, columns) ** 2)
     threads = torch.get_num_threads()
     scratch_count = threads if len(matrices) >= threads else 1  # fewer matrices are processed by all threads together
     scratch = torch.empty(scratch_count * scratch_bytes, dtype=torch.uint8)
     addresses, done = np.array([each.data_ptr() for each in matrices], np.int64), np.zeros(len(matrices), np.int64)
     coefficients = np.array(polynomials, np.float32)
-    arguments = SquarePlaces(
+    arguments = OrthogonalizeArguments(
         matrices=addresses.ctypes.data,
         done=done.ctypes.data,
         count=len(matrices),
@@ -391,13 +395,13 @@ def make_orthogonal(
         room=scratch.data_ptr(),
         room_bytes=scratch_bytes,
     )
-    _kernels(own_product_tile(torch.bfloat16))["orthogonalize"].run(*arguments)
+    _kernels(require_gemm_tile(torch.bfloat16))["orthogonalize"].run(*arguments)
     return [bool(each) for each in done]
 
 
 @cache
-def _kernels(tile: Tile) -> dict[str, Program]:
+def _kernels(tile: Tile) -> dict[str, CompiledKernel]:
     """Compile the kernel `orthogonalize`."""
-    k = new_emitter("squares", tile)
-    SquareWriter(k, multiplier_of(tile)).write()
-    return compile_programs(k, SquareWriter.names)
+    k = new_builder("squares", tile)
+    OrthogonalizeEmitter(k, gemm_emitter_of(tile)).write()
+    return compile_kernels(k, OrthogonalizeEmitter.names)

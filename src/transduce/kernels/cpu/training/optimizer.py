@@ -9,16 +9,16 @@ from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused
 from torch import Tensor
 
 from transduce.kernels.cpu.jit.compiler import (
-    Program,
+    CompiledKernel,
     address_of,
-    compile_programs,
-    find_tile,
+    compile_kernels,
+    find_integer_tile,
     float_bits,
-    new_emitter,
-    own_tile,
-    program,
+    kernel,
+    new_builder,
+    require_integer_tile,
 )
-from transduce.kernels.cpu.jit.ir_builder import F32, I16, I32, Emitter, Value
+from transduce.kernels.cpu.jit.ir_builder import F32, I16, I32, KernelBuilder, Value
 from transduce.kernels.cpu.jit.tile import Tile
 from transduce.model.backend import AdamNumbers, UpdatedVectors
 
@@ -29,7 +29,7 @@ from transduce.model.backend import AdamNumbers, UpdatedVectors
 # per parameter, against 42 in one pass.
 
 
-class UpdatePlaces(NamedTuple):
+class UpdateArguments(NamedTuple):
     """Arguments of the kernels `adam` and `follow`: addresses of float32 vectors, unless stated otherwise."""
 
     master: Any
@@ -38,7 +38,7 @@ class UpdatePlaces(NamedTuple):
     """The gradients, which are zeroed."""
     average: Any
     """The moving average of the parameters; 0: none."""
-    working: Any
+    bfloat16_copy: Any
     """The parameters rounded to bfloat16; 0: none."""
     count: Any
     """The number of elements."""
@@ -63,15 +63,15 @@ class UpdatePlaces(NamedTuple):
     """1 / √(1 - β2^t); for `adam` only."""
     epsilon: Any
     """Adam's epsilon; for `adam` only."""
-    move: Any
+    update: Any
     """Address of a vector that is subtracted from the parameters, times the rate; 0: none; for `follow` only."""
-    has_narrow_move: Any
+    has_bfloat16_move: Any
     """Not 0 if `move` is bfloat16; for `follow` only."""
     shrink: Any
     """The factor of the parameters before `move` is subtracted; for `follow` only."""
 
 
-class MomentumPlaces(NamedTuple):
+class MomentumArguments(NamedTuple):
     """Arguments of the kernel `momentum`: addresses of float32 vectors, unless stated otherwise."""
 
     gradient: Any
@@ -90,25 +90,25 @@ class MomentumPlaces(NamedTuple):
     """The bits of a float32 decay of the momentum."""
 
 
-class UpdateWriter:
+class UpdateEmitter:
     """An emitter of the optimizer kernels: `adam`, and for other optimizers `momentum` and `follow`."""
 
     names = ("adam", "follow", "momentum")
     """The kernels' names."""
 
-    def __init__(self, k: Emitter) -> None:
+    def __init__(self, k: KernelBuilder) -> None:
         self.k = k
 
     def write(self) -> None:
         """Emit the kernels that `names` lists."""
         k = self.k
         for name, work in (("adam", self._adam), ("follow", self._take)):
-            with program(k, name, len(UpdatePlaces._fields)) as (numbers, thread, threads):
-                args = UpdatePlaces(*numbers)
+            with kernel(k, name, len(UpdateArguments._fields)) as (numbers, thread, threads):
+                args = UpdateArguments(*numbers)
                 for number, inside in self._each_vector(args.count, thread, threads):
                     self._follow(args, number, inside, work)
-        with program(k, "momentum", len(MomentumPlaces._fields)) as (numbers, thread, threads):
-            momentum_args = MomentumPlaces(*numbers)
+        with kernel(k, "momentum", len(MomentumArguments._fields)) as (numbers, thread, threads):
+            momentum_args = MomentumArguments(*numbers)
             for number, inside in self._each_vector(momentum_args.count, thread, threads):
                 self._momentum(momentum_args, number, inside)
 
@@ -118,23 +118,23 @@ class UpdateWriter:
         The last thread also processes the last, incomplete vector, which has a mask.
         """
         k = self.k
-        full_vectors = k.build.sdiv(count, k.number(k.lanes))
-        first, last = k.share(full_vectors, thread, threads)
-        with k.loop(k.times(first, k.lanes), k.times(last, k.lanes), k.lanes) as number:
+        full_vectors = k.build.sdiv(count, k.int64(k.lanes))
+        first, last = k.thread_range(full_vectors, thread, threads)
+        with k.loop(k.mul(first, k.lanes), k.mul(last, k.lanes), k.lanes) as number:
             yield number, None
-        rest = k.build.sub(count, k.times(full_vectors, k.lanes))
-        is_last = k.build.icmp_signed("==", k.sum_of(thread, 1), threads)
-        with k.where(k.build.and_(is_last, k.build.icmp_signed(">", rest, k.number(0)))):
+        rest = k.build.sub(count, k.mul(full_vectors, k.lanes))
+        is_last = k.build.icmp_signed("==", k.add(thread, 1), threads)
+        with k.when(k.build.and_(is_last, k.build.icmp_signed(">", rest, k.int64(0)))):
             lanes = ir.Constant(k.ints, list(range(k.lanes)))
-            yield k.times(full_vectors, k.lanes), k.build.icmp_signed("<", lanes, k.splat(k.build.trunc(rest, I32)))
+            yield k.mul(full_vectors, k.lanes), k.build.icmp_signed("<", lanes, k.splat(k.build.trunc(rest, I32)))
 
-    def _momentum(self, args: "MomentumPlaces", number: Value, inside: Value | None) -> None:
+    def _momentum(self, args: "MomentumArguments", number: Value, inside: Value | None) -> None:
         """Emit Nesterov momentum: update the momentum with the gradient, and output their decayed combination."""
         k = self.k
         gradient = k.build.fmul(self._get(args.gradient, number, inside), self._real(args.factor))
         momentum = self._mean(args.momentum, args.decay, gradient, number, inside)
         ahead = k.madd(self._real(args.decay), k.build.fsub(momentum, gradient), gradient)
-        with k.build.if_else(k.is_given(args.is_narrow)) as (narrow, wide):
+        with k.build.if_else(k.is_nonzero(args.is_narrow)) as (narrow, wide):
             with narrow:
                 self._put(ahead, args.out, number, inside, I16)
             with wide:
@@ -142,10 +142,10 @@ class UpdateWriter:
 
     def _follow(
         self,
-        args: UpdatePlaces,
+        args: UpdateArguments,
         number: Value,
         inside: Value | None,
-        work: Callable[[UpdatePlaces, Value, Value | None], Value],
+        work: Callable[[UpdateArguments, Value, Value | None], Value],
     ) -> None:
         """Emit an update of the parameters by `work` and what follows an update.
 
@@ -154,32 +154,32 @@ class UpdateWriter:
         k = self.k
         master = work(args, number, inside)
         self._put(k.splat(0.0), args.gradient, number, inside)
-        with k.where(k.is_given(args.average)):
+        with k.when(k.is_nonzero(args.average)):
             average = self._get(args.average, number, inside)
             decay = self._real(args.kept)
             self._put(k.madd(decay, k.build.fsub(average, master), master), args.average, number, inside)
-        with k.where(k.is_given(args.working)):
-            self._put(master, args.working, number, inside, I16)
+        with k.when(k.is_nonzero(args.bfloat16_copy)):
+            self._put(master, args.bfloat16_copy, number, inside, I16)
 
-    def _take(self, args: UpdatePlaces, number: Value, inside: Value | None) -> Value:
+    def _take(self, args: UpdateArguments, number: Value, inside: Value | None) -> Value:
         """Emit master · shrink - rate · move, and return the new parameters."""
         k = self.k
         before = self._get(args.master, number, inside)
         master, shrunk = k.variable(before), k.build.fmul(before, self._real(args.shrink))
         rate = k.build.fsub(k.splat(0.0), self._real(args.rate))
         has_move, is_narrow = (
-            k.build.icmp_signed("!=", each, k.number(0)) for each in (args.move, args.has_narrow_move)
+            k.build.icmp_signed("!=", each, k.int64(0)) for each in (args.update, args.has_bfloat16_move)
         )
-        with k.where(has_move), k.build.if_else(is_narrow) as (narrow, wide):
+        with k.when(has_move), k.build.if_else(is_narrow) as (narrow, wide):
             for branch, kind in ((narrow, I16), (wide, F32)):
                 with branch:
-                    move = k.load_wide(k.place(args.move), number, kind, inside=inside)
-                    new_master = k.madd(rate, move, shrunk)
+                    update = k.load_as_float32(k.pointer(args.update), number, kind, mask=inside)
+                    new_master = k.madd(rate, update, shrunk)
                     k.store(new_master, master)
                     self._put(new_master, args.master, number, inside)
-        return k.get(master, rate)
+        return k.load_variable(master, rate)
 
-    def _adam(self, args: UpdatePlaces, number: Value, inside: Value | None) -> Value:
+    def _adam(self, args: UpdateArguments, number: Value, inside: Value | None) -> Value:
         """Emit Adam's update of the moments and parameters, and return the new parameters."""
         k = self.k
         gradient = k.build.fmul(self._get(args.gradient, number, inside), self._real(args.factor))
@@ -187,8 +187,8 @@ class UpdateWriter:
         second = self._mean(args.second, args.beta2, k.build.fmul(gradient, gradient), number, inside)
         root = k.intrinsic(f"llvm.sqrt.v{k.lanes}f32", k.floats, second)
         denominator = k.madd(root, self._real(args.inverse_root), self._real(args.epsilon))
-        move = k.build.fdiv(k.build.fmul(first, self._real(args.rate)), denominator)
-        master = k.build.fsub(self._get(args.master, number, inside), move)
+        update = k.build.fdiv(k.build.fmul(first, self._real(args.rate)), denominator)
+        master = k.build.fsub(self._get(args.master, number, inside), update)
         self._put(master, args.master, number, inside)
         return master
 
@@ -203,15 +203,15 @@ class UpdateWriter:
     def _real(self, bits: Value) -> Value:
         """Return a vector of the float32 that has these bits."""
         k = self.k
-        return k.splat(k.float_of(bits))
+        return k.splat(k.float_from_bits(bits))
 
     def _get(self, address: Value, number: Value, inside: Value | None) -> Value:
         """Load a float32 vector."""
-        return self.k.load_wide(self.k.place(address), number, F32, inside=inside)
+        return self.k.load_as_float32(self.k.pointer(address), number, F32, mask=inside)
 
     def _put(self, value: Value, address: Value, number: Value, inside: Value | None, kind: Any = F32) -> None:
         """Store a vector as float32, or as bfloat16 with `kind` I16."""
-        self.k.store_narrow(value, self.k.place(address), number, kind, inside=inside)
+        self.k.store_float32_as(value, self.k.pointer(address), number, kind, mask=inside)
 
 
 # --- optimizer ---
@@ -220,10 +220,10 @@ class UpdateWriter:
 _WIDE, _NARROW = (torch.float32,), (torch.bfloat16,)
 
 
-def suits_update(vectors: UpdatedVectors) -> bool:
+def supports_update(vectors: UpdatedVectors) -> bool:
     """Return whether the optimizer kernels take these vectors."""
     working_fits = vectors.working is None or vectors.working.dtype == torch.bfloat16
-    return find_tile() is not None and working_fits and vectors.master.device.type == "cpu"
+    return find_integer_tile() is not None and working_fits and vectors.master.device.type == "cpu"
 
 
 def update_by_adam(vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamNumbers, kept: float) -> None:
@@ -234,14 +234,14 @@ def update_by_adam(vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numb
     _run("adam", vectors, kept, moments, numbers)
 
 
-def take_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
+def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
     """Update Nesterov momentum from gradients, and write the update's direction to `out`.
 
     See `backend.TrainingKernels.take_momentum`.
     """
     for vector in (gradient, momentum, out):
         _check(vector, gradient.numel(), kinds=_WIDE + _NARROW if vector is out else _WIDE)
-    arguments = MomentumPlaces(
+    arguments = MomentumArguments(
         gradient=gradient.data_ptr(),
         momentum=momentum.data_ptr(),
         out=out.data_ptr(),
@@ -250,10 +250,10 @@ def take_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float
         factor=float_bits(factor),
         decay=float_bits(decay),
     )
-    _kernels(own_tile())["momentum"].run(*arguments)
+    _kernels(require_integer_tile())["momentum"].run(*arguments)
 
 
-def follow_update(
+def apply_update(
     vectors: UpdatedVectors, kept: float, move: Tensor | None = None, rate: float = 0.0, shrink: float = 1.0
 ) -> None:
     """Subtract rate × move from the parameters × shrink, and update their moving average and bfloat16 copies.
@@ -277,28 +277,28 @@ def _run(
     shrink: float = 1.0,
 ) -> None:
     """Check the vectors and run the kernel `adam` or `follow`."""
-    count, working = vectors.master.numel(), vectors.working
+    count, bfloat16_copy = vectors.master.numel(), vectors.working
     for vector in (*vectors[:3], *moments):
         if vector is not None:
             _check(vector, count)
-    if working is not None:
-        _check(working, count, kinds=_NARROW)
+    if bfloat16_copy is not None:
+        _check(bfloat16_copy, count, kinds=_NARROW)
     first, second = (moment.data_ptr() for moment in moments) if moments else (0, 0)
-    arguments = UpdatePlaces(
+    arguments = UpdateArguments(
         master=vectors.master.data_ptr(),
         gradient=vectors.gradient.data_ptr(),
         average=address_of(vectors.average),
-        working=address_of(working),
+        bfloat16_copy=address_of(bfloat16_copy),
         count=count,
         kept=float_bits(kept),
         first=first,
         second=second,
-        move=address_of(move),
-        has_narrow_move=int(move is not None and move.dtype == torch.bfloat16),
+        update=address_of(move),
+        has_bfloat16_move=int(move is not None and move.dtype == torch.bfloat16),
         shrink=float_bits(shrink),
         **{field: float_bits(number) for field, number in numbers._asdict().items()},
     )
-    _kernels(own_tile())[name].run(*arguments)
+    _kernels(require_integer_tile())[name].run(*arguments)
 
 
 def _check(vector: Tensor, count: int, *, kinds: tuple[torch.dtype, ...] = _WIDE) -> None:
@@ -308,8 +308,8 @@ def _check(vector: Tensor, count: int, *, kinds: tuple[torch.dtype, ...] = _WIDE
 
 
 @cache
-def _kernels(tile: Tile) -> dict[str, Program]:
+def _kernels(tile: Tile) -> dict[str, CompiledKernel]:
     """Compile the kernels of `UpdateWriter`."""
-    k = new_emitter("update", tile)
-    UpdateWriter(k).write()
-    return compile_programs(k, UpdateWriter.names)
+    k = new_builder("update", tile)
+    UpdateEmitter(k).write()
+    return compile_kernels(k, UpdateEmitter.names)

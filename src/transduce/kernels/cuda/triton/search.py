@@ -18,7 +18,7 @@ def _read(logits, bias, ids, exist, never, never_too, BIASED: tl.constexpr):
 
 
 @triton.jit
-def find_best(
+def find_top_tokens(
     logits, bias, done, values, pieces, normalizers, maxima, length, position, vocabulary, width, never, never_too,
     BIASED: tl.constexpr, COUNT: tl.constexpr, LANES: tl.constexpr, CHUNKS: tl.constexpr, ROOM: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -80,7 +80,7 @@ def _best_chunks(best, chunks, vocabulary, COUNT: tl.constexpr, LANES: tl.conste
 
 
 @triton.jit
-def extend_walk(
+def extend_greedy(
     values, best, normalizers, done, limits, pieces, history, records, counts, sources, remaining, position, sentences,
     eos, BLOCK: tl.constexpr,
 ):  # fmt: skip
