@@ -154,7 +154,7 @@ def compared(write: Write, model: Model, tokenizer: Tokenizer, lines: list[str])
         else:
             own = OriginalModel(Translator(model, tokenizer))
             rows = [[*row, config.eos_id] for row in rows]
-        comparison = compare_models(own, other, rows, pieces=pieces, max_tokens=60)
+        comparison = compare_models(own, other, rows, tokens=pieces, max_tokens=60)
     if not all(comparison.agreeing):
         return float("inf")
     places = [*comparison.own_differences, *comparison.random_differences]

@@ -82,7 +82,7 @@ class GatedModel:
                 raise TimeoutError("nobody opened the gate")
             self._permits -= 0 if self._is_open else 1
 
-    def count_pieces(self, sentences: Sequence[str]) -> list[int]:
+    def count_tokens(self, sentences: Sequence[str]) -> list[int]:
         """A piece a word, and the end."""
         return [len(sentence.split()) + 1 for sentence in sentences]
 

@@ -185,7 +185,7 @@ def test_batches_have_the_pieces_that_they_are_to_have_however_short_documents_a
         assert sum(batch.source_tokens for batch in batches) == pytest.approx(200 * len(made), rel=0.1)
         assert sorted(row for batch in batches for row in batch.indices.tolist()) == list(range(200))
         assert sum(batch.source.size for batch in batches) < 1.2 * sum(batch.source_tokens for batch in batches)
-    assert made.pieces == sum(made.batch(0, position).source_tokens for position in range(len(made)))
+    assert made.tokens == sum(made.batch(0, position).source_tokens for position in range(len(made)))
 
 
 def test_steps_that_are_smaller_than_a_row_have_one() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from transduce.errors import TransduceError
-from transduce.inference.scoring import MOST_PIECES
+from transduce.inference.scoring import MAX_TOKENS
 from transduce.inference.translator import Translator
 
 
@@ -24,7 +24,7 @@ def test_scores_are_what_search_reports(
     compared = 0
     for translation, score in zip(found, scores, strict=True):
         best = translation.alternatives[0]
-        if best.ended and best.pieces == score.pieces:  # a text can be written in other pieces too
+        if best.ended and best.pieces == score.tokens:  # a text can be written in other pieces too
             assert score.score == pytest.approx(best.score, rel=1e-6, abs=1e-6)
             assert score.piece_log_probabilities == pytest.approx(best.piece_log_probabilities, abs=5e-6)
             compared += 1
@@ -43,7 +43,7 @@ def test_scores_are_the_whole_models(translator: Translator) -> None:
     expected = logits.log_softmax(-1).gather(1, torch.tensor(target_ids)[:, None])[:, 0].tolist()
     assert score.piece_log_probabilities == pytest.approx(expected, abs=1e-5)
     assert score.log_probability == score.score == sum(score.piece_log_probabilities)
-    assert score.pieces == tuple(translator.tokenizer.target.pieces(target_ids[:-1]))
+    assert score.tokens == tuple(translator.tokenizer.target.pieces(target_ids[:-1]))
 
 
 def test_batch_mates_change_nothing_and_order_is_kept(
@@ -56,7 +56,7 @@ def test_batch_mates_change_nothing_and_order_is_kept(
     monkeypatch.setattr("transduce.inference.scoring._CHUNK_ELEMENTS", 3000)
     monkeypatch.setattr("transduce.inference.scoring._FEWEST_ROWS", 1)
     for one, two in zip(together, translator.score(sentences, targets), strict=True):
-        assert (one.source, one.target, one.pieces) == (two.source, two.target, two.pieces)
+        assert (one.source, one.target, one.tokens) == (two.source, two.target, two.tokens)
         assert one.score == pytest.approx(two.score, abs=1e-4)
     assert len(together[3].piece_log_probabilities) == 1
 
@@ -99,7 +99,7 @@ def test_what_cannot_be_scored_is_refused(
 def test_only_what_search_reads_whole_is_scored(translator: Translator) -> None:
     text = "我吃鱼。" * 200
     most, pieces = translator.longest_source, len(translator.tokenizer.source.encode(text))
-    assert pieces <= MOST_PIECES
+    assert pieces <= MAX_TOKENS
     assert translator(text).parts > 1
     message = f"A source must have at most {most} tokens .* but number 2 has {pieces}: split it into sentences"
     with pytest.raises(TransduceError, match=message):

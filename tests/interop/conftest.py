@@ -146,7 +146,7 @@ def compare(small_tokenizer: Tokenizer) -> Compare:
             )
             for row in range(12)
         ]
-        return compare_models(OriginalModel(translator), exported, sources, pieces=range(3, size), max_tokens=20)
+        return compare_models(OriginalModel(translator), exported, sources, tokens=range(3, size), max_tokens=20)
 
     return run
 

@@ -87,7 +87,7 @@ def test_the_pieces_compared_are_not_all_alike(
     comparison = compare(translator, write_and_open(translator, tmp_path))
     values = {round(place.ours, 3) for place in [*comparison.own_differences, *comparison.random_differences]}
     assert len(values) > 100
-    assert max(place.piece for place in comparison.own_differences) >= 15
+    assert max(place.token for place in comparison.own_differences) >= 15
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_language_model(
     theirs = CTranslate2LanguageModel(tmp_path, small_tokenizer, start_id=1, threads=1)
     rows = [[3 + (7 * row + 5 * place) % 90 for place in range(1 + 11 * row % 17)] for row in range(9)]
     own = OriginalLanguageModel(model, never_written=2, context=64)
-    comparison = compare_models(own, theirs, rows, pieces=range(3, 90), max_tokens=20)
+    comparison = compare_models(own, theirs, rows, tokens=range(3, 90), max_tokens=20)
     comparison.check_equal("CTranslate2")
     assert comparison.agreement.same_translations == len(rows)
 

@@ -253,12 +253,12 @@ def test_a_language_models_pieces(
     theirs = HuggingFaceLanguageModel(tmp_path, model.config)
     assert type(theirs.model).__name__ == class_for(model.config)
     own = OriginalLanguageModel(model, never_written=2, context=64)
-    comparison = compare_models(own, theirs, ROWS, pieces=range(3, 190), max_tokens=20)
+    comparison = compare_models(own, theirs, ROWS, tokens=range(3, 190), max_tokens=20)
     places = [*comparison.own_differences, *comparison.random_differences]
     # One part in a million, where a log-probability is beyond 10 nats.
     assert all(place.difference < 1e-5 * max(1.0, abs(place.ours) / 10.0) for place in places)
     assert comparison.agreement.same_translations == len(ROWS)
-    assert len({place.piece for place in comparison.own_differences}) > 5
+    assert len({place.token for place in comparison.own_differences}) > 5
     again = read_any_model_folder(tmp_path).model.state_dict()
     assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
 
@@ -308,7 +308,7 @@ def test_two_vocabularies_are_marians(
     rows = [[*(id % 50 + 3 for id in row), 1] for row in ROWS]
     own = OriginalModel(Translator(model, separate_tokenizer))
     size = separate_tokenizer.target.size
-    agreement = compare_models(own, theirs, rows, pieces=range(3, size), max_tokens=20).agreement
+    agreement = compare_models(own, theirs, rows, tokens=range(3, size), max_tokens=20).agreement
     assert agreement.largest_difference < 1e-5
     assert agreement.same_translations == len(rows)
     source, target = separate_tokenizer.source, separate_tokenizer.target

@@ -99,9 +99,9 @@ def test_scores_are_those_of_search(nllb: Path) -> None:
     free = msgspec.structs.replace(translator.search, max_length=None, no_repeated_ngrams=0)
     (found,) = translator("我喜欢茶。", search=free, prefix="I like tea.").alternatives
     (score,) = translator.score(["我喜欢茶。"], ["I like tea."], length_penalty=1.5)
-    count = len(score.pieces)
-    assert (score.pieces[0], score.piece_log_probabilities[0]) == ("eng_Latn", 0.0)  # what is forced costs nothing
-    assert found.pieces[:count] == score.pieces
+    count = len(score.tokens)
+    assert (score.tokens[0], score.piece_log_probabilities[0]) == ("eng_Latn", 0.0)  # what is forced costs nothing
+    assert found.pieces[:count] == score.tokens
     assert found.piece_log_probabilities[:count] == pytest.approx(score.piece_log_probabilities[:-1], abs=1e-5)
     assert score.score == pytest.approx(score.log_probability / (count + 1) ** 1.5)
 

@@ -273,7 +273,7 @@ def test_no_fast_path_or_export_takes_the_norm_for_another_one() -> None:
     assert class_for(changed) is None
     source, _ = batch()
     with torch.inference_mode():
-        state, ids = TransformerScorer(model, source, all_pieces=True), torch.zeros(len(source), 1, dtype=torch.int64)
+        state, ids = TransformerScorer(model, source, all_tokens=True), torch.zeros(len(source), 1, dtype=torch.int64)
         written = [ids]
         for _ in range(4):
             found = state.step(ids).log_softmax(-1)[:, 0]

@@ -58,10 +58,10 @@ def test_a_language_model(make_model: MakeModel, tmp_path: Path, changes: dict[s
     assert isinstance(model, Decoder)
     assert onnx_obstacles(model.config) == []
     own = OriginalLanguageModel(model, never_written=2, context=64)
-    comparison = compare_models(own, opened(model, tmp_path), ROWS, pieces=range(3, 190), max_tokens=20)
+    comparison = compare_models(own, opened(model, tmp_path), ROWS, tokens=range(3, 190), max_tokens=20)
     comparison.check_equal("ONNX")
     assert comparison.agreement.same_translations == len(ROWS)
-    assert max(place.piece for place in comparison.own_differences) >= 10
+    assert max(place.token for place in comparison.own_differences) >= 10
 
 
 @pytest.mark.parametrize("portions", [[1, 1, 1, 1, 1, 1], [6], [2, 3, 1]])

@@ -93,4 +93,4 @@ def test_each_group_goes_on_with_its_own_hypotheses() -> None:
     step = Step(logits, scores, pieces, torch.arange(1))
     live = DiverseSelection(beam_size=4, groups=2, penalty=0.0, eos_id=END).select(step).live
     assert live.parents.tolist() == [[0, 1, 2, 3]]
-    assert live.pieces.tolist() == [[2, 2, 3, 3]]
+    assert live.tokens.tolist() == [[2, 2, 3, 3]]

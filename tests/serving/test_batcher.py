@@ -39,7 +39,7 @@ def lengths(batcher: Batcher) -> list[int]:
     batch = batcher.take()
     assert batch is not None
     batcher.finish(batch, [translated(place.sentence) for place in batch.places])
-    return [place.pieces for place in batch.places]
+    return [place.tokens for place in batch.places]
 
 
 def test_a_batch_has_no_more_pieces_than_it_may_with_padding(model: Any) -> None:

@@ -32,7 +32,7 @@ class Meeting:
         self.meeting = threading.Barrier(batches)
         self.threads: list[tuple[int, ...]] = []
 
-    def count_pieces(self, sentences: Sequence[str]) -> list[int]:
+    def count_tokens(self, sentences: Sequence[str]) -> list[int]:
         return [1] * len(sentences)
 
     def translate(
@@ -84,7 +84,7 @@ def threads_stay() -> Iterator[None]:
 @pytest.mark.parametrize(("batches", "each"), [(1, 4), (2, 2)])
 def test_those_who_compute_share_the_threads(threads_stay: None, batches: int, each: int) -> None:  # noqa: ARG001
     model = Meeting(batches)
-    batcher = Batcher(max_running=4, max_waiting=4, batch_pieces=1, gather_seconds=0.0)
+    batcher = Batcher(max_running=4, max_waiting=4, batch_tokens=1, gather_seconds=0.0)
     workers = Workers(batcher, Metrics(), workers=2, threads=4)
     workers.start()
     jobs = [Job(model, ["a"], model.search, seconds=60.0) for _ in range(batches)]

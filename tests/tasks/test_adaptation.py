@@ -72,7 +72,7 @@ def nats_a_piece(folder: Path, files: dict[str, Any]) -> float:
         Path(files[name][0]).read_text("utf-8").split("\n")[:-1] for name in ("data.dev_source", "data.dev_target")
     ]
     scores = translator.score(*sides)
-    return -sum(score.log_probability for score in scores) / sum(len(score.pieces) + 1 for score in scores)
+    return -sum(score.log_probability for score in scores) / sum(len(score.tokens) + 1 for score in scores)
 
 
 def weights(folder: Path) -> dict[str, Tensor]:

@@ -64,7 +64,8 @@ def run(options: argparse.Namespace) -> int:
     if references is not None and len(references) != len(pairs):
         raise TransduceError(
             f"Every pair needs its reference alignment on the same line, but {options.known} has "
-            f"{count_noun(len(references), 'line')} for {count_noun(len(pairs), 'pair')}: use files with equally many lines."
+            f"{count_noun(len(references), 'line')} for {count_noun(len(pairs), 'pair')}: use files with equally many "
+            "lines."
         )
     translator = load_translator(options.model, options)
     if options.learn is not None and references is not None:

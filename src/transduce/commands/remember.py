@@ -18,7 +18,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     pairs: int
     left_out: int
-    """Pairs with an empty side, or with more than `MOST_PIECES` tokens."""
+    """Pairs with an empty side, or with more than `MAX_TOKENS` tokens."""
     positions: int
     """The number of target tokens, including end symbols."""
     weight: float

@@ -64,11 +64,11 @@ class _WordTable:
         stops = np.cumsum(lengths)
         positions = np.repeat(self._starts[numbers] - (stops - lengths), lengths) + np.arange(int(stops[-1]))
         ends = stops[numbers == 0]
-        return IdRun(self._pieces[positions], np.concatenate(([0], ends)))
+        return IdRun(self._tokens[positions], np.concatenate(([0], ends)))
 
     def _forget(self) -> None:
         self._numbers = _Numbers({_END: 0})
-        self._pieces = np.array([self._vocabulary.eos_id], self._dtype)
+        self._tokens = np.array([self._vocabulary.eos_id], self._dtype)
         self._lengths = np.ones(1, np.int64)
         self._starts = np.zeros(1, np.int64)
 
@@ -78,9 +78,9 @@ class _WordTable:
             return
         cut = self._vocabulary.encode_batch(new)
         lengths = np.fromiter(map(len, cut), np.int64, len(cut))
-        pieces = np.fromiter(chain.from_iterable(cut), self._dtype, int(lengths.sum()))
-        starts = len(self._pieces) + np.cumsum(lengths) - lengths
-        self._pieces = np.concatenate((self._pieces, pieces))
+        tokens = np.fromiter(chain.from_iterable(cut), self._dtype, int(lengths.sum()))
+        starts = len(self._tokens) + np.cumsum(lengths) - lengths
+        self._tokens = np.concatenate((self._tokens, tokens))
         self._lengths = np.concatenate((self._lengths, lengths))
         self._starts = np.concatenate((self._starts, starts))
 

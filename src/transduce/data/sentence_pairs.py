@@ -110,7 +110,7 @@ class _Sentences(NamedTuple):
         """Return the tokens of sentences from start to stop."""
         return _joined(self.ids, self.begins[start:stop], self.lengths[start:stop])
 
-    def pieces(self, start: Ids, stop: Ids) -> Ids:
+    def tokens(self, start: Ids, stop: Ids) -> Ids:
         """Return the number of tokens of each run of sentences from start to stop."""
         ends: Ids = np.append(0, np.cumsum(self.lengths))
         return ends[stop] - ends[start]
@@ -202,9 +202,9 @@ class SentencePairPlan:
         self._epoch = first = self._lay_out(0, sentences)
         # Tokens of the first epoch, including special ones, and the share of its rows whose document continues after
         # the first segment; other epochs have about as many.
-        self.pieces, self.has_next = int(first.lengths.sum()), float(first.has_next.mean())
+        self.tokens, self.has_next = int(first.lengths.sum()), float(first.has_next.mean())
         # The offset decides where rows are cut and thus their lengths; every epoch has as many batches as the first.
-        self._count = min(len(first.start), math.ceil(self.pieces / settings.batch_tokens))
+        self._count = min(len(first.start), math.ceil(self.tokens / settings.batch_tokens))
         self._batches = self._divide(first)
 
     @property
@@ -275,8 +275,8 @@ class SentencePairPlan:
             follows = (draws[1] < 0.5) & has_next
             rest = text.elsewhere(start, stop, np.maximum(1, stop - middle), draws[2])
             second = np.where(follows, middle, rest[0]), np.where(follows, stop, rest[1])
-        pieces = text.pieces(start, middle) + text.pieces(*second)
-        lengths = np.minimum(pieces, self._row_tokens) + self._marks_of_row
+        tokens = text.tokens(start, middle) + text.tokens(*second)
+        lengths = np.minimum(tokens, self._row_tokens) + self._marks_of_row
         return _Epoch(number, text, start, middle, second, has_next, follows, lengths)
 
     def _divide(self, epoch: _Epoch) -> list[Ids]:

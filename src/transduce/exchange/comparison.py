@@ -66,11 +66,11 @@ class _Difference(NamedTuple):
     ours: float
     theirs: float
     sentence: int
-    piece: int
+    token: int
 
 
 def compare_models(
-    own: ExportedModel, other: ExportedModel, sources: Ids, *, pieces: Sequence[int], max_tokens: int
+    own: ExportedModel, other: ExportedModel, sources: Ids, *, tokens: Sequence[int], max_tokens: int
 ) -> "Comparison":
     """Compare two models on the given sentences.
 
@@ -86,7 +86,7 @@ def compare_models(
     for first in range(0, len(sources), _SENTENCES_AT_ONCE):
         batch = sources[first : first + _SENTENCES_AT_ONCE]
         translations = own.translate(batch, max_tokens)
-        drawn = [draw.choices(pieces, k=draw.randint(0, min(_MOST_RANDOM_TOKENS, max_tokens))) for _ in batch]
+        drawn = [draw.choices(tokens, k=draw.randint(0, min(_MOST_RANDOM_TOKENS, max_tokens))) for _ in batch]
         comparison.own_differences += _differences(own, other, batch, translations, first)
         comparison.random_differences += _differences(own, other, batch, drawn, first)
         comparison.agreeing += [
@@ -129,7 +129,7 @@ class Comparison:
         )
         if not worst.difference <= worst.allowed:
             raise TransduceError(
-                f"The export to {name} was checked and is wrong, so nothing was written: at token {worst.piece + 1} of "
+                f"The export to {name} was checked and is wrong, so nothing was written: at token {worst.token + 1} of "
                 f"sentence {worst.sentence + 1} its log-probability is {worst.theirs:.5f}, and the model's own is "
                 f"{worst.ours:.5f}; please report this with the model's config.json."
             )
@@ -341,9 +341,9 @@ class Trial(NamedTuple):
     """
     token_types: Ids
     """Segment id of each token, for an encoder."""
-    pieces: Sequence[int]
+    tokens: Sequence[int]
     """Token ids that random targets are drawn from."""
-    most_pieces: int
+    max_tokens: int
     """Maximum number of tokens that the model generates."""
 
 
@@ -440,8 +440,8 @@ def translate_greedily(model: ExportedModel, translator: Translator, sentences: 
     texts = [""] * len(sentences)
     for first in range(0, len(by_length), _TEXTS_AT_ONCE):
         batch = by_length[first : first + _TEXTS_AT_ONCE]
-        most_pieces = min(longest - 1, len(sources[batch[-1]]) + _EXTRA_TOKENS)
-        translations = model.translate([sources[number] for number in batch], most_pieces)
+        max_tokens = min(longest - 1, len(sources[batch[-1]]) + _EXTRA_TOKENS)
+        translations = model.translate([sources[number] for number in batch], max_tokens)
         for number, ids in zip(batch, translations, strict=True):
             texts[number] = translator.tokenizer.target.decode(ids)
     return texts

@@ -184,7 +184,7 @@ class _Export:
             assert isinstance(model, ExportedEncoder)
             return compare_encoders(original, model, trial.rows, trial.token_types)
         assert isinstance(model, ExportedModel)
-        return compare_models(original, model, trial.rows, pieces=trial.pieces, max_tokens=trial.most_pieces)
+        return compare_models(original, model, trial.rows, tokens=trial.tokens, max_tokens=trial.max_tokens)
 
     def _scores(self, model: ExportedModel | ExportedEncoder) -> tuple[ScoreReport | None, ScoreReport | None]:
         """Score the greedy translations of the model and of the export."""

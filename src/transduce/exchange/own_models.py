@@ -46,9 +46,9 @@ class OriginalModel:
         target_values = log_probabilities.gather(-1, expected[..., None])[..., 0].tolist()
         return [values[: len(row) + 1] for values, row in zip(target_values, targets, strict=True)]
 
-    def translate(self, sources: Ids, most_pieces: int) -> list[list[int]]:
+    def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
         """Return the token ids that greedy search finds for each source."""
-        search = SearchSettings(beam_size=1, length_penalty=0.0, max_length=most_pieces)
+        search = SearchSettings(beam_size=1, length_penalty=0.0, max_length=max_tokens)
         hypotheses = self.translator.search_ids([list(row) for row in sources], search)
         return [list(best.ids) for best, *_ in hypotheses]
 
@@ -79,13 +79,13 @@ class OriginalLanguageModel:
         return results
 
     @torch.inference_mode()
-    def translate(self, sources: Ids, most_pieces: int) -> list[list[int]]:
+    def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
         """Return the greedy continuation of each prompt, up to the end of its line."""
         config = self._model.config
         never = sorted({config.pad_id, self._never} - {config.eos_id})
         prompts = [[config.start_id, *row] for row in sources]
         scorer = ContinuingScorer(self._model, prompts, context=self._context, excluded_ids=never)
-        longest = torch.full((len(prompts),), most_pieces)
+        longest = torch.full((len(prompts),), max_tokens)
         hypotheses = greedy_search(scorer, start_id=config.start_id, eos_id=config.eos_id, longest=longest)
         return [list(best.ids) for best, *_ in hypotheses]
 

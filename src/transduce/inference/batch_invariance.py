@@ -34,13 +34,13 @@ SearchIds = Callable[[list[list[int]], SearchSettings], list[list[Hypothesis]]]
 
 
 def batch_invariant_scorer(
-    model: EncoderDecoder, source_ids: Tensor, *, attentive: bool = False, all_pieces: bool = False
+    model: EncoderDecoder, source_ids: Tensor, *, attentive: bool = False, all_tokens: bool = False
 ) -> "TransformerScorer | BatchInvariantScorer":
     """Return a batch-invariant scorer for sources (B, S), S a multiple of 16.
 
     The arguments are those of `TransformerScorer`.
     """
-    inner = TransformerScorer(model, source_ids, attentive=attentive, all_pieces=all_pieces)
+    inner = TransformerScorer(model, source_ids, attentive=attentive, all_tokens=all_tokens)
     return BatchInvariantScorer(inner, source_ids) if native_state(inner.state) is None else inner
 
 
@@ -55,9 +55,9 @@ class BatchInvariantScorer:
         self.width = 1
         self._keep(torch.arange(self.sentences, device=source_ids.device))
 
-    def step(self, pieces: Tensor) -> Tensor:
+    def step(self, tokens: Tensor) -> Tensor:
         """Append the newest tokens (B, W) and return the logits of the next token, (B, W, V)."""
-        return self.inner.step(self._fill(pieces))[: self.sentences]
+        return self.inner.step(self._fill(tokens))[: self.sentences]
 
     def attention(self) -> Tensor:
         """Return the newest step's attention to the source, (B, W, S)."""

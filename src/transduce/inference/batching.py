@@ -147,7 +147,7 @@ def is_unspaced(language: str | None) -> bool:
 
 def batches(
     parts: Sequence[Part],
-    most_pieces: int,
+    max_tokens: int,
     *,
     kind: Callable[[Part], tuple[int, ...]] = lambda part: (),  # noqa: ARG005
     most_sentences: int | None = None,
@@ -162,7 +162,7 @@ def batches(
     """
     batch: list[Part] = []
     for part in sorted(parts, key=lambda part: (kind(part), -len(part.ids))):
-        fits = (len(batch) + 1) * len((batch or [part])[0].ids) <= most_pieces and len(batch) != most_sentences
+        fits = (len(batch) + 1) * len((batch or [part])[0].ids) <= max_tokens and len(batch) != most_sentences
         if batch and (not fits or kind(part) != kind(batch[0])):
             yield batch
             batch = []
@@ -213,12 +213,12 @@ class PartsObserver:
         self.batch = [part for part in batch if part.sentence not in self.given_up]
         return self.batch
 
-    def after_step(self, rows: Tensor, pieces: Tensor) -> Collection[int]:
+    def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
         """Call the observer with sentence indices and return the rows of the parts to stop."""
         if self.observer is None:
             return ()
         sentences = rows.new_tensor([self.batch[row].sentence for row in rows.tolist()])
-        self.given_up.update(self.observer.after_step(sentences, pieces))
+        self.given_up.update(self.observer.after_step(sentences, tokens))
         return [row for row, part in enumerate(self.batch) if part.sentence in self.given_up]
 
 
@@ -235,7 +235,7 @@ def batch_token_budget(device: torch.device) -> int:
     return 2_048 if device.type == "cpu" else 32_768
 
 
-def batches_by_length(lengths: Sequence[int], most_pieces: int) -> Iterator[list[int]]:
+def batches_by_length(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
     """Yield batches of text indices, shortest texts first.
 
     Args:
@@ -244,7 +244,7 @@ def batches_by_length(lengths: Sequence[int], most_pieces: int) -> Iterator[list
     """
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: (lengths[index], index)):
-        if batch and lengths[index] * (len(batch) + 1) > most_pieces:
+        if batch and lengths[index] * (len(batch) + 1) > max_tokens:
             yield batch
             batch = []
         batch.append(index)

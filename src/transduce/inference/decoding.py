@@ -171,7 +171,7 @@ class CompiledSearch:
         last = live[:, 0].clone()
         for row, index in enumerate(self.search.active.tolist()):
             for finished in self.search.found(index, 1):
-                last[row].fill_(self.eos_id)[: len(finished.pieces)] = torch.as_tensor(finished.pieces)
+                last[row].fill_(self.eos_id)[: len(finished.tokens)] = torch.as_tensor(finished.tokens)
         return torch.cat([live, last[:, None]], dim=1)
 
     def abandon(self, places: Collection[int]) -> None:
@@ -182,7 +182,7 @@ class CompiledSearch:
             return
         for row, live in zip(rows, self.search.abandon(rows), strict=True):
             results = [*self.search.found(active[row], self.beam.beam_size), *live]
-            hypotheses = [self._hypothesis(each.pieces, each.log_probabilities, ended=each.ended) for each in results]
+            hypotheses = [self._hypothesis(each.tokens, each.log_probabilities, ended=each.ended) for each in results]
             self._given_up[active[row]] = sorted(hypotheses, key=lambda each: (not each.ended, -each.score))
 
     def found(self) -> list[list[Hypothesis]]:
@@ -194,12 +194,12 @@ class CompiledSearch:
         if index in self._given_up:
             return self._given_up[index][: self.beam.n_best]
         results = self.search.found(index, self.beam.n_best)
-        return [self._hypothesis(each.pieces, each.log_probabilities, ended=each.ended) for each in results]
+        return [self._hypothesis(each.tokens, each.log_probabilities, ended=each.ended) for each in results]
 
     def _hypothesis(
-        self, pieces: Tensor | NDArray[Any], log_probabilities: Tensor | NDArray[Any], *, ended: bool
+        self, tokens: Tensor | NDArray[Any], log_probabilities: Tensor | NDArray[Any], *, ended: bool
     ) -> Hypothesis:
-        history = pieces.tolist(), log_probabilities.tolist()
+        history = tokens.tolist(), log_probabilities.tolist()
         return make_hypothesis(*history, ended=ended, alpha=self.beam.alpha)
 
 
@@ -379,9 +379,9 @@ def _scorers(
     everything = search.generate is not None
     if not search.strict:
         source = pad(batch.source_ids, pad_id, device)
-        return [TransformerScorer(model, source, attentive=attentive, all_pieces=everything) for model in models]
+        return [TransformerScorer(model, source, attentive=attentive, all_tokens=everything) for model in models]
     source = pad(batch.source_ids, pad_id, device, width=common_padded_length(batch.source_ids))
-    return [batch_invariant_scorer(model, source, attentive=attentive, all_pieces=everything) for model in models]
+    return [batch_invariant_scorer(model, source, attentive=attentive, all_tokens=everything) for model in models]
 
 
 def build_rules(search: SearchSettings, prefixes: Sequence[Sequence[int]], vocabulary: Vocabulary) -> list[Rule]:

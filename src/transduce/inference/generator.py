@@ -326,10 +326,10 @@ class _FirstLine:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
 
-    def after_step(self, rows: Tensor, pieces: Tensor) -> Collection[int]:
+    def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
         """Return the indices of the prompts that finished at this step."""
         return [
-            row for row, texts in zip(rows.tolist(), pieces.tolist(), strict=True) if all(map(self._is_done, texts))
+            row for row, texts in zip(rows.tolist(), tokens.tolist(), strict=True) if all(map(self._is_done, texts))
         ]
 
     def _is_done(self, ids: Sequence[int]) -> bool:

@@ -98,9 +98,9 @@ class ForbiddenTexts:
         self.words = [_ForbiddenWord(" ".join(text.split()), self.surfaces) for text in texts]
         self.reach = max(len(word.content) for word in self.words) + _LONGEST_CHARACTER
 
-    def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
+    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         """Set the logits of tokens that would complete a forbidden text to -inf."""
-        for row, hypotheses in enumerate(pieces[..., -self.reach :].tolist()):
+        for row, hypotheses in enumerate(tokens[..., -self.reach :].tolist()):
             for beam, newest in enumerate(hypotheses):
                 written = b"".join(self.surfaces[token] for token in newest)
                 for word in self.words:

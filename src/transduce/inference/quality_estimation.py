@@ -210,7 +210,7 @@ def find_quality_warnings(
     unread: str = "",
     glossary: Glossary | None = None,
 ) -> tuple[QualityWarning, ...]:
-    """Return the quality warnings about a translation's best alternative, in the order of `DOUBT_KINDS`.
+    """Return the quality warnings about a translation's best alternative, in the order of `WARNING_KINDS`.
 
     Args:
         translation: the output of a translator, or a given text with the model's scores.

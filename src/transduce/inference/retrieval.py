@@ -205,9 +205,9 @@ class RetrievalScorer:
         """Wrap the scorer of a model at the start of a batch."""
         self._scorer, self._neighbours = scorer, neighbours
 
-    def step(self, pieces: Tensor) -> Tensor:
+    def step(self, tokens: Tensor) -> Tensor:
         """Append the newest tokens (B, W) and return the log-probabilities of the next token, (B, W, V)."""
-        logits = self._scorer.step(pieces).float()
+        logits = self._scorer.step(tokens).float()
         return self._neighbours.interpolate(self._scorer.states.float(), logits - log_sum_exp(logits))
 
     def reorder(self, parents: Tensor) -> None:

@@ -44,7 +44,7 @@ class TransformerScorer:
     """
 
     def __init__(
-        self, model: EncoderDecoder, source_ids: Tensor, *, attentive: bool = False, all_pieces: bool = False
+        self, model: EncoderDecoder, source_ids: Tensor, *, attentive: bool = False, all_tokens: bool = False
     ) -> None:
         """Encode source token ids (B, S).
 
@@ -63,19 +63,19 @@ class TransformerScorer:
         self._logits: Callable[[Tensor], tuple[Tensor, Tensor]] | None = getattr(self.state, "step_to_logits", None)
         self.states = torch.empty(0)
         config = model.config
-        self.never_written = [] if all_pieces else config.never_written
+        self.never_written = [] if all_tokens else config.never_written
         self.trace = AttentionTrace() if attentive else None
         # Padding and end symbols, which coverage must not count as untranslated, (B, S).
         self._wordless = (source_ids == config.pad_id) | (source_ids == config.eos_id) if attentive else None
 
-    def step(self, pieces: Tensor) -> Tensor:
+    def step(self, tokens: Tensor) -> Tensor:
         """Append the newest tokens (B, W) and return the logits of the next token, (B, W, V)."""
         if self.trace is not None:
             self.trace = AttentionTrace()
         if self._logits is not None:
-            self.states, logits = self._logits(pieces)
+            self.states, logits = self._logits(tokens)
         else:
-            self.states = self.state.step(pieces, trace=self.trace)
+            self.states = self.state.step(tokens, trace=self.trace)
             logits = self._project(self.states)
         for token in self.never_written:
             logits.select(-1, token).fill_(float("-inf"))
@@ -129,12 +129,12 @@ class ContinuingScorer:
         self.state = self._read()
         self.has_begun = False
 
-    def step(self, pieces: Tensor) -> Tensor:
+    def step(self, tokens: Tensor) -> Tensor:
         """Append the newest tokens (B, W) and return the logits of the next token, (B, W, V).
 
         The first call ignores its argument, because the prompts are already in the state.
         """
-        newest = pieces.reshape(-1, 1)  # (N, 1)
+        newest = tokens.reshape(-1, 1)  # (N, 1)
         if self.has_begun:
             for text, token in zip(self.texts, newest[:, 0].tolist(), strict=True):
                 text.append(token)

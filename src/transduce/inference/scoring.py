@@ -23,7 +23,7 @@ from transduce.search.rules import GenerateSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 
-MOST_PIECES = 1024  # maximum tokens of a side; attention over more would take too much memory
+MAX_TOKENS = 1024  # maximum tokens of a side; attention over more would take too much memory
 _BATCH_TOKENS = 4096
 # Logits computed at a time: few enough for a CPU's cache, but with enough rows for each pass over the weights.
 _CHUNK_ELEMENTS, _FEWEST_ROWS, _CHUNK_ELEMENTS_OF_GPU = 1 << 19, 32, 1 << 24
@@ -45,7 +45,7 @@ class Score(msgspec.Struct, frozen=True):
     """The source text."""
     target: str
     """The scored translation."""
-    pieces: tuple[str, ...]
+    tokens: tuple[str, ...]
     """The target's tokens, without the end symbol."""
     piece_log_probabilities: tuple[float, ...]
     """Log-probability of each token and of the end symbol, in nats."""
@@ -60,7 +60,7 @@ class Score(msgspec.Struct, frozen=True):
 
 def as_translation(score: Score) -> Translation:
     """Return a scored target as a translation, as if search had found it."""
-    alternative = Alternative(score.target, score.pieces, score.piece_log_probabilities, score.score, ended=True)
+    alternative = Alternative(score.target, score.tokens, score.piece_log_probabilities, score.score, ended=True)
     return Translation(score.source, (alternative,))
 
 
@@ -115,7 +115,7 @@ def score_translations(
         Score(
             source=source,
             target=target,
-            pieces=tuple(tokenizer.target.pieces(ids[:-1])),
+            tokens=tuple(tokenizer.target.pieces(ids[:-1])),
             piece_log_probabilities=values[number],
             score=sum(values[number]) / divisor(len(ids), alpha),
         )
@@ -163,9 +163,9 @@ def _check_uncut(rows: Sequence[Sequence[int]], longest: int | None) -> None:
 
 def _check_lengths(side: Literal["source", "target"], rows: Sequence[Sequence[int]]) -> None:
     for number, ids in enumerate(rows, 1):
-        if len(ids) > MOST_PIECES:
+        if len(ids) > MAX_TOKENS:
             raise TooLongError(
-                f"A {side} must have at most {MOST_PIECES} tokens to be scored, but number {number} has {len(ids):,}: "
+                f"A {side} must have at most {MAX_TOKENS} tokens to be scored, but number {number} has {len(ids):,}: "
                 "split it into sentences.",
                 side,
                 number,

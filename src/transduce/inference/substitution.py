@@ -16,7 +16,7 @@ import msgspec
 
 from transduce.inference.batching import Part
 from transduce.inference.quality_estimation import has_new_faults
-from transduce.inference.scoring import MOST_PIECES, Score, as_translation
+from transduce.inference.scoring import MAX_TOKENS, Score, as_translation
 from transduce.inference.spans import OcclusionRequest, Scoring, score_pairs, word_losses, word_spans
 from transduce.inference.translation import Alternative, Translation
 from transduce.search.settings import SearchSettings
@@ -37,7 +37,7 @@ from transduce.text.word_spans import Span
 MIN_LOSS_NATS = 1.0
 # Share of the strongest word's loss: neighbors that lose as much may belong to the term's translation.
 _NEIGHBOURS_SHARE = 0.5
-_OF_ONE_PIECE = 0.999
+_SINGLE_TOKEN = 0.999
 """Minimum share of the strongest loss for characters that belong to the same token."""
 _MOST_PARTS = 20  # candidate spans tried in a script without spaces
 _MOST_FORMS = 8  # target forms of a term that are tried
@@ -53,7 +53,7 @@ class TermModel(NamedTuple):
     """Scores pairs, with the length penalty of the search."""
     translate: Callable[[Sequence[str]], list[Translation]]
     """Translates texts without a glossary; used to translate terms on their own."""
-    most_pieces: int = MOST_PIECES
+    max_tokens: int = MAX_TOKENS
     """Maximum number of tokens in a translation that the model can score."""
 
 
@@ -93,8 +93,8 @@ def insert_terms(
         glossary: the glossary.
         search: the search settings; length limits and forbidden texts apply to the results, too.
         model: the model that made the translations.
-        fewest_nats: minimum loss of a word that stands for a term. Below `FEWEST_NATS`, other words must lose less than
-            half as much.
+        fewest_nats: minimum loss of a word that stands for a term. Below `MIN_LOSS_NATS`, other words must lose less
+            than half as much.
 
     Returns:
         Changed translations by key: the alternatives that have their terms, in the order of the search. Their order is
@@ -105,10 +105,10 @@ def insert_terms(
     drafts = [
         Draft(part, alternative)
         for part in parts
-        if part.key in found and not part.prefix and not part.phrases and len(part.ids) <= MOST_PIECES
+        if part.key in found and not part.prefix and not part.phrases and len(part.ids) <= MAX_TOKENS
         for alternative in found[part.key].alternatives
         if alternative.ended
-        and len(alternative.pieces) < model.most_pieces // 2
+        and len(alternative.pieces) < model.max_tokens // 2
         and glossary.missing(part.text, alternative.text)
     ]
     changed = substitute([(draft.part.text, draft.alternative.text) for draft in drafts], glossary, model, min_loss)
@@ -130,7 +130,7 @@ def insert_terms(
 
 def _is_allowed(changed: Score, search: SearchSettings) -> bool:
     """Return whether a changed translation obeys the length limits and contains no forbidden text."""
-    num_tokens = len(changed.pieces)
+    num_tokens = len(changed.tokens)
     fits = num_tokens >= search.min_length and (search.max_length is None or num_tokens < search.max_length)
     return fits and not any(contains_phrase(changed.target, forbidden) for forbidden in search.forbidden)
 
@@ -152,7 +152,7 @@ def substitute(
         pairs: sources and their translations.
         glossary: the glossary.
         model: the model that made the translations.
-        fewest_nats: minimum loss of a word that stands for a term, as in `put_terms`.
+        fewest_nats: minimum loss of a word that stands for a term, as in `insert_terms`.
     """
     positions = _find_positions(pairs, glossary, model, min_loss)
     variants = [
@@ -230,7 +230,7 @@ def _best_position(
     strongest = max(losses)
     start = end = losses.index(strongest)
     while (
-        end + 1 < len(words) and words[end].end == words[end + 1].start and losses[end + 1] > _OF_ONE_PIECE * strongest
+        end + 1 < len(words) and words[end].end == words[end + 1].start and losses[end + 1] > _SINGLE_TOKEN * strongest
     ):
         end += 1  # characters of one token, in a script without spaces
     first, last, enough = start, end, max(min(MIN_LOSS_NATS, strongest), strongest * _NEIGHBOURS_SHARE)

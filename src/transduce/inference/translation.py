@@ -28,11 +28,11 @@ class GrowingText:
         self.vocabulary = vocabulary
         self.shown = ""
 
-    def grow(self, pieces: Tensor) -> str:
+    def grow(self, tokens: Tensor) -> str:
         """Return the text that became final with these hypotheses (W, t); it may be empty."""
-        same = (pieces == pieces[:1]).all(dim=0) & (pieces[0] != self.vocabulary.eos_id)  # (t,)
+        same = (tokens == tokens[:1]).all(dim=0) & (tokens[0] != self.vocabulary.eos_id)  # (t,)
         certain = int(same.cumprod(dim=0).sum())
-        text = self.vocabulary.decode(pieces[0, :certain].tolist()).rstrip(_UNFINISHED)
+        text = self.vocabulary.decode(tokens[0, :certain].tolist()).rstrip(_UNFINISHED)
         if not text.startswith(self.shown):
             return ""
         return self._show(text)

@@ -40,7 +40,7 @@ from transduce.inference.glossary_search import (
 )
 from transduce.inference.phrases import tokenize_prefix
 from transduce.inference.retrieval import NeighborIndex
-from transduce.inference.scoring import MOST_PIECES, Score, score_translations
+from transduce.inference.scoring import MAX_TOKENS, Score, score_translations
 from transduce.inference.spans import Scoring, align_spans, as_translations
 from transduce.inference.substitution import TermModel
 from transduce.inference.translation import GrowingText, Translation, empty_alternative, translation_from_hypotheses
@@ -118,7 +118,7 @@ class Translator:
     @property
     def max_scored_tokens(self) -> int:
         """The maximum number of tokens in a text that can be scored."""
-        return min(MOST_PIECES, max_model_positions(self.models))
+        return min(MAX_TOKENS, max_model_positions(self.models))
 
     @property
     def precision(self) -> str:

@@ -19,7 +19,7 @@ import torch
 
 from transduce.errors import TransduceError
 from transduce.inference.batching import pad
-from transduce.inference.scoring import MOST_PIECES
+from transduce.inference.scoring import MAX_TOKENS
 from transduce.inference.translator import Translator
 from transduce.model.attention import AttentionTrace
 from transduce.text.vocabulary import Vocabulary
@@ -200,9 +200,9 @@ def word_maps(translator: Translator, pairs: Iterable[WordPair]) -> Iterator[Wor
         source = _side(tokenizer.source, pair.source, pair.source_words, cut=pair.cut_source)
         target = _side(tokenizer.target, pair.target, pair.target_words, cut=pair.cut_target)
         for side, text in ((source, pair.source), (target, pair.target)):
-            if len(side.ids) > MOST_PIECES:
+            if len(side.ids) > MAX_TOKENS:
                 raise TransduceError(
-                    f"A text must have at most {MOST_PIECES:,} pieces for its words to be linked, but "
+                    f"A text must have at most {MAX_TOKENS:,} pieces for its words to be linked, but "
                     f"“{text[:_SHOWN]}…” has {len(side.ids):,}: cut it into sentences."
                 )
         longest_source, longest_target = max(longest_source, len(source.ids)), max(longest_target, len(target.ids))

@@ -189,34 +189,34 @@ def _mix_heads(memory: Weights) -> Weights:
     return np.asarray(mixed, dtype=np.float32)
 
 
-def group_words(pieces: Sequence[str]) -> tuple[tuple[str, ...], list[list[int]]]:
+def group_words(tokens: Sequence[str]) -> tuple[tuple[str, ...], list[list[int]]]:
     """Words, and the numbers of the pieces of each.
 
     A word begins at a piece with ▁. In a script without spaces every piece is a word, and so is a character that is
     spelt in bytes. A ▁ with no word after it is left out.
     """
     groups: list[list[int]] = []
-    for number, piece in enumerate(pieces):
-        begins = number == 0 or _begins_word(pieces[number - 1], piece)
+    for number, piece in enumerate(tokens):
+        begins = number == 0 or _begins_word(tokens[number - 1], piece)
         if begins:
             groups.append([number])
         else:
             groups[-1].append(number)
-    spelt = [(_spell([pieces[number] for number in group]), group) for group in groups]
+    spelt = [(_spell([tokens[number] for number in group]), group) for group in groups]
     return tuple(word for word, _ in spelt if word), [group for word, group in spelt if word]
 
 
-def _begins_word(before: str, piece: str) -> bool:
-    byte = byte_of(piece)
+def _begins_word(before: str, token: str) -> bool:
+    byte = byte_of(token)
     if byte is not None:
         return byte >= 0xC0  # a byte from 0x80 to 0xBF goes on with a character, one below is of an alphabet
-    return piece.startswith("▁") or bool(unspaced_characters(before + piece)) or byte_of(before) is not None
+    return token.startswith("▁") or bool(unspaced_characters(before + token)) or byte_of(before) is not None
 
 
-def _spell(pieces: Sequence[str]) -> str:
+def _spell(tokens: Sequence[str]) -> str:
     """The text of a word's pieces."""
     content = b""
-    for piece in pieces:
+    for piece in tokens:
         byte = byte_of(piece)
         content += piece.encode() if byte is None else bytes([byte])
     return content.decode("utf-8", "replace").removeprefix("▁")

@@ -51,7 +51,7 @@ class _Reading(NamedTuple):
 
     weights: npt.NDArray[np.float32]
     """Self-attention of every layer and head, (N, H, T, T)."""
-    pieces: list[str]
+    tokens: list[str]
     """Of the sentence alone."""
     first: int
     """The place of the first of them among the T."""
@@ -241,10 +241,10 @@ def _read_framed(filler: Filler, sentence: str) -> _Reading:
     return _Reading(stack_layers(trace.encoder), vocabulary.token_texts(ids), 1, left_to_right=False)
 
 
-def _check_length(pieces: int, most: int) -> None:
-    if pieces > most:
+def _check_length(tokens: int, most: int) -> None:
+    if tokens > most:
         raise TransduceError(
-            f"The model sees {most} pieces at a time, but this sentence has {pieces}: give a shorter one."
+            f"The model sees {most} pieces at a time, but this sentence has {tokens}: give a shorter one."
         )
 
 
@@ -253,9 +253,9 @@ def _between_words(reading: _Reading, spans: Sequence[Span], sentence: str, pron
 
     A piece that spells parts of several words is shared between them by its characters.
     """
-    shared = overlap(spans, token_spans(reading.pieces, sentence)).astype(np.float64)  # (W, pieces)
+    shared = overlap(spans, token_spans(reading.tokens, sentence)).astype(np.float64)  # (W, pieces)
     to_words = shared / np.maximum(shared.sum(axis=0), 1.0)
     own = shared[pronoun] / max(1.0, shared[pronoun].sum())  # (pieces,)
-    last = reading.first + len(reading.pieces)
+    last = reading.first + len(reading.tokens)
     maps = reading.weights[:, :, reading.first : last, reading.first : last].astype(np.float64)
     return np.asarray(np.einsum("q,nhqk,wk->nhw", own, maps, to_words))

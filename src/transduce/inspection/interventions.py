@@ -94,7 +94,7 @@ def intervene(
     # Where heads are off machine code steps aside, whose rounding is another: so it does for what is compared.
     with heads_off(translator.transformer, change.heads_off, but_kept=True):
         before = _search(translator, source, search, observer=observer)
-    prefix, forbidden = _changed_pieces(translator, change, before)
+    prefix, forbidden = _changed_tokens(translator, change, before)
     changed_source = source if change.source is None else change.source
     with heads_off(translator.transformer, change.heads_off):
         after = _search(translator, changed_source, search, prefix=prefix, forbidden=forbidden, observer=observer)
@@ -180,7 +180,7 @@ def _attention_of(model: Transformer, head: Head) -> MultiHeadAttention:
 # --- pieces ------------------------------------------------------------------------------------------------------
 
 
-def _changed_pieces(
+def _changed_tokens(
     translator: Translator, change: Intervention, before: Hypothesis
 ) -> tuple[list[int], dict[int, list[int]]]:
     """What the new translation begins with, and which pieces it may not have at which place."""
@@ -194,15 +194,15 @@ def _changed_pieces(
         )
     prefix = list(before.ids[: change.step])
     if change.force is not None:
-        return [*prefix, _piece_id(translator, change.force)], {}
-    return prefix, {change.step: [_piece_id(translator, piece) for piece in change.forbid]}
+        return [*prefix, _token_id(translator, change.force)], {}
+    return prefix, {change.step: [_token_id(translator, piece) for piece in change.forbid]}
 
 
-def _piece_id(translator: Translator, piece: str) -> int:
+def _token_id(translator: Translator, token: str) -> int:
     vocabulary = translator.tokenizer.target
-    id = vocabulary.id(piece)
-    if vocabulary.piece(id) != piece:
-        raise TransduceError(f"The vocabulary has no piece `{piece}`: name one as it spells it (▁ stands for a space).")
+    id = vocabulary.id(token)
+    if vocabulary.piece(id) != token:
+        raise TransduceError(f"The vocabulary has no piece `{token}`: name one as it spells it (▁ stands for a space).")
     return id
 
 
@@ -212,9 +212,9 @@ class ForbidAt:
     def __init__(self, forbidden: dict[int, list[int]]) -> None:
         self.forbidden = forbidden
 
-    def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
+    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         """Sets their logits to minus infinity."""
-        logits[..., self.forbidden.get(pieces.shape[-1], [])] = float("-inf")
+        logits[..., self.forbidden.get(tokens.shape[-1], [])] = float("-inf")
         return logits
 
 

@@ -244,9 +244,9 @@ def _plot_heat_map(figure: Any, axes: Any, panel: HeatMap, *, with_bar: bool) ->
         figure.colorbar(picture, ax=axes, shrink=0.9)
 
 
-def _visible(piece: str) -> str:
+def _visible(token: str) -> str:
     """A piece as it can be read: many fonts draw the mark of a space as a heavy block, and a $ begins a formula."""
-    return piece.replace("▁", "_").replace("$", r"\$")
+    return token.replace("▁", "_").replace("$", r"\$")
 
 
 def _font_families(chart: Chart) -> list[str]:

@@ -43,7 +43,7 @@ class ExportedModel(Protocol):
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
         """What the model gives each target's pieces and, after them, the end symbol, in nats."""
 
-    def translate(self, sources: Ids, most_pieces: int) -> list[list[int]]:
+    def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
         """The pieces that greedy search finds, at most so many; padding and the start symbol are never chosen."""
 
 

@@ -62,7 +62,7 @@ class FoundVectors(NamedTuple):
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     """How much of a vocabulary has got a vector."""
 
-    pieces: int
+    tokens: int
     """Pieces of the vocabulary that could have one."""
     found: int
     words_in_file: int
@@ -71,11 +71,11 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def share(self) -> float:
         """From 0 to 1."""
-        return self.found / max(1, self.pieces)
+        return self.found / max(1, self.tokens)
 
     def __str__(self) -> str:
         return (
-            f"{self.found:,} of {self.pieces:,} pieces ({self.share:.1%}) have one of the "
+            f"{self.found:,} of {self.tokens:,} pieces ({self.share:.1%}) have one of the "
             f"{self.words_in_file:,} vectors of {self.width} numbers"
         )
 
@@ -120,10 +120,10 @@ def find_vectors(vocabulary: Vocabulary, path: str | Path, width: int) -> FoundV
         for row, order in wanted.get(word, ()):
             if row not in best or order < best[row][0]:
                 best[row] = (order, vector)
-    pieces = len({row for rows in wanted.values() for row, _ in rows})
+    tokens = len({row for rows in wanted.values() for row, _ in rows})
     rows = sorted(best)
     vectors = np.stack([best[row][1] for row in rows]) if rows else np.zeros((0, width), np.float32)
-    coverage = Coverage(pieces=pieces, found=len(rows), words_in_file=words, width=width)
+    coverage = Coverage(tokens=tokens, found=len(rows), words_in_file=words, width=width)
     return FoundVectors(torch.tensor(rows, dtype=torch.int64), torch.from_numpy(vectors), coverage)
 
 
@@ -167,9 +167,9 @@ def _rows_by_spelling(vocabulary: Vocabulary) -> dict[str, list[tuple[int, int]]
     wanted: dict[str, list[tuple[int, int]]] = {}
     silent = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id}
     for row in (row for row in range(vocabulary.size) if row not in silent):
-        piece = vocabulary.piece(row)
-        word = piece.removeprefix(_SPACE)
-        for order, spelling in enumerate(dict.fromkeys((piece, word, word.lower()))):
+        token = vocabulary.piece(row)
+        word = token.removeprefix(_SPACE)
+        for order, spelling in enumerate(dict.fromkeys((token, word, word.lower()))):
             if spelling:
                 wanted.setdefault(spelling, []).append((row, order))
     return wanted

@@ -304,11 +304,11 @@ class FlatState:
         self.scale = 1.0 / math.sqrt(self.width)
         self.nothing = memory.new_zeros(1)
 
-    def step(self, pieces: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
+    def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
         """The last layer after each hypothesis' newest piece, (B, W) to (B, W, D)."""
         if trace is not None:
             raise ValueError("attention weights are not kept here: use the model's own state")
-        ids, model = self.slots.to_slots(pieces), self.model
+        ids, model = self.slots.to_slots(tokens), self.model
         mask = self.ancestry.extend(ids.shape[1])
         position = torch.full((1,), self.position)
         x = model.target_embedding(ids.flatten()[:, None], model.target_weight, position)[:, 0]  # (B × W, D)

@@ -131,7 +131,7 @@ class TrainingKernels(Protocol):
 
         Args:
             layer: an encoder layer, or a decoder layer if there is a memory.
-            x: the layer's input, (B, T, D), or (1, N, D) for a packed batch; `suits_rows` must hold for it.
+            x: the layer's input, (B, T, D), or (1, N, D) for a packed batch; `supports_rows` must hold for it.
             memory: the encoder's output, (B, S, D) or (1, M, D).
             masks: the mask of self-attention, then, with a memory, the mask of cross-attention.
 
@@ -205,7 +205,7 @@ class TrainingKernels(Protocol):
         Args:
             total: float32, (V, D), contiguous.
             ids: int64, (N,).
-            part: (N, D); `suits_rows` must hold for it.
+            part: (N, D); `supports_rows` must hold for it.
             factor: multiplies each row of `part`.
             frozen_row: the row of `total` that stays unchanged, or None.
         """
@@ -237,7 +237,7 @@ class TrainingKernels(Protocol):
         """Prepare a matrix for multiplication by blocks of at least 8 rows; None if PyTorch is at least as fast."""
 
     def supports_update(self, vectors: UpdatedVectors) -> bool:
-        """Return whether `update_by_adam`, `follow_update` and `take_momentum` support these vectors."""
+        """Return whether `update_by_adam`, `apply_update` and `take_momentum` support these vectors."""
 
     def update_by_adam(
         self, vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamNumbers, kept: float
@@ -276,7 +276,7 @@ class TrainingKernels(Protocol):
         """
 
     def supports_orthogonalization(self, matrices: Sequence[Tensor]) -> bool:
-        """Return whether `make_orthogonal` supports these matrices (R, C) and is faster than PyTorch."""
+        """Return whether `orthogonalize_in_place` supports these matrices (R, C) and is faster than PyTorch."""
 
     def orthogonalize_in_place(
         self, matrices: Sequence[Tensor], polynomials: Polynomials, scale: float, *, by_gram_matrix: bool

@@ -88,7 +88,7 @@ class PromptState:
         last = (self.next_position - 1)[:, None, None].expand(-1, 1, hidden.shape[-1])
         self._after_prompt: Tensor | None = hidden.gather(1, last)  # (B, 1, D)
 
-    def step(self, pieces: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
+    def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
         """Return the last layer after each hypothesis' newest token, (B, W) to (B, W, D).
 
         The first step returns the layer after the prompt and ignores its tokens.
@@ -96,9 +96,9 @@ class PromptState:
         if self._after_prompt is not None:
             hidden, self._after_prompt = self._after_prompt, None
             return hidden
-        width = pieces.shape[1]
+        width = tokens.shape[1]
         hidden = self.model.decode(
-            pieces,
+            tokens,
             mask=self.ancestry.extend(width),
             positions=self.next_position[:, None].expand(-1, width),
             cache=self.cache,

@@ -99,10 +99,10 @@ class Recurrent(VocabularyModel):
         """Return the input of `project`, (B, length, D), for a decoder that reads its own best tokens."""
         memory, memory_mask = self.encode(source_ids)
         cache, outputs = self.new_cache(), list[Tensor]()
-        pieces = torch.full_like(source_ids[:, :1], self.config.start_id)
+        tokens = torch.full_like(source_ids[:, :1], self.config.start_id)
         for _ in range(length):
-            outputs.append(self.decode(pieces, memory, memory_mask, cache=cache))
-            pieces = self.project(outputs[-1].detach()).argmax(dim=-1)
+            outputs.append(self.decode(tokens, memory, memory_mask, cache=cache))
+            tokens = self.project(outputs[-1].detach()).argmax(dim=-1)
         return torch.cat(outputs, dim=1)
 
     def encode(self, source_ids: Tensor, *, trace: AttentionTrace | None = None) -> tuple[Tensor, AttentionMask]:  # noqa: ARG002
@@ -138,7 +138,7 @@ class Recurrent(VocabularyModel):
 
     def step(
         self,
-        pieces: Tensor,
+        tokens: Tensor,
         memory: Tensor,
         memory_mask: AttentionMask,
         cache: RecurrentCache,
@@ -146,8 +146,8 @@ class Recurrent(VocabularyModel):
     ) -> Tensor:
         """Compute one step of W hypotheses of each sentence, (B, W) to (B, W, D)."""
         cache = self._started(cache, memory, memory_mask)
-        x = self.target_embedding(pieces, self.target_weight).flatten(0, 1)[:, None]  # (N, 1, D)
-        return self._run(x, memory, memory_mask, cache, trace).view(*pieces.shape, -1)
+        x = self.target_embedding(tokens, self.target_weight).flatten(0, 1)[:, None]  # (N, 1, D)
+        return self._run(x, memory, memory_mask, cache, trace).view(*tokens.shape, -1)
 
     def _started(self, cache: RecurrentCache, memory: Tensor, mask: AttentionMask) -> RecurrentCache:
         """Return the cache, filled with the state before the first step if it is empty."""
@@ -245,9 +245,9 @@ class RecurrentState:
         self.memory, self.memory_mask = model.encode(source_ids)
         self.cache = model.new_cache()
 
-    def step(self, pieces: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
+    def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
         """Return the input of `project` after each hypothesis' newest token, (B, W) to (B, W, D)."""
-        return self.model.step(pieces, self.memory, self.memory_mask, self.cache, trace)
+        return self.model.step(tokens, self.memory, self.memory_mask, self.cache, trace)
 
     def reorder(self, parents: Tensor) -> None:
         """Replace hypothesis w of sentence b by hypothesis parents[b, w]; (B, W)."""

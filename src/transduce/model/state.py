@@ -20,7 +20,7 @@ from transduce.model.masks import AttentionMask, ancestry_mask
 class DecodingState(Protocol):
     """A batch of sentences in the middle of decoding."""
 
-    def step(self, pieces: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
+    def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
         """Return the last layer after each hypothesis' newest token, (B, W) to (B, W, D), for `project`.
 
         At the first step there is one hypothesis for each sentence, and its token is the start symbol.
@@ -93,15 +93,15 @@ class MemoryState:
         self.position = 0
         self.ancestry = Ancestry(torch.zeros(len(source_ids), 0, dtype=torch.bool, device=source_ids.device))
 
-    def step(self, pieces: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
+    def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
         """Return the last layer after each hypothesis' newest token, (B, W) to (B, W, D)."""
-        width = pieces.shape[1]
+        width = tokens.shape[1]
         hidden = self.model.decode(
-            pieces,
+            tokens,
             self.memory,
             self.memory_mask,
             mask=self.ancestry.extend(width),
-            positions=torch.full((width,), self.position, device=pieces.device),
+            positions=torch.full((width,), self.position, device=tokens.device),
             end=self.position + 1,
             cache=self.cache,
             trace=trace,
@@ -148,7 +148,7 @@ class SearchBounds(NamedTuple):
 class FoundHypothesis(NamedTuple):
     """What was found."""
 
-    pieces: Tensor | NDArray[Any]
+    tokens: Tensor | NDArray[Any]
     """With the end symbol, where it ended, (t,)."""
     log_probabilities: Tensor | NDArray[Any]
     """Of each piece, (t,)."""

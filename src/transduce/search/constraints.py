@@ -49,18 +49,18 @@ class PhraseMatcher:
         self._next: dict[tuple[Progress, int], Progress] = {}
         self._missing: dict[Progress, int] = {}
 
-    def next(self, progress: Progress, piece: int) -> Progress:
+    def next(self, progress: Progress, token: int) -> Progress:
         """Return the progress after one more token."""
-        cached = self._next.get((progress, piece))
+        cached = self._next.get((progress, token))
         if cached is None:
-            cached = self._next[progress, piece] = self._follow(progress, piece)
+            cached = self._next[progress, token] = self._follow(progress, token)
         return cached
 
-    def _follow(self, progress: Progress, piece: int) -> Progress:
-        read = (*progress.tail, piece)
-        before = progress.unmet | (progress.closing if piece in self.edges.continuing else frozenset())
+    def _follow(self, progress: Progress, token: int) -> Progress:
+        read = (*progress.tail, token)
+        before = progress.unmet | (progress.closing if token in self.edges.continuing else frozenset())
         met = {n for n, spelling in self._spellings(before) if read[-len(spelling) :] == spelling}
-        unmet, closing = before - met, frozenset(met if piece in self.edges.within else ())
+        unmet, closing = before - met, frozenset(met if token in self.edges.within else ())
         begun = [spelling for _, spelling in self._spellings(unmet | closing)]
         tails = (read[start:] for start in range(len(read) + 1))
         tail = next(tail for tail in tails if not tail or any(_is_proper_prefix(s, tail) for s in begun))
@@ -143,7 +143,7 @@ class ConstrainedSelection:
     def _select(self, step: Step, sentence: int, choice: Choice) -> None:
         """Overwrite the choice for one sentence and store the progress of its live hypotheses."""
         candidates = self._candidates(step, sentence, choice)
-        options = list(self._options(candidates, sentence, step.pieces.shape[-1] + 1))
+        options = list(self._options(candidates, sentence, step.tokens.shape[-1] + 1))
         stages: dict[int, list[_Option]] = {}
         for option in sorted(options, key=lambda option: -option.total):
             stages.setdefault(self.matchers[sentence].missing(option.progress), []).append(option)
@@ -164,13 +164,13 @@ class ConstrainedSelection:
         best = step.logits[0].argmax(dim=-1).tolist()
         pairs = dict.fromkeys(enumerate(best))
         for each in choice:
-            pairs |= dict.fromkeys(zip(each.parents[0].tolist(), each.pieces[0].tolist(), strict=True))
+            pairs |= dict.fromkeys(zip(each.parents[0].tolist(), each.tokens[0].tolist(), strict=True))
         matcher = self.matchers[sentence]
         for parent, progress in enumerate(self.progress[sentence]):
             wanted = sorted(matcher.wanted(progress)) if progress.unmet else [self.eos_id]
             pairs |= dict.fromkeys((parent, piece) for piece in wanted)
-        parents, pieces = torch.tensor(list(pairs), device=step.logits.device).t()[:, None]  # (1, n) each
-        return score_candidates(step, parents, pieces)
+        parents, tokens = torch.tensor(list(pairs), device=step.logits.device).t()[:, None]  # (1, n) each
+        return score_candidates(step, parents, tokens)
 
     def _options(self, candidates: Candidates, sentence: int, length: int) -> Iterator[_Option]:
         """Yield the candidates after which all phrases and the end symbol still fit."""
@@ -275,12 +275,12 @@ class BalancedBrackets:
                 self.spelling[row, word_index, : len(word)] = torch.tensor(word)
                 self.spelling_lengths[row, word_index] = len(word)
 
-    def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:
+    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
         """Set the logits of tokens that cannot follow to minus infinity; hypotheses that have ended stay unchanged."""
         device = logits.device
         closes, opens, writes = self.kinds.to(device)  # (K,) each
         kind_of = self.kind_of.to(device)
-        closed, opened, written = (each[kind_of[pieces]] for each in (closes, opens, writes))  # (B, W, t)
+        closed, opened, written = (each[kind_of[tokens]] for each in (closes, opens, writes))  # (B, W, t)
         words = self.words.to(device)[rows][:, None, None]
         depth = (opened - closed).sum(-1)[..., None]  # (B, W, 1)
         words_left = words - written.sum(-1)[..., None]  # (B, W, 1)
@@ -301,7 +301,7 @@ class BalancedBrackets:
         allowed = follows.index_select(-1, kind_of)  # (B, W, V)
         self._spell(allowed, written, rows)
         allowed[..., self.eos_id] = (started & (depth == 0) & (words_left == 0))[..., 0]
-        ended = (pieces == self.eos_id).any(-1)
+        ended = (tokens == self.eos_id).any(-1)
         return logits.masked_fill_(~(allowed | ended[..., None]), _NEVER)
 
     def _spell(self, allowed: Tensor, words_written: Tensor, rows: Tensor) -> None:

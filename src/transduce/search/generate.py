@@ -25,9 +25,9 @@ class LogProbabilities:
     def __init__(self, scorer: Scorer) -> None:
         self.scorer = scorer
 
-    def step(self, pieces: Tensor) -> Tensor:
+    def step(self, tokens: Tensor) -> Tensor:
         """Return the log-probabilities of the next token, (B, W, V)."""
-        return self.scorer.step(pieces).float().log_softmax(dim=-1)
+        return self.scorer.step(tokens).float().log_softmax(dim=-1)
 
     def reorder(self, parents: Tensor) -> None:
         """Replace hypothesis w of sentence b by its parent, hypothesis parents[b, w]."""
@@ -91,7 +91,7 @@ class GenerateSearch(BeamSearch):
         for beam in range(self.scores.shape[1]):
             group, rank = divmod(beam, size)
             if rank < size - self._ended_now[row][group] and float(self.scores[row, beam]) > NEVER:
-                history = (self.pieces[row, beam].tolist(), self.log_probabilities[row, beam].tolist())
+                history = (self.tokens[row, beam].tolist(), self.log_probabilities[row, beam].tolist())
                 self._finish(row, beam, group, history, ended=False)
 
     def _undecided(self) -> list[int]:

@@ -82,7 +82,7 @@ class GreedySearch:
         self.ended = torch.zeros(sentences, width, dtype=torch.bool, device=device)  # (B, W)
         self.rows = torch.arange(sentences, device=device)  # (B,), the sentence's index in the input
         self.newest = torch.full((sentences, 1), bounds.start_id, dtype=torch.int64, device=device)
-        self.pieces = torch.empty(sentences, width, 0, dtype=torch.int64, device=device)  # (B, W, t)
+        self.tokens = torch.empty(sentences, width, 0, dtype=torch.int64, device=device)  # (B, W, t)
         self.log_probabilities = torch.empty(sentences, width, 0, device=device)  # (B, W, t)
         self._found: list[list[Hypothesis]] = [[] for _ in range(sentences)]
 
@@ -97,25 +97,25 @@ class GreedySearch:
         self.ended = self.ended | (newest == self.eos_id)
         if self.rules:  # rules may leave no token at all
             self.ended = self.ended | log_probabilities.isneginf()
-        if self.pieces.shape[-1] < self.shortest_limit and not self.ended.any():
+        if self.tokens.shape[-1] < self.shortest_limit and not self.ended.any():
             return
-        self._leave(self.ended.all(dim=-1) | (self.longest <= self.pieces.shape[-1]))
+        self._leave(self.ended.all(dim=-1) | (self.longest <= self.tokens.shape[-1]))
 
     def _next(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return each hypothesis's next token and its log-probability by the model alone, without the rules."""
         if not self.rules and self.choose is take_argmax:
-            values, pieces, normalizer = top_tokens_and_log_sum_exp(logits, 1)  # (B, W, 1) each
-            return pieces[..., 0], (values - normalizer)[..., 0]
+            values, tokens, normalizer = top_tokens_and_log_sum_exp(logits, 1)  # (B, W, 1) each
+            return tokens[..., 0], (values - normalizer)[..., 0]
         normalizer = log_sum_exp(logits)
         for rule in self.rules:
-            logits = rule.apply(logits, self.pieces, self.rows)
+            logits = rule.apply(logits, self.tokens, self.rows)
         newest = self.choose(logits, self.rows)
         return newest, (logits.gather(-1, newest[..., None]) - normalizer)[..., 0]
 
     def hypotheses(self) -> Tensor:
         """Return the hypotheses so far, padded with end symbols after their end, (B, W, t)."""
-        ended = (self.pieces == self.eos_id).cummax(dim=-1).values
-        return self.pieces.masked_fill(ended, self.eos_id)
+        ended = (self.tokens == self.eos_id).cummax(dim=-1).values
+        return self.tokens.masked_fill(ended, self.eos_id)
 
     def abandon(self, places: Collection[int]) -> None:
         """Remove sentences from the batch with their hypotheses as they are."""
@@ -128,7 +128,7 @@ class GreedySearch:
 
     def _extend(self, newest: Tensor, log_probabilities: Tensor) -> None:
         self.newest = newest
-        self.pieces = torch.cat([self.pieces, newest[..., None]], dim=-1)
+        self.tokens = torch.cat([self.tokens, newest[..., None]], dim=-1)
         self.log_probabilities = torch.cat([self.log_probabilities, log_probabilities[..., None]], dim=-1)
 
     def _leave(self, leaving: Tensor) -> None:
@@ -137,30 +137,30 @@ class GreedySearch:
             return
         rows = leaving.nonzero().flatten()
         # One transfer for all, since each one stalls a GPU.
-        histories = zip(self.pieces[rows].tolist(), self.log_probabilities[rows].tolist(), strict=True)
+        histories = zip(self.tokens[rows].tolist(), self.log_probabilities[rows].tolist(), strict=True)
         for sentence, history in zip(self.rows[rows].tolist(), histories, strict=True):
             self._found[sentence] = [self._hypothesis(*hypothesis) for hypothesis in zip(*history, strict=True)]
         staying = (~leaving).nonzero().flatten()
         self.scorer.keep_sentences(staying)
         self.rows, self.longest, self.newest = self.rows[staying], self.longest[staying], self.newest[staying]
-        self.pieces, self.log_probabilities = self.pieces[staying], self.log_probabilities[staying]
+        self.tokens, self.log_probabilities = self.tokens[staying], self.log_probabilities[staying]
         self.ended = self.ended[staying]
 
-    def _hypothesis(self, pieces: list[int], log_probabilities: list[float]) -> Hypothesis:
+    def _hypothesis(self, tokens: list[int], log_probabilities: list[float]) -> Hypothesis:
         """Return the hypothesis up to and including its first end symbol, or up to a token that rules forbid.
 
         A forbidden token is chosen if rules forbid all tokens.
         """
-        steps = enumerate(zip(pieces, log_probabilities, strict=True))
+        steps = enumerate(zip(tokens, log_probabilities, strict=True))
         last = next((n for n, (piece, value) in steps if piece == self.eos_id or value == -math.inf), None)
         ended = last is not None and log_probabilities[last] != -math.inf
-        length = len(pieces) if last is None else last + ended
-        trimmed = pieces[:length], log_probabilities[:length]
+        length = len(tokens) if last is None else last + ended
+        trimmed = tokens[:length], log_probabilities[:length]
         return make_hypothesis(*trimmed, ended=ended, alpha=self.alpha, divisor=self.divisor)
 
 
 def make_hypothesis(
-    pieces: Sequence[int],
+    tokens: Sequence[int],
     log_probabilities: Sequence[float],
     *,
     ended: bool,
@@ -173,8 +173,8 @@ def make_hypothesis(
     Its score is the sum of the log-probabilities divided by the length penalty, plus `penalty`, in nats.
     """
     return Hypothesis(
-        ids=tuple(pieces[:-1] if ended else pieces),
+        ids=tuple(tokens[:-1] if ended else tokens),
         piece_log_probabilities=tuple(log_probabilities),
-        score=sum(log_probabilities) / divisor(len(pieces), alpha) + penalty,
+        score=sum(log_probabilities) / divisor(len(tokens), alpha) + penalty,
         ended=ended,
     )

@@ -18,7 +18,7 @@ _NEVER = float("-inf")
 class Rule(Protocol):
     """An interface of objects that change the logits of one step."""
 
-    def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:
+    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
         """Return new or changed logits.
 
         Args:
@@ -34,7 +34,7 @@ class Forbid:
     def __init__(self, ids: Sequence[int]) -> None:
         self.ids = list(ids)
 
-    def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
+    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         """Set the logits of the forbidden tokens to minus infinity."""
         logits[..., self.ids] = _NEVER
         return logits
@@ -47,9 +47,9 @@ class MinimumLength:
         self.length = length
         self.eos_id = eos_id
 
-    def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
+    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         """Forbid the end symbol while hypotheses are too short."""
-        if pieces.shape[-1] < self.length:
+        if tokens.shape[-1] < self.length:
             logits[..., self.eos_id] = _NEVER
         return logits
 
@@ -70,7 +70,7 @@ class ExtraEndTokens:
         self.others = list(others)
         self.summed = summed
 
-    def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
+    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         """Give the end symbol the combined logit of all ends, and forbid the others."""
         ends = logits[..., [self.eos_id, *self.others]]  # (B, W, ends)
         logits[..., self.others] = _NEVER
@@ -84,12 +84,12 @@ class NoRepeatedNgrams:
     def __init__(self, length: int) -> None:
         self.length = length
 
-    def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
+    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         """Forbid every token that would complete an n-gram a second time."""
-        if pieces.shape[-1] < self.length:
+        if tokens.shape[-1] < self.length:
             return logits
-        runs = pieces.unfold(-1, self.length, 1)  # (B, W, t - length + 1, length)
-        begun = pieces[..., pieces.shape[-1] - self.length + 1 :]  # (B, W, length - 1)
+        runs = tokens.unfold(-1, self.length, 1)  # (B, W, t - length + 1, length)
+        begun = tokens[..., tokens.shape[-1] - self.length + 1 :]  # (B, W, length - 1)
         repeats = (runs[..., :-1] == begun[..., None, :]).all(dim=-1)  # (B, W, t - length + 1)
         limits = torch.full_like(repeats, torch.inf, dtype=logits.dtype).masked_fill_(repeats, _NEVER)
         return logits.scatter_reduce_(-1, runs[..., -1], limits, "amin", include_self=True)
@@ -103,19 +103,19 @@ class ForcedPrefix:
         self.longest = max(map(len, self.prefixes), default=0)
         self.rules = rules
 
-    def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:
+    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
         """Within a prefix, forbid every token but the next one of the prefix, which keeps its model score."""
-        position = pieces.shape[-1]
+        position = tokens.shape[-1]
         forced = {}
         for row, sentence in enumerate(rows.tolist() if position < self.longest else ()):
             if position < len(self.prefixes[sentence]):
-                piece = self.prefixes[sentence][position]
-                forced[row] = (piece, logits[row, :, piece].clone())
+                token = self.prefixes[sentence][position]
+                forced[row] = (token, logits[row, :, token].clone())
         for rule in self.rules:
-            logits = rule.apply(logits, pieces, rows)
-        for row, (piece, score) in forced.items():
+            logits = rule.apply(logits, tokens, rows)
+        for row, (token, score) in forced.items():
             logits[row] = _NEVER
-            logits[row, :, piece] = score
+            logits[row, :, token] = score
         return logits
 
 
@@ -169,7 +169,7 @@ def check_ids(settings: GenerateSettings, size: int) -> None:
             )
 
 
-class ForcedPiece:
+class ForcedToken:
     """A rule that forces one token at one position, with probability 1."""
 
     def __init__(self, id: int, place: int | Tensor) -> None:
@@ -177,10 +177,10 @@ class ForcedPiece:
         self.id = id
         self.place = place
 
-    def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:
+    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
         """At the position of the forced token, set its log-probability to 0 and forbid all others."""
         place = self.place[rows] if isinstance(self.place, Tensor) else torch.full_like(rows, self.place)
-        is_here = place == pieces.shape[-1]  # (B,)
+        is_here = place == tokens.shape[-1]  # (B,)
         if bool(is_here.any()):
             forced = torch.full_like(logits, _FORBIDDEN_SCORE)
             forced[..., self.id] = 0.0
@@ -191,7 +191,7 @@ class ForcedPiece:
 class Renormalize:
     """A rule that renormalizes probabilities over the tokens that earlier rules permit."""
 
-    def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
+    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         """Return the log-probabilities of the permitted tokens."""
         return logits.log_softmax(dim=-1)
 
@@ -205,11 +205,11 @@ def generate_rules(settings: GenerateSettings, longest: Tensor, tags: Sequence[i
         tags: tokens that start every translation, such as the tag of its language.
     """
     rules: list[Rule] = [Forbid(settings.forbidden_ids)] if settings.forbidden_ids else []
-    rules += [ForcedPiece(tag, place) for place, tag in enumerate(tags)]
+    rules += [ForcedToken(tag, place) for place, tag in enumerate(tags)]
     if settings.forced_first_id is not None and not tags:
-        rules.append(ForcedPiece(settings.forced_first_id, 0))
+        rules.append(ForcedToken(settings.forced_first_id, 0))
     if settings.forced_last_id is not None:
-        rules.append(ForcedPiece(settings.forced_last_id, longest - 1))
+        rules.append(ForcedToken(settings.forced_last_id, longest - 1))
     if settings.renormalize:
         rules.append(Renormalize())
     return rules

@@ -17,7 +17,7 @@ from transduce.search.coverage import AttentiveScorer
 class Scorer(Protocol):
     """A model during the decoding of a batch, with its KV cache."""
 
-    def step(self, pieces: Tensor) -> Tensor:
+    def step(self, tokens: Tensor) -> Tensor:
         """Return the scores of the next token of each hypothesis.
 
         Args:
@@ -38,7 +38,7 @@ class Scorer(Protocol):
 class Observer(Protocol):
     """A callback after each step, which can end the search for sentences after a timeout or a closed connection."""
 
-    def after_step(self, rows: Tensor, pieces: Tensor) -> Collection[int]:
+    def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
         """Handle a step that leaves sentences to be decoded.
 
         Args:
@@ -142,9 +142,9 @@ class Ensemble:
     def __init__(self, scorers: Sequence[Scorer]) -> None:
         self.scorers = scorers
 
-    def step(self, pieces: Tensor) -> Tensor:
+    def step(self, tokens: Tensor) -> Tensor:
         """Return the logarithm of the mean probability of each next token, float32 (B, W, V)."""
-        each = torch.stack([scorer.step(pieces).float().log_softmax(dim=-1) for scorer in self.scorers])
+        each = torch.stack([scorer.step(tokens).float().log_softmax(dim=-1) for scorer in self.scorers])
         return each.logsumexp(dim=0) - math.log(len(self.scorers))
 
     def reorder(self, parents: Tensor) -> None:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 
 _BLOCK = 64  # tokens
-_LEAST_PIECES = 1024  # smaller vocabularies gain nothing from blocks
+_MIN_TOKENS = 1024  # smaller vocabularies gain nothing from blocks
 
 
 Quadruple = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -105,7 +105,7 @@ def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def _has_blocks(logits: Tensor, count: int) -> bool:
     """Return whether working in blocks is faster."""
-    return logits.device.type == "cpu" and logits.shape[-1] >= max(_LEAST_PIECES, 4 * count * _BLOCK)
+    return logits.device.type == "cpu" and logits.shape[-1] >= max(_MIN_TOKENS, 4 * count * _BLOCK)
 
 
 def log_sum_exp(logits: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class Step:
     """The hypotheses and logits of one step, among whose continuations a selection chooses."""
 
     def __init__(
-        self, logits: Tensor, scores: Tensor, pieces: Tensor, rows: Tensor, normalizer: Tensor | None = None
+        self, logits: Tensor, scores: Tensor, tokens: Tensor, rows: Tensor, normalizer: Tensor | None = None
     ) -> None:
         """Describe a step of B sentences.
 
@@ -142,7 +142,7 @@ class Step:
         """
         self.logits = logits
         self.scores = scores
-        self.pieces = pieces
+        self.tokens = tokens
         self.rows = rows
         self.cached_log_sum_exp = normalizer
 
@@ -155,12 +155,12 @@ class Step:
 
     def of_sentence(self, row: int) -> "Step":
         """Return the step of one sentence."""
-        parts = (self.logits, self.scores, self.pieces, self.rows, self.normalizer)
+        parts = (self.logits, self.scores, self.tokens, self.rows, self.normalizer)
         return Step(*(values[row : row + 1] for values in parts))
 
     def of_hypotheses(self, beams: slice) -> "Step":
         """Return the step of some hypotheses of each sentence."""
-        return Step(self.logits[:, beams], self.scores[:, beams], self.pieces, self.rows, self.normalizer[:, beams])
+        return Step(self.logits[:, beams], self.scores[:, beams], self.tokens, self.rows, self.normalizer[:, beams])
 
 
 class Candidates(NamedTuple):
@@ -168,7 +168,7 @@ class Candidates(NamedTuple):
 
     parents: Tensor
     """The index of the hypothesis that is continued."""
-    pieces: Tensor
+    tokens: Tensor
     """The token that is appended."""
     token_scores: Tensor
     """The token's log-probability."""
@@ -240,7 +240,7 @@ class DiverseSelection:
                 beams = slice(group * self.group_size, (group + 1) * self.group_size)
             candidates = best_candidates(step.of_hypotheses(beams), 2 * self.group_size, taken[:, None] * self.penalty)
             choice = split(_fill(candidates, 2 * self.group_size), self.eos_id, self.group_size)
-            taken.scatter_add_(1, choice.live.pieces, torch.ones_like(choice.live.totals))
+            taken.scatter_add_(1, choice.live.tokens, torch.ones_like(choice.live.totals))
             choices.append(Choice(*(each._replace(parents=each.parents + beams.start) for each in choice)))
         live, ended = (_concatenate(list(parts)) for parts in zip(*choices, strict=True))
         return Choice(live, ended)
@@ -256,28 +256,28 @@ def best_candidates(step: Step, count: int, costs: Tensor | None = None) -> Cand
     """
     adjusted = step.logits if costs is None else step.logits - costs
     width = min(count, adjusted.shape[-1])  # more continuations of one hypothesis are never needed
-    best, pieces = top_tokens(adjusted, width)  # (B, W, width)
+    best, tokens = top_tokens(adjusted, width)  # (B, W, width)
     totals = (step.scores[..., None] + (best - step.normalizer)).flatten(1)  # (B, W × width)
     order = totals.topk(min(count, totals.shape[1]), dim=-1).indices  # (B, n), best first
     parents = order // width
-    pieces = pieces.flatten(1).gather(1, order)
+    tokens = tokens.flatten(1).gather(1, order)
     if costs is None:
         token_scores = (best - step.normalizer).flatten(1).gather(1, order)
-        return Candidates(parents, pieces, token_scores, totals.gather(1, order))
-    return score_candidates(step, parents, pieces)
+        return Candidates(parents, tokens, token_scores, totals.gather(1, order))
+    return score_candidates(step, parents, tokens)
 
 
-def score_candidates(step: Step, parents: Tensor, pieces: Tensor) -> Candidates:
+def score_candidates(step: Step, parents: Tensor, tokens: Tensor) -> Candidates:
     """Return the candidates given by hypotheses and tokens, (B, n) each, with their scores."""
-    flat = parents * step.logits.shape[-1] + pieces
+    flat = parents * step.logits.shape[-1] + tokens
     logits = step.logits.flatten(1).gather(1, flat)
     token_scores = logits - step.normalizer[..., 0].gather(1, parents)
-    return Candidates(parents, pieces, token_scores, step.scores.gather(1, parents) + token_scores)
+    return Candidates(parents, tokens, token_scores, step.scores.gather(1, parents) + token_scores)
 
 
 def split(candidates: Candidates, eos_id: int, beam_size: int) -> Choice:
     """Split candidates into those that end, if fewer than `beam_size` are better, and the best `beam_size` others."""
-    ends = candidates.pieces == eos_id
+    ends = candidates.tokens == eos_id
     counts = ends & (torch.arange(ends.shape[1], device=ends.device) < beam_size)
     ended = candidates._replace(totals=candidates.totals.masked_fill(~counts, NEVER))
     # A stable sort puts the candidates that do not end first, best first.
@@ -291,9 +291,9 @@ def _fill(candidates: Candidates, count: int) -> Candidates:
     missing = count - candidates.totals.shape[1]
     if missing <= 0:
         return candidates
-    parents, pieces, scores, totals = (torch.nn.functional.pad(values, (0, missing)) for values in candidates)
+    parents, tokens, scores, totals = (torch.nn.functional.pad(values, (0, missing)) for values in candidates)
     totals[:, -missing:] = NEVER
-    return Candidates(parents, pieces, scores, totals)
+    return Candidates(parents, tokens, scores, totals)
 
 
 def _concatenate(parts: list[Candidates]) -> Candidates:

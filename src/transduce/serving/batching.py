@@ -52,14 +52,14 @@ class Batcher:
         *,
         max_running: int,
         max_waiting: int,
-        batch_pieces: int,
+        batch_tokens: int,
         gather_seconds: float,
         report_wait: Callable[[float], None] = lambda seconds: None,  # noqa: ARG005
     ) -> None:
         """`report_wait` learns how many seconds each job waited; the rest is explained in `ServingSettings`."""
         self.max_running = max_running
         self.max_waiting = max_waiting
-        self.batch_pieces = batch_pieces
+        self.batch_tokens = batch_tokens
         self.gather_seconds = gather_seconds
         self._report_wait = report_wait
         self._changed = threading.Condition()
@@ -156,8 +156,8 @@ class Batcher:
 
     def _is_enough(self) -> bool:
         """Whether more would find no room in the next batch."""
-        pieces = sum(job.total_pieces * width(job) for job in self._queue)
-        return pieces >= self.batch_pieces or len(self._running) + self._count_waiting() >= self.max_running
+        tokens = sum(job.total_tokens * width(job) for job in self._queue)
+        return tokens >= self.batch_tokens or len(self._running) + self._count_waiting() >= self.max_running
 
     def _drop_late(self) -> None:
         """What is late is not begun, nor gone on with."""
@@ -167,16 +167,16 @@ class Batcher:
     def _pick(self, job: Job) -> list[Place]:
         """The longest sentence of the job whose turn it is, and those of like length that go with it."""
         head = Place(job, job.waiting[0])
-        others = sorted(self._candidates(head), key=lambda place: abs(place.pieces - head.pieces))
-        most_pieces, most_places = self.batch_pieces // width(job), self._share(1 + len(others))
-        chosen, jobs, longest = [head], self._running | {job}, head.pieces
+        others = sorted(self._candidates(head), key=lambda place: abs(place.tokens - head.tokens))
+        max_tokens, most_places = self.batch_tokens // width(job), self._share(1 + len(others))
+        chosen, jobs, longest = [head], self._running | {job}, head.tokens
         for place in others:
-            if len(chosen) == most_places or (len(chosen) + 1) * max(longest, place.pieces) > most_pieces:
+            if len(chosen) == most_places or (len(chosen) + 1) * max(longest, place.tokens) > max_tokens:
                 break
             if place.job in jobs or len(jobs) < self.max_running:
                 chosen.append(place)
                 jobs.add(place.job)
-                longest = max(longest, place.pieces)
+                longest = max(longest, place.tokens)
         return chosen
 
     def _share(self, sentences: int) -> int:
@@ -294,7 +294,7 @@ class BatchObserver:
         self.metrics = metrics
         self._share_threads = share_threads
 
-    def after_step(self, rows: Tensor, pieces: Tensor) -> Collection[int]:
+    def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
         """Reports progress, and gives up the sentences of requests that are late or whose client has gone."""
         self.metrics.steps.inc()
         self._share_threads()
@@ -303,18 +303,18 @@ class BatchObserver:
         for job in [job for job in self.batch.jobs if job.is_late]:
             self.batcher.leave(self.batch, job)
         places = rows.tolist()
-        self._report_progress(places, pieces)
+        self._report_progress(places, tokens)
         return [row for row in places if self.batch.places[row].job not in self.batch.jobs]
 
-    def _report_progress(self, places: list[int], pieces: Tensor) -> None:
+    def _report_progress(self, places: list[int], tokens: Tensor) -> None:
         for number, row in enumerate(places):
             place = job, sentence = self.batch.places[row]
             # A sentence that was cut is decoded in several parts, side by side or not, which make no text yet.
-            is_whole = place.pieces - 1 <= job.model.longest_source and places.count(row) == 1
+            is_whole = place.tokens - 1 <= job.model.longest_source and places.count(row) == 1
             if job.progress is not None and job in self.batch.jobs and is_whole:
                 # What all hypotheses begin with is what the result will begin with.
-                agreed = (pieces[number] == pieces[number, :1]).all(dim=0)  # (t,)
-                job.progress(sentence, pieces[number, 0].tolist(), int(agreed.cumprod(dim=0).sum()))
+                agreed = (tokens[number] == tokens[number, :1]).all(dim=0)  # (t,)
+                job.progress(sentence, tokens[number, 0].tolist(), int(agreed.cumprod(dim=0).sum()))
 
 
 class Workers:
@@ -395,7 +395,7 @@ class Workers:
             self.batcher.finish(batch, results)
 
     def _results(self, batch: Batch) -> list[Any]:
-        self.metrics.source_pieces.inc(sum(place.pieces for place in batch.places))
+        self.metrics.source_tokens.inc(sum(place.tokens for place in batch.places))
         observer = BatchObserver(batch, self.batcher, self.metrics, self._share_threads)
         return batch.places[0].job.decode(batch.places, observer)
 
@@ -417,7 +417,7 @@ class Engine:
         self.batcher = Batcher(
             max_running=settings.max_running,
             max_waiting=settings.max_waiting,
-            batch_pieces=settings.batch_pieces,
+            batch_tokens=settings.batch_pieces,
             gather_seconds=settings.gather_milliseconds / 1000.0,
             report_wait=metrics.queue_seconds.observe,
         )

@@ -94,10 +94,10 @@ class _Opaque:
             self.depth += -1 if is_end else 1
 
 
-def blocks(pieces: Iterable[Token]) -> Iterator[list[Token]]:
+def blocks(tokens: Iterable[Token]) -> Iterator[list[Token]]:
     """Runs of text and inline tags; all else is a block of its own."""
     block: list[Token] = []
-    for token in pieces:
+    for token in tokens:
         if token.kind == "other":
             yield from ([block] if block else [])
             yield [token]
@@ -390,16 +390,16 @@ class Plan(NamedTuple):
 
 def plan_text(text: str) -> Plan:
     """Of plain text."""
-    pieces = _LINE_ENDS.split(text)  # lines at even places, line ends between them
-    spoken = [place for place in range(0, len(pieces), 2) if pieces[place].strip()]
+    tokens = _LINE_ENDS.split(text)  # lines at even places, line ends between them
+    spoken = [place for place in range(0, len(tokens), 2) if tokens[place].strip()]
 
     def assemble(translations: Sequence[str], places: Mapping[int, Sequence[Span]]) -> str:  # noqa: ARG001
-        translated = [piece if place % 2 else "" for place, piece in enumerate(pieces)]
+        translated = [piece if place % 2 else "" for place, piece in enumerate(tokens)]
         for place, translation in zip(spoken, translations, strict=True):
             translated[place] = translation
         return "".join(translated)
 
-    return Plan([pieces[place] for place in spoken], assemble)
+    return Plan([tokens[place] for place in spoken], assemble)
 
 
 def plan(text: str, format: str, *, spaced: bool) -> Plan:

@@ -81,7 +81,7 @@ class Studies:
         self.gate.check_key(request, asked.api_key)
         self._check_text("changed", asked.changed or "")
         model, search = self._chosen(asked)
-        self._check_pieces("changed", asked.changed or "", model)
+        self._check_tokens("changed", asked.changed or "", model)
 
         def work(observer: Observer) -> bytes:
             with model.access.alone():
@@ -105,7 +105,7 @@ class Studies:
             raise invalid("`source` and `target` are the same language, so there is no translation to look into")
         if not isinstance(model, ServedModel):
             raise RequestError(400, "This model cannot be looked into: it can only translate.")
-        self._check_pieces("q", asked.q, model)
+        self._check_tokens("q", asked.q, model)
         return model, with_alternatives(model.search, alternatives)
 
     def _check_text(self, name: str, text: str) -> None:
@@ -115,10 +115,10 @@ class Studies:
         if any(end in text for end in _LINE_ENDS):
             raise invalid(f"`{name}` must be one line: a line is looked into at a time")
 
-    def _check_pieces(self, name: str, text: str, model: ServedModel) -> None:
-        limit, pieces = self.service.settings.max_study_pieces, model.count_pieces([text])[0] - 1  # without the end
-        if pieces > limit:
-            raise invalid(f"`{name}` must have at most {limit} pieces to be looked into, but has {pieces}: shorten it")
+    def _check_tokens(self, name: str, text: str, model: ServedModel) -> None:
+        limit, tokens = self.service.settings.max_study_pieces, model.count_tokens([text])[0] - 1  # without the end
+        if tokens > limit:
+            raise invalid(f"`{name}` must have at most {limit} pieces to be looked into, but has {tokens}: shorten it")
 
     def _study(
         self,

@@ -14,7 +14,7 @@ from transduce.inference.quality_estimation import QualityWarning
 
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 Number = Annotated[int, Meta(ge=0, le=1_000_000)]
-Piece = Annotated[str, Meta(max_length=200)]
+Token = Annotated[str, Meta(max_length=200)]
 Alternatives = Annotated[
     int, Meta(ge=0, le=1000, description="The beam is as wide as for so many further translations.")
 ]
@@ -153,10 +153,10 @@ class InterveneRequest(InspectRequest, kw_only=True, frozen=True):
     step: Annotated[Number, Meta(description="A place in the translation, from 0: what stands before it stays.")] | (
         None
     ) = None
-    force: Annotated[Piece, Meta(description="The piece that is written there, as the vocabulary spells it.")] | (
+    force: Annotated[Token, Meta(description="The piece that is written there, as the vocabulary spells it.")] | (
         None
     ) = None
-    forbid: Annotated[list[Piece], Meta(max_length=100, description="Pieces that are not written there.")] = []
+    forbid: Annotated[list[Token], Meta(max_length=100, description="Pieces that are not written there.")] = []
     changed: Annotated[str, Meta(description="Another sentence in the place of `q`.")] | None = None
 
 

@@ -52,7 +52,7 @@ class ServedModel:
         self.access = Access()
         """Whoever computes with the model has it."""
 
-    def count_pieces(self, sentences: Sequence[str]) -> list[int]:
+    def count_tokens(self, sentences: Sequence[str]) -> list[int]:
         """The pieces of each sentence, end symbol included."""
         return [len(ids) + 1 for ids in self.translator.tokenizer.source.encode_batch(sentences)]
 

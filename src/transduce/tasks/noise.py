@@ -70,7 +70,7 @@ def add_noise(ids: Ids, noise: NoiseSettings, marks: Sequence[int], generator: n
     Args:
         ids: the text's token ids.
         noise: the kind and amount of noise.
-        marks: token ids of `marks_of(noise)`.
+        marks: token ids of `special_tokens_of(noise)`.
         generator: random generator.
 
     Returns:

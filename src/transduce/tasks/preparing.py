@@ -86,8 +86,9 @@ class PreparationReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return (
-            f"{self.folder}: {count_noun(self.pairs, 'pair')} ({self.held_out:,} more held out), {self.source_tokens:,} "
-            f"source and {self.target_tokens:,} target tokens of a vocabulary of {self.vocabulary_size:,}, in "
+            f"{self.folder}: {count_noun(self.pairs, 'pair')} ({self.held_out:,} more held out), "
+            f"{self.source_tokens:,} source and {self.target_tokens:,} target tokens"
+            f" of a vocabulary of {self.vocabulary_size:,}, in "
             f"{self.elapsed_seconds:,.1f} s ({self.pairs_per_second:,.0f} pairs/s)."
         )
 

@@ -105,9 +105,9 @@ class PairFilter:
         """Return whether only the target's text causes a reason that `text_reason` returned."""
         return reason != IDENTICAL and self.text_reason(source, "-") in (None, IDENTICAL)
 
-    def length_reason(self, source_pieces: int, target_pieces: int) -> str | None:
+    def length_reason(self, source_tokens: int, target_tokens: int) -> str | None:
         """Return the reason to drop a pair because of its numbers of tokens without the end symbol, or None."""
-        shorter, longer = sorted((source_pieces, target_pieces))
+        shorter, longer = sorted((source_tokens, target_tokens))
         if longer > self.settings.max_pieces:
             return TOO_LONG
         return RATIO if longer > self.settings.max_length_ratio * shorter + _RATIO_SLACK_TOKENS else None

@@ -131,8 +131,9 @@ def special_tokens_of(vocabulary: Vocabulary) -> SpecialTokens:
     if marks is None:
         missing = next(mark for mark in vocabulary.special_token_names if not vocabulary.has_special_token(mark))
         raise TransduceError(
-            f"An encoder needs the tokens {', '.join(vocabulary.special_token_names)}, but this vocabulary has no {missing}: "
-            "use one that `transduce train --task masked-language-model` or `--task classification` made, or import "
+            f"An encoder needs the tokens {', '.join(vocabulary.special_token_names)}, but this vocabulary has no "
+            f"{missing}: use one that `transduce train --task masked-language-model`"
+            " or `--task classification` made, or import "
             "the model again."
         )
     return marks

@@ -275,7 +275,7 @@ class PackedLoss:
         return self._loss(packed, unpack(to_device(laid.numbers, model.source_weight.device), laid.size))
 
     def prefetch(self, batch: Batch) -> None:
-        """Pack a training batch before it is computed; this implements `ahead.LooksAhead`."""
+        """Pack a training batch before it is computed; this implements `ahead.Prefetching`."""
         if _packed_attention(self._model, batch) is not None:
             laid = self._lay_out(batch, in_rooms=self._records)
             if laid is not None:

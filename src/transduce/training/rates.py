@@ -25,7 +25,7 @@ def step_rates(step: int, settings: ResolvedTraining, steps: int | None) -> Rate
     """Return the learning rate and weight decay of a step, counted from 1.
 
     If the settings derive the decay from the number of steps, the decay is 0 while that number is unknown. In a run
-    with a time budget the number counts as unknown during the first `open_steps`.
+    with a time budget the number counts as unknown during the first `provisional_steps`.
     """
     if settings.minutes is not None and steps is not None and step <= provisional_steps(steps):
         steps = None
@@ -41,7 +41,7 @@ def decay_for_steps(steps: int, *, schedule: ScheduleName, peak: float, warmup_s
     """Return the constant weight decay that, times the learning rate, adds up to `TOTAL_DECAY` over a run.
 
     Random initial weights then shrink to a quarter by the end of the run, whatever its length. No step decays by more
-    than `MOST_DECAY`, which limits runs of few steps.
+    than `MAX_DECAY`, which limits runs of few steps.
     """
     stride = -(-steps // _MOST_ADDED)  # long runs are sampled at the middle of each stretch
     rates = [

@@ -24,7 +24,7 @@ class StepClock:
     def steps_within(self, budget_seconds: float, step: int, elapsed_seconds: float) -> int | None:
         """Return the number of steps that fit into a time budget; None while too few steps have been measured.
 
-        Call it after each step. The result is large enough that `step` is among the first `open_steps`: if steps
+        Call it after each step. The result is large enough that `step` is among the first `provisional_steps`: if steps
         suddenly get slower, the run takes longer than its budget.
         """
         if self._since is None:

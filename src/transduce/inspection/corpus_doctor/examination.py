@@ -9,8 +9,8 @@ from transduce.inspection.corpus_doctor.findings import (
     character_findings,
     chinese_finding,
     language_findings,
-    piece_findings,
     repeat_findings,
+    token_findings,
 )
 from transduce.inspection.corpus_doctor.report import CorpusReport, Finding, severity_of
 from transduce.inspection.corpus_doctor.text import EXAMPLES, CorpusText, examples_of, read_corpus
@@ -55,7 +55,7 @@ def examine_corpus(
         *repeat_findings(text, test),
         *language_findings(text),
         chinese_finding(text),
-        *piece_findings(text, tokenizer, filters or FilterSettings()),
+        *token_findings(text, tokenizer, filters or FilterSettings()),
     )
     return CorpusReport(
         passed=all(finding.severity != "problem" for finding in findings),

@@ -251,14 +251,14 @@ _FEWEST_PAIRS = 50
 _ODD_SHARE = 0.2  # of a line's pieces that are bytes or unknown
 
 
-def piece_findings(text: CorpusText, tokenizer: Tokenizer | None, filters: FilterSettings) -> list[Finding]:
+def token_findings(text: CorpusText, tokenizer: Tokenizer | None, filters: FilterSettings) -> list[Finding]:
     """With the model's tokenizer, or one that is learnt from a part of the corpus."""
     learnt = tokenizer is None
     tokenizer = tokenizer or _learn(text)
     if tokenizer is None:
         return []
     sides = [
-        _Pieces(side, vocabulary)
+        _Tokens(side, vocabulary)
         for side, vocabulary in zip(text.sides, (tokenizer.source, tokenizer.target), strict=True)
     ]
     long = [[n for n, count in enumerate(side.counts) if count > filters.max_pieces] for side in sides]
@@ -270,7 +270,7 @@ def piece_findings(text: CorpusText, tokenizer: Tokenizer | None, filters: Filte
     ]
 
 
-class _Pieces:
+class _Tokens:
     """How many pieces each line of a side has, and how many of them spell a character in bytes or are unknown."""
 
     def __init__(self, side: Side, vocabulary: Vocabulary) -> None:
@@ -307,18 +307,18 @@ def _ratios(text: CorpusText, source: Sequence[int], target: Sequence[int], filt
     return line_finding(text, "unequal lengths", (unequal, []), message, 0.01)
 
 
-def _unknown(text: CorpusText, sides: Sequence[_Pieces], *, learnt: bool) -> Finding:
+def _unknown(text: CorpusText, sides: Sequence[_Tokens], *, learnt: bool) -> Finding:
     """Nothing to mend in the files where training would learn the same vocabulary."""
     by = "a vocabulary learnt from the corpus" if learnt else "the model's vocabulary"
-    pieces, odd = (
+    tokens, odd = (
         sum(sum(numbers) for numbers in each) for each in ([s.counts for s in sides], [s.odd for s in sides])
     )
-    share = odd / max(1, pieces)
+    share = odd / max(1, tokens)
     lines = [[n for n, (a, b) in enumerate(zip(s.odd, s.counts, strict=True)) if a > _ODD_SHARE * b] for s in sides]
     listed = line_finding(text, "unknown pieces", (lines[0], lines[1]), "{count}")
     return Finding(
         name="unknown pieces",
-        severity=severity_of(odd, pieces, math.inf if learnt else 0.01),
+        severity=severity_of(odd, tokens, math.inf if learnt else 0.01),
         count=odd,
         share=share,
         message=f"{share:.2%} of the pieces spell a character in bytes or are unknown (by {by})",

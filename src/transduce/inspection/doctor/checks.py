@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from transduce.inspection.doctor.subject import (
     Check,
     Figure,
-    Pieces,
     ResidualLayer,
     Subject,
+    Tokens,
     change,
     changed,
     padded,
@@ -31,8 +31,8 @@ from transduce.model.positions import sinusoids
 def _cache(subject: Subject) -> Figure | None:
     if subject.decode_steps is None:
         return None
-    pieces = Pieces(subject)
-    source, target = padded(pieces.source(3, 6), subject.pad_id, 2), pieces.target_input(3, 21)
+    tokens = Tokens(subject)
+    source, target = padded(tokens.source(3, 6), subject.pad_id, 2), tokens.target_input(3, 21)
     # Search may forbid the ids that no sentence has.
     columns = [id for id in (subject.pad_id, subject.start_id, *subject.reserved_ids) if id != subject.eos_id]
     at_once = subject.logits(source, target)
@@ -61,9 +61,9 @@ DECODING_CHECKS = (
 _BATCH, _SOURCE, _TARGET = 3, 7, 9  # the target is longer, so that a memory added by position would be missed
 
 
-def _probe(subject: Subject) -> tuple[Pieces, Tensor, Tensor]:
-    pieces = Pieces(subject)
-    return pieces, pieces.source(_BATCH, _SOURCE), pieces.target_input(_BATCH, _TARGET)
+def _probe(subject: Subject) -> tuple[Tokens, Tensor, Tensor]:
+    tokens = Tokens(subject)
+    return tokens, tokens.source(_BATCH, _SOURCE), tokens.target_input(_BATCH, _TARGET)
 
 
 def _repeatability(subject: Subject) -> Figure:
@@ -72,12 +72,12 @@ def _repeatability(subject: Subject) -> Figure:
 
 
 def _future(subject: Subject) -> Figure:
-    pieces, source, target = _probe(subject)
+    tokens, source, target = _probe(subject)
     before = subject.logits(source, target)
     worst = 0.0
     for place in range(1, _TARGET):
         other = target.clone()
-        other[:, place:] = pieces.other_target(target[:, place:])
+        other[:, place:] = tokens.other_target(target[:, place:])
         worst = max(worst, change(before[:, :place], subject.logits(source, other)[:, :place]))
     return unchanged(subject, worst)
 
@@ -85,12 +85,12 @@ def _future(subject: Subject) -> Figure:
 def _past(subject: Subject) -> Figure | None:
     if not subject.everything_counts:
         return None
-    pieces, source, target = _probe(subject)
+    tokens, source, target = _probe(subject)
     before = subject.logits(source, target)
     least = float("inf")
     for place in range(1, _TARGET - 1):
         other = target.clone()
-        other[:, place] = pieces.other_target(target)[:, place]
+        other[:, place] = tokens.other_target(target)[:, place]
         after = subject.logits(source, other)
         at_once = change(before[:, place : place + 1], after[:, place : place + 1])
         least = min(least, at_once, change(before[:, place + 1 :], after[:, place + 1 :]))
@@ -100,12 +100,12 @@ def _past(subject: Subject) -> Figure | None:
 def _source(subject: Subject) -> Figure | None:
     if not subject.everything_counts:
         return None
-    pieces, source, target = _probe(subject)
+    tokens, source, target = _probe(subject)
     before = subject.logits(source, target)
     least = float("inf")
     for place in range(_SOURCE - 1):
         other = source.clone()
-        other[:, place] = pieces.other_source(source)[:, place]
+        other[:, place] = tokens.other_source(source)[:, place]
         least = min(least, change(before, subject.logits(other, target)))
     return changed(subject, least)
 
@@ -126,11 +126,11 @@ def _target_padding(subject: Subject) -> Figure:
 
 def _batch_mates(subject: Subject) -> Figure:
     """Each sentence by itself, and as the first of a batch with longer ones."""
-    pieces, source, target = _probe(subject)
+    tokens, source, target = _probe(subject)
     worst = 0.0
     for row in range(_BATCH):
         alone = subject.logits(source[row : row + 1], target[row : row + 1])
-        mates = pieces.source(_BATCH, _SOURCE + 2), pieces.target_input(_BATCH, _TARGET + 3)
+        mates = tokens.source(_BATCH, _SOURCE + 2), tokens.target_input(_BATCH, _TARGET + 3)
         first = padded(source[row : row + 1], subject.pad_id, 2), padded(target[row : row + 1], subject.pad_id, 3)
         together = subject.logits(torch.cat([first[0], mates[0]]), torch.cat([first[1], mates[1]]))
         worst = max(worst, change(alone, together[:1, :_TARGET]))
@@ -149,8 +149,8 @@ def _target_positions(subject: Subject) -> Figure | None:
     """One piece over and over: without positions the decoder's outputs would be the same everywhere."""
     if not subject.uses_positions or subject.positions_are_relative:
         return None
-    pieces, source, target = _probe(subject)
-    same = pieces.other_target(target)[:, 1:2].expand(-1, _TARGET)
+    tokens, source, target = _probe(subject)
+    same = tokens.other_target(target)[:, 1:2].expand(-1, _TARGET)
     logits = subject.logits(source, same)
     return changed(subject, min(change(logits[:, place], logits[:, place + 1]) for place in range(_TARGET - 1)))
 
@@ -376,9 +376,9 @@ def defined_loss(subject: Subject, source: Tensor, target: Tensor, label_smoothi
 
 def _batch(subject: Subject) -> tuple[Tensor, Tensor]:
     """Four pairs of two lengths, so that there is padding."""
-    pieces = Pieces(subject)
-    sources = [padded(pieces.source(2, 4), subject.pad_id, 2), pieces.source(2, 6)]
-    targets = [pieces.target(2, 7), padded(pieces.target(2, 5), subject.pad_id, 2)]
+    tokens = Tokens(subject)
+    sources = [padded(tokens.source(2, 4), subject.pad_id, 2), tokens.source(2, 6)]
+    targets = [tokens.target(2, 7), padded(tokens.target(2, 5), subject.pad_id, 2)]
     return torch.cat(sources), torch.cat(targets)
 
 

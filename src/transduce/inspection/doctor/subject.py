@@ -94,7 +94,7 @@ class Subject:
 # Legend: B batch, S source length, T target length, V vocabulary.
 
 
-_FEWEST_PIECES = 4
+_MIN_TOKENS = 4
 
 
 class Figure(NamedTuple):
@@ -116,7 +116,7 @@ class Check(NamedTuple):
     """None where the subject lacks the part that is tested."""
 
 
-class Pieces:
+class Tokens:
     """Draws ids that stand in sentences, the same ones each time."""
 
     def __init__(self, subject: Subject) -> None:
@@ -155,9 +155,9 @@ class Pieces:
 
 def _ordinary(size: int, reserved: set[int]) -> Tensor:
     ids = torch.tensor([id for id in range(size) if id not in reserved])
-    if len(ids) < _FEWEST_PIECES:
+    if len(ids) < _MIN_TOKENS:
         raise TransduceError(
-            f"The doctor needs {_FEWEST_PIECES} pieces that may stand in sentences, but of the vocabulary's {size} "
+            f"The doctor needs {_MIN_TOKENS} pieces that may stand in sentences, but of the vocabulary's {size} "
             f"only {len(ids)} may: give it a model with a larger vocabulary."
         )
     return ids

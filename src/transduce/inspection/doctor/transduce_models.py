@@ -91,8 +91,8 @@ def _settle(model: Transformer) -> None:
     least = min(model.config.source_vocabulary_size, model.config.target_vocabulary_size)
     with torch.no_grad():
         for _ in range(_SETTLING_BATCHES):
-            pieces = torch.randint(least, _SETTLING_SHAPE, device=model.source_weight.device)
-            model(pieces, pieces)
+            tokens = torch.randint(least, _SETTLING_SHAPE, device=model.source_weight.device)
+            model(tokens, tokens)
 
 
 def _decode_steps(model: Transformer, source: Tensor, target: Tensor) -> Tensor:
@@ -231,8 +231,8 @@ def described_model(settings: Settings) -> ModelConfig:
     data = settings.data
     files = CorpusFiles(source=data.source, target=data.target, format=data.format, languages=data.languages)
     size = measure_corpus(files) if data.source else _ASSUMED
-    pieces = settings.tokenizer.vocabulary_size or choose_vocabulary_size(size).value
-    preset = resolve_preset(settings, detect_machine(), ChoiceLog(), pairs=size.pairs, vocabulary_size=pieces)
+    tokens = settings.tokenizer.vocabulary_size or choose_vocabulary_size(size).value
+    preset = resolve_preset(settings, detect_machine(), ChoiceLog(), pairs=size.pairs, vocabulary_size=tokens)
     return resolve_model(
-        settings, preset, VocabularyProperties(pieces, pieces, PAD_ID, EOS_ID, settings.tokenizer.joint), ChoiceLog()
+        settings, preset, VocabularyProperties(tokens, tokens, PAD_ID, EOS_ID, settings.tokenizer.joint), ChoiceLog()
     )

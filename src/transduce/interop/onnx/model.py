@@ -51,9 +51,9 @@ class _Graph:
         found: NDArray[np.int64] = allowed.argmax(axis=-1)[:, None]
         return found
 
-    def until_end(self, pieces: NDArray[np.int64]) -> list[list[int]]:
+    def until_end(self, tokens: NDArray[np.int64]) -> list[list[int]]:
         """The pieces before the end symbol."""
-        rows: list[list[int]] = pieces.tolist()
+        rows: list[list[int]] = tokens.tolist()
         return [row[: row.index(self.eos_id)] if self.eos_id in row else row for row in rows]
 
 
@@ -103,16 +103,16 @@ class OnnxModel:
         labels = [[*target, self._decoder.eos_id] for target in targets]
         return [found[row, range(len(ids)), ids].tolist() for row, ids in enumerate(labels)]
 
-    def translate(self, sources: Ids, most_pieces: int) -> list[list[int]]:
+    def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
         """What greedy search finds, a piece a call."""
         decoder, memory, known = self._decoder, self.encode(sources), self.nothing_known(len(sources))
         newest = np.array([[decoder.start_id, *self._forced]] * len(sources), dtype=np.int64)
-        pieces = newest[:, 1:]
-        while pieces.shape[1] < most_pieces and not (pieces == decoder.eos_id).any(axis=1).all():
+        tokens = newest[:, 1:]
+        while tokens.shape[1] < max_tokens and not (tokens == decoder.eos_id).any(axis=1).all():
             logits, known = self.decode(newest, memory, known)
             newest = decoder.best(logits[:, -1], decoder.start_id)
-            pieces = np.concatenate([pieces, newest], axis=1)
-        return decoder.until_end(pieces)
+            tokens = np.concatenate([tokens, newest], axis=1)
+        return decoder.until_end(tokens)
 
 
 class OnnxLanguageModel:
@@ -141,20 +141,20 @@ class OnnxLanguageModel:
             for number, (prompt, row, target) in enumerate(zip(prompts, rows, targets, strict=True))
         ]
 
-    def translate(self, sources: Ids, most_pieces: int) -> list[list[int]]:
+    def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
         """What greedy search goes on with: the prompts in one call, then a piece a call."""
         graph = self._graph
         prompts = [[graph.start_id, *row] for row in sources]
         lengths, positions = np.array([[len(row)] for row in prompts]), _places(prompts)
         logits, known = self.decode(graph.padded(prompts), positions, graph.empty_cache(len(prompts), {}))
         newest = graph.best(logits[range(len(prompts)), lengths[:, 0] - 1], self._never)
-        pieces = newest
-        while pieces.shape[1] < most_pieces and not (pieces == graph.eos_id).any(axis=1).all():
-            positions = np.concatenate([positions, lengths + pieces.shape[1] - 1], axis=1)
+        tokens = newest
+        while tokens.shape[1] < max_tokens and not (tokens == graph.eos_id).any(axis=1).all():
+            positions = np.concatenate([positions, lengths + tokens.shape[1] - 1], axis=1)
             logits, known = self.decode(newest, positions, known)
             newest = graph.best(logits[:, -1], self._never)
-            pieces = np.concatenate([pieces, newest], axis=1)
-        return graph.until_end(pieces)
+            tokens = np.concatenate([tokens, newest], axis=1)
+        return graph.until_end(tokens)
 
 
 def _places(rows: Ids) -> NDArray[np.int64]:

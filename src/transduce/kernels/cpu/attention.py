@@ -70,7 +70,7 @@ class AttentionArguments(NamedTuple):
     room: Any
     """Scratch space of `own_room` float32 for each thread."""
     own_room: Any
-    """The number of float32 of scratch space per thread, as `room_to_attend` returns it."""
+    """The number of float32 of scratch space per thread, as `attention_scratch_size` returns it."""
 
 
 class AttentionShape(NamedTuple):
@@ -96,7 +96,7 @@ def attention_scratch_size(shape: AttentionShape, num_keys: int, num_queries: in
 
 
 def amx_scratch_sizes(width: int) -> list[tuple[int, int]]:
-    """Return for each array of `AmxRoom` its float32 elements per key and its fixed number of elements.
+    """Return for each array of `AmxScratch` its float32 elements per key and its fixed number of elements.
 
     The number of keys is rounded up to a multiple of `AMX_KEYS`.
     """

@@ -39,7 +39,7 @@ _HALF = amx.REGISTER_ROWS // 2
 
 
 class AmxScratch(NamedTuple):
-    """Arrays in one thread's scratch space, sized by `attention_places.amx_room`; pairs are padded with zeros."""
+    """Arrays in one thread's scratch space, sized by `amx_scratch_sizes`; pairs are padded with zeros."""
 
     keys: Value
     """A copy of the keys, (L, K), used where they cannot be read in place."""

@@ -475,7 +475,7 @@ class PositionTables(NamedTuple):
     """The number of positions T."""
 
     def addresses(self) -> dict[str, int]:
-        """Return the tables' addresses as arguments of `model_writer.Places`, valid while this object lives."""
+        """Return the tables' addresses as arguments of `model_writer.StepArguments`, valid while this object lives."""
         return {
             "added": self.added_encodings.data_ptr(),
             "turns": self.rotary.data_ptr(),

@@ -322,7 +322,7 @@ class SelectArguments(NamedTuple):
     room: Any
     """Scratch space of `own_room` float32 for each thread."""
     scratch_per_thread: Any
-    """The number of float32 of scratch space per thread, as `room_to_select` returns it."""
+    """The number of float32 of scratch space per thread, as `select_scratch_size` returns it."""
 
 
 class NativeReductions:
@@ -426,9 +426,9 @@ def _row_stride(logits: Tensor) -> int:
 
 def _allocate_candidates(logits: Tensor, batch: int, count: int) -> _Quadruple:
     """Allocate parents and tokens (int64), log-probabilities and totals (float32), each (batch, count)."""
-    parents, pieces = torch.empty(2, batch, count, dtype=torch.int64).unbind(0)
-    piece_scores, totals = logits.new_empty(2, batch, count).unbind(0)
-    return parents, pieces, piece_scores, totals
+    parents, tokens = torch.empty(2, batch, count, dtype=torch.int64).unbind(0)
+    token_scores, totals = logits.new_empty(2, batch, count).unbind(0)
+    return parents, tokens, token_scores, totals
 
 
 @cache
@@ -465,7 +465,7 @@ def _write_reduce(k: KernelBuilder) -> None:
 
 
 def emit_select(k: KernelBuilder) -> None:
-    """Emit the kernel `select`, whose arguments are `SelectPlaces`."""
+    """Emit the kernel `select`, whose arguments are `SelectArguments`."""
     with kernel(k, "select", len(SelectArguments._fields)) as (numbers, thread, threads):
         args = SelectArguments(*numbers)
         width, beams, normalizer, beam_size = args.vocabulary_size, args.beams, args.normalizer, args.beam_size
@@ -488,7 +488,7 @@ def emit_select(k: KernelBuilder) -> None:
                         k.store(k.load(k.element_pointer(k.pointer(normalizer), row)), row_normalizer)
                 start = k.mul(beam, count)
                 line.store_top_k(
-                    count, k.element_pointer(candidates.scores, start), k.element_pointer(candidates.pieces, start, I64)
+                    count, k.element_pointer(candidates.scores, start), k.element_pointer(candidates.tokens, start, I64)
                 )
                 score = k.load(k.element_pointer(k.pointer(args.scores), row))
                 candidates.add_up(start, count, k.load_variable(row_normalizer, score), score)
@@ -512,7 +512,7 @@ class _Candidates:
         part = k.add(total_count, block_size(k))
         self.totals = scratch
         self.scores = k.element_pointer(scratch, part)
-        self.pieces = k.element_pointer(scratch, k.mul(part, 2))  # int64, hence twice the size
+        self.tokens = k.element_pointer(scratch, k.mul(part, 2))  # int64, hence twice the size
 
     def add_up(self, start: Value, count: Value, normalizer: Value, score: Value) -> None:
         """Convert the logits of one hypothesis' candidates to log-probabilities, and compute their totals."""
@@ -533,14 +533,14 @@ class _Selected:
 
     def __init__(self, k: KernelBuilder, arrays: list[Value], start: Value) -> None:
         self.k = k
-        self.parents, self.pieces = (k.element_pointer(array, start, I64) for array in arrays[:2])
+        self.parents, self.tokens = (k.element_pointer(array, start, I64) for array in arrays[:2])
         self.scores, self.totals = (k.element_pointer(array, start) for array in arrays[2:])
 
-    def put(self, number: Value, parent: Value, piece: Value, score: Value, total: Value) -> None:
+    def put(self, number: Value, parent: Value, token: Value, score: Value, total: Value) -> None:
         """Store a candidate at an index."""
         k = self.k
         k.store(parent, k.element_pointer(self.parents, number, I64))
-        k.store(piece, k.element_pointer(self.pieces, number, I64))
+        k.store(token, k.element_pointer(self.tokens, number, I64))
         k.store(score, k.element_pointer(self.scores, number))
         k.store(total, k.element_pointer(self.totals, number))
 
@@ -555,15 +555,15 @@ def _choose(
         total, index = emit_argmax(k, candidates.totals, candidates.whole)
         k.store(k.float32(_NEVER), k.element_pointer(candidates.totals, index))
         parent = k.build.sdiv(index, count)
-        piece = k.load(k.element_pointer(candidates.pieces, index, I64), I64)
+        token = k.load(k.element_pointer(candidates.tokens, index, I64), I64)
         score = k.load(k.element_pointer(candidates.scores, index))
-        ends = k.build.icmp_signed("==", piece, end)
+        ends = k.build.icmp_signed("==", token, end)
         counts = k.build.and_(ends, k.build.icmp_signed("<", number, beam_size))
-        ended.put(number, parent, piece, score, k.build.select(counts, total, k.float32(_NEVER)))
+        ended.put(number, parent, token, score, k.build.select(counts, total, k.float32(_NEVER)))
         live_count = k.load_variable(live_counter, number)
         fits = k.build.icmp_signed("<", live_count, beam_size)
         with k.when(k.build.and_(k.build.not_(ends), fits)):
-            live.put(live_count, parent, piece, score, total)
+            live.put(live_count, parent, token, score, total)
             k.store(k.add(live_count, 1), live_counter)
     # If rules leave too few candidates, the others are hypotheses with a probability of zero.
     nobody, never = k.int64(0), k.float32(_NEVER)

@@ -586,12 +586,12 @@ def _drop(x: Tensor, residual: Tensor | None, seed: int, drop_of_256: int) -> Te
 
 @cache
 def _kernels_of(dtype: torch.dtype, tile: Tile) -> dict[str, CompiledKernel]:
-    """Compile the kernels of `RowWriter`."""
+    """Compile the kernels of `RowKernelEmitter`."""
     k = new_builder("rows", tile)
     RowKernelEmitter(k, LLVM_TYPES[dtype]).write()
     return compile_kernels(k, RowKernelEmitter.names)
 
 
 def row_kernels(dtype: torch.dtype) -> dict[str, CompiledKernel]:
-    """Return the compiled kernels of `RowWriter` for a dtype."""
+    """Return the compiled kernels of `RowKernelEmitter` for a dtype."""
     return _kernels_of(dtype, require_integer_tile())

@@ -138,8 +138,9 @@ def attend_cached(
     allowed, counts, position_list = (query if tensor is None else tensor for tensor in seen)
     row_stride = 0 if seen.allowed is None or allowed.shape[1] == 1 else allowed.stride(1)
     programs.attend_cached[(num_heads, sentences)](
-        query, cache, allowed, position_list, counts, out, length, width, inner, columns, cache.stride(0), allowed.stride(0),
-        row_stride, position_list.stride(0), head**-0.5, isinstance(length, Tensor), seen.counts is not None,
+        query, cache, allowed, position_list, counts, out, length, width, inner, columns, cache.stride(0),
+        allowed.stride(0), row_stride, position_list.stride(0), head**-0.5,
+        isinstance(length, Tensor), seen.counts is not None,
         seen.position_list is not None, columns > inner, seen.allowed is not None,
         rows, max(16, _BLOCK_BYTES // (head * query.element_size())), head, num_warps=1 if rows == 16 else 4,
     )  # fmt: skip

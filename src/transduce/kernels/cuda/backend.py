@@ -47,7 +47,7 @@ def apply_update(
 ) -> None:
     """Subtract rate × move from the parameters × shrink, and refresh their moving average and bfloat16 copies.
 
-    See `backend.TrainingKernels.follow_update`.
+    See `backend.TrainingKernels.apply_update`.
     """
     has_move = move is not None
     if shrink != 1.0:

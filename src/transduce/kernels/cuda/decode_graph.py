@@ -172,7 +172,7 @@ class RecordedStep(Caches):
         self.length = torch.zeros(1, dtype=torch.int64, device=device)
         self.sources = torch.zeros(size.sentences, dtype=torch.int32, device=device)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
-        self.pieces = torch.zeros(size.sentences, size.hypotheses, dtype=torch.int64, device=device)
+        self.tokens = torch.zeros(size.sentences, size.hypotheses, dtype=torch.int64, device=device)
         self._columns = torch.arange(size.hypotheses, device=device)
         self._itself = torch.eye(size.hypotheses, dtype=torch.bool, device=device)
         self._out: Tensor | None = None
@@ -242,7 +242,7 @@ class RecordedStep(Caches):
     def decode(self, model: Transformer) -> Tensor:
         """Return the last layer's output after each hypothesis' newest token, (B, W, D)."""
         embedding = model.target_embedding
-        x = embed_step(embedding, self.pieces, model.target_weight, self.position, self.size.room)
+        x = embed_step(embedding, self.tokens, model.target_weight, self.position, self.size.room)
         # A growing table is replaced by a new tensor; the recorded graph still reads this one.
         self._table = getattr(embedding.positions, "table", None)
         return model.finish(run_layers(self.layers, model.decoder_norm, x, self))
@@ -415,17 +415,17 @@ class GpuState:
         self._ancestors: Tensor | None = None
         self._sees_all = True
 
-    def step(self, pieces: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
+    def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
         """The last layer after each hypothesis' newest piece, (N, W) to (N, W, D)."""
         if trace is not None:
             raise ValueError("attention weights are not kept here: use the model's own state")
-        if pieces.shape[1] == 1 and not self._sees_all:
+        if tokens.shape[1] == 1 and not self._sees_all:
             raise ValueError("hypotheses do not become one again here: use the model's own state")
-        positions, width = self.model.target_embedding.positions, pieces.shape[1]
+        positions, width = self.model.target_embedding.positions, tokens.shape[1]
         if isinstance(positions, LearnedPositions):
             positions.check(self._position + 1)
         step = self._find_rooms(width)
-        step.pieces.index_copy_(0, self._slots, pieces)
+        step.tokens.index_copy_(0, self._slots, tokens)
         with self.place:
             out = step.run().index_select(0, self._slots)
         self._sees_all = self._sees_all and width == 1

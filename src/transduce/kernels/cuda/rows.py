@@ -64,7 +64,7 @@ def seeds_from_buffer(places: Tensor) -> Iterator[None]:
 # Legend: B sentences, W hypotheses of each, D model width, V vocabulary size.
 
 
-def embed_step(embedding: Embedding, pieces: Tensor, weight: Tensor, position: Tensor, room: int) -> Tensor:
+def embed_step(embedding: Embedding, tokens: Tensor, weight: Tensor, position: Tensor, room: int) -> Tensor:
     """Return the embeddings of tokens that are all at one position.
 
     Args:
@@ -92,12 +92,12 @@ def embed_step(embedding: Embedding, pieces: Tensor, weight: Tensor, position: T
         or table.dtype != weight.dtype
     ):
         limit = positions.length if isinstance(positions, LearnedPositions) else room
-        return embedding(pieces, weight, position, end=min(room, limit))  # type: ignore[no-any-return]
+        return embedding(tokens, weight, position, end=min(room, limit))  # type: ignore[no-any-return]
     width = weight.shape[1]
-    out = weight.new_empty(*pieces.shape, width)
+    out = weight.new_empty(*tokens.shape, width)
     block = power_of_2(width)
-    programs.embed[(pieces.numel(),)](
-        pieces, weight, table, position, out, embedding.scale, offset, width, has_table, block,
+    programs.embed[(tokens.numel(),)](
+        tokens, weight, table, position, out, embedding.scale, offset, width, has_table, block,
         num_warps=min(4, max(1, block // 256)),
     )  # fmt: skip
     return out

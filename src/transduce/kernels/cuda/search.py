@@ -70,7 +70,7 @@ class SearchStep(RecordedStep):
             """Allocate a zeroed tensor on the GPU."""
             return torch.zeros(*shape, dtype=dtype, device=device)
 
-        # Positions that each sentence's hypotheses descend from, in the format of `Seen`; in greedy search all.
+        # Positions that each sentence's hypotheses descend from, as in `AttendedPositions`; in greedy search all.
         self.counts, self.listed = zeros(sentences), zeros(sentences, size.room) if width > 1 else None
         self.done, self.remaining, self.limits = zeros(sentences) + 1, zeros(1), zeros(sentences)
         self.scores, self.sums = zeros(sentences, width, dtype=torch.float32), zeros(sentences, width).double()
@@ -105,7 +105,7 @@ class SearchStep(RecordedStep):
         size = self.size
         if size.hypotheses == 1:
             programs.extend_greedy[(ceil_div(size.sentences, _SENTENCES),)](
-                self._values, self._best, self._normalizers, self.done, self.limits, self.pieces, self.history,
+                self._values, self._best, self._normalizers, self.done, self.limits, self.tokens, self.history,
                 self.records, self.counts, self.sources, self.remaining, self.position, size.sentences, self.eos_id,
                 _SENTENCES, num_warps=1,
             )  # fmt: skip
@@ -113,7 +113,7 @@ class SearchStep(RecordedStep):
         width, kept = size.hypotheses, size.found
         programs.extend_beam[(size.sentences,)](
             self._values, self._best, self._normalizers, self.done, self.limits, self.reaches, self.penalties,
-            self.scores, self.sums, self.pieces, self.history, self.records, self.finished, self.listed, self.counts,
+            self.scores, self.sums, self.tokens, self.history, self.records, self.finished, self.listed, self.counts,
             self.sources, self.remaining, self.length, self.position, size.sentences, size.room, self.eos_id,
             width, self.count, kept, power_of_2(width), power_of_2(width * self.count), power_of_2(kept + width),
             _COLUMNS, num_warps=1,
@@ -184,7 +184,7 @@ class GpuSearch:
         bounds, step, count = self.bounds, self._step, len(self._indices)
         step.done.fill_(1)[:count] = 0
         step.remaining.fill_(count)
-        step.pieces.fill_(bounds.start_id)
+        step.tokens.fill_(bounds.start_id)
         step.scores.fill_(0.0)[:, 1:] = float("-inf")  # only the first hypothesis starts
         step.sums.zero_()
         step.records.zero_()
@@ -246,15 +246,15 @@ class GpuSearch:
     def live(self) -> tuple[Tensor, Tensor]:
         """Return the live hypotheses' tokens, int64 (B, W, t), and total log-probabilities, (B, W)."""
         width, count = self.bounds.beam_size, len(self._slots)
-        pieces = torch.zeros(count, width, self.length, dtype=torch.int64)
+        tokens = torch.zeros(count, width, self.length, dtype=torch.int64)
         slots = torch.tensor(self._slots, device=self._step.done.device)
         scores = self._step.scores.index_select(0, slots).cpu()
         snapshot = self._take_snapshot()
         for row, slot in enumerate(self._slots):
             for beam, hypothesis in enumerate(snapshot.live(slot)):
                 if hypothesis is not None:
-                    pieces[row, beam] = torch.as_tensor(hypothesis.pieces)
-        return pieces, scores
+                    tokens[row, beam] = torch.as_tensor(hypothesis.tokens)
+        return tokens, scores
 
     def found(self, place: int, count: int) -> list[FoundHypothesis]:
         """Return at most `count` hypotheses of the sentence at an index of the batch, best first."""
@@ -296,7 +296,7 @@ class GpuSearch:
         new.counts.zero_()
         new.remaining.fill_(count)
         for target, source in (
-            (new.pieces, old.pieces), (new.scores, old.scores), (new.sums, old.sums), (new.limits, old.limits),
+            (new.tokens, old.tokens), (new.scores, old.scores), (new.sums, old.sums), (new.limits, old.limits),
             (new.reaches, old.reaches), (new.records, old.records), (new.finished, old.finished),
             (new.counts, old.counts),
         ):  # fmt: skip
@@ -365,7 +365,7 @@ class _Snapshot:
     def __init__(self, step: SearchStep, length: int) -> None:
         """Copy the state after `length` steps, t."""
         history = step.history[:length].cpu().numpy()  # (t, B, W, 3)
-        self._parents, self._pieces = history[..., 0], history[..., 1]
+        self._parents, self._tokens = history[..., 0], history[..., 1]
         self._values = history[..., 2].view(np.float32)
         self._records = step.records.cpu().numpy()  # (B, 2 + 3 N)
         self._eos_id = step.eos_id
@@ -373,12 +373,12 @@ class _Snapshot:
     def found(self, slot: int, count: int) -> list[FoundHypothesis]:
         """Return a sentence's finished hypotheses, followed by live ones if it was cut off, at most `count`."""
         length, broken = self._records[slot, :RECORD_HEADER].tolist()
-        if self._pieces.shape[2] == 1:  # greedy
-            tokens_and_values = self._pieces[:length, slot, 0], self._values[:length, slot, 0]
+        if self._tokens.shape[2] == 1:  # greedy
+            tokens_and_values = self._tokens[:length, slot, 0], self._values[:length, slot, 0]
             return [FoundHypothesis(*tokens_and_values, ended=not broken)] if length else []
-        lengths, pieces, values = self._ended
+        lengths, tokens, values = self._ended
         found = [
-            FoundHypothesis(pieces[slot, number, :end], values[slot, number, :end], ended=True)
+            FoundHypothesis(tokens[slot, number, :end], values[slot, number, :end], ended=True)
             for number, end in enumerate(lengths[slot, :count].tolist())
             if end
         ]
@@ -392,20 +392,20 @@ class _Snapshot:
 
     def live(self, slot: int) -> list[FoundHypothesis | None]:
         """Return a sentence's live hypotheses, now or when it left; None for those with probability zero."""
-        lengths, pieces, values = self._live
+        lengths, all_tokens, values = self._live
         length = int(lengths[slot])
         if not length:
             return []
         return [
             None if token_values[-1] == -np.inf else FoundHypothesis(tokens, token_values, ended=False)
-            for tokens, token_values in zip(pieces[slot, :, :length], values[slot, :, :length], strict=True)
+            for tokens, token_values in zip(all_tokens[slot, :, :length], values[slot, :, :length], strict=True)
         ]
 
     @cached_property
     def _live(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
         """Lengths (B,) of all sentences, and tokens and log-probabilities (B, W, t) of their live hypotheses."""
-        lengths = np.where(self._records[:, 0] > 0, self._records[:, 0], len(self._pieces))
-        width = self._pieces.shape[2]
+        lengths = np.where(self._records[:, 0] > 0, self._records[:, 0], len(self._tokens))
+        width = self._tokens.shape[2]
         beams = np.broadcast_to(np.arange(width), (len(lengths), width))
         return lengths, *self._trace(np.broadcast_to(lengths[:, None], beams.shape), beams)
 
@@ -415,19 +415,19 @@ class _Snapshot:
         lengths, beams, bits = np.moveaxis(
             self._records[:, RECORD_HEADER:].reshape(len(self._records), -1, RECORD_ENTRY), -1, 0
         )
-        pieces, values = self._trace(lengths - 1, beams)
+        tokens, values = self._trace(lengths - 1, beams)
         last = np.maximum(lengths - 1, 0)[..., None]
-        np.put_along_axis(pieces, last, self._eos_id, axis=-1)
+        np.put_along_axis(tokens, last, self._eos_id, axis=-1)
         np.put_along_axis(values, last, np.ascontiguousarray(bits).view(np.float32)[..., None], axis=-1)
-        return lengths, pieces, values
+        return lengths, tokens, values
 
     def _trace(self, lengths: NDArray[Any], beams: NDArray[Any]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Follow hypotheses (B, M) from their last tokens to their first; returns tokens and values, (B, M, t)."""
-        shape = (*beams.shape, len(self._pieces))
-        pieces, values = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+        shape = (*beams.shape, len(self._tokens))
+        tokens, values = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
         for step in reversed(range(int(lengths.max(initial=0)))):
-            pieces[..., step] = np.take_along_axis(self._pieces[step], beams, axis=1)
+            tokens[..., step] = np.take_along_axis(self._tokens[step], beams, axis=1)
             values[..., step] = np.take_along_axis(self._values[step], beams, axis=1)
             parents = np.take_along_axis(self._parents[step], beams, axis=1)
             beams = np.where(step < lengths, parents, beams)
-        return pieces, values
+        return tokens, values

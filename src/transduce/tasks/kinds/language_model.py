@@ -53,7 +53,7 @@ from transduce.training.prefetch import to_device
 USUAL_CONTEXT = 256
 # Without a dev set, the end of the text is held out: this share of its tokens, up to a maximum.
 _DEV_SHARE = 0.1
-_MOST_DEV_PIECES = 1_000_000
+_MAX_DEV_TOKENS = 1_000_000
 BITS_PER_CHARACTER = "bits_per_character"
 
 
@@ -274,7 +274,7 @@ def split_stream(corpus: TaskCorpus) -> tuple[Ids, Ids]:
     stream = read_stream(corpus.prepared)
     if corpus.dev is not None:
         return stream, read_stream(corpus.dev)
-    split = max(len(stream) - _MOST_DEV_PIECES, int(len(stream) * (1.0 - _DEV_SHARE)))
+    split = max(len(stream) - _MAX_DEV_TOKENS, int(len(stream) * (1.0 - _DEV_SHARE)))
     return stream[:split], stream[split:]
 
 

@@ -281,7 +281,7 @@ class MaskedLanguageModel(TextKind):
     def epoch_tokens(self, corpus: TaskCorpus, model: ModelConfig, task: TaskSettings) -> int:
         """Return the number of tokens in all rows, including special tokens and random segments."""
         training, _ = split_text(corpus)
-        return _plan(corpus, training, model, task, tokens=DEV_BATCH_TOKENS, seed=0).pieces
+        return _plan(corpus, training, model, task, tokens=DEV_BATCH_TOKENS, seed=0).tokens
 
     def explain(self, corpus: TaskCorpus, resolved: ResolvedSettings, account: ChoiceLog) -> None:
         """Log that hardly any segment of the text has a following one.

@@ -251,7 +251,7 @@ def store_base_config(folder: Path, config: ModelConfig) -> None:
 
 
 def load_base_config(folder: Path) -> ModelConfig:
-    """Return the base model's settings that `remember_beginning` stored in the run's folder.
+    """Return the base model's settings that `store_base_config` stored in the run's folder.
 
     Raises:
         TransduceError: the file is missing or damaged.
@@ -304,7 +304,7 @@ def build_initial_model(
 
     Args:
         resolved: the run's settings.
-        folder: the run's folder, which holds the weights if `prepare_beginning` stored them.
+        folder: the run's folder, which holds the weights if `prepare_initial_weights` stored them.
         trained: True if a checkpoint will replace all weights, so that the initial ones need not be read.
         fresh: the weights that are not taken from the base model.
 

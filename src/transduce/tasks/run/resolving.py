@@ -81,7 +81,7 @@ def vocabulary_properties(tokenizer: Tokenizer | None) -> VocabularyProperties |
 def resolve_model(
     settings: Settings,
     preset: str,
-    pieces: VocabularyProperties | None,
+    tokens: VocabularyProperties | None,
     account: ChoiceLog,
     *,
     epochs: float = math.inf,
@@ -121,7 +121,7 @@ def resolve_model(
         choices["dropout"] = choose_dropout(preset, epochs)
     values = {name: account.record(f"model.{name}", specified.get(name), choice) for name, choice in choices.items()}
     _log_specified(specified, account)
-    return ModelConfig(**_vocabularies(pieces, model_kind) | specified | values)
+    return ModelConfig(**_vocabularies(tokens, model_kind) | specified | values)
 
 
 def _log_specified(specified: dict[str, Any], account: ChoiceLog) -> None:

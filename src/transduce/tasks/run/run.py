@@ -431,7 +431,8 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
         run.display.say(
             f"Resuming after step {trainer.step:,}."
             if restored
-            else f"No {'intact' if run.has_checkpoint else 'saved'} checkpoint in {run.request.out}: starting from step 0."
+            else f"No {'intact' if run.has_checkpoint else 'saved'} checkpoint in {run.request.out}: "
+            "starting from step 0."
         )
     trainable, total = count_parameters(model)
     of_total = f" of a model of {total:,}" if trainable < total else ""

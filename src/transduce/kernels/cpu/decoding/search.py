@@ -55,7 +55,7 @@ class SearchArguments(NamedTuple):
     """The number of hypotheses of each sentence: 1 at first, then W."""
     length: Any
     """The number of tokens so far t."""
-    pieces: Any
+    tokens: Any
     """The hypotheses' tokens, int32 (B × W, T)."""
     values: Any
     """The tokens' log-probabilities, float32 (B × W, T)."""
@@ -64,15 +64,15 @@ class SearchArguments(NamedTuple):
     next_values: Any
     """A second buffer for `values`, swapped at each step."""
     lists: Any
-    """The hypotheses' cache entries: `Places.lists` of the step, int32 (B × W, T + 1)."""
+    """The hypotheses' cache entries: `StepArguments.lists` of the step, int32 (B × W, T + 1)."""
     next_lists: Any
     """A second buffer for `lists`, swapped at each step."""
     step: Any
     """The address of the decoder step's kernel."""
     step_arguments: Any
-    """The decoder step's arguments, `model_writer.Places`."""
+    """The decoder step's arguments, `model_writer.StepArguments`."""
     select_arguments: Any
-    """The selection's arguments, `reductions.SelectPlaces`."""
+    """The selection's arguments, `reductions.SelectArguments`."""
     beam_size: Any
     """The beam size W."""
     certain_count: Any
@@ -220,7 +220,7 @@ def _write_record(k: KernelBuilder) -> None:
             k.store(new_length, fields.at("found_lengths", slot_index, I64))
             k.store(ended, fields.at("found_ended", slot_index, I64))
             target = k.mul(slot_index, capacity)
-            k.copy(fields.at("pieces", history, I32), fields.at("found_tokens", target, I32), length)
+            k.copy(fields.at("tokens", history, I32), fields.at("found_tokens", target, I32), length)
             k.copy(fields.at("values", history), fields.at("found_values", target), length)
             k.store(k.build.trunc(token, I32), fields.at("found_tokens", k.add(target, length), I32))
             k.store(value, fields.at("found_values", k.add(target, length)))
@@ -274,7 +274,7 @@ def _write_update(k: KernelBuilder) -> None:
                             new_row = k.add(k.mul(to, beam_size), number)
                             _extend(fields, select, (sentence, to), k.add(first, number), new_row)
                         k.store(k.add(to, 1), kept_count)
-        for name in ("pieces", "values", "lists"):
+        for name in ("tokens", "values", "lists"):
             fields.swap(name, f"next_{name}")
         _set_next(fields, select, k.load_variable(kept_count, rows), rows)
 
@@ -341,7 +341,7 @@ def _extend(fields: Fields, select: Fields, sentences: tuple[Value, Value], chos
     length, capacity = fields.get("length"), fields.get("room")
     row = k.add(k.mul(sentence, fields.get("width")), select.element("live_parents", chosen, I64))
     old, new = k.mul(row, capacity), k.mul(new_row, capacity)
-    k.copy(fields.at("pieces", old, I32), fields.at("next_tokens", new, I32), length)
+    k.copy(fields.at("tokens", old, I32), fields.at("next_tokens", new, I32), length)
     k.copy(fields.at("values", old), fields.at("next_values", new), length)
     token, end = select.element("live_tokens", chosen, I64), k.add(new, length)
     k.store(k.build.trunc(token, I32), fields.at("next_tokens", end, I32))
@@ -420,7 +420,7 @@ class NativeSearch:
         self._uninitialized = Arena(self._uninitialized_arrays())
         self._addresses = self._zeroed.addresses | self._uninitialized.addresses
         # NumPy views, whose slicing takes a fifth of the time of tensors'.
-        self._found = tuple(self._uninitialized.tensor(f"found_{name}").numpy() for name in ("pieces", "values"))
+        self._found = tuple(self._uninitialized.tensor(f"found_{name}").numpy() for name in ("tokens", "values"))
         # With a beam most cache entries are soon dropped; in greedy search all stay, and a target is about as long as
         # its source.
         steps = RESERVED_STEPS if bounds.beam_size > 1 else min(self.room, state.longest_source + RESERVED_STEPS)
@@ -462,7 +462,7 @@ class NativeSearch:
         output, beam_size = self.state.output, self.bounds.beam_size
         history, finished = (self.rows, self.room), (self.sentences, self.slots, self.room)
         arrays: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
-            "pieces": (torch.int32, history),
+            "tokens": (torch.int32, history),
             "values": (torch.float32, history),
             "next_tokens": (torch.int32, history),
             "next_values": (torch.float32, history),
@@ -517,12 +517,12 @@ class NativeSearch:
     def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
         """Remove the sentences at these rows from the batch, and return their live hypotheses."""
         batch, width, length = self._numbers["sentences"], self._numbers["width"], self.length
-        pieces, values = self._histories()
+        tokens, values = self._histories()
         scores = self._zeroed.ctypes_array("scores")
         live: list[list[FoundHypothesis]] = []
         for row in rows:
             live_rows = [each for each in range(row * width, (row + 1) * width) if scores[each] > float("-inf")]
-            histories = [(pieces[each, :length].clone(), values[each, :length].clone()) for each in live_rows]
+            histories = [(tokens[each, :length].clone(), values[each, :length].clone()) for each in live_rows]
             live.append([FoundHypothesis(*history, ended=False) for history in histories])
         self._keep_sentences([row for row in range(batch) if row not in rows])
         return live
@@ -530,16 +530,16 @@ class NativeSearch:
     def live(self) -> tuple[Tensor, Tensor]:
         """Return the live hypotheses' tokens, int64 (B, W, t), and total log-probabilities, (B, W)."""
         batch, width = self._numbers["sentences"], self._numbers["width"]
-        pieces = self._histories()[0][: batch * width, : self.length]
-        return pieces.long().view(batch, width, -1), self._zeroed.tensor("scores")[: batch * width].view(batch, width)
+        tokens = self._histories()[0][: batch * width, : self.length]
+        return tokens.long().view(batch, width, -1), self._zeroed.tensor("scores")[: batch * width].view(batch, width)
 
     def found(self, place: int, count: int) -> list[FoundHypothesis]:
         """Return at most `count` finished hypotheses of the sentence at an index of the batch, best first."""
         numbers, first, hypotheses = self._zeroed.ctypes_array, place * self.slots, []
         for slot in numbers("order")[first : first + min(count, numbers("found")[place])]:
             length, ended = numbers("found_lengths")[first + slot], numbers("found_ended")[first + slot]
-            pieces, values = (array[place, slot, :length] for array in self._found)
-            hypotheses.append(FoundHypothesis(pieces, values, ended=bool(ended)))
+            tokens, values = (array[place, slot, :length] for array in self._found)
+            hypotheses.append(FoundHypothesis(tokens, values, ended=bool(ended)))
         return hypotheses
 
     # --- buffers ---------------------------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ class NativeSteps:
         self.logits_buffer = torch.empty(0, self.output.padded_outputs)
 
     def row_arguments(self) -> dict[str, int]:
-        """Return the kernel arguments `firsts`, `counts`, `memory` and `sources` of `model_writer.Places`."""
+        """Return the kernel arguments `firsts`, `counts`, `memory` and `sources` of `model_writer.StepArguments`."""
         raise NotImplementedError
 
     def select_rows(self, rows: Tensor, width: int) -> None:
@@ -152,29 +152,29 @@ class NativeSteps:
         self.lists = self.lists.index_select(0, rows)
         self.width = width
 
-    def step(self, pieces: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
+    def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
         """Return the last layer's output after each hypothesis' newest token, (B, W) to (B, W, D)."""
         if trace is not None:
             raise ValueError("attention weights are not kept here: use the model's own state")
-        return self.advance(pieces)[0].view(*pieces.shape, -1)
+        return self.advance(tokens)[0].view(*tokens.shape, -1)
 
-    def step_to_logits(self, pieces: Tensor) -> tuple[Tensor, Tensor]:
+    def step_to_logits(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return the last layer's output, (B, W, D), and the logits, (B, W, V), after each newest token (B, W).
 
         The logits are overwritten by the next step.
         """
-        states, logits = (tensor.unflatten(0, pieces.shape) for tensor in self.advance(pieces))
+        states, logits = (tensor.unflatten(0, tokens.shape) for tensor in self.advance(tokens))
         return states, logits
 
-    def advance(self, pieces: Tensor) -> tuple[Tensor, Tensor]:
+    def advance(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Run a step; returns the last layer's output, (B × W, D), and the logits, (B × W, V)."""
-        rows = pieces.numel()
+        rows = tokens.numel()
         self._ensure_capacity(rows)
         if rows > self.logits_buffer.shape[0]:
             self.logits_buffer = torch.empty(rows, self.output.padded_outputs)
         x = torch.empty(rows, self.programs.d_model)
         tables = self.programs.step_positions.until(self.position)
-        self._run(x, tables, pieces.contiguous(), is_step=True)
+        self._run(x, tables, tokens.contiguous(), is_step=True)
         self.position += 1
         self.pool.used += rows
         return x, self.logits_buffer[:rows, : self.output.outputs]
@@ -321,7 +321,7 @@ class NativeState(NativeSteps):
         self.row_sources = self.sources if self.width == 1 else self.sources.repeat_interleave(self.width, dim=1)
 
     def row_arguments(self) -> dict[str, int]:
-        """Return the kernel arguments `firsts`, `counts`, `memory` and `sources` of `model_writer.Places`."""
+        """Return the kernel arguments `firsts`, `counts`, `memory` and `sources` of `model_writer.StepArguments`."""
         firsts = self.row_sources.data_ptr()
         return {
             "firsts": firsts,
@@ -387,5 +387,5 @@ class NativePromptState(NativeSteps):
             self._after_prompt = self._after_prompt.index_select(0, rows)
 
     def row_arguments(self) -> dict[str, int]:
-        """Return the kernel arguments `firsts`, `counts`, `memory` and `sources` of `model_writer.Places`."""
+        """Return the kernel arguments `firsts`, `counts`, `memory` and `sources` of `model_writer.StepArguments`."""
         return {"firsts": self.firsts.data_ptr(), "counts": self.counts.data_ptr(), "memory": 0, "sources": 0}

@@ -34,7 +34,7 @@ class StepArguments(NamedTuple):
     normed: Any
     """Room for (N, D)."""
     rounded: Any
-    """Room for N × D or N × H × K words, whichever is more, and for `amx.MORE_ROWS` more rows."""
+    """Room for N × D or N × H × K words, whichever is more, and for `amx.READABLE_EXTRA_ROWS` more rows."""
     scales: Any
     """Room for N."""
     projected: Any
@@ -44,7 +44,7 @@ class StepArguments(NamedTuple):
     inner: Any
     """Room for (128, F), or with a gate for (128, 3 × F)."""
     rounded_inner: Any
-    """Room for 128 × F words, and for `amx.MORE_ROWS` more rows."""
+    """Room for 128 × F words, and for `amx.READABLE_EXTRA_ROWS` more rows."""
     scores: Any
     """Room for `room` numbers for each thread."""
     room: Any

@@ -95,7 +95,7 @@ def _multiply_elements(k: KernelBuilder, tile: Tile, total: Value, one: Value, o
 
 _MIN_ROW_MAGNITUDE = 1e-30  # lower bound on a row's greatest magnitude, against division by zero
 EPILOGUES = ("store", "relu", "add", "half")
-"""Epilogues of the GEMM kernels: see `write_products`."""
+"""Epilogues of the GEMM kernels: see `emit_gemm`."""
 
 
 def emit_quantization(k: KernelBuilder, tile: Tile) -> None:
@@ -148,8 +148,8 @@ def emit_gemm(k: KernelBuilder, tile: Tile, endings: Sequence[str] = EPILOGUES) 
     Args:
         k: the IR builder.
         tile: the tile. rounded (N, D) and scales (N,) come from `round_<kind>`; float32 rows are passed unchanged. With
-            AMX, `amx.MORE_ROWS` rows behind the last one must be readable. weights, start, steps and bias (O,) are
-            those of `NativeLinear`, and O is a multiple of C.
+            AMX, `amx.READABLE_EXTRA_ROWS` rows behind the last one must be readable. weights, start, steps and bias
+            (O,) are those of `NativeLinear`, and O is a multiple of C.
         endings: the epilogues to emit a function for: "store"; "relu", which applies ReLU; "add", which adds to what
             out holds; "half", which clamps to float16's range and writes float16.
     """
@@ -500,7 +500,7 @@ def _linear_kernel(tile: Tile) -> CompiledKernel:
 
 @cache
 def _refining_kernel(tile: Tile) -> CompiledKernel:
-    """Compile `refine_rows(x, N, D, weights, bias, logits, P)`, which runs `lines.write_refining`."""
+    """Compile `refine_rows(x, N, D, weights, bias, logits, P)`, which runs `lines.emit_refinement`."""
     k = new_builder("refining", tile)
     emit_refinement(k, tile.vectors)
     with kernel(k, "refine_rows", 7) as (numbers, thread, threads):
@@ -512,7 +512,7 @@ def _refining_kernel(tile: Tile) -> CompiledKernel:
 
 @cache
 def _widening_kernel(tile: Tile) -> CompiledKernel:
-    """Compile `widen_rows(x, N, D, weights, bias, rounded, V, logits, P)`, which runs `lines.write_widening`."""
+    """Compile `widen_rows(x, N, D, weights, bias, rounded, V, logits, P)`; see `emit_bfloat16_refinement`."""
     k = new_builder("widening", tile)
     emit_bfloat16_refinement(k, tile.vectors)
     with kernel(k, "widen_rows", 9) as (numbers, thread, threads):

@@ -304,7 +304,7 @@ class PanelArguments(NamedTuple):
 
 
 PANEL_TYPES: tuple[Any, ...] = (POINTER, *[I64] * 4, POINTER, I64, POINTER, I64, I64, POINTER, *[I64] * 5, POINTER)
-"""The LLVM types of `PanelPlaces`' fields."""
+"""The LLVM types of `PanelArguments`' fields."""
 
 
 class EpilogueEmitter(NamedTuple):

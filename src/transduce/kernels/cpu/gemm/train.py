@@ -67,7 +67,7 @@ class Gemm(NamedTuple):
     * `mix`: the address of a matrix of the result's shape (0: none), that matrix's factor, and the factor of the sums.
     """
     scratch: Value | None = None
-    """The address of scratch space, `PairMultiplier.thread_bytes` for each thread."""
+    """The address of scratch space, `GemmEmitter.thread_bytes` for each thread."""
 
 
 class GemmEmitter:
@@ -335,7 +335,7 @@ def tile_name(ending: Epilogue, vectors: int) -> str:
 
 
 class Float32GemmEmitter(GemmEmitter):
-    """A float32 `PairMultiplier` for registers of 512 bits."""
+    """A float32 `GemmEmitter` for registers of 512 bits."""
 
     layout = GemmLayout(
         panel=48,

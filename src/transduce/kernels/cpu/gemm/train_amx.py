@@ -59,7 +59,7 @@ class _Block(NamedTuple):
 
 
 class AmxGemmEmitter(GemmEmitter):
-    """A `PairMultiplier` that uses AMX; the number of columns is a multiple of a panel's."""
+    """A `GemmEmitter` that uses AMX; the number of columns is a multiple of a panel's."""
 
     layout = AMX
     packer = AmxPacker

@@ -60,7 +60,7 @@ class ForwardArguments(NamedTuple):
     is_nontemporal: Any
     """Whether outputs are written by non-temporal stores, past the caches: 0 or 1."""
     thread_scratch: Any
-    """Scratch space of `PairMultiplier.thread_bytes` for each thread."""
+    """Scratch space of `GemmEmitter.thread_bytes` for each thread."""
     positive_mask: Any
     """A bit array of N × O bits that is set where outputs are positive; 0: not requested."""
 
@@ -74,7 +74,7 @@ class BackwardArguments(NamedTuple):
     x: Any
     """Input, (N, I)."""
     weight: Any
-    """Weight, (O, I); 0: `weight_room` already holds the packed weight."""
+    """Weight, (O, I); 0: `packed_weight` already holds the packed weight."""
     gradient: Any
     """The gradient with respect to the output, (N, O)."""
     x_gradient: Any
@@ -96,7 +96,7 @@ class BackwardArguments(NamedTuple):
     packed_x: Any
     """Scratch space for the packed input: I × N elements, N padded as in `Packer.pairs_of`."""
     thread_scratch: Any
-    """Scratch space of `PairMultiplier.thread_bytes` for each thread."""
+    """Scratch space of `GemmEmitter.thread_bytes` for each thread."""
     is_nontemporal: Any
     """Whether `by_x` is written by non-temporal stores, past the caches: 0 or 1."""
 
@@ -202,7 +202,7 @@ class GradientSums(NamedTuple):
 
 
 def supports_gemm(x: Tensor, weight: Tensor) -> bool:
-    """Return whether `multiply` and `multiply_back` take x (N, I) and rows of a weight (O, I)."""
+    """Return whether `multiply` and `linear_backward` take x (N, I) and rows of a weight (O, I)."""
     return x.dtype == weight.dtype and supports_gemm_sizes(len(x), weight.shape[1], len(weight), x.dtype)
 
 
@@ -236,7 +236,7 @@ def gemm_tile(dtype: torch.dtype) -> Tile | None:
 
 
 def require_gemm_tile(dtype: torch.dtype) -> Tile:
-    """Return `product_tile(dtype)`, which must not be None."""
+    """Return `gemm_tile(dtype)`, which must not be None."""
     tile = gemm_tile(dtype)
     assert tile is not None, f"there are no GEMM kernels for {dtype} on this processor"
     return tile

@@ -147,7 +147,7 @@ class CompiledKernel:
 
 
 def float_bits(value: float) -> int:
-    """Return the bits of a float32 as an integer kernel argument, which `KernelBuilder.float_of` reads."""
+    """Return the bits of a float32 as an integer kernel argument, which `KernelBuilder.float_from_bits` reads."""
     return int(struct.unpack("<i", struct.pack("<f", value))[0])
 
 
@@ -211,7 +211,7 @@ def _has_amx_pairs() -> bool:
 
 
 def require_integer_tile() -> Tile:
-    """Return `find_tile()`, which must not be None."""
+    """Return `find_integer_tile()`, which must not be None."""
     tile = find_integer_tile()
     assert tile is not None, "there are no kernels for this processor"
     return tile

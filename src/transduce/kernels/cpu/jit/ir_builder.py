@@ -1,7 +1,7 @@
 """Build LLVM intermediate representation (IR) for kernels: loops, vectors, loads and stores.
 
-Python code runs once, while it emits instructions: a Python loop is unrolled, `KernelBuilder.loop` becomes a loop in the
-machine code. `KernelBuilder.variable` allocates mutable variables on the stack, which LLVM promotes to registers.
+Python code runs once, while it emits instructions: a Python loop is unrolled, `KernelBuilder.loop` becomes a loop in
+the machine code. `KernelBuilder.variable` allocates mutable variables on the stack, which LLVM promotes to registers.
 """
 
 from collections.abc import Callable, Iterator
@@ -114,7 +114,7 @@ class KernelBuilder:
         self.build.position_at_end(after)
 
     def each_vector(self, width: Value) -> Iterator[tuple[Value, int]]:
-        """Yield (first column, accumulator number) for each vector of a row, `AT_ONCE` vectors per emitted iteration.
+        """Yield (first column, accumulator number) of each vector of a row, `UNROLLED_VECTORS` per emitted iteration.
 
         The vectors that remain are emitted as a loop over single vectors, whose accumulator number is 0.
         """
@@ -371,7 +371,7 @@ class KernelBuilder:
         """Emit a non-temporal store, which bypasses the caches, of a 64-byte vector to a 64-byte-aligned address.
 
         LLVM loses its own non-temporal marker in later passes, so this is inline assembly. A kernel must call
-        `finish_streams` afterwards.
+        `store_fence` afterwards.
         """
         floats = self.build.bitcast(value, self.floats)
         kind = ir.FunctionType(VOID, [self.floats, POINTER])
@@ -398,7 +398,7 @@ class KernelBuilder:
         return self.build.load(place, typ=type_of.type)
 
     def accumulators(self, start: float = 0.0) -> list[Value]:
-        """Allocate `AT_ONCE` float32 vector accumulators for `each_vector`."""
+        """Allocate `UNROLLED_VECTORS` float32 vector accumulators for `each_vector`."""
         return [self.variable(self.splat(start)) for _ in range(UNROLLED_VECTORS)]
 
     def accumulate(

@@ -131,10 +131,10 @@ class StackAllocator:
             if end <= self._end:
                 self.live[start] = end
                 return MemoryBlock(self, start)
-        return _HeapPiece(self, torch.empty(count, dtype=torch.uint8))
+        return _HeapBlock(self, torch.empty(count, dtype=torch.uint8))
 
 
-class _HeapPiece(MemoryBlock):
+class _HeapBlock(MemoryBlock):
     """A block on the heap, for when the stack is full."""
 
     def __init__(self, stack: StackAllocator, memory: torch.Tensor) -> None:

@@ -56,7 +56,7 @@ class Tile(NamedTuple):
     def max_quantized(self) -> int:
         """The greatest quantized magnitude of an activation.
 
-        With 12 bits it is small enough that sums of `most_inputs` products fit in 32 bits.
+        With 12 bits it is small enough that sums of `max_inputs` products fit in 32 bits.
         """
         return {"bytes": 127, "halves": 2047, "sextets": 31, "words": 2047}[self.kind]
 

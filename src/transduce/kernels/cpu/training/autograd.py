@@ -268,7 +268,7 @@ def _run_norm(
 ) -> None:
     """Run a norm kernel.
 
-    For the backward pass, `backward_tensors` holds `gradient`, `kept`, `shares` and the two sums of `NormPlaces`.
+    For the backward pass, `backward_tensors` holds `gradient`, `kept`, `shares` and the two sums of `NormArguments`.
     """
     x, weight, bias = tensors
     arguments = NormArguments(
@@ -354,7 +354,7 @@ class _Linear(torch.autograd.Function):
 def _backward_by_pytorch(
     gradient: Tensor, x: Tensor, weight: Tensor, gate: Tensor | None, sums: GradientSums, *, by_x: bool
 ) -> Tensor | None:
-    """Compute the gradients of a linear layer by PyTorch's GEMM: see `fused_products.multiply_back`."""
+    """Compute the gradients of a linear layer by PyTorch's GEMM: see `fused_products.linear_backward`."""
     if gate is not None or sums.bias is not None:
         gradient, columns = sum_columns(gradient, gate)
         if sums.bias is not None:

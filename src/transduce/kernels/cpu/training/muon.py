@@ -354,12 +354,12 @@ _BYTES = 2  # of an element
 
 
 def supports_orthogonalization(matrices: Sequence[Tensor]) -> bool:
-    """Return whether `make_orthogonal` takes these matrices."""
+    """Return whether `orthogonalize_in_place` takes these matrices."""
     return bfloat16_tile() is not None and all(_suits(each) for each in matrices)
 
 
 def _suits(matrix: Tensor) -> bool:
-    """Return whether `make_orthogonal` takes a matrix."""
+    """Return whether `orthogonalize_in_place` takes a matrix."""
     fits = matrix.shape[0] % _TOGETHER == matrix.shape[1] % _TOGETHER == 0 and matrix.numel() > 0
     return fits and matrix.dtype == torch.bfloat16 and matrix.device.type == "cpu" and matrix.is_contiguous()
 
@@ -367,7 +367,7 @@ def _suits(matrix: Tensor) -> bool:
 def orthogonalize_in_place(
     matrices: Sequence[Tensor], polynomials: Polynomials, scale: float, *, by_gram_matrix: bool
 ) -> list[bool]:
-    """Orthogonalize matrices of one shape in place by odd polynomials; see `backend.TrainingKernels.make_orthogonal`.
+    """Orthogonalize matrices of one shape in place by odd polynomials (implements `backend.TrainingKernels`).
 
     Returns:
         For each matrix whether it was changed; False if it was too large or too small for float32.

@@ -258,7 +258,7 @@ def apply_update(
 ) -> None:
     """Subtract rate × move from the parameters × shrink, and update their moving average and bfloat16 copies.
 
-    See `backend.TrainingKernels.follow_update`.
+    See `backend.TrainingKernels.apply_update`.
     """
     if move is not None:
         _check(move, vectors.master.numel(), kinds=_WIDE + _NARROW)
@@ -309,7 +309,7 @@ def _check(vector: Tensor, count: int, *, kinds: tuple[torch.dtype, ...] = _WIDE
 
 @cache
 def _kernels(tile: Tile) -> dict[str, CompiledKernel]:
-    """Compile the kernels of `UpdateWriter`."""
+    """Compile the kernels of `UpdateEmitter`."""
     k = new_builder("update", tile)
     UpdateEmitter(k).write()
     return compile_kernels(k, UpdateEmitter.names)

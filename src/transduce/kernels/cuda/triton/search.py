@@ -19,7 +19,7 @@ def _read(logits, bias, ids, exist, never, never_too, BIASED: tl.constexpr):
 
 @triton.jit
 def find_top_tokens(
-    logits, bias, done, values, pieces, normalizers, maxima, length, position, vocabulary, width, never, never_too,
+    logits, bias, done, values, tokens, normalizers, maxima, length, position, vocabulary, width, never, never_too,
     BIASED: tl.constexpr, COUNT: tl.constexpr, LANES: tl.constexpr, CHUNKS: tl.constexpr, ROOM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -57,7 +57,7 @@ def find_top_tokens(
         tl.store(values + row * COUNT + number, tl.max(x, axis=0))
         token = tl.sum(tl.where(is_best, ids, 0), axis=0)
         tl.store(
-            pieces + row * COUNT + number, tl.minimum(token, vocabulary - 1)
+            tokens + row * COUNT + number, tl.minimum(token, vocabulary - 1)
         )  # a valid id even if no logit is finite
         x = tl.where(is_best, float("-inf"), x)
 
@@ -81,7 +81,7 @@ def _best_chunks(best, chunks, vocabulary, COUNT: tl.constexpr, LANES: tl.conste
 
 @triton.jit
 def extend_greedy(
-    values, best, normalizers, done, limits, pieces, history, records, counts, sources, remaining, position, sentences,
+    values, best, normalizers, done, limits, tokens, history, records, counts, sources, remaining, position, sentences,
     eos, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Extend each unfinished sentence by its best token (greedy search).
@@ -98,7 +98,7 @@ def extend_greedy(
     tl.store(entry, tl.zeros((BLOCK,), tl.int32), mask=live)
     tl.store(entry + 1, token, mask=live)
     tl.store(entry + 2, value.to(tl.int32, bitcast=True), mask=live)
-    tl.store(pieces + rows, token.to(tl.int64), mask=live)
+    tl.store(tokens + rows, token.to(tl.int64), mask=live)
     leaves = live & ((token == eos) | (tl.load(limits + rows, mask=exist, other=0) <= length))
     tl.store(records + rows * 5, length + tl.zeros((BLOCK,), tl.int32), mask=leaves)
     tl.store(records + rows * 5 + 1, (leaves & (token != eos)).to(tl.int32), mask=leaves)
@@ -110,7 +110,7 @@ def extend_greedy(
 
 @triton.jit
 def extend_beam(
-    values, best, normalizers, done, limits, reaches, penalties, scores, sums, pieces, history, records, finished,
+    values, best, normalizers, done, limits, reaches, penalties, scores, sums, tokens, history, records, finished,
     listed, counts, sources, remaining, length, position, sentences, room, eos,
     WIDTH: tl.constexpr, COUNT: tl.constexpr, FOUND: tl.constexpr, WIDE: tl.constexpr, CANDIDATES: tl.constexpr,
     FINISHED: tl.constexpr, BLOCK: tl.constexpr,
@@ -157,7 +157,7 @@ def extend_beam(
         tl.store(sources + sentence, 0)
         tl.atomic_add(remaining, -1)
         return
-    tl.store(pieces + first + lanes, newest.to(tl.int64), mask=exist)
+    tl.store(tokens + first + lanes, newest.to(tl.int64), mask=exist)
     tl.store(scores + first + lanes, own_totals, mask=exist)
     tl.store(sums + first + lanes, own_sums, mask=exist)
     cached = tl.load(length).to(tl.int32)
