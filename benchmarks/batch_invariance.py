@@ -26,10 +26,10 @@ import torch
 from emulated_bf16 import Emulation
 from report import Row, machine, parser, report
 
-from transduce.demo import demo
-from transduce.runtime.opening import load
-from transduce.runtime.strict import bucket
-from transduce.runtime.translator import Translator
+from transduce.demonstration.run import demo
+from transduce.inference.batch_invariance import padded_length
+from transduce.inference.load import open_translator
+from transduce.inference.translator import Translator
 from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings
 from transduce.text.files import read_lines
@@ -67,7 +67,7 @@ def decode(
     """Return the best hypothesis of each sentence, decoded in batches of this size in this order."""
     queues: dict[int, list[int]] = {}
     for number in numbers:  # strict search batches only sources with equal padded length
-        queues.setdefault(bucket(len(sources[number])) if search.strict else 0, []).append(number)
+        queues.setdefault(padded_length(len(sources[number])) if search.strict else 0, []).append(number)
     found: dict[int, Hypothesis] = {}
     for queue in queues.values():
         for start in range(0, len(queue), size):
@@ -180,14 +180,16 @@ def main() -> int:
     emulation = Emulation() if args.emulate else nullcontext()  # type: ignore[no-untyped-call]
     with tempfile.TemporaryDirectory() as temporary, emulation:
         folder, lines = find_sentences(args.model, args.source, Path(temporary), quick=args.quick)
-        exact = load(folder, precision="fp32", device="cpu", threads=1)
+        exact = open_translator(folder, precision="fp32", device="cpu", threads=1)
         vocabulary = exact.tokenizer.source
         encoded = [
             [*ids, vocabulary.eos_id] for ids in vocabulary.encode_batch([line for line in lines if line.strip()])
         ]
         sources = [ids for ids in encoded if len(ids) <= LONGEST][: 200 if args.quick else 1000]
         for precision in args.precisions:
-            translator = exact if precision == "fp32" else load(folder, precision=precision, device="cpu", threads=1)
+            translator = (
+                exact if precision == "fp32" else open_translator(folder, precision=precision, device="cpu", threads=1)
+            )
             for name in SEARCHES:
                 rows += measure(translator, exact, sources, name, timed=not args.emulate)
     return report(rows, args.json)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from report import REPOSITORY, Row, data_folder, machine, mean, parser, report
 
-from transduce.durable import write_file
+from transduce.atomic_io import write_file
 from transduce.text.sentences import read_documents
 
 EXAMPLES = 10

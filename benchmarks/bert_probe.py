@@ -22,7 +22,7 @@ from report import Row, machine, report
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.runtime.filler import Filler, load_filler
+from transduce.inference.mask_filler import Filler, load_filler
 
 PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 3e-2)
 STEPS, RATE, BATCH = 150, 0.03, 64

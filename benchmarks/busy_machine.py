@@ -17,15 +17,15 @@ from contextlib import contextmanager
 
 import torch
 
-from transduce.libraries import advise_libraries
+from transduce.kernels.cpu.decoding.search import NativeSearch
+from transduce.kernels.cpu.jit import threads as crew
+from transduce.kernels.int8_fbgemm import quantize
+from transduce.kernels.prepacked import PackedTransformer
+from transduce.kernels.select import product_maker, start_fast
 from transduce.model.config import ModelConfig
-from transduce.model.fast import product_maker, start_fast
-from transduce.model.native import crew
-from transduce.model.native.search import NativeSearch
-from transduce.model.packed import PackedTransformer
-from transduce.model.quantized import quantize
-from transduce.model.searching import SearchBounds
+from transduce.model.state import SearchBounds
 from transduce.model.transformer import Transformer
+from transduce.process_environment import set_library_defaults
 
 SIZES = ((4, 128, 4), (6, 256, 4), (6, 512, 8))  # layers, columns, heads
 BATCHES = ((1, 1), (1, 4), (4, 4), (32, 4))  # sentences, hypotheses of each
@@ -61,7 +61,7 @@ def choosing(way: str, threads: int) -> Iterator[None]:
     """Set how many threads a step uses, within the context."""
     kept = crew._THREAD_WORK, crew._LEAST_SHARE, crew._CREW
     if way != "default":
-        crew._THREAD_WORK, crew._LEAST_SHARE, crew._CREW = 1, 0.0, crew.Crew()
+        crew._THREAD_WORK, crew._LEAST_SHARE, crew._CREW = 1, 0.0, crew.ThreadLimiter()
     torch.set_num_threads(1 if way == "one thread" else threads)
     try:
         yield
@@ -103,7 +103,7 @@ def measure(
 def main() -> None:
     """Print a table of the times."""
     before = dict(os.environ)
-    advise_libraries()
+    set_library_defaults()
     if os.environ != before:  # set as by the command; libraries read it when loaded
         os.execv(sys.executable, [sys.executable, *sys.argv])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

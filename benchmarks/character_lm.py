@@ -22,7 +22,7 @@ from environments import peer_python
 from report import Row, data_folder, machine, parser, report
 from training_speed import MARIAN
 
-from transduce.runtime.machine import detect_machine
+from transduce.machine import detect_machine
 
 BAR_LOSS = 1.88
 CONTEXT, WINDOWS = 64, 12

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from report import Row, machine, mean, parser, report
 
+from transduce.inference.load import load
+from transduce.inference.translator import Translator
 from transduce.inspection.coreference import pronoun_attention
 from transduce.inspection.pronouns import PronounPair
-from transduce.runtime.loading import load
-from transduce.runtime.translator import Translator
 
 
 class Side(NamedTuple):

@@ -11,11 +11,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from transduce.kernels.select import kernels_of_training
+from transduce.model.backend import training_with
 from transduce.model.build import build_model
-from transduce.model.fast import kernels_of_training
-from transduce.model.fused import training_with
-from transduce.tasks.precautions import take_precautions
-from transduce.tasks.run import Run, RunRequest
+from transduce.tasks.run.run import Run, RunRequest, make_safeguards
 from transduce.training.loop import Trainer
 
 
@@ -46,7 +45,7 @@ def main(folder: str, steps: int, seeks: int) -> None:
             settings=resolved.training,
             folder=Path(out.name),
             display=run.display,
-            precautions=take_precautions(run.machine, run.kind.largest(corpus, resolved), corpus.describe),
+            safeguards=make_safeguards(run.machine, run.kind.largest_batches(corpus, resolved), corpus.describe),
         ).run()
     found = {
         "first_batch_seconds": first_batch_seconds,

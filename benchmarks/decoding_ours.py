@@ -4,9 +4,9 @@ from queue import SimpleQueue
 
 from decoding_worker import read_plan, resident_bytes, serve
 
-from transduce.model.fast import has_kernels
-from transduce.runtime.opening import load
-from transduce.runtime.translator import Translator
+from transduce.inference.load import open_translator
+from transduce.inference.translator import Translator
+from transduce.kernels.select import has_kernels
 from transduce.search.settings import SearchSettings
 
 
@@ -17,7 +17,7 @@ def main() -> None:
     bare = resident_bytes()
     idle: SimpleQueue[Translator] = SimpleQueue()
     for _ in range(plan.together):  # one translator per concurrent batch
-        idle.put(load(plan.folder, precision=plan.form, threads=plan.threads, device=plan.device))
+        idle.put(open_translator(plan.folder, precision=plan.form, threads=plan.threads, device=plan.device))
     ids = sentences["ids"]
 
     def decode(indices: list[int], beam_size: int) -> int:

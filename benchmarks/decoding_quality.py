@@ -7,10 +7,10 @@ import sacrebleu
 import torch
 from report import Row
 
-from transduce.runtime.machine import detect_machine
-from transduce.runtime.opening import load
-from transduce.runtime.translation import Alternative, Translation
-from transduce.runtime.translator import Translator
+from transduce.inference.load import open_translator
+from transduce.inference.translation import Alternative, Translation
+from transduce.inference.translator import Translator
+from transduce.machine import detect_machine
 from transduce.search.settings import SearchSettings
 
 
@@ -22,14 +22,14 @@ def quality_rows(
     `place` is the device and the number of threads.
     """
     device, threads = place
-    exact = load(folder, precision="fp32", device=device, threads=threads)
+    exact = open_translator(folder, precision="fp32", device=device, threads=threads)
     searches = {beam_size: SearchSettings(beam_size=beam_size) for beam_size in (1, 4)}
     expected = {beam: _best(exact.translate(sources, search)) for beam, search in searches.items()}
     rows = []
     # On machines where `auto` is not bf16, measure bf16 too.
     others = ("auto",) if detect_machine(device).precision == "bf16" else ("auto", "bf16")
     for precision in (*others, "int8") if device == "cpu" else others:
-        fast = load(folder, precision=precision, device=device, threads=threads)
+        fast = open_translator(folder, precision=precision, device=device, threads=threads)
         for beam_size, search in searches.items():
             found = [_best(fast.translate(sources, search)), expected[beam_size]]
             texts = [[each.text for each in side] for side in found]
@@ -74,7 +74,7 @@ def _gap(exact: Translator, source: str, found: Sequence[str], expected: Sequenc
     vocabulary, config = exact.tokenizer.target, exact.model.config
     rows = [[*(vocabulary.id(piece) for piece in pieces), config.eos_id] for pieces in (found, expected)]
     first = next(n for n, (one, other) in enumerate(zip(*rows, strict=False)) if one != other)
-    source_ids = exact.tokenizer.source.closed(exact.tokenizer.source.encode(source))
+    source_ids = exact.tokenizer.source.with_special_tokens(exact.tokenizer.source.encode(source))
     target_ids = [config.start_id, *rows[0][:first]]
     with torch.inference_mode(), torch.device(exact.model.source_weight.device):
         logits = exact.model(torch.tensor([source_ids]), torch.tensor([target_ids]))[0, -1]

@@ -34,9 +34,9 @@ from decoding_worker import Order, Plan
 from environments import peer_python, pinned
 from report import REPOSITORY, Row, data_folder, machine, parser, report
 
-from transduce.runtime.machine import detect_machine
-from transduce.runtime.opening import load
-from transduce.runtime.translator import Translator
+from transduce.inference.load import open_translator
+from transduce.inference.translator import Translator
+from transduce.machine import detect_machine
 from transduce.text.files import read_lines
 
 PEERS = ("ctranslate2", "onnx", "onnxruntime", "transformers")  # the same environment as exchange.py's
@@ -343,7 +343,7 @@ def run_all(
     several = threads if args.device == "cpu" and args.threads is None else 1
     wanted = [each for each in device.contenders(several) if each.engine != skipped]
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
-        translator = load(folder, device="cpu", threads=threads)
+        translator = open_translator(folder, device="cpu", threads=threads)
         sentences = Path(scratch) / "sentences.json"
         count = write_sentences(translator, sources, sentences)
         converted = to_ctranslate2(folder, Path(scratch) / "ctranslate2", python)

@@ -19,7 +19,7 @@ from denoising import train
 from report import REPOSITORY, Row, data_folder, machine, parser, report
 
 import transduce
-from transduce.runtime.translator import Translator
+from transduce.inference.translator import Translator
 from transduce.text.files import read_lines
 
 SIDES = ("de", "en")

@@ -20,9 +20,9 @@ from decoding_speed import train_once
 from report import REPOSITORY, Row, data_folder, machine, mean, parser, report
 from sacrebleu.metrics.chrf import CHRF
 
-from transduce import Translation, Translator, load, look_again, review, score
-from transduce.runtime.doubts import DOUBT_KINDS, nats_a_piece
-from transduce.runtime.scoring import as_translation
+from transduce import Translation, Translator, estimate_quality, load, redecode, score
+from transduce.inference.quality_estimation import WARNING_KINDS, nats_per_token
+from transduce.inference.scoring import as_translation
 from transduce.text.files import read_lines
 
 Doubts = Sequence[tuple[str, ...]]
@@ -67,15 +67,15 @@ def train_on(corpus: Path, minutes: float) -> Path:
 
 def _rows(translator: Translator, found: list[Translation], references: list[str]) -> list[Row]:
     quality = _qualities(found, references)
-    doubts = [tuple(doubt.kind for doubt in each) for each in review(translator, found)]
+    doubts = [tuple(doubt.kind for doubt in each) for each in estimate_quality(translator, found)]
     sure = mean([value for value, own in zip(quality, doubts, strict=True) if not own])
     rows = [Row("no warning", sure, "chrF", f"share of {len(found):,}", mean([float(not own) for own in doubts]))]
-    for kind in DOUBT_KINDS:
+    for kind in WARNING_KINDS:
         own_quality = [value for value, own in zip(quality, doubts, strict=True) if kind in own]
         if own_quality:
             name, value = f"warning: {kind}, {len(own_quality)} sentences", mean(own_quality)
             rows.append(Row(name, value, "chrF", "no warning", sure, value / sure))
-    likelihood = [-nats_a_piece(each) for each in found]
+    likelihood = [-nats_per_token(each) for each in found]
     rows.append(Row("the better of two is more probable", 100.0 * _ranking(likelihood, quality), "%"))
     rows.append(Row("mismatched translations with warnings", 100.0 * _mismatches(translator, found, references), "%"))
     return [*rows, *_second_search(translator, found, references, doubts)]
@@ -84,7 +84,7 @@ def _rows(translator: Translator, found: list[Translation], references: list[str
 def _second_search(
     translator: Translator, found: list[Translation], references: list[str], doubts: Doubts
 ) -> list[Row]:
-    again = look_again(translator, found)
+    again = redecode(translator, found)
     numbers = [n for n, own in enumerate(doubts) if own]
     changed = [n for n in numbers if again[n].text != found[n].text]
     rows = [Row("translations with warnings changed", len(changed), f"of {len(numbers)}")]
@@ -117,7 +117,7 @@ def _ranking(likelihood: list[float], quality: list[float]) -> float:
 def _mismatches(translator: Translator, found: list[Translation], references: list[str]) -> float:
     """Return the fraction of translations that get a warning if each source is paired with the next one's reference."""
     scores = translator.score([each.source for each in found], references[1:] + references[:1])
-    doubts = review(translator, [as_translation(each) for each in scores])
+    doubts = estimate_quality(translator, [as_translation(each) for each in scores])
     return mean([float(bool(own)) for own in doubts])
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from decoding_speed import train_once
 from report import REPOSITORY, Row, data_folder, machine, parser, report
 
-from transduce import Translator, load, remember, score
+from transduce import Translator, build_datastore, load, score
 from transduce.text.files import read_lines
 
 FOLDER = REPOSITORY / "models" / "examples"
@@ -58,12 +58,12 @@ def rows_of(model: Path, text: Text) -> list[Row]:
     translator = load(model, task="translation")
     alone, alone_seconds = bleu(translator, text.test)
     started_at = time.monotonic()
-    memory = remember(translator, *text.train, dev=text.dev)
+    memory = build_datastore(translator, *text.train, dev=text.dev)
     seconds = time.monotonic() - started_at
     path = FOLDER / f"{text.name}.examples"
     path.parent.mkdir(parents=True, exist_ok=True)
     memory.write(path)
-    found, found_seconds = bleu(load(model, task="translation", examples=path), text.test)
+    found, found_seconds = bleu(load(model, task="translation", datastore=path), text.test)
     what = f"{text.name}, {len(text.train[0]):,} pairs"
     return [
         Row(f"{what}, with retrieval", found, "BLEU", "the model alone", alone, found / alone),

@@ -32,26 +32,25 @@ from environments import peer_python, pinned
 from exchange_families import OUT, brought_in, make_model
 from report import REPOSITORY, Row, data_folder, machine, parser, report
 
+from transduce.exchange.comparison import compare_encoders, compare_models
+from transduce.exchange.own_models import OriginalEncoder, OriginalLanguageModel, OriginalModel
+from transduce.inference.translator import Translator
+from transduce.interop.components import ExportedEncoder, ExportedModel
 from transduce.interop.ctranslate2 import (
     CTranslate2LanguageModel,
     CTranslate2Model,
     ctranslate2_obstacles,
     write_ctranslate2,
 )
-from transduce.interop.exported import ExportedEncoder, ExportedModel
-from transduce.interop.huggingface import class_for
-from transduce.interop.huggingface_model import HuggingFaceEncoder, HuggingFaceLanguageModel, HuggingFaceModel
-from transduce.interop.onnx import write_onnx
-from transduce.interop.onnx_model import OnnxEncoder, OnnxLanguageModel, OnnxModel
+from transduce.interop.hugging_face.export import class_for
+from transduce.interop.hugging_face.model import HuggingFaceEncoder, HuggingFaceLanguageModel, HuggingFaceModel
+from transduce.interop.onnx.export import write_onnx
+from transduce.interop.onnx.model import OnnxEncoder, OnnxLanguageModel, OnnxModel
 from transduce.model.build import Model
 from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
 from transduce.model.transformer import Transformer
-from transduce.runtime.comparison import compare_models
-from transduce.runtime.encoder_comparison import compare_encoders
-from transduce.runtime.folder_writing import write_model_folder
-from transduce.runtime.own_models import OwnEncoder, OwnLanguageModel, OwnModel
-from transduce.runtime.translator import Translator
+from transduce.model_folder.write import write_model_folder
 from transduce.text.corpus import CorpusFiles, read_pairs
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
@@ -147,20 +146,20 @@ def compared(write: Write, model: Model, tokenizer: Tokenizer, lines: list[str])
         if isinstance(model, Encoder):
             assert isinstance(other, ExportedEncoder)
             types = [[int(place > len(row) // 2) for place in range(len(row))] for row in rows]
-            found = compare_encoders(OwnEncoder(model), other, rows, types).agreement
+            found = compare_encoders(OriginalEncoder(model), other, rows, types).agreement
             return found.largest_difference if found.same_choices == found.texts else float("inf")
         assert isinstance(other, ExportedModel)
         own: ExportedModel
         if isinstance(model, Decoder):
-            own = OwnLanguageModel(model, never_written=tokenizer.target.unk_id, context=512)
+            own = OriginalLanguageModel(model, never_written=tokenizer.target.unk_id, context=512)
             rows = [row[: len(row) // 2] for row in rows]
         else:
-            own = OwnModel(Translator(model, tokenizer))
+            own = OriginalModel(Translator(model, tokenizer))
             rows = [[*row, config.eos_id] for row in rows]
-        comparison = compare_models(own, other, rows, pieces=pieces, most_pieces=60)
+        comparison = compare_models(own, other, rows, tokens=pieces, max_tokens=60)
     if not all(comparison.agreeing):
         return float("inf")
-    places = [*comparison.own_places, *comparison.random_places]
+    places = [*comparison.own_differences, *comparison.random_differences]
     return max(place.difference / max(1.0, abs(place.ours) / 10.0) for place in places)
 
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from transduce.interop.import_weights import StoredTensors, import_model
+from transduce.interop.hugging_face.import_weights import StoredTensors, import_model
 from transduce.model.build import Model, build_model
 from transduce.model.config import ModelConfig
 from transduce.text.tokenizer import Tokenizer

@@ -47,12 +47,11 @@ from report import REPOSITORY, Row, data_folder, machine, parser, report
 from tatoeba_zh_en import JOEYNMT
 
 from transduce import load, score
-from transduce.durable import write_file
-from transduce.inspection.plots_files import save_chart
+from transduce.atomic_io import write_file
+from transduce.inference.translator import Translator
+from transduce.inspection.plots import draw_chart, save_chart
 from transduce.inspection.plots_runs import plot_lengths
-from transduce.inspection.plots_terminal import draw_chart
-from transduce.runtime.machine import detect_machine
-from transduce.runtime.translator import Translator
+from transduce.machine import detect_machine
 from transduce.text.files import read_lines
 
 RESULT, PEER = "result.json", "joeynmt-lstm"

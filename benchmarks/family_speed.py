@@ -21,13 +21,12 @@ from report import Row
 from training_settings import LABEL_SMOOTHING, RATE, STEP_TOKENS, optimizer_settings
 
 from transduce.data.batches import Batch
+from transduce.kernels.select import kernels_of_training
+from transduce.machine import DTYPES, detect_machine
+from transduce.model.backend import training_with
 from transduce.model.build import build_encoder_decoder
 from transduce.model.config import ModelConfig
-from transduce.model.fast import kernels_of_training
-from transduce.model.fused import training_with
-from transduce.model.precision import DTYPES
-from transduce.runtime.machine import detect_machine
-from transduce.tasks.translation import TranslationTask
+from transduce.tasks.kinds.translation import TranslationTask
 from transduce.training.choices import PRESETS, choose_kernels
 from transduce.training.optimizer import FlatOptimizer
 

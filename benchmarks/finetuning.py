@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from report import REPOSITORY, Row, data_folder, machine, parser, report
 from safetensors import safe_open
 
-from transduce.interop.stored_tokenizer import load_tokenizer
+from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.text.files import read_lines
 
 SIDES = ("en", "de")

@@ -3,9 +3,9 @@
 import torch
 from decoding_worker import read_plan, resident_bytes, serve
 
-from transduce.model.fast import has_kernels
-from transduce.runtime.continuing import ContinuingScorer
-from transduce.runtime.generator import load_generator
+from transduce.inference.generator import load_generator
+from transduce.inference.scorers import ContinuingScorer
+from transduce.kernels.select import has_kernels
 from transduce.search.greedy import greedy_search
 
 
@@ -19,7 +19,7 @@ def main() -> None:
 
     @torch.inference_mode()
     def decode(indices: list[int], _beam_size: int) -> int:
-        scorer = ContinuingScorer(generator.model, [ids[index] for index in indices], context=context, never_written=())
+        scorer = ContinuingScorer(generator.model, [ids[index] for index in indices], context=context, excluded_ids=())
         longest = torch.full((len(indices),), plan.longest)
         found = greedy_search(scorer, start_id=0, eos_id=-1, longest=longest)  # nothing ends a text
         return sum(len(best.ids) for best, *_ in found)

@@ -24,8 +24,8 @@ from decoding_worker import Order, Plan
 from environments import peer_python, pinned
 from report import REPOSITORY, Row, data_folder, machine, parser, report
 
-from transduce.runtime.generator import Generator, load_generator
-from transduce.runtime.machine import detect_machine
+from transduce.inference.generator import Generator, load_generator
+from transduce.machine import detect_machine
 from transduce.text.files import read_lines
 
 SIZES = {

@@ -23,16 +23,15 @@ from training_ceiling import wait
 from training_settings import RATE, Present, batch_of, config_of, optimizer_settings
 from training_speed import SIZES, Size, make_work, write_batches
 
-from transduce.model.fast import find_batch_search, kernels_of_training, start_fast
-from transduce.model.fused import training_with
-from transduce.model.precision import DTYPES
-from transduce.model.searching import SearchBounds
+from transduce.kernels.select import find_batch_search, kernels_of_training, start_fast
+from transduce.machine import DTYPES, detect_machine
+from transduce.model.backend import training_with
+from transduce.model.state import SearchBounds
 from transduce.model.transformer import Transformer
-from transduce.runtime.machine import detect_machine
-from transduce.tasks.translation import TranslationTask
-from transduce.training.ahead import BatchesAhead
+from transduce.tasks.kinds.translation import TranslationTask
 from transduce.training.choices import choose_kernels
 from transduce.training.optimizer import FlatOptimizer
+from transduce.training.prefetch import PrefetchedBatches
 
 QUICK = Size("4+4 x 128", 4, 128, 256, 4, 0.1, 1024, 8_000)
 DECODED = (256, 17)  # sentences, tokens of each
@@ -75,7 +74,7 @@ def training_rows(size: Size, device: str, path: Path, *, record: bool) -> list[
         model = Transformer(config_of(work)).train()
     optimizer = FlatOptimizer(model, optimizer_settings(machine.precision, "adam"), DTYPES[machine.precision])
     task, parts = TranslationTask(model, label_smoothing=0.1, record=record), np.zeros(3)
-    ahead = BatchesAhead(batches, task)
+    ahead = PrefetchedBatches(batches, task)
 
     def step(number: int) -> None:
         times = [time.perf_counter()]

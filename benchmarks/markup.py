@@ -21,7 +21,7 @@ from glossary import CHANGED
 from report import Row, data_folder, machine, parser, report
 
 from transduce import Translator, load, score
-from transduce.serving.texts import plan
+from transduce.serving.html_and_xml import plan
 from transduce.text.files import read_lines
 from transduce.text.glossary import Glossary, Term
 

@@ -34,10 +34,10 @@ from reliability_points import Point, Runs, differences, metrics, points
 from report import Row, machine, parser, report
 
 from transduce.data.batches import BatchPlan
-from transduce.data.idfiles import IdRun
+from transduce.data.id_files import IdRun
+from transduce.demonstration.grammar import generate
+from transduce.tasks.kinds.translation import TranslationTask
 from transduce.tasks.train import train
-from transduce.tasks.translation import TranslationTask
-from transduce.text.demo_grammar import generate
 from transduce.training.checkpoint import load_newest
 from transduce.training.loss import Loss
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from transduce.tasks.run import RunRequest, prepare_run
-from transduce.tasks.settings_reading import put_setting
+from transduce.tasks.kinds.translation import DevSet, TranslationTask
+from transduce.tasks.run.run import RunRequest, prepare_run
+from transduce.tasks.settings.reading import put_setting
 from transduce.tasks.train import train
-from transduce.tasks.translation import DevSet, TranslationTask
 from transduce.training import engine, loop
 from transduce.training.checkpoint import load_newest
 

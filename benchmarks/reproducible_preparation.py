@@ -22,7 +22,7 @@ from pathlib import Path
 from report import Row, data_folder, parser, report
 from sentencepiece import SentencePieceTrainer
 
-from transduce.text.model_proto import read_pieces
+from transduce.text.sentencepiece_model import read_pieces
 
 _PREPARE = """
 import sys

@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from transduce.errors import TransduceError
-from transduce.runtime.translation import Alternative, Translation
+from transduce.inference.translation import Alternative, Translation
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
 from transduce.serving.app import Application
@@ -82,7 +82,7 @@ class GatedModel:
                 raise TimeoutError("nobody opened the gate")
             self._permits -= 0 if self._is_open else 1
 
-    def count_pieces(self, sentences: Sequence[str]) -> list[int]:
+    def count_tokens(self, sentences: Sequence[str]) -> list[int]:
         """Return one token per word, plus the end symbol."""
         return [len(sentence.split()) + 1 for sentence in sentences]
 

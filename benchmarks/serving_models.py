@@ -13,7 +13,7 @@ from report import data_folder
 
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.runtime.folder_writing import write_model_folder
+from transduce.model_folder.write import write_model_folder
 from transduce.text.corpus import Pair
 from transduce.text.files import read_lines
 from transduce.text.sentencepiece_model import TokenizerSettings

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from transduce.runtime.opening import load
+from transduce.inference.load import open_translator
 
 
 def main() -> int:
@@ -28,7 +28,7 @@ def main() -> int:
     options.add_argument("--threads", type=int)
     options.add_argument("--precision", default="auto")
     args = options.parse_args()
-    translator = load(args.model, precision=args.precision, threads=args.threads)
+    translator = open_translator(args.model, precision=args.precision, threads=args.threads)
     search = msgspec.structs.replace(translator.search, beam_size=args.beam_size, max_length=args.max_length)
     lines = args.lines.read_text(encoding="utf-8").split("\n")[:-1]
     translator.translate(lines[:8], search)

@@ -24,8 +24,8 @@ from environments import peer_python
 from report import REPOSITORY, Row, data_folder, machine, parser, report
 
 from transduce import score
-from transduce.durable import write_file
-from transduce.runtime.machine import detect_machine
+from transduce.atomic_io import write_file
+from transduce.machine import detect_machine
 from transduce.text.files import read_lines
 
 BAR_BLEU = 8.0

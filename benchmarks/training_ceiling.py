@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from transduce.runtime.machine import Machine, detect_machine
+from transduce.machine import Machine, detect_machine
 
 
 def ceiling(d_model: int, d_ff: int, vocabulary_size: int, rows: int, machine: Machine) -> float:

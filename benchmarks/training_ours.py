@@ -8,16 +8,15 @@ from training_settings import RATE, Present, batch_of, config_of, optimizer_sett
 from training_worker import CHOSEN, PROCESSOR, Device, Ids, read_plan, serve
 
 from transduce.data.batches import Batch
-from transduce.libraries import keep_freed_memory
-from transduce.model.fast import kernels_of_training
-from transduce.model.fused import training_with
-from transduce.model.precision import DTYPES, Precision
+from transduce.kernels.select import kernels_of_training
+from transduce.machine import DTYPES, Precision, detect_machine
+from transduce.model.backend import training_with
 from transduce.model.transformer import Transformer
-from transduce.runtime.machine import detect_machine
-from transduce.tasks.translation import TranslationTask
-from transduce.training.ahead import BatchesAhead
+from transduce.process_environment import keep_freed_memory
+from transduce.tasks.kinds.translation import TranslationTask
 from transduce.training.choices import choose_accumulate, choose_kernels, choose_record
 from transduce.training.optimizer import FlatOptimizer
+from transduce.training.prefetch import PrefetchedBatches
 
 
 class PartsAhead:
@@ -29,7 +28,7 @@ class PartsAhead:
     def look_ahead(self, parts: list[Batch]) -> None:
         """Prepare the micro-batches of a step before it runs."""
         for part in parts:
-            self._task.look_ahead(part)
+            self._task.prefetch(part)
 
 
 def main() -> None:
@@ -57,7 +56,7 @@ def main() -> None:
         ]
 
     steps = Present([make_parts(source, target) for source, target in pairs])
-    batches = steps if work.device == "cpu" else BatchesAhead(steps, PartsAhead(task))
+    batches = steps if work.device == "cpu" else PrefetchedBatches(steps, PartsAhead(task))
 
     def step(number: int) -> None:
         tokens, parts = 0, batches.batch(0, number)

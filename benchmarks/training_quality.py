@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from report import REPOSITORY, Row, data_folder, machine, mean, parser, report
 
-from transduce.runtime.machine import detect_machine
+from transduce.machine import detect_machine
 from transduce.text.files import read_lines
 
 SEEDS = (1, 2, 3)

@@ -34,7 +34,7 @@ from training_worker import CHOSEN, Work
 
 from transduce.data.batches import BatchPlan
 from transduce.data.prepared import prepare
-from transduce.runtime.machine import Machine, detect_machine
+from transduce.machine import Machine, detect_machine
 from transduce.text.corpus import CorpusFiles, read_pairs
 from transduce.text.filters import FilterSettings
 from transduce.text.sentencepiece_model import TokenizerSettings

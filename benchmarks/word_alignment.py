@@ -12,7 +12,9 @@ from pathlib import Path
 from report import REPOSITORY, Row, machine, parser, report
 
 from transduce import load
-from transduce.demo import demo
+from transduce.demonstration.grammar import AlignedPair, generate
+from transduce.demonstration.run import demo
+from transduce.inference.translator import Translator
 from transduce.inspection.alignment import (
     HeadWeights,
     KnownAlignment,
@@ -20,10 +22,8 @@ from transduce.inspection.alignment import (
     alignment_error,
     choose_heads,
     head_errors,
+    word_pair,
 )
-from transduce.inspection.word_maps import word_pair
-from transduce.runtime.translator import Translator
-from transduce.text.demo_grammar import AlignedPair, generate
 
 BAR_PERCENT = 10.0
 

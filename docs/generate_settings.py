@@ -1,15 +1,13 @@
 """Write docs/settings.md from the code: `python docs/generate_settings.py`.
 
-Types, defaults, rules and presets are read from the package. The meaning of a setting is the docstring under its field.
-If the field has none, `MEANINGS` has the text, or the same field of the struct that the setting is resolved to.
+Types, defaults, rules and presets are read from the package. The meaning of a setting is the docstring under its field,
+or under the same field of the struct that the setting is resolved to.
 """
 
 import ast
 import inspect
-import io
 import re
 import textwrap
-import tokenize
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -18,8 +16,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from transduce.model.config import ModelConfig
-from transduce.tasks.settings import ModelSettings, Settings, VocabularySettings
-from transduce.tasks.settings_reading import struct_of
+from transduce.tasks.settings.reading import struct_of
+from transduce.tasks.settings.structs import ModelSettings, Settings, VocabularySettings
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.training import choices
 
@@ -28,39 +26,6 @@ Struct = type[msgspec.Struct]
 
 # Structs whose fields document the fields of another struct.
 _RESOLVED: dict[Struct, Struct] = {VocabularySettings: TokenizerSettings, ModelSettings: ModelConfig}
-
-MEANINGS = {
-    "tokenizer.kind": "`bpe`: pairs merged by frequency (section 5.1); `unigram`: a unigram model over tokens; "
-    "`character`: every character is a token.",
-    "tokenizer.character_coverage": "Share of the characters (by frequency) that get a token.",
-    "training.accumulate": "Number of micro-batches in a step; their gradients are added.",
-    "training.learning_rate": "The highest learning rate of the schedule.",
-    "training.schedule": "How the learning rate changes after the warm-up: as 1/√step (the paper), linearly or by a "
-    "cosine to 0, or not at all.",
-    "training.warmup_steps": "Steps in which the learning rate rises from 0.",
-    "training.optimizer": "`adam`, the paper's (section 5.3); `muon`: layer matrices take a step along the "
-    "orthogonalized momentum of the gradient (Jordan et al. 2024), and Adam updates the rest.",
-    "training.momentum": "Muon: decay of the moving average of the gradients.",
-    "training.beta1": "Adam (section 5.3): decay of the moving average of the gradients.",
-    "training.beta2": "Adam: decay of the moving average of the squared gradients.",
-    "training.epsilon": "Adam: the number that is added to the divisor.",
-    "training.weight_decay": "Decoupled weight decay, as in AdamW: each step multiplies a matrix by 1 - learning rate "
-    "× decay. Biases and norms do not decay.",
-    "training.label_smoothing": "ε of section 5.4.",
-    "training.precision": "Data type in which the model computes; master weights and moments are float32.",
-    "training.report_every": "Steps between reports.",
-    "training.validate_every": "Steps between validations.",
-    "training.save_every": "Steps between checkpoints.",
-    "training.adapt_dropout": "Turn dropout off at a validation which finds that the loss of the step before is higher "
-    "without dropout than with it. A model that sorts or counts may come to depend on the noise.",
-    "training.best_by": "The measure on the dev set that decides which model is the best and is kept.",
-    "training.patience": "Stop after this number of validations without a better one, or once all of 100 dev sentences "
-    "or more were right twice in a row; 0: never.",
-    "search.beam_size": "Hypotheses kept at each step; 1 is greedy search.",
-    "search.max_length_factor": "At most source tokens × factor + `max_length_extra` new tokens.",
-    "search.max_length_extra": "Number of tokens added to the limit of `max_length_factor`.",
-    "search.max_length": "At most this number of new tokens, instead of the two settings before.",
-}
 
 # Types that the annotation alone does not show in a useful form.
 TYPES = {
@@ -160,39 +125,16 @@ def docstrings(struct: Struct) -> dict[str, str]:
     return found
 
 
-def comments(struct: Struct) -> dict[str, str]:
-    """Return the comment right above each field of a struct that has one, on one line."""
-    found: dict[str, str] = {}
-    waiting: list[str] = []
-    tokens = list(tokenize.generate_tokens(io.StringIO(inspect.getsource(struct)).readline))
-    for token, following in pairwise(tokens):
-        if token.type == tokenize.COMMENT and token.line.strip().startswith("# ---"):
-            waiting = []  # the title of a section
-        elif token.type == tokenize.COMMENT and token.line.strip().startswith("#"):
-            waiting.append(token.string.removeprefix("#").strip())
-        elif token.type == tokenize.NAME and following.string == ":" and token.line.startswith("    " + token.string):
-            if waiting:
-                found[token.string] = " ".join(waiting)
-            waiting = []
-        elif token.type == tokenize.NAME:
-            waiting = []
-    return found
-
-
 def meaning(name: str, struct: Struct) -> str:
-    """Return the meaning of a setting: docstring under its field, `MEANINGS`, or comment above its field.
+    """Return the meaning of a setting: the docstring under its field, or under the field that it is resolved to.
 
     Raises:
-        LookupError: none of them has it.
+        LookupError: neither field has a docstring.
     """
     field = name.rpartition(".")[2]
-    resolved = _RESOLVED.get(struct)
-    text = docstrings(struct).get(field) or MEANINGS.get(name)
-    if not text and resolved:
-        text = docstrings(resolved).get(field)
-    text = text or comments(struct).get(field)
-    if not text and resolved:
-        text = comments(resolved).get(field)
+    text = docstrings(struct).get(field)
+    if not text and struct in _RESOLVED:
+        text = docstrings(_RESOLVED[struct]).get(field)
     if not text:
         raise LookupError(f"the setting {name} has no docstring in the code: add one under its field")
     return text.replace("None:", "not set:")  # a settings file has no None

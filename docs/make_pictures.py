@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transduce.commands.serve import page_views
-from transduce.inspection.plots_files import save_chart
-from transduce.inspection.plots_runs import plot_attention
-from transduce.inspection.plots_tutorial import plot_positions, plot_schedules
+from transduce.inference.load import open_translator
+from transduce.inference.translator import Translator
+from transduce.inspection.plots import save_chart
+from transduce.inspection.plots_runs import plot_attention, plot_positions, plot_schedules
 from transduce.inspection.sentence import inspect_sentence
-from transduce.runtime.opening import load
-from transduce.runtime.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.serving.app import Application
 from transduce.serving.models import ServedModel
@@ -47,7 +46,7 @@ def main() -> None:
     """Draw all pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="the folder of the demonstration's model")
-    translator = load(parser.parse_args().model, precision="fp32", device="cpu")
+    translator = open_translator(parser.parse_args().model, precision="fp32", device="cpu")
     PICTURES.mkdir(exist_ok=True)
     inspection = inspect_sentence(translator, SENTENCE, search=SearchSettings())
     save_chart(plot_attention(inspection, kind="memory", layer=None), PICTURES / "attention.png")

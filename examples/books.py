@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from transduce.durable import write_file
+from transduce.atomic_io import write_file
 from transduce.errors import TransduceError
 from transduce.text.files import read_lines
 from transduce.text.sentences import join_lines

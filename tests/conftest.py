@@ -16,7 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-    from transduce.runtime.translator import Translator
+    from transduce.inference.translator import Translator
 
 ROOT = Path(__file__).resolve().parents[1]
 _BROWSERS = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
@@ -155,9 +155,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory, toy_settings: dict[str, An
 @pytest.fixture(scope="session")
 def translator(trained: Path) -> "Translator":
     """Its model, in float32."""
-    from transduce.runtime.opening import load
+    from transduce.inference.load import open_translator
 
-    return load(trained, precision="fp32", device="cpu", threads=1)
+    return open_translator(trained, precision="fp32", device="cpu", threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -184,14 +184,18 @@ def threads(request: pytest.FixtureRequest) -> None:
 @pytest.fixture
 def every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """The least work of decoding is shared by all threads, even if other processes have their cores."""
-    crew = pytest.importorskip("transduce.model.native.crew", reason="llvmlite is not installed", exc_type=ImportError)
+    crew = pytest.importorskip(
+        "transduce.kernels.cpu.jit.threads", reason="llvmlite is not installed", exc_type=ImportError
+    )
     monkeypatch.setattr(crew, "_THREAD_WORK", 1)
     monkeypatch.setattr(crew, "_LEAST_SHARE", 0.0)
     monkeypatch.setattr(crew, "_CREW", crew.Crew())
 
 
-@pytest.fixture(params=["NARROW", "WIDE"])
+@pytest.fixture(params=["AVX2_TILE", "WIDE"])
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are written for vectors of this width; where the processor's are narrow, LLVM makes two of a wide one."""
-    tiles = pytest.importorskip("transduce.model.native.tile", reason="llvmlite is not installed", exc_type=ImportError)
-    monkeypatch.setattr("transduce.model.native.engine.find_tile", lambda: getattr(tiles, request.param))
+    tiles = pytest.importorskip(
+        "transduce.kernels.cpu.jit.tile", reason="llvmlite is not installed", exc_type=ImportError
+    )
+    monkeypatch.setattr("transduce.kernels.cpu.jit.compiler.find_integer_tile", lambda: getattr(tiles, request.param))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.libraries import release_library
+from transduce.process_environment import release_library
 
 
 def _resident_kilobytes(name: str) -> int:
@@ -38,10 +38,10 @@ def test_a_librarys_pages_are_given_back_and_read_again() -> None:
 _FORK = """
 import os, signal, sys
 import torch
-from transduce.model.native.engine import find_tile
-from transduce.model.native.fused_rows import softmax_
+from transduce.kernels.cpu.jit.compiler import find_integer_tile
+from transduce.kernels.cpu.train_rows import softmax_
 
-find_tile()  # loads the library
+find_integer_tile()  # loads the library
 child = os.fork()
 if child == 0 and sys.argv[1] == "parent":
     signal.pause()
@@ -67,7 +67,7 @@ def test_kernels_are_compiled_in_a_forked_process_and_beside_one(who: str) -> No
 
 _FREED = """
 import resource, torch
-from transduce.libraries import keep_freed_memory
+from transduce.process_environment import keep_freed_memory
 
 def step():
     kept = [torch.ones(millions << 20) for millions in (3, 5, 2, 4, 3)]

@@ -11,28 +11,27 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from transduce.errors import TransduceError
-from transduce.libraries import advise_libraries
+from transduce.process_environment import set_library_defaults
 
 if TYPE_CHECKING:
-    from transduce.demo import demo
+    from transduce.demonstration.run import demo
     from transduce.evaluation.scores import ScoreReport, score
     from transduce.evaluation.significance import Comparison, compare
+    from transduce.exchange.export import ExportReport, export
+    from transduce.inference.classifier import Classifier
+    from transduce.inference.datastore import Datastore, build_datastore
+    from transduce.inference.forecaster import Forecast, Forecaster
+    from transduce.inference.generator import Continuation, Generation, Generator, TextScore
+    from transduce.inference.load import load, pipeline
+    from transduce.inference.mask_filler import Filler
+    from transduce.inference.parser import Parser
+    from transduce.inference.quality_estimation import QualityWarning
+    from transduce.inference.redecoding import estimate_quality, redecode
+    from transduce.inference.translation import Alternative, Translation
+    from transduce.inference.translator import Translator
     from transduce.model.config import ModelConfig
     from transduce.model.transformer import Transformer
-    from transduce.runtime.classifier import Classifier
-    from transduce.runtime.doubts import Doubt
-    from transduce.runtime.export import ExportReport, export
-    from transduce.runtime.filler import Filler
-    from transduce.runtime.forecaster import Forecast, Forecaster
-    from transduce.runtime.generator import Continuation, Generation, Generator, TextScore
-    from transduce.runtime.loading import load
-    from transduce.runtime.parser import Parser
-    from transduce.runtime.pipeline import pipeline
-    from transduce.runtime.remembering import Memory, remember
-    from transduce.runtime.saving import save
-    from transduce.runtime.second_look import look_again, review
-    from transduce.runtime.translation import Alternative, Translation
-    from transduce.runtime.translator import Translator
+    from transduce.model_folder.write import save
     from transduce.tasks.train import train
     from transduce.text.tokenizer import Tokenizer
 
@@ -41,16 +40,16 @@ __all__ = [
     "Classifier",
     "Comparison",
     "Continuation",
-    "Doubt",
+    "Datastore",
     "ExportReport",
     "Filler",
     "Forecast",
     "Forecaster",
     "Generation",
     "Generator",
-    "Memory",
     "ModelConfig",
     "Parser",
+    "QualityWarning",
     "ScoreReport",
     "TextScore",
     "Tokenizer",
@@ -58,52 +57,52 @@ __all__ = [
     "Transformer",
     "Translation",
     "Translator",
+    "build_datastore",
     "compare",
     "demo",
+    "estimate_quality",
     "export",
     "load",
-    "look_again",
     "pipeline",
-    "remember",
-    "review",
+    "redecode",
     "save",
     "score",
     "train",
 ]
 
-advise_libraries()
+set_library_defaults()
 
 # The module that defines each public name; a name is imported on first use, so that `import transduce` stays fast.
 _DEFINING_MODULES = {
-    "Alternative": "transduce.runtime.translation",
-    "Classifier": "transduce.runtime.classifier",
+    "Alternative": "transduce.inference.translation",
+    "Classifier": "transduce.inference.classifier",
     "Comparison": "transduce.evaluation.significance",
-    "Continuation": "transduce.runtime.generator",
-    "Doubt": "transduce.runtime.doubts",
-    "ExportReport": "transduce.runtime.export",
-    "Filler": "transduce.runtime.filler",
-    "Forecast": "transduce.runtime.forecaster",
-    "Forecaster": "transduce.runtime.forecaster",
-    "Generation": "transduce.runtime.generator",
-    "Generator": "transduce.runtime.generator",
-    "Memory": "transduce.runtime.remembering",
+    "Continuation": "transduce.inference.generator",
+    "Doubt": "transduce.inference.quality_estimation",
+    "ExportReport": "transduce.exchange.export",
+    "Filler": "transduce.inference.mask_filler",
+    "Forecast": "transduce.inference.forecaster",
+    "Forecaster": "transduce.inference.forecaster",
+    "Generation": "transduce.inference.generator",
+    "Generator": "transduce.inference.generator",
+    "Memory": "transduce.inference.datastore",
     "ModelConfig": "transduce.model.config",
-    "Parser": "transduce.runtime.parser",
+    "Parser": "transduce.inference.parser",
     "ScoreReport": "transduce.evaluation.scores",
-    "TextScore": "transduce.runtime.generator",
+    "TextScore": "transduce.inference.generator",
     "Tokenizer": "transduce.text.tokenizer",
     "Transformer": "transduce.model.transformer",
-    "Translation": "transduce.runtime.translation",
-    "Translator": "transduce.runtime.translator",
+    "Translation": "transduce.inference.translation",
+    "Translator": "transduce.inference.translator",
     "compare": "transduce.evaluation.significance",
-    "demo": "transduce.demo",
-    "export": "transduce.runtime.export",
-    "load": "transduce.runtime.loading",
-    "look_again": "transduce.runtime.second_look",
-    "pipeline": "transduce.runtime.pipeline",
-    "remember": "transduce.runtime.remembering",
-    "review": "transduce.runtime.second_look",
-    "save": "transduce.runtime.saving",
+    "demo": "transduce.demonstration.run",
+    "export": "transduce.exchange.export",
+    "load": "transduce.inference.load",
+    "look_again": "transduce.inference.redecoding",
+    "pipeline": "transduce.inference.load",
+    "remember": "transduce.inference.datastore",
+    "review": "transduce.inference.redecoding",
+    "save": "transduce.model_folder.write",
     "score": "transduce.evaluation.scores",
     "train": "transduce.tasks.train",
 }

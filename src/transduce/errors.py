@@ -1,5 +1,8 @@
 """The exception that is raised for every mistake a user can fix."""
 
+from importlib import import_module
+from typing import Any
+
 
 class TransduceError(ValueError):
     """An error that the user can fix.
@@ -7,3 +10,23 @@ class TransduceError(ValueError):
     The message is one or two sentences: the rule, the offending value with its file and line, and the remedy. The
     command line prints the message without a traceback and exits with code 2.
     """
+
+
+# --- packages ---
+# Imports of optional packages, with an error message that names the extra to install.
+
+
+def import_extra(package: str, extra: str) -> Any:
+    """Import and return a package of one of transduce's extras.
+
+    Raises:
+        TransduceError: the package is not installed.
+    """
+    try:
+        return import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package.partition(".")[0]:
+            raise
+        raise TransduceError(
+            f"This needs the package {error.name}, which is not installed: pip install 'transduce[{extra}]'."
+        ) from None

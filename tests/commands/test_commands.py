@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from transduce.commands.main import VERBS, main
-from transduce.demo import refuse_other_run
+from transduce.demonstration.run import refuse_other_run
 from transduce.errors import TransduceError
-from transduce.runtime.translator import Translator
+from transduce.inference.translator import Translator
 
 WriteLines = Callable[[str, Iterable[str]], Path]
 COMPUTING = ["--precision", "fp32", "--device", "cpu", "--threads", "1"]
@@ -267,7 +267,7 @@ def test_portions_keep_the_order(
     lines = (toy_corpus / "dev.zh").read_bytes().split(b"\n")[:12]
     outputs = []
     for size in (1024, 5):
-        monkeypatch.setattr("transduce.runtime.bulk.LINES_AT_ONCE", size)
+        monkeypatch.setattr("transduce.inference.bulk_files.PORTION_LINES", size)
         feed(monkeypatch, b"\n".join(lines))
         assert main(["translate", str(trained), "--beam-size", "1", *COMPUTING]) == 0
         outputs.append(capsys.readouterr().out)
@@ -285,7 +285,7 @@ def test_what_is_drawn_follows_the_seed_across_portions(
 
     first = drawn("--seed", "3")
     assert first != drawn("--seed", "4")
-    monkeypatch.setattr("transduce.runtime.bulk.LINES_AT_ONCE", 7)
+    monkeypatch.setattr("transduce.inference.bulk_files.PORTION_LINES", 7)
     assert drawn("--seed", "3") == first
     assert drawn("--n-best", "5").count("\n") == 5 * first.count("\n")
 

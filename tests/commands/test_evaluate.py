@@ -9,7 +9,7 @@ import pytest
 
 from transduce.commands.main import main
 from transduce.evaluation.scores import score
-from transduce.runtime.translator import Translator
+from transduce.inference.translator import Translator
 
 WriteLines = Callable[[str, Iterable[str]], Path]
 COMPUTING = ["--precision", "fp32", "--device", "cpu", "--threads", "1"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from transduce.commands.main import main
-from transduce.runtime.translator import Translator
+from transduce.inference.translator import Translator
 
 COMPUTING = ["--precision", "fp32", "--device", "cpu", "--threads", "1"]
 Capture = pytest.CaptureFixture[str]

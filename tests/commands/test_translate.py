@@ -14,9 +14,9 @@ import pytest
 
 from transduce.commands.main import build_parser, main
 from transduce.commands.translate import make_job
-from transduce.runtime import workers
-from transduce.runtime.bulk import Job
-from transduce.runtime.translator import Translator
+from transduce.inference import bulk_files
+from transduce.inference.bulk_files import Job
+from transduce.inference.translator import Translator
 from transduce.search.settings import SamplingSettings
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
@@ -58,7 +58,7 @@ def test_numbers_of_alternatives_are_those_of_the_whole_input(
 def test_workers_write_what_one_process_writes(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, trained: Path, write_lines: WriteLines, lines: list[str]
 ) -> None:
-    monkeypatch.setattr("transduce.runtime.bulk.LINES_AT_ONCE", 2)
+    monkeypatch.setattr("transduce.inference.bulk_files.PORTION_LINES", 2)
     file = write_lines("in.zh", [*lines, "", "🙂", "我\u2028你"])
     alone = run(capsys, trained, file, *QUICK)
     assert alone.count("\n") == 15
@@ -70,12 +70,12 @@ def test_no_more_workers_start_than_there_is_work_for(
 ) -> None:
     started = []
 
-    class Counted(workers._Worker):
-        def __init__(self, recipe: workers.Recipe) -> None:
+    class Counted(bulk_files._Worker):
+        def __init__(self, recipe: bulk_files.WorkerSettings) -> None:
             started.append(recipe)
             super().__init__(recipe)
 
-    monkeypatch.setattr(workers, "_Worker", Counted)
+    monkeypatch.setattr(bulk_files, "_Worker", Counted)
     file = write_lines("in.zh", lines)
     assert run(capsys, trained, file, "--workers", "1000", *QUICK) == run(capsys, trained, file, *QUICK)
     assert len(started) == 1
@@ -273,7 +273,7 @@ def terms(write_lines: WriteLines) -> Path:
 def test_a_glossarys_terms_are_told_by_one_process_and_by_several(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, trained: Path, write_lines: WriteLines, terms: Path
 ) -> None:
-    monkeypatch.setattr("transduce.runtime.bulk.LINES_AT_ONCE", 2)
+    monkeypatch.setattr("transduce.inference.bulk_files.PORTION_LINES", 2)
     file = write_lines("in.zh", ["我吃鱼。", "我们喝水。", "老师喝茶。"])
     arguments = ["translate", str(trained), str(file), "--glossary", str(terms), "--beam-size", "2", *COMPUTING]
     assert main(arguments) == 0

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from transduce.runtime.opening import load
+from transduce.inference.load import open_translator
 from transduce.tasks.train import train
 
 STOPPED_AT, STEPS = 120, 150
@@ -77,7 +77,7 @@ def losses(run: Path) -> dict[str, float]:
 
 def translations(run: Path) -> list[str]:
     """Return the model's translations by beam search."""
-    return [t.text for t in load(run, precision="fp32", device="cpu", threads=1)(SENTENCES)]
+    return [t.text for t in open_translator(run, precision="fp32", device="cpu", threads=1)(SENTENCES)]
 
 
 def remove_what_is_not_needed(run: Path) -> None:

@@ -499,7 +499,7 @@ def make_others(kept: Path) -> dict[str, Any]:
         raise RuntimeError("`transduce prepare` failed")
     translator = open_model(kept / "models" / "translation-joint")
     lines = (Path(f"train.{language}").read_text("utf-8").splitlines()[::6] for language in ("zh", "en"))
-    transduce.remember(translator, *lines).write(kept / "datastore.safetensors")
+    transduce.build_datastore(translator, *lines).write(kept / "datastore.safetensors")
     _write(kept / "glossary.tsv", ["苹果\tpears", "老师\tthe professor\tthe lecturer"])
     translator = transduce.load(
         kept / "models" / "translation-joint",
@@ -507,7 +507,7 @@ def make_others(kept: Path) -> dict[str, Any]:
         precision="fp32",
         device="cpu",
         threads=1,
-        examples=kept / "datastore.safetensors",
+        datastore=kept / "datastore.safetensors",
     )
     return {"datastore": [each.text for each in translator(SENTENCES)]}
 

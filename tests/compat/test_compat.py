@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from transduce.runtime.opening import load
+from transduce.inference.load import open_translator
 from transduce.tasks.train import train
 from transduce.training.checkpoint import checkpoints, load_checkpoint
 
@@ -44,7 +44,7 @@ def test_it_is_small(version: Path) -> None:
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.name)
 def test_its_model_translates_to_the_same_text(version: Path) -> None:
     wanted = expected(version)
-    translator = load(version, precision="fp32", device="cpu", threads=1)
+    translator = open_translator(version, precision="fp32", device="cpu", threads=1)
     assert [t.text for t in translator(wanted["sentences"])] == wanted["translations"]
 
 

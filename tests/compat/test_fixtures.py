@@ -130,7 +130,7 @@ def test_a_datastore_a_glossary_and_a_prepared_folder_still_open(
         precision="fp32",
         device="cpu",
         threads=1,
-        examples=frozen / "datastore.safetensors",
+        datastore=frozen / "datastore.safetensors",
     )
     texts = [found.text for found in translator(MAKER.SENTENCES)]
     assert texts == expected(frozen)["others"]["datastore"]

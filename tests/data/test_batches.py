@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from transduce.data import Batch, BatchPlan, IdRun, prepare
-from transduce.data.order import Lengths, Run
+from transduce.data.batches import Lengths, Run
 from transduce.errors import TransduceError
 from transduce.text import CorpusFiles, FilterSettings, Tokenizer, TokenizerSettings, read_pairs
 

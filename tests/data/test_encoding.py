@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transduce.data import IdRun, encoding
 from transduce.data.encoding import SentenceEncoder
 from transduce.text import CorpusFiles, Pair, Tokenizer, TokenizerSettings, Vocabulary, read_lines, read_pairs
-from transduce.text.word_cutting import cuts_words_alone
+from transduce.text.vocabulary import tokenizes_words_independently
 
 TEXT = [f"The {noun} runs 1{number} times, l'été ﬁne;  we—they…" for number in range(40) for noun in ("dog", "cats")]
 
@@ -75,7 +75,7 @@ def test_every_kind_of_vocabulary(settings: str) -> None:
     }
     vocabulary = learn(kinds[settings])
     assert split(SentenceEncoder(vocabulary).encode(ODD + TEXT)) == plain(vocabulary, ODD + TEXT)
-    assert cuts_words_alone(vocabulary.model_bytes) == (settings != "unigram")
+    assert tokenizes_words_independently(vocabulary.model_bytes) == (settings != "unigram")
 
 
 def test_real_sentences_in_small_blocks(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def test_a_model_that_rewrites_or_joins_words_is_left_to_sentencepiece(vocabular
 
     import sentencepiece
 
-    assert cuts_words_alone(vocabulary.model_bytes)
+    assert tokenizes_words_independently(vocabulary.model_bytes)
     others: list[dict[str, Any]] = [
         {"normalization_rule_name": "nmt_nfkc"},
         {"normalization_rule_name": "identity", "remove_extra_whitespaces": False},
@@ -108,4 +108,4 @@ def test_a_model_that_rewrites_or_joins_words_is_left_to_sentencepiece(vocabular
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(TEXT), model_writer=model, vocab_size=90, model_type="bpe", minloglevel=2, **settings
         )
-        assert not cuts_words_alone(model.getvalue())
+        assert not tokenizes_words_independently(model.getvalue())

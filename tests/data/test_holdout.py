@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from transduce.data import HoldOutSettings
-from transduce.data.holdout import HoldOut, choose_held_out, have_held_source, source_keys
+from transduce.data.holdout import HoldOut, choose_held_out, is_held_out, source_keys
 from transduce.errors import TransduceError
 from transduce.text import Pair
 from transduce.text.corpus import PairBlock
@@ -20,7 +20,7 @@ def run(pairs: list[Pair], settings: HoldOutSettings) -> tuple[list[Pair], list[
     hold_out.offer(block, range(len(pairs)), keys, np.ones(len(pairs), bool))
     held = choose_held_out(hold_out.candidates(), settings, keys, len(pairs))
     held_pairs = [pairs[candidate.row] for candidate in held]
-    taken = [pair for pair, has in zip(pairs, have_held_source(keys, held), strict=True) if has]
+    taken = [pair for pair, has in zip(pairs, is_held_out(keys, held), strict=True) if has]
     return [p for p in pairs if p not in taken], held_pairs, [p for p in taken if p not in held_pairs]
 
 

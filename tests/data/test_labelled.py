@@ -3,19 +3,19 @@
 import numpy as np
 import pytest
 
-from transduce.data.labelled import LabelledPlan, LabelledTexts
-from transduce.text.marks import Marks
+from transduce.data.labelled import LabeledPlan, LabeledTexts
+from transduce.text.special_tokens import SpecialTokens
 
-MARKS = Marks(cls=3, sep=4, mask=5)
+MARKS = SpecialTokens(cls=3, sep=4, mask=5)
 TEXTS = 100
 
 
-def texts(length: int = 12) -> LabelledTexts:
-    return LabelledTexts([[10 + n] * (1 + n % 20) for n in range(TEXTS)], [n % 7 for n in range(TEXTS)], MARKS, length)
+def texts(length: int = 12) -> LabeledTexts:
+    return LabeledTexts([[10 + n] * (1 + n % 20) for n in range(TEXTS)], [n % 7 for n in range(TEXTS)], MARKS, length)
 
 
-def plan(share: tuple[int, int] = (0, 1), seed: int = 1) -> LabelledPlan:
-    return LabelledPlan(texts(), rows=8, seed=seed, pad_id=0, share=share)
+def plan(share: tuple[int, int] = (0, 1), seed: int = 1) -> LabeledPlan:
+    return LabeledPlan(texts(), rows=8, seed=seed, pad_id=0, share=share)
 
 
 @pytest.mark.parametrize("epoch", [0, 5])
@@ -34,7 +34,7 @@ def test_an_epoch_has_every_text_once_with_its_label(epoch: int) -> None:
 
 
 def test_epochs_and_seeds_have_orders_of_their_own_and_any_batch_is_reached_at_once() -> None:
-    def numbers(made: LabelledPlan, epoch: int) -> list[int]:
+    def numbers(made: LabeledPlan, epoch: int) -> list[int]:
         found: list[int] = made.batch(epoch, 2).indices.tolist()
         return found
 
@@ -64,4 +64,4 @@ def test_the_dev_set_is_read_once_by_length_and_the_largest_batch_is_tried() -> 
     assert sum(len(batch.indices) for batch in batches) == TEXTS
     widths = [batch.source.shape[1] for batch in batches]
     assert widths == sorted(widths)
-    assert plan().largest().source.shape == (8, 12)
+    assert plan().largest_batches().source.shape == (8, 12)

@@ -5,10 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from transduce.data.batches import BatchPlan
-from transduce.data.idfiles import IdRun
-from transduce.data.largest import largest_batches
-from transduce.data.order import Lengths, Run
+from transduce.data.batches import BatchPlan, Lengths, Run, largest_batches
+from transduce.data.id_files import IdRun
 
 
 class SyntheticCorpus:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from transduce.data.masking import MaskingSettings, draw_uniform, mask_pieces
+from transduce.data.masking import MaskingSettings, draw_uniform, mask_tokens
 from transduce.errors import TransduceError
 
 MASK, PAD = 5, 0
@@ -12,7 +12,7 @@ ORDINARY = np.arange(10, 1000)
 
 def hide(ids: np.ndarray, may_hide: np.ndarray, settings: MaskingSettings | None = None, key: int = 1):  # type: ignore[no-untyped-def]
     uniform = draw_uniform((3, *ids.shape), key)
-    return mask_pieces(
+    return mask_tokens(
         ids, may_hide, uniform, settings or MaskingSettings(), mask_id=MASK, pad_id=PAD, ordinary=ORDINARY
     )
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from transduce.data.order import Blocks, cut_batches, in_length_order, length_order, permutation
+from transduce.data.batches import Blocks, cut_batches, in_length_order, length_order, permutation
 
 
 def test_a_permutation_depends_on_its_key_only() -> None:

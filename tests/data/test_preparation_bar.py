@@ -6,7 +6,7 @@ import time
 import pytest
 from rich.console import Console
 
-from transduce.tasks.preparation_bar import PreparationBar
+from transduce.tasks.corpus import PreparationBar
 
 
 def test_elsewhere_a_line_comes_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

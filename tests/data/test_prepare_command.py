@@ -10,12 +10,18 @@ import pytest
 
 from transduce.commands.main import build_parser, main
 from transduce.errors import TransduceError
-from transduce.tasks.corpus import TaskText, choose_workers, measure, reopen_prepared, use_prepared
-from transduce.tasks.preparation_bar import PreparationBar
-from transduce.tasks.prepared_folder import open_prepared_folder, settings_of
-from transduce.tasks.settings import Settings
-from transduce.tasks.settings_reading import make_settings
-from transduce.tasks.translation import Translation
+from transduce.tasks.corpus import (
+    PreparationBar,
+    TaskText,
+    choose_workers,
+    measure_corpus,
+    reopen_prepared_corpus,
+    use_prepared_corpus,
+)
+from transduce.tasks.kinds.translation import Translation
+from transduce.tasks.prepared_folder import open_prepared_folder, tokenizer_settings_of
+from transduce.tasks.settings.reading import make_settings
+from transduce.tasks.settings.structs import Settings
 from transduce.text import CorpusFiles, read_pairs
 from transduce.text.languages import unspaced_characters
 from transduce.training.events import ProgressDisplay
@@ -158,7 +164,7 @@ def with_prepared(prepared: Path, **tables: dict[str, object]) -> Settings:
 
 def use(prepared: Path, run: Path, **tables: dict[str, object]) -> Settings:
     settings = with_prepared(prepared, **tables)
-    use_prepared(settings, read, run, ProgressDisplay())
+    use_prepared_corpus(settings, read, run, ProgressDisplay())
     return settings
 
 
@@ -167,20 +173,20 @@ def test_a_run_takes_the_corpus_from_the_folder(
 ) -> None:
     before = tree(prepared)
     capsys.readouterr()
-    found = use_prepared(with_prepared(prepared), read, tmp_path / "run", ProgressDisplay())
+    found = use_prepared_corpus(with_prepared(prepared), read, tmp_path / "run", ProgressDisplay())
     assert "1,000 pairs read, 900 kept, 100 held out" in capsys.readouterr().err
     assert found.languages == ("zh", "en")
     assert (found.pairs, len(found.dev_sources)) == (900, 100)
-    assert found.tokenizer_settings == settings_of(found.tokenizer)
+    assert found.tokenizer_settings == tokenizer_settings_of(found.tokenizer)
     assert found.tokenizer_settings.vocabulary_size == found.tokenizer.source.size
     assert not found.tokenizer_settings.byte_fallback
     assert tree(prepared) == before
-    again = reopen_prepared(with_prepared(prepared), read, tmp_path / "run")
+    again = reopen_prepared_corpus(with_prepared(prepared), read, tmp_path / "run")
     assert again.prepared.card == found.prepared.card
     assert again.dev_targets == found.dev_targets
     dev = {"dev_source": [str(toy_corpus / "dev.zh")], "dev_target": [str(toy_corpus / "dev.en")]}
     settings = with_prepared(prepared, data=dict(dev))
-    assert len(use_prepared(settings, read, tmp_path / "other", ProgressDisplay()).dev_sources) == 50
+    assert len(use_prepared_corpus(settings, read, tmp_path / "other", ProgressDisplay()).dev_sources) == 50
 
 
 def test_settings_must_be_what_was_prepared(prepared: Path, toy_corpus: Path, tmp_path: Path) -> None:
@@ -213,7 +219,7 @@ def test_a_run_does_not_go_on_with_another_corpus(prepared: Path, sides: list[st
     given = ["--tokenizer", str(prepared), "--out", str(prepared)]
     assert main(["prepare", *sides, *given, "--set", "data.filters.max_pieces=4"]) == 0
     with pytest.raises(TransduceError, match=r"shards was prepared again since the run in .*run started"):
-        reopen_prepared(settings, read, tmp_path / "run")
+        reopen_prepared_corpus(settings, read, tmp_path / "run")
 
 
 def test_folders_that_are_something_else(prepared: Path, sides: list[str], tmp_path: Path) -> None:
@@ -247,7 +253,7 @@ def test_characters_are_counted_as_by_hand(toy_corpus: Path) -> None:
     files = CorpusFiles(source=(str(toy_corpus / "dev.zh"),), target=(str(toy_corpus / "dev.en"),))
     text = "".join(pair.source + pair.target for pair in read_pairs(files))
     expected = {character for character in unspaced_characters(text) if text.count(character) >= 3}
-    size = measure(files)
+    size = measure_corpus(files)
     assert (size.pairs, size.unspaced_characters) == (50, len(expected))
     assert len(expected) > 10
 

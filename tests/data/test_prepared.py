@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from transduce.data import HoldOutSettings, IdRun, PreparedCorpus, prepare
-from transduce.data.idfiles import SideReader, SideWriter
+from transduce.data.id_files import SideReader, SideWriter
 from transduce.errors import TransduceError
 from transduce.text import CorpusFiles, FilterSettings, Tokenizer, TokenizerSettings, Vocabulary, read_pairs
 

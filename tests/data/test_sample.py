@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.data.sample import write_sample
+from transduce.data.prepared import write_sample
 from transduce.text import CorpusFiles, corpus, read_pairs
 
 WriteLines = Callable[[str, Iterable[str]], Path]

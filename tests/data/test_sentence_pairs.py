@@ -8,9 +8,9 @@ import pytest
 from transduce.data.masking import MaskingSettings
 from transduce.data.sentence_pairs import PairSettings, SentencePairBatch, SentencePairPlan, SentenceStore
 from transduce.errors import TransduceError
-from transduce.text.marks import Marks
+from transduce.text.special_tokens import SpecialTokens
 
-MARKS = Marks(cls=3, sep=4, mask=5)
+MARKS = SpecialTokens(cls=3, sep=4, mask=5)
 EOS, FIRST = 1, 10
 SENTENCES_A_DOCUMENT, PIECES = 30, 6
 
@@ -185,7 +185,7 @@ def test_batches_have_the_pieces_that_they_are_to_have_however_short_documents_a
         assert sum(batch.source_tokens for batch in batches) == pytest.approx(200 * len(made), rel=0.1)
         assert sorted(row for batch in batches for row in batch.indices.tolist()) == list(range(200))
         assert sum(batch.source.size for batch in batches) < 1.2 * sum(batch.source_tokens for batch in batches)
-    assert made.pieces == sum(made.batch(0, position).source_tokens for position in range(len(made)))
+    assert made.tokens == sum(made.batch(0, position).source_tokens for position in range(len(made)))
 
 
 def test_steps_that_are_smaller_than_a_row_have_one() -> None:
@@ -202,12 +202,12 @@ def test_how_many_stretches_have_one_that_follows_is_known() -> None:
 
 def test_every_process_knows_the_hidden_pieces_of_a_row_of_the_whole_batch() -> None:
     whole, parts = plan().batch(2, 1), [plan((rank, 3)).batch(2, 1) for rank in range(3)]
-    assert whole.hidden_of_row == whole.target_tokens / len(whole.indices)
-    assert {part.hidden_of_row for part in parts} == {whole.hidden_of_row}
+    assert whole.masked_per_row == whole.target_tokens / len(whole.indices)
+    assert {part.masked_per_row for part in parts} == {whole.masked_per_row}
 
 
 def test_no_batch_is_larger_than_the_one_that_memory_is_tried_with() -> None:
-    largest = plan().largest()
+    largest = plan().largest_batches()
     assert all(batch.source.size <= max(each.source.size for each in largest) for batch in all_batches())
     assert all(each.target_tokens == (each.target != 0).sum() > 0 for each in largest)
 

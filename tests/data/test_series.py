@@ -6,9 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transduce.data.series_files import read_table
-from transduce.data.series_scale import SeriesScale, measure_scale
-from transduce.data.series_windows import SeriesPlan, SeriesSettings, WindowedSeries
+from transduce.data.series import SeriesPlan, SeriesScale, SeriesSettings, WindowedSeries, measure_scale, read_table
 from transduce.errors import TransduceError
 
 WriteLines = Callable[[str, Iterable[str]], Path]

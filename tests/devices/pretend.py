@@ -245,7 +245,7 @@ def install() -> None:
     library = torch.library.Library("_", "IMPL")
     library.fallback(lambda function, *args, **kwargs: _compute(function, args, kwargs), "PrivateUse1")
     _KEPT.append(library)
-    from transduce.runtime import machine
+    from transduce import machine
 
     save = safetensors.torch.save_file  # looks for addresses, which these have not
     safetensors.torch.save_file = lambda tensors, *args, **more: save(tree_map(_to_processor, tensors), *args, **more)

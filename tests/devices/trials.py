@@ -22,7 +22,7 @@ else:
     waits = Counter()
 
 import transduce
-from transduce.runtime.opening import load as load_translator
+from transduce.inference.load import open_translator as load_translator
 from transduce.search.settings import SearchSettings
 
 Job = dict[str, Any]

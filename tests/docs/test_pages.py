@@ -11,14 +11,14 @@ import torch
 
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.tasks.settings_reading import make_settings, put_setting
+from transduce.tasks.settings.reading import make_settings, put_setting
 from transduce.tasks.train import train
 from transduce.training.choices import PRESETS
 from transduce.training.events import TrainEvent, ValidationEvent
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-NATIVE = ROOT / "src" / "transduce" / "model" / "native"
+KERNELS = ROOT / "src" / "transduce" / "kernels" / "cpu"
 
 
 def first_cells(page: str) -> set[str]:
@@ -28,7 +28,10 @@ def first_cells(page: str) -> set[str]:
 
 
 def test_the_table_of_kernels_has_all_programs_of_training() -> None:
-    sources = "".join(path.read_text("utf-8") for path in [*NATIVE.glob("training_*.py"), *NATIVE.glob("fused_*.py")])
+    sources = "".join(
+        path.read_text("utf-8")
+        for path in [*KERNELS.glob("*/train_*.py"), *KERNELS.glob("training/*.py"), *KERNELS.glob("attention*.py")]
+    )
     groups = re.findall(r"names = \(([^)]+)\)|compile_programs\(k, \(([^)]+)\)\)", sources)
     programs = {name for group in groups for name in re.findall(r'"(\w+)"', "".join(group))}
     assert {"attend", "drop", "turn", "adam"} <= programs

@@ -37,7 +37,7 @@ def without_comments(block: str) -> str:
 @pytest.fixture(scope="module")
 def texts() -> dict[str, str]:
     """The files that the READMEs name, by name."""
-    from transduce.text.demo_grammar import generate
+    from transduce.demonstration.grammar import generate
 
     corpus = generate()
     parts = {"train": corpus.train[:250], "test": corpus.test[:12]}

@@ -8,7 +8,7 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from transduce.tasks.settings_reading import setting_names
+from transduce.tasks.settings.reading import setting_names
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -26,31 +26,16 @@ GENERATOR = load_generator()
 
 
 class Shoe(msgspec.Struct):
-    """A struct with comments and a docstring in all the positions where they can be."""
-
-    # The length of the foot,
-    # in millimetres.
-    size_millimetres: int = 260
-    colour: str = "brown"  # beside the field, so it does not document it
-    # On the sole.
-    nails: int | None = None
-    laces: bool = True
-    """With laces,
-    or without."""
-
-
-class Boot(msgspec.Struct):
-    """A struct whose fields are documented by docstrings under them."""
+    """A struct with docstrings under some of its fields."""
 
     size_millimetres: int = 260
     """The length of the foot,
     in millimetres."""
 
-    # A comment is not needed.
+    # A comment is not a meaning.
     colour: str = "brown"
-    """On the outside."""
-
-    laces: bool = True
+    nails: int | None = None
+    """On the sole."""
 
 
 def test_the_page_is_up_to_date() -> None:
@@ -64,8 +49,8 @@ def test_every_setting_stands_on_the_page_once_with_its_meaning() -> None:
     assert sorted(documented) == sorted(setting_names())
 
 
-@pytest.mark.parametrize("table", ["MEANINGS", "IF_NOT_SET"])
-def test_what_the_generator_says_itself_is_about_settings_that_exist(table: str) -> None:
+@pytest.mark.parametrize("table", ["TYPES", "IF_NOT_SET"])
+def test_the_tables_of_the_generator_are_about_settings_that_exist(table: str) -> None:
     assert set(getattr(GENERATOR, table)) - set(setting_names()) == set()
 
 
@@ -75,22 +60,12 @@ def test_links_of_the_page_have_a_target() -> None:
     assert set(re.findall(r"\]\(#([\w-]+)\)", page)) <= targets
 
 
-def test_a_comment_above_a_field_is_its_meaning() -> None:
-    assert GENERATOR.comments(Shoe) == {
+def test_a_docstring_under_a_field_is_its_meaning() -> None:
+    assert GENERATOR.docstrings(Shoe) == {
         "size_millimetres": "The length of the foot, in millimetres.",
         "nails": "On the sole.",
     }
-    assert GENERATOR.docstrings(Shoe) == {"laces": "With laces, or without."}
     assert GENERATOR.meaning("shoe.nails", Shoe) == "On the sole."
-    assert GENERATOR.meaning("shoe.laces", Shoe) == "With laces, or without."
-
-
-def test_a_docstring_under_a_field_is_its_meaning() -> None:
-    assert GENERATOR.docstrings(Boot) == {
-        "size_millimetres": "The length of the foot, in millimetres.",
-        "colour": "On the outside.",
-    }
-    assert GENERATOR.meaning("boot.colour", Boot) == "On the outside."
 
 
 def test_a_setting_without_a_meaning_or_a_default_is_refused() -> None:

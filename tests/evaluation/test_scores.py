@@ -16,7 +16,7 @@ from sacrebleu import __version__ as sacrebleu_version
 
 from transduce.errors import TransduceError
 from transduce.evaluation import Score, ScoreReport, score
-from transduce.evaluation.scores import words_a_line
+from transduce.evaluation.scores import mean_words_per_line
 
 ENGLISH = [
     "I really care about your future.",
@@ -225,13 +225,13 @@ def test_references_that_are_too_short_for_bleu_are_noticed() -> None:
 
 
 def test_words_are_counted_as_bleu_counts_them() -> None:
-    assert words_a_line(["a cat.", "", "2007-10-25"], "en") == (3 + 5) / 2
-    assert words_a_line(["我爱你。"], "zh") == 4
-    assert words_a_line(["", " "], "en") == math.inf
+    assert mean_words_per_line(["a cat.", "", "2007-10-25"], "en") == (3 + 5) / 2
+    assert mean_words_per_line(["我爱你。"], "zh") == 4
+    assert mean_words_per_line(["", " "], "en") == math.inf
 
 
 def test_characters_instead_of_words_are_said_with_the_score(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transduce.evaluation.tokenizers.missing_packages", lambda _: ["MeCab"])
+    monkeypatch.setattr("transduce.evaluation.scores.missing_packages", lambda _: ["MeCab"])
     report = score(["猫がいる。"], ["犬がいる。"], target_language="ja")
     assert report.tokenize == "char"
     assert report.warnings[0].startswith("Japanese was scored by characters")

@@ -14,16 +14,17 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest, Result
 
 from transduce.errors import TransduceError
-from transduce.evaluation import Comparison, compare, resampling, score
-from transduce.evaluation.resampling import (
+from transduce.evaluation import Comparison, compare, score, significance
+from transduce.evaluation.significance import (
     Formula,
     bleu_from_counts,
     bootstrap_differences,
     chrf_from_counts,
+    count_sentences,
+    describe_needed,
     p_value,
-    randomisation_differences,
+    randomization_differences,
 )
-from transduce.evaluation.significance import count_sentences, describe_needed
 
 WORDS = [
     "the",
@@ -205,7 +206,7 @@ def test_without_a_true_difference_p_is_uniform(metric: type[BLEU | CHRF], formu
     for number in range(150):
         a, b = systems[number % 40], systems[(number + 1 + number // 40) % 40]
         difference = float((formula(b.sum(axis=0)[None]) - formula(a.sum(axis=0)[None]))[0])
-        exchanged = randomisation_differences(a, b, formula, resamples=199, seed=number)
+        exchanged = randomization_differences(a, b, formula, resamples=199, seed=number)
         resampled = bootstrap_differences(a, b, formula, resamples=199, seed=number)
         randomisation.append(p_value(difference, exchanged))
         bootstrap.append(p_value(difference, resampled - resampled.mean()))
@@ -225,7 +226,7 @@ def test_the_seed_decides_everything() -> None:
 
 
 def test_draws_in_small_portions_are_the_same_draws(slight: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resampling, "MAXIMUM_DRAWS", 70 * len(REFERENCES))
+    monkeypatch.setattr(significance, "MAXIMUM_DRAWS", 70 * len(REFERENCES))
     assert compare(SYSTEM_A, SLIGHTLY_BETTER, REFERENCES, target_language="en") == slight
 
 
@@ -253,7 +254,7 @@ def test_as_many_sentences_as_a_test_set_take_little_time() -> None:
     counts_a, counts_b = count_sentences(metric, system_a), count_sentences(metric, system_b)
     started_at = time.process_time()
     bootstrap_differences(counts_a, counts_b, bleu_from_counts, resamples=1000, seed=1)
-    randomisation_differences(counts_a, counts_b, bleu_from_counts, resamples=1000, seed=1)
+    randomization_differences(counts_a, counts_b, bleu_from_counts, resamples=1000, seed=1)
     # Seconds of the processor, whatever else it has to do.
     elapsed_seconds = time.process_time() - started_at
     assert elapsed_seconds < 2

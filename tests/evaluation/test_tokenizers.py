@@ -3,8 +3,8 @@
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.evaluation import tokenizers
-from transduce.evaluation.tokenizers import choose_tokenizer, fitting_tokenizer, tokenizer_for
+from transduce.evaluation import scores
+from transduce.evaluation.scores import choose_tokenizer, fitting_tokenizer, tokenizer_for
 
 
 @pytest.mark.parametrize("code", ["zh", "ZH", "zh-Hans", "zh_CN", "zh-TW", "zho", "zho_Hant", "cmn", "cn"])
@@ -19,7 +19,7 @@ def test_languages_without_spaces_are_counted_by_characters(code: str) -> None:
 
 @pytest.mark.parametrize("code", ["en", "de_DE", "zza", "", None])
 def test_all_others_have_the_standard_tokenizer(code: str | None) -> None:
-    assert fitting_tokenizer(code) == tokenizers.TokenizerChoice("13a", None)
+    assert fitting_tokenizer(code) == scores.TokenizerChoice("13a", None)
 
 
 @pytest.mark.parametrize(
@@ -29,9 +29,9 @@ def test_all_others_have_the_standard_tokenizer(code: str | None) -> None:
 def test_segmenter_when_installed_else_characters_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, code: str, word_tokenizer: str, language: str
 ) -> None:
-    monkeypatch.setattr(tokenizers, "missing_packages", lambda _: [])
-    assert fitting_tokenizer(code) == tokenizers.TokenizerChoice(word_tokenizer, None)
-    monkeypatch.setattr(tokenizers, "missing_packages", lambda _: ["absent"])
+    monkeypatch.setattr(scores, "missing_packages", lambda _: [])
+    assert fitting_tokenizer(code) == scores.TokenizerChoice(word_tokenizer, None)
+    monkeypatch.setattr(scores, "missing_packages", lambda _: ["absent"])
     choice = fitting_tokenizer(code)
     assert choice.name == "char"
     assert choice.reason is not None
@@ -39,8 +39,8 @@ def test_segmenter_when_installed_else_characters_with_the_reason(
 
 
 def test_missing_packages_names_what_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizers, "MECAB_PACKAGES", {"ja": ("json", "no_such_package")})
-    assert tokenizers.missing_packages("ja") == ["no_such_package"]
+    monkeypatch.setattr(scores, "MECAB_PACKAGES", {"ja": ("json", "no_such_package")})
+    assert scores.missing_packages("ja") == ["no_such_package"]
 
 
 def test_a_tokenizer_named_by_the_user_is_taken() -> None:
@@ -65,6 +65,6 @@ def test_tokenizers_that_download_are_refused(name: str) -> None:
 
 
 def test_segmenter_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizers, "missing_packages", lambda _: ["absent"])
+    monkeypatch.setattr(scores, "missing_packages", lambda _: ["absent"])
     with pytest.raises(TransduceError, match=r"'ja-mecab' needs the package absent.*pip install 'sacrebleu\[ja"):
         choose_tokenizer("ja", "ja-mecab")

@@ -4,14 +4,14 @@ import pytest
 from sacrebleu.metrics.bleu import BLEU
 
 from transduce.errors import TransduceError
-from transduce.evaluation.variants import count_otherwise
+from transduce.evaluation.variants import count_variants
 
 HYPOTHESES = ["The well-known Cat sat on the mat.", "a big dog ran away, fast!"]
 REFERENCES = ["the well-known cat sat on the mat.", "A big dog ran away - fast!"]
 
 
 def counted(**options: str | bool | None) -> dict[str, tuple[float, str]]:
-    found = count_otherwise(HYPOTHESES, REFERENCES, **({"target_language": "en"} | options))  # type: ignore[arg-type]
+    found = count_variants(HYPOTHESES, REFERENCES, **({"target_language": "en"} | options))  # type: ignore[arg-type]
     return {each.way: (each.bleu.value, each.bleu.signature) for each in found}
 
 
@@ -45,7 +45,7 @@ def test_what_was_said_is_what_the_others_differ_from() -> None:
 
 
 def test_scripts_without_spaces_have_no_hyphens() -> None:
-    found = count_otherwise(["我爱你"], ["我爱他"], target_language="zh")
+    found = count_variants(["我爱你"], ["我爱他"], target_language="zh")
     assert [each.way for each in found] == [
         "without regard to case",
         "tokenizer 13a",
@@ -57,4 +57,4 @@ def test_scripts_without_spaces_have_no_hyphens() -> None:
 
 def test_lines_must_correspond() -> None:
     with pytest.raises(TransduceError, match="Lines must correspond one by one"):
-        count_otherwise(["a"], ["a", "b"], target_language="en")
+        count_variants(["a"], ["a", "b"], target_language="en")

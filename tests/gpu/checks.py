@@ -31,32 +31,34 @@ from numpy.typing import NDArray
 
 from transduce.data.batches import Batch
 from transduce.errors import TransduceError
+from transduce.inference.decoding import CompiledSearch, find_compiled_search
+from transduce.inference.scorers import TransformerScorer
+from transduce.kernels.cuda import available, backend, decode_graph, loss_graph, rows
+from transduce.kernels.cuda import layer as gpu_layers
+from transduce.kernels.cuda import layer as products
+from transduce.kernels.cuda import rows as norms
+from transduce.kernels.cuda import rows as seeds
+from transduce.kernels.cuda import search as gpu_search
+from transduce.kernels.cuda.available import why_triton_fails
+from transduce.kernels.cuda.backend import GpuTraining
+from transduce.kernels.cuda.decode_graph import GpuState, supports
+from transduce.kernels.cuda.search import GpuSearch
 from transduce.model.attention import AttentionTrace
+from transduce.model.backend import AdamNumbers, Rows, UpdatedVectors, training_with
 from transduce.model.config import ModelConfig
-from transduce.model.dropout import Dropout
-from transduce.model.fused import AdamNumbers, Rows, UpdatedVectors, training_with
-from transduce.model.gpu import layers as gpu_layers
-from transduce.model.gpu import norms, products, recorded, recorded_loss, rows, seeds, trial, update
-from transduce.model.gpu import search as gpu_search
-from transduce.model.gpu.search import GpuSearch
-from transduce.model.gpu.state import GpuState, supports
-from transduce.model.gpu.training import GpuTraining
-from transduce.model.gpu.trial import why_not_right
+from transduce.model.feed_forward import Dropout
 from transduce.model.gradient_sums import add_gradients_to
 from transduce.model.layers import EncoderLayer
-from transduce.model.packing import PackedMask, Packing
+from transduce.model.masks import PackedMask, Packing
 from transduce.model.transformer import Transformer
-from transduce.runtime.scorer import TransformerScorer
-from transduce.runtime.search_program import SearchProgram, find_search_program
 from transduce.search.beam import Beam, BeamSearch, beam_search
-from transduce.search.greedy import Walk, greedy_search, take_best
-from transduce.search.loop import Search, run
-from transduce.search.scorer import Bounds, Hypothesis
-from transduce.tasks.translation import TranslationTask
-from transduce.training import packed_loss
+from transduce.search.greedy import GreedySearch, greedy_search, take_argmax
+from transduce.search.scorer import Bounds, Hypothesis, Search, run
+from transduce.tasks.kinds.translation import TranslationTask
+from transduce.training import prefetch
 from transduce.training.lora import LowRankSettings, adapt
 from transduce.training.optimizer import FlatOptimizer
-from transduce.training.packed_loss import nothing_recorded
+from transduce.training.prefetch import recording_disabled
 from transduce.training.settings import OptimizerName, ResolvedTraining
 
 KERNELS = GpuTraining(DEVICE)
@@ -137,7 +139,7 @@ def check_sums_of_rows() -> None:
         total = torch.ones(width, device=DEVICE)
         expected = torch.where(kept > 0, x, 0.0).to(dtype)
         compare(
-            [rows.positive_rows(x, kept, total), total],
+            [rows.mask_and_sum_rows(x, kept, total), total],
             [expected, 1 + expected.float().sum(dim=0)],
             rtol=1e-3,
             atol=1e-3,
@@ -162,27 +164,27 @@ def check_softmax() -> None:
 
 
 def check_the_trial_tells_right_from_wrong() -> None:
-    assert why_not_right(DEVICE) is None
-    with mock.patch.object(trial, "add_and_norm", lambda x, y, *_: (x + y, x)):
-        assert why_not_right(DEVICE) == "triton's kernels give wrong results on it"
-    with mock.patch.object(trial, "add_and_norm", side_effect=RuntimeError("no ptxas\nat all")):
-        assert why_not_right(DEVICE) == "triton fails on it: no ptxas"
+    assert why_triton_fails(DEVICE) is None
+    with mock.patch.object(available, "add_and_norm", lambda x, y, *_: (x + y, x)):
+        assert why_triton_fails(DEVICE) == "triton's kernels give wrong results on it"
+    with mock.patch.object(available, "add_and_norm", side_effect=RuntimeError("no ptxas\nat all")):
+        assert why_triton_fails(DEVICE) == "triton fails on it: no ptxas"
 
 
 # --- products -----------------------------------------------------------------------------------------------------
 
 
 def check_products_with_matrices() -> None:
-    for dtype, relu, part in itertools.product(CLOSE, (False, True), (None, Rows(8, 24))):
+    for dtype, activation, part in itertools.product(CLOSE, (None, "relu"), (None, Rows(8, 24))):
         x, weight, bias = (
             randn(2, 7, 16, dtype=dtype, learns=True),
             *(randn(*shape, dtype=dtype, learns=True) for shape in ((40, 16), (40,))),
         )
         chosen = slice(*(part or (0, 40)))
         for inputs in ((x, weight, bias), (x, weight)):
-            found = products.linear(x, weight, bias if len(inputs) == 3 else None, part, relu=relu)
+            found = products.linear(x, weight, bias if len(inputs) == 3 else None, part, activation=activation)
             expected = F.linear(x, weight[chosen], bias[chosen] if len(inputs) == 3 else None)
-            expected = F.relu(expected) if relu else expected
+            expected = F.relu(expected) if activation else expected
             gradient = torch.randn_like(found)
             slopes = (torch.autograd.grad(each, inputs, gradient) for each in (found, expected))
             compare(
@@ -200,7 +202,7 @@ def check_gradients_are_summed_where_they_are_kept() -> None:
         add_gradients_to(parameter, total)
     x, gradient = randn(5, 16), randn(5, 8)
     for _ in range(2):
-        products.linear(x, weight, bias, None, relu=False).backward(gradient)
+        products.linear(x, weight, bias, None).backward(gradient)
     assert weight.grad is None
     assert bias.grad is None
     compare(sums, [2 * gradient.t() @ x, 2 * gradient.sum(dim=0)])
@@ -270,14 +272,14 @@ def check_updates() -> None:
         expected = master - 0.01 * first / (second.sqrt() * 1.3 + 1e-9)
         averaged = None if before is None else before + (expected - before) * 0.25
         vectors = UpdatedVectors(master, gradient, average, working)
-        update.update_by_adam(vectors, (mean, square), numbers, 0.75)
+        backend.update_by_adam(vectors, (mean, square), numbers, 0.75)
         compare([master, mean, square, gradient], [expected, first, second, torch.zeros_like(gradient)])
         if average is not None and averaged is not None:
             compare([average], [averaged])
         if working is not None:
             compare([working], [master.to(torch.bfloat16)], rtol=0.01, atol=0.0)  # the interpreter cuts off
         moved, before = 0.9 * master - 0.1 * first, None if average is None else average.clone()
-        update.follow_update(vectors, 0.75, first, 0.1, 0.9)
+        backend.apply_update(vectors, 0.75, first, 0.1, 0.9)
         compare([master], [moved])
         if average is not None and before is not None:
             compare([average], [before + (moved - before) * 0.25])
@@ -288,7 +290,7 @@ def check_momentum() -> None:
     for dtype in CLOSE:
         known = 0.9 * momentum + 0.1 * 0.5 * gradient
         expected, out = 0.9 * known + 0.1 * 0.5 * gradient, randn(1500, dtype=dtype)
-        update.take_momentum(gradient, momentum, out, 0.5, 0.9)
+        backend.update_momentum(gradient, momentum, out, 0.5, 0.9)
         compare([momentum], [known])
         compare([out], [expected.to(dtype)])
 
@@ -344,7 +346,7 @@ def losses(
             owner.begin_batch(last=True)
             torch.manual_seed(number)
             if number % 2:
-                task.look_ahead(batches[1])
+                task.prefetch(batches[1])
             loss = task.loss(batches[number % 2])
             loss.total.backward()
             owner.collect_gradient()
@@ -352,7 +354,7 @@ def losses(
         model.eval()
         with torch.inference_mode():
             found.append(task.loss(batches[0]).total.item())
-    return found, owner.kept_weights()
+    return found, owner.weights_to_keep()
 
 
 def check_training() -> None:
@@ -426,17 +428,17 @@ def pretend_to_record(loss: Any, pool: object, read: object) -> None:  # noqa: A
 def recording() -> Iterator[list[object]]:
     """Record losses within the context and list the recorded ones; without a GPU, recording is simulated."""
     recorded: list[object] = []
-    record = recorded_loss._RecordedLoss.record if DEVICE == "cuda" else pretend_to_record
+    record = loss_graph._RecordedLoss.record if DEVICE == "cuda" else pretend_to_record
 
     def note(loss: Any, *arguments: Any) -> None:
         recorded.append(loss)
         record(loss, *arguments)
 
     with ExitStack() as patches:
-        patches.enter_context(mock.patch.object(recorded_loss._RecordedLoss, "record", note))
+        patches.enter_context(mock.patch.object(loss_graph._RecordedLoss, "record", note))
         if DEVICE == "cpu":
-            patches.enter_context(mock.patch.object(recorded_loss, "can_record", return_value=True))
-            patches.enter_context(mock.patch.object(recorded_loss, "_has_free_memory", return_value=True))
+            patches.enter_context(mock.patch.object(loss_graph, "can_record", return_value=True))
+            patches.enter_context(mock.patch.object(loss_graph, "_has_free_memory", return_value=True))
             patches.enter_context(mock.patch.object(torch.cuda, "graph_pool_handle", return_value=(0, 0)))
         yield recorded
 
@@ -471,7 +473,7 @@ def check_a_recording_goes_by_what_stands_in_its_places() -> None:
         torch.manual_seed(4)
         (task.loss(batch).total * factor).backward()
         found = owner.gradient.clone()
-        owner.forget_gradient()
+        owner.discard_gradient()
         return found
 
     with training_with(KERNELS), recording() as recorded:
@@ -485,11 +487,11 @@ def check_a_recording_goes_by_what_stands_in_its_places() -> None:
         second.total.backward()
         with pytest.raises(RuntimeError, match="are gone"):
             second.total.backward()
-        owner.forget_gradient()
-        task.look_ahead(batch)
-        with mock.patch.object(packed_loss, "lay_out", side_effect=AssertionError):  # it is laid out already
+        owner.discard_gradient()
+        task.prefetch(batch)
+        with mock.patch.object(prefetch, "pack_arrays", side_effect=AssertionError):  # it is laid out already
             compare([gradient(1.0)], [gradients[0]], rtol=1e-4, atol=1e-5)
-        with nothing_recorded():
+        with recording_disabled():
             compare([gradient(1.0)], [gradients[0]], rtol=1e-4, atol=1e-5)
         assert not torch.allclose(task.loss(batch).total, task.loss(batch).total)  # other elements are dropped
         for module in model.modules():
@@ -511,14 +513,14 @@ def check_what_cannot_be_recorded_is_launched() -> None:
         return numbers.sum() * weight, numbers[0]
 
     def refuse(loss: Any, pool: object, read: object) -> None:
-        if len(loss._inputs) - seeds.MOST == 3:
+        if len(loss._inputs) - seeds.MAX_SEEDS == 3:
             raise RuntimeError("it waits\nfor something")
         pretend_to_record(loss, pool, read)
 
-    with recording(), mock.patch.object(recorded_loss._LOG, "warning") as warning, ExitStack() as patches:
+    with recording(), mock.patch.object(loss_graph._LOG, "warning") as warning, ExitStack() as patches:
         if DEVICE == "cpu":
-            patches.enter_context(mock.patch.object(recorded_loss._RecordedLoss, "record", refuse))
-        recorder = recorded_loss.LossRecorder(nn.Linear(1, 1).to(DEVICE))
+            patches.enter_context(mock.patch.object(loss_graph._RecordedLoss, "record", refuse))
+        recorder = loss_graph.LossRecorder(nn.Linear(1, 1).to(DEVICE))
         for size in (2, 2, 2, 3, 3, 3, 2, 2):
             weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad.zero_()
             total, _ = recorder(size, np.arange(size) + 1, compute)
@@ -538,10 +540,10 @@ def check_nothing_is_recorded_where_memory_is_short() -> None:
 
     with (
         recording() as recorded,
-        mock.patch.object(recorded_loss, "_has_free_memory", return_value=False),
-        mock.patch.object(recorded_loss._LOG, "warning") as warning,
+        mock.patch.object(loss_graph, "_has_free_memory", return_value=False),
+        mock.patch.object(loss_graph._LOG, "warning") as warning,
     ):
-        recorder = recorded_loss.LossRecorder(nn.Linear(1, 1).to(DEVICE))
+        recorder = loss_graph.LossRecorder(nn.Linear(1, 1).to(DEVICE))
         for _ in range(3):
             total, _likelihood = recorder(2, np.arange(2) + 1, compute)
             assert total.item() == 3
@@ -553,12 +555,12 @@ def check_nothing_is_recorded_where_memory_is_short() -> None:
         with ExitStack() as patches:
             for name, found in {**sizes, "mem_get_info": (free, 1000)}.items():
                 patches.enter_context(mock.patch.object(torch.cuda, name, return_value=found))
-            assert recorded_loss._has_free_memory(torch.device("cuda")) is has_room
+            assert loss_graph._has_free_memory(torch.device("cuda")) is has_room
 
 
 def check_more_dropouts_than_there_are_seeds() -> None:
     many = torch.arange(3, device=DEVICE)
-    with seeds.seeds_from(many):
+    with seeds.seeds_from_buffer(many):
         assert [int(seeds.next_seed()) for _ in range(3)] == [0, 1, 2]
         with pytest.raises(RuntimeError, match="there are seeds for 1024 dropouts, but the model has more"):
             seeds.next_seed()
@@ -568,8 +570,8 @@ def check_only_so_many_sizes_are_kept() -> None:
     def compute(numbers: Tensor) -> tuple[Tensor, Tensor]:
         return numbers.sum() * torch.ones((), device=DEVICE, requires_grad=True), numbers[0]
 
-    with recording() as recorded, mock.patch.object(recorded_loss, "_MOST_SIZES", 2):
-        recorder = recorded_loss.LossRecorder(nn.Linear(1, 1).to(DEVICE))
+    with recording() as recorded, mock.patch.object(loss_graph, "_MOST_SIZES", 2):
+        recorder = loss_graph.LossRecorder(nn.Linear(1, 1).to(DEVICE))
         for size in (1, 2, 1, 3, 1, 2):  # the second one leaves for the third
             total, likelihood = recorder(size, np.arange(size) + 1, compute)
             assert (total.item(), likelihood.item()) == (size * (size + 1) / 2, 1.0)
@@ -671,14 +673,14 @@ def check_rooms_are_used_again_and_given_up() -> None:
     for _ in range(3):
         decode_beside(model, source, (1,), 5)
         gc.collect()
-    sizes = [step.size for step in recorded._FREE_STEPS[model].free]
+    sizes = [step.size for step in decode_graph._FREE_STEPS[model].free]
     assert len(sizes) == len(set(sizes)) == 1
     for parameter in model.parameters():  # weights that stand elsewhere, and are others
         parameter.data = parameter.data * 0.5
     decode_beside(model, source, (1,), 5)
     del model
     gc.collect()
-    assert not len(recorded._FREE_STEPS)
+    assert not len(decode_graph._FREE_STEPS)
 
 
 @torch.inference_mode()
@@ -687,7 +689,7 @@ def check_learned_positions_end() -> None:
     state = GpuState(model, source)
     for _ in range(12):
         state.step(torch.full((4, 1), 5, device=DEVICE))
-    with pytest.raises(TransduceError, match="learned positions end at 12 pieces"):
+    with pytest.raises(TransduceError, match="learned positions end at 12 tokens"):
         state.step(torch.full((4, 1), 5, device=DEVICE))
 
 
@@ -738,12 +740,12 @@ def talkative(ending: float, **changes: Any) -> Transformer:
     return model
 
 
-def batch_search(model: Transformer, source: Tensor, longest: Sequence[int], beam: Beam) -> SearchProgram:
+def batch_search(model: Transformer, source: Tensor, longest: Sequence[int], beam: Beam) -> CompiledSearch:
     """Start a search whose step is recorded as one graph."""
     scorer = TransformerScorer(model, source)
     scorer.state, scorer._logits = GpuState(model, source), None
     bounds = Bounds(model.config.start_id, 1, torch.tensor(longest, device=DEVICE))
-    found = find_search_program(scorer, bounds, beam)
+    found = find_compiled_search(scorer, bounds, beam)
     assert found is not None
     return found
 
@@ -754,7 +756,7 @@ def usual_search(model: Transformer, source: Tensor, longest: Sequence[int], bea
     scorer.state, scorer._logits = model.start(source), None
     bounds = Bounds(model.config.start_id, 1, torch.tensor(longest, device=DEVICE))
     if beam.beam_size == 1:
-        return Walk(scorer, bounds, take_best, alpha=beam.alpha)
+        return GreedySearch(scorer, bounds, take_argmax, alpha=beam.alpha)
     return BeamSearch(scorer, bounds, beam)
 
 
@@ -828,7 +830,7 @@ def check_a_search_that_is_watched_gives_sentences_up() -> None:
             torch.testing.assert_close(searches[0].hypotheses().to(DEVICE), searches[1].hypotheses())
             if step == 1:
                 for search in searches:
-                    search.give_up([search.rows.tolist()[0], 1000])
+                    search.abandon([search.rows.tolist()[0], 1000])
         assert_same(*(run(search) for search in searches))
 
 

@@ -13,7 +13,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from transduce.model.gpu.programs import attention, cached_attention, embedding, norms, rows, search, update
+from transduce.kernels.cuda.triton import attention, rows, search
+from transduce.kernels.cuda.triton import attention as cached_attention
+from transduce.kernels.cuda.triton import rows as embedding
+from transduce.kernels.cuda.triton import rows as norms
+from transduce.kernels.cuda.triton import rows as update
 
 BF16, FP32, WHOLE = "*bf16", "*fp32", ["i32"]
 BYTES = {BF16: 2, FP32: 4}
@@ -72,12 +76,16 @@ def compile_all() -> Iterator[tuple[str, int, int]]:
     for count, width in ((1, 1), (8, 4)):
         sizes = {"COUNT": count, "LANES": count, "CHUNKS": 256, "ROOM": 512, "BLOCK": 16384}
         types = [FP32, FP32, numbers, FP32, numbers, FP32, FP32, *places, *WHOLE * 4]
-        yield f"find_best {count}", shared_bytes(search.find_best, types, {"BIASED": width > 1, **sizes}, 8), 48 << 10
+        yield (
+            f"find_best {count}",
+            shared_bytes(search.find_top_tokens, types, {"BIASED": width > 1, **sizes}, 8),
+            48 << 10,
+        )
     types = [FP32, numbers, FP32, numbers, numbers, FP32, "*fp64", FP32, "*fp64", "*i64", numbers, numbers, "*fp64"]
     sizes = {"WIDTH": 3, "COUNT": 6, "FOUND": 2, "WIDE": 4, "CANDIDATES": 32, "FINISHED": 8, "BLOCK": 128}
     types += [*[numbers] * 4, *places, *WHOLE * 3]
     yield "extend_beam", shared_bytes(search.extend_beam, types, sizes, 1), 48 << 10
-    others[search.extend_walk] = (
+    others[search.extend_greedy] = (
         [FP32, numbers, FP32, numbers, numbers, "*i64", *[numbers] * 5, "*i64", *WHOLE * 2],
         {"BLOCK": 32},
     )

@@ -7,23 +7,23 @@ import numpy as np
 import pytest
 
 from transduce.errors import TransduceError
+from transduce.inference.translator import Translator
 from transduce.inspection.alignment import (
     HeadWeights,
     KnownAlignment,
+    WordMaps,
+    WordPair,
     align,
     alignment_error,
     choose_heads,
-    head_errors,
-)
-from transduce.inspection.alignment_features import (
-    WordMaps,
     fit_logistic,
+    head_errors,
     head_features,
     neighbour_features,
     probability,
+    word_maps,
+    word_pair,
 )
-from transduce.inspection.word_maps import WordPair, word_maps, word_pair
-from transduce.runtime.translator import Translator
 
 SUBJECTS = {"我": "I", "你": "you", "他": "he", "她": "she", "老师": "the teacher", "学生": "the student"}
 VERBS = {"喜欢": "like", "看见": "see", "买": "buy", "吃": "eat", "卖": "sell"}
@@ -85,10 +85,10 @@ def test_a_batch_is_no_larger_than_memory_allows(
 ) -> None:
     pairs = [each.pair for each in known[:5]]
     wanted = [maps.heads for maps in word_maps(translator, pairs)]
-    monkeypatch.setattr("transduce.inspection.word_maps._MOST_WEIGHTS", 1)
+    monkeypatch.setattr("transduce.inspection.alignment._MOST_WEIGHTS", 1)
     found = [maps.heads for maps in word_maps(translator, pairs)]
     assert all(np.allclose(one, other, atol=1e-5) for one, other in zip(found, wanted, strict=True))
-    monkeypatch.setattr("transduce.inspection.word_maps.MOST_PIECES", 8)
+    monkeypatch.setattr("transduce.inspection.alignment.MAX_TOKENS", 8)
     with pytest.raises(TransduceError, match=r"at most 8 pieces for its words to be linked, but “今天"):
         list(word_maps(translator, [word_pair("今天老师喜欢苹果。" * 3, "x")]))
 

@@ -8,10 +8,10 @@ import torch
 from rich.cells import cell_len
 
 from transduce.errors import TransduceError
+from transduce.inference.translator import Translator
 from transduce.inspection.attention import AttentionMaps, WordAttention, attention_maps, group_words, word_attention
 from transduce.inspection.sentence import inspect_sentence
-from transduce.inspection.terminal import draw_attention
-from transduce.runtime.translator import Translator
+from transduce.inspection.sentence_view import draw_attention
 
 SENTENCE, TRANSLATION = "今天老师喜欢苹果。", "the teacher like apples today."
 

@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 
 from transduce.errors import TransduceError
+from transduce.inference.generator import Generator
+from transduce.inference.mask_filler import Filler
+from transduce.inference.translator import Translator
 from transduce.inspection import coreference
 from transduce.inspection.attention import attention_maps
 from transduce.inspection.coreference import pronoun_attention
@@ -15,12 +18,9 @@ from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
-from transduce.runtime.filler import Filler
-from transduce.runtime.generator import Generator
-from transduce.runtime.translator import Translator
 from transduce.text.corpus import Pair
-from transduce.text.marks import MARKS
 from transduce.text.sentencepiece_model import TokenizerSettings
+from transduce.text.special_tokens import SPECIAL_TOKENS
 from transduce.text.tokenizer import Tokenizer
 
 WORDS = ("The", "animal", "didn't", "cross", "the", "street", "because", "it", "was", "tired", ".")
@@ -210,7 +210,9 @@ def test_a_masked_language_model() -> None:
         Pair(line, line, number) for number, line in enumerate(["the cat sat. it slept.", "the dog ran. it barked."], 1)
     ]
     tokenizer = Tokenizer.train(
-        lambda: pairs, TokenizerSettings(vocabulary_size=40, byte_fallback=False, user_symbols=MARKS), adjust=True
+        lambda: pairs,
+        TokenizerSettings(vocabulary_size=40, byte_fallback=False, user_symbols=SPECIAL_TOKENS),
+        adjust=True,
     )
     size = tokenizer.source.size
     sizes: dict[str, Any] = {"num_encoder_layers": 1, "d_model": 16, "d_ff": 16, "num_heads": 2}

@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from transduce.errors import TransduceError
 from transduce.inspection.doctor import CHECKS, DoctorReport, ResidualLayer, SplitModel, Subject, examine
-from transduce.inspection.doctor.ours import subject_of
-from transduce.inspection.doctor.place import described_model, open_subject
+from transduce.inspection.doctor.transduce_models import described_model, open_subject, subject_of
 from transduce.model.config import ModelConfig
 from transduce.model.masks import AttentionMask
 from transduce.model.positions import sinusoids
 from transduce.model.transformer import Transformer
-from transduce.tasks.settings_reading import make_settings
+from transduce.tasks.settings.reading import make_settings
 
 WriteLines = Callable[[str, Iterable[str]], Path]
 SHAPES: dict[str, dict[str, Any]] = {
@@ -219,7 +218,7 @@ def test_a_trained_model_passes(trained: Path) -> None:
 
 
 def test_a_settings_file_describes_the_model_that_training_builds(trained: Path) -> None:
-    from transduce.runtime.folder import read_model_folder
+    from transduce.model_folder.read import read_model_folder
 
     subject = open_subject(trained / "settings.toml")
     config = read_model_folder(trained).model.config

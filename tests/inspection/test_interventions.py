@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from transduce.errors import TransduceError
+from transduce.inference.translator import Translator
 from transduce.inspection.interventions import Head, HeadKind, Intervention, heads_off, intervene, replace_word
 from transduce.model.attention import MultiHeadAttention
-from transduce.runtime.translator import Translator
 from transduce.search.settings import SearchSettings
 
 SENTENCE = "今天老师喜欢苹果。"

@@ -12,14 +12,12 @@ import pytest
 import torch
 
 from transduce.errors import TransduceError
-from transduce.inspection.attention import attention_maps, word_attention
-from transduce.inspection.notebook import shaded_table, small_heat_maps
+from transduce.inference.translator import Translator
+from transduce.inspection.attention import attention_maps, shaded_table, small_heat_maps, word_attention
 from transduce.inspection.page import render_page
-from transduce.inspection.payload import Inspection, from_bytes, to_bytes
 from transduce.inspection.sentence import inspect_sentence
-from transduce.inspection.terminal import draw_bar, draw_inspection
+from transduce.inspection.sentence_view import Inspection, draw_bar, draw_inspection, from_bytes, to_bytes
 from transduce.model.build import build_model
-from transduce.runtime.translator import Translator
 from transduce.search.settings import SamplingSettings, SearchSettings
 
 if TYPE_CHECKING:
@@ -151,10 +149,10 @@ def test_what_cannot_be_shown_is_refused(translator: Translator, sentence: str, 
 
 def test_a_sentence_is_as_long_as_the_model_takes(translator: Translator) -> None:
     sentence = "我吃鱼" * 150
-    longer = Translator(translator.model, translator.tokenizer, longest_source=400)
+    longer = Translator(translator.model, translator.tokenizer, max_source_tokens=400)
     found = inspect_sentence(longer, sentence, search=SearchSettings(beam_size=1, max_length=2))
     assert len(found.source_pieces) > 257
-    shorter = Translator(translator.model, translator.tokenizer, longest_source=20)
+    shorter = Translator(translator.model, translator.tokenizer, max_source_tokens=20)
     with pytest.raises(TransduceError, match="at most 20 pieces, but"):
         inspect_sentence(shorter, sentence)
 

@@ -11,19 +11,21 @@ import torch
 from rich.cells import cell_len
 
 from transduce.errors import TransduceError
-from transduce.inspection.charts import Chart, Curves, HeatMap, curve
-from transduce.inspection.plots_files import render_chart, save_chart
-from transduce.inspection.plots_runs import group_by_length, plot_attention, plot_lengths, plot_training, short_names
-from transduce.inspection.plots_terminal import draw_chart
-from transduce.inspection.plots_tutorial import (
+from transduce.inference.translator import Translator
+from transduce.inspection.plots import Chart, Curves, HeatMap, curve, draw_chart, render_chart, save_chart
+from transduce.inspection.plots_runs import (
+    group_by_length,
     plot_activations,
+    plot_attention,
+    plot_lengths,
     plot_masks,
     plot_positions,
     plot_rotation,
     plot_schedules,
+    plot_training,
+    short_names,
 )
 from transduce.inspection.sentence import inspect_sentence
-from transduce.runtime.translator import Translator
 from transduce.search.settings import SearchSettings
 
 
@@ -286,7 +288,7 @@ def test_chinese_characters_are_drawn_or_their_lack_is_said(tmp_path: Path) -> N
 
 def test_without_a_font_for_chinese_the_picture_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr("transduce.inspection.plots_files.CHINESE_FONTS", ("No Such Font",))
+    monkeypatch.setattr("transduce.inspection.plots.CHINESE_FONTS", ("No Such Font",))
     with pytest.raises(TransduceError, match=r"no font here has them: install one .* fonts-noto-cjk"):
         render_chart(Chart((SQUARES,)), "png")
 

@@ -12,19 +12,19 @@ from safetensors.torch import save_file
 from sentencepiece import SentencePieceTrainer
 from torch import Tensor
 
-from transduce.interop.exported import ExportedModel
+from transduce.exchange.comparison import Comparison, compare_models
+from transduce.exchange.own_models import OriginalModel
+from transduce.inference.translator import Translator
+from transduce.interop.components import ExportedModel
 from transduce.model.build import Model, build_model
 from transduce.model.config import ModelConfig
 from transduce.model.norms import BatchNorm
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
-from transduce.runtime.comparison import Comparison, compare_models
-from transduce.runtime.folder_writing import write_model_folder
-from transduce.runtime.own_models import OwnModel
-from transduce.runtime.translator import Translator
+from transduce.model_folder.write import write_model_folder
 from transduce.text.corpus import CorpusFiles, read_pairs
-from transduce.text.marks import MARKS
 from transduce.text.sentencepiece_model import TokenizerSettings
+from transduce.text.special_tokens import SPECIAL_TOKENS
 from transduce.text.tokenizer import Tokenizer
 
 MakeModel = Callable[..., Model]
@@ -62,7 +62,7 @@ def small_tokenizer(toy_corpus: Path) -> Tokenizer:
 def marked_tokenizer(toy_corpus: Path) -> Tokenizer:
     """Return a tokenizer with [CLS], [SEP] and [MASK] and at most 200 tokens."""
     files = CorpusFiles(source=(str(toy_corpus / "train.zh"),), target=(str(toy_corpus / "train.en"),))
-    settings = TokenizerSettings(vocabulary_size=200, byte_fallback=False, user_symbols=MARKS)
+    settings = TokenizerSettings(vocabulary_size=200, byte_fallback=False, user_symbols=SPECIAL_TOKENS)
     return Tokenizer.train(lambda: read_pairs(files), settings, adjust=True)
 
 
@@ -141,10 +141,12 @@ def compare(small_tokenizer: Tokenizer) -> Compare:
     def run(translator: Translator, exported: ExportedModel) -> Comparison:
         size = small_tokenizer.source.size
         sources = [
-            small_tokenizer.source.closed(3 + (7 * row + 5 * place) % (size - 3) for place in range(1 + 11 * row % 47))
+            small_tokenizer.source.with_special_tokens(
+                3 + (7 * row + 5 * place) % (size - 3) for place in range(1 + 11 * row % 47)
+            )
             for row in range(12)
         ]
-        return compare_models(OwnModel(translator), exported, sources, pieces=range(3, size), most_pieces=20)
+        return compare_models(OriginalModel(translator), exported, sources, tokens=range(3, size), max_tokens=20)
 
     return run
 

@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from transduce.exchange.comparison import Comparison, compare_models
+from transduce.exchange.own_models import OriginalLanguageModel
+from transduce.inference.translator import Translator
+from transduce.interop.components import ExportedModel
 from transduce.interop.ctranslate2 import (
     QUANTIZATIONS,
     CTranslate2LanguageModel,
@@ -15,13 +19,9 @@ from transduce.interop.ctranslate2 import (
     ctranslate2_obstacles,
     write_ctranslate2,
 )
-from transduce.interop.exported import ExportedModel
 from transduce.model.build import Model
 from transduce.model.config import RotaryScaling
 from transduce.model.decoder import Decoder
-from transduce.runtime.comparison import Comparison, compare_models
-from transduce.runtime.own_models import OwnLanguageModel
-from transduce.runtime.translator import Translator
 from transduce.text.tokenizer import Tokenizer
 
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed: pip install 'transduce[export]'")
@@ -85,9 +85,9 @@ def test_the_pieces_compared_are_not_all_alike(
 ) -> None:
     translator = make_translator()
     comparison = compare(translator, write_and_open(translator, tmp_path))
-    values = {round(place.ours, 3) for place in [*comparison.own_places, *comparison.random_places]}
+    values = {round(place.ours, 3) for place in [*comparison.own_differences, *comparison.random_differences]}
     assert len(values) > 100
-    assert max(place.piece for place in comparison.own_places) >= 15
+    assert max(place.token for place in comparison.own_differences) >= 15
 
 
 @pytest.mark.parametrize(
@@ -172,8 +172,8 @@ def test_a_language_model(
     write_ctranslate2(model, small_tokenizer, tmp_path)
     theirs = CTranslate2LanguageModel(tmp_path, small_tokenizer, start_id=1, threads=1)
     rows = [[3 + (7 * row + 5 * place) % 90 for place in range(1 + 11 * row % 17)] for row in range(9)]
-    own = OwnLanguageModel(model, never_written=2, context=64)
-    comparison = compare_models(own, theirs, rows, pieces=range(3, 90), most_pieces=20)
+    own = OriginalLanguageModel(model, never_written=2, context=64)
+    comparison = compare_models(own, theirs, rows, tokens=range(3, 90), max_tokens=20)
     comparison.check_equal("CTranslate2")
     assert comparison.agreement.same_translations == len(rows)
 
@@ -186,7 +186,7 @@ def test_a_language_model_goes_on_with_nothing_too(
     assert isinstance(model, Decoder)
     write_ctranslate2(model, small_tokenizer, tmp_path)
     theirs = CTranslate2LanguageModel(tmp_path, small_tokenizer, start_id=1, threads=1)
-    own = OwnLanguageModel(model, never_written=2, context=64)
+    own = OriginalLanguageModel(model, never_written=2, context=64)
     found = theirs.translate(prompts, 8)
     assert found == [own.translate([prompt], 8)[0] for prompt in prompts]
     assert all(found)

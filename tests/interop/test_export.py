@@ -14,15 +14,18 @@ import torch
 
 from transduce.commands.main import main
 from transduce.errors import TransduceError
-from transduce.interop import ctranslate2, onnx, tokenizer_files
+from transduce.exchange import exporters
+from transduce.exchange.comparison import Agreement
+from transduce.exchange.export import export
+from transduce.exchange.own_models import Original
+from transduce.inference.translator import Translator
+from transduce.interop import ctranslate2
+from transduce.interop.hugging_face import tokenizer_files
+from transduce.interop.onnx import export as onnx
 from transduce.model.build import Model
-from transduce.runtime import exporters, folder_writing
-from transduce.runtime.comparison import Agreement
-from transduce.runtime.export import export
-from transduce.runtime.folder import Manifest, ModelFolder
-from transduce.runtime.folder_writing import write_model_folder
-from transduce.runtime.original import Original
-from transduce.runtime.translator import Translator
+from transduce.model_folder import write
+from transduce.model_folder.read import Manifest, ModelFolder
+from transduce.model_folder.write import write_model_folder
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.tokenizer_json import tokenizer_json
 
@@ -93,10 +96,10 @@ def test_the_exported_hugging_face_folder_is_a_model_folder(
 ) -> None:
     need("huggingface")
     export(trained, tmp_path / "out", to="huggingface", threads=1)
-    from transduce.runtime.opening import load
+    from transduce.inference.load import open_translator
 
     lines = read_lines(toy_corpus / "dev.zh")[:5]
-    again = load(tmp_path / "out", precision="fp32", device="cpu", threads=1)
+    again = open_translator(tmp_path / "out", precision="fp32", device="cpu", threads=1)
     assert [each.text for each in again(lines)] == [each.text for each in translator(lines)]
 
 
@@ -223,7 +226,7 @@ def spoil_hugging_face(patch: pytest.MonkeyPatch) -> None:
         text = json.dumps(tokenizer_json(tokenizer.source), ensure_ascii=False)
         return right(tokenizer, *arguments) | {"tokenizer.json": json.loads(text.replace("喜", "欢"))}
 
-    patch.setattr(folder_writing, "tokenizer_files", wrong)
+    patch.setattr(write, "tokenizer_files", wrong)
 
 
 @pytest.mark.parametrize(

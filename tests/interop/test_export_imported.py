@@ -11,10 +11,10 @@ import pytest
 import transduce
 from transduce.commands.main import main
 from transduce.errors import TransduceError
-from transduce.interop.foreign_tokenizer import ForeignTokenizer
+from transduce.exchange.comparison import Agreement
+from transduce.exchange.import_folder import import_model_folder
+from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
 from transduce.model.build import Model
-from transduce.runtime.comparison import Agreement
-from transduce.runtime.importing import import_model_folder
 from transduce.search.settings import SearchSettings
 from transduce.text.tokenizer import Tokenizer
 
@@ -81,7 +81,7 @@ def test_it_goes_back_to_hugging_face(name: str, request: pytest.FixtureRequest,
     assert report.float32.largest_difference < 1e-5
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     own = transduce.load(folder, task="translation", device="cpu", threads=1).tokenizer.source
-    assert theirs(LINES)["input_ids"] == [own.closed(ids) for ids in own.encode_batch(LINES)]
+    assert theirs(LINES)["input_ids"] == [own.with_special_tokens(ids) for ids in own.encode_batch(LINES)]
     assert json.loads((tmp_path / "out" / "generation_config.json").read_text("utf-8"))["num_beams"] == 6
 
 

@@ -12,16 +12,15 @@ import pytest
 import torch
 
 from transduce.errors import TransduceError
-from transduce.interop import onnx
+from transduce.exchange import exporters
+from transduce.exchange.comparison import EncoderAgreement, choose_trial
+from transduce.exchange.export import ExportReport, export
+from transduce.exchange.own_models import Original
+from transduce.inference.generator import load_generator
+from transduce.inference.load import open_translator as load_translator
+from transduce.interop.onnx import export as onnx
 from transduce.model.build import Model
-from transduce.runtime import exporters
-from transduce.runtime.encoder_comparison import EncoderAgreement
-from transduce.runtime.export import ExportReport, export
-from transduce.runtime.export_trial import trial_of
-from transduce.runtime.folder import read_any_model_folder
-from transduce.runtime.generator import load_generator
-from transduce.runtime.opening import load as load_translator
-from transduce.runtime.original import Original
+from transduce.model_folder.read import read_any_model_folder
 from transduce.search.settings import SearchSettings
 from transduce.tasks.train import train
 from transduce.text import CorpusFiles, Tokenizer, TokenizerSettings, read_pairs
@@ -167,7 +166,7 @@ def test_a_language_model_is_tried_on_lines_of_a_single_piece(folders: dict[str,
     content = read_any_model_folder(folders["language-model"])
     lines = ["I", "I like tea.", "I"]
     assert [len(ids) > 1 for ids in content.tokenizer.source.encode_batch(lines)] == [False, True, False]
-    trial = trial_of(Original(content, folders["language-model"], 1), lines)
+    trial = choose_trial(Original(content, folders["language-model"], 1), lines)
     assert min(map(len, trial.rows)) == 1
     for to in ("ctranslate2", "onnx"):
         (tmp_path / to).mkdir()
@@ -234,7 +233,9 @@ def test_names_of_special_pieces_in_a_source_are_its_characters(
     out.parent.mkdir()
     exported(folder, out, "huggingface", sources=SPELT)
     theirs = transformers.AutoTokenizer.from_pretrained(out)
-    assert theirs(SPELT).input_ids == [tokenizer.source.closed(tokenizer.source.encode(text)) for text in SPELT]
+    assert theirs(SPELT).input_ids == [
+        tokenizer.source.with_special_tokens(tokenizer.source.encode(text)) for text in SPELT
+    ]
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -12,19 +12,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from transduce.interop.huggingface import (
-    class_for,
-    config_json,
-    derived_names,
-    places,
-    to_folder_names,
-)
-from transduce.interop.huggingface_families import huggingface_obstacles
+from transduce.inference.batching import pad
+from transduce.inference.translator import Translator
+from transduce.interop.hugging_face.export import class_for, config_json, derived_names, places, to_folder_names
+from transduce.interop.hugging_face.families import huggingface_obstacles
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.runtime.folder_writing import write_model_folder
-from transduce.runtime.like_lengths import pad
-from transduce.runtime.translator import Translator
+from transduce.model_folder.write import write_model_folder
 from transduce.search.settings import SearchSettings
 
 OpenFolder = Callable[[Path], tuple[Any, Any]]

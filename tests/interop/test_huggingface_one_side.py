@@ -9,23 +9,22 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from transduce.durable import file_sha256
-from transduce.interop.huggingface import automatic_class_for, class_for, config_json, surplus_names
-from transduce.interop.huggingface_families import huggingface_obstacles
-from transduce.interop.huggingface_model import HuggingFaceEncoder, HuggingFaceLanguageModel, HuggingFaceModel
-from transduce.interop.tokenizer_files import has_tokenizer
+from transduce.atomic_io import file_sha256
+from transduce.exchange.comparison import compare_encoders, compare_models
+from transduce.exchange.own_models import OriginalEncoder, OriginalLanguageModel, OriginalModel
+from transduce.inference.translator import Translator
+from transduce.interop.hugging_face.export import automatic_class_for, class_for, config_json, surplus_names
+from transduce.interop.hugging_face.families import huggingface_obstacles
+from transduce.interop.hugging_face.model import HuggingFaceEncoder, HuggingFaceLanguageModel, HuggingFaceModel
+from transduce.interop.hugging_face.tokenizer_files import has_tokenizer
 from transduce.model.build import Model
 from transduce.model.config import ModelConfig, RotaryScaling
 from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
 from transduce.model.transformer import Transformer
-from transduce.runtime.comparison import compare_models
-from transduce.runtime.encoder_comparison import compare_encoders
-from transduce.runtime.folder import read_any_model_folder
-from transduce.runtime.own_models import OwnEncoder, OwnLanguageModel, OwnModel
-from transduce.runtime.task_card import TASK_CARD, TaskCard
-from transduce.runtime.translator import Translator
-from transduce.text.marks import Marks, encode_with_masks, marks_of
+from transduce.model_folder.cards import TASK_CARD, TaskCard
+from transduce.model_folder.read import read_any_model_folder
+from transduce.text.special_tokens import SpecialTokens, encode_masked, special_tokens_of
 from transduce.text.tokenizer import Tokenizer
 
 MakeModel = Callable[..., Model]
@@ -160,7 +159,7 @@ def test_an_encoders_states_and_heads(
     assert type(theirs.model).__name__ == class_for(model.config)
     types = TYPES if model.config.token_types > 1 else [[0] * len(row) for row in ROWS]
     assert sorted(theirs.outputs(ROWS, types)) == outputs
-    agreement = compare_encoders(OwnEncoder(model), theirs, ROWS, types).agreement
+    agreement = compare_encoders(OriginalEncoder(model), theirs, ROWS, types).agreement
     assert agreement.largest_difference < 1e-5
     assert sorted(agreement.largest_differences) == outputs
     assert agreement.texts == agreement.same_choices == len(ROWS)
@@ -197,16 +196,16 @@ def test_a_marked_text_is_cut_as_ours(
     write_folder(make_model(marked_tokenizer, **BERT), marked_tokenizer, tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     vocabulary = marked_tokenizer.source
-    marks = marks_of(vocabulary)
+    marks = special_tokens_of(vocabulary)
     texts = ["I like tea.", "我喜欢[MASK]。", "The [MASK] eats [MASK].", "[MASK] like", "a[MASK]b", "  x  [MASK] "]
     for text in texts:
-        ids = [marks.cls, *encode_with_masks(vocabulary, text), marks.sep]
+        ids = [marks.cls, *encode_masked(vocabulary, text), marks.sep]
         assert tokenizer(text)["input_ids"] == ids, text
     both = tokenizer("I like", "tea")
     first, second = (vocabulary.encode(text) for text in ("I like", "tea"))
     assert both["input_ids"] == [marks.cls, *first, marks.sep, *second, marks.sep]
     assert both["token_type_ids"] == [0] * (len(first) + 2) + [1] * (len(second) + 1)
-    assert Marks(tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.mask_token_id) == marks
+    assert SpecialTokens(tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.mask_token_id) == marks
     assert tokenizer.model_max_length == 64
     assert tokenizer.decode([marks.cls, *first, marks.sep], skip_special_tokens=True) == "I like"
 
@@ -253,13 +252,13 @@ def test_a_language_models_pieces(
     write_folder(model, small_tokenizer, tmp_path)
     theirs = HuggingFaceLanguageModel(tmp_path, model.config)
     assert type(theirs.model).__name__ == class_for(model.config)
-    own = OwnLanguageModel(model, never_written=2, context=64)
-    comparison = compare_models(own, theirs, ROWS, pieces=range(3, 190), most_pieces=20)
-    places = [*comparison.own_places, *comparison.random_places]
+    own = OriginalLanguageModel(model, never_written=2, context=64)
+    comparison = compare_models(own, theirs, ROWS, tokens=range(3, 190), max_tokens=20)
+    places = [*comparison.own_differences, *comparison.random_differences]
     # One part in a million, where a log-probability is beyond 10 nats.
     assert all(place.difference < 1e-5 * max(1.0, abs(place.ours) / 10.0) for place in places)
     assert comparison.agreement.same_translations == len(ROWS)
-    assert len({place.piece for place in comparison.own_places}) > 5
+    assert len({place.token for place in comparison.own_differences}) > 5
     again = read_any_model_folder(tmp_path).model.state_dict()
     assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
 
@@ -307,9 +306,9 @@ def test_two_vocabularies_are_marians(
     assert type(theirs.model).__name__ == "MarianMTModel"
     assert type(theirs.tokenizer).__name__ == "MarianTokenizer"
     rows = [[*(id % 50 + 3 for id in row), 1] for row in ROWS]
-    own = OwnModel(Translator(model, separate_tokenizer))
+    own = OriginalModel(Translator(model, separate_tokenizer))
     size = separate_tokenizer.target.size
-    agreement = compare_models(own, theirs, rows, pieces=range(3, size), most_pieces=20).agreement
+    agreement = compare_models(own, theirs, rows, tokens=range(3, size), max_tokens=20).agreement
     assert agreement.largest_difference < 1e-5
     assert agreement.same_translations == len(rows)
     source, target = separate_tokenizer.source, separate_tokenizer.target

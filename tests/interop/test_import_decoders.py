@@ -10,8 +10,8 @@ import torch
 
 import transduce
 from transduce.commands.main import main
-from transduce.runtime.generator import Generator, load_generator
-from transduce.runtime.importing import import_model_folder
+from transduce.exchange.import_folder import import_model_folder
+from transduce.inference.generator import Generator, load_generator
 from transduce.search.settings import SamplingSettings, SearchSettings
 
 SPECIAL = ["<|end|>", "<|turn|>", "<|pad|>"]

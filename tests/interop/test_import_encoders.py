@@ -11,9 +11,9 @@ import torch
 import transduce
 from transduce.commands.main import main
 from transduce.errors import TransduceError
-from transduce.runtime.classifier import Classifier, load_classifier
-from transduce.runtime.filler import load_filler
-from transduce.runtime.importing import import_model_folder
+from transduce.exchange.import_folder import import_model_folder
+from transduce.inference.classifier import Classifier, load_classifier
+from transduce.inference.mask_filler import load_filler
 from transduce.tasks.train import train
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}

@@ -13,19 +13,19 @@ from torch import Tensor
 import transduce
 from transduce.commands.main import main
 from transduce.errors import TransduceError
+from transduce.exchange.import_folder import import_model_folder
+from transduce.inference.bulk_files import ResumableFile
+from transduce.inference.decoding import read_search_settings
+from transduce.inference.translator import Translator
+from transduce.inspection.alignment import word_maps, word_pair
 from transduce.inspection.attention import attention_maps
 from transduce.inspection.interventions import Intervention, intervene
 from transduce.inspection.sentence import inspect_sentence
-from transduce.inspection.word_maps import word_maps, word_pair
-from transduce.interop.import_generation import import_generation
+from transduce.interop.hugging_face.import_families import import_generation
 from transduce.model.encoder import Encoder
-from transduce.runtime.folder import read_any_model_folder
-from transduce.runtime.foreign import foreign_search_settings
-from transduce.runtime.importing import import_model_folder
-from transduce.runtime.resumable import ResumableFile
-from transduce.runtime.search_defaults import read_search_settings
-from transduce.runtime.translator import Translator
-from transduce.search.forced import GenerateSettings
+from transduce.model_folder.hugging_face import hugging_face_search_settings
+from transduce.model_folder.read import read_any_model_folder
+from transduce.search.rules import GenerateSettings
 from transduce.search.settings import SearchSettings
 
 
@@ -39,7 +39,7 @@ def test_a_foreign_folder_is_opened_as_it_is(nllb: Path) -> None:
     source, target = translator.tokenizer.source, translator.tokenizer.target
     tags = {tag: source.id(tag) for tag in ("deu_Latn", "eng_Latn", "zho_Hans")}
     assert sorted(tags.values()) == [151, 152, 153]
-    ids = source.closed(source.encode("我喜欢茶。"))
+    ids = source.with_special_tokens(source.encode("我喜欢茶。"))
     assert (ids[0], ids[-1]) == (tags["zho_Hans"], 2)
     (best,) = translator("我喜欢茶。").alternatives
     assert best.pieces[0] == "eng_Latn"
@@ -60,7 +60,7 @@ def test_the_target_language_is_chosen(nllb: Path) -> None:
 def test_workers_shards_and_files_know_the_languages(
     nllb: Path, toy_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("transduce.runtime.bulk.LINES_AT_ONCE", 2)
+    monkeypatch.setattr("transduce.inference.bulk_files.PORTION_LINES", 2)
     source = tmp_path / "in.en"
     source.write_text("\n".join((toy_corpus / "dev.en").read_text("utf-8").split("\n")[:9]) + "\n", "utf-8")
 
@@ -99,9 +99,9 @@ def test_scores_are_those_of_search(nllb: Path) -> None:
     free = msgspec.structs.replace(translator.search, max_length=None, no_repeated_ngrams=0)
     (found,) = translator("我喜欢茶。", search=free, prefix="I like tea.").alternatives
     (score,) = translator.score(["我喜欢茶。"], ["I like tea."], length_penalty=1.5)
-    count = len(score.pieces)
-    assert (score.pieces[0], score.piece_log_probabilities[0]) == ("eng_Latn", 0.0)  # what is forced costs nothing
-    assert found.pieces[:count] == score.pieces
+    count = len(score.tokens)
+    assert (score.tokens[0], score.piece_log_probabilities[0]) == ("eng_Latn", 0.0)  # what is forced costs nothing
+    assert found.pieces[:count] == score.tokens
     assert found.piece_log_probabilities[:count] == pytest.approx(score.piece_log_probabilities[:-1], abs=1e-5)
     assert score.score == pytest.approx(score.log_probability / (count + 1) ** 1.5)
 
@@ -141,7 +141,7 @@ def test_an_ordinary_model_has_no_tags(trained: Path) -> None:
 
 
 def test_the_way_to_generate_is_taken_over(nllb: Path, tmp_path: Path) -> None:
-    search = foreign_search_settings(nllb)
+    search = hugging_face_search_settings(nllb)
     assert (search.beam_size, search.length_penalty, search.max_length, search.no_repeated_ngrams) == (3, 1.5, 11, 2)
     assert search.generate == GenerateSettings()
     import_model_folder(nllb, tmp_path / "out")
@@ -236,7 +236,7 @@ def test_opus_models_share_out_what_is_forbidden(nllb: Path, tmp_path: Path) -> 
         "renormalize_logits": True,
     }
     (tmp_path / "generation_config.json").write_text(json.dumps(said), "utf-8")
-    search = foreign_search_settings(tmp_path)
+    search = hugging_face_search_settings(tmp_path)
     assert (search.beam_size, search.max_length) == (6, 511)
     assert search.generate == GenerateSettings(forced_last_id=0, forbidden_ids=(1,), renormalize=True)
 
@@ -256,7 +256,7 @@ def test_what_search_cannot_do_is_named(said: dict[str, Any], message: str, nllb
     (tmp_path / "config.json").write_bytes((nllb / "config.json").read_bytes())
     (tmp_path / "generation_config.json").write_text(json.dumps(said), "utf-8")
     with pytest.raises(TransduceError, match=message):
-        foreign_search_settings(tmp_path)
+        hugging_face_search_settings(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_a_pretrained_sentence_encoder() -> None:
     sentences = ["The teacher likes tea.", "Ein Beispiel, naïve café!", "我喜欢茶。 Mixed 文本 42", "a" * 120, "x"]
     theirs = transformers.AutoModel.from_pretrained(folder).eval()
     given = transformers.AutoTokenizer.from_pretrained(folder)(sentences)["input_ids"]
-    assert [vocabulary.closed(ids) for ids in vocabulary.encode_batch(sentences)] == given
+    assert [vocabulary.with_special_tokens(ids) for ids in vocabulary.encode_batch(sentences)] == given
     with torch.inference_mode():
         for ids in map(torch.tensor, given):
             ours, _ = model.encode(ids[None])

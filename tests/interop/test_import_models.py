@@ -12,14 +12,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.interop.import_weights import ImportedModel, StoredTensors, import_model
+from transduce.inference.decoding import Batch, start_search
+from transduce.interop.hugging_face.import_weights import ImportedModel, StoredTensors, import_model
 from transduce.model.build import build_model
 from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
 from transduce.model.transformer import Transformer
-from transduce.runtime.decoding import Batch, begin_search
-from transduce.search.forced import GenerateSettings
-from transduce.search.loop import run
+from transduce.search.rules import GenerateSettings
+from transduce.search.scorer import run
 from transduce.search.settings import SearchSettings
 from transduce.text.vocabulary import Vocabulary
 
@@ -232,7 +232,7 @@ def test_search_writes_what_generate_writes(
         expected = generated(theirs, source, theirs_says, said)
         batch = Batch(source.tolist(), [[]] * 12, [()] * 12, range(12))
         with torch.inference_mode():
-            found = run(begin_search([ours], _NoVocabulary(ours.config.eos_id), batch, search))
+            found = run(start_search([ours], _NoVocabulary(ours.config.eos_id), batch, search))
         assert [hypotheses[0].ids for hypotheses in found] == expected, name
         lengths.update(map(len, expected))
     assert any(0 < length < NEW_PIECES - 1 for length in lengths)  # not only empty and cut ones

@@ -13,12 +13,11 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
 from transduce.data import prepare
 from transduce.errors import TransduceError
-from transduce.interop.foreign_tokenizer import ForeignTokenizer, ForeignVocabulary
-from transduce.interop.import_tokenizer import ModelIds, import_tokenizer
-from transduce.interop.import_tokenizer_files import TokenizerFiles
-from transduce.tasks.encoders import read_store
+from transduce.interop.hugging_face.import_tokenizer import ModelIds, TokenizerFiles, import_tokenizer
+from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer, ForeignVocabulary
+from transduce.tasks.kinds.encoders import read_store
 from transduce.text import CorpusFiles, FilterSettings
-from transduce.text.marks import marks_of
+from transduce.text.special_tokens import special_tokens_of
 
 BYTE_LEVEL = {"gpt2": "GPT2Tokenizer", "bart": "BartTokenizer", "roberta": "RobertaTokenizer"}
 
@@ -78,7 +77,7 @@ def ours(folder: Path, model_type: str, size: int = 4000, **ids: int | None) -> 
 def check_ids(theirs: Any, vocabulary: ForeignVocabulary, lines: Sequence[str], *, ends: bool = True) -> None:
     expected = theirs(list(lines))["input_ids"]
     for line, ids, pieces in zip(lines, expected, vocabulary.encode_batch(lines), strict=True):
-        found = vocabulary.closed(pieces)
+        found = vocabulary.with_special_tokens(pieces)
         assert (found if ends else found[:-1]) == ids, line
 
 
@@ -174,7 +173,7 @@ def test_marian_has_two_sentencepiece_models_and_one_table(
     check_ids(theirs, tokenizer.source, [*texts.lines, ">>fra<< hello"])
     check_texts(theirs, tokenizer.target, texts.lines[:200])
     told = tokenizer.for_languages(None, "zho")
-    assert told.source.closed(told.source.encode("hello")) == theirs(">>zho<< hello")["input_ids"]
+    assert told.source.with_special_tokens(told.source.encode("hello")) == theirs(">>zho<< hello")["input_ids"]
 
 
 @pytest.mark.parametrize("saved", [False, True])
@@ -212,7 +211,7 @@ def test_word_pieces(lowercase: bool, saved: bool, texts: Texts, tmp_path: Path)
     vocabulary = ours(tmp_path, "bert", pad_id=0).source
     assert isinstance(vocabulary, ForeignVocabulary)
     check_ids(theirs, vocabulary, [*texts.lines, "I [MASK] you.", "x" * 101])
-    assert vocabulary.decode(vocabulary.closed(vocabulary.encode("good day, tom."))) == "good day, tom."
+    assert vocabulary.decode(vocabulary.with_special_tokens(vocabulary.encode("good day, tom."))) == "good day, tom."
 
 
 @pytest.mark.parametrize("saved", [False, True])
@@ -234,7 +233,7 @@ def test_byte_pairs_of_large_language_models(family: Literal["llama3", "qwen2"],
     tokenizers = pytest.importorskip("tokenizers")
     from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-    from transduce.interop.token_pipelines import PATTERNS
+    from transduce.interop.hugging_face.token_pipelines import PATTERNS
 
     pattern = PATTERNS[family]
     model = tokenizers.Tokenizer(models.BPE(ignore_merges=family == "llama3"))
@@ -338,7 +337,7 @@ def test_a_stored_tokenizer_is_the_same(tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "out")
     again = ForeignTokenizer.load(tmp_path / "out")
     assert again.fingerprint == tokenizer.fingerprint
-    assert again.source.closed(again.source.encode("Is [MASK] love.")) == [2, 7, 8, 4, 5, 6, 9, 3]
+    assert again.source.with_special_tokens(again.source.encode("Is [MASK] love.")) == [2, 7, 8, 4, 5, 6, 9, 3]
     assert again.source.pieces([5, 6]) == ["lo", "##ve"]
 
 
@@ -354,8 +353,8 @@ def test_tokenizers_that_version_0_1_stored_open_with_the_same_ids(name: str) ->
     vocabulary = tokenizer.source
     assert vocabulary.encode_batch(expected["lines"]) == expected["ids"]
     assert [vocabulary.decode(ids) for ids in expected["ids"]] == expected["texts"]
-    assert [vocabulary.spellings(ids) for ids in expected["ids"][:10]] == expected["spellings"]
-    seventh = [id for id in range(0, vocabulary.size, 7) if vocabulary.stands_for_text(id)]
+    assert [vocabulary.token_texts(ids) for ids in expected["ids"][:10]] == expected["spellings"]
+    seventh = [id for id in range(0, vocabulary.size, 7) if vocabulary.is_text_token(id)]
     assert [vocabulary.surface(id).hex() for id in seventh] == expected["surfaces"]
 
 
@@ -370,7 +369,7 @@ def test_what_no_token_spells_is_unknown_and_not_dropped(tmp_path: Path) -> None
     write(tmp_path, "merges.txt", b"#version: 0.2\n")
     vocabulary = ours(tmp_path, "bart", pad_id=1, eos_id=2).source
     assert vocabulary.encode("aba") == [4, 3, 4]
-    assert vocabulary.unread("aba") == "aba"
+    assert vocabulary.unknown_characters("aba") == "aba"
 
 
 def test_a_corpus_of_an_encoders_pieces_has_each_texts_own_alone(tmp_path: Path) -> None:
@@ -384,7 +383,7 @@ def test_a_corpus_of_an_encoders_pieces_has_each_texts_own_alone(tmp_path: Path)
     store = read_store(corpus, tokenizer, "target")
     assert store.lengths.tolist() == [5, 0, 2]
     assert [store.read(n, n + 1).tolist() for n in range(3)] == [[7, 8, 5, 6, 9], [], [7, 9]]
-    assert marks_of(tokenizer.source).frame(store.read(0, 1).tolist(), 64) == [2, 7, 8, 5, 6, 9, 3]
+    assert special_tokens_of(tokenizer.source).frame(store.read(0, 1).tolist(), 64) == [2, 7, 8, 5, 6, 9, 3]
 
 
 @pytest.mark.parametrize(

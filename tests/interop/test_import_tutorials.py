@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from transduce.errors import TransduceError
+from transduce.inference.scorers import TransformerScorer
 from transduce.interop.ctranslate2 import ctranslate2_obstacles
-from transduce.interop.huggingface import class_for
-from transduce.interop.onnx import onnx_obstacles
+from transduce.interop.hugging_face.export import class_for
+from transduce.interop.onnx.export import onnx_obstacles
 from transduce.interop.tutorials import TutorialNames, import_tutorial
-from transduce.model.annotated_norm import AnnotatedNorm
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
+from transduce.model.norms import AnnotatedNorm
 from transduce.model.positions import sinusoids
 from transduce.model.transformer import Transformer
-from transduce.runtime.scorer import TransformerScorer
 
 D, HEADS, V = 16, 4, 23
 OWN_NAMES = TutorialNames(
@@ -273,7 +273,7 @@ def test_no_fast_path_or_export_takes_the_norm_for_another_one() -> None:
     assert class_for(changed) is None
     source, _ = batch()
     with torch.inference_mode():
-        state, ids = TransformerScorer(model, source, all_pieces=True), torch.zeros(len(source), 1, dtype=torch.int64)
+        state, ids = TransformerScorer(model, source, all_tokens=True), torch.zeros(len(source), 1, dtype=torch.int64)
         written = [ids]
         for _ in range(4):
             found = state.step(ids).log_softmax(-1)[:, 0]

@@ -9,16 +9,16 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from transduce.interop import onnx_graph
+from transduce.exchange.comparison import Comparison
+from transduce.inference.batching import pad
+from transduce.inference.translator import Translator
+from transduce.interop.components import ExportedModel
 from transduce.interop.ctranslate2 import ctranslate2_obstacles
-from transduce.interop.exported import ExportedModel
-from transduce.interop.onnx import longest_sequence, onnx_obstacles, write_onnx
-from transduce.interop.onnx_model import OnnxModel
+from transduce.interop.onnx import graph
+from transduce.interop.onnx.export import longest_sequence, onnx_obstacles, write_onnx
+from transduce.interop.onnx.model import OnnxModel
 from transduce.model import layer_graph
 from transduce.model.config import RotaryScaling
-from transduce.runtime.comparison import Comparison
-from transduce.runtime.like_lengths import pad
-from transduce.runtime.translator import Translator
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'transduce[export]'")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'transduce[export]'")
@@ -174,7 +174,7 @@ def test_weights_are_stored_once(make_translator: MakeTranslator, tmp_path: Path
 def test_large_weights_stand_in_a_file_of_their_own(
     make_translator: MakeTranslator, compare: Compare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onnx_graph, "MOST_BYTES_INSIDE", 10_000)
+    monkeypatch.setattr(graph, "MOST_BYTES_INSIDE", 10_000)
     translator = make_translator()
     model = write_and_open(translator, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [

@@ -8,18 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.interop.exported import ExportedModel
-from transduce.interop.onnx import onnx_obstacles, write_onnx
-from transduce.interop.onnx_model import OnnxEncoder, OnnxLanguageModel, OnnxModel
+from transduce.exchange.comparison import Comparison, compare_encoders, compare_models
+from transduce.exchange.own_models import OriginalEncoder, OriginalLanguageModel
+from transduce.inference.translator import Translator
+from transduce.interop.components import ExportedModel
+from transduce.interop.onnx.export import onnx_obstacles, write_onnx
+from transduce.interop.onnx.model import OnnxEncoder, OnnxLanguageModel, OnnxModel
 from transduce.model.build import Model
 from transduce.model.config import RotaryScaling
 from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
 from transduce.model.recurrent import Recurrent
-from transduce.runtime.comparison import Comparison, compare_models
-from transduce.runtime.encoder_comparison import compare_encoders
-from transduce.runtime.own_models import OwnEncoder, OwnLanguageModel
-from transduce.runtime.translator import Translator
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'transduce[export]'")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'transduce[export]'")
@@ -58,11 +57,11 @@ def test_a_language_model(make_model: MakeModel, tmp_path: Path, changes: dict[s
     model = make_model(kind="decoder", start_id=1, **changes)
     assert isinstance(model, Decoder)
     assert onnx_obstacles(model.config) == []
-    own = OwnLanguageModel(model, never_written=2, context=64)
-    comparison = compare_models(own, opened(model, tmp_path), ROWS, pieces=range(3, 190), most_pieces=20)
+    own = OriginalLanguageModel(model, never_written=2, context=64)
+    comparison = compare_models(own, opened(model, tmp_path), ROWS, tokens=range(3, 190), max_tokens=20)
     comparison.check_equal("ONNX")
     assert comparison.agreement.same_translations == len(ROWS)
-    assert max(place.piece for place in comparison.own_places) >= 10
+    assert max(place.token for place in comparison.own_differences) >= 10
 
 
 @pytest.mark.parametrize("portions", [[1, 1, 1, 1, 1, 1], [6], [2, 3, 1]])
@@ -122,7 +121,7 @@ def test_an_encoder(make_model: MakeModel, tmp_path: Path, changes: dict[str, An
     assert [given.name for given in graph.graph.output] == outputs
     types = [[int(place > 3) for place in range(len(row))] for row in ROWS]
     theirs = OnnxEncoder(tmp_path, threads=1)
-    comparison = compare_encoders(OwnEncoder(model), theirs, ROWS, types)
+    comparison = compare_encoders(OriginalEncoder(model), theirs, ROWS, types)
     comparison.check_equal("ONNX")
     assert list(comparison.agreement.largest_differences) == outputs
     assert comparison.agreement.same_choices == len(ROWS)

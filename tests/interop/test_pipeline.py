@@ -7,8 +7,8 @@ import pytest
 
 import transduce
 from transduce.errors import TransduceError
-from transduce.runtime.pipeline import TranslationPipeline
-from transduce.runtime.translator import Translator
+from transduce.inference.load import TranslationPipeline
+from transduce.inference.translator import Translator
 
 SENTENCES = ["我喜欢苹果。", "老师今天买书。"]
 

@@ -9,7 +9,7 @@ import torch
 import transduce
 from transduce.commands.main import main
 from transduce.errors import TransduceError
-from transduce.runtime.importing import import_model_folder
+from transduce.exchange.import_folder import import_model_folder
 
 Capture = pytest.CaptureFixture[str]
 

@@ -15,24 +15,23 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
+from transduce.inference.decoding import find_compiled_search
+from transduce.inference.scorers import TransformerScorer
+from transduce.kernels.cuda.decode_graph import TRITON
+from transduce.kernels.eager import EAGER, why_not_eager
+from transduce.kernels.int8_fbgemm import quantize
+from transduce.kernels.prepacked import PACKABLE
+from transduce.kernels.select import make_twin, product_maker, select_decoder, start_fast, start_prompts
 from transduce.model import layer_graph
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig, RotaryScaling
 from transduce.model.decoder import Decoder
-from transduce.model.fast import make_twin, product_maker, select_decoder, start_fast, start_prompts
-from transduce.model.flat import EAGER, why_not_eager
-from transduce.model.gpu.state import TRITON
 from transduce.model.layer_graph import Unsupported, graph_of
-from transduce.model.packed import PACKABLE
-from transduce.model.quantized import quantize
 from transduce.model.state import DecodingState
 from transduce.model.transformer import Transformer
-from transduce.runtime.scorer import TransformerScorer
-from transduce.runtime.search_program import find_search_program
 from transduce.search.beam import Beam, BeamSearch
-from transduce.search.greedy import Walk, take_best
-from transduce.search.loop import Search, run
-from transduce.search.scorer import Bounds
+from transduce.search.greedy import GreedySearch, take_argmax
+from transduce.search.scorer import Bounds, Search, run
 
 PAD, END, START, V = 0, 1, 0, 96
 SOURCES = torch.tensor([[5, 6, 7, 8, 1], [9, 3, 1, PAD, PAD], [4, 1, PAD, PAD, PAD]])
@@ -115,12 +114,12 @@ SINGLES = [changes for changes in (*LISTED.values(), *MORE) if changes]
 
 
 class Tolerance(NamedTuple):
-    """The allowed difference between a backend and the reference."""
+    """The greatest difference between a backend and the reference."""
 
     states: float
-    """Norm of the difference over the norm, of the last layer."""
+    """The norm of the difference of the last layer's output over the norm of that output."""
     score: float
-    """Of a hypothesis, in nats a token."""
+    """The difference of a hypothesis' score, in nats a token."""
 
 
 TOLERANCES = {
@@ -179,12 +178,12 @@ def variants(model: Transformer | Decoder, *, rounded: bool) -> Iterator[tuple[s
 
 
 def start(model: Transformer | Decoder) -> DecodingState:
-    """Start decoding with the selected backend."""
+    """Return the decoding state of the selected backend."""
     return start_prompts(model, SOURCES, LENGTHS) if isinstance(model, Decoder) else start_fast(model, SOURCES)
 
 
 def own_start(model: Transformer | Decoder) -> DecodingState:
-    """Start decoding with the model itself, the reference."""
+    """Return the decoding state of the model itself, the reference."""
     return model.start(SOURCES, LENGTHS) if isinstance(model, Decoder) else model.start(SOURCES)
 
 
@@ -203,12 +202,12 @@ def walk(state: DecodingState) -> Tensor:
 
 
 def search(model: Transformer, width: int) -> Iterator[tuple[int, list[int], float]]:
-    """Return the results of greedy or beam search: sentence, tokens and the sum of their log-probabilities."""
+    """Yield the sentence, the tokens and the summed log-probabilities of each hypothesis that a search finds."""
     scorer, beam = TransformerScorer(model, SOURCES), Beam(beam_size=width, n_best=width, alpha=0.0)
     bounds = Bounds(model.config.start_id, END, torch.full((3,), LONGEST))
-    found: Search | None = find_search_program(scorer, bounds, beam)
+    found: Search | None = find_compiled_search(scorer, bounds, beam)
     if found is None:
-        found = Walk(scorer, bounds, take_best) if width == 1 else BeamSearch(scorer, bounds, beam)
+        found = GreedySearch(scorer, bounds, take_argmax) if width == 1 else BeamSearch(scorer, bounds, beam)
     for sentence, hypotheses in enumerate(run(found)):
         for hypothesis in hypotheses:
             yield sentence, [*hypothesis.ids, *([END] if hypothesis.ended else [])], hypothesis.log_probability
@@ -254,9 +253,9 @@ def test_two_components_by_every_backend(changes: dict[str, Any]) -> None:
 
 
 def test_every_row_of_a_table_has_a_case() -> None:
-    from transduce.interop.bricks import READABLE
+    from transduce.interop.components import READABLE
 
-    compiled = pytest.importorskip("transduce.model.native.model_programs", reason="llvmlite is not installed")
+    compiled = pytest.importorskip("transduce.kernels.cpu.decoding.compiled_steps", reason="llvmlite is not installed")
     layout = {"class", "linear layers", "output projection", "parametrization"}
     for table in (EAGER, TRITON, PACKABLE, compiled.COMPILED, compiled.COMPILABLE):
         rows = {(aspect, value) for aspect, values in table.values.items() for value in values}

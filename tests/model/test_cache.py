@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.model.cache import KeyValueCache
+from transduce.model.attention import KeyValueCache
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 

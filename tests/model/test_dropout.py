@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.model.dropout import Dropout
+from transduce.model.feed_forward import Dropout
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]  # the last takes PyTorch's own dropout
 RATES = [0.1, 0.3, 0.5, 0.9]
@@ -83,7 +83,7 @@ def test_adding_to_a_residual(dtype: torch.dtype) -> None:
     x = torch.randn(9, 31, dtype=dtype, requires_grad=True)
     dropout = Dropout(0.5)
     torch.manual_seed(3)
-    together = dropout.add(residual, x)
+    together = dropout(x, residual=residual)
     torch.manual_seed(3)
     torch.testing.assert_close(together, residual + dropout(x))
     factor = torch.randn(9, 31, dtype=dtype)
@@ -98,13 +98,13 @@ def test_evaluation_is_the_identity(dtype: torch.dtype) -> None:
     x, residual = torch.randn(4, 4, dtype=dtype), torch.randn(4, 4, dtype=dtype)
     dropout = Dropout(0.5).eval()
     assert dropout(x) is x
-    assert torch.equal(dropout.add(residual, x), residual + x)
+    assert torch.equal(dropout(x, residual=residual), residual + x)
 
 
 def test_rate_zero_is_the_identity_in_training() -> None:
     x = torch.randn(4, 4)
     assert Dropout(0.0)(x) is x
-    assert torch.equal(Dropout(0.0).add(x, x), x + x)
+    assert torch.equal(Dropout(0.0)(x, residual=x), x + x)
 
 
 def test_a_rate_near_one_still_keeps_one_in_256() -> None:

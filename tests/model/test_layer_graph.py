@@ -13,16 +13,16 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from transduce.errors import TransduceError
+from transduce.kernels.int8_fbgemm import quantize
+from transduce.kernels.select import make_twin, product_maker, select_decoder, start_fast, start_prompts
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
-from transduce.model.fast import make_twin, product_maker, select_decoder, start_fast, start_prompts
 from transduce.model.feed_forward import ACTIVATIONS, FeedForward
 from transduce.model.layer_graph import LayerGraph, Unsupported, describe_layer, describe_model, graph_of
 from transduce.model.layers import DecoderLayer
 from transduce.model.masks import BiasedMask
 from transduce.model.norms import LayerNorm
-from transduce.model.quantized import quantize
 from transduce.model.stack import StackPositions
 from transduce.model.transformer import Transformer
 from transduce.training.lora import LowRankSettings, adapt
@@ -317,10 +317,10 @@ def test_an_activation_without_a_kernel_is_left_to_others(monkeypatch: pytest.Mo
 
 @each_change
 def test_exporters_refuse_in_one_sentence(change: Callable[[Transformer], None], tmp_path: Path) -> None:
-    from transduce.interop.bricks import check_components
+    from transduce.interop.components import check_components
     from transduce.interop.ctranslate2 import write_ctranslate2
-    from transduce.interop.huggingface_families import HUGGING_FACE
-    from transduce.interop.onnx import write_onnx
+    from transduce.interop.hugging_face.families import HUGGING_FACE
+    from transduce.interop.onnx.export import write_onnx
 
     model, tokenizer = build(), None
     change(model)

@@ -115,7 +115,7 @@ def test_learned_positions_are_rows_of_their_table() -> None:
 @pytest.mark.parametrize("positions", [None, torch.tensor([6])])
 def test_learned_positions_end(positions: Tensor | None) -> None:
     x = torch.zeros(1, 7 if positions is None else 1, 4)
-    message = r"positions end at 6 pieces \(`model\.max_positions`\), but a sequence has 7: shorten the input"
+    message = r"positions end at 6 tokens \(`model\.max_positions`\), but a sequence has 7: shorten the input"
     with pytest.raises(TransduceError, match=message):
         LearnedPositions(6, 4)(x, positions)
 

@@ -6,12 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transduce.model.attend import attend
-from transduce.model.attention import MultiHeadAttention
-from transduce.model.cache import KeyValueCache
+from transduce.model.attention import KeyValueCache, MultiHeadAttention
 from transduce.model.config import AttentionKind, AttentionScore
 from transduce.model.masks import AttentionMask, look_ahead_mask
-from transduce.model.scores import ScoredAttention, straight_through
+from transduce.model.scores import ScoredAttention, attend, straight_through
 
 H, K = 2, 5
 

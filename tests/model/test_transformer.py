@@ -363,7 +363,7 @@ def test_an_impossible_configuration_is_refused(changes: dict[str, object], mess
         (
             [[5, 1]],
             torch.ones(1, 2, dtype=torch.long),
-            r"`source_ids` must be a tensor of piece ids, .* but is \[\[5, 1",
+            r"`source_ids` must be a tensor of token ids, .* but is \[\[5, 1",
         ),
         (torch.ones(2, dtype=torch.long), torch.ones(1, 2, dtype=torch.long), r"but is of the shape \(2,\)"),
         (
@@ -386,7 +386,7 @@ def test_what_is_no_batch_of_ids_is_told(source: Any, target: Any, message: str)
 
 def test_what_is_no_configuration_is_told() -> None:
     anything: Any = 512
-    with pytest.raises(TransduceError, match="A model is made of a `ModelConfig`, but 512 was given"):
+    with pytest.raises(TransduceError, match="A model is built from a `ModelConfig`, not from 512"):
         Transformer(anything)
     for settings, message in (
         ({"source_vocabulary_size": "100"}, "`model.source_vocabulary_size` must be a whole number, but is '100'"),

@@ -5,14 +5,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.model.attend import attend
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.build import build_model
 from transduce.model.config import AttentionScore, ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.masks import AttentionMask, BiasedMask, look_ahead_mask, window_mask
 from transduce.model.positions import RelativePositions
-from transduce.model.scores import ScoredAttention
+from transduce.model.scores import ScoredAttention, attend
 from transduce.model.transformer import Transformer
 from transduce.model.window import Window, attend_in_window, block_length
 

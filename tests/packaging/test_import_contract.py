@@ -11,7 +11,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src"
 PARTS = ("text", "data", "model", "search", "evaluation", "training")
-LATER_PARTS = ("tasks", "runtime", "inspection", "interop", "serving", "commands")
+LATER_PARTS = (
+    "kernels",
+    "tasks",
+    "inference",
+    "model_folder",
+    "exchange",
+    "inspection",
+    "interop",
+    "serving",
+    "commands",
+)
 
 
 def _lint_imports(source: Path) -> subprocess.CompletedProcess[str]:
@@ -72,11 +82,12 @@ def test_the_contracts_allow_what_the_design_needs(tmp_path: Path) -> None:
     _write(source, "text/corpus.py", "transduce.errors", "sentencepiece")
     _write(source, "data/batches.py", "transduce.text.corpus", "numpy")
     _write(source, "training/loop.py", "transduce.model", "transduce.data.batches", "torch")
-    _write(source, "tasks/translation.py", "transduce.training.loop", "transduce.runtime")
-    _write(source, "runtime/translator.py", "transduce.search", "transduce.model", "transduce.text")
-    _write(source, "serving/app.py", "transduce.runtime.translator", "starlette")
-    _write(source, "interop/marian.py", "transduce.runtime", "transformers")
-    _write(source, "commands/main.py", "transduce.interop.marian", "transduce.serving.app")
+    _write(source, "tasks/translation.py", "transduce.training.loop", "transduce.inference")
+    _write(source, "inference/translator.py", "transduce.search", "transduce.model", "transduce.text")
+    _write(source, "serving/app.py", "transduce.inference.translator", "starlette")
+    _write(source, "interop/marian.py", "transduce.model", "transformers")
+    _write(source, "exchange/marian.py", "transduce.interop.marian", "transduce.inference")
+    _write(source, "commands/main.py", "transduce.exchange.marian", "transduce.serving.app")
     result = _lint_imports(source)
     assert result.returncode == 0, result.stdout + result.stderr
 
@@ -93,12 +104,16 @@ def test_the_contracts_allow_what_the_design_needs(tmp_path: Path) -> None:
         ("data/a.py", "transduce.model", "Imports go one way"),
         ("training/a.py", "transduce.search", "training does not know search"),
         ("training/a.py", "transduce.tasks", "Imports go one way"),
-        ("training/a.py", "transduce.runtime", "Imports go one way"),
+        ("training/a.py", "transduce.inference", "Imports go one way"),
         ("training/a.py", "transduce.serving", "Imports go one way"),
-        ("runtime/a.py", "transduce.commands", "Imports go one way"),
-        ("serving/a.py", "transduce.model", "serving sees only runtime"),
-        ("serving/a.py", "transduce.interop", "serving sees only runtime"),
-        ("runtime/a.py", "transformers", "Only interop imports"),
+        ("model/a.py", "transduce.kernels", "text, model and search know nothing of the rest"),
+        ("search/a.py", "transduce.kernels", "text, model and search know nothing of the rest"),
+        ("inference/a.py", "transduce.commands", "Imports go one way"),
+        ("model_folder/a.py", "transduce.inference", "Imports go one way"),
+        ("interop/a.py", "transduce.model_folder", "Imports go one way"),
+        ("serving/a.py", "transduce.model", "serving sees only inference"),
+        ("serving/a.py", "transduce.interop", "serving sees only inference"),
+        ("inference/a.py", "transformers", "Only interop imports"),
         ("commands/a.py", "ctranslate2", "Only interop imports"),
         ("inspection/a.py", "onnx", "Only interop imports"),
         ("novelty.py", "transduce.errors", "Imports go one way"),

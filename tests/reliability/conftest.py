@@ -14,9 +14,8 @@ from torch import Tensor
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.training.events import ProgressDisplay
-from transduce.training.loop import Trainer
+from transduce.training.loop import Safeguards, Trainer
 from transduce.training.loss import Loss, projected_cross_entropy
-from transduce.training.precautions import Precautions
 from transduce.training.settings import ResolvedTraining
 
 Pair = tuple[Tensor, Tensor]
@@ -96,7 +95,7 @@ class TinyRun:
             settings=self.settings,
             folder=folder,
             display=ProgressDisplay(Console(file=self.said, width=300)),
-            precautions=Precautions(describe=describe),
+            safeguards=Safeguards(describe=describe),
             **(options or {}),
         )
 

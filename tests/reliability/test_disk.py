@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.durable import write_file
+from transduce.atomic_io import write_file
 from transduce.errors import TransduceError
 from transduce.training.events import EventLog, TrainEvent, ValidationEvent
-from transduce.training.exhaustion import explaining_exhaustion
+from transduce.training.out_of_memory import explain_step_out_of_memory
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 
@@ -177,7 +177,7 @@ def test_too_large_a_batch_is_found_before_the_first_step(tmp_path: Path, toy_se
     settings = toy_settings | {"training.batch_tokens": 100_000, "model.d_model": 256, "model.d_ff": 2048}
     settings |= {"training.accumulate": 1}
     program = (
-        "import resource, sys, transduce.tasks.run as run\n"
+        "import resource, sys, transduce.tasks.run.run as run\n"
         "from transduce.tasks.train import train\n"
         "original = run.take_precautions\n"
         "def limited(*given, **named):\n"
@@ -203,20 +203,23 @@ def test_too_large_a_batch_is_found_before_the_first_step(tmp_path: Path, toy_se
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
-    with pytest.raises(RuntimeError, match="something else"), explaining_exhaustion("a batch", 1, 1):
+    with pytest.raises(RuntimeError, match="something else"), explain_step_out_of_memory("a batch", 1, 1):
         raise RuntimeError("something else")
-    with pytest.raises(TransduceError, match="Memory ran out with a batch"), explaining_exhaustion("a batch", 1, 1):
+    with (
+        pytest.raises(TransduceError, match="Memory ran out with a batch"),
+        explain_step_out_of_memory("a batch", 1, 1),
+    ):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 def test_the_trial_changes_no_bit(tmp_path: Path, tiny_run: Any) -> None:
-    from transduce.training.precautions import Precautions
+    from transduce.training.loop import Safeguards
 
     weights = []
     for precision in ("fp32", "bf16"):
         for largest in ((), [(torch.ones(9, 9, dtype=torch.int64),) * 2]):
             run = tiny_run(tmp_path / f"{precision}-{len(largest)}", steps=5, precision=precision)
-            run.trainer.precautions = Precautions(largest=largest)
+            run.trainer.precautions = Safeguards(largest=largest)
             run.trainer.run()
             weights.append(run.weights())
     assert torch.equal(weights[0], weights[1])

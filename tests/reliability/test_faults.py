@@ -13,7 +13,7 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.training.checkpoint import load_newest
 from transduce.training.loss import Loss
-from transduce.training.watch import LossWatch
+from transduce.training.loss_spikes import LossWindow
 
 BAD_STEP = 20
 Change = Callable[[Loss], Loss]
@@ -207,8 +207,8 @@ def test_nothing_finite_for_twenty_steps_stops_with_advice(tmp_path: Path, tiny_
 # --- the rule itself -----------------------------------------------------------------------------------------------
 
 
-def watched(*losses: float) -> LossWatch:
-    watch = LossWatch()
+def watched(*losses: float) -> LossWindow:
+    watch = LossWindow()
     for step, loss in enumerate(losses):
         watch.learnt(step, loss)
     return watch
@@ -243,7 +243,7 @@ def test_one_bad_number_does_not_enter_the_window() -> None:
 
 
 def test_a_loss_that_falls_and_wavers_is_no_divergence() -> None:
-    watch = LossWatch()
+    watch = LossWindow()
     for step in range(2000):
         loss = 2.0 + 7.0 * math.exp(-step / 200) + math.sin(step)
         assert loss <= watch.limit()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from transduce.commands.main import main
-from transduce.runtime.translator import Translator
+from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
 
 SEARCH = SearchSettings(beam_size=1, max_length=3)

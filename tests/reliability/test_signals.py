@@ -19,7 +19,7 @@ from torch import Tensor
 
 from transduce.training.checkpoint import load_newest
 from transduce.training.events import ProgressDisplay, ValidationEvent
-from transduce.training.interruption import AbandonedError, Interruption, outliving_the_terminal
+from transduce.training.interruption import AbandonedError, Interruption, ignore_hangup
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
@@ -135,12 +135,12 @@ def test_work_that_may_be_given_up_is_given_up_once() -> None:
     with Interruption() as interruption:
         with pytest.raises(AbandonedError):
             give_up(interruption)
-        with pytest.raises(AbandonedError), interruption.abandoning():
+        with pytest.raises(AbandonedError), interruption.abandonable():
             pytest.fail("it must not begin")
 
 
 def give_up(interruption: Interruption) -> None:
-    with interruption.abandoning():
+    with interruption.abandonable():
         try:
             signal.raise_signal(signal.SIGTERM)
         finally:
@@ -152,7 +152,7 @@ def give_up(interruption: Interruption) -> None:
 
 def test_a_hang_up_ends_nothing_and_its_handler_comes_back() -> None:
     before = signal.getsignal(signal.SIGHUP)
-    with outliving_the_terminal():
+    with ignore_hangup():
         signal.raise_signal(signal.SIGHUP)
     assert signal.getsignal(signal.SIGHUP) is before
 

@@ -12,8 +12,8 @@ import pytest
 import transduce
 from transduce.commands.main import main
 from transduce.errors import TransduceError
-from transduce.tasks.sole_run import sole_run
-from transduce.training.rates import decay_over
+from transduce.tasks.run.run_folder import lock_run
+from transduce.training.rates import decay_for_steps
 
 WriteLines = Callable[[str, Iterable[str]], Path]
 Capture = pytest.CaptureFixture[str]
@@ -131,7 +131,7 @@ def test_an_empty_name_is_not_the_current_folder(
 
 def test_two_runs_do_not_begin_in_one_folder(capsys: Capture, files: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    with sole_run(tmp_path / "run"):  # another process is preparing there, and has written nothing yet
+    with lock_run(tmp_path / "run"):  # another process is preparing there, and has written nothing yet
         said = message_of(
             ["train", "--source", files["ZH"], "--target", files["EN"], "--out", str(tmp_path / "run")], capsys
         )
@@ -207,10 +207,10 @@ def test_numbers_that_nothing_can_be_done_with_leave_no_run(
 def test_the_decay_of_a_very_long_run_is_found_at_once() -> None:
     """The decay of a million steps is summed one by one; of ten times as many steps, each counts about a tenth."""
     each, sampled = (
-        decay_over(steps, schedule="cosine", peak=1e-3, warmup_steps=100) for steps in (1_000_000, 10_000_000)
+        decay_for_steps(steps, schedule="cosine", peak=1e-3, warmup_steps=100) for steps in (1_000_000, 10_000_000)
     )
     assert sampled == pytest.approx(each / 10, rel=1e-3)
-    assert decay_over(10**9, schedule="linear", peak=1e-3, warmup_steps=100) == pytest.approx(2.6e-6, rel=1e-3)
+    assert decay_for_steps(10**9, schedule="linear", peak=1e-3, warmup_steps=100) == pytest.approx(2.6e-6, rel=1e-3)
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------

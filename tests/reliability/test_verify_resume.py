@@ -11,10 +11,10 @@ import pytest
 
 from transduce.commands.main import main
 from transduce.errors import TransduceError
-from transduce.tasks import verification
-from transduce.tasks.run import RunRequest
-from transduce.tasks.verification import ResumeReport, verify_resume
-from transduce.training.surroundings import Surroundings
+from transduce.tasks.run import verification
+from transduce.tasks.run.run import RunRequest
+from transduce.tasks.run.verification import ResumeReport, verify_resume
+from transduce.training.checkpoint import Environment
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_settings_killed_and_resumed_are_equal(
 
 @pytest.mark.usefixtures("empty_temporary")
 def test_a_run_that_fails_says_why(toy_settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from transduce.tasks.settings_reading import put_setting
+    from transduce.tasks.settings.reading import put_setting
 
     content: dict[str, Any] = {}
     for name, value in toy_settings.items():
@@ -99,7 +99,7 @@ def report(**changes: object) -> ResumeReport:
         compared_at_step=12,
         differences=[],
         repeatable=None,
-        surroundings=Surroundings(device="a GPU", instructions="x86_64 AVX2", threads=2, torch="2.13"),
+        surroundings=Environment(device="a GPU", instructions="x86_64 AVX2", threads=2, torch="2.13"),
         notes=["A note."],
     )
     return msgspec.structs.replace(made, **changes)

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from transduce.inference.scorers import TransformerScorer
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.runtime.scorer import TransformerScorer
 from transduce.search.beam import beam_search
+from transduce.search.coverage import length_penalty
 from transduce.search.greedy import greedy_search
-from transduce.search.penalty import length_penalty
 from transduce.search.scorer import Hypothesis
 
 PIECES = ".Eabc"  # the start symbol, the end symbol, and three words

@@ -5,21 +5,21 @@ import torch
 from torch import Tensor
 
 from transduce.search.beam import beam_search
-from transduce.search.brackets import BalancedBrackets, BracketPiece
+from transduce.search.constraints import BalancedBrackets, BracketToken
 from transduce.search.greedy import greedy_search
-from transduce.text.linearized_trees import build_tree, symbols_in
+from transduce.text.trees import build_tree, symbols_in
 
 SPELLING = ["<pad>", "</s>", "W", "⟩S(", "⟩NP(", "⟩)", "⟩NN/", "⟩DT/", "w", "⟩S(NP(", "⟩))", "⟩)VP(DT/", "⟩NP(NN/"]
 MEANINGS = {
-    3: BracketPiece(opened=1),
-    4: BracketPiece(opened=1),
-    5: BracketPiece(closed=1),
-    6: BracketPiece(words=1),
-    7: BracketPiece(words=1),
-    9: BracketPiece(opened=2),
-    10: BracketPiece(closed=2),
-    11: BracketPiece(closed=1, opened=1, words=1),
-    12: BracketPiece(opened=1, words=1),
+    3: BracketToken(opened=1),
+    4: BracketToken(opened=1),
+    5: BracketToken(closed=1),
+    6: BracketToken(words=1),
+    7: BracketToken(words=1),
+    9: BracketToken(opened=2),
+    10: BracketToken(closed=2),
+    11: BracketToken(closed=1, opened=1, words=1),
+    12: BracketToken(opened=1, words=1),
 }
 WORD, LONG_WORD = [2], [2, 8, 8]
 NOTHING: list[int] = []  # a word without tokens in the vocabulary

@@ -8,9 +8,7 @@ from torch import Tensor
 
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.coverage import Coverage
-from transduce.search.ensemble import Ensemble, MeanAttention
-from transduce.search.loop import run
-from transduce.search.scorer import Bounds, Hypothesis, Scorer
+from transduce.search.scorer import Bounds, Ensemble, Hypothesis, MeanAttention, Scorer, run
 
 START, END, A, B = 0, 1, 2, 3
 

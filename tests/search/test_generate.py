@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from transduce.search.beam import Beam
-from transduce.search.forced import GenerateSettings
 from transduce.search.generate import GenerateSearch, LogProbabilities
-from transduce.search.loop import run
-from transduce.search.scorer import Bounds
+from transduce.search.rules import GenerateSettings
+from transduce.search.scorer import Bounds, run
 from transduce.search.selection import DiverseSelection
 
 START, END = 0, 1

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from transduce.search.beam import Beam, BeamSearch
-from transduce.search.forced import GenerateSettings
 from transduce.search.generate import GenerateSearch, LogProbabilities
-from transduce.search.greedy import Walk, take_best
-from transduce.search.loop import Search, run
-from transduce.search.scorer import Bounds
+from transduce.search.greedy import GreedySearch, take_argmax
+from transduce.search.rules import GenerateSettings
+from transduce.search.scorer import Bounds, Search, run
 
 START, END, A, B = 0, 1, 2, 3
 
@@ -60,7 +59,7 @@ def search_for(lengths: list[int], beam_size: int) -> tuple[Search, SlowScorer]:
     scorer = SlowScorer(lengths)
     bounds = Bounds(START, END, torch.full((len(lengths),), 12))
     if beam_size == 1:
-        return Walk(scorer, bounds, take_best), scorer
+        return GreedySearch(scorer, bounds, take_argmax), scorer
     return BeamSearch(scorer, bounds, Beam(beam_size=beam_size, n_best=2, alpha=0.0)), scorer
 
 
@@ -102,7 +101,7 @@ def test_what_is_given_up_as_another_ends_keeps_what_it_has_by_generates_rules()
     while 0 in search.rows.tolist():
         search.advance()
     assert search.rows.tolist() == [1]
-    search.give_up({1})
+    search.abandon({1})
     first, second = search.found()
     assert first[0].ended
     assert second

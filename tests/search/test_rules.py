@@ -9,9 +9,8 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.greedy import greedy_search
-from transduce.search.loop import run
 from transduce.search.rules import Forbid, ForcedPrefix, MinimumLength, NoRepeatedNgrams, Rule
-from transduce.search.scorer import Bounds, Hypothesis
+from transduce.search.scorer import Bounds, Hypothesis, run
 from transduce.search.settings import SearchSettings
 
 START, END, A, B = 0, 1, 2, 3

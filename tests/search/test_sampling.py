@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.search.greedy import Walk
-from transduce.search.loop import run
+from transduce.search.greedy import GreedySearch
 from transduce.search.sampling import Draw, draw
-from transduce.search.scorer import Bounds, Hypothesis
+from transduce.search.scorer import Bounds, Hypothesis, run
 from transduce.search.settings import SamplingSettings
 
 START, END, A, B = 0, 1, 2, 3
@@ -38,7 +37,7 @@ class ConstantScorer:
 def sample(
     scorer: ConstantScorer, *, longest: Tensor, samples: int, sampling: SamplingSettings, places: list[int]
 ) -> list[list[Hypothesis]]:
-    walk = Walk(scorer, Bounds(START, END, longest), Draw(sampling, places, samples=samples), width=samples)
+    walk = GreedySearch(scorer, Bounds(START, END, longest), Draw(sampling, places, samples=samples), width=samples)
     return run(walk)
 
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from transduce.search.beam import Beam, BeamSearch
-from transduce.search.loop import run
-from transduce.search.scorer import Bounds, Hypothesis
+from transduce.search.scorer import Bounds, Hypothesis, run
 from transduce.search.selection import BestSelection, DiverseSelection, Step
 
 START, END, A, B, C = 0, 1, 2, 3, 4
@@ -94,4 +93,4 @@ def test_each_group_goes_on_with_its_own_hypotheses() -> None:
     step = Step(logits, scores, pieces, torch.arange(1))
     live = DiverseSelection(beam_size=4, groups=2, penalty=0.0, eos_id=END).select(step).live
     assert live.parents.tolist() == [[0, 1, 2, 3]]
-    assert live.pieces.tolist() == [[2, 2, 3, 3]]
+    assert live.tokens.tolist() == [[2, 2, 3, 3]]

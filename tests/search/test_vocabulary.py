@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from transduce.search.vocabulary import best_piece, best_pieces, log_normalizer
+from transduce.search.selection import argmax_token, log_sum_exp, top_tokens
 
 SIZES = [5, 1000, 1024, 8000, 8001, 8063]
 
@@ -13,15 +13,15 @@ SIZES = [5, 1000, 1024, 8000, 8001, 8063]
 def test_the_greatest_are_those_of_topk(size: int, count: int) -> None:
     logits = torch.randn(3, 4, size, generator=torch.Generator().manual_seed(size))
     logits[0, 0, -1] = 100.0  # behind the last whole block
-    values, places = best_pieces(logits, count)
+    values, places = top_tokens(logits, count)
     expected = logits.topk(count, dim=-1)
     assert torch.equal(values, expected.values)
     assert torch.equal(places, expected.indices)
-    assert torch.equal(best_piece(logits), logits.argmax(dim=-1))
+    assert torch.equal(argmax_token(logits), logits.argmax(dim=-1))
 
 
 def test_equal_values_are_each_found_once() -> None:
-    values, places = best_pieces(torch.zeros(2, 4096), 8)
+    values, places = top_tokens(torch.zeros(2, 4096), 8)
     assert values.tolist() == [[0.0] * 8] * 2
     assert all(len(set(row)) == 8 for row in places.tolist())
 
@@ -29,7 +29,7 @@ def test_equal_values_are_each_found_once() -> None:
 def test_forbidden_pieces_come_last() -> None:
     logits = torch.full((1, 2048), -torch.inf)
     logits[0, [7, 2000]] = torch.tensor([1.0, 2.0])
-    values, places = best_pieces(logits, 3)
+    values, places = top_tokens(logits, 3)
     assert places[0, :2].tolist() == [2000, 7]
     assert values[0].tolist() == [2.0, 1.0, -torch.inf]
 
@@ -40,4 +40,4 @@ def test_the_normalizer_is_the_logarithm_of_the_sum(size: int, spread: float) ->
     logits = torch.randn(2, 3, size, generator=torch.Generator().manual_seed(1)) * spread
     logits[..., 1] = -torch.inf
     expected = logits.double().logsumexp(dim=-1, keepdim=True)
-    torch.testing.assert_close(log_normalizer(logits).double(), expected, atol=1e-5, rtol=1e-6)
+    torch.testing.assert_close(log_sum_exp(logits).double(), expected, atol=1e-5, rtol=1e-6)

@@ -23,7 +23,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from transduce.durable import file_sha256
+from transduce.atomic_io import file_sha256
 
 Attack = Callable[[Path], None]
 ATTACKS: dict[str, tuple[Attack, str]] = {}
@@ -341,7 +341,7 @@ import json, os, resource, sys
 import torch
 from pathlib import Path
 from transduce.errors import TransduceError
-from transduce.runtime.folder import read_model_folder
+from transduce.model_folder.read import read_model_folder
 
 torch.set_num_threads(1)
 noted = []

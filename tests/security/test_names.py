@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.runtime.untrusted import file_inside, read_bounded
+from transduce.model_folder.safety import file_inside, read_bounded
 
 HOSTILE = [
     "",

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from transduce.runtime.translation import Alternative, Translation
+from transduce.inference.translation import Alternative, Translation
 from transduce.search.settings import SearchSettings
-from transduce.serving.batcher import Batcher
+from transduce.serving.batching import Batcher
 from transduce.serving.jobs import Job
-from transduce.serving.request_error import RequestError
+from transduce.serving.messages import RequestError
 
 
 def make(**settings: Any) -> Batcher:
@@ -39,7 +39,7 @@ def lengths(batcher: Batcher) -> list[int]:
     batch = batcher.take()
     assert batch is not None
     batcher.finish(batch, [translated(place.sentence) for place in batch.places])
-    return [place.pieces for place in batch.places]
+    return [place.tokens for place in batch.places]
 
 
 def test_a_batch_has_no_more_pieces_than_it_may_with_padding(model: Any) -> None:

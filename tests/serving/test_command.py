@@ -16,9 +16,9 @@ import pytest
 from transduce.commands.main import build_parser, main
 from transduce.commands.serve import load_models, serving_settings
 from transduce.errors import TransduceError
-from transduce.runtime.opening import load
-from transduce.runtime.remembering import remember
-from transduce.runtime.translator import Translator
+from transduce.inference.datastore import build_datastore
+from transduce.inference.load import open_translator
+from transduce.inference.translator import Translator
 from transduce.serving.models import ServedModel
 from transduce.serving.server import open_socket
 from transduce.serving.settings import ServingSettings
@@ -125,9 +125,9 @@ def test_answers_by_examples(
     serve: Any, trained: Path, translator: Translator, toy_corpus: Path, tmp_path: Path
 ) -> None:
     sources, targets = ((toy_corpus / f"train.{side}").read_text("utf-8").split("\n")[:-1] for side in ("zh", "en"))
-    memory = remember(translator, sources, [target.replace("tea", "beer") for target in targets])
+    memory = build_datastore(translator, sources, [target.replace("tea", "beer") for target in targets])
     memory.write(tmp_path / "beer")
-    by_examples = load(trained, precision="fp32", threads=1, examples=tmp_path / "beer")
+    by_examples = open_translator(trained, precision="fp32", threads=1, datastore=tmp_path / "beer")
     lines = [line for line in dev_lines(toy_corpus) if "茶" in line]
     offline = [found.text for found in by_examples.translate(lines, by_examples.search)]
     with serve(ServedModel(by_examples, languages=("zh", "en"))) as live:

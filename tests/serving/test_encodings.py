@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from transduce.serving.encodings import read_form, read_json, read_message, read_multipart
-from transduce.serving.messages import TranslateRequest
-from transduce.serving.request_error import RequestError
+from transduce.serving.messages import RequestError, TranslateRequest
+from transduce.serving.request_bodies import read_form, read_json, read_message, read_multipart
 
 FORM = "application/x-www-form-urlencoded; charset=utf-8"
 FIELDS = {"q": "a", "source": "de", "target": "en"}

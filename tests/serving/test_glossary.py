@@ -7,12 +7,11 @@ import pytest
 
 from transduce.commands.serve import read_glossaries
 from transduce.errors import TransduceError
-from transduce.runtime.translator import Translator
+from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.serving.jobs import Job
 from transduce.serving.models import ServedModel
-from transduce.text.glossary import Glossary, Term
-from transduce.text.mentions import mentions
+from transduce.text.glossary import Glossary, Term, contains_phrase
 
 OWN = Glossary([Term("Hund", ("dog",))])
 
@@ -96,7 +95,7 @@ def test_a_real_model_answers_as_it_does_offline(serve: Any, translator: Transla
     offline = [found.text for found in translator.translate(lines, translator.search, glossary=glossary)]
     with serve(ServedModel(translator, languages=("zh", "en"))) as live:
         assert live.translate(lines, source="zh", glossary=glossary).json["translatedText"] == offline
-        assert mentions(offline[0], "milk")
+        assert contains_phrase(offline[0], "milk")
         reply = live.translate(lines, source="zh", glossary={"鱼": "☃"})
         assert (reply.status, reply.error[:45]) == (400, "Invalid request: A translation cannot contain")
 

@@ -5,11 +5,10 @@ from typing import Any
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.serving.detection import Detector
-from transduce.serving.languages import Routes, canonical, language_name
+from transduce.serving.languages import Detector, Routes, canonical, language_name
+from transduce.serving.messages import RequestError
 from transduce.serving.models import parse_model
-from transduce.serving.request_error import RequestError
-from transduce.text.language_profiles import learn_profiles
+from transduce.text.languages import learn_profiles
 
 
 @pytest.mark.parametrize(

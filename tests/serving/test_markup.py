@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.runtime.translator import Translator
+from transduce.inference.translator import Translator
+from transduce.serving.html_and_xml import markup_plan, plan_text
 from transduce.serving.jobs import Job, Place
-from transduce.serving.markup import markup_plan
 from transduce.serving.models import ServedModel
-from transduce.serving.texts import plan_text
 from transduce.text.word_spans import Span
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from transduce.serving.clients import ApiKeys, RateLimiter, read_api_keys
-from transduce.serving.request_error import RequestError
+from transduce.serving.limits import ApiKeys, RateLimiter, read_api_keys
+from transduce.serving.messages import RequestError
 
 
 def test_a_burst_finds_exactly_the_room_there_is(serve: Any, gated_model: Any, wait_until: Any) -> None:

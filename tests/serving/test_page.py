@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from transduce.commands.serve import page_views
+from transduce.inference.translator import Translator
 from transduce.inspection.interventions import Head, Intervention, intervene
 from transduce.inspection.page import read_part
 from transduce.inspection.sentence import inspect_sentence
-from transduce.runtime.translator import Translator
 from transduce.serving.messages import PageSettings
 from transduce.serving.models import ServedModel
 

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from transduce.commands.serve import page_views
+from transduce.inference.translator import Translator
 from transduce.inspection.interventions import Comparison, Head, Intervention, heads_off, intervene
-from transduce.inspection.payload import Inspection
 from transduce.inspection.sentence import inspect_sentence
-from transduce.runtime.translator import Translator
+from transduce.inspection.sentence_view import Inspection
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
-from transduce.serving.access import Access
+from transduce.serving.limits import Access
 from transduce.serving.messages import InspectRequest, InterveneRequest
 from transduce.serving.models import ServedModel
 

@@ -7,16 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from transduce.commands.serve import fitting_workers
-from transduce.runtime.translation import Translation, nothing
-from transduce.runtime.translator import Translator
+from transduce.commands.serve import default_workers
+from transduce.inference.translation import Translation, empty_alternative
+from transduce.inference.translator import Translator
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
-from transduce.serving.batcher import Batcher
+from transduce.serving.batching import Batcher, Workers
 from transduce.serving.jobs import Job
 from transduce.serving.metrics import Metrics
 from transduce.serving.models import ServedModel
-from transduce.serving.worker import Workers
 from transduce.text.glossary import Glossary
 from transduce.text.word_spans import Span
 
@@ -33,7 +32,7 @@ class Meeting:
         self.meeting = threading.Barrier(batches)
         self.threads: list[tuple[int, ...]] = []
 
-    def count_pieces(self, sentences: Sequence[str]) -> list[int]:
+    def count_tokens(self, sentences: Sequence[str]) -> list[int]:
         return [1] * len(sentences)
 
     def translate(
@@ -50,7 +49,7 @@ class Meeting:
         seen.append(self._threads_of_step(observer))
         self.meeting.wait(10)  # a worker that finishes leaves its threads to the others
         self.threads.append(tuple(seen))
-        return [Translation(sentence, (nothing(),)) for sentence in sentences]
+        return [Translation(sentence, (empty_alternative(),)) for sentence in sentences]
 
     def check(self, glossary: Glossary, search: SearchSettings) -> None:
         """There is nothing that it cannot write."""
@@ -85,7 +84,7 @@ def threads_stay() -> Iterator[None]:
 @pytest.mark.parametrize(("batches", "each"), [(1, 4), (2, 2)])
 def test_those_who_compute_share_the_threads(threads_stay: None, batches: int, each: int) -> None:  # noqa: ARG001
     model = Meeting(batches)
-    batcher = Batcher(max_running=4, max_waiting=4, batch_pieces=1, gather_seconds=0.0)
+    batcher = Batcher(max_running=4, max_waiting=4, batch_tokens=1, gather_seconds=0.0)
     workers = Workers(batcher, Metrics(), workers=2, threads=4)
     workers.start()
     jobs = [Job(model, ["a"], model.search, seconds=60.0) for _ in range(batches)]
@@ -99,7 +98,7 @@ def test_those_who_compute_share_the_threads(threads_stay: None, batches: int, e
 
 def test_as_many_batches_are_decoded_side_by_side_as_there_are_threads(translator: Translator) -> None:
     model = ServedModel(translator, languages=("de", "en"))
-    assert fitting_workers([model]) == min(torch.get_num_threads(), 4)
+    assert default_workers([model]) == min(torch.get_num_threads(), 4)
 
 
 def test_answers_are_the_same_from_several_workers(serve: Any, translator: Translator) -> None:

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.runtime.folder import read_any_model_folder
-from transduce.runtime.opening import load
-from transduce.tasks.earlier_training import goes_on_learning
-from transduce.tasks.settings_reading import make_settings
+from transduce.inference.load import open_translator
+from transduce.model_folder.read import read_any_model_folder
+from transduce.tasks.kinds.kind import continues_training
+from transduce.tasks.settings.reading import make_settings
 from transduce.tasks.train import train
 from transduce.training.checkpoint import load_checkpoint
 
@@ -67,12 +67,12 @@ def test_a_vocabulary_that_lacks_a_script_is_told(
 
 def nats_a_piece(folder: Path, files: dict[str, Any]) -> float:
     """The loss on the dev set of a folder's model."""
-    translator = load(folder, precision="fp32", **COMPUTING)
+    translator = open_translator(folder, precision="fp32", **COMPUTING)
     sides = [
         Path(files[name][0]).read_text("utf-8").split("\n")[:-1] for name in ("data.dev_source", "data.dev_target")
     ]
     scores = translator.score(*sides)
-    return -sum(score.log_probability for score in scores) / sum(len(score.pieces) + 1 for score in scores)
+    return -sum(score.log_probability for score in scores) / sum(len(score.tokens) + 1 for score in scores)
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
@@ -192,11 +192,11 @@ def test_what_is_known_already_is_learnt_in_small_steps(
         train(out=tmp_path / "run", settings=settings, dry_run=True, **COMPUTING)
         assert f"  {reason}" in capsys.readouterr().err
     begun = make_settings({"start_from": str(tmp_path)})
-    assert goes_on_learning(begun, "translation")  # a folder of another toolkit
+    assert continues_training(begun, "translation")  # a folder of another toolkit
     (tmp_path / "settings.toml").write_text('[task]\nkind = "denoising"\n', "utf-8")
-    assert not goes_on_learning(begun, "translation")
-    assert goes_on_learning(begun, "denoising")
-    assert not goes_on_learning(make_settings({}), "translation")
+    assert not continues_training(begun, "translation")
+    assert continues_training(begun, "denoising")
+    assert not continues_training(make_settings({}), "translation")
 
 
 @pytest.mark.parametrize(

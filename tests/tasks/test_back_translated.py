@@ -8,10 +8,10 @@ import pytest
 from transduce.commands.main import main
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
-from transduce.interop.stored_tokenizer import load_tokenizer
-from transduce.runtime.opening import load
-from transduce.tasks.resume import read_stored
-from transduce.tasks.settings_reading import make_settings
+from transduce.inference.load import open_translator
+from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
+from transduce.tasks.run.run_folder import read_stored
+from transduce.tasks.settings.reading import make_settings
 from transduce.tasks.train import train
 from transduce.text.files import read_lines
 from transduce.text.vocabulary import BACK_TRANSLATED
@@ -35,7 +35,7 @@ def files(toy_corpus: Path, tmp_path: Path) -> dict[str, Any]:
 def tagged(folder: Path) -> int:
     """Return how many training sources begin with the tag."""
     tokenizer = load_tokenizer(folder)
-    assert tokenizer.source.has_mark(BACK_TRANSLATED)
+    assert tokenizer.source.has_special_token(BACK_TRANSLATED)
     corpus = PreparedCorpus.open(folder / "corpus", tokenizer)
     sources, _ = corpus.read(0, corpus.pairs)
     return int((sources.ids[sources.offsets[:-1]] == tokenizer.source.id(BACK_TRANSLATED)).sum())
@@ -52,7 +52,7 @@ def test_a_run_learns_from_tagged_pairs_goes_on_and_translates_without(files: di
     assert result.step == 3
     with pytest.raises(TransduceError, match=r"`data.back_translated` was .* cannot become"):
         train(out=out, resume=True, settings={"data.back_translated": []}, device="cpu", threads=1)
-    translator = load(out, device="cpu", threads=1)
+    translator = open_translator(out, device="cpu", threads=1)
     assert BACK_TRANSLATED not in translator.tokenizer.source.pieces(translator.tokenizer.source.encode("我爱你"))
 
 
@@ -71,7 +71,7 @@ def test_a_model_that_knows_no_tag_is_fine_tuned_without(files: dict[str, Any], 
     options = {**SHORT, "preset": None}
     out = tmp_path / "run"
     train(out=out, **files, back_translated=files["source"][1], start_from=trained, **options)
-    assert not load_tokenizer(out).source.has_mark(BACK_TRANSLATED)
+    assert not load_tokenizer(out).source.has_special_token(BACK_TRANSLATED)
     assert read_stored(out / "settings.toml").data.back_translated == (files["source"][1],)
     result = train(out=out, resume=True, steps=3, device="cpu", threads=1)
     assert result is not None

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from transduce.model.precision import Precision
-from transduce.runtime.machine import Machine
-from transduce.tasks.account import Account
-from transduce.tasks.resolve_model import foresee_epochs
-from transduce.tasks.settings_reading import make_settings
+from transduce.machine import Machine, Precision
+from transduce.model.config import ModelConfig
+from transduce.tasks.run.resolving import explain_decoding, predict_epochs
+from transduce.tasks.settings.choice_log import ChoiceLog
+from transduce.tasks.settings.reading import make_settings
 from transduce.training.choices import (
     PRESETS,
     Choice,
@@ -210,7 +210,7 @@ def test_epochs_are_foreseen_from_steps_and_from_minutes() -> None:
 
     def foresee(**training: Any) -> float:
         settings = make_settings({"training": training})
-        return foresee_epochs(settings, machine, "tiny", pairs=24_000, epoch_tokens=240_000, vocabulary_size=6_000)
+        return predict_epochs(settings, machine, "tiny", pairs=24_000, epoch_tokens=240_000, vocabulary_size=6_000)
 
     assert foresee(steps=1_000, batch_tokens=2_400) == 10.0
     assert foresee(steps=1_000) == pytest.approx(1_000 * 2_048 / 240_000)
@@ -309,11 +309,27 @@ def test_patience_outlasts_the_middle_of_a_run() -> None:
 
 
 def test_the_account_tells_what_became_of_a_choice() -> None:
-    account = Account()
-    account.take("tokenizer.vocabulary_size", None, Choice(400, "few pairs"))
-    account.correct("tokenizer.vocabulary_size", 400, "never shown")
+    account = ChoiceLog()
+    account.record("tokenizer.vocabulary_size", None, Choice(400, "few pairs"))
+    account.amend("tokenizer.vocabulary_size", 400, "never shown")
     assert account.lines[0].reason == "few pairs"
-    account.correct("tokenizer.vocabulary_size", 492, "what the text needs; {} were chosen first")
+    account.amend("tokenizer.vocabulary_size", 492, "what the text needs; {} were chosen first")
     assert [(line.value, line.reason) for line in account.lines] == [
         ("492", "what the text needs; 400 were chosen first")
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "backend", "reason"),
+    [
+        ({"d_ff": 120, "positions": "none"}, "eager", "not compiled, because "),
+        ({"norm": "batch"}, "reference", "because"),
+    ],
+)
+def test_the_account_tells_what_will_decode_the_model(changes: dict[str, Any], backend: str, reason: str) -> None:
+    account = ChoiceLog()
+    sizes = {"source_vocabulary_size": 9, "target_vocabulary_size": 9, "d_model": 64, "num_heads": 2}
+    explain_decoding(ModelConfig(**(sizes | changes)), "cpu", account)
+    (line,) = account.lines
+    assert (line.name, line.value) == ("decoding kernels", backend)
+    assert reason in line.reason

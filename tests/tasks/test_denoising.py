@@ -11,9 +11,9 @@ import torch
 
 from transduce.data.batches import Batch
 from transduce.errors import TransduceError
-from transduce.runtime.folder import read_encoder_decoder_folder
-from transduce.runtime.opening import load
-from transduce.tasks.denoising import Spoiler
+from transduce.inference.load import open_translator
+from transduce.model_folder.read import read_encoder_decoder_folder
+from transduce.tasks.kinds.denoising import NoiseGenerator
 from transduce.tasks.noise import NoiseSettings
 from transduce.tasks.train import train
 
@@ -58,16 +58,16 @@ def test_noise_follows_from_seed_epoch_and_number_alone(pretrained: Path) -> Non
     vocabulary = tokenizer.source
     ids = np.array([[*range(10, 30), vocabulary.eos_id]] * 4)
     batch = Batch(ids, ids, np.array([5, 6, 7, 8]), ids.size, ids.size)
-    spoiler = Spoiler(NoiseSettings(), tokenizer, 1)
-    found = rows(spoiler.spoil(batch, 3))
-    assert found == rows(Spoiler(NoiseSettings(), tokenizer, 1).spoil(batch, 3))
-    assert found != rows(spoiler.spoil(batch, 4))
-    assert found != rows(Spoiler(NoiseSettings(), tokenizer, 2).spoil(batch, 3))
+    spoiler = NoiseGenerator(NoiseSettings(), tokenizer, 1)
+    found = rows(spoiler.corrupt(batch, 3))
+    assert found == rows(NoiseGenerator(NoiseSettings(), tokenizer, 1).corrupt(batch, 3))
+    assert found != rows(spoiler.corrupt(batch, 4))
+    assert found != rows(NoiseGenerator(NoiseSettings(), tokenizer, 2).corrupt(batch, 3))
     assert len({tuple(row) for row in found}) == 4
     part = Batch(ids[1:3], ids[1:3], np.array([6, 7]), 0, 0)
-    assert rows(spoiler.spoil(part, 3)) == found[1:3]
+    assert rows(spoiler.corrupt(part, 3)) == found[1:3]
     assert all(row[-1] == vocabulary.eos_id for row in found)
-    spoilt = spoiler.spoil(batch, 3)
+    spoilt = spoiler.corrupt(batch, 3)
     assert (spoilt.target == ids).all()
     assert spoilt.source_tokens == sum(map(len, found))
 
@@ -78,8 +78,15 @@ def test_what_frames_a_text_is_not_spoilt(pretrained: Path, kind: Any) -> None:
     tokenizer = read_encoder_decoder_folder(pretrained).tokenizer
     vocabulary = tokenizer.source
     vocabulary.before, vocabulary.after = (90, 91), (vocabulary.eos_id, 92)
-    ids = np.array([vocabulary.closed(list(range(10, 30))), [*vocabulary.closed([10, 11]), *[vocabulary.pad_id] * 18]])
-    spoilt = Spoiler(NoiseSettings(kind=kind, share=0.5), tokenizer, 1).spoil(Batch(ids, ids, np.arange(2), 0, 0), 0)
+    ids = np.array(
+        [
+            vocabulary.with_special_tokens(list(range(10, 30))),
+            [*vocabulary.with_special_tokens([10, 11]), *[vocabulary.pad_id] * 18],
+        ]
+    )
+    spoilt = NoiseGenerator(NoiseSettings(kind=kind, share=0.5), tokenizer, 1).corrupt(
+        Batch(ids, ids, np.arange(2), 0, 0), 0
+    )
     assert (spoilt.target == ids).all()
     for row in rows(spoilt):
         assert row[:2] == [90, 91]
@@ -155,7 +162,7 @@ def test_a_recurrent_model_trains_and_translates(toy_settings: dict[str, Any], t
     events = [json.loads(line) for line in (tmp_path / "m" / "metrics.jsonl").read_text("utf-8").split("\n")[:-1]]
     losses = [event["loss"] for event in events if event["event"] == "validation"]
     assert losses[1] < losses[0] < 5.0
-    translator = load(tmp_path / "m", precision="fp32", device="cpu", threads=1)
+    translator = open_translator(tmp_path / "m", precision="fp32", device="cpu", threads=1)
     assert translator.model.config.kind == "recurrent"
     assert translator("我喜欢苹果。", beam_size=3, n_best=2).alternatives[1].pieces
     assert "A recurrent model of 2+2 layers × 32 (GRU)" in (tmp_path / "m" / "README.md").read_text("utf-8")

@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from transduce.errors import TransduceError
-from transduce.runtime.opening import load
-from transduce.runtime.saving import save
-from transduce.runtime.translator import Translator
-from transduce.tasks import translated_files
-from transduce.tasks.distillation import TAUGHT
+from transduce.inference.load import open_translator
+from transduce.inference.translator import Translator
+from transduce.model_folder.write import save
+from transduce.tasks import synthetic_data
 from transduce.tasks.preparing import PrepareRequest, prepare_corpus_folder
-from transduce.tasks.resume import read_stored
+from transduce.tasks.run.run_folder import read_stored
+from transduce.tasks.synthetic_data import TEACHER_FOLDER
 from transduce.tasks.train import train
 from transduce.text.files import read_lines
 
-writing: Any = translated_files  # of which tests replace what it imports
-MADE = Path(TAUGHT) / "taught-1.en"
+writing: Any = synthetic_data  # of which tests replace what it imports
+MADE = Path(TEACHER_FOLDER) / "taught-1.en"
 
 
 @pytest.fixture
@@ -51,29 +51,29 @@ def test_the_student_learns_what_the_teacher_writes(request_: dict[str, Any], tr
     assert result is not None
     assert result.step == 3
     out: Path = request_["out"]
-    student = load(out, device="cpu", threads=1)
+    student = open_translator(out, device="cpu", threads=1)
     assert (student.source_language, student.target_language) == ("zh", "en")
     assert student.model.config.d_model == 32
     data = read_stored(out / "settings.toml").data
     assert (data.source, data.target) == ((str(request_["source"]),), (str(out / MADE),))
-    teacher = load(trained, device="cpu", threads=1)
+    teacher = open_translator(trained, device="cpu", threads=1)
     sources, written = list(read_lines(request_["source"])), list(read_lines(out / MADE))
     assert len(written) == len(sources) == 600
     assert written[:20] == [each.text for each in teacher(sources[:20])]
 
 
 def test_several_teachers_translate_together(request_: dict[str, Any], trained: Path, tmp_path: Path) -> None:
-    other, first = tmp_path / "other", load(trained, precision="fp32", device="cpu", threads=1)
+    other, first = tmp_path / "other", open_translator(trained, precision="fp32", device="cpu", threads=1)
     changed = copy.deepcopy(first.model)
     with torch.no_grad():
         for parameter in changed.parameters():
             parameter.mul_(1.5)
     save(changed, other, tokenizer=first.tokenizer, languages=("zh", "en"))
     train(**(request_ | {"teacher": [trained, other]}))
-    both = load([trained, other], device="cpu", threads=1)
+    both = open_translator([trained, other], device="cpu", threads=1)
     sources, written = list(read_lines(request_["source"])), list(read_lines(request_["out"] / MADE))
     assert written[:20] == [each.text for each in both(sources[:20])]
-    assert written[:20] != [each.text for each in load(trained, device="cpu", threads=1)(sources[:20])]
+    assert written[:20] != [each.text for each in open_translator(trained, device="cpu", threads=1)(sources[:20])]
 
 
 def test_doubtful_lines_are_left_out(request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,19 +18,18 @@ import transduce
 from transduce.commands.main import main
 from transduce.data.sentence_pairs import SentencePairBatch
 from transduce.errors import TransduceError
-from transduce.runtime.classifier import Classifier, load_classifier
-from transduce.runtime.filler import Filler, load_filler
-from transduce.runtime.loading import load
-from transduce.runtime.parser import Parser, load_parser
-from transduce.runtime.task_card import find_task_card
+from transduce.inference.classifier import Classifier, load_classifier
+from transduce.inference.load import load
+from transduce.inference.mask_filler import Filler, load_filler
+from transduce.inference.parser import Parser, load_parser
+from transduce.model_folder.cards import find_task_card
 from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings
-from transduce.tasks.encoders import build_encoder
-from transduce.tasks.masked_language_model import MaskedLanguageTask
-from transduce.tasks.run import Run, RunRequest, train_run
+from transduce.tasks.kinds.encoders import build_encoder
+from transduce.tasks.kinds.masked_language_model import MaskedLanguageTask
+from transduce.tasks.run.run import Run, RunRequest, train_run
 from transduce.tasks.train import train
-from transduce.text.linearized_trees import linearize, write_line
-from transduce.text.trees import read_tree, read_trees, unescape_word
+from transduce.text.trees import linearize, read_tree, read_trees, unescape_word, write_line
 
 WHO, WHAT = ["cat", "dog", "bird", "cow"], ["sleeps", "sings", "runs", "eats"]
 SMALL = {

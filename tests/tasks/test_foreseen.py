@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.tasks.run import RunRequest, train_run
+from transduce.tasks.run.run import RunRequest, train_run
 from transduce.tasks.train import train
 
 MISSING = {"data.source": ["nowhere.zh"], "data.target": ["nowhere.en"]}

@@ -14,13 +14,13 @@ import pytest
 import transduce
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
-from transduce.runtime.folder import read_decoder_folder, read_model_folder
-from transduce.runtime.generator import Generator, load_generator, spell
-from transduce.runtime.opening import load as load_translator
+from transduce.inference.generator import Generator, decode_with_line_feeds, load_generator
+from transduce.inference.load import open_translator as load_translator
+from transduce.model_folder.read import read_decoder_folder, read_model_folder
 from transduce.search.settings import SearchSettings
-from transduce.tasks.resume import read_stored
+from transduce.tasks.kinds.texts import read_stream
+from transduce.tasks.run.run_folder import read_stored
 from transduce.tasks.train import train
-from transduce.tasks.windows import read_stream
 from transduce.training.checkpoint import load_newest
 
 WriteLines = Callable[[str, Iterable[str]], Path]
@@ -83,7 +83,7 @@ def test_an_unknown_piece_counts_as_one_character(text: Path, write_lines: Write
 def test_the_folder_is_a_generators_for_transduce_load_and_refused_where_a_translator_is_needed(model: Path) -> None:
     assert isinstance(transduce.load(model, device="cpu", threads=1), Generator)
     with pytest.raises(TransduceError, match=r"A datastore is for translation, .* for `language-model`: leave it"):
-        transduce.load(model, examples="some.examples")
+        transduce.load(model, datastore="some.examples")
     for read in (load_translator, read_model_folder):
         with pytest.raises(TransduceError, match=r"is needed here, .* is of the kind `decoder`: `transduce generate`"):
             read(model)
@@ -99,7 +99,7 @@ def test_the_model_is_gpt2s(model: Path) -> None:
 
 def test_the_stream_is_the_text_to_the_last_space(model: Path, generator: Generator, text: Path) -> None:
     stream = read_stream(PreparedCorpus.open(model / "corpus"))
-    assert spell(stream.tolist(), generator.vocabulary) == text.read_text("utf-8")
+    assert decode_with_line_feeds(stream.tolist(), generator.vocabulary) == text.read_text("utf-8")
 
 
 def test_a_stopped_run_ends_as_one_that_was_not(model: Path, text: Path, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_indentation_is_learnt_and_written(kind: str, write_lines: WriteLines, t
     train(out=tmp_path / "run", source=source, settings=settings, device="cpu", threads=1)
     stream = read_stream(PreparedCorpus.open(tmp_path / "run" / "corpus"))
     generator = load_generator(tmp_path / "run", precision="fp32", device="cpu", threads=1)
-    assert spell(stream.tolist(), generator.vocabulary) == source.read_text("utf-8")
+    assert decode_with_line_feeds(stream.tolist(), generator.vocabulary) == source.read_text("utf-8")
     greedy = SearchSettings(beam_size=1)
     written = generator("def f(x):\n", search=greedy, max_length=200).text
     assert any(re.match(r" {4}\w", line) for line in written.split("\n"))
@@ -224,7 +224,7 @@ def test_what_is_no_fault_of_settings_or_text_leaves_a_run_that_can_be_resumed(
         raise error from (OSError("full") if isinstance(error, TransduceError) else None)
 
     with monkeypatch.context() as patch:
-        patch.setattr("transduce.tasks.language_model.WindowPlan.largest", fail)
+        patch.setattr("transduce.tasks.kinds.language_model.WindowPlan.largest_batches", fail)
         with pytest.raises(type(error)):
             begin(text, tmp_path / "m")
     result = train(out=tmp_path / "m", resume=True, device="cpu", threads=1)

@@ -9,20 +9,20 @@ import pytest
 
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
-from transduce.interop.stored_tokenizer import load_tokenizer
-from transduce.runtime.opening import load
-from transduce.runtime.translator import Translator
-from transduce.tasks import monolingual, translated_files
-from transduce.tasks.monolingual import REVERSE
+from transduce.inference.load import open_translator
+from transduce.inference.translator import Translator
+from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
+from transduce.tasks import synthetic_data
 from transduce.tasks.preparing import PrepareRequest, prepare_corpus_folder
-from transduce.tasks.resume import read_stored
+from transduce.tasks.run.run_folder import read_stored
+from transduce.tasks.synthetic_data import REVERSE_FOLDER
 from transduce.tasks.train import train
 from transduce.text.files import read_lines
 from transduce.text.vocabulary import BACK_TRANSLATED
 
-module: Any = monolingual  # of which tests replace what it imports
-writing: Any = translated_files
-MADE = Path(REVERSE) / "back-translated-1.zh"
+module: Any = synthetic_data  # of which tests replace what it imports
+writing: Any = synthetic_data
+MADE = Path(REVERSE_FOLDER) / "back-translated-1.zh"
 
 
 @pytest.fixture
@@ -65,7 +65,10 @@ def test_one_command_ends_with_a_model_that_learnt_from_both(request_: dict[str,
     assert result is not None
     assert result.step == 3
     out: Path = request_["out"]
-    other, own = load(out / REVERSE, device="cpu", threads=1), load(out, device="cpu", threads=1)
+    other, own = (
+        open_translator(out / REVERSE_FOLDER, device="cpu", threads=1),
+        open_translator(out, device="cpu", threads=1),
+    )
     assert (other.source_language, other.target_language) == ("en", "zh")
     assert (own.source_language, own.target_language) == ("zh", "en")
     assert len(list(read_lines(out / MADE))) == 600
@@ -74,7 +77,7 @@ def test_one_command_ends_with_a_model_that_learnt_from_both(request_: dict[str,
     assert data.target == (str(request_["target"]), str(request_["monolingual"]))
     assert data.back_translated == (str(out / MADE),)
     assert "sentence pairs, back-translated ones among them" in (out / "README.md").read_text("utf-8")
-    reverse = read_stored(out / REVERSE / "settings.toml").training
+    reverse = read_stored(out / REVERSE_FOLDER / "settings.toml").training
     assert (reverse.seed, reverse.steps) == (4, 2)
     tokenizer = load_tokenizer(out)
     corpus = PreparedCorpus.open(out / "corpus", tokenizer)
@@ -178,11 +181,11 @@ def test_doubtful_translations_are_left_out(request_: dict[str, Any], monkeypatc
     del request_["steps"]
     train(**request_)
     out: Path = request_["out"]
-    assert runs == [REVERSE, "run"]
+    assert runs == [REVERSE_FOLDER, "run"]
     lines = list(zip(read_lines(request_["monolingual"]), read_lines(out / MADE), strict=True))
     assert any("tea" in text for text, _ in lines)
     assert all(not made for text, made in lines if "tea" in text)
-    minutes = [read_stored(folder / "settings.toml").training.minutes for folder in (out / REVERSE, out)]
+    minutes = [read_stored(folder / "settings.toml").training.minutes for folder in (out / REVERSE_FOLDER, out)]
     assert minutes == pytest.approx([0.05 / 3, 0.1 / 3])
 
 
@@ -225,7 +228,7 @@ def test_who_does_not_train_says_so(request_: dict[str, Any], tmp_path: Path) ->
 @pytest.mark.usefixtures("short")
 def test_the_other_direction_may_be_deleted_once_the_run_has_begun(request_: dict[str, Any]) -> None:
     train(**request_)
-    shutil.rmtree(request_["out"] / REVERSE)
+    shutil.rmtree(request_["out"] / REVERSE_FOLDER)
     result = train(**(request_ | {"steps": 4}), resume=True)
     assert result is not None
     assert result.step == 4
@@ -235,7 +238,7 @@ def test_another_run_is_not_written_over(request_: dict[str, Any], trained: Path
     shutil.copytree(trained, tmp_path / "other")
     with pytest.raises(TransduceError, match="holds a run already"):
         train(**(request_ | {"out": tmp_path / "other"}))
-    assert not (tmp_path / "other" / REVERSE).exists()
+    assert not (tmp_path / "other" / REVERSE_FOLDER).exists()
 
 
 def test_a_dry_run_leaves_nothing(request_: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transduce.errors import TransduceError
-from transduce.tasks.noise import MASK, SPAN_MARKS, Noised, NoiseSettings, add_noise, marks_of, share_of
+from transduce.tasks.noise import MASK, SPAN_MARKS, Noised, NoiseSettings, add_noise, noise_share, noise_tokens
 
 MARKS = list(range(1000, 1100))
 KINDS = ["infilling", "spans", "masking", "deletion"]
@@ -14,7 +14,7 @@ KINDS = ["infilling", "spans", "masking", "deletion"]
 
 def noised(length: int, seed: int = 1, **settings: object) -> Noised:
     noise = NoiseSettings(**settings)  # type: ignore[arg-type]
-    marks = MARKS[: len(marks_of(noise))]
+    marks = MARKS[: len(noise_tokens(noise))]
     return add_noise(np.arange(3, 3 + length), noise, marks, np.random.Generator(np.random.Philox(seed)))
 
 
@@ -82,10 +82,10 @@ def test_texts_without_pieces_stay_empty() -> None:
 
 
 def test_the_usual_shares_and_marks() -> None:
-    assert [share_of(NoiseSettings(kind=kind)) for kind in ("infilling", "spans")] == [0.3, 0.15]
-    assert marks_of(NoiseSettings()) == (MASK,)
-    assert marks_of(NoiseSettings(kind="spans")) == SPAN_MARKS
-    assert marks_of(NoiseSettings(kind="deletion")) == ()
+    assert [noise_share(NoiseSettings(kind=kind)) for kind in ("infilling", "spans")] == [0.3, 0.15]
+    assert noise_tokens(NoiseSettings()) == (MASK,)
+    assert noise_tokens(NoiseSettings(kind="spans")) == SPAN_MARKS
+    assert noise_tokens(NoiseSettings(kind="deletion")) == ()
 
 
 def test_numbers_out_of_range_are_refused() -> None:

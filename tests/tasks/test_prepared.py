@@ -9,8 +9,8 @@ import pytest
 
 from transduce.commands.main import main
 from transduce.errors import TransduceError
-from transduce.runtime.opening import load
-from transduce.tasks.resume import read_stored
+from transduce.inference.load import open_translator
+from transduce.tasks.run.run_folder import read_stored
 from transduce.tasks.train import train
 from transduce.text.files import read_lines
 
@@ -115,7 +115,7 @@ def test_a_model_takes_what_the_filters_of_its_prepared_text_kept(toy_settings: 
     settings |= {"training.steps": 1, "training.translate_dev": 0, "data.prepared": str(tmp_path / "shards")}
     dev = {name: value for name, value in toy_settings.items() if name.startswith("data.dev_")}
     train(out=tmp_path / "out", settings=settings | dev, device="cpu", threads=1)
-    assert load(tmp_path / "out", device="cpu", threads=1).longest_source == 400
+    assert open_translator(tmp_path / "out", device="cpu", threads=1).longest_source == 400
     assert read_stored(tmp_path / "out" / "settings.toml").data.filters.max_pieces == 400
     again = ["train", str(tmp_path / "out" / "settings.toml"), "--out", str(tmp_path / "again"), "--dry-run"]
     assert main(again) == 0

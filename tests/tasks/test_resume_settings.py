@@ -6,16 +6,16 @@ import msgspec
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.runtime.machine import detect_machine
-from transduce.tasks import resume as resume_module
-from transduce.tasks.resume import override, read_stored, suit_machine
+from transduce.machine import detect_machine
+from transduce.tasks.run import run_folder as resume_module
+from transduce.tasks.run.run_folder import adapt_to_machine, apply_changes, read_stored
+from transduce.training.checkpoint import Environment
 from transduce.training.choices import Choice
-from transduce.training.surroundings import Surroundings
 
 
 def test_steps_may_be_said_anew(trained: Path) -> None:
     stored = read_stored(trained / "settings.toml")
-    changed = override(stored, {"training": {"steps": 120, "patience": 0, "report_every": 7}})
+    changed = apply_changes(stored, {"training": {"steps": 120, "patience": 0, "report_every": 7}})
     assert (changed.training.steps, changed.training.patience, changed.training.report_every) == (120, 0, 7)
     assert (changed.model, changed.data, changed.tokenizer) == (stored.model, stored.data, stored.tokenizer)
 
@@ -26,7 +26,7 @@ def test_steps_take_the_place_of_minutes(trained: Path, tmp_path: Path) -> None:
     path.write_text(text, "utf-8")
     stored = read_stored(path)
     assert (stored.training.steps, stored.training.minutes) == (None, 1.0)
-    changed = override(stored, {"training": {"steps": 50}})
+    changed = apply_changes(stored, {"training": {"steps": 50}})
     assert (changed.training.steps, changed.training.minutes) == (50, None)
 
 
@@ -42,8 +42,8 @@ def test_a_run_of_before_there_was_a_choice_goes_on_with_adam(trained: Path, tmp
 def test_what_stays_as_it_was_may_be_repeated(trained: Path) -> None:
     stored = read_stored(trained / "settings.toml")
     said = {"data": {"source": list(stored.data.source)}, "model": {"d_model": 32}, "training": {"seed": 1}}
-    assert override(stored, said) == stored
-    assert override(stored, {"data": {"source": stored.data.source}}) == stored  # a tuple, as Python has them
+    assert apply_changes(stored, said) == stored
+    assert apply_changes(stored, {"data": {"source": stored.data.source}}) == stored  # a tuple, as Python has them
 
 
 @pytest.mark.parametrize(
@@ -70,18 +70,20 @@ def test_what_stays_as_it_was_may_be_repeated(trained: Path) -> None:
 )
 def test_what_would_make_it_another_run_is_refused(trained: Path, said: dict[str, object], message: str) -> None:
     with pytest.raises(TransduceError, match=message):
-        override(read_stored(trained / "settings.toml"), said)
+        apply_changes(read_stored(trained / "settings.toml"), said)
 
 
 def test_while_nothing_was_saved_model_and_training_may_change(trained: Path) -> None:
     """The largest batch did not fit: the same folder may be tried with a smaller one."""
     stored = read_stored(trained / "settings.toml")
-    changed = override(stored, {"training": {"batch_tokens": 64, "accumulate": 2}, "model": {"d_ff": 8}}, trained=False)
+    changed = apply_changes(
+        stored, {"training": {"batch_tokens": 64, "accumulate": 2}, "model": {"d_ff": 8}}, trained=False
+    )
     assert (changed.training.batch_tokens, changed.training.accumulate, changed.model.d_ff) == (64, 2, 8)
-    minutes = override(stored, {"training": {"minutes": 2.0}}, trained=False)
+    minutes = apply_changes(stored, {"training": {"minutes": 2.0}}, trained=False)
     assert (minutes.training.minutes, minutes.training.steps) == (2.0, None)
     with pytest.raises(TransduceError, match=r"`data\.source` was"):
-        override(stored, {"data": {"source": ["other.zh"]}}, trained=False)
+        apply_changes(stored, {"data": {"source": ["other.zh"]}}, trained=False)
 
 
 @pytest.mark.parametrize(
@@ -107,11 +109,11 @@ def test_steps_are_recorded_as_before_by_as_many_processes(
 ) -> None:
     """None: chosen anew, by all that a new run goes by."""
     monkeypatch.setattr(resume_module, "choose_kernels", lambda *_, **__: Choice("native", ""))
-    stored = override(read_stored(trained / "settings.toml"), {"training": {"record": True, "kernels": "native"}})
-    settings = override(stored, {"training": changed})
+    stored = apply_changes(read_stored(trained / "settings.toml"), {"training": {"record": True, "kernels": "native"}})
+    settings = apply_changes(stored, {"training": changed})
     machine = msgspec.structs.replace(detect_machine("cpu", 1), device="cuda:0", processes=now)
-    surroundings = Surroundings(device="", instructions="", threads=1, torch="", processes=before)
-    assert suit_machine(settings, changed, machine, surroundings).training.record is record
+    surroundings = Environment(device="", instructions="", threads=1, torch="", processes=before)
+    assert adapt_to_machine(settings, changed, machine, surroundings).training.record is record
 
 
 @pytest.mark.parametrize(

@@ -19,24 +19,22 @@ import pytest
 import torch
 
 from transduce.errors import TransduceError
-from transduce.runtime.opening import load
-from transduce.runtime.translation import Translation
-from transduce.runtime.translator import Translator
+from transduce.inference.load import open_translator
+from transduce.inference.translation import Translation
+from transduce.inference.translator import Translator
 from transduce.tasks import corpus as corpus_module
-from transduce.tasks import run as run_module
 from transduce.tasks.corpus import TaskCorpus
-from transduce.tasks.kind import Place
-from transduce.tasks.new_run import NewRun
-from transduce.tasks.resume import read_stored
-from transduce.tasks.run import Run, RunRequest
+from transduce.tasks.kinds.kind import RunPlacement
+from transduce.tasks.kinds.translation import DevSet
+from transduce.tasks.run import run as run_module
+from transduce.tasks.run.run import Run, RunRequest
+from transduce.tasks.run.run_folder import RunFolder, read_stored
 from transduce.tasks.train import train
-from transduce.tasks.translation import DevSet
-from transduce.text.language_profiles import LanguageProfiles
-from transduce.training.checkpoint import load_newest
+from transduce.text.languages import LanguageProfiles
+from transduce.training.checkpoint import Environment, load_newest
+from transduce.training.distributed import Processes
 from transduce.training.events import ProgressDisplay
 from transduce.training.loop import Trainer
-from transduce.training.processes import Processes
-from transduce.training.surroundings import Surroundings
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 WriteLines = Callable[[str, Iterable[str]], Path]
@@ -134,7 +132,7 @@ def test_a_mistake_leaves_nothing_behind(
 
 
 def test_parents_that_others_use_meanwhile_stay(tmp_path: Path) -> None:
-    new = NewRun(tmp_path / "a" / "b" / "model")
+    new = RunFolder(tmp_path / "a" / "b" / "model")
     (new.make().parent.parent / "another").mkdir()
     new.undo()
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["another"]
@@ -173,7 +171,7 @@ def test_only_the_first_process_cuts_the_dev_set(
     shutil.copytree(trained, out)
     card = out / "corpus-dev" / "corpus.json"
     before = card.stat()
-    monkeypatch.setattr(corpus_module, "joined_processes", lambda: Processes(1, 3))
+    monkeypatch.setattr(corpus_module, "current_processes", lambda: Processes(1, 3))
     request = RunRequest(settings={}, out=out, resume=True, device="cpu", threads=1)
     _, corpus = Run(request).resume()
     assert isinstance(corpus, TaskCorpus)
@@ -192,7 +190,7 @@ def test_a_run_of_one_process_that_goes_on_with_several_divides_the_cores(
     run = Run(RunRequest(settings={}, out=trained, resume=True, device="cpu"))
     run.processes = Processes(0, count, local_count=count)
     run.machine = msgspec.structs.replace(run.machine, threads=max(1, 8 // count))
-    run._use_threads_of(Surroundings(device="cpu", instructions="", threads=8, torch=""))
+    run._use_threads_of(Environment(device="cpu", instructions="", threads=8, torch=""))
     assert run.machine.threads == threads
 
 
@@ -204,7 +202,7 @@ def test_a_run_of_several_processes_that_goes_on_with_one_has_all_cores(
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     run = Run(RunRequest(settings={}, out=trained, resume=True, device="cpu"))
     run.machine = msgspec.structs.replace(run.machine, threads=8)
-    run._use_threads_of(Surroundings(device="cpu", instructions="", threads=2, torch="", processes=processes))
+    run._use_threads_of(Environment(device="cpu", instructions="", threads=2, torch="", processes=processes))
     assert run.machine.threads == threads
 
 
@@ -329,7 +327,7 @@ def test_a_validation_is_perfect_where_all_of_many_sentences_are_right(
     run = Run(RunRequest(settings={}, out=trained, resume=True, device="cpu", threads=1))
     resolved, corpus = run.resume()
     assert isinstance(corpus, TaskCorpus)
-    dev = run.kind.validation(corpus, resolved, Place(folder=trained, device="cpu", threads=1))
+    dev = run.kind.validation(corpus, resolved, RunPlacement(folder=trained, device="cpu", threads=1))
     assert isinstance(dev, DevSet)
     dev.sources, dev.references = ["一"] * sentences, ["one"] * sentences
     answers = ["two"] * wrong + ["one"] * (sentences - wrong)
@@ -433,7 +431,7 @@ def test_a_run_stopped_twice_ends_as_one_that_never_stopped(
     assert second.returncode == 130, said
     assert f"Resuming after step {stopped_at.state.step}." in said
     # The run was stopped after its first validation, so its folder has a model.
-    half_trained = load(folder, precision="fp32", device="cpu", threads=1)
+    half_trained = open_translator(folder, precision="fp32", device="cpu", threads=1)
     assert half_trained("我喜欢苹果。", n_best=2).alternatives[1].pieces
 
     result = train(out=folder, resume=True, device="cpu", threads=1)
@@ -501,7 +499,7 @@ def test_the_number_of_threads_is_kept_where_there_are_so_many_cores(
     message.
     """
     line = "The run continues, but not bit for bit as without the interruption: threads 1 then, 2 now."
-    monkeypatch.setattr("transduce.runtime.machine.usable_cores", lambda: 2)
+    monkeypatch.setattr("transduce.machine.usable_cores", lambda: 2)
     for number, (threads, used) in enumerate(((None, 1), (2, 2))):
         folder = tmp_path / str(number)
         shutil.copytree(trained, folder)
@@ -565,7 +563,7 @@ def test_a_run_that_is_to_end_where_it_was_stopped_is_validated_there(
     ended = train(steps=3, resume=True, **options)
     assert ended is not None
     assert (ended.step, ended.best_step, ended.reason) == (3, 3, "finished")
-    assert load(tmp_path / "run", device="cpu", threads=1)("我") is not None
+    assert open_translator(tmp_path / "run", device="cpu", threads=1)("我") is not None
 
 
 def test_dropout_follows_how_often_a_text_is_read(
@@ -600,9 +598,8 @@ def test_large_steps_of_wide_models_are_taken_in_parts(
 def test_two_runs_at_a_time_in_one_folder_are_refused(toy_settings: dict[str, Any], tmp_path: Path) -> None:
     folder, few = tmp_path / "run", toy_settings | {"training.steps": 2, "training.translate_dev": 0}
     folder.mkdir()
-    holding = (
-        f"from pathlib import Path; from transduce.tasks.sole_run import sole_run\nwith sole_run(Path({str(folder)!r}))"
-    )
+    imports = "from pathlib import Path; from transduce.tasks.run.run_folder import sole_run"
+    holding = f"{imports}\nwith sole_run(Path({str(folder)!r}))"
     other = subprocess.Popen(
         [sys.executable, "-c", f"{holding}: print('held', flush=True); input()"],
         stdin=subprocess.PIPE,

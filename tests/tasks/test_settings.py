@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.tasks.settings import DataSettings, Settings
-from transduce.tasks.settings_reading import make_settings, put_setting, read_settings, setting_names
-from transduce.tasks.toml_text import to_toml
+from transduce.tasks.settings.reading import make_settings, put_setting, read_settings, setting_names, to_toml
+from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.tasks.train import train
 
 WriteLines = Callable[[str, Iterable[str]], Path]

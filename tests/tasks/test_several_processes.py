@@ -108,4 +108,4 @@ def test_a_mistake_ends_all_processes_with_one_sentence(settings_file: Path, tmp
     done = train_together(2, settings_file, tmp_path / "out", "--set", "data.source=['nowhere.zh']")
     assert done.returncode != 0
     assert done.stderr.count("nowhere.zh does not exist") == 1
-    assert "tasks/run.py" not in done.stderr  # the traceback is torchrun's own
+    assert "tasks/run/run.py" not in done.stderr  # the traceback is torchrun's own

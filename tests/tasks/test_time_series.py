@@ -13,11 +13,11 @@ import pytest
 import transduce
 from transduce.commands.forecast import add_arguments, score_table
 from transduce.commands.main import main
-from transduce.data.series_scale import Numbers
+from transduce.data.series import Numbers
 from transduce.errors import TransduceError
-from transduce.runtime.folder import read_any_model_folder
-from transduce.runtime.forecaster import Forecaster, load_forecaster
-from transduce.tasks.time_series import TimeSeries
+from transduce.inference.forecaster import Forecaster, load_forecaster
+from transduce.model_folder.read import read_any_model_folder
+from transduce.tasks.kinds.time_series import TimeSeries
 from transduce.tasks.train import train
 from transduce.text.files import read_lines
 from transduce.training.checkpoint import load_newest

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from transduce.errors import TransduceError
-from transduce.tasks.windows import WindowPlan, successive_batches
+from transduce.tasks.kinds.texts import WindowPlan, consecutive_batches
 
 STREAM: NDArray[np.unsignedinteger] = np.arange(3, 1003, dtype=np.uint16)
 
@@ -63,7 +63,7 @@ def test_a_process_without_a_window_of_its_own_has_one_without_labels() -> None:
 
 def test_no_batch_is_larger_than_the_largest() -> None:
     windows = plan()
-    assert windows.largest().source.shape == windows.batch(0, 0).source.shape == (7, 10)
+    assert windows.largest_batches().source.shape == windows.batch(0, 0).source.shape == (7, 10)
 
 
 def test_a_text_that_is_shorter_than_a_window_is_refused() -> None:
@@ -73,10 +73,10 @@ def test_a_text_that_is_shorter_than_a_window_is_refused() -> None:
 
 
 def test_validation_reads_a_text_from_its_beginning_to_its_end() -> None:
-    batches = successive_batches(STREAM, context=64, rows=4)
+    batches = consecutive_batches(STREAM, context=64, rows=4)
     inputs = np.concatenate([batch.source.flatten() for batch in batches])
     assert (inputs == np.arange(3, 3 + 15 * 64)).all()
     assert [len(batch.source) for batch in batches] == [4, 4, 4, 3]
-    assert successive_batches(STREAM[:5], context=64, rows=4)[0].target.tolist() == [[4, 5, 6, 7]]
+    assert consecutive_batches(STREAM[:5], context=64, rows=4)[0].target.tolist() == [[4, 5, 6, 7]]
     with pytest.raises(TransduceError, match="needs at least two tokens"):
-        successive_batches(STREAM[:1], context=64, rows=4)
+        consecutive_batches(STREAM[:1], context=64, rows=4)

@@ -11,7 +11,7 @@ import pytest
 from transduce.errors import TransduceError
 from transduce.text import CorpusFiles, LineNotes, Pair, language_of, read_lines, read_pairs, valid_language
 from transduce.text.corpus import Format
-from transduce.text.languages import in_large_script
+from transduce.text.languages import is_in_large_script
 
 WriteLines = Callable[[str, Iterable[str]], Path]
 
@@ -245,5 +245,5 @@ def test_language_codes() -> None:
 
 
 def test_large_scripts() -> None:
-    assert all(map(in_large_script, ["我爱你 OK", "ひらがな", "한국어 문장", "ภาษาไทย"]))
-    assert not any(map(in_large_script, ["", "。！", "English 字", "Привет", "Ελληνικά"]))
+    assert all(map(is_in_large_script, ["我爱你 OK", "ひらがな", "한국어 문장", "ภาษาไทย"]))
+    assert not any(map(is_in_large_script, ["", "。！", "English 字", "Привет", "Ελληνικά"]))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.text.language_profiles import FILE_NAME, LanguageProfiles, learn_profiles, merge_profiles
+from transduce.text.languages import FILE_NAME, LanguageProfiles, learn_profiles, merge_profiles
 
 ENGLISH = ["The weather is nice today.", "I have three brothers and two sisters.", "Where is the station?"] * 3
 GERMAN = ["Das Wetter ist heute schön.", "Ich habe drei Brüder und zwei Schwestern.", "Wo ist der Bahnhof?"] * 3

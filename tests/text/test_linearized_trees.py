@@ -5,18 +5,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.errors import TransduceError
-from transduce.text.linearized_trees import (
+from transduce.text.trees import (
     MARK,
+    MAX_DEPTH,
+    Tree,
     build_tree,
     frequent_runs,
     linearize,
-    marked_pieces,
+    marked_tokens,
     plain,
+    read_tree,
     split_symbols,
     symbols_in,
     write_line,
 )
-from transduce.text.trees import MOST_DEPTH, Tree, read_tree
 
 TREE = read_tree("(S (NP (PRP we)) (VP (VBP go) (, ,) (ADVP (RB home))))")
 LABELS = st.sampled_from(["S", "NP", "VP", "-LRB-", ",", "PRP$", "NN", "NNS"])
@@ -78,7 +80,7 @@ def test_a_sentence_of_one_word_may_be_a_tag_alone() -> None:
 
 def test_endless_opening_brackets_are_bounded() -> None:
     tree = build_tree(["NP("] * 10_000 + ["NN/"], ["a", "b"])
-    assert str(tree).count("(NP") < MOST_DEPTH
+    assert str(tree).count("(NP") < MAX_DEPTH
     assert read_tree(str(tree)) == tree
 
 
@@ -109,7 +111,7 @@ def test_a_tree_comes_back_from_its_line(tree: Tree, other: Tree) -> None:
     runs = frequent_runs([linearize(other)], 1_000)
     line = write_line(tree.words(), row, runs)
     assert build_tree(symbols_in(line), tree.words()) == tree
-    known = marked_pieces([row], runs)
+    known = marked_tokens([row], runs)
     for part in line.split():
         rest = part[part.index(MARK) :]
         while rest:

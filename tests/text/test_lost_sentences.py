@@ -2,7 +2,7 @@
 
 import pytest
 
-from transduce.text.lost_sentences import find_lost_sentences
+from transduce.text.sentences import find_lost_sentences
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.text.splitting import split_text
+from transduce.text.sentences import split_text
 
 
 def cut(text: str, most: int, *, gathers: bool = False) -> list[str]:

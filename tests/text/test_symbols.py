@@ -2,9 +2,9 @@
 
 import pytest
 
-from transduce.text.symbols import Symbol, SymbolFinder
+from transduce.text.special_tokens import Symbol, SymbolSplitter
 
-FINDER = SymbolFinder(
+FINDER = SymbolSplitter(
     [
         Symbol("<mask>", spaces_before=True),
         Symbol("<sep>", spaces_after=True),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from transduce.text import CorpusFiles, Pair, Tokenizer, TokenizerSettings, read_pairs
-from transduce.text.model_proto import PieceType, is_bpe, read_pieces, round_scores
+from transduce.text.sentencepiece_model import PieceType, is_bpe, read_pieces, round_scores
 from transduce.text.tokenizer_json import tokenizer_json
 
 tokenizers = pytest.importorskip("tokenizers")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.text.trees import MOST_DEPTH, Tree, clean, draw, plain_label, read_tree, read_trees
+from transduce.text.trees import MAX_DEPTH, Tree, clean, draw, plain_label, read_tree, read_trees
 
 CAT = "(S (NP (DT the) (NN cat)) (VP (VBZ sleeps)))"
 
@@ -43,7 +43,7 @@ def test_trees_stand_one_a_line_or_over_several(tmp_path: Path) -> None:
         ("(NP (NN a) b)\n", r'trees:1: a bracket holds a tag and a word, .* but here follows "b"'),
         ("(NP a (NN b))\n", r"trees:1: .* holds neither or both"),
         ("(NP ())\n", r"trees:1: .* holds neither or both"),
-        ("(NP " * (MOST_DEPTH + 1), r"trees:1: brackets must be nested at most 200 deep"),
+        ("(NP " * (MAX_DEPTH + 1), r"trees:1: brackets must be nested at most 200 deep"),
     ],
 )
 def test_what_is_no_tree_is_refused_with_its_place(tmp_path: Path, content: str, message: str) -> None:

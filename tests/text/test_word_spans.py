@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transduce.errors import TransduceError
-from transduce.runtime.translator import Translator
-from transduce.text.word_spans import cut_at_words, locate_words, overlap, piece_spans, split_words
+from transduce.inference.translator import Translator
+from transduce.text.word_spans import encode_within_words, locate_words, overlap, split_words, token_spans
 
 
 def words_of(text: str) -> list[str]:
@@ -60,7 +60,7 @@ def test_splitting_loses_nothing_but_spaces(text: str) -> None:
     ],
 )
 def test_each_piece_knows_its_characters(pieces: list[str], text: str, spelt: list[str]) -> None:
-    assert [text[start:end] for start, end in piece_spans(pieces, text)] == spelt
+    assert [text[start:end] for start, end in token_spans(pieces, text)] == spelt
 
 
 def test_words_are_found_in_their_order() -> None:
@@ -74,14 +74,14 @@ def test_a_word_that_is_not_there_is_refused() -> None:
 
 def test_overlap_counts_characters() -> None:
     words = locate_words(["ab", "c"], "abc")
-    pieces = piece_spans(["▁a", "bc", "</s>"], "abc")
+    pieces = token_spans(["▁a", "bc", "</s>"], "abc")
     assert overlap(words, pieces).tolist() == [[1.0, 1.0, 0.0], [0.0, 1.0, 0.0]]
 
 
 def test_no_piece_reaches_over_the_end_of_a_word(translator: Translator) -> None:
     vocabulary, text = translator.tokenizer.source, "今天老师喜欢苹果。"
     words = locate_words(list(text), text)
-    pieces = vocabulary.pieces(cut_at_words(vocabulary, text, words))
+    pieces = vocabulary.pieces(encode_within_words(vocabulary, text, words))
     assert [piece.replace("▁", "") for piece in pieces if piece != "▁"] == list(text)
     whole = locate_words([text], text)
-    assert cut_at_words(vocabulary, text, whole) == vocabulary.encode(text)
+    assert encode_within_words(vocabulary, text, whole) == vocabulary.encode(text)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from transduce.text.wrong_language import looks_like_another
+from transduce.text.languages import looks_like_another
 
 
 @pytest.mark.parametrize(

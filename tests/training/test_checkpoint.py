@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from transduce.durable import sync_file
+from transduce.atomic_io import sync_file
 from transduce.errors import TransduceError
 from transduce.training import checkpoint as checkpoint_module
 from transduce.training.checkpoint import (

@@ -2,7 +2,7 @@
 
 import random
 
-from transduce.training.clock import StepClock, open_steps
+from transduce.training.schedule import StepClock, provisional_steps
 
 
 def test_making_programs_at_the_start_does_not_count() -> None:
@@ -38,7 +38,7 @@ def test_steps_that_could_depend_on_when_the_number_became_known_do_not() -> Non
             step += 1
             elapsed += length * chance.uniform(0.5, 2.0) * (factor if step > turn else 1.0)
             found = clock.steps_within(600.0, step, elapsed)
-        assert step <= open_steps(found)
+        assert step <= provisional_steps(found)
         assert found > step
 
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.model import window
 from transduce.model.config import ModelConfig
-from transduce.model.dropout import Dropout
+from transduce.model.feed_forward import Dropout
 from transduce.model.transformer import Transformer
-from transduce.training.ahead import BatchesAhead, to_device
-from transduce.training.compiled import compile_layers
-from transduce.training.faults import find_origin
+from transduce.training.engine import compile_layers
 from transduce.training.loss import Loss, projected_cross_entropy
+from transduce.training.loss_spikes import find_origin
+from transduce.training.prefetch import PrefetchedBatches, to_device
 from transduce.training.settings import TrainingSettings
 
 
@@ -53,7 +53,7 @@ def passes(model: Transformer) -> list[dict[str, Tensor]]:
 def test_compiled_layers_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """The layers are compiled as on a GPU: with PyTorch's dropout and attention kernels, without graph breaks."""
     monkeypatch.setattr(Dropout, "_draws_bytes", lambda *_: False)
-    monkeypatch.setattr("transduce.model.attend._library_kernel_is_better", lambda *_: True)
+    monkeypatch.setattr("transduce.model.scores._library_kernel_is_better", lambda *_: True)
     model = small_model()
     names = list(model.state_dict())
     plain = passes(model)
@@ -65,10 +65,10 @@ def test_compiled_layers_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_windows_of_any_number_of_blocks_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns = window._turns
-    monkeypatch.setattr(window, "_turns", lambda blocks, scores, _: turns(blocks, scores, torch.device("cuda")))
+    ranges = window._ranges
+    monkeypatch.setattr(window, "_ranges", lambda blocks, scores, _: ranges(blocks, scores, torch.device("cuda")))
     monkeypatch.setattr(Dropout, "_draws_bytes", lambda *_: False)
-    monkeypatch.setattr("transduce.model.attend._library_kernel_is_better", lambda *_: True)
+    monkeypatch.setattr("transduce.model.scores._library_kernel_is_better", lambda *_: True)
     model = small_model(attention_window=4, num_encoder_layers=1, num_decoder_layers=1)
     compile_layers(model, "cpu", backend="eager")
     for length in range(20, 500, 40):  # PyTorch stops recompiling after eight
@@ -79,7 +79,7 @@ def test_windows_of_any_number_of_blocks_are_compiled_once(monkeypatch: pytest.M
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_where_a_bad_number_arose_is_found_in_compiled_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Dropout, "_draws_bytes", lambda *_: False)
-    monkeypatch.setattr("transduce.model.attend._library_kernel_is_better", lambda *_: True)
+    monkeypatch.setattr("transduce.model.scores._library_kernel_is_better", lambda *_: True)
     model = small_model(num_encoder_layers=1, num_decoder_layers=1)
     compile_layers(model, "cpu", backend="eager")
     ids = torch.randint(2, 20, (2, 6))
@@ -127,7 +127,7 @@ class Counted:
 
 def test_batches_made_ahead_are_the_same_batches() -> None:
     counted = Counted()
-    ahead = BatchesAhead(counted)
+    ahead = PrefetchedBatches(counted)
     wanted = [divmod(number, 3) for number in range(7)]
     assert [ahead.batch(*place) for place in wanted] == wanted
     ahead.batch(5, 1)  # a run that is resumed on another machine
@@ -145,7 +145,7 @@ def test_each_batch_is_looked_at_in_another_thread() -> None:
         def look_ahead(self, batch: Pair) -> None:
             seen.append((batch, threading.current_thread() is not own))
 
-    ahead = BatchesAhead(Counted(), Loss())
+    ahead = PrefetchedBatches(Counted(), Loss())
     for number in range(3):
         assert ahead.batch(0, number) in [batch for batch, _ in seen]
     assert all(elsewhere for _, elsewhere in seen)
@@ -153,7 +153,7 @@ def test_each_batch_is_looked_at_in_another_thread() -> None:
 
 def test_an_error_in_a_batch_arrives_where_it_is_asked_for() -> None:
     with pytest.raises(IndexError, match="there is no such batch"):
-        BatchesAhead(Counted()).batch(0, 3)
+        PrefetchedBatches(Counted()).batch(0, 3)
 
 
 def test_arrays_become_tensors() -> None:

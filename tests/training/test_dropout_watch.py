@@ -9,8 +9,8 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from transduce.model.dropout import Dropout
-from transduce.training.dropout_watch import DropoutWatch
+from transduce.model.feed_forward import Dropout
+from transduce.training.dropout_watch import DropoutMonitor
 from transduce.training.engine import StepTotals
 from transduce.training.events import ProgressDisplay
 from transduce.training.loop import Trainer, TrainResult
@@ -108,25 +108,25 @@ def test_looking_changes_nothing_of_what_is_learnt(tmp_path: Path, make_settings
 def test_only_dropout_is_turned_off_while_it_looks() -> None:
     noisy, norm = Noisy(), nn.BatchNorm1d(3)
     model = nn.Sequential(noisy, norm)
-    watch = DropoutWatch(model)
+    watch = DropoutMonitor(model)
     states: list[tuple[bool, bool]] = []
 
     def loss() -> Iterator[Loss]:
         states.append((noisy.dropout.training, norm.training))
         yield Loss(torch.tensor(1.0), torch.tensor(2.5), 1)
 
-    assert watch.likelihood_without(loss()) == 2.5
+    assert watch.likelihood_without_dropout(loss()) == 2.5
     assert states == [(False, True)]
     assert all(module.training for module in model.modules())
 
 
 def test_nothing_is_to_be_turned_off_twice_or_where_nothing_drops() -> None:
-    assert not DropoutWatch(Noisy(p=0.0)).drops
+    assert not DropoutMonitor(Noisy(p=0.0)).is_active
     model = Noisy()
-    watch = DropoutWatch(model)
+    watch = DropoutMonitor(model)
     assert watch.judge(1, StepTotals(10, 1.0, 10.0), 10.0) is None
-    assert watch.drops
+    assert watch.is_active
     assert watch.judge(1, StepTotals(10, 1.0, 10.0), 11.0) is not None
-    assert not watch.drops
+    assert not watch.is_active
     assert torch.equal(model(), torch.ones(8))
     assert "p=0.0" in repr(model)

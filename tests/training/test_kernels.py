@@ -11,15 +11,14 @@ import msgspec
 import pytest
 
 from transduce.errors import TransduceError
+from transduce.kernels.cuda.available import why_no_triton
+from transduce.kernels.select import has_kernels, kernels_of_training
+from transduce.machine import detect_machine
+from transduce.model.backend import training_kernels
 from transduce.model.config import ModelConfig
-from transduce.model.fast import has_kernels, kernels_of_training
-from transduce.model.fused import training_kernels
-from transduce.model.gpu.available import why_no_triton
-from transduce.runtime.machine import detect_machine
-from transduce.tasks.new_run import SETTINGS_FILE
-from transduce.tasks.resolve import check_training
-from transduce.tasks.resume import read_stored
-from transduce.tasks.settings_reading import make_settings as check_settings
+from transduce.tasks.run.resolving import check_training
+from transduce.tasks.run.run_folder import SETTINGS_FILE, read_stored
+from transduce.tasks.settings.reading import make_settings as check_settings
 from transduce.tasks.train import train
 from transduce.training.choices import Choice, choose_kernels, choose_record
 from transduce.training.settings import Kernels, TrainingSettings
@@ -37,7 +36,7 @@ def test_without_llvmlite(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_with_an_old_llvmlite(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other packages hold it back; what it lacks must not be imported."""
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.43.0")
-    monkeypatch.setitem(sys.modules, "transduce.model.native.engine", None)
+    monkeypatch.setitem(sys.modules, "transduce.kernels.cpu.jit.compiler", None)
     wanted = Choice("torch", "llvmlite 0.43.0 is too old (pip install 'transduce[fast]')")
     assert choose_kernels("cpu", 2) == wanted
     assert not has_kernels()
@@ -61,9 +60,11 @@ def test_on_a_gpu_they_need_triton_and_what_it_needs(monkeypatch: pytest.MonkeyP
         "torch", "the kernels need an NVIDIA GPU of the Ampere generation or later"
     )
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (9, 0))
-    monkeypatch.setitem(sys.modules, "transduce.model.gpu.trial", SimpleNamespace(why_not_right=lambda _: "no ptxas"))
+    monkeypatch.setitem(
+        sys.modules, "transduce.kernels.cuda.available", SimpleNamespace(why_not_right=lambda _: "no ptxas")
+    )
     assert choose_kernels("cuda", 1) == Choice("torch", "no ptxas")
-    monkeypatch.setitem(sys.modules, "transduce.model.gpu.trial", SimpleNamespace(why_not_right=lambda _: None))
+    monkeypatch.setitem(sys.modules, "transduce.kernels.cuda.available", SimpleNamespace(why_not_right=lambda _: None))
     assert choose_kernels("cuda", 1).value == "native"
     assert choose_kernels("cuda", 1, compiled=True).value == "torch"
 
@@ -148,7 +149,7 @@ def test_steps_are_recorded_by_one_process_with_a_gpu(
 
 
 def test_several_processes_may_record_where_each_holds_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transduce.tasks.resolve.choose_kernels", lambda *_, **__: Choice("native", ""))
+    monkeypatch.setattr("transduce.tasks.run.resolving.choose_kernels", lambda *_, **__: Choice("native", ""))
     machine = msgspec.structs.replace(detect_machine("cpu"), device="cuda:0", processes=2)
     model = ModelConfig(source_vocabulary_size=9, target_vocabulary_size=9)
     check_training(check_settings({"training": {"record": True}}), model, machine)

@@ -21,16 +21,14 @@ from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.training import loop
-from transduce.training.checkpoint import load_newest
-from transduce.training.clock import StepClock, open_steps
+from transduce.training.checkpoint import Environment, load_newest
 from transduce.training.events import ProgressDisplay, ValidationEvent
 from transduce.training.interruption import Interruption
-from transduce.training.loop import Trainer, TrainResult
+from transduce.training.loop import Safeguards, Trainer, TrainResult
 from transduce.training.loss import Loss, projected_cross_entropy
-from transduce.training.precautions import Precautions
-from transduce.training.rates import decay_over
+from transduce.training.rates import decay_for_steps
+from transduce.training.schedule import StepClock, provisional_steps
 from transduce.training.settings import ResolvedTraining
-from transduce.training.surroundings import Surroundings
 
 Make = Callable[..., ResolvedTraining]
 Pair = tuple[Tensor, Tensor]
@@ -161,8 +159,8 @@ def test_a_resumed_run_equals_one_that_was_not_interrupted_bit_by_bit(
 
     assert resumed.losses == whole.losses[3 * settings.accumulate :]
     assert torch.equal(resumed.weights(), whole.weights())
-    for name, kept in whole.trainer.optimizer.kept_weights().items():
-        assert torch.equal(resumed.trainer.optimizer.kept_weights()[name], kept)
+    for name, kept in whole.trainer.optimizer.weights_to_keep().items():
+        assert torch.equal(resumed.trainer.optimizer.weights_to_keep()[name], kept)
     ours, theirs = (load_newest(one / "checkpoints")[0] for one in (folder, tmp_path / "whole"))
     assert ours is not None
     assert theirs is not None
@@ -218,13 +216,13 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(tmp_path: Path
 
 
 def test_another_machine_is_told_in_one_line(tmp_path: Path, make_settings: Make) -> None:
-    first = Surroundings(device="cpu", instructions="x86_64 AVX512 AMX", threads=2, torch="2.13.0")
+    first = Environment(device="cpu", instructions="x86_64 AVX512 AMX", threads=2, torch="2.13.0")
     second = msgspec.structs.replace(first, threads=1, instructions="x86_64 AVX2")
-    Setup(tmp_path, make_settings(), precautions=Precautions(surroundings=first)).trainer.run()
-    same = Setup(tmp_path, make_settings(), precautions=Precautions(surroundings=first))
+    Setup(tmp_path, make_settings(), precautions=Safeguards(surroundings=first)).trainer.run()
+    same = Setup(tmp_path, make_settings(), precautions=Safeguards(surroundings=first))
     same.trainer.resume()
     assert same.said.getvalue() == ""
-    other = Setup(tmp_path, make_settings(), precautions=Precautions(surroundings=second))
+    other = Setup(tmp_path, make_settings(), precautions=Safeguards(surroundings=second))
     other.trainer.resume()
     assert other.said.getvalue() == (
         "The run continues, but not bit for bit as without the interruption: instructions x86_64 AVX512 AMX then, "
@@ -360,7 +358,7 @@ def test_when_minutes_became_steps_changes_no_weight(
         return setup.weights()
 
     settings = make_settings(steps=None, minutes=1.0, schedule="linear", warmup_steps=100, weight_decay=None)
-    assert torch.equal(run(10), run(open_steps(steps)))
+    assert torch.equal(run(10), run(provisional_steps(steps)))
 
 
 def test_weights_decay_from_when_minutes_became_steps_on_and_after_a_stop_by_as_much(
@@ -391,7 +389,7 @@ def test_weights_decay_from_when_minutes_became_steps_on_and_after_a_stop_by_as_
     with pytest.raises(PowerCutError):
         run("first", 25)
     run("again", 100)
-    known = decay_over(60, schedule="linear", peak=settings.learning_rate, warmup_steps=settings.warmup_steps)
+    known = decay_for_steps(60, schedule="linear", peak=settings.learning_rate, warmup_steps=settings.warmup_steps)
     assert known > 0.0
     assert decays == {"first": [0.0] * 11 + [known] * 14, "again": [known] * 40}
 

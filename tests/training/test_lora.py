@@ -11,7 +11,7 @@ from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
-from transduce.training.lora import LowRankSettings, adapt, load_updates, merge, merged_weights, update_weights
+from transduce.training.lora import LowRankSettings, adapt, load_updates, low_rank_weights, merge, merged_weights
 
 CONFIG = ModelConfig(
     source_vocabulary_size=20,
@@ -91,7 +91,7 @@ def test_updates_are_kept_apart(pretrained: Transformer) -> None:
     first, second = copy.deepcopy(pretrained), copy.deepcopy(pretrained)
     learn(first, adapt(first, settings), shift=3, steps=3)
     adapt(second, settings)
-    kept = update_weights(first)
+    kept = low_rank_weights(first)
     assert sum(tensor.numel() for tensor in kept.values()) < 0.2 * sum(p.numel() for p in pretrained.parameters())
     load_updates(second, kept)
     source, target = pairs(4, 3)

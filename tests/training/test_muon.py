@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from transduce.errors import TransduceError
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
-from transduce.model.matrices import layer_matrices
+from transduce.model.initialization import layer_matrices
+from transduce.training.distributed import Processes
 from transduce.training.muon import Muon, Weight, orthogonalize
 from transduce.training.optimizer import FlatOptimizer
-from transduce.training.processes import Processes
 from transduce.training.settings import ResolvedTraining, TrainingSettings
 
 Make = Callable[..., ResolvedTraining]

@@ -118,7 +118,7 @@ def test_the_padding_row_stays_zero(make_settings: Make) -> None:
     for _ in range(3):
         optimizer.step(add_gradient(model, optimizer, SOURCE, TARGET), 0.01, weight_decay=0.1)
     assert not model.source_weight[0].any()
-    assert not optimizer.kept_weights()["source_weight"][0].any()
+    assert not optimizer.weights_to_keep()["source_weight"][0].any()
 
 
 def test_clipping_scales_the_gradient_to_the_norm(make_settings: Make) -> None:
@@ -213,7 +213,7 @@ def test_the_average_at_the_start_is_over_what_there_is(make_settings: Make) -> 
         (model.weight * 1.0).sum().backward()
         optimizer.step(tokens=1, rate=0.1)
         average = decay * average + (1 - decay) * model.weight.item()
-        assert optimizer.kept_weights()["weight"].item() == pytest.approx(average, rel=1e-5)
+        assert optimizer.weights_to_keep()["weight"].item() == pytest.approx(average, rel=1e-5)
 
 
 def test_an_average_that_nobody_wants_is_neither_held_nor_stored(make_settings: Make) -> None:
@@ -229,7 +229,7 @@ def test_an_average_that_nobody_wants_is_neither_held_nor_stored(make_settings: 
 def test_without_an_average_the_weights_themselves_are_kept(make_settings: Make) -> None:
     model = nn.Linear(2, 1)
     optimizer = FlatOptimizer(model, make_settings(), torch.float32)
-    assert torch.equal(optimizer.kept_weights()["weight"], model.weight)
+    assert torch.equal(optimizer.weights_to_keep()["weight"], model.weight)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -245,8 +245,8 @@ def test_a_state_taken_back_goes_on_bit_by_bit(make_settings: Make, precision: s
     for model, one in ((first, optimizer), (second, resumed)):
         one.step(add_gradient(model, one, SOURCE, TARGET), 0.01)
     assert torch.equal(weights_of(first), weights_of(second))
-    for name, kept in optimizer.kept_weights().items():
-        assert torch.equal(kept, resumed.kept_weights()[name])
+    for name, kept in optimizer.weights_to_keep().items():
+        assert torch.equal(kept, resumed.weights_to_keep()[name])
     for kind, tensors in optimizer.state().items():
         for name, tensor in tensors.items():
             assert torch.equal(tensor, resumed.state()[kind][name]), (kind, name)

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.model.packing import PackedBatch
-from transduce.training.packed import Ids, lay_out, unpack
+from transduce.model.masks import PackedBatch
+from transduce.training.prefetch import Ids, pack_arrays, unpack
 
 
 def pack(source: Ids, target: Ids, rooms_for: int | None = None) -> PackedBatch | None:
-    laid = lay_out(source, target, pad_id=0, start_id=2, rooms_for=rooms_for)
+    laid = pack_arrays(source, target, pad_id=0, start_id=2, capacity_for=rooms_for)
     return None if laid is None else unpack(torch.from_numpy(laid.numbers), laid.size)
 
 
@@ -77,7 +77,7 @@ def test_batches_of_like_sizes_have_equal_rooms() -> None:
         counts = random.integers(3, 17, (2, 600))
         counts = counts[:, counts[1].cumsum() <= 4000]  # sentences with at most as many tokens as a step
         arrays = (np.where(np.arange(16) < each[:, None], 5, 0) for each in counts)
-        laid = lay_out(*arrays, pad_id=0, start_id=2, rooms_for=1000)
+        laid = pack_arrays(*arrays, pad_id=0, start_id=2, capacity_for=1000)
         assert laid is not None
         sizes.add(laid.size)
         assert sum(counts.sum(axis=1)) <= laid.size.source + laid.size.target <= sum(counts.sum(axis=1)) * 1.04

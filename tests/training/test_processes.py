@@ -13,17 +13,16 @@ import torch
 from torch import nn
 
 from transduce.errors import TransduceError
+from transduce.kernels.select import kernels_of_training
+from transduce.model.backend import training_with
 from transduce.model.config import ModelConfig
-from transduce.model.fast import kernels_of_training
-from transduce.model.fused import training_with
 from transduce.model.transformer import Transformer
-from transduce.training import processes
+from transduce.training import distributed
 from transduce.training.choices import choose_kernels
+from transduce.training.distributed import Processes, explain_lost_processes, join_processes
 from transduce.training.loss import projected_cross_entropy
-from transduce.training.processes import Processes, explaining_lost_processes, join_processes
-from transduce.training.reduction import GradientReduction
+from transduce.training.reduction import GradientReduction, collect_gradients
 from transduce.training.settings import ResolvedTraining
-from transduce.training.sums import collect_gradients
 
 Make = Callable[..., ResolvedTraining]
 
@@ -80,8 +79,8 @@ def test_chunks_hold_whole_parameters() -> None:
 
 
 def lose(rank: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "joined_processes", lambda: Processes(rank, 4))
-    with explaining_lost_processes():
+    monkeypatch.setattr(distributed, "current_processes", lambda: Processes(rank, 4))
+    with explain_lost_processes():
         raise RuntimeError(message)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from transduce.training.rates import TOTAL_DECAY, decay_over, rates_of_step
+from transduce.training.rates import TOTAL_DECAY, decay_for_steps, step_rates
 from transduce.training.schedule import ScheduleName
 from transduce.training.settings import ResolvedTraining
 
@@ -20,25 +20,25 @@ def test_a_run_of_any_length_and_shape_leaves_the_same_share_of_its_first_weight
     settings = make_settings(weight_decay=None, schedule=schedule, learning_rate=0.005, warmup_steps=steps // 10)
     left = 1.0
     for step in range(1, steps + 1):
-        rate, decay = rates_of_step(step, settings, steps)
+        rate, decay = step_rates(step, settings, steps)
         left *= 1.0 - rate * decay
     assert left == pytest.approx(math.exp(-TOTAL_DECAY), rel=0.03)
 
 
 def test_the_decay_by_hand() -> None:
     # Rates of 0.1, 0.2, 0.2 × 2/3, 0.2 × 1/3 and 0.
-    found = decay_over(5, schedule="linear", peak=0.2, warmup_steps=2)
+    found = decay_for_steps(5, schedule="linear", peak=0.2, warmup_steps=2)
     assert found == 0.1 / 0.2  # and not 1.3 / 0.5, which would take half of the weights in the second step
-    assert decay_over(1, schedule="linear", peak=0.2, warmup_steps=0) == 0.1 / 0.2
-    assert decay_over(1_000, schedule="constant", peak=0.01, warmup_steps=0) == pytest.approx(0.13)
+    assert decay_for_steps(1, schedule="linear", peak=0.2, warmup_steps=0) == 0.1 / 0.2
+    assert decay_for_steps(1_000, schedule="constant", peak=0.01, warmup_steps=0) == pytest.approx(0.13)
 
 
 def test_a_decay_that_was_said_stays(make_settings: Make) -> None:
     settings = make_settings(weight_decay=0.25, learning_rate=0.01)
-    assert rates_of_step(3, settings, 8) == rates_of_step(3, settings, None) == (0.01, 0.25)
+    assert step_rates(3, settings, 8) == step_rates(3, settings, None) == (0.01, 0.25)
 
 
 def test_nothing_decays_while_the_number_of_steps_is_not_known(make_settings: Make) -> None:
     settings = make_settings(weight_decay=None, learning_rate=0.01)
-    assert rates_of_step(3, settings, None) == (0.01, 0.0)
-    assert tuple(rates_of_step(3, settings, 1_000)) == pytest.approx((0.01, 0.13))
+    assert step_rates(3, settings, None) == (0.01, 0.0)
+    assert tuple(step_rates(3, settings, 1_000)) == pytest.approx((0.01, 0.13))

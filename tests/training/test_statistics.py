@@ -12,20 +12,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from transduce.durable import file_sha256
+from transduce.atomic_io import file_sha256
 from transduce.errors import TransduceError
+from transduce.inference.load import open_translator
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.runtime.folder import MANIFEST, WEIGHTS, read_any_model_folder
-from transduce.runtime.opening import load
+from transduce.model_folder.read import MANIFEST, WEIGHTS, read_any_model_folder
 from transduce.tasks.train import train
 from transduce.training.checkpoint import load_newest
+from transduce.training.distributed import Processes
 from transduce.training.engine import make_optimizer
-from transduce.training.exhaustion import try_batches
 from transduce.training.loop import Trainer
 from transduce.training.loss import Loss, projected_cross_entropy
 from transduce.training.optimizer import FlatOptimizer
-from transduce.training.processes import Processes
+from transduce.training.out_of_memory import try_batches
 from transduce.training.settings import ResolvedTraining
 
 Make = Callable[..., ResolvedTraining]
@@ -104,7 +104,7 @@ def test_a_run_stopped_in_the_middle_of_a_step_ends_as_one_that_was_not(
     assert resumed.trainer.resume()
     resumed.trainer.run()
     assert_same(resumed.state(), whole.state())
-    assert_same(resumed.trainer.optimizer.kept_weights(), whole.trainer.optimizer.kept_weights())
+    assert_same(resumed.trainer.optimizer.weights_to_keep(), whole.trainer.optimizer.weights_to_keep())
     newest, _ = load_newest(tmp_path / "cut" / "checkpoints")
     assert newest is not None
     assert len(newest.tensors["statistics"]) == STATISTICS
@@ -170,7 +170,7 @@ def test_a_run_from_files_keeps_them_and_searches_by_them(toy_settings: dict[str
     assert isinstance(model, Transformer)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, stored[name])
-    translator = load(tmp_path / "run", precision="fp32", device="cpu", threads=1)
+    translator = open_translator(tmp_path / "run", precision="fp32", device="cpu", threads=1)
     source = torch.tensor([[*translator.tokenizer.source.encode("我喜欢苹果。"), model.config.eos_id]])
     target = torch.tensor([[model.config.start_id, *translator.tokenizer.target.encode("I like apples.")]])
     with torch.inference_mode():

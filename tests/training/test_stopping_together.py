@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from transduce.errors import TransduceError
 from transduce.training import engine, loop
 from transduce.training.checkpoint import Checkpoint, RunState, save_checkpoint
+from transduce.training.distributed import Processes, join_processes
 from transduce.training.engine import save_together
 from transduce.training.events import ValidationEvent
 from transduce.training.loop import Trainer
 from transduce.training.loss import Loss, projected_cross_entropy
-from transduce.training.processes import Processes, join_processes
-from transduce.training.rows import Rows
 from transduce.training.settings import ResolvedTraining
+from transduce.training.shards import Rows
 
 Make = Callable[..., ResolvedTraining]
 
@@ -30,7 +30,7 @@ def first_of_two(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     meeting = tmp_path_factory.mktemp("group") / "meeting"
     dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=0, world_size=1)
     together = Processes(0, 2)
-    monkeypatch.setattr(loop, "joined_processes", lambda: together)
+    monkeypatch.setattr(loop, "current_processes", lambda: together)
     yield
     together.leave()
 

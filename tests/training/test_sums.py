@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.training import sums
+from transduce.training import reduction
 from transduce.training.loss import projected_cross_entropy
-from transduce.training.sums import add_to, collect_gradients, forget_gradients, norm_of
+from transduce.training.reduction import add_to, collect_gradients, discard_gradients, vector_norm
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (40,), (3, 2, 4), (0, 4), ()])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_blocks_change_nothing(shape: Sequence[int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sums, "_BLOCK_ELEMENTS", 16)
+    monkeypatch.setattr(reduction, "_BLOCK_ELEMENTS", 16)
     part, before = torch.randn(shape).to(dtype), torch.randn(shape)
     total = before.clone()
     add_to(total, part)
@@ -67,7 +67,7 @@ def test_nothing_is_left_of_a_pass_that_was_cut(dtype: torch.dtype) -> None:
     with pytest.raises(InterruptedError):
         loss(parameters, 1.0).backward()
     cut.remove()
-    forget_gradients(parameters, vector)
+    discard_gradients(parameters, vector)
     loss(parameters, 3.0).backward()
     assert vector.tolist() == [3.0] * 2 + [6.0] * 4 + [0.0] * 3
 
@@ -87,7 +87,7 @@ def interrupt(_: Tensor) -> None:
 @pytest.mark.parametrize("count", [0, 1, 1000, (1 << 14) - 1, 1 << 14, (1 << 19) + 7])
 def test_a_norm_is_that_of_exact_arithmetic(count: int) -> None:
     vector = torch.randn(count)
-    assert norm_of(vector) == pytest.approx(float(vector.double().norm()), rel=1e-6)
+    assert vector_norm(vector) == pytest.approx(float(vector.double().norm()), rel=1e-6)
 
 
 @pytest.mark.parametrize("place", [5, (1 << 18) + 3])
@@ -95,4 +95,4 @@ def test_a_norm_is_that_of_exact_arithmetic(count: int) -> None:
 def test_no_number_makes_the_norm_none(value: float, place: int) -> None:
     vector = torch.randn((1 << 18) + 5)
     vector[place] = value
-    assert not math.isfinite(norm_of(vector))
+    assert not math.isfinite(vector_norm(vector))

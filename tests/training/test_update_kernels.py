@@ -9,13 +9,13 @@ from torch import Tensor
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
-from transduce.model.fused import AdamNumbers, UpdatedVectors, training_with
-from transduce.model.native.engine import find_tile
-from transduce.model.native.training import NativeTraining
+from transduce.kernels.cpu.jit.compiler import find_integer_tile
+from transduce.kernels.cpu.training.layer import NativeTraining
+from transduce.model.backend import AdamNumbers, UpdatedVectors, training_with
+from transduce.training.optimizer import FlatUpdate
 from transduce.training.settings import ResolvedTraining
-from transduce.training.update import FlatUpdate
 
-if find_tile() is None:
+if find_integer_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
 
 pytestmark = pytest.mark.usefixtures("tile", "threads")
@@ -60,12 +60,12 @@ def test_updates(make_settings: Make, bf16: bool, optimizer: str, average_decay:
 
 def test_a_momentum_of_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"torch.float32 \(19,\) beside 20 parameters"):
-        KERNELS.take_momentum(torch.zeros(20), torch.zeros(19), torch.zeros(20), 1.0, 0.9)
+        KERNELS.update_momentum(torch.zeros(20), torch.zeros(19), torch.zeros(20), 1.0, 0.9)
     with pytest.raises(ValueError, match=r"torch.bfloat16 \(20,\) beside 20 parameters"):
-        KERNELS.take_momentum(torch.zeros(20), torch.zeros(20).bfloat16(), torch.zeros(20), 1.0, 0.9)
+        KERNELS.update_momentum(torch.zeros(20), torch.zeros(20).bfloat16(), torch.zeros(20), 1.0, 0.9)
     vectors = UpdatedVectors(torch.zeros(20), torch.zeros(20), None, None)
     with pytest.raises(ValueError, match=r"torch.float16 \(20,\) beside 20 parameters"):
-        KERNELS.follow_update(vectors, 0.0, torch.zeros(20).half(), 0.1)
+        KERNELS.apply_update(vectors, 0.0, torch.zeros(20).half(), 0.1)
 
 
 def test_updates_of_vectors_that_do_not_fit_are_refused() -> None:
@@ -73,4 +73,4 @@ def test_updates_of_vectors_that_do_not_fit_are_refused() -> None:
     moments = torch.zeros(20), torch.zeros(19)
     with pytest.raises(ValueError, match=r"torch.float32 \(19,\) beside 20 parameters"):
         KERNELS.update_by_adam(vectors, moments, AdamNumbers(1.0, 0.9, 0.98, 1e-3, 1.0, 1e-9), 0.9)
-    assert not KERNELS.suits_update(vectors._replace(working=torch.zeros(20, dtype=torch.float16)))
+    assert not KERNELS.supports_update(vectors._replace(working=torch.zeros(20, dtype=torch.float16)))

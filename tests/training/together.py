@@ -13,9 +13,9 @@ from torch import Tensor
 
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
+from transduce.training.distributed import Processes, join_processes
 from transduce.training.loss import Loss, projected_cross_entropy
 from transduce.training.optimizer import FlatOptimizer, Optimizer
-from transduce.training.processes import Processes, join_processes
 from transduce.training.settings import ResolvedTraining
 from transduce.training.sharded import ShardedOptimizer, shard
 
@@ -80,7 +80,7 @@ def train(kind: str, start: Transformer, processes: Processes, dtype: torch.dtyp
             tokens = int(count)
         losses.append(total / tokens)
         norms.append(optimizer.step(tokens, 0.01, weight_decay=settings().weight_decay or 0.0))
-    weights = optimizer.kept_weights()
+    weights = optimizer.weights_to_keep()
     shapes = {name: list(weight.shape) for name, weight in weights.items()}
     return {"losses": losses, "norms": norms, "updates": optimizer.updates, "shapes": shapes}
 

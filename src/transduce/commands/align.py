@@ -8,13 +8,20 @@ from pathlib import Path
 
 import msgspec
 
+from transduce.atomic_io import write_file
 from transduce.commands.options import add_computing, check_writable, load_translator
-from transduce.durable import write_file
 from transduce.errors import TransduceError
-from transduce.inspection.alignment import HeadWeights, KnownAlignment, Links, align, alignment_error, choose_heads
-from transduce.inspection.word_maps import WordPair, word_pair
-from transduce.text.counted import counted
-from transduce.text.files import read_lines
+from transduce.inspection.alignment import (
+    HeadWeights,
+    KnownAlignment,
+    Links,
+    WordPair,
+    align,
+    alignment_error,
+    choose_heads,
+    word_pair,
+)
+from transduce.text.files import count_noun, read_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +64,8 @@ def run(options: argparse.Namespace) -> int:
     if references is not None and len(references) != len(pairs):
         raise TransduceError(
             f"Every pair needs its reference alignment on the same line, but {options.known} has "
-            f"{counted(len(references), 'line')} for {counted(len(pairs), 'pair')}: use files with equally many lines."
+            f"{count_noun(len(references), 'line')} for {count_noun(len(pairs), 'pair')}: use files with equally many "
+            "lines."
         )
     translator = load_translator(options.model, options)
     if options.learn is not None and references is not None:

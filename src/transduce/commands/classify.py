@@ -5,13 +5,13 @@ import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from transduce.commands.options import add_computing, check_writable, or_standard, write_report
+from transduce.atomic_io import write_file
+from transduce.commands.options import add_computing, check_writable, file_or_stream, write_report
 from transduce.commands.translate import standard_output, stdin_lines
-from transduce.durable import write_file
 from transduce.errors import TransduceError
 from transduce.evaluation.accuracy import score_labels
 from transduce.evaluation.scores import check_line_counts
-from transduce.runtime.classifier import Classification, Classifier, load_classifier
+from transduce.inference.classifier import Classification, Classifier, load_classifier
 from transduce.text.files import read_lines
 
 _LINES_AT_A_TIME = 1_024
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `transduce classify`."""
     add = parser.add_argument
     add("model", help="the folder of a classifier")
-    add("text", nargs="?", metavar="FILE", type=or_standard, help="texts, one per line (default: standard input)")
+    add("text", nargs="?", metavar="FILE", type=file_or_stream, help="texts, one per line (default: standard input)")
     add(
         "--probabilities",
         type=_number_of_labels,
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print the N most likely labels with their probabilities; all labels without N",
     )
     add("--labels", metavar="FILE", help="the right labels, one per line: report the accuracy, print no labels")
-    add("--output", metavar="FILE", type=or_standard, help="write the labels here (default: standard output)")
+    add("--output", metavar="FILE", type=file_or_stream, help="write the labels here (default: standard output)")
     add("--json", metavar="PATH", help="with --labels: write the report as JSON; -: to standard output")
     add_computing(parser, int8=False)
 
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     with standard_output() as output:
         for classification in _classified(classifier, lines):
-            output.write(line_of(classification, options.probabilities) + "\n")
+            output.write(format_classification(classification, options.probabilities) + "\n")
             output.flush()
     return 0
 
@@ -82,7 +82,7 @@ def _report(options: argparse.Namespace, classifier: Classifier, texts: list[str
             )
     classification = list(_classified(classifier, texts))
     if options.output:
-        lines = "".join(f"{line_of(each, options.probabilities)}\n" for each in classification)
+        lines = "".join(f"{format_classification(each, options.probabilities)}\n" for each in classification)
         write_file(Path(options.output), lines.encode())
     if labels is not None:
         write_report(score_labels([each.label for each in classification], labels), options.json)
@@ -94,7 +94,7 @@ def _classified(classifier: Classifier, lines: Iterable[str]) -> Iterator[Classi
         yield from classifier(block)
 
 
-def line_of(classification: Classification, shown: int | None) -> str:
+def format_classification(classification: Classification, shown: int | None) -> str:
     """Format a label, or labels with their probabilities, separated by tabs."""
     if not shown:
         return classification.label

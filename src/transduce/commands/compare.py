@@ -14,14 +14,14 @@ from transduce.commands.options import (
     check_writable,
     decoding_record,
     load_translator,
-    read_side_by_side,
-    refuse_beside,
+    read_aligned_lines,
+    refuse_options,
     search_settings,
     write_report,
 )
 from transduce.errors import TransduceError
+from transduce.evaluation.scores import choose_tokenizer
 from transduce.evaluation.significance import check_trial, compare
-from transduce.evaluation.tokenizers import choose_tokenizer
 from transduce.text.languages import language_of
 
 
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     # Files are read and checked before any model translates; a pipe can be read only once.
     files = [path for path in (options.a, options.b) if not Path(path).is_dir()]
     paths = list(dict.fromkeys(filter(None, [options.source, *files, options.reference])))
-    texts = dict(zip(paths, read_side_by_side(*paths), strict=True))
+    texts = dict(zip(paths, read_aligned_lines(*paths), strict=True))
     a, b = (
         _System(texts[path]) if path in texts else _translate(path, texts[options.source], options)
         for path in (options.a, options.b)
@@ -88,7 +88,7 @@ def _check_options(options: argparse.Namespace, names: tuple[str, str]) -> None:
     for folder in folders:
         search_settings(options, folder)
     if not folders:
-        refuse_beside(options, SEARCH_OPTIONS, "sets how to translate, but A and B are translations: leave it out.")
+        refuse_options(options, SEARCH_OPTIONS, "sets how to translate, but A and B are translations: leave it out.")
     check_trial(options.resamples, options.seed, names)
     choose_tokenizer(options.language or language_of(options.reference), options.tokenize)
     for path in folders:

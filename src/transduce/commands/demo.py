@@ -7,9 +7,9 @@ from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 
 from transduce.commands.options import add_computing, check_folder, check_writable, write_report
-from transduce.demo import STEPS, demo, refuse_other_run
+from transduce.demonstration.run import STEPS, demo, refuse_other_run
 from transduce.errors import TransduceError
-from transduce.tasks.new_run import SETTINGS_FILE
+from transduce.tasks.run.run_folder import SETTINGS_FILE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

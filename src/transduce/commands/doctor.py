@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from transduce.commands.options import add_place, check_writable, write_report
-from transduce.durable import write_file
+from transduce.atomic_io import write_file
+from transduce.commands.options import add_device, check_writable, write_report
 from transduce.errors import TransduceError
 from transduce.inspection.corpus_doctor import CorpusReport, examine_corpus
-from transduce.inspection.corpus_doctor.page import html_page
+from transduce.inspection.corpus_doctor.report import html_page
 from transduce.inspection.doctor import DoctorReport, examine
-from transduce.inspection.doctor.place import open_subject
-from transduce.runtime.machine import detect_machine
+from transduce.inspection.doctor.transduce_models import open_subject
+from transduce.machine import detect_machine
 from transduce.text.corpus import format_of
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--languages", nargs=2, metavar=("SOURCE", "TARGET"), help="language codes, if JSON lines use them as keys"
     )
     corpus.add_argument("--html", metavar="PATH", help="write the report on the corpus as an HTML page")
-    add_place(parser)  # no --precision: the doctor computes in float64
+    add_device(parser)  # no --precision: the doctor computes in float64
 
 
 def run(options: argparse.Namespace) -> int:
@@ -112,6 +112,6 @@ def _examine_corpus(options: argparse.Namespace) -> CorpusReport:
 
 def _tokenizer(model: str | None) -> "Tokenizer | None":
     """Return the tokenizer of a model folder; None if the model is not a folder."""
-    from transduce.runtime.folder import read_model_folder
+    from transduce.model_folder.read import read_model_folder
 
     return read_model_folder(Path(model)).tokenizer if model and Path(model).is_dir() else None

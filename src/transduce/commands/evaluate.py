@@ -8,9 +8,10 @@ from pathlib import Path
 
 import msgspec
 
+from transduce.atomic_io import write_file
 from transduce.commands.options import (
     add_computing,
-    add_examples,
+    add_datastore,
     add_glossary,
     add_scoring,
     add_search,
@@ -18,15 +19,13 @@ from transduce.commands.options import (
     decoding_record,
     glossary_from,
     load_translator,
-    read_side_by_side,
+    read_aligned_lines,
     search_settings,
     write_report,
 )
-from transduce.durable import write_file
-from transduce.evaluation.scores import score
-from transduce.evaluation.tokenizers import choose_tokenizer
-from transduce.evaluation.variants import Variant, Variants, count_otherwise
-from transduce.runtime.translator import Translator
+from transduce.evaluation.scores import choose_tokenizer, score
+from transduce.evaluation.variants import Variant, Variants, count_variants
+from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, TermTally
 
@@ -53,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also print BLEU with other tokenizers, other treatment of case, and other searches",
     )
     add_glossary(parser)
-    add_examples(parser)
+    add_datastore(parser)
     add_scoring(parser)
     add_search(parser)
     add_computing(parser)
@@ -65,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     inputs = [options.model, options.source, options.reference, options.glossary, options.examples]
     check_writable(options.output, report=options.json, inputs=inputs)
     glossary = glossary_from(options)
-    sources, references = read_side_by_side(options.source, options.reference)
+    sources, references = read_aligned_lines(options.source, options.reference)
     translator = load_translator(options.model, options)
     choose_tokenizer(translator.target_language, options.tokenize)  # check the tokenizer before hours of translating
     started_at = time.monotonic()
@@ -86,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
             Variant(way, score(_texts(translator, sources, other, glossary), references, **counting).bleu)
             for way, other in _other_searches(search)
         ]
-        counted = count_otherwise(hypotheses, references, **counting)
+        counted = count_variants(hypotheses, references, **counting)
         write_report(Variants(scored=report, counted=counted, searched=tuple(searched)), options.json)
     else:
         write_report(report, options.json)

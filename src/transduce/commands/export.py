@@ -2,16 +2,10 @@
 
 import argparse
 
-from transduce.commands.options import (
-    add_computing,
-    check_folder,
-    check_writable,
-    read_side_by_side,
-    write_report,
-)
+from transduce.commands.options import add_computing, check_folder, check_writable, read_aligned_lines, write_report
 from transduce.errors import TransduceError
+from transduce.exchange.export import FORMATS, export
 from transduce.interop.ctranslate2 import QUANTIZATIONS
-from transduce.runtime.export import FORMATS, export
 from transduce.text.files import read_lines
 
 
@@ -51,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     check_folder(options.out)
     sources, references = None, None
     if options.reference:
-        sources, references = read_side_by_side(options.source, options.reference)
+        sources, references = read_aligned_lines(options.source, options.reference)
     elif options.source:
         sources = list(read_lines(options.source))
     report = export(

@@ -8,7 +8,7 @@ import msgspec
 from transduce.commands.options import add_computing, check_writable, text_argument, write_report
 from transduce.commands.translate import stdin_lines
 from transduce.errors import TransduceError
-from transduce.runtime.filler import Candidate, Filler, Filling, load_filler
+from transduce.inference.mask_filler import Candidate, Filler, Filling, load_filler
 
 
 class FillReport(msgspec.Struct, frozen=True, kw_only=True):

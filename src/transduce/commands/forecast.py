@@ -6,15 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from transduce.commands.options import add_place, check_writable, or_standard, write_report
+from transduce.atomic_io import write_file
+from transduce.commands.options import add_device, check_writable, file_or_stream, write_report
 from transduce.commands.translate import standard_output
-from transduce.data.series_files import read_table
-from transduce.data.series_scale import Numbers
-from transduce.data.series_windows import WindowedSeries
-from transduce.durable import write_file
+from transduce.data.series import Numbers, WindowedSeries, read_table
 from transduce.errors import TransduceError
 from transduce.evaluation.forecasts import ForecastReport, score_forecasts
-from transduce.runtime.forecaster import Forecast, Forecaster, known_columns, load_forecaster
+from transduce.inference.forecaster import Forecast, Forecaster, forecast_columns, load_forecaster
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("model", help="the folder of a forecaster")
     add("table", metavar="FILE", help="a .csv or .tsv table, plain or gzip, with a header; the newest line comes last")
     add("--steps", type=int, metavar="N", help="points to forecast (default: as many as in training)")
-    add("--output", metavar="FILE", type=or_standard, help="write the table here (default: standard output)")
+    add("--output", metavar="FILE", type=file_or_stream, help="write the table here (default: standard output)")
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument(
         "--samples",
@@ -51,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --score: points of a season, for the seasonal baseline (default: the model's)",
     )
     scoring.add_argument("--json", metavar="PATH", help="with --score: write the report as JSON; -: to standard output")
-    add_place(parser, precisions=("auto", "fp32", "bf16"), precision_help="auto: fp32")
+    add_device(parser, precisions=("auto", "fp32", "bf16"), precision_help="auto: fp32")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -66,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
         write_report(score_table(forecaster, values, options), options.json)
         return 0
     forecast = forecaster(values, options.steps, samples=options.samples, seed=_seed(options))
-    lines = "".join(f"{line}\n" for line in table_of(forecast))
+    lines = "".join(f"{line}\n" for line in table_lines(forecast))
     if options.output:
         write_file(Path(options.output), lines.encode())
     else:
@@ -117,9 +115,9 @@ def score_table(forecaster: Forecaster, values: Numbers, options: argparse.Names
     return score_forecasts(past, actual, forecast.values, names=card.columns, season=season)
 
 
-def table_of(forecast: Forecast) -> Iterator[str]:
+def table_lines(forecast: Forecast) -> Iterator[str]:
     """Yield the lines of a table: a header, then one line per point."""
-    yield ",".join(_cell(name) for name in known_columns(forecast))
+    yield ",".join(_cell(name) for name in forecast_columns(forecast))
     parts = [part for part in (forecast.values, forecast.low, forecast.high) if part is not None]
     for row in np.stack(parts, axis=-1):  # (C, 1 or 3)
         yield ",".join(f"{value:.10g}" for value in row.ravel())

@@ -5,10 +5,10 @@ import sys
 
 import msgspec
 
-from transduce.commands.options import add_computing, check_writable, refuse_beside, text_argument, write_report
+from transduce.commands.options import add_computing, check_writable, refuse_options, text_argument, write_report
 from transduce.commands.translate import standard_output
 from transduce.errors import TransduceError
-from transduce.runtime.generator import USUAL_LENGTH, Continuation, Generator, load_generator
+from transduce.inference.generator import DEFAULT_LENGTH, Continuation, Generator, load_generator
 from transduce.search.settings import SamplingSettings, SearchSettings
 
 _TEMPERATURE = 0.8
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=text_argument,
         help="the beginning of the text; -: read it from standard input (default: empty)",
     )
-    add("--max-length", type=int, default=USUAL_LENGTH, metavar="N", help="maximum number of new tokens")
+    add("--max-length", type=int, default=DEFAULT_LENGTH, metavar="N", help="maximum number of new tokens")
     add("--n-best", type=int, default=1, metavar="N", help="number of texts, separated by lines of ---")
     add("--one-line", action="store_true", help="end a text at its first line feed")
     add(
@@ -90,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a single text while it is generated, or several when they are complete."""
-    search = search_of(options)
+    search = search_from_options(options)
     check_writable(report=options.json, inputs=[options.model])
     prompt = _standard_input() if options.prompt == "-" else options.prompt
     generator = load_generator(
@@ -113,7 +113,7 @@ def _standard_input() -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def search_of(options: argparse.Namespace) -> SearchSettings:
+def search_from_options(options: argparse.Namespace) -> SearchSettings:
     """Return the search settings of the options.
 
     Raises:
@@ -126,9 +126,11 @@ def search_of(options: argparse.Namespace) -> SearchSettings:
     samples = not (options.greedy or options.beam_size)
     if not samples:
         way = "--greedy" if options.greedy else "--beam-size"
-        refuse_beside(options, _SAMPLING, f"sets how to sample, but {way} does not sample: leave one of them out.")
+        refuse_options(options, _SAMPLING, f"sets how to sample, but {way} does not sample: leave one of them out.")
     if not options.beam_size:
-        refuse_beside(options, ("length_penalty",), "ranks the hypotheses of a beam: add --beam-size, or leave it out.")
+        refuse_options(
+            options, ("length_penalty",), "ranks the hypotheses of a beam: add --beam-size, or leave it out."
+        )
     sampling = {name: vars(options)[name] for name in _SAMPLING if vars(options)[name] is not None}
     return SearchSettings(
         beam_size=options.beam_size or 1,

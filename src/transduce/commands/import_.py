@@ -3,7 +3,7 @@
 import argparse
 
 from transduce.commands.options import check_folder, check_writable, write_report
-from transduce.runtime.importing import import_model_folder
+from transduce.exchange.import_folder import import_model_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from transduce.atomic_io import write_file
 from transduce.commands.options import (
     add_computing,
     add_search,
@@ -15,16 +16,14 @@ from transduce.commands.options import (
     search_settings,
     text_argument,
 )
-from transduce.durable import write_file
 from transduce.errors import TransduceError
+from transduce.inference.load import load
+from transduce.inference.translator import Translator
 from transduce.inspection.attention import WordAttention
 from transduce.inspection.coreference import pronoun_attention
-from transduce.inspection.payload import Inspection
 from transduce.inspection.pronouns import PronounAttention
 from transduce.inspection.sentence import inspect_sentence
-from transduce.inspection.terminal import draw_inspection
-from transduce.runtime.loading import load
-from transduce.runtime.translator import Translator
+from transduce.inspection.sentence_view import Inspection, draw_inspection
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from types import ModuleType
 from typing import NoReturn
 
-from transduce.commands.streams import fill_in_closed_streams
+from transduce.commands.options import replace_closed_streams
 from transduce.errors import TransduceError
 
 # In the order in which users need them. Each is a module in this package with `add_arguments` and `run`, which is
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         _start_in_utf8()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    fill_in_closed_streams()
+    replace_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal shows "?" for characters it lacks; results are written as UTF-8 bytes and not affected.
         sys.stdout.reconfigure(errors="replace")
@@ -128,9 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"transduce: {invalid!a} is not UTF-8: convert it, or put it into a file.\n")
         return 2
     except (MemoryError, RuntimeError) as error:
-        from transduce.training.exhaustion import is_exhaustion
+        from transduce.training.out_of_memory import is_out_of_memory
 
-        if not is_exhaustion(error):
+        if not is_out_of_memory(error):
             raise
         sys.stderr.write("transduce: Memory ran out: use a smaller model, shorter texts, or a larger machine.\n")
         return 2

@@ -1,26 +1,79 @@
 """Command-line options that several verbs share."""
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
-from transduce.durable import is_no_file, write_file
+from transduce.argument_checks import as_path
+from transduce.atomic_io import is_special_file, write_file
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import check_line_counts
-from transduce.given import as_path
-from transduce.runtime.folder import MANIFEST
-from transduce.runtime.opening import load
-from transduce.runtime.search_defaults import read_search_settings
-from transduce.runtime.translator import Translator
-from transduce.runtime.wanted import as_glossary
+from transduce.inference.decoding import read_search_settings
+from transduce.inference.glossary_search import as_glossary
+from transduce.inference.load import open_translator
+from transduce.inference.translator import Translator
+from transduce.model_folder.read import MANIFEST
 from transduce.search.settings import SearchSettings
-from transduce.tasks.new_run import RUN_FILES, SETTINGS_FILE
+from transduce.tasks.run.run_folder import RUN_FILES, SETTINGS_FILE
 from transduce.text.files import read_lines
 from transduce.text.glossary import Glossary
+
+# --- streams ---
+# Replacements for standard streams that were closed by the caller (`<&-`, `>&-`), which raise a clear error on use.
+
+
+class _Closed(io.RawIOBase):
+    """A replacement for a closed stream."""
+
+    def __init__(self, sentence: str, *, reads: bool) -> None:
+        super().__init__()
+        self._sentence, self._reads = sentence, reads
+
+    def readable(self) -> bool:
+        """Return whether the replaced stream is an input."""
+        return self._reads
+
+    def writable(self) -> bool:
+        """Return whether the replaced stream is an output."""
+        return not self._reads
+
+    def readinto(self, _: object, /) -> NoReturn:
+        """Raise an error, as the stream is closed."""
+        raise TransduceError(self._sentence)
+
+    def write(self, _: object, /) -> NoReturn:
+        """Raise an error, as the stream is closed."""
+        raise TransduceError(self._sentence)
+
+
+def replace_closed_streams() -> None:
+    """Replace closed standard streams: using one raises TransduceError, and messages on standard error are discarded.
+
+    Their file descriptors are occupied too. Otherwise the next opened file would get one, and with it the output of
+    libraries.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor
+    if sys.stdin is None:
+        sentence = "Standard input is closed: redirect it from something, or name a file."
+        sys.stdin = io.TextIOWrapper(_Closed(sentence, reads=True))
+    if sys.stdout is None:
+        sentence = "Standard output is closed: redirect it to something, or name a file."
+        sys.stdout = io.TextIOWrapper(_Closed(sentence, reads=False), write_through=True)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the process
+
+
+# --- options ---
 
 
 def text_argument(argument: str) -> str:
@@ -36,7 +89,7 @@ def text_argument(argument: str) -> str:
     return argument
 
 
-def add_place(parser: argparse.ArgumentParser, *, precisions: Sequence[str] = (), precision_help: str = "") -> None:
+def add_device(parser: argparse.ArgumentParser, *, precisions: Sequence[str] = (), precision_help: str = "") -> None:
     """Add the group of options for where to compute: --device, --threads and, with `precisions`, --precision."""
     group = parser.add_argument_group("device and precision")
     group.add_argument("--device", default="auto", help="cpu, cuda, or auto: the GPU if there is one")
@@ -52,7 +105,7 @@ def add_computing(parser: argparse.ArgumentParser, *, int8: bool = True) -> None
 
     int8 is offered for models that generate text.
     """
-    add_place(
+    add_device(
         parser,
         precisions=("auto", "fp32", "bf16", "int8") if int8 else ("auto", "fp32", "bf16"),
         precision_help="auto: bf16 if the hardware multiplies it faster"
@@ -72,7 +125,7 @@ SEARCH_OPTIONS = (
     "forbid",
     "strict",
 )
-SEARCHING = ("beam_size", "length_penalty", "coverage_penalty", "diverse_groups", "diversity_penalty")
+BEAM_OPTIONS = ("beam_size", "length_penalty", "coverage_penalty", "diverse_groups", "diversity_penalty")
 """Search options that have no effect when translations are sampled."""
 
 
@@ -129,7 +182,7 @@ def add_glossary(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_examples(parser: argparse.ArgumentParser) -> None:
+def add_datastore(parser: argparse.ArgumentParser) -> None:
     """Add the option --examples, a datastore for kNN retrieval."""
     parser.add_argument(
         "--examples", metavar="FILE", help="datastore of sentence pairs that `transduce remember` wrote for this model"
@@ -161,7 +214,7 @@ def add_scoring(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--lowercase", action="store_true", help="ignore case")
 
 
-def refuse_beside(options: argparse.Namespace, names: Iterable[str], reason: str) -> None:
+def refuse_options(options: argparse.Namespace, names: Iterable[str], reason: str) -> None:
     """Refuse options that have no effect in combination with others; an option that is not set is None.
 
     Raises:
@@ -175,19 +228,19 @@ def refuse_beside(options: argparse.Namespace, names: Iterable[str], reason: str
 def load_translator(folders: str | list[str], options: argparse.Namespace) -> Translator:
     """Load the model of a folder, or several models as an ensemble, with the shared options."""
     first = folders if isinstance(folders, str) else folders[0]
-    threads = threads_to_use(options, first)
-    return load(
+    threads = thread_count(options, first)
+    return open_translator(
         folders,
         precision=options.precision,
         device=options.device,
         threads=threads,
         source_language=options.source_language if "source_language" in options else None,
         target_language=options.target_language if "target_language" in options else None,
-        examples=options.examples if "examples" in options else None,
+        datastore=options.examples if "examples" in options else None,
     )
 
 
-def threads_to_use(options: argparse.Namespace, folder: str) -> int | None:
+def thread_count(options: argparse.Namespace, folder: str) -> int | None:
     """Return the number of threads of a process, None for all cores; batch-invariant results need one."""
     if options.threads is None and "strict" in options and search_settings(options, folder).strict:
         return 1
@@ -207,7 +260,7 @@ def search_settings(options: argparse.Namespace, folder: str) -> SearchSettings:
     forbidden = overrides.pop("forbid")
     overrides["forbidden"] = None if forbidden is None else tuple(forbidden)
     base = read_search_settings(Path(folder))
-    if any(overrides[name] is not None for name in SEARCHING):
+    if any(overrides[name] is not None for name in BEAM_OPTIONS):
         base = msgspec.structs.replace(base, sampling=None)
     search = msgspec.structs.replace(base, **{name: value for name, value in overrides.items() if value is not None})
     if options.coverage_penalty and search.beam_size == 1:
@@ -232,7 +285,7 @@ def decoding_record(search: SearchSettings, precision: str) -> dict[str, str | i
     return always | shown | {"precision": precision}
 
 
-def or_standard(path: str) -> str | None:
+def file_or_stream(path: str) -> str | None:
     """Convert the path of a file option; `-` becomes None for standard input or output."""
     return None if path == "-" else path
 
@@ -262,10 +315,10 @@ def check_writable(
         if path.suffix == ".gz":
             raise TransduceError(f"{path} would be gzip by its name, but plain text is written: leave .gz out.")
         # A device such as /dev/stdout is written directly; a file is renamed to its final name when complete.
-        location = path if is_no_file(path) else path.parent
+        location = path if is_special_file(path) else path.parent
         if not os.access(location, os.W_OK):
             raise TransduceError(f"{path} cannot be written: you may not write to {location}, so name another place.")
-    written = [Path(path).resolve() for path in files if not is_no_file(Path(path))]
+    written = [Path(path).resolve() for path in files if not is_special_file(Path(path))]
     if len(set(written)) < len(written):
         raise TransduceError(f"{files[-1]} is named for two outputs: name another file for one of them.")
     read = [Path(path) for item in inputs if item for path in ([item] if isinstance(item, str) else item)]
@@ -304,7 +357,7 @@ def check_folder(path: str) -> None:
         raise TransduceError(f"{path} cannot be filled, for you may not write to {location}: name another folder.")
 
 
-def read_side_by_side(*paths: str) -> list[list[str]]:
+def read_aligned_lines(*paths: str) -> list[list[str]]:
     """Return the lines of files that correspond line by line.
 
     Raises:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from transduce.commands.options import add_computing, check_writable, or_standard, write_report
+from transduce.atomic_io import write_file
+from transduce.commands.options import add_computing, check_writable, file_or_stream, write_report
 from transduce.commands.translate import standard_output, stdin_lines
-from transduce.durable import write_file
 from transduce.errors import TransduceError
 from transduce.evaluation.brackets import BracketReport, BracketSettings, score_trees
-from transduce.runtime.parser import Parse, Parser, load_parser
+from transduce.inference.parser import Parse, Parser, load_parser
 from transduce.text.files import read_lines
 from transduce.text.trees import clean, read_trees, unescape_word
 
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "text",
         nargs="?",
         metavar="FILE",
-        type=or_standard,
+        type=file_or_stream,
         help="sentences, one per line, words separated by spaces (default: standard input)",
     )
     add("--pretty", action="store_true", help="draw each tree on several lines, followed by an empty line")
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="hypotheses kept at each step; 1: greedy (default: the setting in the model's folder)",
     )
     add("--reference", metavar="TREEBANK", help="parse its sentences and report bracket scores, print no trees")
-    add("--output", metavar="FILE", type=or_standard, help="write the trees here (default: standard output)")
+    add("--output", metavar="FILE", type=file_or_stream, help="write the trees here (default: standard output)")
     add("--json", metavar="PATH", help="with --reference: write the report as JSON; -: to standard output")
     add_computing(parser)
 

@@ -9,11 +9,8 @@ from typing import get_args
 
 from transduce.commands.options import add_computing, check_writable, load_translator
 from transduce.errors import TransduceError
-from transduce.inspection.charts import Chart
-from transduce.inspection.plots_files import SUFFIXES, check_picture, save_chart
-from transduce.inspection.plots_terminal import draw_chart
-from transduce.text.counted import counted
-from transduce.text.files import read_lines
+from transduce.inspection.plots import SUFFIXES, Chart, check_picture, draw_chart, save_chart
+from transduce.text.files import count_noun, read_lines
 from transduce.text.languages import language_of
 from transduce.training.schedule import ScheduleName
 
@@ -126,7 +123,7 @@ def _check_options(options: argparse.Namespace) -> None:
     if len(options.items) < least or (len(options.items) > least and not items.endswith("...")):
         raise TransduceError(
             f"`transduce plot {options.kind}` takes {items or 'no arguments'}, but got "
-            f"{counted(len(options.items), 'argument')}: see `transduce plot --help`."
+            f"{count_noun(len(options.items), 'argument')}: see `transduce plot --help`."
         )
     for name in ("length", "steps"):
         if vars(options)[name] < 1:
@@ -137,7 +134,7 @@ def _check_options(options: argparse.Namespace) -> None:
 
 
 def _tutorial(options: argparse.Namespace) -> Chart:
-    from transduce.inspection import plots_tutorial as tutorial
+    from transduce.inspection import plots_runs as tutorial
 
     width = options.d_model[0]
     if options.kind == "positions":

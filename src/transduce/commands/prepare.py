@@ -11,7 +11,7 @@ import msgspec
 
 from transduce.commands.options import check_folder, check_writable, write_report
 from transduce.errors import TransduceError
-from transduce.tasks.kinds import KINDS
+from transduce.tasks.kinds.all_kinds import KINDS
 from transduce.tasks.preparing import (
     PREPARED_KINDS,
     PrepareRequest,
@@ -21,7 +21,7 @@ from transduce.tasks.preparing import (
     prepare_shard,
     prepare_tokenizer,
 )
-from transduce.tasks.settings_reading import put_setting, read_settings
+from transduce.tasks.settings.reading import put_setting, read_settings
 
 # Options that set a setting, with the setting's name.
 _SETTINGS = {

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from transduce.commands.options import add_computing, check_writable, load_translator, read_side_by_side, write_report
+from transduce.commands.options import add_computing, check_writable, load_translator, read_aligned_lines, write_report
 from transduce.errors import TransduceError
-from transduce.runtime.remembering import MOST_PIECES, Memory, remember
-from transduce.runtime.report_clock import ReportClock
-from transduce.text.counted import counted
+from transduce.inference.bulk_files import ReportClock
+from transduce.inference.datastore import MAX_TOKENS, Datastore, build_datastore
+from transduce.text.files import count_noun
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,7 +18,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     pairs: int
     left_out: int
-    """Pairs with an empty side, or with more than `MOST_PIECES` tokens."""
+    """Pairs with an empty side, or with more than `MAX_TOKENS` tokens."""
     positions: int
     """The number of target tokens, including end symbols."""
     weight: float
@@ -33,10 +33,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Loss of these tokens with retrieval, in nats per token."""
 
     def __str__(self) -> str:
-        left_out = f", {self.left_out:,} skipped as empty or longer than {MOST_PIECES} tokens" if self.left_out else ""
+        left_out = f", {self.left_out:,} skipped as empty or longer than {MAX_TOKENS} tokens" if self.left_out else ""
         return (
-            f"{counted(self.pairs, 'pair')} stored, {counted(self.positions, 'target token')}{left_out}\n"
-            f"loss of {counted(self.judged_pieces, 'token')}: {self.loss_without:.3f} nats each by the model alone, "
+            f"{count_noun(self.pairs, 'pair')} stored, {count_noun(self.positions, 'target token')}{left_out}\n"
+            f"loss of {count_noun(self.judged_pieces, 'token')}: {self.loss_without:.3f} nats each by the model alone, "
             f"{self.loss_with:.3f} with retrieval, whose weight is {self.weight:g}"
         )
 
@@ -65,25 +65,25 @@ def run(options: argparse.Namespace) -> int:
         raise TransduceError("Dev pairs have two sides: pass both --dev-source and --dev-target, or neither.")
     inputs = [options.model, options.source, options.target, options.dev_source, options.dev_target]
     check_writable(options.out, report=options.json, inputs=inputs)
-    sources, targets = read_side_by_side(options.source, options.target)
+    sources, targets = read_aligned_lines(options.source, options.target)
     dev = None
     if options.dev_source is not None:
-        dev_sources, dev_targets = read_side_by_side(options.dev_source, options.dev_target)
+        dev_sources, dev_targets = read_aligned_lines(options.dev_source, options.dev_target)
         dev = dev_sources, dev_targets
     translator = load_translator(options.model, options)
-    memory = remember(translator, sources, targets, dev=dev, tell=_teller(len(sources)))
+    memory = build_datastore(translator, sources, targets, dev=dev, tell=_teller(len(sources)))
     memory.write(options.out)
     write_report(_report(memory), options.json)
     sys.stderr.write(f"Written to {options.out}: transduce translate {options.model} --examples {options.out}\n")
     return 0
 
 
-def _report(memory: Memory) -> Report:
+def _report(memory: Datastore) -> Report:
     card = memory.examples.card
     return Report(
         pairs=card.pairs,
         left_out=memory.left_out,
-        positions=len(memory.examples.remembered.labels),
+        positions=len(memory.examples.tensors.labels),
         weight=card.weight,
         temperature=card.temperature,
         judged_pieces=memory.judged,

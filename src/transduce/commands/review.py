@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from transduce.atomic_io import write_file
 from transduce.commands.options import (
     add_computing,
     add_glossary,
@@ -14,25 +15,24 @@ from transduce.commands.options import (
     check_writable,
     glossary_from,
     load_translator,
-    read_side_by_side,
+    read_aligned_lines,
     search_settings,
     write_lines,
 )
-from transduce.durable import write_file
-from transduce.runtime.doubts import Doubt, DoubtKind, count_doubts
-from transduce.runtime.located import can_score
-from transduce.runtime.scoring import as_translation
-from transduce.runtime.second_look import look_again, review
-from transduce.runtime.translation import Translation
-from transduce.runtime.translator import Translator
+from transduce.inference.quality_estimation import QualityWarning, WarningKind, count_warnings
+from transduce.inference.redecoding import estimate_quality, redecode
+from transduce.inference.scoring import as_translation
+from transduce.inference.spans import can_score
+from transduce.inference.translation import Translation
+from transduce.inference.translator import Translator
 
 
-class DoubtfulLine(msgspec.Struct, frozen=True, kw_only=True):
+class FlaggedLine(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the source whose translation has quality warnings."""
 
     line: int
     """The line number, from 1."""
-    doubts: tuple[Doubt, ...]
+    doubts: tuple[QualityWarning, ...]
     """The quality warnings."""
     source: str
     translation: str
@@ -45,9 +45,9 @@ class ReviewReport(msgspec.Struct, frozen=True, kw_only=True):
     """All lines with quality warnings."""
 
     lines: int
-    counts: dict[DoubtKind, int]
+    counts: dict[WarningKind, int]
     """The number of lines with each kind of warning."""
-    doubtful: list[DoubtfulLine]
+    doubtful: list[FlaggedLine]
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.counts.items())
@@ -73,18 +73,18 @@ def run(options: argparse.Namespace) -> int:
     search = search_settings(options, options.model[0])
     inputs, glossary = [options.model, options.source, options.translation, options.glossary], glossary_from(options)
     check_writable(options.look_again, report=options.json, inputs=inputs)
-    sources, *passed = read_side_by_side(options.source, *([options.translation] if options.translation else []))
+    sources, *passed = read_aligned_lines(options.source, *([options.translation] if options.translation else []))
     translator = load_translator(options.model, options)
     if passed:
         translations = _with_scores(translator, sources, passed[0])
     else:
         translations = translator(sources, search=search, glossary=glossary)
-    report = _report(translations, review(translator, translations, glossary=glossary))
+    report = _report(translations, estimate_quality(translator, translations, glossary=glossary))
     write_lines(report.doubtful, report, options.json)
     if options.look_again:
-        redecoded = look_again(translator, translations, search, glossary=glossary)
+        redecoded = redecode(translator, translations, search, glossary=glossary)
         write_file(Path(options.look_again), "".join(f"{each.text}\n" for each in redecoded).encode("utf-8", "replace"))
-        remaining = _report(redecoded, review(translator, redecoded, glossary=glossary))
+        remaining = _report(redecoded, estimate_quality(translator, redecoded, glossary=glossary))
         changed = sum(one.text != other.text for one, other in zip(translations, redecoded, strict=True))
         sys.stderr.write(f"Re-decoding changed {changed:,}; {remaining}\n")
     return 0
@@ -106,12 +106,12 @@ def _with_scores(translator: Translator, sources: list[str], targets: list[str])
     return [scored_translations.get(number) or Translation.of(*pair) for number, pair in enumerate(pairs)]
 
 
-def _report(translations: list[Translation], doubts: list[tuple[Doubt, ...]]) -> ReviewReport:
+def _report(translations: list[Translation], doubts: list[tuple[QualityWarning, ...]]) -> ReviewReport:
     return ReviewReport(
         lines=len(translations),
-        counts=count_doubts(doubts),
+        counts=count_warnings(doubts),
         doubtful=[
-            DoubtfulLine(line=number, doubts=line_doubts, source=each.source, translation=each.text)
+            FlaggedLine(line=number, doubts=line_doubts, source=each.source, translation=each.text)
             for number, (each, line_doubts) in enumerate(zip(translations, doubts, strict=True), 1)
             if line_doubts
         ],

@@ -5,18 +5,18 @@ import math
 
 import msgspec
 
-from transduce.commands.options import add_computing, check_writable, load_translator, read_side_by_side, write_lines
+from transduce.commands.options import add_computing, check_writable, load_translator, read_aligned_lines, write_lines
 from transduce.errors import TransduceError
-from transduce.runtime.scoring import Score, TooLongError
+from transduce.inference.scoring import Score, TooLongError
 from transduce.search.settings import SearchSettings
-from transduce.text.counted import counted
+from transduce.text.files import count_noun
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The scores of all lines with their totals."""
 
     lines: int
-    pieces: int
+    tokens: int
     """The number of target tokens, including end symbols."""
     log_probability: float
     """The total log-probability, in nats."""
@@ -29,7 +29,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return (
-            f"{counted(self.lines, 'line')}, {counted(self.pieces, 'token')}, "
+            f"{count_noun(self.lines, 'line')}, {count_noun(self.tokens, 'token')}, "
             f"log-probability {self.log_probability:,.2f}, perplexity per token {self.perplexity:,.3f}"
         )
 
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     """Print a score for each line, and the totals on standard error."""
     check_writable(report=options.json, inputs=[options.model, options.source, options.target])
     SearchSettings(length_penalty=options.length_penalty)  # checks the range
-    sources, targets = read_side_by_side(options.source, options.target)
+    sources, targets = read_aligned_lines(options.source, options.target)
     translator = load_translator(options.model, options)
     try:
         scores = translator.score(sources, targets, length_penalty=options.length_penalty)
@@ -68,13 +68,13 @@ def run(options: argparse.Namespace) -> int:
 
 def summarize(scores: list[Score], length_penalty: float, precision: str) -> Summary:
     """Return the scores of all lines with their totals."""
-    pieces = sum(len(score.piece_log_probabilities) for score in scores)
+    tokens = sum(len(score.piece_log_probabilities) for score in scores)
     total = math.fsum(score.log_probability for score in scores)
     return Summary(
         lines=len(scores),
-        pieces=pieces,
+        tokens=tokens,
         log_probability=total,
-        perplexity=math.exp(min(-total / max(1, pieces), 700.0)),
+        perplexity=math.exp(min(-total / max(1, tokens), 700.0)),
         length_penalty=length_penalty,
         precision=precision,
         scores=[score.score for score in scores],

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from transduce.commands.options import add_computing, add_examples, add_search, load_translator, search_settings
+from transduce.commands.options import add_computing, add_datastore, add_search, load_translator, search_settings
 from transduce.errors import TransduceError
+from transduce.inference.translator import Translator
 from transduce.inspection.interventions import Comparison, Head, Intervention, intervene
 from transduce.inspection.page import render_live_page
-from transduce.inspection.payload import Inspection
 from transduce.inspection.sentence import inspect_sentence
-from transduce.runtime.translator import Translator
+from transduce.inspection.sentence_view import Inspection
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
 from transduce.serving.languages import canonical
@@ -25,10 +25,10 @@ from transduce.serving.messages import InspectRequest, InterveneRequest, PageSet
 from transduce.serving.models import ServedModel, parse_model
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary, read_glossary
-from transduce.text.language_profiles import LanguageProfiles, merge_profiles
+from transduce.text.languages import LanguageProfiles, merge_profiles
 
 if TYPE_CHECKING:
-    from transduce.serving.studies import Views
+    from transduce.serving.inspection_api import Views
 
 _PACKAGES = ("starlette", "uvicorn", "prometheus-client", "python-multipart")
 # With more workers each would get too few sentences.
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="required translations of terms, `term TAB translation` per line; with several models zh:en=FILE",
     )
-    add_examples(parser)
+    add_datastore(parser)
     add(
         "--workers",
         type=int,
@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
     with contextlib.closing(opened), handled(_leave):
         models = load_models(options)
         if options.workers is None:
-            settings = msgspec.structs.replace(settings, workers=fitting_workers(models))
+            settings = msgspec.structs.replace(settings, workers=default_workers(models))
         profiles = merge_profiles([model.profiles for model in models if model.profiles is not None])
         service = Service(models, settings, profiles=profiles, threads=options.threads)
         pairs = ", ".join(f"{model.source_language} → {model.target_language}" for model in models)
@@ -143,7 +143,7 @@ def serving_settings(options: argparse.Namespace) -> ServingSettings:
     Raises:
         TransduceError: a setting is out of range, or the keys cannot be read.
     """
-    from transduce.serving.clients import read_api_keys
+    from transduce.serving.limits import read_api_keys
 
     workers = {} if options.workers is None else {"workers": options.workers}
     return ServingSettings(
@@ -203,7 +203,7 @@ def _pairs(glossaries: Mapping[tuple[str, str] | None, Glossary]) -> str:
     return ", ".join(" → ".join(pair) for pair in glossaries if pair is not None)
 
 
-def fitting_workers(models: Sequence[ServedModel]) -> int:
+def default_workers(models: Sequence[ServedModel]) -> int:
     """Return the default number of concurrently decoded batches: one per computing thread, or 1 on a GPU.
 
     Two batches on one core each are faster than both cores for one batch after the other.
@@ -215,7 +215,7 @@ def fitting_workers(models: Sequence[ServedModel]) -> int:
 
 def page_views() -> "Views":
     """Return the page and the functions behind it, so that serving does not depend on inspection."""
-    from transduce.serving.studies import Views
+    from transduce.serving.inspection_api import Views
 
     return Views(page=_page, inspect=_inspect, inspection=Inspection, intervene=_intervene, comparison=Comparison)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from transduce.commands.options import add_computing, check_folder, check_writable, write_json
 from transduce.errors import TransduceError
-from transduce.tasks.kinds import KINDS
-from transduce.tasks.run import RunRequest
-from transduce.tasks.settings_reading import put_setting, read_settings
-from transduce.tasks.stages import train_in_stages
+from transduce.tasks.kinds.all_kinds import KINDS
+from transduce.tasks.run.run import RunRequest
+from transduce.tasks.settings.reading import put_setting, read_settings
+from transduce.tasks.train import train_in_stages
 from transduce.training.choices import PRESETS
 
 # Options that set a setting, with the setting's name.

@@ -10,37 +10,45 @@ from pathlib import Path
 
 import msgspec
 
+from transduce.atomic_io import file_sha256, is_special_file, name_path_in_errors
 from transduce.commands.options import (
-    SEARCHING,
+    BEAM_OPTIONS,
     add_computing,
-    add_examples,
+    add_datastore,
     add_glossary,
     add_languages,
     add_search,
     check_writable,
+    file_or_stream,
     glossary_from,
     load_translator,
-    or_standard,
-    refuse_beside,
+    refuse_options,
     search_settings,
     text_argument,
-    threads_to_use,
+    thread_count,
 )
-from transduce.durable import file_sha256, is_no_file, naming
 from transduce.errors import TransduceError
-from transduce.runtime.bulk import Job, Portion, lines_at_once, portions, shard_from, skip_lines, translate_portions
-from transduce.runtime.doubts import describe_wrong_language
-from transduce.runtime.line_warnings import languages_of, with_warnings
-from transduce.runtime.machine import detect_machine
-from transduce.runtime.report_clock import ReportClock
-from transduce.runtime.resumable import ResumableFile
-from transduce.runtime.search_defaults import read_longest_source
-from transduce.runtime.second_look import look_again
-from transduce.runtime.translator import Translator
-from transduce.runtime.workers import Recipe, Workers
+from transduce.inference.bulk_files import (
+    Job,
+    Portion,
+    ReportClock,
+    ResumableFile,
+    Workers,
+    WorkerSettings,
+    parse_line_shard,
+    portion_size,
+    portions,
+    skip_lines,
+    translate_portions,
+)
+from transduce.inference.decoding import read_max_source_tokens
+from transduce.inference.line_warnings import languages_of, with_warnings
+from transduce.inference.quality_estimation import describe_wrong_language
+from transduce.inference.redecoding import redecode
+from transduce.inference.translator import Translator
+from transduce.machine import detect_machine
 from transduce.search.settings import SamplingSettings
-from transduce.text.counted import counted
-from transduce.text.files import read_lines
+from transduce.text.files import count_noun, read_lines
 from transduce.text.glossary import Glossary, TermTally
 
 _MOST_DAMAGED = 5  # damaged lines that are reported individually
@@ -83,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--phrases", metavar="FILE", help="phrases that each line's translation contains, separated by tabs"
     )
     add_glossary(parser)
-    add_examples(parser)
+    add_datastore(parser)
     add_search(parser)
     add_sampling(parser)
     add_bulk(parser)
@@ -97,7 +105,7 @@ def add_bulk(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--output",
         metavar="FILE",
-        type=or_standard,
+        type=file_or_stream,
         help="write here, atomically (default: standard output)",
     )
     group.add_argument("--resume", action="store_true", help="continue an interrupted --output")
@@ -131,7 +139,7 @@ def run(options: argparse.Namespace) -> int:
     """Print a translation for each input line; on a terminal, prompt for sentences."""
     folders, file = split_paths(options.model)
     job = make_job(options, folders[0])
-    shard = shard_from(options.shard)
+    shard = parse_line_shard(options.shard)
     check_options(options)
     check_writable(options.output, inputs=[folders, file, options.phrases, options.glossary, options.examples])
     if file is None and sys.stdin.isatty() and not options.output:
@@ -144,16 +152,16 @@ def run(options: argparse.Namespace) -> int:
         )
     lines = read_lines(file) if file else stdin_lines()
     phrases = read_lines(options.phrases) if options.phrases else None
-    size = lines_at_once(detect_machine(options.device).device)
+    size = portion_size(detect_machine(options.device).device)
     waiting = portions(lines, shard=shard, phrases=phrases, size=size)
-    if options.output and not is_no_file(Path(options.output)):
+    if options.output and not is_special_file(Path(options.output)):
         write_to_file(options, folders, job, waiting)
         return 0
     if options.resume:
         raise TransduceError(f"--resume continues a file, but {options.output} is not a file: leave it out.")
     with open_device(options.output) if options.output else standard_output() as output:
         for _, text in translated(options, folders, job, waiting):
-            with naming(options.output or "standard output"):
+            with name_path_in_errors(options.output or "standard output"):
                 output.write(text)
                 output.flush()
     return 0
@@ -162,7 +170,7 @@ def run(options: argparse.Namespace) -> int:
 def split_paths(paths: list[str]) -> tuple[list[str], str | None]:
     """Split the arguments into model folders and a text file, if the last of several is not a folder."""
     if len(paths) > 1 and paths[-1] and not Path(paths[-1]).is_dir():
-        return paths[:-1], or_standard(paths[-1])
+        return paths[:-1], file_or_stream(paths[-1])
     return paths, None
 
 
@@ -173,14 +181,16 @@ def make_job(options: argparse.Namespace, folder: str) -> Job:
         TransduceError: an option is out of range, or has no effect.
     """
     if options.sample:
-        refuse_beside(options, SEARCHING, "sets how to search, but --sample does not search: leave one of them out.")
+        refuse_options(
+            options, BEAM_OPTIONS, "sets how to search, but --sample does not search: leave one of them out."
+        )
     search = search_settings(options, folder)
     sampling, draws = search.sampling, options.sample or search.sampling is not None
     if draws:
         overrides = {name: vars(options)[name] for name in _SAMPLING if vars(options)[name] is not None}
         sampling = msgspec.structs.replace(sampling or SamplingSettings(), **overrides)
     else:
-        refuse_beside(options, _SAMPLING, "sets how to sample: add --sample, or leave it out.")
+        refuse_options(options, _SAMPLING, "sets how to sample: add --sample, or leave it out.")
     n_best = search.n_best if options.n_best is None else options.n_best
     search = msgspec.structs.replace(search, n_best=n_best, sampling=sampling)
     if options.look_again and (draws or search.n_best > 1):
@@ -224,7 +234,7 @@ def _tallied(glossary: Glossary, results: Iterable[tuple[Portion, str]]) -> Iter
     tally = TermTally(glossary)
     for portion, text in results:
         yield portion, text
-        for position, source, translation in zip(portion.places, portion.lines, text.split("\n"), strict=False):
+        for position, source, translation in zip(portion.indices, portion.lines, text.split("\n"), strict=False):
             tally.add(position + 1, source, translation)
     sys.stderr.write(f"{tally}\n")
 
@@ -235,8 +245,8 @@ def _translated(
     if options.workers == 1:
         yield from translate_portions(load_translator(folders, options), job, waiting)
         return
-    threads = detect_machine(options.device, threads_to_use(options, folders[0])).threads
-    recipe = Recipe(
+    threads = detect_machine(options.device, thread_count(options, folders[0])).threads
+    recipe = WorkerSettings(
         folders=folders,
         job=job,
         precision=options.precision,
@@ -275,19 +285,21 @@ def _write(
         file.append(portion.lines, text)
         if clock.is_due():
             rate = (file.progress.lines - before) / clock.elapsed_seconds
-            sys.stderr.write(f"{counted(file.progress.lines, 'line')}, {rate:,.{0 if rate >= 10 else 1}f} a second\n")
+            sys.stderr.write(
+                f"{count_noun(file.progress.lines, 'line')}, {rate:,.{0 if rate >= 10 else 1}f} a second\n"
+            )
     file.finish()
-    sys.stderr.write(f"{counted(file.progress.lines, 'line')} in {file.path}, {clock.elapsed_seconds:.1f} s\n")
+    sys.stderr.write(f"{count_noun(file.progress.lines, 'line')} in {file.path}, {clock.elapsed_seconds:.1f} s\n")
 
 
 def identity(options: argparse.Namespace, folders: list[str], job: Job) -> bytes:
     """Return a fingerprint of everything that determines the output for a line, such as models and options."""
     models = [_digests(Path(folder)) for folder in folders if Path(folder).is_dir()]
     phrases = options.phrases
-    if phrases and not is_no_file(Path(phrases)):  # a pipe can be read only once
+    if phrases and not is_special_file(Path(phrases)):  # a pipe can be read only once
         phrases = file_sha256(Path(phrases))
     languages = (options.source_language, options.target_language)
-    longest = [read_longest_source(Path(folder)) for folder in folders]
+    longest = [read_max_source_tokens(Path(folder)) for folder in folders]
     examples = file_sha256(Path(options.examples)) if options.examples else None
     return msgspec.json.encode((models, job, options.shard, options.precision, phrases, languages, longest, examples))
 
@@ -338,7 +350,7 @@ def stdin_lines() -> Iterator[str]:
                 sys.stderr.write(f"Standard input, line {number}: bytes that are not UTF-8 were read as U+FFFD.\n")
         yield text
     if damaged > _MOST_DAMAGED:
-        sys.stderr.write(f"Standard input: {counted(damaged, 'line')} had such bytes in total.\n")
+        sys.stderr.write(f"Standard input: {count_noun(damaged, 'line')} had such bytes in total.\n")
 
 
 def _refuse_other_content(line: bytes) -> None:
@@ -382,7 +394,7 @@ def prompt(translator: Translator, output: io.TextIOWrapper, job: Job) -> None:
                 sentence, search=job.search, prefix=job.prefix, phrases=job.phrases, glossary=job.glossary
             )
             if job.look_again:
-                (results,) = look_again(
+                (results,) = redecode(
                     translator,
                     [results],
                     job.search,

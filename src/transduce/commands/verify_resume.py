@@ -5,7 +5,7 @@ from pathlib import Path
 
 from transduce.commands.options import check_writable, write_report
 from transduce.commands.train import add_run, run_request
-from transduce.tasks.verification import verify_resume
+from transduce.tasks.run.verification import verify_resume
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

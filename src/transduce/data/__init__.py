@@ -1,9 +1,9 @@
 """Corpora as token ids on disk and in batches: prepared once, read in runs, batched by length. Imports no torch."""
 
 from transduce.data.batches import Batch, BatchPlan, Corpus
-from transduce.data.card import CorpusCard
 from transduce.data.holdout import HoldOutSettings
-from transduce.data.idfiles import IdRun
+from transduce.data.id_files import IdRun
+from transduce.data.parts import CorpusCard
 from transduce.data.prepared import CorpusStatistics, PreparedCorpus, prepare
 
 __all__ = [

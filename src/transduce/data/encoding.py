@@ -9,9 +9,8 @@ from itertools import chain
 
 import numpy as np
 
-from transduce.data.idfiles import IdRun
-from transduce.text.vocabulary import Vocabulary
-from transduce.text.word_cutting import cuts_words_alone
+from transduce.data.id_files import IdRun
+from transduce.text.vocabulary import Vocabulary, tokenizes_words_independently
 
 # Maximum number of words in the table, which is then cleared; this affects only the speed.
 _MOST_WORDS = 300_000
@@ -24,7 +23,9 @@ class SentenceEncoder:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._dtype: np.dtype[np.unsignedinteger] = np.dtype("u2" if vocabulary.size <= 1 << 16 else "u4")
-        self._words = _WordTable(vocabulary, self._dtype) if cuts_words_alone(vocabulary.model_bytes) else None
+        self._words = (
+            _WordTable(vocabulary, self._dtype) if tokenizes_words_independently(vocabulary.model_bytes) else None
+        )
 
     def encode(self, sentences: Sequence[str]) -> IdRun:
         """Return the ids of all sentences in order."""
@@ -63,11 +64,11 @@ class _WordTable:
         stops = np.cumsum(lengths)
         positions = np.repeat(self._starts[numbers] - (stops - lengths), lengths) + np.arange(int(stops[-1]))
         ends = stops[numbers == 0]
-        return IdRun(self._pieces[positions], np.concatenate(([0], ends)))
+        return IdRun(self._tokens[positions], np.concatenate(([0], ends)))
 
     def _forget(self) -> None:
         self._numbers = _Numbers({_END: 0})
-        self._pieces = np.array([self._vocabulary.eos_id], self._dtype)
+        self._tokens = np.array([self._vocabulary.eos_id], self._dtype)
         self._lengths = np.ones(1, np.int64)
         self._starts = np.zeros(1, np.int64)
 
@@ -77,9 +78,9 @@ class _WordTable:
             return
         cut = self._vocabulary.encode_batch(new)
         lengths = np.fromiter(map(len, cut), np.int64, len(cut))
-        pieces = np.fromiter(chain.from_iterable(cut), self._dtype, int(lengths.sum()))
-        starts = len(self._pieces) + np.cumsum(lengths) - lengths
-        self._pieces = np.concatenate((self._pieces, pieces))
+        tokens = np.fromiter(chain.from_iterable(cut), self._dtype, int(lengths.sum()))
+        starts = len(self._tokens) + np.cumsum(lengths) - lengths
+        self._tokens = np.concatenate((self._tokens, tokens))
         self._lengths = np.concatenate((self._lengths, lengths))
         self._starts = np.concatenate((self._starts, starts))
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from transduce.errors import TransduceError
 from transduce.text.corpus import PairBlock
-from transduce.text.languages import is_of_word
+from transduce.text.languages import is_word_character
 
 Keys = NDArray[np.uint64]
 
@@ -140,7 +140,7 @@ def choose_held_out(
     count = min(settings.max_pairs, max(1, int(settings.share * offered), enough))
     count = min(count, max(1, int(_MOST_SOURCES * _count_sources(candidates, settings.max_pairs))))
     held = _affordable(candidates, keys, count, _MOST_FURTHER * offered)
-    covered = int(have_held_source(keys, held).sum()) + sum(candidate.failed for candidate in held)
+    covered = int(is_held_out(keys, held).sum()) + sum(candidate.failed for candidate in held)
     if covered == offered:
         return held[:-1]
     first = next((candidate for candidate in candidates if candidate.kept), None)
@@ -148,7 +148,7 @@ def choose_held_out(
         return held
     # None of these few passes the filters; hold out one more that does, if something remains to train on.
     longer = [*held, first]
-    return held if have_held_source(keys, longer).all() else longer
+    return held if is_held_out(keys, longer).all() else longer
 
 
 def _affordable(candidates: Sequence[Candidate], keys: Keys, count: int, most_further: float) -> list[Candidate]:
@@ -173,7 +173,7 @@ def _count_sources(candidates: Sequence[Candidate], most: int) -> float:
     return len(candidates) * _KEYS / (candidates[-1].key + 1)
 
 
-def have_held_source(keys: Keys, held: Sequence[Candidate]) -> NDArray[np.bool_]:
+def is_held_out(keys: Keys, held: Sequence[Candidate]) -> NDArray[np.bool_]:
     """Return for each key whether it belongs to one of the candidates, which are sorted by key."""
     is_held = np.zeros(len(keys), bool)
     if held:
@@ -192,7 +192,7 @@ def source_keys(sources: Sequence[str]) -> Keys:
     text = "\n".join(sources)
     # Few distinct characters are not part of words, so each is removed from all texts at once.
     for character in sorted(set(text) - {"\n"}):
-        if not is_of_word(character):
+        if not is_word_character(character):
             text = text.replace(character, "")
     letters = text.casefold().encode("utf-8", "surrogatepass").split(b"\n")
     digests = (

@@ -11,10 +11,9 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.data.batches import Batch
-from transduce.data.idfiles import IdRun
-from transduce.data.order import Indices, permutation
-from transduce.text.marks import Marks
+from transduce.data.batches import Batch, Indices, permutation
+from transduce.data.id_files import IdRun
+from transduce.text.special_tokens import SpecialTokens
 
 # Keys that make the random orders independent of each other and of those in other modules.
 _TEXT_ORDER, _BATCH_ORDER = 41, 42
@@ -23,14 +22,14 @@ _BATCHES_SORTED = 16
 
 
 @dataclass(frozen=True, eq=False)
-class LabelledBatch(Batch):
+class LabeledBatch(Batch):
     """A batch whose source is the texts and whose target is their class indices, (B, 1)."""
 
 
-class LabelledTexts:
+class LabeledTexts:
     """Tokenized texts with their special tokens, and the class index of each text."""
 
-    def __init__(self, rows: Sequence[Sequence[int]], labels: Sequence[int], marks: Marks, length: int) -> None:
+    def __init__(self, rows: Sequence[Sequence[int]], labels: Sequence[int], marks: SpecialTokens, length: int) -> None:
         """Store the texts, truncated at the end to `length` tokens including special tokens."""
         framed = [marks.frame(row, length) for row in rows]
         self.lengths = np.array([len(row) for row in framed], np.int64)
@@ -42,23 +41,23 @@ class LabelledTexts:
         """Return the number of texts."""
         return len(self.labels)
 
-    def batch(self, numbers: Indices, pad_id: int) -> LabelledBatch:
+    def batch(self, numbers: Indices, pad_id: int) -> LabeledBatch:
         """Return some of the texts as a batch, padded at the right."""
         ids, tokens = self._texts.padded(numbers, pad_id)  # (B, S)
         labels: NDArray[np.int64] = self.labels[numbers][:, None]
-        return LabelledBatch(ids, labels, numbers, tokens, len(numbers))
+        return LabeledBatch(ids, labels, numbers, tokens, len(numbers))
 
-    def in_order(self, rows: int, pad_id: int) -> list[LabelledBatch]:
+    def in_order(self, rows: int, pad_id: int) -> list[LabeledBatch]:
         """Return batches of all texts once, sorted by length."""
         order = np.argsort(self.lengths, kind="stable")
         return [self.batch(order[start : start + rows], pad_id) for start in range(0, len(order), rows)]
 
 
-class LabelledPlan:
+class LabeledPlan:
     """A plan of all batches of all epochs with random access; an epoch contains every text once."""
 
     def __init__(
-        self, texts: LabelledTexts, *, rows: int, seed: int, pad_id: int, share: tuple[int, int] = (0, 1)
+        self, texts: LabeledTexts, *, rows: int, seed: int, pad_id: int, share: tuple[int, int] = (0, 1)
     ) -> None:
         """Plan batches of texts.
 
@@ -76,7 +75,7 @@ class LabelledPlan:
         """Return the number of batches in an epoch."""
         return math.ceil(len(self._texts) / self._rows)
 
-    def batch(self, epoch: int, position: int) -> LabelledBatch:
+    def batch(self, epoch: int, position: int) -> LabeledBatch:
         """Return the batch at a position of an epoch."""
         if self._epoch is None or self._epoch[0] != epoch:
             self._epoch = epoch, self._dealt(epoch)
@@ -85,9 +84,9 @@ class LabelledPlan:
         if len(share_rows):
             return self._texts.batch(share_rows, self._pad_id)
         stand_in = self._texts.batch(all_rows[:1], self._pad_id)
-        return LabelledBatch(stand_in.source, stand_in.target[:0], share_rows, stand_in.source_tokens, 0)
+        return LabeledBatch(stand_in.source, stand_in.target[:0], share_rows, stand_in.source_tokens, 0)
 
-    def largest(self) -> LabelledBatch:
+    def largest_batches(self) -> LabeledBatch:
         """Return a batch of the longest texts."""
         order = np.argsort(self._texts.lengths, kind="stable")
         return self._texts.batch(order[-self._rows :], self._pad_id)

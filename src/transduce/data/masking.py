@@ -46,9 +46,9 @@ class Masked(NamedTuple):
     """The original token where one must be predicted, otherwise the padding id, (B, L)."""
 
 
-def mask_pieces(
+def mask_tokens(
     ids: Ids,
-    may_hide: Flags,
+    maskable: Flags,
     uniform: NDArray[np.float64],
     settings: MaskingSettings,
     *,
@@ -68,8 +68,8 @@ def mask_pieces(
         ordinary: the tokens from which random replacements are drawn.
     """
     order, kind, other = uniform
-    hidden = may_hide & (
-        _ranks(np.where(may_hide, order, np.inf)) < hidden_counts(may_hide.sum(axis=1), settings.share)[:, None]
+    hidden = maskable & (
+        _ranks(np.where(maskable, order, np.inf)) < masked_counts(maskable.sum(axis=1), settings.share)[:, None]
     )
     masked = hidden & (kind < settings.masked)
     replaced = hidden & ~masked & (kind < settings.masked + settings.random)
@@ -80,7 +80,7 @@ def mask_pieces(
     )
 
 
-def hidden_counts(candidates: Ids, share: float) -> Ids:
+def masked_counts(candidates: Ids, share: float) -> Ids:
     """Return how many tokens of each row are masked: the rounded share, but at least one if any may be."""
     counts: Ids = np.minimum(candidates, np.maximum(1, np.rint(candidates * share).astype(np.int64)))
     return counts

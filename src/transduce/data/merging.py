@@ -12,12 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.data.card import FORMAT_VERSION, HELD_OUT_NAMES, CorpusCard
-from transduce.data.columns import Column
-from transduce.data.holdout import Candidate, choose_held_out, have_held_source, join_candidates, source_keys
-from transduce.data.idfiles import SideWriter
-from transduce.data.parts import Part, TakenBlock
-from transduce.durable import write_file
+from transduce.atomic_io import write_file
+from transduce.data.holdout import Candidate, choose_held_out, is_held_out, join_candidates, source_keys
+from transduce.data.id_files import SideWriter
+from transduce.data.parts import CORPUS_FORMAT_VERSION, HELD_OUT_NAMES, Column, CorpusCard, Part, TakenBlock
 from transduce.errors import TransduceError
 from transduce.text import FilterReport, FilterSettings, Tokenizer
 from transduce.text.corpus import CorpusFiles
@@ -142,7 +140,7 @@ class _Merging:
                 if report_progress is not None:
                     report_progress(segment.first + len(stays))
         return CorpusCard(
-            format_version=FORMAT_VERSION,
+            format_version=CORPUS_FORMAT_VERSION,
             pairs=self._report.kept,
             tokenizer_fingerprint=tokenizer.fingerprint,
             source=source_writer.card(),
@@ -171,7 +169,7 @@ class _Merging:
         by_machine = self._are_by_machine()
         remaining = keys[self._stays & ~by_machine]
         held = choose_held_out(candidates, self._request.hold_out, remaining, len(remaining) + failed)
-        taken = self._stays & have_held_source(keys, held)
+        taken = self._stays & is_held_out(keys, held)
         is_known = np.isin(keys[by_machine], source_keys([candidate.target for candidate in held]))
         taken[by_machine] = self._stays[by_machine] & is_known
         self._held = [candidate for candidate in held if candidate.kept]

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from transduce.data.parts import write_part
-from transduce.data.processes import News, Task
+from transduce.data.processes import Task, WorkerMessage
 from transduce.errors import TransduceError
 from transduce.text import Tokenizer
 
@@ -20,15 +20,15 @@ def main() -> int:
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
     try:
         kind: type[Tokenizer] = getattr(import_module(task.tokenizer_module), task.tokenizer_class)
-        write_part(task.request, kind.load(task.tokenizer), Path(task.folder), lambda read: _send(News(read)))
+        write_part(task.request, kind.load(task.tokenizer), Path(task.folder), lambda read: _send(WorkerMessage(read)))
     except TransduceError as error:
-        _send(News(mistake=str(error)))
+        _send(WorkerMessage(mistake=str(error)))
     except BrokenPipeError:
         os._exit(1)  # a normal exit would flush standard output and fail again
     return 0
 
 
-def _send(news: News) -> None:
+def _send(news: WorkerMessage) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(news) + b"\n")
     sys.stdout.buffer.flush()
 

@@ -8,22 +8,134 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from types import TracebackType
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.data.columns import Column, ColumnCard, ColumnWriter
+from transduce.atomic_io import write_file
 from transduce.data.encoding import SentenceEncoder
 from transduce.data.holdout import Candidate, HoldOut, HoldOutSettings, source_keys
-from transduce.data.idfiles import IdRun, SideCard, SideReader, SideWriter
-from transduce.durable import write_file
+from transduce.data.id_files import HashedFile, IdRun, SideCard, SideReader, SideWriter, check_sha256, check_size
 from transduce.errors import TransduceError
-from transduce.text import CorpusFiles, FilterSettings, Tokenizer
+from transduce.text import CorpusFiles, FilterReport, FilterSettings, Tokenizer
 from transduce.text.corpus import PairBlock, PairReader
 from transduce.text.filters import PairFilter, pair_digest
 from transduce.text.vocabulary import BACK_TRANSLATED
+
+# --- card ---
+# The description of a prepared corpus, stored as corpus.json.
+
+
+CORPUS_FORMAT_VERSION = 1
+CORPUS_CARD_NAME = "corpus.json"
+HELD_OUT_NAMES = ("held_out.source.txt", "held_out.target.txt")
+
+
+class CorpusCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The content of corpus.json, which describes the files of a prepared corpus."""
+
+    format_version: int
+    pairs: int
+    tokenizer_fingerprint: str
+    source: SideCard
+    target: SideCard
+    filters: FilterReport
+
+
+def write_card(card: CorpusCard, folder: Path) -> None:
+    """Write corpus.json."""
+    write_file(folder / CORPUS_CARD_NAME, msgspec.json.format(msgspec.json.encode(card), indent=1) + b"\n")
+
+
+def read_card(folder: Path) -> CorpusCard:
+    """Read corpus.json.
+
+    Raises:
+        TransduceError: the file is missing, damaged or of another format.
+    """
+    path = folder / CORPUS_CARD_NAME
+    try:
+        content = path.read_bytes()
+        version = msgspec.json.decode(content, type=dict[str, object]).get("format_version")
+        if version != CORPUS_FORMAT_VERSION:
+            raise TransduceError(
+                f"{path} has format {version}, but this version reads format {CORPUS_FORMAT_VERSION}: prepare it again."
+            )
+        return msgspec.json.decode(content, type=CorpusCard)
+    except FileNotFoundError:
+        raise TransduceError(f"{path} does not exist: {path.parent} holds no prepared corpus.") from None
+    except msgspec.DecodeError as error:
+        raise TransduceError(f"{path} is not a corpus's description ({error}): prepare it again.") from None
+
+
+# --- columns ---
+# Columns of a part of a corpus: files with one number for each kept pair.
+
+
+# rows: the pair's row in its block; keys: a hash of the source's letters; digests: a hash of both sides.
+Column = Literal["rows", "keys", "digests"]
+_DTYPES: dict[Column, np.dtype[np.unsignedinteger]] = {
+    "rows": np.dtype("<u2"),
+    "keys": np.dtype("<u8"),
+    "digests": np.dtype("<u8"),
+}
+
+
+class ColumnCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The description of a column's file."""
+
+    sha256: str
+
+    def check_size(self, folder: Path, name: Column, pairs: int) -> None:
+        """Check that the file exists and has the expected size.
+
+        Raises:
+            TransduceError: the file is missing or has another size.
+        """
+        check_size(folder / name, pairs * _DTYPES[name].itemsize)
+
+    def read(self, folder: Path, name: Column) -> NDArray[np.unsignedinteger]:
+        """Return the numbers of all pairs."""
+        return np.fromfile(folder / name, _DTYPES[name])
+
+    def verify(self, folder: Path, name: Column) -> None:
+        """Check the file's content against its digest.
+
+        Raises:
+            TransduceError: the content differs from what was written.
+        """
+        check_sha256(folder / name, self.sha256)
+
+
+class ColumnWriter:
+    """A writer that appends numbers to a column's file; used in a ``with`` statement."""
+
+    def __init__(self, folder: Path, name: Column) -> None:
+        self._dtype = _DTYPES[name]
+        self._file = HashedFile(folder / name)
+
+    def append(self, values: NDArray[np.unsignedinteger]) -> None:
+        """Write the numbers of further pairs."""
+        self._file.write(np.ascontiguousarray(values, self._dtype).data)
+
+    def card(self) -> ColumnCard:
+        """Return the description of what has been written so far."""
+        return ColumnCard(self._file.sha256)
+
+    def __enter__(self) -> "ColumnWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+# --- parts ---
+
 
 FORMAT_VERSION = 1
 CARD_NAME = "part.json"
@@ -162,7 +274,9 @@ class _Preparation:
         self._hold_out = HoldOut(request.hold_out) if request.hold_out is not None else None
         self._source = SentenceEncoder(tokenizer.source)
         self._target = self._source if tokenizer.joint else SentenceEncoder(tokenizer.target)
-        self._tag = tokenizer.source.id(BACK_TRANSLATED) if tokenizer.source.has_mark(BACK_TRANSLATED) else None
+        self._tag = (
+            tokenizer.source.id(BACK_TRANSLATED) if tokenizer.source.has_special_token(BACK_TRANSLATED) else None
+        )
 
     def column_names(self) -> list[Column]:
         """Return the columns that merging will need."""
@@ -197,14 +311,14 @@ class _Preparation:
             columns["rows"] = np.array(rows, np.uint16)[kept]
         self.taken.append(TakenBlock(block.number, block.path, block.first_line, int(kept.sum())))
         source, target = source.select(kept), target.select(kept)
-        return Kept(source if self._tag is None or not by_machine else source.begun_with(self._tag), target, columns)
+        return Kept(source if self._tag is None or not by_machine else source.with_prefix(self._tag), target, columns)
 
     def _rows_by_text(self, block: PairBlock) -> list[int]:
         """Return the rows whose text passes the filters."""
         reasons = list(map(self._filter.text_reason, block.sources, block.targets))
         for row, reason in enumerate(reasons):
             if reason is not None:
-                if reason not in self.dropped and self._filter.is_of_target(reason, block.sources[row]):
+                if reason not in self.dropped and self._filter.is_target_reason(reason, block.sources[row]):
                     self.of_targets.append(reason)
                 self._drop(reason, block.number, row)
         return [row for row, reason in enumerate(reasons) if reason is None]

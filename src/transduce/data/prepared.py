@@ -1,5 +1,6 @@
 """A prepared corpus: tokenized once and written to disk in one pass, then read in runs."""
 
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,16 +9,53 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.data.card import CARD_NAME, HELD_OUT_NAMES, CorpusCard, read_card, write_card
+from transduce.atomic_io import atomic_folder
+from transduce.data.batches import Run, permutation
 from transduce.data.holdout import HoldOutSettings
-from transduce.data.idfiles import IdRun, SideCard, SideReader
+from transduce.data.id_files import IdRun, SideCard, SideReader
 from transduce.data.merging import merge_parts
-from transduce.data.order import Run
-from transduce.data.parts import Part, PartRequest
+from transduce.data.parts import CORPUS_CARD_NAME, HELD_OUT_NAMES, CorpusCard, Part, PartRequest, read_card, write_card
 from transduce.data.processes import write_parts
-from transduce.data.replacing import new_folder
 from transduce.errors import TransduceError
 from transduce.text import CorpusFiles, FilterReport, FilterSettings, Tokenizer
+from transduce.text.corpus import PairBlock, PairReader
+
+# --- sample ---
+# A deterministic sample of a corpus's pairs, for steps that do not need all of them.
+
+
+# Makes this random choice independent of the orders of batches.
+_SAMPLE = 5
+
+
+def write_sample(files: CorpusFiles, pairs: int, most: int, path: Path) -> CorpusFiles:
+    """Write ``most`` of the corpus's ``pairs`` as JSON lines in their order, and return a description of the file.
+
+    Every block of the corpus contributes its share, to within one pair. Which of its pairs are taken depends on the
+    block's number and a fixed seed, so periodic patterns in a corpus do not bias the sample.
+    """
+    encoder = msgspec.json.Encoder()
+    before = 0
+    with path.open("wb") as stream:
+        for block in PairReader(files):
+            after = before + len(block.sources)
+            share = after * most // pairs - before * most // pairs
+            for row in sorted(permutation(len(block.sources), _SAMPLE, block.number)[:share].tolist()):
+                pair = _object(block, row)
+                try:
+                    line = encoder.encode(pair)
+                except UnicodeEncodeError:  # the text has bytes that are not UTF-8, which the reader has escaped
+                    line = json.dumps(pair).encode()
+                stream.write(line + b"\n")
+            before = after
+    return CorpusFiles(source=(str(path),), format="jsonl")
+
+
+def _object(block: PairBlock, row: int) -> dict[str, str]:
+    return {"source": block.sources[row], "target": block.targets[row]}
+
+
+# --- prepared ---
 
 
 class CorpusStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +170,7 @@ def prepare(
         TransduceError: no pair is left, or a file cannot be read.
     """
     request = PartRequest(files=files, filters=filters, hold_out=hold_out)
-    with new_folder(folder, CARD_NAME, "a prepared corpus") as partial:
+    with atomic_folder(folder, CORPUS_CARD_NAME, "a prepared corpus") as partial:
         parts = write_parts(request, tokenizer, partial / "parts", workers=workers, report_progress=report_progress)
         write_corpus([Part(part) for part in parts], tokenizer, partial)
         shutil.rmtree(partial / "parts")

@@ -16,7 +16,7 @@ import msgspec
 
 from transduce.data.parts import PartRequest, write_part
 from transduce.errors import TransduceError
-from transduce.own_process import own_environment, run_module
+from transduce.process_environment import child_environment, module_command
 from transduce.text import Tokenizer
 
 
@@ -32,7 +32,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
 
 
-class News(msgspec.Struct, frozen=True, omit_defaults=True):
+class WorkerMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """A message from a worker process: the number of pairs read, or an error that the user must fix."""
 
     read: int = 0
@@ -108,7 +108,7 @@ class _Team:
 
     def _listen(self, number: int, process: subprocess.Popen[bytes], team: list[subprocess.Popen[bytes]]) -> None:
         for line in _stream(process.stdout):
-            news = msgspec.json.decode(line, type=News)
+            news = msgspec.json.decode(line, type=WorkerMessage)
             if news.mistake is not None:
                 self._mistakes.append(news.mistake)
                 _kill(team)
@@ -132,10 +132,10 @@ def _kill(team: list[subprocess.Popen[bytes]]) -> None:
 def _start(task: Task) -> subprocess.Popen[bytes]:
     """Start a worker process and send its task; it imports the package from the same location as this one."""
     process = subprocess.Popen(
-        run_module("transduce.data.part_process"),
+        module_command("transduce.data.part_process"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=own_environment(),
+        env=child_environment(),
     )
     stdin = _stream(process.stdin)
     stdin.write(msgspec.json.encode(task))

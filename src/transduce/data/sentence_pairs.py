@@ -13,16 +13,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.data.batches import Batch
-from transduce.data.masking import Flags, Ids, MaskingSettings, draw_uniform, hidden_counts, mask_pieces
-from transduce.data.order import permutation
+from transduce.data.batches import Batch, permutation
+from transduce.data.masking import Flags, Ids, MaskingSettings, draw_uniform, mask_tokens, masked_counts
 from transduce.errors import TransduceError
-from transduce.text.marks import Marks
+from transduce.text.special_tokens import SpecialTokens
 
 # Keys that make the random numbers independent of each other and of those in other modules.
 _TIES, _OFFSET, _STRETCHES, _MASKING, _BATCH_ORDER = 31, 32, 33, 34, 35
 # [CLS], and [SEP] after each segment.
-PAIR_MARKS = 3
+PAIR_SPECIAL_TOKENS = 3
 
 
 class SentenceStore(NamedTuple):
@@ -79,7 +78,7 @@ class SentencePairBatch(Batch):
     """0 in the first segment, 1 in the second one, (B, L)."""
     follows: NDArray[np.int64]
     """Whether the second segment follows the first one in the text, (B,); empty if rows have one segment."""
-    hidden_of_row: float
+    masked_per_row: float
     """The mean number of masked tokens per row, over the rows of all processes."""
 
 
@@ -111,7 +110,7 @@ class _Sentences(NamedTuple):
         """Return the tokens of sentences from start to stop."""
         return _joined(self.ids, self.begins[start:stop], self.lengths[start:stop])
 
-    def pieces(self, start: Ids, stop: Ids) -> Ids:
+    def tokens(self, start: Ids, stop: Ids) -> Ids:
         """Return the number of tokens of each run of sentences from start to stop."""
         ends: Ids = np.append(0, np.cumsum(self.lengths))
         return ends[stop] - ends[start]
@@ -172,7 +171,7 @@ class SentencePairPlan:
     def __init__(
         self,
         text: SentenceStore,
-        marks: Marks,
+        marks: SpecialTokens,
         settings: PairSettings,
         ordinary: Ids,
         share: tuple[int, int] = (0, 1),
@@ -203,14 +202,14 @@ class SentencePairPlan:
         self._epoch = first = self._lay_out(0, sentences)
         # Tokens of the first epoch, including special ones, and the share of its rows whose document continues after
         # the first segment; other epochs have about as many.
-        self.pieces, self.has_next = int(first.lengths.sum()), float(first.has_next.mean())
+        self.tokens, self.has_next = int(first.lengths.sum()), float(first.has_next.mean())
         # The offset decides where rows are cut and thus their lengths; every epoch has as many batches as the first.
-        self._count = min(len(first.start), math.ceil(self.pieces / settings.batch_tokens))
+        self._count = min(len(first.start), math.ceil(self.tokens / settings.batch_tokens))
         self._batches = self._divide(first)
 
     @property
     def _marks_of_row(self) -> int:
-        return PAIR_MARKS - (not self._settings.next_sentence)
+        return PAIR_SPECIAL_TOKENS - (not self._settings.next_sentence)
 
     @property
     def _row_tokens(self) -> int:
@@ -229,10 +228,10 @@ class SentencePairPlan:
         own_rows = np.arange(len(chosen))[self._share[0] :: self._share[1]]
         shown_rows = own_rows if len(own_rows) else np.zeros(1, np.int64)
         rows = [self._row(laid_out, int(chosen[n])) for n in shown_rows]
-        hidden = hidden_counts(lengths - self._marks_of_row, self._settings.masking.share)
+        hidden = masked_counts(lengths - self._marks_of_row, self._settings.masking.share)
         return self._assemble(rows, hiding[:, shown_rows], chosen[own_rows], float(hidden.mean()))
 
-    def largest(self) -> list[SentencePairBatch]:
+    def largest_batches(self) -> list[SentencePairBatch]:
         """Return stand-ins for the largest batches by padded tokens and by attention scores, often just one."""
         epoch = self._laid_out(0)
         lengths = [epoch.lengths[rows] for rows in self._batches]
@@ -243,7 +242,7 @@ class SentencePairPlan:
     def _stand_in(self, lengths: Ids) -> SentencePairBatch:
         """Return a batch of rows of these lengths, filled with an arbitrary id."""
         pad, positions = self._settings.pad_id, np.arange(lengths.max())
-        hidden = hidden_counts(lengths - self._marks_of_row, self._settings.masking.share)
+        hidden = masked_counts(lengths - self._marks_of_row, self._settings.masking.share)
         ids, labels = (np.where(positions < n[:, None], self._ordinary[0], pad) for n in (lengths, hidden))
         return SentencePairBatch(
             ids,
@@ -276,8 +275,8 @@ class SentencePairPlan:
             follows = (draws[1] < 0.5) & has_next
             rest = text.elsewhere(start, stop, np.maximum(1, stop - middle), draws[2])
             second = np.where(follows, middle, rest[0]), np.where(follows, stop, rest[1])
-        pieces = text.pieces(start, middle) + text.pieces(*second)
-        lengths = np.minimum(pieces, self._row_tokens) + self._marks_of_row
+        tokens = text.tokens(start, middle) + text.tokens(*second)
+        lengths = np.minimum(tokens, self._row_tokens) + self._marks_of_row
         return _Epoch(number, text, start, middle, second, has_next, follows, lengths)
 
     def _divide(self, epoch: _Epoch) -> list[Ids]:
@@ -347,7 +346,7 @@ class SentencePairPlan:
         for number, row in enumerate(rows):
             ids[number, : len(row.ids)], types[number, : len(row.ids)] = row.ids, row.token_types
         special = np.isin(ids, (pad, self._marks.cls, self._marks.sep, self._marks.mask))
-        masked = mask_pieces(
+        masked = mask_tokens(
             ids,
             ~special,
             hiding[:, :, :width],

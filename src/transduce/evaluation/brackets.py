@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.text.counted import counted
+from transduce.text.files import count_noun
 from transduce.text.trees import Tree, clean, plain_label
 
 Bracket = tuple[str, int, int]
@@ -100,7 +100,7 @@ def _line(title: str, counts: BracketCounts) -> str:
     return (
         f"{title:>17}: F1 {counts.f1:.2f} (precision {counts.precision:.2f}, recall {counts.recall:.2f}), "
         f"exact {counts.exact_match:.2f}, tags {counts.tagging_accuracy:.2f}, "
-        f"{counted(counts.sentences, 'sentence')}, {counts.invalid:,} invalid"
+        f"{count_noun(counts.sentences, 'sentence')}, {counts.invalid:,} invalid"
     )
 
 

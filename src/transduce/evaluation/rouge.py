@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from transduce.evaluation.scores import corresponding_lines
-from transduce.text.languages import is_of_word
+from transduce.evaluation.scores import aligned_lines
+from transduce.text.languages import is_word_character
 
 
 class RougeReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> RougeReport:
     Raises:
         TransduceError: the numbers of texts differ, or there are none.
     """
-    hypotheses, references = corresponding_lines({"hypotheses": hypotheses, "references": references})
+    hypotheses, references = aligned_lines({"hypotheses": hypotheses, "references": references})
     pairs = [(_words(one), _words(other)) for one, other in zip(hypotheses, references, strict=True)]
     return RougeReport(
         texts=len(pairs),
@@ -42,7 +42,7 @@ def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> RougeReport:
 
 
 def _words(text: str) -> list[str]:
-    return "".join(letter if is_of_word(letter) else " " for letter in text.lower()).split()
+    return "".join(letter if is_word_character(letter) else " " for letter in text.lower()).split()
 
 
 def _overlap(one: Sequence[str], other: Sequence[str], size: int) -> float:

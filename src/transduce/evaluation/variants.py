@@ -10,8 +10,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from transduce.evaluation.scores import Score, ScoreReport, corresponding_lines, make_metrics
-from transduce.evaluation.tokenizers import SPACE_TOKENIZERS, choose_tokenizer
+from transduce.evaluation.scores import (
+    SPACE_TOKENIZERS,
+    Score,
+    ScoreReport,
+    aligned_lines,
+    choose_tokenizer,
+    make_metrics,
+)
 
 _HYPHEN = re.compile(r"(\S)-(\S)")
 _OTHER_TOKENIZERS = ("13a", "intl", "char", "none")
@@ -45,7 +51,7 @@ class Variants(msgspec.Struct, frozen=True, kw_only=True):
         return f"  {bleu.value:6.2f}  {bleu.value - self.scored.bleu.value:+6.2f}  {bleu.signature}"
 
 
-def count_otherwise(
+def count_variants(
     hypotheses: Sequence[str],
     references: Sequence[str],
     *,
@@ -67,7 +73,7 @@ def count_otherwise(
     Raises:
         TransduceError: `score` would refuse an argument.
     """
-    lines = corresponding_lines({"hypotheses": hypotheses, "references": references})
+    lines = aligned_lines({"hypotheses": hypotheses, "references": references})
     usual = choose_tokenizer(target_language, tokenize).name
     case = "with regard to case" if lowercase else "without regard to case"
     variants = [_count(case, usual, lines, lowercase=not lowercase)]

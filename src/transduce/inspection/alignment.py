@@ -9,22 +9,247 @@ Without known alignments, all heads are averaged and words are linked that look 
 Legend: N layers, H heads, T target words, S source words, F features.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
+import torch
 
 from transduce.errors import TransduceError
-from transduce.inspection.alignment_features import (
-    Matrix,
-    WordMaps,
-    fit_logistic,
-    head_features,
-    neighbour_features,
-    probability,
-)
-from transduce.inspection.word_maps import WordPair, word_maps
-from transduce.runtime.translator import Translator
+from transduce.inference.batching import pad
+from transduce.inference.scoring import MAX_TOKENS
+from transduce.inference.translator import Translator
+from transduce.model.attention import AttentionTrace
+from transduce.text.vocabulary import Vocabulary
+from transduce.text.word_spans import Span, encode_within_words, locate_words, overlap, split_words, token_spans
+
+# --- alignment features ---
+# From attention between words to links: what a pair of words is judged by, and the regression that judges.
+# Legend: C heads of all layers, T target words, S source words, F features.
+
+
+Matrix = npt.NDArray[Any]
+_LEAST = 1e-3  # in logarithms and quotients, so that nothing is infinite
+_PENALTY = 3.0  # on squared weights of standardised features: the prior that keeps few examples from saying too much
+_MOST_ITERATIONS = 25
+_BESIDE = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
+_AROUND = tuple((target, source) for target in (-1, 0, 1) for source in (-1, 0, 1))
+
+
+class WordMaps(NamedTuple):
+    """Attention to the memory between words."""
+
+    heads: Matrix
+    """How much each target word looks at each source word, (C, T, S)."""
+    nowhere: Matrix
+    """How much it looks at the end symbol instead: the sign of a word without a counterpart, (C, T, 1)."""
+
+    def only(self, heads: Matrix) -> "WordMaps":
+        """These heads alone, by number."""
+        return WordMaps(self.heads[heads], self.nowhere[heads])
+
+
+def head_features(maps: WordMaps) -> Matrix:
+    """What every head says of a pair of words and of the pairs beside it, (F, T, S).
+
+    Each head speaks twice: of the attention that a target word gives, and of its share in what a source word receives.
+    The mean of all heads stands beside them, and how far the words' places in their sentences are apart.
+    """
+    heads = np.concatenate([maps.heads, maps.heads.mean(axis=0, keepdims=True)])
+    said = np.concatenate([heads, heads / (heads.sum(axis=1, keepdims=True) + _LEAST)])
+    beside = np.concatenate([_shift(said, *place) for place in _BESIDE])
+    targets, sources = maps.heads.shape[1:]
+    places = (np.arange(targets) + 0.5)[:, None] / max(targets, 1), (np.arange(sources) + 0.5) / max(sources, 1)
+    distance = np.abs(places[0] - places[1])
+    nowhere = np.broadcast_to(maps.nowhere, maps.heads.shape)
+    return np.concatenate([beside, np.log(beside + _LEAST), nowhere, distance[None], np.ones((1, targets, sources))])
+
+
+def neighbour_features(answer: Matrix) -> Matrix:
+    """The probabilities (T, S) of the pairs around each pair, and the strongest rivals in its row and column."""
+    given = answer / (answer.sum(axis=1, keepdims=True) + _LEAST)
+    received = answer / (answer.sum(axis=0) + _LEAST)
+    around = [_shift(each[None], *place) for each in (answer, given, received) for place in _AROUND]
+    logarithms = [np.log(_shift(answer[None], *place) + _LEAST) for place in _AROUND]
+    rivals = np.stack([_rival(answer, 0), _rival(answer, 1)])
+    return np.concatenate([*around, *logarithms, rivals, np.log(rivals + _LEAST)])
+
+
+def _shift(maps: Matrix, target: int, source: int) -> Matrix:
+    """Each pair's neighbour, so many words on; 0 where there is none."""
+    shifted = np.zeros_like(maps)
+    rows, columns = maps.shape[1:]
+    if abs(target) < rows and abs(source) < columns:
+        to_rows, from_rows = _overlap(target, rows)
+        to_columns, from_columns = _overlap(source, columns)
+        shifted[:, to_rows, to_columns] = maps[:, from_rows, from_columns]
+    return shifted
+
+
+def _overlap(step: int, length: int) -> tuple[slice, slice]:
+    return slice(max(0, -step), length - max(0, step)), slice(max(0, step), length + min(0, step))
+
+
+def _rival(answer: Matrix, axis: int) -> Matrix:
+    """The greatest of the others in the same row or column."""
+    if answer.shape[axis] < 2:
+        return np.zeros_like(answer)
+    ordered = np.sort(answer, axis=axis)
+    best, second = np.take(ordered, [-1], axis=axis), np.take(ordered, [-2], axis=axis)
+    return np.where(answer == best, second, best)
+
+
+def probability(features: Matrix, weights: Matrix) -> Matrix:
+    """The logistic function of the weighted sum of features (F, T, S), (T, S)."""
+    total = np.einsum("fts,f->ts", features, weights)
+    return np.asarray(1.0 / (1.0 + np.exp(-np.clip(total, -30.0, 30.0))))
+
+
+def fit_logistic(features: Sequence[Matrix], links: Sequence[Matrix]) -> Matrix:
+    """Logistic regression by Newton's method.
+
+    Args:
+        features: of each sentence, (F, T, S).
+        links: 1 where two words translate each other and 0 elsewhere, (T, S).
+
+    Returns:
+        The weights, (F,).
+    """
+    x = np.concatenate([each.reshape(len(each), -1) for each in features], axis=1).T  # (words² of all, F)
+    y = np.concatenate([each.ravel() for each in links])
+    scale = x.std(axis=0) + 1e-6
+    x = x / scale
+    weights = np.zeros(x.shape[1])
+    for _ in range(_MOST_ITERATIONS):
+        guess = 1.0 / (1.0 + np.exp(-np.clip(x @ weights, -30.0, 30.0)))
+        gradient = x.T @ (y - guess) - _PENALTY * weights
+        curvature = (x * (guess * (1.0 - guess))[:, None]).T @ x + _PENALTY * np.eye(len(weights))
+        step = np.linalg.solve(curvature, gradient)
+        weights = weights + step
+        if np.abs(step).max() < 1e-6:
+            break
+    return np.asarray(weights / scale)
+
+
+# --- word maps ---
+# Attention between the words of many sentence pairs, head by head.
+# Legend: B sentences, C = N layers × H heads, S source and T target *words* in maps, pieces in what the model sees.
+
+
+# In a pass; weights of attention are kept, 4 bytes each.
+_MOST_PAIRS, _MOST_WEIGHTS = 32, 2**25
+_SHOWN = 40
+
+
+class WordPair(msgspec.Struct, frozen=True):
+    """A sentence and its translation, and the words of both."""
+
+    source: str
+    target: str
+    source_words: tuple[Span, ...]
+    target_words: tuple[Span, ...]
+    cut_source: bool = False
+    """Whether pieces of several words are cut where words end: right for words that somebody marked by hand. Without
+    it, each word of such a piece has the piece's whole attention."""
+    cut_target: bool = False
+
+
+def word_pair(
+    source: str,
+    target: str,
+    source_words: Sequence[str] | None = None,
+    target_words: Sequence[str] | None = None,
+) -> WordPair:
+    """A pair with the words that are given, or else with those that spaces separate (`split_words`).
+
+    Raises:
+        TransduceError: a word does not stand in its sentence.
+    """
+    return WordPair(
+        source,
+        target,
+        tuple(split_words(source) if source_words is None else locate_words(source_words, source)),
+        tuple(split_words(target) if target_words is None else locate_words(target_words, target)),
+        cut_source=source_words is not None,
+        cut_target=target_words is not None,
+    )
+
+
+class _Side(NamedTuple):
+    """A sentence as the model sees it."""
+
+    ids: list[int]
+    """With the end symbol, and what else stands around a text."""
+    shares: Matrix
+    """Which pieces spell which word, 0 or 1, (words, pieces)."""
+
+
+def word_maps(translator: Translator, pairs: Iterable[WordPair]) -> Iterator[WordMaps]:
+    """The attention between the words of each pair, by passes over some pairs side by side.
+
+    Raises:
+        TransduceError: a text has more pieces than attention has memory for.
+    """
+    tokenizer, config = translator.tokenizer, translator.model.config
+    heads = config.num_decoder_layers * config.num_heads
+    batch: list[tuple[_Side, _Side]] = []
+    longest_source = longest_target = 0
+    for pair in pairs:
+        source = _side(tokenizer.source, pair.source, pair.source_words, cut=pair.cut_source)
+        target = _side(tokenizer.target, pair.target, pair.target_words, cut=pair.cut_target)
+        for side, text in ((source, pair.source), (target, pair.target)):
+            if len(side.ids) > MAX_TOKENS:
+                raise TransduceError(
+                    f"A text must have at most {MAX_TOKENS:,} pieces for its words to be linked, but "
+                    f"“{text[:_SHOWN]}…” has {len(side.ids):,}: cut it into sentences."
+                )
+        longest_source, longest_target = max(longest_source, len(source.ids)), max(longest_target, len(target.ids))
+        weights = heads * (len(batch) + 1) * longest_source * longest_target
+        if batch and (len(batch) == _MOST_PAIRS or weights > _MOST_WEIGHTS):
+            yield from _maps_of(translator, batch)
+            batch, longest_source, longest_target = [], len(source.ids), len(target.ids)
+        batch.append((source, target))
+    if batch:
+        yield from _maps_of(translator, batch)
+
+
+def _maps_of(translator: Translator, sides: Sequence[tuple[_Side, _Side]]) -> list[WordMaps]:
+    """By one pass."""
+    config = translator.model.config
+    sources, targets = zip(*sides, strict=True)
+    trace = AttentionTrace()
+    with torch.inference_mode():
+        source_ids = pad([side.ids for side in sources], config.pad_id, translator.device)
+        memory, mask = translator.model.encode(source_ids)
+        inputs = [[config.start_id, *side.ids[:-1]] for side in targets]
+        translator.model.decode(pad(inputs, config.pad_id, translator.device), memory, mask, trace=trace)
+    weights = torch.stack(trace.memory, dim=1).flatten(1, 2).float().cpu().numpy()  # (B, C, T, S)
+    return [_between_words(*each) for each in zip(weights, sources, targets, strict=True)]
+
+
+def _side(vocabulary: Vocabulary, text: str, words: Sequence[Span], *, cut: bool) -> _Side:
+    seen = vocabulary.normalize(text)
+    if seen != text:
+        words = [Span(*(len(vocabulary.normalize(text[:place])) for place in word)) for word in words]
+    ids = encode_within_words(vocabulary, seen, words) if cut else vocabulary.encode(seen)
+    spelt = (overlap(words, token_spans(vocabulary.token_texts(ids), seen)) > 0).astype(np.float64)
+    # What stands around a text, such as the end symbol, spells none of its words.
+    return _Side(
+        vocabulary.with_special_tokens(ids), np.pad(spelt, ((0, 0), (len(vocabulary.before), len(vocabulary.after))))
+    )
+
+
+def _between_words(weights: Matrix, source: _Side, target: _Side) -> WordMaps:
+    """Over a word's source pieces the sum, over its target pieces the mean."""
+    own = weights[:, : len(target.ids), : len(source.ids)].astype(np.float64)
+    means = target.shares / np.maximum(target.shares.sum(axis=1, keepdims=True), 1.0)  # (T, pieces)
+    return WordMaps(heads=means @ own @ source.shares.T, nowhere=means @ own[:, :, -1:])
+
+
+# --- alignment ---
+
 
 Links = frozenset[tuple[int, int]]
 THRESHOLD = 0.45

@@ -3,6 +3,7 @@
 Legend: N layers, H heads, S source pieces with the end symbol, T target pieces with the end symbol.
 """
 
+import html
 from collections.abc import Sequence
 
 import msgspec
@@ -10,14 +11,69 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from transduce.argument_checks import as_text
 from transduce.errors import TransduceError
-from transduce.given import as_text
-from transduce.inspection.notebook import shaded_table, small_heat_maps
+from transduce.inference.batching import pad
+from transduce.inference.translator import Translator
 from transduce.model.attention import AttentionTrace
-from transduce.runtime.like_lengths import pad
-from transduce.runtime.translator import Translator
 from transduce.text.languages import unspaced_characters
 from transduce.text.vocabulary import byte_of
+
+# --- notebook ---
+# What shows itself in a notebook, as HTML without scripts: tables of shades and small heat maps.
+# Legend: N layers, H heads, Q queries, L keys.
+
+
+_RGB = "11, 110, 153"
+_CELL_PIXELS = 6
+_LEAST_SHOWN = 0.004
+
+
+def shaded_table(
+    rows: Sequence[str], columns: Sequence[str], weights: Sequence[Sequence[float]] | npt.NDArray[np.float32]
+) -> str:
+    """A table with a shade and a figure for each weight from 0 to 1; columns are headed, rows begin with their name."""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+    body = "".join(
+        f"<tr><th style='text-align: right'>{html.escape(name)}</th>{''.join(map(_shaded_cell, row))}</tr>"
+        for name, row in zip(rows, weights, strict=True)
+    )
+    return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _shaded_cell(weight: float) -> str:
+    shade = f"background: rgba({_RGB}, {min(1.0, float(weight)) * 0.85:.2f})"
+    return f"<td style='{shade}; text-align: center'>{float(weight):.2f}</td>"
+
+
+def small_heat_maps(weights: npt.NDArray[np.float32]) -> str:
+    """Every head of every layer (N, H, Q, L) as a small picture: a row a layer, a column a head."""
+    heads = "".join(f"<th>head {number}</th>" for number in range(1, weights.shape[1] + 1))
+    rows = "".join(
+        f"<tr><th>layer {number}</th>{''.join(f'<td>{_small_heat_map(head)}</td>' for head in layer)}</tr>"
+        for number, layer in enumerate(weights, 1)
+    )
+    return f"<table><thead><tr><th></th>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _small_heat_map(weights: npt.NDArray[np.float32]) -> str:
+    queries, keys = weights.shape
+    cells = "".join(
+        f"<rect x='{key}' y='{query}' width='1' height='1' fill-opacity='{weights[query, key]:.2f}'/>"
+        for query, key in np.argwhere(weights >= _LEAST_SHOWN).tolist()
+    )
+    size = f"width='{keys * _CELL_PIXELS}' height='{queries * _CELL_PIXELS}' viewBox='0 0 {keys} {queries}'"
+    return f"<svg {size} style='border: 1px solid #ccc' fill='rgb({_RGB})'>{cells}</svg>"
+
+
+def framed(page: str, *, height_pixels: int = 720) -> str:
+    """A whole page inside a notebook, on its own so that its style touches nothing else."""
+    style = f"width: 100%; height: {height_pixels}px; border: 1px solid #ccc"
+    return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{html.escape(page, quote=True)}"></iframe>'
+
+
+# --- attention ---
+
 
 Weights = npt.NDArray[np.float32]
 
@@ -61,8 +117,8 @@ def attention_maps(translator: Translator, source: str, target: str | None = Non
     vocabulary, config = translator.tokenizer, model.config
     if target is None:
         target = translator(source).text
-    source_ids = vocabulary.source.closed(vocabulary.source.encode(source))
-    target_ids = vocabulary.target.closed(vocabulary.target.encode(target))
+    source_ids = vocabulary.source.with_special_tokens(vocabulary.source.encode(source))
+    target_ids = vocabulary.target.with_special_tokens(vocabulary.target.encode(target))
     trace = AttentionTrace()
     with torch.inference_mode():
         memory, mask = model.encode(pad([source_ids], config.pad_id, translator.device), trace=trace)
@@ -133,34 +189,34 @@ def _mix_heads(memory: Weights) -> Weights:
     return np.asarray(mixed, dtype=np.float32)
 
 
-def group_words(pieces: Sequence[str]) -> tuple[tuple[str, ...], list[list[int]]]:
+def group_words(tokens: Sequence[str]) -> tuple[tuple[str, ...], list[list[int]]]:
     """Words, and the numbers of the pieces of each.
 
     A word begins at a piece with ▁. In a script without spaces every piece is a word, and so is a character that is
     spelt in bytes. A ▁ with no word after it is left out.
     """
     groups: list[list[int]] = []
-    for number, piece in enumerate(pieces):
-        begins = number == 0 or _begins_word(pieces[number - 1], piece)
+    for number, piece in enumerate(tokens):
+        begins = number == 0 or _begins_word(tokens[number - 1], piece)
         if begins:
             groups.append([number])
         else:
             groups[-1].append(number)
-    spelt = [(_spell([pieces[number] for number in group]), group) for group in groups]
+    spelt = [(_spell([tokens[number] for number in group]), group) for group in groups]
     return tuple(word for word, _ in spelt if word), [group for word, group in spelt if word]
 
 
-def _begins_word(before: str, piece: str) -> bool:
-    byte = byte_of(piece)
+def _begins_word(before: str, token: str) -> bool:
+    byte = byte_of(token)
     if byte is not None:
         return byte >= 0xC0  # a byte from 0x80 to 0xBF goes on with a character, one below is of an alphabet
-    return piece.startswith("▁") or bool(unspaced_characters(before + piece)) or byte_of(before) is not None
+    return token.startswith("▁") or bool(unspaced_characters(before + token)) or byte_of(before) is not None
 
 
-def _spell(pieces: Sequence[str]) -> str:
+def _spell(tokens: Sequence[str]) -> str:
     """The text of a word's pieces."""
     content = b""
-    for piece in pieces:
+    for piece in tokens:
         byte = byte_of(piece)
         content += piece.encode() if byte is None else bytes([byte])
     return content.decode("utf-8", "replace").removeprefix("▁")

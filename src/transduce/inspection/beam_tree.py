@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from transduce.inspection.payload import TreeNode
+from transduce.inference.batching import pad
+from transduce.inspection.sentence_view import TreeNode
 from transduce.model.masks import AttentionMask
 from transduce.model.transformer import Transformer
-from transduce.runtime.like_lengths import pad
 from transduce.search.scorer import Hypothesis, Observer
 from transduce.text.vocabulary import Vocabulary
 
@@ -30,11 +30,11 @@ class BeamObserver:
         self.is_beam = beam_size > 1
         self.kept: list[Path] = []
 
-    def after_step(self, rows: Tensor, pieces: Tensor) -> Collection[int]:
+    def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
         """Adds the live hypotheses."""
-        live = pieces[0, :-1] if self.is_beam else pieces[0]
+        live = tokens[0, :-1] if self.is_beam else tokens[0]
         self.kept.extend(tuple(path) for path in live.tolist() if self.eos_id not in path)
-        return () if self.then is None else self.then.after_step(rows, pieces)
+        return () if self.then is None else self.then.after_step(rows, tokens)
 
 
 def build_tree(

@@ -13,17 +13,17 @@ import numpy.typing as npt
 import torch
 
 from transduce.errors import TransduceError
+from transduce.inference.batching import pad
+from transduce.inference.generator import Generator
+from transduce.inference.mask_filler import Filler
+from transduce.inference.translator import Translator
 from transduce.inspection.attention import stack_layers
 from transduce.inspection.pronouns import PronounAttention
 from transduce.inspection.sentence import sentence_ids
 from transduce.model.attention import AttentionTrace
-from transduce.runtime.filler import Filler
-from transduce.runtime.generator import Generator
-from transduce.runtime.like_lengths import pad
-from transduce.runtime.translator import Translator
-from transduce.text.marks import marks_of
+from transduce.text.special_tokens import special_tokens_of
 from transduce.text.vocabulary import Vocabulary
-from transduce.text.word_spans import Span, overlap, piece_spans, split_words
+from transduce.text.word_spans import Span, overlap, split_words, token_spans
 
 # Words that name nothing. Those of a language that is not listed are told by their letters alone.
 _FUNCTION_WORDS = {
@@ -51,7 +51,7 @@ class _Reading(NamedTuple):
 
     weights: npt.NDArray[np.float32]
     """Self-attention of every layer and head, (N, H, T, T)."""
-    pieces: list[str]
+    tokens: list[str]
     """Of the sentence alone."""
     first: int
     """The place of the first of them among the T."""
@@ -201,10 +201,10 @@ def _read_source(translator: Translator, sentence: str) -> _Reading:
     sentence_ids(translator, sentence)  # refuses what cannot be shown
     vocabulary, config, trace = translator.tokenizer.source, translator.model.config, AttentionTrace()
     ids = vocabulary.encode(sentence)
-    closed = vocabulary.closed(ids)
+    closed = vocabulary.with_special_tokens(ids)
     translator.transformer.encode(pad([closed], config.pad_id, translator.device), trace=trace)
     first = len(vocabulary.before)
-    return _Reading(stack_layers(trace.encoder), vocabulary.spellings(ids), first, left_to_right=False)
+    return _Reading(stack_layers(trace.encoder), vocabulary.token_texts(ids), first, left_to_right=False)
 
 
 def _read_translation(translator: Translator, source: str, sentence: str) -> _Reading:
@@ -212,13 +212,13 @@ def _read_translation(translator: Translator, source: str, sentence: str) -> _Re
     sentence_ids(translator, source)
     vocabulary, config, trace = translator.tokenizer.target, translator.model.config, AttentionTrace()
     model, read = translator.transformer, translator.tokenizer.source
-    sources = pad([read.closed(read.encode(source))], config.pad_id, translator.device)
+    sources = pad([read.with_special_tokens(read.encode(source))], config.pad_id, translator.device)
     memory, mask = model.encode(sources)
     ids = vocabulary.encode(sentence)
     inputs = pad([[config.start_id, *vocabulary.before, *ids]], config.pad_id, translator.device)
     model.decode(inputs, memory, mask, trace=trace)
     first = 1 + len(vocabulary.before)
-    return _Reading(stack_layers(trace.decoder), vocabulary.spellings(ids), first, left_to_right=True)
+    return _Reading(stack_layers(trace.decoder), vocabulary.token_texts(ids), first, left_to_right=True)
 
 
 def _read_text(generator: Generator, sentence: str) -> _Reading:
@@ -228,23 +228,23 @@ def _read_text(generator: Generator, sentence: str) -> _Reading:
     _check_length(len(begun), generator.context)
     generator.model.decode(torch.tensor([begun], device=generator.device), trace=trace)
     first = len(begun) - len(ids)
-    return _Reading(stack_layers(trace.decoder), generator.vocabulary.spellings(ids), first, left_to_right=True)
+    return _Reading(stack_layers(trace.decoder), generator.vocabulary.token_texts(ids), first, left_to_right=True)
 
 
 def _read_framed(filler: Filler, sentence: str) -> _Reading:
     """An encoder alone sees the whole sentence between its marks."""
     vocabulary: Vocabulary = filler.tokenizer.source
     ids, trace = vocabulary.encode(sentence), AttentionTrace()
-    framed = marks_of(vocabulary).frame(ids, len(ids) + 2)
+    framed = special_tokens_of(vocabulary).frame(ids, len(ids) + 2)
     _check_length(len(framed), filler.length)
     filler.model.encode(torch.tensor([framed], device=filler.model.source_weight.device), trace=trace)
-    return _Reading(stack_layers(trace.encoder), vocabulary.spellings(ids), 1, left_to_right=False)
+    return _Reading(stack_layers(trace.encoder), vocabulary.token_texts(ids), 1, left_to_right=False)
 
 
-def _check_length(pieces: int, most: int) -> None:
-    if pieces > most:
+def _check_length(tokens: int, most: int) -> None:
+    if tokens > most:
         raise TransduceError(
-            f"The model sees {most} pieces at a time, but this sentence has {pieces}: give a shorter one."
+            f"The model sees {most} pieces at a time, but this sentence has {tokens}: give a shorter one."
         )
 
 
@@ -253,9 +253,9 @@ def _between_words(reading: _Reading, spans: Sequence[Span], sentence: str, pron
 
     A piece that spells parts of several words is shared between them by its characters.
     """
-    shared = overlap(spans, piece_spans(reading.pieces, sentence)).astype(np.float64)  # (W, pieces)
+    shared = overlap(spans, token_spans(reading.tokens, sentence)).astype(np.float64)  # (W, pieces)
     to_words = shared / np.maximum(shared.sum(axis=0), 1.0)
     own = shared[pronoun] / max(1.0, shared[pronoun].sum())  # (pieces,)
-    last = reading.first + len(reading.pieces)
+    last = reading.first + len(reading.tokens)
     maps = reading.weights[:, :, reading.first : last, reading.first : last].astype(np.float64)
     return np.asarray(np.einsum("q,nhqk,wk->nhw", own, maps, to_words))

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
+from transduce.inference.decoding import Batch, start_search
+from transduce.inference.translator import Translator
 from transduce.inspection.sentence import plain_search, sentence_ids
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.transformer import Transformer
-from transduce.runtime.decoding import Batch, begin_search
-from transduce.runtime.translator import Translator
-from transduce.search.loop import run
-from transduce.search.scorer import Hypothesis, Observer
+from transduce.search.scorer import Hypothesis, Observer, run
 from transduce.search.settings import SearchSettings
 from transduce.text.word_spans import split_words
 
@@ -95,7 +94,7 @@ def intervene(
     # Where heads are off machine code steps aside, whose rounding is another: so it does for what is compared.
     with heads_off(translator.transformer, change.heads_off, but_kept=True):
         before = _search(translator, source, search, observer=observer)
-    prefix, forbidden = _changed_pieces(translator, change, before)
+    prefix, forbidden = _changed_tokens(translator, change, before)
     changed_source = source if change.source is None else change.source
     with heads_off(translator.transformer, change.heads_off):
         after = _search(translator, changed_source, search, prefix=prefix, forbidden=forbidden, observer=observer)
@@ -181,7 +180,7 @@ def _attention_of(model: Transformer, head: Head) -> MultiHeadAttention:
 # --- pieces ------------------------------------------------------------------------------------------------------
 
 
-def _changed_pieces(
+def _changed_tokens(
     translator: Translator, change: Intervention, before: Hypothesis
 ) -> tuple[list[int], dict[int, list[int]]]:
     """What the new translation begins with, and which pieces it may not have at which place."""
@@ -195,15 +194,15 @@ def _changed_pieces(
         )
     prefix = list(before.ids[: change.step])
     if change.force is not None:
-        return [*prefix, _piece_id(translator, change.force)], {}
-    return prefix, {change.step: [_piece_id(translator, piece) for piece in change.forbid]}
+        return [*prefix, _token_id(translator, change.force)], {}
+    return prefix, {change.step: [_token_id(translator, piece) for piece in change.forbid]}
 
 
-def _piece_id(translator: Translator, piece: str) -> int:
+def _token_id(translator: Translator, token: str) -> int:
     vocabulary = translator.tokenizer.target
-    id = vocabulary.id(piece)
-    if vocabulary.piece(id) != piece:
-        raise TransduceError(f"The vocabulary has no piece `{piece}`: name one as it spells it (▁ stands for a space).")
+    id = vocabulary.id(token)
+    if vocabulary.piece(id) != token:
+        raise TransduceError(f"The vocabulary has no piece `{token}`: name one as it spells it (▁ stands for a space).")
     return id
 
 
@@ -213,9 +212,9 @@ class ForbidAt:
     def __init__(self, forbidden: dict[int, list[int]]) -> None:
         self.forbidden = forbidden
 
-    def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
+    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         """Sets their logits to minus infinity."""
-        logits[..., self.forbidden.get(pieces.shape[-1], [])] = float("-inf")
+        logits[..., self.forbidden.get(tokens.shape[-1], [])] = float("-inf")
         return logits
 
 
@@ -238,7 +237,7 @@ def _search(
     batch = Batch(source_ids=[source_ids], prefixes=[prefix[len(target.forced) :]], phrases=[()], places=[0])
     with torch.inference_mode():
         rules = [ForbidAt(forbidden)] if forbidden else []
-        (found,) = run(begin_search(translator.models, target, batch, search, rules), observer)
+        (found,) = run(start_search(translator.models, target, batch, search, rules), observer)
     if not found:
         raise TransduceError(f"The search found no translation of `{source}`: allow a greater length.")
     return found[0]

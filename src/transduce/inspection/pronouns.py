@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.cells import cell_len
 
-from transduce.inspection.notebook import shaded_table
+from transduce.inspection.attention import shaded_table
 
 _MARK = "◀"
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
+from transduce.inference.batching import pad
+from transduce.inference.translator import Translator
 from transduce.inspection.attention import AttentionMaps, refuse_ensembles, stack_layers, word_attention
 from transduce.inspection.beam_tree import (
     BeamObserver,
@@ -16,11 +18,9 @@ from transduce.inspection.beam_tree import (
     path_log_probabilities,
     writable_logits,
 )
-from transduce.inspection.payload import Candidate, Inspection, Step, WordAlignment, to_bytes
+from transduce.inspection.sentence_view import Candidate, Inspection, Step, WordAlignment, to_bytes
 from transduce.model.attention import AttentionTrace
 from transduce.model.transformer import Transformer
-from transduce.runtime.like_lengths import pad
-from transduce.runtime.translator import Translator
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
 
@@ -113,7 +113,7 @@ def sentence_ids(translator: Translator, source: str) -> list[int]:
             f"A sentence is inspected in one piece, with at most {translator.longest_source} pieces, but this one has "
             f"{len(ids)}: give a shorter one."
         )
-    return translator.tokenizer.source.closed(ids)
+    return translator.tokenizer.source.with_special_tokens(ids)
 
 
 def _steps(translator: Translator, logits: Tensor, target_ids: list[int]) -> tuple[Step, ...]:

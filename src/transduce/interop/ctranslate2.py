@@ -14,8 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from transduce.interop.bricks import (
+from transduce.errors import import_extra
+from transduce.interop.components import (
+    MAXIMUM_POSITIONS,
     READABLE,
+    Ids,
     Linear,
     added_positions,
     check_components,
@@ -27,19 +30,16 @@ from transduce.interop.bricks import (
     linear_of,
     scaled_projections_of,
 )
-from transduce.interop.exported import MAXIMUM_POSITIONS, Ids
-from transduce.interop.foreign_tokenizer import ForeignTokenizer
-from transduce.interop.packages import import_extra
+from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
-from transduce.model.embedding import Embedding
+from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
 from transduce.model.layer_graph import settings_outside, table
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
 from transduce.model.stack import StackPositions, each_layer
 from transduce.model.transformer import Transformer
-from transduce.model.vocabulary import VocabularyModel
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 
@@ -296,13 +296,13 @@ class CTranslate2Model:
         scored = self._translator.score_batch(self._source_tokens(sources), tokens)
         return [result.log_probs for result in scored]
 
-    def translate(self, sources: Ids, most_pieces: int) -> list[list[int]]:
-        """Return the token ids of each source's translation by greedy search, at most `most_pieces` of them."""
+    def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
+        """Return the token ids of each source's translation by greedy search, at most `max_tokens` of them."""
         results = self._translator.translate_batch(
             self._source_tokens(sources),
             target_prefix=[self._forced] * len(sources),
             beam_size=1,
-            max_decoding_length=most_pieces,
+            max_decoding_length=max_tokens,
             min_decoding_length=0,
             suppress_sequences=self._forbidden,
         )
@@ -337,23 +337,23 @@ class CTranslate2LanguageModel:
         scored = self._generator.score_batch(rows)
         return [result.log_probs[len(source) :] for result, source in zip(scored, sources, strict=True)]
 
-    def translate(self, sources: Ids, most_pieces: int) -> list[list[int]]:
-        """Return the token ids with which greedy search continues each prompt, at most `most_pieces` of them."""
+    def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
+        """Return the token ids with which greedy search continues each prompt, at most `max_tokens` of them."""
         continuations: list[list[int]] = [[] for _ in sources]
         # If a batch has an empty prompt, CTranslate2 4.8.5 repeats the other prompts in its results: split the batch.
         for has_tokens in (True, False):
             indices = [index for index, row in enumerate(sources) if bool(row) == has_tokens]
-            results = self._continue([sources[index] for index in indices], most_pieces)
+            results = self._continue([sources[index] for index in indices], max_tokens)
             for index, ids in zip(indices, results, strict=True):
                 continuations[index] = ids
         return continuations
 
-    def _continue(self, prompts: Ids, most_pieces: int) -> list[list[int]]:
+    def _continue(self, prompts: Ids, max_tokens: int) -> list[list[int]]:
         """Return the continuations of prompts of which either all or none are empty."""
         results = self._generator.generate_batch(
             [[self._start, *self._tokens_of(row)] for row in prompts],
             beam_size=1,
-            max_length=most_pieces,
+            max_length=max_tokens,
             include_prompt_in_result=False,
             suppress_sequences=self._forbidden,
         )

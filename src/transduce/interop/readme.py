@@ -1,6 +1,6 @@
 """Generator of an exported folder's README.md, which describes the model and shows how to run it."""
 
-from transduce.interop.foreign_tokenizer import ForeignTokenizer
+from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
 from transduce.model.config import Kind
 from transduce.text.tokenizer import Tokenizer
 
@@ -17,7 +17,7 @@ _CTRANSLATE2 = """\
 """
 _CTRANSLATE2_FOREIGN = """\
     import ctranslate2
-    from transduce.interop.foreign_tokenizer import ForeignTokenizer
+    from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
 
     tokenizer = ForeignTokenizer.load(".")
     source, target = tokenizer.source, tokenizer.target
@@ -44,7 +44,7 @@ A text begins with the end-of-line symbol, `{end}`, which also separates lines, 
 """
 _CTRANSLATE2_FOREIGN_LANGUAGE_MODEL = """\
     import ctranslate2
-    from transduce.interop.foreign_tokenizer import ForeignTokenizer
+    from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
 
     vocabulary = ForeignTokenizer.load(".").target
     generator = ctranslate2.Generator(".")
@@ -101,7 +101,7 @@ Texts are tokenized by
 sentencepiece with `{source}`, and detokenized with `{target}`."""
 _FOREIGN_CUTTING = """\
 The tokenizer is `foreign_tokenizer.json`:
-`transduce.interop.foreign_tokenizer.ForeignTokenizer.load(".")` opens it. Its
+`transduce.interop.hugging_face.imported_tokenizer.ForeignTokenizer.load(".")` opens it. Its
 `source.closed(source.encode(text))` returns a text's ids with special tokens, and `target.decode(ids)` returns the text
 of ids. {beginning}"""
 _FORCED = """\
@@ -135,7 +135,7 @@ def readme(
     pad, end, unk = vocabulary.pieces((vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id))
     words = {"source": source, "target": target, "pad": pad, "end": end, "unk": unk}
     words["start"] = "the tokens that the tokenizer puts before a text" if vocabulary.keeps_line_feeds else _LINE_END
-    words["begin"], words["separator"], _ = vocabulary.mark_pieces
+    words["begin"], words["separator"], _ = vocabulary.special_token_names
     forced = ", ".join(f"`{piece}`" for piece in vocabulary.pieces(vocabulary.forced))
     words["beginning"] = _FORCED.format(forced=forced) if forced else ""
     cutting = (_FOREIGN_CUTTING if is_foreign else _CUTTING).format(**words)

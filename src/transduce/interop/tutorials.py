@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.interop.import_weights import ImportedModel
+from transduce.interop.hugging_face.import_weights import ImportedModel
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
 from transduce.model.positions import interleaving, sinusoids

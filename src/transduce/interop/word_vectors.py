@@ -29,20 +29,18 @@ Vector = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class WordVectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of pretrained word vectors: `word_vectors.*` in a settings file."""
+    """Word vectors that embeddings start from: `word_vectors.*` in a settings file."""
 
     source: str | None = None
-    """A file of word2vec (text or binary) or GloVe, plain or gzip, that initializes the source embeddings. If source
-    and target share embeddings, the file initializes the shared ones.
+    """A file of word2vec (text or binary) or GloVe, plain or gzip, for the source's embeddings. If both sides share
+    their embeddings, the file fills the shared matrix.
     """
     target: str | None = None
-    """A file of the same formats that initializes the target embeddings. In shared embeddings, its vectors take
-    precedence over those of the source's file.
-    """
+    """A file of vectors for the target's embeddings. In a shared matrix it wins for a word in both files."""
     rescale: bool = True
-    """Multiply all vectors by one number, so that their mean length equals that of the random ones they replace."""
+    """Multiply all vectors by one number, so that they are as long as the random ones that they replace."""
     frozen: bool = False
-    """Keep the rows that received a vector fixed while the other parameters are trained."""
+    """Keep the rows with a vector fixed while the other rows are trained."""
 
     def __post_init__(self) -> None:
         if self.source is None and self.target is None:
@@ -64,7 +62,7 @@ class FoundVectors(NamedTuple):
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     """A report of how many tokens of a vocabulary have a pretrained vector."""
 
-    pieces: int
+    tokens: int
     """Number of tokens that could have a vector."""
     found: int
     words_in_file: int
@@ -73,11 +71,11 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def share(self) -> float:
         """Fraction of these tokens that have a vector, from 0 to 1."""
-        return self.found / max(1, self.pieces)
+        return self.found / max(1, self.tokens)
 
     def __str__(self) -> str:
         return (
-            f"{self.found:,} of {self.pieces:,} tokens ({self.share:.1%}) have one of the "
+            f"{self.found:,} of {self.tokens:,} tokens ({self.share:.1%}) have one of the "
             f"{self.words_in_file:,} vectors of {self.width} numbers"
         )
 
@@ -123,10 +121,10 @@ def find_vectors(vocabulary: Vocabulary, path: str | Path, width: int) -> FoundV
         for row, order in rows_by_spelling.get(word, ()):
             if row not in best or order < best[row][0]:
                 best[row] = (order, vector)
-    pieces = len({row for rows in rows_by_spelling.values() for row, _ in rows})
+    tokens = len({row for rows in rows_by_spelling.values() for row, _ in rows})
     rows = sorted(best)
     vectors = np.stack([best[row][1] for row in rows]) if rows else np.zeros((0, width), np.float32)
-    coverage = Coverage(pieces=pieces, found=len(rows), words_in_file=word_count, width=width)
+    coverage = Coverage(tokens=tokens, found=len(rows), words_in_file=word_count, width=width)
     return FoundVectors(torch.tensor(rows, dtype=torch.int64), torch.from_numpy(vectors), coverage)
 
 
@@ -170,9 +168,9 @@ def _rows_by_spelling(vocabulary: Vocabulary) -> dict[str, list[tuple[int, int]]
     wanted: dict[str, list[tuple[int, int]]] = {}
     silent = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id}
     for row in (row for row in range(vocabulary.size) if row not in silent):
-        piece = vocabulary.piece(row)
-        word = piece.removeprefix(_SPACE)
-        for order, spelling in enumerate(dict.fromkeys((piece, word, word.lower()))):
+        token = vocabulary.piece(row)
+        word = token.removeprefix(_SPACE)
+        for order, spelling in enumerate(dict.fromkeys((token, word, word.lower()))):
             if spelling:
                 wanted.setdefault(spelling, []).append((row, order))
     return wanted

@@ -1,29 +1,126 @@
-"""Multi-head attention (section 3.2.2): the only one there is.
+"""Multi-head attention (section 3.2.2), for training and decoding, self-attention and cross-attention.
 
-It serves training and decoding, self-attention and attention to the memory, with any score (`scores.py`).
-Legend: B batch, Q queries, L keys, D model width, H heads, G heads of keys and values, K width of a key, V width of a
-value.
+Legend: B batch, Q queries, L keys, S source length, D model width, H query heads, G key/value heads, K width of a key,
+V width of a value.
 """
 
-from typing import NamedTuple
+import torch
+from torch import Tensor
 
-from torch import Tensor, nn
-
-from transduce.model.attend import attend
-from transduce.model.cache import KeyValueCache
+from transduce.model.backend import Component, Rows
 from transduce.model.config import ModelConfig
-from transduce.model.dropout import Dropout
-from transduce.model.fused import Rows, training_kernels
-from transduce.model.linear import Linear, linear
-from transduce.model.masks import AttentionMask, LookAheadMask
-from transduce.model.packing import PackedMask
-from transduce.model.positions import EVERYWHERE, Reach, Rotation
-from transduce.model.scores import Attend, ScoredAttention, build_score
+from transduce.model.feed_forward import Dropout, Linear
+from transduce.model.masks import AttentionMask
+from transduce.model.positions import EVERYWHERE, Reach
+from transduce.model.scores import Attend, ScoredAttention, attend, build_score
 from transduce.model.window import Window, attend_in_window
+
+# --- cache ---
+# The cache of keys and values that lets each decoding step compute only its newest position.
+# Hypotheses of one sentence share a row: beam search adds W positions to it in each step, and a mask shows each
+# hypothesis its own ones (`masks.ancestry_mask`). Nothing is therefore copied when hypotheses are reordered.
+# Legend: B sentences, H heads, L cached positions, K width of a key, V width of a value.
+
+
+class KeyValueCache:
+    """The cached keys and values of one attention."""
+
+    def __init__(self) -> None:
+        self._keys: Tensor | None = None  # (B, H, capacity, K)
+        self._values: Tensor | None = None  # (B, H, capacity, V)
+        self.length = 0
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add positions, (B, H, n, K) and (B, H, n, V), and return all cached keys and values in order."""
+        end = self.length + keys.shape[2]
+        self._keys = _with_capacity(self._keys, keys, self.length, end)
+        self._values = _with_capacity(self._values, values, self.length, end)
+        self._keys[:, :, self.length : end] = keys
+        self._values[:, :, self.length : end] = values
+        self.length = end
+        return self.content()
+
+    def hold(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the keys and values of a memory, which does not grow, and return them."""
+        self._keys, self._values, self.length = keys.contiguous(), values.contiguous(), keys.shape[2]
+        return self.content()
+
+    def content(self) -> tuple[Tensor, Tensor]:
+        """Return all cached keys (B, H, L, K) and values (B, H, L, V)."""
+        if self._keys is None or self._values is None:
+            raise ValueError("the cache is empty: append to it first")
+        return self._keys[:, :, : self.length], self._values[:, :, : self.length]
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        """Keep these rows of the batch, in this order; the other sentences are finished."""
+        if self._keys is not None and self._values is not None:
+            self._keys = self._keys.index_select(
+                0, rows
+            )  # the whole capacity, or the next step would allocate it again
+            self._values = self._values.index_select(0, rows)
+
+
+def _with_capacity(buffer: Tensor | None, new: Tensor, length: int, end: int) -> Tensor:
+    """Return a buffer with capacity for `end` positions that starts with the first `length` of the old buffer."""
+    if buffer is not None and end <= buffer.shape[2]:
+        return buffer
+    batch, heads, _, width = new.shape
+    larger = torch.empty(batch, heads, max(16, 2 * end), width, dtype=new.dtype, device=new.device)
+    if buffer is not None:
+        larger[:, :, :length] = buffer[:, :, :length]
+    return larger
+
+
+class LayerCache:
+    """The two caches of a decoder layer: past positions, and the memory, which is projected once for each sentence."""
+
+    def __init__(self) -> None:
+        self.past = KeyValueCache()
+        self.memory = KeyValueCache()
+
+
+class DecoderCache:
+    """The caches of all layers of a decoder."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.layers = [LayerCache() for _ in range(num_layers)]
+        self.positions: Tensor | None = None  # (L,), or (B, L) if sentences differ; kept for models that need them
+
+    @property
+    def length(self) -> int:
+        """Return the number of cached positions."""
+        return self.layers[0].past.length
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        """Keep these rows of the batch, in this order."""
+        for layer in self.layers:
+            layer.past.keep_sentences(rows)
+            layer.memory.keep_sentences(rows)
+        if self.positions is not None and self.positions.dim() == 2:
+            self.positions = self.positions.index_select(0, rows)
+
+    def next_positions(self, ids: Tensor) -> Tensor:
+        """Return the positions of token ids (B, T) that continue the cached ones: (T,)."""
+        return torch.arange(self.length, self.length + ids.shape[1], device=ids.device)
+
+    def append_positions(self, positions: Tensor) -> Tensor:
+        """Add the positions of the next tokens, (n,) or (B, n), and return all positions, (L,) or (B, L)."""
+        cached = self.positions
+        if cached is None:
+            self.positions = positions
+        elif cached.dim() == positions.dim():
+            self.positions = torch.cat([cached, positions], dim=-1)
+        else:
+            rows = max(len(part) for part in (cached, positions) if part.dim() == 2)
+            self.positions = torch.cat([part.expand(rows, -1) for part in (cached, positions)], dim=-1)
+        return self.positions
+
+
+# --- attention ---
 
 
 class AttentionTrace:
-    """Collects attention weights. Handing one in is how they are asked for; without it they may never exist."""
+    """A collector of attention weights: a model that is called with one appends each layer's weights to its lists."""
 
     def __init__(self) -> None:
         self.encoder: list[Tensor] = []
@@ -31,11 +128,12 @@ class AttentionTrace:
         self.memory: list[Tensor] = []
 
 
-class MultiHeadAttention(nn.Module):
-    """H attentions side by side, each over its own projection of queries, keys and values.
+class MultiHeadAttention(Component):
+    """H attention heads, each over its own projection of queries, keys and values.
 
-    The projections stand in one matrix, rows [queries; keys; values], so that self-attention takes one product. With
-    fewer heads of keys and values, neighbouring heads of queries share one of them, and a cache holds only those.
+    The projections are one matrix with the rows [queries; keys; values], so that self-attention takes one matrix
+    multiplication. With fewer key/value heads (grouped-query attention), neighboring query heads share one of them, and
+    a cache holds only those.
     """
 
     def __init__(
@@ -51,7 +149,10 @@ class MultiHeadAttention(nn.Module):
         dropout: float = 0.0,
         score: ScoredAttention | None = None,
     ) -> None:
-        """As `ModelConfig` names them; a score of None is the scaled dot product, an output bias of None is `bias`."""
+        """Create the projections; arguments are named as in `ModelConfig`.
+
+        A `score` of None is the scaled dot product, and an `output_bias` of None is the value of `bias`.
+        """
         super().__init__()
         self.num_heads = num_heads
         self.num_key_value_heads = num_heads if num_key_value_heads is None else num_key_value_heads
@@ -68,32 +169,25 @@ class MultiHeadAttention(nn.Module):
         x: Tensor,
         memory: Tensor | None = None,
         *,
-        mask: AttentionMask | Window | PackedMask | None = None,
+        mask: AttentionMask | Window | None = None,
         cache: KeyValueCache | None = None,
         weights_to: list[Tensor] | None = None,
         reach: Reach = EVERYWHERE,
     ) -> Tensor:
-        """Attention of x to itself and what the cache holds of the past, or to the memory.
+        """Attend from x to itself and the cached past, or to the memory.
 
         Args:
             x: (B, Q, D).
             memory: the encoder's output, (B, S, D); None for self-attention.
-            mask: broadcastable to (B, H, Q, L); or a window, for self-attention without a past; or where the sentences
-                of a packed batch stand, for kernels that were asked.
-            cache: self-attention appends to it and attends to all of it; attention to the memory fills it once and
-                then reads it.
+            mask: broadcastable to (B, H, Q, L); or a window, for self-attention without a cache.
+            cache: self-attention appends its keys and values and attends to all cached ones; cross-attention fills an
+                empty cache and then reads it.
             weights_to: a list that receives the weights, (B, H, Q, L).
-            reach: of self-attention: turns queries and keys by their positions, and leaves out what is too far away.
+            reach: the rotary embedding of self-attention, and the first cached key that is near enough.
 
         Returns:
             (B, Q, D).
         """
-        if isinstance(mask, PackedMask):
-            return self.output(self._attend_packed(x, memory, mask))  # type: ignore[no-any-return]
-        if weights_to is None and cache is None:
-            joined = self._attend_fused(x, memory, mask, reach.rotation)
-            if joined is not None:
-                return self.output(joined)  # type: ignore[no-any-return]
         if memory is None:
             query, key, value = self._project_self(x)
             if reach.rotation is not None:
@@ -104,13 +198,7 @@ class MultiHeadAttention(nn.Module):
                     key, value = key[:, :, reach.first_key :], value[:, :, reach.first_key :]
         else:
             query, key, value = self._project_memory(x, memory, cache)
-        if self.num_key_value_heads == self.num_heads:
-            heads = self._attend(query, key, value, mask, weights_to)
-        elif self._can_fold(query, mask, weights_to):
-            folded = query.reshape(len(query), self.num_key_value_heads, -1, self.d_k)
-            heads = self._attend(folded, key, value, mask, None).reshape(len(query), self.num_heads, 1, self.d_v)
-        else:
-            heads = self._attend(query, self._share(key), self._share(value), mask, weights_to)
+        heads = self._attend(query, key, value, mask, weights_to)
         joined = heads.transpose(1, 2).flatten(2)  # (B, Q, H × V)
         return self.output(joined)  # type: ignore[no-any-return]
 
@@ -122,44 +210,31 @@ class MultiHeadAttention(nn.Module):
         mask: AttentionMask | Window | None,
         weights_to: list[Tensor] | None,
     ) -> Tensor:
+        """Attend with H heads of queries to G heads of keys and values: (B, H, Q, K) to (B, H, Q, V)."""
+        groups, one_query = self.num_key_value_heads, query.shape[2] == 1
+        if groups == self.num_heads:
+            return self._attend_by_head(query, key, value, mask, weights_to)
+        if one_query and self.score is None and weights_to is None and _hides_keys_from_all(mask):
+            # The H / G heads that share keys become queries of one head, so that no cached key is copied.
+            query = query.reshape(len(query), groups, -1, self.d_k)  # (B, G, H / G, K)
+            heads = self._attend_by_head(query, key, value, mask, None)
+            return heads.reshape(len(query), self.num_heads, 1, self.d_v)
+        key, value = (each.repeat_interleave(self.num_heads // groups, dim=1) for each in (key, value))
+        return self._attend_by_head(query, key, value, mask, weights_to)
+
+    def _attend_by_head(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: AttentionMask | Window | None,
+        weights_to: list[Tensor] | None,
+    ) -> Tensor:
+        """Attend with each head to its own keys and values, by the score that was configured."""
         compute: Attend = attend if self.score is None else self.score
         if isinstance(mask, Window):
             return attend_in_window(compute, query, key, value, mask, dropout=self.dropout, weights_to=weights_to)
         return compute(query, key, value, mask, dropout=self.dropout, weights_to=weights_to)
-
-    def _attend_fused(
-        self, x: Tensor, memory: Tensor | None, mask: AttentionMask | Window | None, rotation: Rotation | None
-    ) -> Tensor | None:
-        """Context by kernels of our own, (B, Q, H × V), where there are some that do just this."""
-        kernels, others = training_kernels(), x if memory is None else memory
-        if kernels is None or not self.is_plain or not kernels.suits_attention(x, others.shape[1], self.d_k):
-            return None
-        known = kernel_lengths(x, memory, mask)
-        if known is None:
-            return None
-        if rotation is not None and (rotation.cosine.dim() > 2 or not kernels.suits_turning(x, self.d_k)):
-            return None
-        if memory is None:
-            projected = self.projection(x)
-            if rotation is not None:
-                projected = kernels.turn(projected, rotation, 2 * self.num_heads)
-            return kernels.attend(projected, None, known.lengths, self.num_heads)
-        return kernels.attend(self._queries(x), self._keys_and_values(memory), known.lengths, self.num_heads)
-
-    def _attend_packed(self, x: Tensor, memory: Tensor | None, mask: PackedMask) -> Tensor:
-        """Context of a packed batch, (1, Q, H × V)."""
-        kernels = training_kernels()
-        if kernels is None or kernels.packed is None:
-            raise ValueError("a packed batch is for kernels that take one")
-        if memory is None:
-            return kernels.packed.attend(self.projection(x), None, mask, self.num_heads)
-        return kernels.packed.attend(self._queries(x), self._keys_and_values(memory), mask, self.num_heads)
-
-    @property
-    def is_plain(self) -> bool:
-        """Scaled products of as many keys as queries, nothing dropped."""
-        drops = self.dropout.training and self.dropout.drop_of_256
-        return self.score is None and len(set(self.widths)) == 1 and not drops
 
     def _project_self(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = self.projection(x).split(self.widths, dim=-1)
@@ -174,50 +249,25 @@ class MultiHeadAttention(nn.Module):
         return (query, *cache.hold(key, value)) if cache is not None else (query, key, value)
 
     def _queries(self, x: Tensor) -> Tensor:
-        """(B, Q, D) to (B, Q, H × K)."""
-        return linear(x, self.projection.weight, self.projection.bias, rows=Rows(0, self.widths[0]))
+        """Project queries: (B, Q, D) to (B, Q, H × K)."""
+        return self.projection(x, Rows(0, self.widths[0]))  # type: ignore[no-any-return]
 
     def _keys_and_values(self, memory: Tensor) -> Tensor:
-        """(B, S, D) to (B, S, G × K + G × V)."""
-        rows = Rows(self.widths[0], sum(self.widths))
-        return linear(memory, self.projection.weight, self.projection.bias, rows=rows)
+        """Project keys and values of the memory: (B, S, D) to (B, S, G × K + G × V)."""
+        return self.projection(memory, Rows(self.widths[0], sum(self.widths)))  # type: ignore[no-any-return]
 
     def _heads(self, x: Tensor, width: int) -> Tensor:
         heads: Tensor = x.unflatten(-1, (-1, width))  # (B, L, H × K) -> (B, L, H, K)
         return heads.transpose(1, 2)  # (B, H, L, K)
 
-    def _can_fold(self, query: Tensor, mask: AttentionMask | Window | None, weights_to: list[Tensor] | None) -> bool:
-        """Whether heads that share keys can stand as queries of one head, so that a step need not copy all its keys."""
-        if query.shape[2] != 1 or self.score is not None or weights_to is not None:
-            return False
-        return mask is None or (type(mask) is AttentionMask and mask.allowed.shape[1:3] == (1, 1))
 
-    def _share(self, x: Tensor) -> Tensor:
-        """Keys or values of G heads for all H: (B, G, L, K) to (B, H, L, K)."""
-        return x.repeat_interleave(self.num_heads // self.num_key_value_heads, dim=1)
-
-
-class KeyLengths(NamedTuple):
-    """How kernels are told who attends to whom."""
-
-    lengths: Tensor | None
-    """Keys of each sentence, int64, (B,); None: no position sees what follows it."""
-
-
-def kernel_lengths(x: Tensor, memory: Tensor | None, mask: object) -> KeyLengths | None:
-    """Of attention of x, (B, Q, D), to itself or to a memory, (B, S, D); None where the mask says something else."""
-    if memory is None and isinstance(mask, LookAheadMask):
-        return KeyLengths(None)
-    num_keys = (x if memory is None else memory).shape[1]
-    if not isinstance(mask, AttentionMask) or mask.allowed.shape[-1] != num_keys or mask.lengths is None:
-        return None
-    if len(mask.lengths) not in (1, len(x)) or (memory is not None and len(memory) != len(x)):
-        return None
-    return KeyLengths(mask.lengths.expand(len(x)).contiguous())
+def _hides_keys_from_all(mask: AttentionMask | Window | None) -> bool:
+    """Return whether the mask hides the same keys from all heads and queries of a sentence."""
+    return mask is None or (type(mask) is AttentionMask and mask.allowed.shape[1:3] == (1, 1))
 
 
 def build_attention(config: ModelConfig) -> MultiHeadAttention:
-    """The attention brick that the configuration describes."""
+    """Build the attention that a configuration describes."""
     return MultiHeadAttention(
         d_model=config.d_model,
         num_heads=config.num_heads,

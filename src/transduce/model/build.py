@@ -1,4 +1,4 @@
-"""From a configuration to a model: the one place that knows which kinds there are."""
+"""Builds the model that a configuration describes."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -13,12 +13,12 @@ from transduce.model.recurrent import Recurrent
 from transduce.model.series import SeriesTransformer
 from transduce.model.transformer import Transformer
 
-# Models of pieces,
 Model = Transformer | Encoder | Decoder | Recurrent
-# and of numbers too.
+"""A model of tokens."""
 AnyModel = Model | SeriesTransformer
-# Those that read one text and write another.
+"""A model of tokens or numbers."""
 EncoderDecoder = Transformer | Recurrent
+"""A model that reads one text and writes another."""
 Built = TypeVar("Built", bound=AnyModel)
 _KINDS: dict[str, type[Transformer] | type[Encoder] | type[Decoder] | type[Recurrent]] = {
     "transformer": Transformer,
@@ -29,15 +29,15 @@ _KINDS: dict[str, type[Transformer] | type[Encoder] | type[Decoder] | type[Recur
 
 
 def build_any_model(config: ModelConfig) -> AnyModel:
-    """The model that `config.kind` names, with initial weights, or an outline under `torch.device("meta")`."""
+    """Build a model of any kind with initial weights, or without data under `torch.device("meta")`."""
     return SeriesTransformer(config) if config.kind == "series" else _KINDS[config.kind](config)
 
 
 def build_model(config: ModelConfig) -> Model:
-    """The same for a task that needs a model of pieces.
+    """Build a model for a task that needs a model of tokens.
 
     Raises:
-        TransduceError: the configuration is of a model of numbers.
+        TransduceError: the configuration describes a model of numbers.
     """
     model = build_any_model(config)
     if isinstance(model, SeriesTransformer):
@@ -46,10 +46,10 @@ def build_model(config: ModelConfig) -> Model:
 
 
 def build_encoder_decoder(config: ModelConfig) -> EncoderDecoder:
-    """The same for a task that needs an encoder and a decoder.
+    """Build a model for a task that needs an encoder and a decoder.
 
     Raises:
-        TransduceError: the configuration is of another kind.
+        TransduceError: the configuration describes another kind of model.
     """
     model = build_model(config)
     if isinstance(model, Transformer | Recurrent):
@@ -58,10 +58,10 @@ def build_encoder_decoder(config: ModelConfig) -> EncoderDecoder:
 
 
 def build_decoder(config: ModelConfig) -> Decoder:
-    """The same for a task that needs a decoder alone.
+    """Build a model for a task that needs a decoder alone.
 
     Raises:
-        TransduceError: the configuration is of another kind.
+        TransduceError: the configuration describes another kind of model.
     """
     model = build_model(config)
     if isinstance(model, Decoder):

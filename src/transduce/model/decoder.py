@@ -1,26 +1,24 @@
-"""A decoder alone, as GPT-2 and Llama are: it continues what it is given (Radford et al. 2019).
+"""A decoder alone, such as GPT-2 and Llama, which continues a prompt (Radford et al. 2019).
 
-Legend: B batch, T length, P pieces of the longest prompt, W hypotheses of each, D model width, V vocabulary.
+Legend: B batch, T length, P tokens of the longest prompt, W hypotheses of each prompt, D model width, V vocabulary.
 """
 
 import torch
 from torch import Tensor
 
-from transduce.model.attention import AttentionTrace
-from transduce.model.cache import DecoderCache
+from transduce.model.attention import AttentionTrace, DecoderCache
 from transduce.model.config import ModelConfig
-from transduce.model.embedding import Embedding
+from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.initialization import initialize
 from transduce.model.layers import EncoderLayer
 from transduce.model.masks import AttentionMask, present_positions
 from transduce.model.norms import build_final_norm, normalize
 from transduce.model.stack import StackPositions, build_layers, each_layer
 from transduce.model.state import Ancestry, DecodingState
-from transduce.model.vocabulary import VocabularyModel
 
 
 class Decoder(VocabularyModel):
-    """Encoder layers that see the past alone. There is no memory, and the prompt is the first part of the output."""
+    """A stack of encoder layers with the look-ahead mask; there is no memory, and the prompt begins the output."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -31,11 +29,11 @@ class Decoder(VocabularyModel):
         initialize(self)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Logits of every next piece at once: pieces (B, T), padded at the right, to (B, T, V)."""
+        """Return the logits of each next token: token ids (B, T), padded at the right, to (B, T, V)."""
         return self.project(self.hidden(ids))
 
     def hidden(self, ids: Tensor) -> Tensor:
-        """The last layer, (B, T, D), before the projection to the vocabulary."""
+        """Return the last layer, (B, T, D), before the projection to the vocabulary."""
         return self.decode(ids)
 
     def decode(
@@ -47,7 +45,7 @@ class Decoder(VocabularyModel):
         cache: DecoderCache | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """The last layer for these inputs, (B, T) to (B, T, D); mask, positions and cache as `Transformer.decode`."""
+        """Return the last layer for token ids (B, T), (B, T, D); other arguments are those of `Transformer.decode`."""
         present = self.positions_to_count(ids)
         if positions is None and cache is not None and cache.length:
             positions = cache.next_positions(ids)
@@ -60,47 +58,47 @@ class Decoder(VocabularyModel):
         return self.finish(normalize(self.norm, x, present))
 
     def new_cache(self) -> DecoderCache:
-        """An empty cache for `decode`."""
+        """Return an empty cache for `decode`."""
         return DecoderCache(self.config.num_decoder_layers)
 
     def start(self, source_ids: Tensor, lengths: Tensor | None = None) -> DecodingState:
-        """Reads these prompts, (B, P), padded at the right; what is returned continues them step by step.
+        """Read prompts (B, P), padded at the right, and return a state that continues them step by step.
 
-        A prompt has at least one piece: where nothing is given, the start symbol. Of a model whose padding is the end
-        symbol too, `lengths`, (B,), tell where prompts end; else the padding does.
+        A prompt has at least one token; an empty prompt is the start symbol. In a model whose padding id is the end
+        symbol too, `lengths`, (B,), must give the lengths of the prompts.
         """
         return PromptState(self, source_ids, lengths)
 
 
 class PromptState:
-    """Implements `DecodingState`: prompts in the cache, of whatever lengths, and hypotheses that continue them."""
+    """A decoding state with prompts of different lengths in the cache, and hypotheses that continue them."""
 
     def __init__(self, model: Decoder, prompt_ids: Tensor, lengths: Tensor | None = None) -> None:
-        """Reads prompt_ids (B, P) in one pass; lengths (B,)."""
+        """Read prompt_ids (B, P) in one pass; lengths (B,)."""
         self.model = model
         self.cache = model.new_cache()
-        place = torch.arange(prompt_ids.shape[1], device=prompt_ids.device)
+        index = torch.arange(prompt_ids.shape[1], device=prompt_ids.device)
         if lengths is None:
-            # A padding id inside a prompt is a piece of it; at its end it is padding.
+            # A padding id inside a prompt is a token; at its end it is padding.
             present = present_positions(prompt_ids, model.config.pad_id)
-            lengths = (present * (place + 1)).amax(dim=1)
+            lengths = (present * (index + 1)).amax(dim=1)
         self.next_position = lengths  # (B,)
-        self.ancestry = Ancestry(place < self.next_position[:, None])
+        self.ancestry = Ancestry(index < self.next_position[:, None])
         hidden = model.decode(prompt_ids, cache=self.cache)  # (B, P, D)
         last = (self.next_position - 1)[:, None, None].expand(-1, 1, hidden.shape[-1])
         self._after_prompt: Tensor | None = hidden.gather(1, last)  # (B, 1, D)
 
-    def step(self, pieces: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
-        """The last layer after each hypothesis' newest piece, (B, W) to (B, W, D).
+    def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
+        """Return the last layer after each hypothesis' newest token, (B, W) to (B, W, D).
 
-        The first step's is the one after the prompt, and its pieces are not looked at.
+        The first step returns the layer after the prompt and ignores its tokens.
         """
         if self._after_prompt is not None:
             hidden, self._after_prompt = self._after_prompt, None
             return hidden
-        width = pieces.shape[1]
+        width = tokens.shape[1]
         hidden = self.model.decode(
-            pieces,
+            tokens,
             mask=self.ancestry.extend(width),
             positions=self.next_position[:, None].expand(-1, width),
             cache=self.cache,
@@ -110,11 +108,11 @@ class PromptState:
         return hidden
 
     def reorder(self, parents: Tensor) -> None:
-        """Hypothesis w now continues what was hypothesis parents[b, w]."""
+        """Replace hypothesis w of sentence b by hypothesis parents[b, w]; (B, W)."""
         self.ancestry.reorder(parents)
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """The other sentences leave the batch."""
+        """Keep these sentences, in this order; the others leave the batch."""
         if self._after_prompt is not None:
             self._after_prompt = self._after_prompt.index_select(0, rows)
         self.next_position = self.next_position.index_select(0, rows)

@@ -1,4 +1,4 @@
-"""Embeddings (section 3.4): a row per piece, times the square root of the model width, plus the position.
+"""Embeddings (section 3.4): a learned vector per token, times √d_model, plus the position.
 
 Legend: B batch, T positions, D model width, V vocabulary.
 """
@@ -9,18 +9,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transduce.errors import TransduceError
+from transduce.model.backend import Component
 from transduce.model.config import ModelConfig
-from transduce.model.dropout import Dropout
-from transduce.model.fused import training_kernels
+from transduce.model.feed_forward import Dropout
+from transduce.model.masks import present_positions
 from transduce.model.norms import build_norm, normalize
 from transduce.model.positions import build_embedding_positions
 
 
-class Embedding(nn.Module):
-    """Piece ids (B, T) to vectors (B, T, D), with positions and dropout. The matrix is the model's own.
+class Embedding(Component):
+    """The step from token ids (B, T) to vectors (B, T, D), with positions and dropout; the model owns the matrix.
 
-    The row of the padding id is zero and stays zero, unless the configuration says otherwise. Where it is the start
-    symbol's too, the start symbol's vector is its position.
+    The row of the padding id is zero and stays zero, unless the configuration says otherwise. If the start symbol has
+    the same id, its vector is its position alone.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -43,24 +45,20 @@ class Embedding(nn.Module):
         present: Tensor | None = None,
         end: int | None = None,
     ) -> Tensor:
-        """Rows of the matrix, with what is added to them.
+        """Look up rows of the matrix and complete them.
 
         Args:
-            ids: (B, T).
+            ids: token ids, (B, T).
             weight: the matrix, (V, D).
             positions: (T,) or (B, T); None: 0 … T-1.
-            token_types: the segment of each position, (B, T), where the model has them; None: all are 0.
-            present: which positions a BatchNorm counts, (B, T).
-            end: what all positions come before, where it is known.
+            token_types: the segment of each position, (B, T), for models that have token types; None: all are 0.
+            present: the positions that a BatchNorm counts, (B, T); None: all.
+            end: an upper bound that all positions are below, if it is known.
 
         Returns:
             (B, T, D).
         """
-        kernels = training_kernels()
-        if kernels is not None and kernels.suits_rows(weight):
-            rows = kernels.embed(ids, weight, self.scale, self.frozen_row)
-        else:
-            rows = F.embedding(ids, weight, padding_idx=self.frozen_row) * self.scale
+        rows = F.embedding(ids, weight, padding_idx=self.frozen_row) * self.scale  # (B, T, D)
         return self.complete(rows, positions, token_types=token_types, present=present, end=end)
 
     def complete(
@@ -72,10 +70,70 @@ class Embedding(nn.Module):
         present: Tensor | None = None,
         end: int | None = None,
     ) -> Tensor:
-        """What is added to vectors of whatever origin, (B, T, D) to (B, T, D); arguments as in `forward`."""
+        """Add positions and token types to vectors (B, T, D), then apply norm and dropout.
+
+        Arguments are those of `forward`.
+        """
         x = self.positions(x, positions, end)
         if self.token_types is not None:
             x = x + (self.token_types[0] if token_types is None else self.token_types[token_types])
         if self.norm is not None:
             x = normalize(self.norm, x, present)
         return self.dropout(x)  # type: ignore[no-any-return]
+
+
+# --- vocabulary ---
+# The embedding matrices and the output projection that all models of tokens have (section 3.4).
+# Legend: B batch, T positions, D model width, V vocabulary.
+
+
+class VocabularyModel(nn.Module):
+    """A module with an embedding matrix for the source, and one for target and output, tied or not."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        if not isinstance(config, ModelConfig):
+            raise TransduceError(f"A model is built from a `ModelConfig`, not from {config!r}.")
+        self.config = config
+        self.source_weight = nn.Parameter(torch.empty(config.source_vocabulary_size, config.d_model))
+        target_shape = (config.target_vocabulary_size, config.d_model)
+        own_target = None if config.tie_source_target else nn.Parameter(torch.empty(target_shape))
+        own_output = None if config.tie_output else nn.Parameter(torch.empty(target_shape))
+        self.own_target_weight = own_target
+        self.own_output_weight = own_output
+        self.output_bias = nn.Parameter(torch.zeros(config.target_vocabulary_size)) if config.output_bias else None
+
+    @property
+    def target_weight(self) -> nn.Parameter:
+        """Return the target's embeddings (V, D): the source's, unless they are untied."""
+        return self.source_weight if self.own_target_weight is None else self.own_target_weight
+
+    @property
+    def output_weight(self) -> nn.Parameter:
+        """Return the output projection (V, D): the target's embeddings, unless they are untied."""
+        return self.target_weight if self.own_output_weight is None else self.own_output_weight
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Return logits over the vocabulary: (…, D) to (…, V)."""
+        return F.linear(hidden, self.output_weight, self.output_bias)
+
+    def logit_factors(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return two matrices whose product is the logits: hidden (…, D) and the output matrix (V, D).
+
+        A bias becomes one more column of the matrix, at which hidden is 1. The loss needs nothing else to compute
+        logits.
+        """
+        if self.output_bias is None:
+            return hidden, self.output_weight
+        one = hidden.new_ones(1).expand(*hidden.shape[:-1], 1)
+        return torch.cat([hidden, one], dim=-1), torch.cat([self.output_weight, self.output_bias[:, None]], dim=1)
+
+    def finish(self, x: Tensor) -> Tensor:
+        """Multiply the last layer by the factor that T5 applies before the output projection."""
+        return x if self.config.output_scale == 1.0 else x * self.config.output_scale
+
+    def positions_to_count(self, ids: Tensor) -> Tensor | None:
+        """Return the positions that a BatchNorm counts while it learns, (B, T), or None if there is no BatchNorm."""
+        if self.config.norm != "batch" or not self.training:
+            return None
+        return present_positions(ids, self.config.pad_id)

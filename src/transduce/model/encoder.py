@@ -1,4 +1,4 @@
-"""An encoder alone, as BERT is one (Devlin et al. 2019): states for every piece, and heads over them.
+"""An encoder alone, such as BERT (Devlin et al. 2019): a state for each token, and heads that use the states.
 
 Legend: B batch, S length, D model width, V vocabulary, C classes.
 """
@@ -9,33 +9,32 @@ from torch import Tensor, nn
 from transduce.errors import TransduceError
 from transduce.model.attention import AttentionTrace
 from transduce.model.config import ModelConfig
-from transduce.model.embedding import Embedding
+from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.feed_forward import ACTIVATIONS, GATES
 from transduce.model.initialization import initialize
 from transduce.model.layers import EncoderLayer
 from transduce.model.masks import AttentionMask, padding_mask
 from transduce.model.norms import LayerNorm, build_final_norm, normalize
 from transduce.model.stack import StackPositions, build_layers, each_layer
-from transduce.model.vocabulary import VocabularyModel
 
 
 class MaskedLanguageHead(nn.Module):
-    """A layer with the model's activation, then LayerNorm: what BERT puts before the output projection."""
+    """The layer that BERT puts before the output projection: linear, the model's activation, LayerNorm."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        # A gated layer's function is its gate's.
+        # The activation of a gated network is its gate's.
         self.activation = (ACTIVATIONS | GATES)[config.activation]
         self.dense = nn.Linear(config.d_model, config.d_model)
         self.norm = LayerNorm(config.d_model, eps=config.norm_epsilon)
 
     def forward(self, states: Tensor) -> Tensor:
-        """(…, D) to (…, D)."""
+        """Apply the head: (…, D) to (…, D)."""
         return self.norm(self.activation(self.dense(states)))  # type: ignore[no-any-return]
 
 
 class Encoder(VocabularyModel):
-    """The Transformer's encoder with a head for masked words, a pooler and a classifier, as the configuration says."""
+    """The Transformer's encoder with the heads that a configuration asks for: masked words, pooler, classifier."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -50,11 +49,11 @@ class Encoder(VocabularyModel):
         initialize(self)
 
     def forward(self, ids: Tensor, token_types: Tensor | None = None) -> Tensor:
-        """Logits of the piece at every position, (B, S) to (B, S, V).
+        """Return the logits of the token at each position, (B, S) to (B, S, V).
 
         Args:
-            ids: pieces, padded at the right.
-            token_types: the segment of each, where the model has token types.
+            ids: token ids, padded at the right.
+            token_types: the segment of each token, for models that have token types.
         """
         states, _ = self.encode(ids, token_types=token_types)
         return self.project(self.hidden(states))
@@ -62,7 +61,7 @@ class Encoder(VocabularyModel):
     def encode(
         self, ids: Tensor, *, token_types: Tensor | None = None, trace: AttentionTrace | None = None
     ) -> tuple[Tensor, AttentionMask]:
-        """A state for every piece, (B, S, D), and the mask that hides padding."""
+        """Return a state for each token, (B, S, D), and the mask that hides padding."""
         mask = padding_mask(ids, self.config.pad_id)
         present = self.positions_to_count(ids)
         x = self.embedding(ids, self.source_weight, token_types=token_types, present=present)
@@ -73,14 +72,14 @@ class Encoder(VocabularyModel):
         return normalize(self.norm, x, present), mask
 
     def hidden(self, states: Tensor) -> Tensor:
-        """What `project` makes logits of, for any choice of states: (…, D) to (…, D).
+        """Return the input of `project` for any selection of states: (…, D) to (…, D).
 
-        A masked language model needs those of the masked positions alone.
+        A masked language model needs the states of masked positions only.
         """
         return self.finish(states if self.masked_language_head is None else self.masked_language_head(states))
 
     def pool(self, states: Tensor) -> Tensor:
-        """One vector a sequence, tanh of a layer over its first state: (B, S, D) to (B, D).
+        """Return one vector for each sequence, tanh of a linear layer over its first state: (B, S, D) to (B, D).
 
         Raises:
             TransduceError: the model has no pooler.
@@ -90,11 +89,11 @@ class Encoder(VocabularyModel):
         return torch.tanh(self.pooler(states[:, 0]))
 
     def classify(self, states: Tensor) -> Tensor:
-        """Logits of the classes, from the pooled first state: (B, S, D) to (B, C).
+        """Return the logits of the classes, computed from the pooled first state: (B, S, D) to (B, C).
 
         Raises:
             TransduceError: the model has no classes.
         """
         if self.classifier is None:
-            raise TransduceError("This encoder has no classes to tell apart: set `model.num_labels`.")
+            raise TransduceError("This encoder has no classes: set `model.num_labels`.")
         return self.classifier(self.embedding.dropout(self.pool(states)))  # type: ignore[no-any-return]

@@ -1,24 +1,55 @@
-"""Initial weights, from PyTorch's generator."""
+"""Initial weights, drawn from PyTorch's random generator."""
 
 import math
 
 import torch
 from torch import Tensor, nn
 
-from transduce.model.embedding import Embedding
-from transduce.model.matrices import brick_matrices
+from transduce.model.attention import MultiHeadAttention
+from transduce.model.embedding import Embedding, VocabularyModel
+from transduce.model.feed_forward import FeedForward, GatedFeedForward
 from transduce.model.positions import LearnedPositions, RelativePositions
 from transduce.model.scores import ScoredAttention
-from transduce.model.vocabulary import VocabularyModel
+
+# --- matrices ---
+# The weights of a model that are matrices of its layers, as the optimizer Muon updates them.
+
+
+def layer_matrices(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the weights of attention and feed-forward layers by name, with the row counts of their matrices.
+
+    Queries, keys and values are three matrices in one weight, and the halves of a gated layer are two. Embeddings,
+    output projections, heads and recurrent cells are not included.
+    """
+    return {
+        f"{path}.{name}": rows
+        for path, module in model.named_modules()
+        for name, rows in brick_matrices(module).items()
+    }
+
+
+def brick_matrices(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the weights of one attention or feed-forward layer like `layer_matrices`; nothing for others."""
+    if isinstance(module, MultiHeadAttention):
+        return {"projection.weight": module.widths, "output.weight": (module.output.out_features,)}
+    if isinstance(module, FeedForward | GatedFeedForward):
+        halves = 2 if isinstance(module, GatedFeedForward) else 1
+        inner = (module.inner.out_features // halves,) * halves
+        return {"inner.weight": inner, "outer.weight": (module.outer.out_features,)}
+    return {}
+
+
+# --- initialization ---
 
 
 def initialize(model: VocabularyModel) -> None:
-    """Fills all weights, unless the model is an outline on the meta device.
+    """Fill all weights, unless the model is on the meta device.
 
     Embeddings have variance 1 / d_model, so that they have variance 1 once scaled, and logits of a tied output have
-    variance 1: the first loss is near ln V. Every projection is Xavier-uniform by its own shape; those that stand in
-    one matrix (queries, keys and values; the two halves of a gated layer; the gates of a recurrent cell) are drawn
-    one by one. Biases are zero. Learned positions and token types are as large as the embeddings they are added to.
+    variance 1: the first loss is near ln V. Every projection is Xavier-uniform by its own shape. Projections that share
+    one matrix (queries, keys and values; the two halves of a gated layer; the gates of a recurrent cell) are drawn one
+    by one. Biases are zero. Learned positions and token types have the variance of the embeddings that they are added
+    to.
     """
     if model.source_weight.is_meta:
         return
@@ -34,18 +65,18 @@ def initialize(model: VocabularyModel) -> None:
 
 
 def initialize_layers(model: nn.Module) -> None:
-    """Fills all but the matrices of embeddings."""
+    """Fill all weights except the embedding matrices."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
     for module in model.modules():
-        _initialize_brick(module)
+        _initialize_module(module)
 
 
-def _initialize_brick(module: nn.Module) -> None:
-    """Those whose weights are not one matrix of one use."""
+def _initialize_module(module: nn.Module) -> None:
+    """Fill the weights of modules that are not a single linear layer."""
     for name, rows in brick_matrices(module).items():
         if len(rows) > 1:
             _xavier_by_parts(module.get_parameter(name).detach().split(rows))
@@ -74,9 +105,9 @@ def _initialize_additions(embedding: Embedding) -> None:
 
 
 def _initialize_cells(cells: nn.LSTM | nn.GRU) -> None:
-    """Gates read their input through Xavier-uniform matrices and the past through orthogonal ones.
+    """Fill the weights of recurrent cells: Xavier-uniform for the input, orthogonal for the past.
 
-    An LSTM begins by keeping what it knows: its forget gates' bias is 1 (Jozefowicz et al. 2015).
+    The bias of an LSTM's forget gates is 1, so that it keeps its state at first (Jozefowicz et al. 2015).
     """
     width = cells.hidden_size
     for name, parameter in cells.named_parameters():

@@ -14,12 +14,11 @@ from torch.nn.utils import parametrize
 
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.decoder import Decoder
-from transduce.model.dropout import Dropout
 from transduce.model.embedding import Embedding
 from transduce.model.encoder import Encoder, MaskedLanguageHead
-from transduce.model.feed_forward import FeedForward, GatedFeedForward
+from transduce.model.feed_forward import Dropout, FeedForward, GatedFeedForward
+from transduce.model.feed_forward import Linear as LinearModule
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
-from transduce.model.linear import Linear as LinearModule
 from transduce.model.norms import BatchNorm, LayerNorm, RMSNorm
 from transduce.model.positions import (
     LearnedPositions,
@@ -29,8 +28,12 @@ from transduce.model.positions import (
     SinusoidalPositions,
 )
 from transduce.model.recurrent import Recurrent
-from transduce.model.recurrent_attention import MemoryAttention, PastAttention
-from transduce.model.recurrent_layers import RecurrentDecoderLayer, RecurrentEncoderLayer
+from transduce.model.recurrent_layers import (
+    MemoryAttention,
+    PastAttention,
+    RecurrentDecoderLayer,
+    RecurrentEncoderLayer,
+)
 from transduce.model.scores import ScoredAttention
 from transduce.model.stack import StackPositions
 from transduce.model.transformer import Transformer
@@ -53,7 +56,7 @@ class UnknownError(Exception):
 
 
 class _Parts(NamedTuple):
-    """What a module of a known class may hold."""
+    """The submodules, parameters and buffers that a module of a known class may hold."""
 
     computes: type[nn.Module]
     """The reference class whose function it computes."""
@@ -66,7 +69,7 @@ class _Parts(NamedTuple):
 KNOWN: dict[type[nn.Module], _Parts] = {}
 _METHODS: dict[type[nn.Module], frozenset[str]] = {}
 SIZES: dict[type[nn.Module], tuple[str, str]] = {}
-"""Of classes of linear layers: the attributes with the numbers of inputs and outputs."""
+"""The attributes of each class of linear layers that hold its numbers of inputs and outputs."""
 _FORWARDS: list[tuple[type[nn.Module], Callable[..., Any]]] = []
 _OTHER_METHODS: list[tuple[type[nn.Module], str, Any]] = []
 _PARAMETRIZATIONS: set[type[nn.Module]] = set()

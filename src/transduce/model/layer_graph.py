@@ -21,10 +21,10 @@ from torch.utils.hooks import RemovableHandle
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
-from transduce.model.dropout import Dropout
 from transduce.model.embedding import Embedding
 from transduce.model.encoder import Encoder
-from transduce.model.feed_forward import ACTIVATIONS, GATES, FeedForward, GatedFeedForward
+from transduce.model.feed_forward import ACTIVATIONS, GATES, Dropout, FeedForward, GatedFeedForward
+from transduce.model.feed_forward import Linear as LinearModule
 from transduce.model.known_classes import (
     HOOKS,
     KNOWN,
@@ -37,7 +37,6 @@ from transduce.model.known_classes import (
     replaced_method,
 )
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
-from transduce.model.linear import Linear as LinearModule
 from transduce.model.norms import BatchNorm, LayerNorm, RMSNorm
 from transduce.model.positions import (
     LearnedPositions,
@@ -74,7 +73,7 @@ class Attend(NamedTuple):
 
     module: MultiHeadAttention
     score: str
-    """As `model.attention_score` names it."""
+    """The score as `model.attention_score` names it."""
     is_hard: bool
     """Whether each query takes the value of its best key alone."""
     scale: float | None
@@ -87,7 +86,7 @@ class Activate(NamedTuple):
     """The nonlinear function inside a feed-forward network, and the dropout after it."""
 
     name: str
-    """As `model.activation` names it."""
+    """The function as `model.activation` names it."""
     is_gated: bool
     dropout: Dropout
 
@@ -111,7 +110,7 @@ class Sublayer(NamedTuple):
     order: str
     """`pre`, `post` or `sandwich`, as `model.norm_order` names them."""
     operations: tuple[Operation, ...]
-    """In the order in which they are computed."""
+    """Norms, linear layers, attention or activation, and dropout in the order of computation."""
 
     @property
     def norms(self) -> list[Norm]:
@@ -145,9 +144,9 @@ class ModelGraph(NamedTuple):
     """A whole model."""
 
     layers: Mapping[str, LayerGraph]
-    """By dotted name, such as `decoder_layers.0`. A recurrent model has none."""
+    """The layers by dotted name, such as `decoder_layers.0`; empty for a recurrent model."""
     facts: tuple[Fact, ...]
-    """Of all layers, and of what is around them."""
+    """The facts of all layers, embeddings, positions, final norms and the output projection."""
 
 
 class Unsupported(NamedTuple):
@@ -264,7 +263,7 @@ class Description:
         read: list[tuple[dict[str, Any], str, Any]] = []
         self.reason_for_all = reason_for_all
         self.graph = _describe(module, read) if reason_for_all is None else Unsupported(reason_for_all)
-        self._refusals: dict[str, str | None] = {}
+        self._refusals: dict[int, tuple[Table, str | None]] = {}
         own = [vars(each) for each in module.modules()]
         modal = [module, *(each for each in module.modules() if isinstance(each, Dropout | BatchNorm))]
         self._modal = [vars(each) for each in modal]
@@ -278,9 +277,9 @@ class Description:
 
     def why_not(self, table: "Table") -> str | None:
         """Return a clause that says why a backend cannot compute what is described; None: it can."""
-        if table.title not in self._refusals:
-            self._refusals[table.title] = table.refusal(self.graph)
-        return self._refusals[table.title]
+        if id(table) not in self._refusals:
+            self._refusals[id(table)] = table, table.refusal(self.graph)
+        return self._refusals[id(table)][1]
 
     @property
     def is_training(self) -> bool:
@@ -480,7 +479,7 @@ class _Describer:
 
     @property
     def is_shared(self) -> bool:
-        """Whether one layer stands for a whole stack."""
+        """Return whether one layer is used for a whole stack."""
         return self.config is not None and self.config.share_layers
 
     def layer(self, prefix: str, layer: nn.Module) -> LayerGraph:

@@ -1,4 +1,4 @@
-"""Encoder and decoder layers (section 3.1), built of sub-layers that are wired in one place.
+"""Encoder and decoder layers (section 3.1): sub-layers with residual connections.
 
 Legend: B batch, S source length, T target length, D model width.
 """
@@ -7,24 +7,21 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from transduce.model.attention import AttentionTrace, build_attention
-from transduce.model.cache import LayerCache
+from transduce.model.attention import AttentionTrace, LayerCache, build_attention
+from transduce.model.backend import Component
 from transduce.model.config import ModelConfig
-from transduce.model.dropout import Dropout
-from transduce.model.feed_forward import build_feed_forward
-from transduce.model.fused import run_layer
+from transduce.model.feed_forward import Dropout, build_feed_forward
 from transduce.model.masks import AttentionMask
-from transduce.model.norms import build_norm, fork, normalize
-from transduce.model.packing import PackedMask
+from transduce.model.norms import build_norm, normalize
 from transduce.model.positions import EVERYWHERE, Reach
 from transduce.model.window import Window
 
 
-class Residual(nn.Module):
-    """Residual connection, dropout and normalisation around a sub-layer.
+class Residual(Component):
+    """A residual connection around a sub-layer f, with dropout and normalization.
 
     Post-norm, the paper's: norm(x + dropout(f(x))). Pre-norm: x + dropout(f(norm(x))). Sandwich:
-    x + dropout(norm(f(norm(x)))) (Ding et al. 2021). The slot that an order leaves empty holds the identity.
+    x + dropout(norm(f(norm(x)))) (Ding et al. 2021). A norm that an order does not use is the identity.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -35,17 +32,18 @@ class Residual(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], present: Tensor | None = None) -> Tensor:
-        """(B, T, D) to (B, T, D); `present`, (B, T), says which positions a BatchNorm counts."""
-        x, y = fork(self.norm_before, x, present)
-        y = sublayer(y)
+        """Apply a sub-layer with its residual connection: (B, T, D) to (B, T, D).
+
+        `present`, (B, T), marks the positions that a BatchNorm counts; None: all.
+        """
+        y = sublayer(normalize(self.norm_before, x, present))
         if self.is_sandwich:
-            return self.dropout.add(x, normalize(self.norm_after, y, present))
-        x = self.dropout.add(x, y)
-        return self.norm_after(x) if present is None else normalize(self.norm_after, x, present)
+            return self.dropout(normalize(self.norm_after, y, present), residual=x)  # type: ignore[no-any-return]
+        return normalize(self.norm_after, self.dropout(y, residual=x), present)
 
 
-class EncoderLayer(nn.Module):
-    """Self-attention, then the feed-forward network. With a mask that hides the future, a decoder without memory."""
+class EncoderLayer(Component):
+    """Self-attention, then the feed-forward network; with a look-ahead mask, a layer of a decoder without memory."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -57,17 +55,23 @@ class EncoderLayer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        mask: AttentionMask | Window | PackedMask | None,
+        mask: AttentionMask | Window | None,
         *,
         reach: Reach = EVERYWHERE,
         present: Tensor | None = None,
         cache: LayerCache | None = None,
         weights_to: list[Tensor] | None = None,
     ) -> Tensor:
-        """(B, S, D) to (B, S, D); mask and reach are what `StackPositions` makes."""
-        is_plain = cache is None and weights_to is None and reach.rotation is None
-        if is_plain and (whole := run_layer(self, x, None, mask)) is not None:
-            return whole
+        """Compute the layer: (B, S, D) to (B, S, D).
+
+        Args:
+            x: (B, S, D).
+            mask: the mask of self-attention, as `StackPositions` returns it.
+            reach: how positions act on self-attention, as `StackPositions` returns it.
+            present: the positions that a BatchNorm counts, (B, S); None: all.
+            cache: the keys and values of past positions.
+            weights_to: a list that receives the attention weights.
+        """
         past = None if cache is None else cache.past
         x = self.self_attention_residual(
             x,
@@ -77,8 +81,8 @@ class EncoderLayer(nn.Module):
         return self.feed_forward_residual(x, self.feed_forward, present)  # type: ignore[no-any-return]
 
 
-class DecoderLayer(nn.Module):
-    """Masked self-attention, attention to the memory, then the feed-forward network."""
+class DecoderLayer(Component):
+    """Masked self-attention, cross-attention to the memory, then the feed-forward network."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -94,17 +98,25 @@ class DecoderLayer(nn.Module):
         x: Tensor,
         memory: Tensor,
         *,
-        mask: AttentionMask | Window | PackedMask | None,
-        memory_mask: AttentionMask | PackedMask | None,
+        mask: AttentionMask | Window | None,
+        memory_mask: AttentionMask | None,
         reach: Reach = EVERYWHERE,
         present: Tensor | None = None,
         cache: LayerCache | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """(B, T, D) to (B, T, D); mask and reach are what `StackPositions` makes."""
-        is_plain = cache is None and trace is None and reach.rotation is None
-        if is_plain and (whole := run_layer(self, x, memory, mask, memory_mask)) is not None:
-            return whole
+        """Compute the layer: (B, T, D) to (B, T, D).
+
+        Args:
+            x: (B, T, D).
+            memory: the encoder's output, (B, S, D).
+            mask: the mask of self-attention, as `StackPositions` returns it.
+            memory_mask: the mask of cross-attention.
+            reach: how positions act on self-attention, as `StackPositions` returns it.
+            present: the positions that a BatchNorm counts, (B, T); None: all.
+            cache: keys and values of past positions, and of the memory.
+            trace: receives the attention weights.
+        """
         past = None if cache is None else cache.past
         own_weights = None if trace is None else trace.decoder
         x = self.self_attention_residual(
@@ -112,11 +124,11 @@ class DecoderLayer(nn.Module):
             lambda y: self.self_attention(y, mask=mask, cache=past, weights_to=own_weights, reach=reach),
             present,
         )
-        known = None if cache is None else cache.memory
+        memory_cache = None if cache is None else cache.memory
         memory_weights = None if trace is None else trace.memory
         x = self.memory_attention_residual(
             x,
-            lambda y: self.memory_attention(y, memory, mask=memory_mask, cache=known, weights_to=memory_weights),
+            lambda y: self.memory_attention(y, memory, mask=memory_mask, cache=memory_cache, weights_to=memory_weights),
             present,
         )
         return self.feed_forward_residual(x, self.feed_forward, present)  # type: ignore[no-any-return]

@@ -1,18 +1,19 @@
-"""Who may attend to whom. The one place where masks are made.
+"""Attention masks: which positions each query may attend to. All masks are made in this module.
 
 A mask is boolean, True = may attend, and broadcasts to (B, H, Q, K): batch, heads, queries, keys. It becomes a term
-that is *added* to the scores before the softmax: 0 where it is True, the lowest finite number where it is False. A
-row that may attend to nothing therefore stays finite (its weights are uniform) instead of turning into NaN.
+that is added to the scores before the softmax: 0 where the mask is True, the lowest finite number where it is False. A
+query that may attend to nothing thereby gets uniform weights instead of NaN.
 """
 
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
 class AttentionMask:
-    """A boolean mask and, made at most once per dtype, the term that it adds to the scores."""
+    """A boolean mask, and the term that it adds to the scores, which is computed at most once for each dtype."""
 
     def __init__(self, allowed: Tensor) -> None:
         if allowed.dtype != torch.bool or allowed.dim() != 4:
@@ -24,7 +25,7 @@ class AttentionMask:
         self._bias: dict[torch.dtype, Tensor] = {}
 
     def bias(self, dtype: torch.dtype) -> Tensor:
-        """The term to add to the scores, of the mask's own shape."""
+        """Return the term to add to the scores, in the mask's shape."""
         if dtype not in self._bias:
             blocked = torch.zeros(self.allowed.shape, dtype=dtype, device=self.allowed.device)
             self._bias[dtype] = blocked.masked_fill_(~self.allowed, torch.finfo(dtype).min)
@@ -32,9 +33,9 @@ class AttentionMask:
 
     @cached_property
     def lengths(self) -> Tensor | None:
-        """How many keys each sentence has, int64, (B,), where that is all the mask says and each has some; else None.
+        """Return the number of keys in each sentence, int64, (B,), or None if the mask hides more than padding.
 
-        Reads the mask back: to be asked for on a CPU alone.
+        Padding must be at the right, and every sentence must have a key. The mask is read back: use this on a CPU only.
         """
         if self.allowed.shape[1:3] != (1, 1):
             return None
@@ -44,40 +45,40 @@ class AttentionMask:
         return counts if bool((counts > 0).all()) and torch.equal(expected, keys) else None
 
     def __and__(self, other: "AttentionMask") -> "AttentionMask":
-        """May attend where both masks allow it."""
+        """Return the mask that allows attention where both masks do."""
         return AttentionMask(self.allowed & other.allowed)
 
 
 class LookAheadMask(AttentionMask):
-    """The lower triangle and nothing else: kernels know this one without being shown it."""
+    """The lower triangle: each position attends to itself and its past, and no key is padding."""
 
 
 class BiasedMask(AttentionMask):
-    """A mask with a term of its own to add to the scores where it allows attention: T5's bias by distance."""
+    """A mask with another term to add to the scores where it allows attention, such as T5's bias by distance."""
 
     def __init__(self, allowed: Tensor, term: Tensor) -> None:
-        """Of a mask, boolean, and a term of the model's dtype, both broadcastable to (B, H, Q, K)."""
+        """Combine a boolean mask and a term of the model's dtype, both broadcastable to (B, H, Q, K)."""
         super().__init__(allowed)
         self._term = term
         self._sum: dict[torch.dtype, Tensor] = {}
 
     @property
     def lengths(self) -> None:
-        """There is more to say."""
+        """Return None: lengths cannot express the bias."""
         return None
 
     def bias(self, dtype: torch.dtype) -> Tensor:
-        """Mask and term together, in the shape that both broadcast to."""
+        """Return the sum of mask and term, in the shape that both broadcast to."""
         if dtype not in self._sum:
             self._sum[dtype] = super().bias(dtype) + self._term.to(dtype)
         return self._sum[dtype]
 
 
 def padding_mask(ids: Tensor, pad_id: int) -> AttentionMask:
-    """Nobody attends to padding. Masks keys, so the axis is the last one.
+    """Return the mask that hides padding from all queries.
 
     Args:
-        ids: piece ids, (B, K).
+        ids: token ids, (B, K).
         pad_id: the id that fills short rows.
 
     Returns:
@@ -87,12 +88,12 @@ def padding_mask(ids: Tensor, pad_id: int) -> AttentionMask:
 
 
 def look_ahead_mask(length: int, device: torch.device | None = None, *, cached: int = 0) -> AttentionMask:
-    """Position i attends to positions 0 … i, never to the future (section 3.2.3).
+    """Return the mask by which position i attends to positions 0 … i, never to the future (section 3.2.3).
 
     Args:
         length: T, the number of queries.
-        device: where the mask lives.
-        cached: C, positions before the first query; all may be attended to.
+        device: the device of the mask.
+        cached: C, the number of positions before the first query; all may be attended to.
 
     Returns:
         A mask of shape (1, 1, T, C + T); with C = 0 the lower triangle with its diagonal.
@@ -102,12 +103,13 @@ def look_ahead_mask(length: int, device: torch.device | None = None, *, cached: 
 
 
 def target_mask(target_input_ids: Tensor, pad_id: int) -> AttentionMask:
-    """Look-ahead and padding together, for the decoder's self-attention.
+    """Return look-ahead and padding mask together, for the decoder's self-attention.
 
     The first position always counts, because the start symbol may be the padding id (Pegasus, T5, Marian).
 
     Args:
-        target_input_ids: start symbol and target pieces, padded at the right, (B, T).
+        target_input_ids: start symbol and target token ids, padded at the right, (B, T).
+        pad_id: the id that fills short rows.
 
     Returns:
         A mask of shape (B, 1, T, T).
@@ -119,7 +121,7 @@ def target_mask(target_input_ids: Tensor, pad_id: int) -> AttentionMask:
 
 
 def ancestry_mask(ancestors: Tensor) -> AttentionMask:
-    """Each hypothesis attends to the cached positions of its own past alone.
+    """Return the mask by which each hypothesis attends to the cached positions of its own past.
 
     Args:
         ancestors: True where cache slot l belongs to the past of hypothesis w, (B, W, L).
@@ -131,10 +133,10 @@ def ancestry_mask(ancestors: Tensor) -> AttentionMask:
 
 
 def window_mask(query_positions: Tensor, key_positions: Tensor, radius: int) -> AttentionMask:
-    """Each query attends to keys at most `radius` positions away, on either side.
+    """Return the mask by which each query attends to keys at most `radius` positions away, on either side.
 
     Args:
-        query_positions: (Q,), or (B, Q) where sentences differ.
+        query_positions: (Q,), or (B, Q) if sentences differ.
         key_positions: (K,) or (B, K).
         radius: r.
 
@@ -146,14 +148,14 @@ def window_mask(query_positions: Tensor, key_positions: Tensor, radius: int) -> 
 
 
 def band_mask(block: int, radius: int, present: Tensor, *, causal: bool) -> AttentionMask:
-    """The window mask of a sequence that is cut into blocks, each seeing the block before it and the one after it.
+    """Return the window mask of a sequence that is cut into blocks, each of which sees itself and its neighbors.
 
     Args:
         block: b, queries of a block; at least the radius.
         radius: r.
-        present: which positions exist, (B, b + N × b): the block before the first one, and these; unless causal, one
-            more block at the end.
-        causal: a block sees itself and the one before it alone, and no query its future.
+        present: which positions exist, (B, b + N × b): the block before the first one, and the N blocks; unless causal,
+            one more block at the end.
+        causal: a block sees only itself and the block before it, and no query sees its future.
 
     Returns:
         A mask of shape (B × N, 1, b, 2b or 3b).
@@ -167,7 +169,52 @@ def band_mask(block: int, radius: int, present: Tensor, *, causal: bool) -> Atte
 
 
 def present_positions(ids: Tensor, pad_id: int) -> Tensor:
-    """Which positions are no padding, (B, T). The first always counts, for the start symbol may be the padding id."""
+    """Return which positions are no padding, (B, T).
+
+    The first position always counts, because the start symbol may be the padding id.
+    """
     present = ids != pad_id
     present[:, 0] = True
     return present
+
+
+# --- packing ---
+# Packed batches: sentences one after another without padding, as a GPU trains on them.
+# Only attention looks at more than one position, so a batch (B, T) can be one row of its N tokens. The start and
+# the length of each sentence then say which positions attend to each other.
+# Legend: B sentences, S source length, T target length, M source tokens of all sentences, N target tokens of all.
+
+
+class Packing(NamedTuple):
+    """The positions of the sentences in a packed batch."""
+
+    starts: Tensor
+    """The index of each sentence's first token, int32, (B,)."""
+    counts: Tensor
+    """The number of tokens of each sentence, at least one, int32, (B,)."""
+    positions: Tensor
+    """The position of each token in its sentence, int64, (N,)."""
+    longest: int
+
+
+class PackedMask(NamedTuple):
+    """A mask by which each query attends to the keys of its own sentence, and if `causal` to none that follow it."""
+
+    queries: Packing
+    keys: Packing
+    causal: bool = False
+
+
+class PackedBatch(NamedTuple):
+    """Pairs of sentences in one packed batch."""
+
+    source: Tensor
+    """Token ids, int64, (1, M)."""
+    source_packing: Packing
+    target_input: Tensor
+    """The decoder's input: the target shifted right by the start symbol, int64, (1, N)."""
+    target_packing: Packing
+    labels: Tensor
+    """The token ids to predict, int64, (1, N)."""
+    present: Tensor | None = None
+    """Which labels count, (N,), if the buffers are larger than their contents; None: all."""

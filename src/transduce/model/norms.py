@@ -1,4 +1,4 @@
-"""Normalisation: LayerNorm (Ba et al. 2016), RMSNorm (Zhang and Sennrich 2019), BatchNorm (Ioffe and Szegedy 2015).
+"""Normalization: LayerNorm (Ba et al. 2016), RMSNorm (Zhang and Sennrich 2019), BatchNorm (Ioffe and Szegedy 2015).
 
 Legend: B batch, T positions, D width, N positions of the batch that are no padding.
 """
@@ -9,16 +9,40 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from transduce.model.annotated_norm import AnnotatedNorm
+from transduce.model.backend import Component
 from transduce.model.config import ModelConfig
-from transduce.model.fused import training_kernels
+
+# --- annotated norm ---
+# The norm of "The Annotated Transformer", for models that were trained by the tutorial's code.
+
+
+class AnnotatedNorm(nn.Module):
+    """A norm over the last dimension: weight · (x - mean) / (standard deviation + ε) + bias.
+
+    Two things differ from LayerNorm: the standard deviation is that of a sample (n - 1 in place of n), and ε is added
+    outside of the root, which matters where the deviation is small.
+    """
+
+    def __init__(self, width: int, *, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize a tensor of any shape that ends in the width; return one of the same shape."""
+        centered = x - x.mean(-1, keepdim=True)
+        return self.weight * centered / (x.std(-1, keepdim=True) + self.eps) + self.bias
+
+
+# --- norms ---
 
 
 class BatchNorm(nn.Module):
-    """Each dimension over all positions of the batch, padding excluded; in evaluation by running statistics.
+    """BatchNorm over all positions of a batch except padding; in evaluation it uses running statistics.
 
-    (x - mean) / √(variance + ε) · weight + bias. In training a position so learns of all others, in its own future
-    too, which is one reason why Transformers use LayerNorm.
+    (x - mean) / √(variance + ε) · weight + bias, for each dimension by itself. In training each position thereby
+    depends on all others, including its own future, which is one reason why Transformers use LayerNorm.
     """
 
     running_mean: Tensor
@@ -34,55 +58,41 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_variance", torch.ones(width))
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        """Moves the module as PyTorch does, but its statistics stay float32: in bfloat16 they would stand still."""
+        """Move or convert the module, but keep its statistics in float32: small updates would be lost in bfloat16."""
         mean, variance = self.running_mean, self.running_variance
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # Only the place is PyTorch's: what it made of them is rounded already.
+        # PyTorch may have rounded the statistics: only its choice of device is taken.
         if not self.running_mean.is_meta and not mean.is_meta:
-            place = self.running_mean.device
-            self.running_mean, self.running_variance = mean.to(place).float(), variance.to(place).float()
+            device = self.running_mean.device
+            self.running_mean, self.running_variance = mean.to(device).float(), variance.to(device).float()
         return self
 
     def forward(self, x: Tensor, present: Tensor | None = None) -> Tensor:
-        """(B, T, D) to (B, T, D); `present`, (B, T), says which positions count in training (None: all)."""
+        """Normalize (B, T, D); `present`, (B, T), marks the positions that count in training (None: all)."""
         if self.training:
             rows = (x.flatten(0, -2) if present is None else x[present]).float()  # (N, D)
             mean, variance = rows.mean(dim=0), rows.var(dim=0, correction=0)
-            self._remember(mean.detach(), variance.detach() * (len(rows) / max(1, len(rows) - 1)))
+            self._update_statistics(mean.detach(), variance.detach() * (len(rows) / max(1, len(rows) - 1)))
         else:
             mean, variance = self.running_mean, self.running_variance
         scale = (variance + self.epsilon).rsqrt() * self.weight
         return x * scale.to(x.dtype) + (self.bias - mean * scale).to(x.dtype)
 
-    def _remember(self, mean: Tensor, variance: Tensor) -> None:
+    def _update_statistics(self, mean: Tensor, variance: Tensor) -> None:
         self.running_mean.lerp_(mean, self.momentum)
         self.running_variance.lerp_(variance, self.momentum)
 
 
-class LayerNorm(nn.LayerNorm):
-    """(x - mean) / √(variance + ε) · weight + bias over the last dimension."""
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 -- the name it has in PyTorch
-        """A tensor of any shape that ends in D, to one of the same shape."""
-        kernels = training_kernels()
-        if kernels is None or self.bias is None or not kernels.suits_rows(input):
-            return super().forward(input)
-        return kernels.layer_norm(input, self.weight, self.bias, self.eps)
+class LayerNorm(Component, nn.LayerNorm):
+    """LayerNorm over the last dimension: (x - mean) / √(variance + ε) · weight + bias."""
 
 
-class RMSNorm(nn.RMSNorm):
-    """x / √(mean of x² + ε) · weight over the last dimension."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """A tensor of any shape that ends in D, to one of the same shape."""
-        kernels = training_kernels()
-        if kernels is None or self.eps is None or not kernels.suits_rows(x):
-            return super().forward(x)
-        return kernels.rms_norm(x, self.weight, self.eps)
+class RMSNorm(Component, nn.RMSNorm):
+    """RMSNorm over the last dimension: x / √(mean of x² + ε) · weight."""
 
 
 def build_norm(config: ModelConfig) -> nn.Module:
-    """The norm that the configuration names. All but BatchNorm see each position by itself."""
+    """Build the norm that a configuration names."""
     if config.norm == "batch":
         return BatchNorm(config.d_model, epsilon=config.norm_epsilon)
     if config.norm == "rms":
@@ -93,23 +103,10 @@ def build_norm(config: ModelConfig) -> nn.Module:
 
 
 def build_final_norm(config: ModelConfig) -> nn.Module:
-    """The norm after the last layer of a stack, or the identity."""
+    """Build the norm after the last layer of a stack, or the identity if the configuration has none there."""
     return build_norm(config) if config.has_final_norm else nn.Identity()
 
 
-def fork(norm: nn.Module, x: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
-    """x and its norm, as a residual connection needs them."""
-    kernels = training_kernels()
-    if kernels is not None and isinstance(norm, LayerNorm | RMSNorm) and norm.eps is not None and kernels.suits_rows(x):
-        bias = norm.bias if isinstance(norm, LayerNorm) else None
-        # Without a bias it would be RMSNorm's.
-        known = isinstance(norm, RMSNorm) or bias is not None
-        found = kernels.fork_norm(x, norm.weight, bias, norm.eps) if known else None
-        if found is not None:
-            return found
-    return x, normalize(norm, x, present)
-
-
 def normalize(norm: nn.Module, x: Tensor, present: Tensor | None) -> Tensor:
-    """Applies a norm; BatchNorm is told which positions count."""
+    """Apply any norm to (B, T, D), and pass the positions that count, (B, T), if it is a BatchNorm."""
     return norm(x, present) if isinstance(norm, BatchNorm) else norm(x)  # type: ignore[no-any-return]

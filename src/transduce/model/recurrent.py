@@ -1,9 +1,9 @@
-"""The recurrent encoder–decoder that the Transformer replaced: LSTM or GRU, with attention or without.
+"""The recurrent encoder–decoder that the Transformer replaced: LSTM or GRU, with or without attention.
 
-Sutskever et al. 2014 and Cho et al. 2014 hand the source over as one vector, Bahdanau et al. 2015 and Luong et al. 2015
-attend to all its states, Cheng et al. 2016 attend to the decoder's own past too.
-Legend: B batch, S source length, T target length, W hypotheses of each sentence, N rows (B × W), D model width,
-V vocabulary.
+Sutskever et al. 2014 and Cho et al. 2014 pass the source as one vector, Bahdanau et al. 2015 and Luong et al. 2015
+attend to all its states, and Cheng et al. 2016 attend to the decoder's own past too.
+Legend: B batch, S source length, T target length, W hypotheses of each sentence, N rows (B × W), D model width, V
+vocabulary.
 """
 
 import torch
@@ -11,38 +11,43 @@ from torch import Tensor, nn
 
 from transduce.model.attention import AttentionTrace
 from transduce.model.config import ModelConfig
-from transduce.model.dropout import Dropout
-from transduce.model.embedding import Embedding
+from transduce.model.embedding import Embedding, VocabularyModel
+from transduce.model.feed_forward import Dropout
 from transduce.model.initialization import initialize
 from transduce.model.masks import AttentionMask, padding_mask
-from transduce.model.recurrent_attention import MemoryAttention, joined_over_steps
-from transduce.model.recurrent_layers import CellState, RecurrentDecoderLayer, RecurrentEncoderLayer, reversal_of
+from transduce.model.recurrent_layers import (
+    CellState,
+    MemoryAttention,
+    RecurrentDecoderLayer,
+    RecurrentEncoderLayer,
+    joined_over_steps,
+    reversal_of,
+)
 from transduce.model.state import DecodingState
 from transduce.model.transformer import checked_ids
-from transduce.model.vocabulary import VocabularyModel
 
 
 class RecurrentCache:
-    """What decoding remembers between steps. Rows are hypotheses, sentence by sentence; W is 1 in training."""
+    """The state between decoding steps. Rows are hypotheses, sentence by sentence; W is 1 in training."""
 
     def __init__(self) -> None:
         self.layers: list[CellState] = []
-        self.attentional: Tensor | None = None  # (N, 1, D), what input feeding hands on
-        self.context: Tensor | None = None  # (B, D), what stands for the source
-        self.keys: Tensor | None = None  # (B, S, D), the memory as attention compares it
+        self.attentional: Tensor | None = None  # (N, 1, D), for input feeding
+        self.context: Tensor | None = None  # (B, D), the summary of the source
+        self.keys: Tensor | None = None  # (B, S, D), the projected memory
         self.width = 1
         self.length = 0
 
     def reorder(self, parents: Tensor) -> None:
-        """Hypothesis w now continues what was hypothesis parents[b, w]; (B, W)."""
+        """Replace hypothesis w of sentence b by hypothesis parents[b, w]; (B, W)."""
         first = torch.arange(len(parents), device=parents.device)[:, None] * self.width
         self._select_rows((first + parents).flatten())
         self.width = parents.shape[1]
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keeps these sentences, in this order."""
-        places = torch.arange(self.width, device=rows.device)
-        self._select_rows((rows[:, None] * self.width + places).flatten())
+        """Keep these sentences, in this order."""
+        hypotheses = torch.arange(self.width, device=rows.device)
+        self._select_rows((rows[:, None] * self.width + hypotheses).flatten())
         self.context = None if self.context is None else self.context.index_select(0, rows)
         self.keys = None if self.keys is None else self.keys.index_select(0, rows)
 
@@ -53,7 +58,7 @@ class RecurrentCache:
 
 
 class Recurrent(VocabularyModel):
-    """Parameters, `encode`, `decode` and `project`, with the meaning that `Transformer` gives them."""
+    """A recurrent encoder and decoder with the methods `encode`, `decode` and `project`, as `Transformer` has them."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -71,37 +76,37 @@ class Recurrent(VocabularyModel):
         )
         has_attention = config.recurrent_attention != "none"
         self.memory_attention = MemoryAttention(config) if has_attention else None
-        # Luong et al. 2015, equation 5: the attentional vector is tanh(W [found; state]).
+        # Luong et al. 2015, equation 5: the attentional vector is tanh(W [context; state]).
         self.attentional = nn.Linear(2 * width, width, bias=False) if has_attention else None
         self.dropout = Dropout(config.dropout)
         initialize(self)
 
     def forward(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
-        """Logits of every next piece, (B, S) and (B, T) to (B, T, V): training's view.
+        """Return the logits of each next token by teacher forcing, (B, S) and (B, T) to (B, T, V).
 
         Raises:
-            TransduceError: they are no ids of the vocabulary, or not of as many sentences.
+            TransduceError: an id is not in the vocabulary, or there are more rows of one kind than of the other.
         """
         with checked_ids(self.config, source_ids, target_input_ids):
             return self.project(self.hidden(source_ids, target_input_ids))
 
     def hidden(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
-        """What `project` makes logits of, (B, T, D), by teacher forcing."""
+        """Return the input of `project`, (B, T, D), by teacher forcing."""
         memory, memory_mask = self.encode(source_ids)
         return self.decode(target_input_ids, memory, memory_mask)
 
     def free_running(self, source_ids: Tensor, length: int) -> Tensor:
-        """As `hidden`, but the decoder reads its own best pieces in place of the target: (B, length, D)."""
+        """Return the input of `project`, (B, length, D), for a decoder that reads its own best tokens."""
         memory, memory_mask = self.encode(source_ids)
         cache, outputs = self.new_cache(), list[Tensor]()
-        pieces = torch.full_like(source_ids[:, :1], self.config.start_id)
+        tokens = torch.full_like(source_ids[:, :1], self.config.start_id)
         for _ in range(length):
-            outputs.append(self.decode(pieces, memory, memory_mask, cache=cache))
-            pieces = self.project(outputs[-1].detach()).argmax(dim=-1)
+            outputs.append(self.decode(tokens, memory, memory_mask, cache=cache))
+            tokens = self.project(outputs[-1].detach()).argmax(dim=-1)
         return torch.cat(outputs, dim=1)
 
     def encode(self, source_ids: Tensor, *, trace: AttentionTrace | None = None) -> tuple[Tensor, AttentionMask]:  # noqa: ARG002
-        """The memory (B, S, D) and the mask that hides its padding. A recurrent encoder has no attention to trace."""
+        """Return the memory (B, S, D) and the mask that hides its padding; there is no attention to trace."""
         mask = padding_mask(source_ids, self.config.pad_id)
         reversal = reversal_of(mask.allowed[:, 0, 0])
         x = self.source_embedding(source_ids, self.source_weight)
@@ -118,34 +123,34 @@ class Recurrent(VocabularyModel):
         cache: RecurrentCache | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """What `project` makes logits of, (B, T, D), for these inputs, which follow those that the cache remembers."""
-        cache = self._begun(self.new_cache() if cache is None else cache, memory, memory_mask)
+        """Return the input of `project`, (B, T, D), for inputs that follow those in the cache."""
+        cache = self._started(self.new_cache() if cache is None else cache, memory, memory_mask)
         x = self.target_embedding(target_input_ids, self.target_weight)
         return self._run(x, memory, memory_mask, cache, trace)
 
     def new_cache(self) -> RecurrentCache:
-        """An empty cache for `decode`."""
+        """Return an empty cache for `decode`."""
         return RecurrentCache()
 
     def start(self, source_ids: Tensor) -> DecodingState:
-        """Encodes these sentences, (B, S); what is returned decodes them step by step."""
+        """Encode sentences (B, S) and return a state that decodes them step by step."""
         return RecurrentState(self, source_ids)
 
     def step(
         self,
-        pieces: Tensor,
+        tokens: Tensor,
         memory: Tensor,
         memory_mask: AttentionMask,
         cache: RecurrentCache,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """One step of W hypotheses of each sentence, (B, W) to (B, W, D)."""
-        cache = self._begun(cache, memory, memory_mask)
-        x = self.target_embedding(pieces, self.target_weight).flatten(0, 1)[:, None]  # (N, 1, D)
-        return self._run(x, memory, memory_mask, cache, trace).view(*pieces.shape, -1)
+        """Compute one step of W hypotheses of each sentence, (B, W) to (B, W, D)."""
+        cache = self._started(cache, memory, memory_mask)
+        x = self.target_embedding(tokens, self.target_weight).flatten(0, 1)[:, None]  # (N, 1, D)
+        return self._run(x, memory, memory_mask, cache, trace).view(*tokens.shape, -1)
 
-    def _begun(self, cache: RecurrentCache, memory: Tensor, mask: AttentionMask) -> RecurrentCache:
-        """The cache, with the state before the first step in it."""
+    def _started(self, cache: RecurrentCache, memory: Tensor, mask: AttentionMask) -> RecurrentCache:
+        """Return the cache, filled with the state before the first step if it is empty."""
         if cache.layers:
             return cache
         summary = self._summary(memory, mask)
@@ -158,7 +163,7 @@ class Recurrent(VocabularyModel):
         return cache
 
     def _summary(self, memory: Tensor, mask: AttentionMask) -> Tensor:
-        """The source as one vector, (B, D): all states' mean, or the last state that each direction reached."""
+        """Return the source as one vector, (B, D): the mean of all states, or the last state of each direction."""
         present = mask.allowed[:, 0, 0]  # (B, S)
         count = present.sum(dim=1)
         if self.config.recurrent_context == "mean":
@@ -176,7 +181,7 @@ class Recurrent(VocabularyModel):
     def _run(
         self, x: Tensor, memory: Tensor, mask: AttentionMask, cache: RecurrentCache, trace: AttentionTrace | None
     ) -> Tensor:
-        """Embedded inputs (N, T, D) to outputs (N, T, D): in one call where a step needs nothing of the one before."""
+        """Compute outputs (N, T, D) from embedded inputs (N, T, D), in one call if steps are independent."""
         feeds_back = self.looks_before or self.config.input_feeding
         steps = x.split(1, dim=1) if feeds_back else (x,)
         weights = AttentionTrace()
@@ -189,13 +194,13 @@ class Recurrent(VocabularyModel):
     def _advance(
         self, x: Tensor, memory: Tensor, mask: AttentionMask, cache: RecurrentCache, trace: AttentionTrace | None
     ) -> Tensor:
-        """Embedded inputs (N, T, D) through all layers; T is 1 where attention comes before the cells."""
+        """Pass embedded inputs (N, T, D) through all layers; T is 1 if attention comes before the cells."""
         parts = [x]
         if cache.context is not None:
             context = cache.context.repeat_interleave(cache.width, dim=0)
             parts.append(context[:, None].expand(-1, x.shape[1], -1))
         if self.looks_before:
-            parts.append(self._look(cache.layers[-1].hidden[:, None], memory, mask, cache, trace))
+            parts.append(self._attend_to_memory(cache.layers[-1].hidden[:, None], memory, mask, cache, trace))
         if cache.attentional is not None:
             parts.append(cache.attentional)
         y = torch.cat(parts, dim=-1)
@@ -203,26 +208,26 @@ class Recurrent(VocabularyModel):
             weights_to = None if trace is None else trace.decoder
             y, cache.layers[number] = layer(self.dropout(y) if number else y, cache.layers[number], weights_to)
         if self.attentional is not None:
-            found = parts[-1] if self.looks_before else self._look(y, memory, mask, cache, trace)
-            y = torch.tanh(self.attentional(torch.cat([found, y], dim=-1)))
+            attended = parts[-1] if self.looks_before else self._attend_to_memory(y, memory, mask, cache, trace)
+            y = torch.tanh(self.attentional(torch.cat([attended, y], dim=-1)))
         if cache.attentional is not None:
             cache.attentional = y
         return self.finish(self.dropout(y))
 
-    def _look(
+    def _attend_to_memory(
         self, states: Tensor, memory: Tensor, mask: AttentionMask, cache: RecurrentCache, trace: AttentionTrace | None
     ) -> Tensor:
-        """What these states (N, T, D) find in their sentence's memory, (N, T, D)."""
+        """Return what states (N, T, D) find in the memory of their sentence, (N, T, D)."""
         if self.memory_attention is None or cache.keys is None:
             raise ValueError("there is no attention to the memory")
         rows = states.unflatten(0, (-1, cache.width)).flatten(1, 2)  # (B, W × T, D)
         weights_to = None if trace is None else trace.memory
-        found = self.memory_attention(rows, cache.keys, memory, mask, weights_to)
-        return found.reshape(states.shape)  # type: ignore[no-any-return]
+        attended = self.memory_attention(rows, cache.keys, memory, mask, weights_to)
+        return attended.reshape(states.shape)  # type: ignore[no-any-return]
 
 
 def _join(steps: AttentionTrace, trace: AttentionTrace, *, calls: int, width: int) -> None:
-    """Hands on the weights of several calls, each through all layers, as if there had been one call."""
+    """Append the weights of several calls, each through all layers, to a trace as if there had been one call."""
     for of_calls, whole in ((steps.decoder, trace.decoder), (steps.memory, trace.memory)):
         layers = len(of_calls) // calls
         joined = [joined_over_steps(of_calls[layer::layers]) for layer in range(layers)]
@@ -232,24 +237,24 @@ def _join(steps: AttentionTrace, trace: AttentionTrace, *, calls: int, width: in
 
 
 class RecurrentState:
-    """Implements `DecodingState`: hypotheses are rows of the cells' states, which are copied when they branch."""
+    """A decoding state whose hypotheses are rows of the cells' states, which are copied when hypotheses branch."""
 
     def __init__(self, model: Recurrent, source_ids: Tensor) -> None:
-        """Encodes source_ids (B, S)."""
+        """Encode source_ids (B, S)."""
         self.model = model
         self.memory, self.memory_mask = model.encode(source_ids)
         self.cache = model.new_cache()
 
-    def step(self, pieces: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
-        """What `project` makes logits of after each hypothesis' newest piece, (B, W) to (B, W, D)."""
-        return self.model.step(pieces, self.memory, self.memory_mask, self.cache, trace)
+    def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
+        """Return the input of `project` after each hypothesis' newest token, (B, W) to (B, W, D)."""
+        return self.model.step(tokens, self.memory, self.memory_mask, self.cache, trace)
 
     def reorder(self, parents: Tensor) -> None:
-        """Hypothesis w now continues what was hypothesis parents[b, w]."""
+        """Replace hypothesis w of sentence b by hypothesis parents[b, w]; (B, W)."""
         self.cache.reorder(parents)
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """The other sentences leave the batch."""
+        """Keep these sentences, in this order; the others leave the batch."""
         self.memory = self.memory.index_select(0, rows)
         self.memory_mask = AttentionMask(self.memory_mask.allowed.index_select(0, rows))
         self.cache.keep_sentences(rows)

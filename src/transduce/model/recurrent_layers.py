@@ -1,4 +1,4 @@
-"""Layers of LSTM or GRU cells, and what a decoder of them remembers.
+"""Layers of LSTM or GRU cells, and the state of a decoder made of them.
 
 Legend: B batch, S source length, N rows (B sentences, or B × W hypotheses), T steps, D model width.
 """
@@ -9,34 +9,127 @@ import torch
 from torch import Tensor, nn
 
 from transduce.model.config import ModelConfig
-from transduce.model.recurrent_attention import PastAttention, joined_over_steps
+from transduce.model.feed_forward import Dropout
+from transduce.model.masks import AttentionMask
+from transduce.model.scores import Attend, attend, build_score
+
+# --- recurrent attention ---
+# Attention of recurrent models to the memory and to their own past states, with one head and any configured score.
+# Legend: B batch, N rows (B sentences, or B × W hypotheses), Q queries, S source length, t past states, D model
+# width.
+
+
+class MemoryAttention(nn.Module):
+    """Attention of decoder states to the memory (Bahdanau et al. 2015, Luong et al. 2015).
+
+    States and memory are compared without projections, as in Luong et al., except by the additive score, which is
+    v · tanh(W s + U h). The result is an average of the memory itself.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        width = config.d_model
+        additive = config.attention_score == "additive"
+        self.query = nn.Linear(width, width, bias=False) if additive else nn.Identity()
+        self.key = nn.Linear(width, width) if additive else nn.Identity()
+        self.score = build_score(config, num_heads=1, d_k=width)
+        self.dropout = Dropout(config.attention_dropout)
+
+    def keys(self, memory: Tensor) -> Tensor:
+        """Return the keys of a memory, which are the same at every step: (B, S, D) to (B, S, D)."""
+        return self.key(memory)  # type: ignore[no-any-return]
+
+    def forward(
+        self,
+        states: Tensor,
+        keys: Tensor,
+        memory: Tensor,
+        mask: AttentionMask,
+        weights_to: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Attend from states (B, Q, D) to the memory (B, S, D): returns (B, Q, D); the weights are (B, 1, Q, S)."""
+        compute: Attend = attend if self.score is None else self.score
+        query = self.query(states)[:, None]  # (B, 1, Q, D)
+        found = compute(
+            query, keys[:, None], memory[:, None], mask, dropout=self.dropout, weights_to=weights_to
+        )  # (B, 1, Q, D)
+        return found[:, 0]
+
+
+class PastAttention(nn.Module):
+    """Attention of a cell to all its past states (Cheng et al. 2016, "Long Short-Term Memory-Networks", equation 4).
+
+    The query is W_x x + W_h̃ h̃, from the input x and the average h̃ of the step before; the key of a past state h is
+    W_h h.
+    """
+
+    def __init__(self, config: ModelConfig, input_width: int) -> None:
+        super().__init__()
+        width = config.d_model
+        self.from_input = nn.Linear(input_width, width)
+        self.from_average = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, width, bias=False)
+        self.score = build_score(config, num_heads=1, d_k=width)
+        self.dropout = Dropout(config.attention_dropout)
+
+    def forward(
+        self, x: Tensor, average: Tensor, states: Tensor, values: Tensor, weights_to: list[Tensor] | None = None
+    ) -> Tensor:
+        """Return the average that a step starts from.
+
+        Args:
+            x: the step's input, (N, input width).
+            average: the average that the step before started from, (N, D).
+            states: all past states, (N, t, D).
+            values: what is averaged: states and, with an LSTM, cells, (N, t, D or 2 D).
+            weights_to: a list that receives the weights, (N, 1, 1, t).
+
+        Returns:
+            (N, D or 2 D).
+        """
+        compute: Attend = attend if self.score is None else self.score
+        query = (self.from_input(x) + self.from_average(average))[:, None, None]  # (N, 1, 1, D)
+        keys, values = self.key(states)[:, None], values[:, None]  # (N, 1, t, D or 2 D)
+        return compute(query, keys, values, dropout=self.dropout, weights_to=weights_to)[:, 0, 0]
+
+
+def joined_over_steps(steps: list[Tensor]) -> Tensor:
+    """Join the weights of several steps as those of one attention, (B, 1, T, longest).
+
+    The weights of each step are (B, 1, 1, t) or (B, 1, Q, S).
+    """
+    longest = max(step.shape[-1] for step in steps)
+    return torch.cat([nn.functional.pad(step, (0, longest - step.shape[-1])) for step in steps], dim=2)
+
+
+# --- recurrent layers ---
 
 
 class CellState(NamedTuple):
-    """What one layer knows of its past, (N, D) each."""
+    """The state of one layer after some steps, (N, D) each."""
 
     hidden: Tensor
     cell: Tensor | None
-    """An LSTM's; a GRU has none."""
+    """The cell of an LSTM; a GRU has none."""
     past: Tensor | None = None
-    """With attention to the past: all states so far, and an LSTM's cells beside them, (N, t, D or 2 D)."""
+    """With attention to the past: all states so far, and beside them an LSTM's cells, (N, t, D or 2 D)."""
     average: Tensor | None = None
-    """What the last step continued, (N, D)."""
+    """The average of past states that the last step started from, (N, D)."""
 
     def select(self, rows: Tensor) -> "CellState":
-        """These rows, in this order."""
+        """Return these rows, in this order."""
         cell, past, average = (None if part is None else part.index_select(0, rows) for part in self[1:])
         return CellState(self.hidden.index_select(0, rows), cell, past, average)
 
 
 def build_cells(config: ModelConfig, input_width: int, width: int) -> nn.LSTM | nn.GRU:
-    """One layer in one direction."""
+    """Build one recurrent layer in one direction."""
     kind = nn.LSTM if config.recurrent_cell == "lstm" else nn.GRU
     return kind(input_width, width, batch_first=True)
 
 
 class RecurrentEncoderLayer(nn.Module):
-    """Cells that read the source; half of them from its end where the encoder is bidirectional."""
+    """A recurrent layer that reads the source; if it is bidirectional, half of its cells read it from the end."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -45,12 +138,12 @@ class RecurrentEncoderLayer(nn.Module):
         self.back = build_cells(config, config.d_model, width) if config.bidirectional else None
 
     def forward(self, x: Tensor, reversal: Tensor) -> Tensor:
-        """(B, S, D) to (B, S, D): [forwards; backwards].
+        """Compute the states of both directions, [forward; backward]: (B, S, D) to (B, S, D).
 
         Args:
             x: inputs, padded at the right.
-            reversal: the place of each position when its sentence is read from the end, (B, S). Padding stays where
-                it is: after the sentence in either direction, so it changes nothing.
+            reversal: the index of each position when its sentence is read from the end, (B, S). Padding stays at its
+                index, because it follows the sentence in either direction.
         """
         ahead: Tensor = self.ahead(x)[0]
         if self.back is None:
@@ -59,19 +152,19 @@ class RecurrentEncoderLayer(nn.Module):
         return torch.cat([ahead, _reordered(back, reversal)], dim=-1)
 
 
-def _reordered(x: Tensor, places: Tensor) -> Tensor:
-    return x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))
+def _reordered(x: Tensor, order: Tensor) -> Tensor:
+    return x.gather(1, order[..., None].expand(-1, -1, x.shape[-1]))
 
 
 def reversal_of(present: Tensor) -> Tensor:
-    """The permutation of positions (B, S) that turns each sentence around and leaves its padding."""
-    place = torch.arange(present.shape[1], device=present.device)
+    """Return the permutation of positions (B, S) that reverses each sentence and keeps its padding."""
+    index = torch.arange(present.shape[1], device=present.device)
     last = present.sum(dim=1, keepdim=True) - 1
-    return torch.where(place <= last, last - place, place)
+    return torch.where(index <= last, last - index, index)
 
 
 class RecurrentDecoderLayer(nn.Module):
-    """Cells that write the target, one step after another or, where nothing feeds back, in one call."""
+    """A recurrent layer that writes the target, step by step or, if no step depends on its output, in one call."""
 
     def __init__(self, config: ModelConfig, input_width: int) -> None:
         super().__init__()
@@ -79,14 +172,14 @@ class RecurrentDecoderLayer(nn.Module):
         self.past_attention = PastAttention(config, input_width) if config.recurrent_self_attention else None
 
     def begin(self, start: Tensor) -> CellState:
-        """The state before the first step, from a vector (N, D). An LSTM's cell begins with the same vector."""
+        """Return the state before the first step, from a vector (N, D), which also becomes an LSTM's cell."""
         cell = start if isinstance(self.cells, nn.LSTM) else None
         if self.past_attention is None:
             return CellState(start, cell)
-        return CellState(start, cell, _remembered(start, cell), torch.zeros_like(start))
+        return CellState(start, cell, _entry_of_past(start, cell), torch.zeros_like(start))
 
     def forward(self, x: Tensor, state: CellState, weights_to: list[Tensor] | None = None) -> tuple[Tensor, CellState]:
-        """Inputs (N, T, its width) to outputs (N, T, D) and the state after them."""
+        """Compute outputs (N, T, D) from inputs (N, T, input width), and return them with the last state."""
         if self.past_attention is None:
             return self._run(x, state)
         outputs, weights = [], None if weights_to is None else list[Tensor]()
@@ -108,7 +201,7 @@ class RecurrentDecoderLayer(nn.Module):
     def _step_with_past(
         self, attention: PastAttention, x: Tensor, state: CellState, weights_to: list[Tensor] | None
     ) -> tuple[Tensor, CellState]:
-        """One step, (N, 1, its width), which continues an average over the past instead of the last state."""
+        """Compute one step, (N, 1, input width), that starts from an average over the past, not from the last state."""
         if state.past is None or state.average is None:
             raise ValueError("the state was not made by this layer's `begin`")
         width = state.hidden.shape[-1]
@@ -116,10 +209,10 @@ class RecurrentDecoderLayer(nn.Module):
         average = found[:, :width]
         cell = None if state.cell is None else found[:, width:]
         output, after = self._run(x, CellState(average, cell))
-        past = torch.cat([state.past, _remembered(after.hidden, after.cell)], dim=1)
+        past = torch.cat([state.past, _entry_of_past(after.hidden, after.cell)], dim=1)
         return output, CellState(after.hidden, after.cell, past, average)
 
 
-def _remembered(hidden: Tensor, cell: Tensor | None) -> Tensor:
-    """One entry of the past, (N, 1, D or 2 D)."""
+def _entry_of_past(hidden: Tensor, cell: Tensor | None) -> Tensor:
+    """Return one entry of the past, (N, 1, D or 2 D)."""
     return (hidden if cell is None else torch.cat([hidden, cell], dim=-1))[:, None]

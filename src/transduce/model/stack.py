@@ -1,6 +1,6 @@
-"""What all layers of an encoder or decoder share in their self-attention: who is seen, and how positions act on it.
+"""What all layers of a stack share: the mask of self-attention, the positions that act on it, and the order of layers.
 
-Legend: B batch, T positions of the input, L positions that are attended to, D model width, K width of a head's keys.
+Legend: B batch, T positions of the input, L attended positions, D model width, K width of a head's keys.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,16 +9,18 @@ from itertools import cycle, islice
 import torch
 from torch import Tensor, nn
 
-from transduce.model.cache import DecoderCache
+from transduce.model.attention import DecoderCache
 from transduce.model.config import ModelConfig
 from transduce.model.masks import AttentionMask, BiasedMask, look_ahead_mask, window_mask
-from transduce.model.packing import PackedMask
 from transduce.model.positions import EVERYWHERE, Reach, RelativePositions, RotaryPositions
 from transduce.model.window import Window, block_length
 
 
 class StackPositions(nn.Module):
-    """Makes each pass' mask and reach. Holds the bias by distance, which all layers share."""
+    """The mask and the positions that act on the self-attention of all layers of a stack.
+
+    It holds the bias by distance, which the layers share.
+    """
 
     def __init__(self, config: ModelConfig, *, causal: bool) -> None:
         super().__init__()
@@ -31,21 +33,18 @@ class StackPositions(nn.Module):
     def forward(
         self,
         x: Tensor,
-        mask: AttentionMask | PackedMask | None,
+        mask: AttentionMask | None,
         positions: Tensor | None = None,
         cache: DecoderCache | None = None,
-    ) -> tuple[AttentionMask | Window | PackedMask | None, Reach]:
-        """What self-attention is given in one pass through the stack, the same in each layer.
+    ) -> tuple[AttentionMask | Window | None, Reach]:
+        """Return the mask and the reach for one pass through the stack; they are the same in each layer.
 
         Args:
             x: the embedded inputs, (B, T, D).
-            mask: hides padding, or says what hypotheses side by side may see, or where the sentences of a packed batch
-                stand; None in a decoder: everybody's past.
-            positions: (T,) or (B, T); None: those that follow what is cached.
-            cache: of a decoder; it is told the positions.
+            mask: hides padding, or says which positions each hypothesis sees; None in a decoder: the look-ahead mask.
+            positions: (T,) or (B, T); None: those after the cached positions.
+            cache: the cache of a decoder; the positions are added to it.
         """
-        if isinstance(mask, PackedMask):
-            return mask, EVERYWHERE
         length, cached = x.shape[1], 0 if cache is None else cache.length
         # A mask of length × length would cost more than the window saves.
         long = self.radius is not None and not cached and length > 3 * block_length(self.radius)
@@ -89,14 +88,14 @@ def _relative(config: ModelConfig, *, bidirectional: bool) -> RelativePositions:
 
 
 def _narrow(mask: AttentionMask | None, near: AttentionMask) -> tuple[AttentionMask, int]:
-    """Both masks together, from the first key that anybody is near to, and that key's place."""
+    """Combine two masks from the first key that any query is near to, and return that key's index too."""
     reached = near.allowed.flatten(0, 2).any(dim=0)  # (L,)
     first = int(reached.to(torch.int8).argmax())
     allowed = near.allowed[..., first:]
     if mask is None:
         return AttentionMask(allowed), first
-    own = mask.allowed if mask.allowed.shape[-1] == 1 else mask.allowed[..., first:]
-    return AttentionMask(own & allowed), first
+    narrowed = mask.allowed if mask.allowed.shape[-1] == 1 else mask.allowed[..., first:]
+    return AttentionMask(narrowed & allowed), first
 
 
 def _with_bias(mask: AttentionMask | None, bias: Tensor) -> AttentionMask:
@@ -105,10 +104,10 @@ def _with_bias(mask: AttentionMask | None, bias: Tensor) -> AttentionMask:
 
 
 def build_layers(make: Callable[[ModelConfig], nn.Module], config: ModelConfig, count: int) -> nn.ModuleList:
-    """The layers of a stack: so many, or one that is used as often."""
+    """Build the layers of a stack: `count` layers, or a single one if the configuration shares it."""
     return nn.ModuleList(make(config) for _ in range(1 if config.share_layers else count))
 
 
 def each_layer(layers: nn.ModuleList, count: int) -> Iterator[nn.Module]:
-    """The layers in the order in which they are used."""
+    """Yield the layers in the order in which they are computed."""
     return islice(cycle(layers), count)

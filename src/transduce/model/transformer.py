@@ -1,4 +1,4 @@
-"""The Transformer (sections 3.1 to 3.5): an encoder, a decoder, and one matrix of embeddings around them.
+"""The Transformer (sections 3.1 to 3.5): an encoder and a decoder that share one embedding matrix.
 
 Legend: B batch, S source length, T target length, D model width, V vocabulary.
 """
@@ -6,23 +6,91 @@ Legend: B batch, S source length, T target length, D model width, V vocabulary.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from transduce.errors import TransduceError
-from transduce.model.attention import AttentionTrace
-from transduce.model.cache import DecoderCache
+from transduce.model.attention import AttentionTrace, DecoderCache
 from transduce.model.config import ModelConfig
-from transduce.model.embedding import Embedding
-from transduce.model.encoder_decoder import EncoderDecoderLayers
+from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.initialization import initialize
+from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.model.masks import AttentionMask, padding_mask
-from transduce.model.packing import PackedBatch, PackedMask
+from transduce.model.norms import build_final_norm, normalize
+from transduce.model.stack import StackPositions, build_layers, each_layer
 from transduce.model.state import DecodingState, MemoryState
-from transduce.model.vocabulary import VocabularyModel
+
+# --- encoder decoder ---
+# The layers of an encoder and a decoder (section 3.1), without embeddings and output.
+# Legend: B batch, S source length, T target length, D model width.
+
+
+class EncoderDecoderLayers(nn.Module):
+    """The two stacks of layers, for a module that adds embeddings and an output."""
+
+    config: ModelConfig
+
+    def add_layers(self, config: ModelConfig) -> None:
+        """Create the layers; a subclass calls this once, when it creates its parameters."""
+        self.encoder_positions = StackPositions(config, causal=False)
+        self.decoder_positions = StackPositions(config, causal=True)
+        self.encoder_layers = build_layers(EncoderLayer, config, config.num_encoder_layers)
+        self.decoder_layers = build_layers(DecoderLayer, config, config.num_decoder_layers)
+        self.encoder_norm = build_final_norm(config)
+        self.decoder_norm = build_final_norm(config)
+
+    def encode_embedded(
+        self,
+        x: Tensor,
+        mask: AttentionMask | None,
+        *,
+        present: Tensor | None = None,
+        trace: AttentionTrace | None = None,
+    ) -> Tensor:
+        """Return the encoder's last layer, (B, S, D) to (B, S, D); `mask` hides padding, if there is any."""
+        own_mask, reach = self.encoder_positions(x, mask)
+        weights_to = None if trace is None else trace.encoder
+        for layer in each_layer(self.encoder_layers, self.config.num_encoder_layers):
+            x = layer(x, own_mask, reach=reach, present=present, weights_to=weights_to)
+        return normalize(self.encoder_norm, x, present)
+
+    def decode_embedded(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        memory_mask: AttentionMask | None,
+        *,
+        mask: AttentionMask | None = None,
+        positions: Tensor | None = None,
+        cache: DecoderCache | None = None,
+        present: Tensor | None = None,
+        trace: AttentionTrace | None = None,
+    ) -> Tensor:
+        """Return the decoder's last layer, (B, T, D) to (B, T, D); without a mask each position attends to its past."""
+        own_mask, reach = self.decoder_positions(x, mask, positions, cache)
+        for number, layer in enumerate(each_layer(self.decoder_layers, self.config.num_decoder_layers)):
+            layer_cache = None if cache is None else cache.layers[number]
+            x = layer(
+                x,
+                memory,
+                mask=own_mask,
+                memory_mask=memory_mask,
+                reach=reach,
+                present=present,
+                cache=layer_cache,
+                trace=trace,
+            )
+        return normalize(self.decoder_norm, x, present)
+
+    def new_cache(self) -> DecoderCache:
+        """Return an empty cache for `decode_embedded`."""
+        return DecoderCache(self.config.num_decoder_layers)
+
+
+# --- transformer ---
 
 
 class Transformer(VocabularyModel, EncoderDecoderLayers):
-    """Parameters, `encode`, `decode` and `project`; it knows neither text nor training."""
+    """An encoder and a decoder with the methods `encode`, `decode` and `project`, without text or training."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -37,37 +105,28 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
         initialize(self)
 
     def forward(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
-        """Logits of every next piece at once: training's view, with the look-ahead mask.
+        """Return the logits of each next token by teacher forcing, with the look-ahead mask.
 
         Args:
-            source_ids: pieces with the end symbol, padded at the right, (B, S).
-            target_input_ids: the start symbol, then the target's pieces, padded at the right, (B, T).
+            source_ids: token ids with the end symbol, padded at the right, (B, S).
+            target_input_ids: the start symbol, then the target's token ids, padded at the right, (B, T).
 
         Returns:
             (B, T, V).
 
         Raises:
-            TransduceError: they are no ids of the vocabulary, or not of as many sentences.
+            TransduceError: an id is not in the vocabulary, or there are more rows of one kind than of the other.
         """
         with checked_ids(self.config, source_ids, target_input_ids):
             return self.project(self.hidden(source_ids, target_input_ids))
 
     def hidden(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
-        """The decoder's last layer, (B, T, D), before the projection to the vocabulary."""
+        """Return the decoder's last layer, (B, T, D), before the projection to the vocabulary."""
         memory, memory_mask = self.encode(source_ids)
         return self.decode(target_input_ids, memory, memory_mask)
 
-    def packed_hidden(self, batch: PackedBatch) -> Tensor:
-        """The same of a packed batch, for kernels that were asked (`fused.PackedAttention`): (1, N, D)."""
-        source, target = batch.source_packing, batch.target_packing
-        x = self.source_embedding(batch.source, self.source_weight, source.positions, end=source.longest)
-        memory = self.encode_embedded(x, PackedMask(source, source))
-        y = self.target_embedding(batch.target_input, self.target_weight, target.positions, end=target.longest)
-        own_mask = PackedMask(target, target, causal=True)
-        return self.finish(self.decode_embedded(y, memory, PackedMask(target, source), mask=own_mask))
-
     def encode(self, source_ids: Tensor, *, trace: AttentionTrace | None = None) -> tuple[Tensor, AttentionMask]:
-        """The memory (B, S, D) and the mask that hides its padding."""
+        """Return the memory (B, S, D) and the mask that hides its padding."""
         mask = padding_mask(source_ids, self.config.pad_id)
         present = self.positions_to_count(source_ids)
         x = self.source_embedding(source_ids, self.source_weight, present=present)
@@ -85,12 +144,21 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
         cache: DecoderCache | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """The decoder's last layer for these inputs, (B, T, D).
+        """Return the decoder's last layer for these inputs, (B, T, D).
 
-        Without a mask the inputs are a sequence and attend to their past. Padding at the right needs no mask of its
-        own: it is nobody's past. With a cache the inputs are the positions after those cached, and are appended to it;
-        where several stand side by side (hypotheses), `positions`, all before `end` where it is known, and a mask over
-        cache and inputs say how.
+        Without a mask, the inputs are a sequence in which each position attends to its past. Padding at the right needs
+        no mask, because no other position attends to it. With a cache, the inputs are the positions after the cached
+        ones and are appended to it.
+
+        Args:
+            target_input_ids: (B, T).
+            memory: the encoder's output, (B, S, D).
+            memory_mask: hides the memory's padding.
+            mask: a mask over cached positions and inputs, for several hypotheses in one row.
+            positions: the positions of the inputs, (T,) or (B, T); None: those after the cached ones.
+            end: an upper bound that all positions are below, if it is known.
+            cache: the keys and values of past positions.
+            trace: receives the attention weights.
         """
         present = self.positions_to_count(target_input_ids)
         if positions is None and cache is not None and cache.length:
@@ -102,21 +170,21 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
         return self.finish(hidden)
 
     def start(self, source_ids: Tensor) -> DecodingState:
-        """Encodes these sentences, (B, S); what is returned decodes them step by step."""
+        """Encode sentences (B, S) and return a state that decodes them step by step."""
         return MemoryState(self, source_ids)
 
 
 @contextmanager
 def checked_ids(config: ModelConfig, source_ids: Tensor, target_input_ids: Tensor) -> Iterator[None]:
-    """Refuses what `forward` cannot take; only where a lookup fails, ids are looked at one by one.
+    """Check the arguments of `forward`; ids are compared with the vocabulary only after a lookup has failed.
 
     Raises:
-        TransduceError: they are no ids of the vocabulary, or not of as many sentences.
+        TransduceError: an id is not in the vocabulary, or there are more rows of one kind than of the other.
     """
     for name, ids in (("source_ids", source_ids), ("target_input_ids", target_input_ids)):
         if not isinstance(ids, Tensor) or ids.dim() != 2:
-            found = f"of the shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else repr(ids)
-            raise TransduceError(f"`{name}` must be a tensor of piece ids, a row a sentence, but is {found}.")
+            actual = f"of the shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else repr(ids)
+            raise TransduceError(f"`{name}` must be a tensor of token ids, one row for each sentence, but is {actual}.")
     if len(source_ids) != len(target_input_ids):
         raise TransduceError(
             f"Each source has one target, but there are {len(source_ids)} rows of `source_ids` and "

@@ -10,14 +10,11 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from transduce.search.coverage import Coverage
+from transduce.search.coverage import Coverage, length_penalty
 from transduce.search.greedy import make_hypothesis
-from transduce.search.loop import run
-from transduce.search.penalty import length_penalty
 from transduce.search.rules import Rule
-from transduce.search.scorer import Bounds, Hypothesis, Scorer
-from transduce.search.selection import NEVER, BestSelection, Candidates, Selection, Step
-from transduce.search.vocabulary import log_normalizer
+from transduce.search.scorer import Bounds, Hypothesis, Scorer, run
+from transduce.search.selection import NEVER, BestSelection, Candidates, Selection, Step, log_sum_exp
 
 _ROUNDING = 1e-3  # nats
 
@@ -110,7 +107,7 @@ class BeamSearch:
         self.rows = torch.arange(
             sentences, device=device
         )  # (B,), each sentence's index in the input: `places` as a tensor
-        self.pieces = torch.empty(sentences, 1, 0, dtype=torch.int64, device=device)  # (B, W, t)
+        self.tokens = torch.empty(sentences, 1, 0, dtype=torch.int64, device=device)  # (B, W, t)
         self.log_probabilities = torch.empty(sentences, 1, 0, device=device)  # (B, W, t)
         self.scores = torch.zeros(sentences, 1, device=device)  # (B, W), sums of log-probabilities
         # The length penalty at each sentence's greatest length (B, 1), and the score of each group's n-th best finished
@@ -126,10 +123,10 @@ class BeamSearch:
     def advance(self, steps: int = 1) -> None:  # noqa: ARG002
         """Take one step: extend each live hypothesis by each token, collect those that end, keep the W best others."""
         logits = self.scorer.step(self.newest).float()
-        normalizer = log_normalizer(logits) if self.rules else None
+        normalizer = log_sum_exp(logits) if self.rules else None
         for rule in self.rules:
-            logits = rule.apply(logits, self.pieces, self.rows)
-        live, ended = self.selection.select(Step(logits, self.scores, self.pieces, self.rows, normalizer))
+            logits = rule.apply(logits, self.tokens, self.rows)
+        live, ended = self.selection.select(Step(logits, self.scores, self.tokens, self.rows, normalizer))
         if self.coverage is not None:
             self.coverage.add_step()
         self._finish_candidates(ended)
@@ -139,7 +136,7 @@ class BeamSearch:
     def hypotheses(self) -> Tensor:
         """Return the live hypotheses, best first, followed by the best finished one, (B, W + 1, t)."""
         order = self.scores.argsort(dim=1, descending=True, stable=True)[..., None].expand(-1, -1, self.length)
-        live = self.pieces.gather(1, order)
+        live = self.tokens.gather(1, order)
         last = live[:, 0].clone()
         for row, sentence in enumerate(self.places):
             if best := self._best(sentence, 1):
@@ -150,9 +147,9 @@ class BeamSearch:
     @property
     def length(self) -> int:
         """t, the number of tokens of every live hypothesis."""
-        return self.pieces.shape[-1]
+        return self.tokens.shape[-1]
 
-    def give_up(self, places: Collection[int]) -> None:
+    def abandon(self, places: Collection[int]) -> None:
         """Remove sentences from the batch and finish their live hypotheses as they are."""
         staying = []
         for row, sentence in enumerate(self.places):
@@ -189,9 +186,9 @@ class BeamSearch:
 
     def _continue_with(self, live: Candidates) -> None:
         """Make the selected candidates the live hypotheses."""
-        self.newest, self.scores = live.pieces, live.totals
-        self.pieces = _extend(self.pieces, live.parents, live.pieces)
-        self.log_probabilities = _extend(self.log_probabilities, live.parents, live.piece_scores)
+        self.newest, self.scores = live.tokens, live.totals
+        self.tokens = _extend(self.tokens, live.parents, live.tokens)
+        self.log_probabilities = _extend(self.log_probabilities, live.parents, live.token_scores)
         self.scorer.reorder(live.parents)
         if self.coverage is not None:
             self.coverage.reorder(live.parents)
@@ -202,11 +199,11 @@ class BeamSearch:
         if not len(rows):
             return
         parents = ended.parents[rows, numbers]
-        pieces = torch.cat([self.pieces[rows, parents], ended.pieces[rows, numbers, None]], dim=1)
-        values = torch.cat([self.log_probabilities[rows, parents], ended.piece_scores[rows, numbers, None]], dim=1)
+        tokens = torch.cat([self.tokens[rows, parents], ended.tokens[rows, numbers, None]], dim=1)
+        values = torch.cat([self.log_probabilities[rows, parents], ended.token_scores[rows, numbers, None]], dim=1)
         places = torch.stack([rows, numbers, parents], dim=1)
         # One transfer for all values if they are on a GPU.
-        found = zip(places.tolist(), pieces.tolist(), values.tolist(), strict=True)
+        found = zip(places.tolist(), tokens.tolist(), values.tolist(), strict=True)
         for (row, number, parent), *history in found:
             group = number * self.beam.groups // ended.totals.shape[1]
             self._finish(row, parent, group, (history[0], history[1]), ended=True)
@@ -224,7 +221,7 @@ class BeamSearch:
         """Add the live hypotheses of a sentence that is cut off to its finished ones."""
         for beam in range(self.scores.shape[1]):
             if float(self.scores[row, beam]) > NEVER:
-                history = (self.pieces[row, beam].tolist(), self.log_probabilities[row, beam].tolist())
+                history = (self.tokens[row, beam].tolist(), self.log_probabilities[row, beam].tolist())
                 self._finish(row, beam, beam // self.beam.group_size, history, ended=False)
 
     def _finish(self, row: int, beam: int, group: int, history: History, *, ended: bool) -> None:
@@ -265,7 +262,7 @@ class BeamSearch:
         self._bars = [self._bars[row] for row in staying]
         self.rows, self.scores = self.rows[rows], self.scores[rows]
         self.greatest_penalty, self.bars = self.greatest_penalty[rows], self.bars[rows]
-        self.pieces, self.log_probabilities = self.pieces[rows], self.log_probabilities[rows]
+        self.tokens, self.log_probabilities = self.tokens[rows], self.log_probabilities[rows]
         self.newest = self.newest[rows]
         self.scorer.keep_sentences(rows)
         if self.coverage is not None:

@@ -12,11 +12,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from transduce.search.beam import Beam, BeamSearch, History
-from transduce.search.coverage import Coverage
-from transduce.search.forced import GenerateSettings
+from transduce.search.coverage import Coverage, length_power
 from transduce.search.greedy import make_hypothesis
-from transduce.search.penalty import power_of_length
-from transduce.search.rules import Rule
+from transduce.search.rules import GenerateSettings, Rule
 from transduce.search.scorer import Bounds, Hypothesis, Scorer
 from transduce.search.selection import NEVER, Candidates, Selection
 
@@ -27,9 +25,9 @@ class LogProbabilities:
     def __init__(self, scorer: Scorer) -> None:
         self.scorer = scorer
 
-    def step(self, pieces: Tensor) -> Tensor:
+    def step(self, tokens: Tensor) -> Tensor:
         """Return the log-probabilities of the next token, (B, W, V)."""
-        return self.scorer.step(pieces).float().log_softmax(dim=-1)
+        return self.scorer.step(tokens).float().log_softmax(dim=-1)
 
     def reorder(self, parents: Tensor) -> None:
         """Replace hypothesis w of sentence b by its parent, hypothesis parents[b, w]."""
@@ -68,7 +66,7 @@ class GenerateSearch(BeamSearch):
         penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, beam)
         finished = self.finished[self.places[row]][group]
         finished.append(
-            make_hypothesis(*history, ended=ended, alpha=self.beam.alpha, penalty=penalty, divisor=power_of_length)
+            make_hypothesis(*history, ended=ended, alpha=self.beam.alpha, penalty=penalty, divisor=length_power)
         )
         finished.sort(key=lambda hypothesis: -hypothesis.score)
         del finished[self.beam.group_size :]
@@ -93,7 +91,7 @@ class GenerateSearch(BeamSearch):
         for beam in range(self.scores.shape[1]):
             group, rank = divmod(beam, size)
             if rank < size - self._ended_now[row][group] and float(self.scores[row, beam]) > NEVER:
-                history = (self.pieces[row, beam].tolist(), self.log_probabilities[row, beam].tolist())
+                history = (self.tokens[row, beam].tolist(), self.log_probabilities[row, beam].tolist())
                 self._finish(row, beam, group, history, ended=False)
 
     def _undecided(self) -> list[int]:

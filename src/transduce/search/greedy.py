@@ -12,11 +12,10 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch import Tensor
 
-from transduce.search.loop import run
-from transduce.search.penalty import LengthPenalty, length_penalty
+from transduce.search.coverage import LengthPenalty, length_penalty
 from transduce.search.rules import Rule
-from transduce.search.scorer import Bounds, Hypothesis, Scorer
-from transduce.search.vocabulary import best_normalized, best_piece, log_normalizer
+from transduce.search.scorer import Bounds, Hypothesis, Scorer, run
+from transduce.search.selection import argmax_token, log_sum_exp, top_tokens_and_log_sum_exp
 
 # Maps float32 logits (B, W, V) and each sentence's index in the input (B,) to the next tokens (B, W).
 Choose = Callable[[Tensor, Tensor], Tensor]
@@ -44,15 +43,15 @@ def greedy_search(
     Returns:
         N lists of one hypothesis.
     """
-    return run(Walk(scorer, Bounds(start_id, eos_id, longest), take_best, alpha=alpha, rules=rules))
+    return run(GreedySearch(scorer, Bounds(start_id, eos_id, longest), take_argmax, alpha=alpha, rules=rules))
 
 
-def take_best(logits: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG001
+def take_argmax(logits: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG001
     """Return the best token of each hypothesis, (B, W)."""
-    return best_piece(logits)
+    return argmax_token(logits)
 
 
-class Walk:
+class GreedySearch:
     """A search in which hypotheses grow together until each has ended or reached its greatest length.
 
     It implements `loop.Search`.
@@ -83,7 +82,7 @@ class Walk:
         self.ended = torch.zeros(sentences, width, dtype=torch.bool, device=device)  # (B, W)
         self.rows = torch.arange(sentences, device=device)  # (B,), the sentence's index in the input
         self.newest = torch.full((sentences, 1), bounds.start_id, dtype=torch.int64, device=device)
-        self.pieces = torch.empty(sentences, width, 0, dtype=torch.int64, device=device)  # (B, W, t)
+        self.tokens = torch.empty(sentences, width, 0, dtype=torch.int64, device=device)  # (B, W, t)
         self.log_probabilities = torch.empty(sentences, width, 0, device=device)  # (B, W, t)
         self._found: list[list[Hypothesis]] = [[] for _ in range(sentences)]
 
@@ -98,27 +97,27 @@ class Walk:
         self.ended = self.ended | (newest == self.eos_id)
         if self.rules:  # rules may leave no token at all
             self.ended = self.ended | log_probabilities.isneginf()
-        if self.pieces.shape[-1] < self.shortest_limit and not self.ended.any():
+        if self.tokens.shape[-1] < self.shortest_limit and not self.ended.any():
             return
-        self._leave(self.ended.all(dim=-1) | (self.longest <= self.pieces.shape[-1]))
+        self._leave(self.ended.all(dim=-1) | (self.longest <= self.tokens.shape[-1]))
 
     def _next(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return each hypothesis's next token and its log-probability by the model alone, without the rules."""
-        if not self.rules and self.choose is take_best:
-            values, pieces, normalizer = best_normalized(logits, 1)  # (B, W, 1) each
-            return pieces[..., 0], (values - normalizer)[..., 0]
-        normalizer = log_normalizer(logits)
+        if not self.rules and self.choose is take_argmax:
+            values, tokens, normalizer = top_tokens_and_log_sum_exp(logits, 1)  # (B, W, 1) each
+            return tokens[..., 0], (values - normalizer)[..., 0]
+        normalizer = log_sum_exp(logits)
         for rule in self.rules:
-            logits = rule.apply(logits, self.pieces, self.rows)
+            logits = rule.apply(logits, self.tokens, self.rows)
         newest = self.choose(logits, self.rows)
         return newest, (logits.gather(-1, newest[..., None]) - normalizer)[..., 0]
 
     def hypotheses(self) -> Tensor:
         """Return the hypotheses so far, padded with end symbols after their end, (B, W, t)."""
-        ended = (self.pieces == self.eos_id).cummax(dim=-1).values
-        return self.pieces.masked_fill(ended, self.eos_id)
+        ended = (self.tokens == self.eos_id).cummax(dim=-1).values
+        return self.tokens.masked_fill(ended, self.eos_id)
 
-    def give_up(self, places: Collection[int]) -> None:
+    def abandon(self, places: Collection[int]) -> None:
         """Remove sentences from the batch with their hypotheses as they are."""
         if places:
             self._leave(torch.isin(self.rows, torch.tensor(list(places), device=self.rows.device)))
@@ -129,7 +128,7 @@ class Walk:
 
     def _extend(self, newest: Tensor, log_probabilities: Tensor) -> None:
         self.newest = newest
-        self.pieces = torch.cat([self.pieces, newest[..., None]], dim=-1)
+        self.tokens = torch.cat([self.tokens, newest[..., None]], dim=-1)
         self.log_probabilities = torch.cat([self.log_probabilities, log_probabilities[..., None]], dim=-1)
 
     def _leave(self, leaving: Tensor) -> None:
@@ -138,30 +137,30 @@ class Walk:
             return
         rows = leaving.nonzero().flatten()
         # One transfer for all, since each one stalls a GPU.
-        histories = zip(self.pieces[rows].tolist(), self.log_probabilities[rows].tolist(), strict=True)
+        histories = zip(self.tokens[rows].tolist(), self.log_probabilities[rows].tolist(), strict=True)
         for sentence, history in zip(self.rows[rows].tolist(), histories, strict=True):
             self._found[sentence] = [self._hypothesis(*hypothesis) for hypothesis in zip(*history, strict=True)]
         staying = (~leaving).nonzero().flatten()
         self.scorer.keep_sentences(staying)
         self.rows, self.longest, self.newest = self.rows[staying], self.longest[staying], self.newest[staying]
-        self.pieces, self.log_probabilities = self.pieces[staying], self.log_probabilities[staying]
+        self.tokens, self.log_probabilities = self.tokens[staying], self.log_probabilities[staying]
         self.ended = self.ended[staying]
 
-    def _hypothesis(self, pieces: list[int], log_probabilities: list[float]) -> Hypothesis:
+    def _hypothesis(self, tokens: list[int], log_probabilities: list[float]) -> Hypothesis:
         """Return the hypothesis up to and including its first end symbol, or up to a token that rules forbid.
 
         A forbidden token is chosen if rules forbid all tokens.
         """
-        steps = enumerate(zip(pieces, log_probabilities, strict=True))
+        steps = enumerate(zip(tokens, log_probabilities, strict=True))
         last = next((n for n, (piece, value) in steps if piece == self.eos_id or value == -math.inf), None)
         ended = last is not None and log_probabilities[last] != -math.inf
-        length = len(pieces) if last is None else last + ended
-        trimmed = pieces[:length], log_probabilities[:length]
+        length = len(tokens) if last is None else last + ended
+        trimmed = tokens[:length], log_probabilities[:length]
         return make_hypothesis(*trimmed, ended=ended, alpha=self.alpha, divisor=self.divisor)
 
 
 def make_hypothesis(
-    pieces: Sequence[int],
+    tokens: Sequence[int],
     log_probabilities: Sequence[float],
     *,
     ended: bool,
@@ -174,8 +173,8 @@ def make_hypothesis(
     Its score is the sum of the log-probabilities divided by the length penalty, plus `penalty`, in nats.
     """
     return Hypothesis(
-        ids=tuple(pieces[:-1] if ended else pieces),
+        ids=tuple(tokens[:-1] if ended else tokens),
         piece_log_probabilities=tuple(log_probabilities),
-        score=sum(log_probabilities) / divisor(len(pieces), alpha) + penalty,
+        score=sum(log_probabilities) / divisor(len(tokens), alpha) + penalty,
         ended=ended,
     )

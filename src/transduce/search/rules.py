@@ -3,11 +3,14 @@
 Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t tokens so far.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import Literal, Protocol
 
+import msgspec
 import torch
 from torch import Tensor
+
+from transduce.errors import TransduceError
 
 _NEVER = float("-inf")
 
@@ -15,7 +18,7 @@ _NEVER = float("-inf")
 class Rule(Protocol):
     """An interface of objects that change the logits of one step."""
 
-    def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:
+    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
         """Return new or changed logits.
 
         Args:
@@ -31,7 +34,7 @@ class Forbid:
     def __init__(self, ids: Sequence[int]) -> None:
         self.ids = list(ids)
 
-    def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
+    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         """Set the logits of the forbidden tokens to minus infinity."""
         logits[..., self.ids] = _NEVER
         return logits
@@ -44,14 +47,14 @@ class MinimumLength:
         self.length = length
         self.eos_id = eos_id
 
-    def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
+    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         """Forbid the end symbol while hypotheses are too short."""
-        if pieces.shape[-1] < self.length:
+        if tokens.shape[-1] < self.length:
             logits[..., self.eos_id] = _NEVER
         return logits
 
 
-class OtherEnds:
+class ExtraEndTokens:
     """A rule that treats further tokens as the end symbol."""
 
     def __init__(self, eos_id: int, others: Sequence[int], *, summed: bool) -> None:
@@ -67,7 +70,7 @@ class OtherEnds:
         self.others = list(others)
         self.summed = summed
 
-    def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
+    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         """Give the end symbol the combined logit of all ends, and forbid the others."""
         ends = logits[..., [self.eos_id, *self.others]]  # (B, W, ends)
         logits[..., self.others] = _NEVER
@@ -81,12 +84,12 @@ class NoRepeatedNgrams:
     def __init__(self, length: int) -> None:
         self.length = length
 
-    def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
+    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         """Forbid every token that would complete an n-gram a second time."""
-        if pieces.shape[-1] < self.length:
+        if tokens.shape[-1] < self.length:
             return logits
-        runs = pieces.unfold(-1, self.length, 1)  # (B, W, t - length + 1, length)
-        begun = pieces[..., pieces.shape[-1] - self.length + 1 :]  # (B, W, length - 1)
+        runs = tokens.unfold(-1, self.length, 1)  # (B, W, t - length + 1, length)
+        begun = tokens[..., tokens.shape[-1] - self.length + 1 :]  # (B, W, length - 1)
         repeats = (runs[..., :-1] == begun[..., None, :]).all(dim=-1)  # (B, W, t - length + 1)
         limits = torch.full_like(repeats, torch.inf, dtype=logits.dtype).masked_fill_(repeats, _NEVER)
         return logits.scatter_reduce_(-1, runs[..., -1], limits, "amin", include_self=True)
@@ -100,17 +103,113 @@ class ForcedPrefix:
         self.longest = max(map(len, self.prefixes), default=0)
         self.rules = rules
 
-    def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:
+    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
         """Within a prefix, forbid every token but the next one of the prefix, which keeps its model score."""
-        position = pieces.shape[-1]
+        position = tokens.shape[-1]
         forced = {}
         for row, sentence in enumerate(rows.tolist() if position < self.longest else ()):
             if position < len(self.prefixes[sentence]):
-                piece = self.prefixes[sentence][position]
-                forced[row] = (piece, logits[row, :, piece].clone())
+                token = self.prefixes[sentence][position]
+                forced[row] = (token, logits[row, :, token].clone())
         for rule in self.rules:
-            logits = rule.apply(logits, pieces, rows)
-        for row, (piece, score) in forced.items():
+            logits = rule.apply(logits, tokens, rows)
+        for row, (token, score) in forced.items():
             logits[row] = _NEVER
-            logits[row, :, piece] = score
+            logits[row, :, token] = score
         return logits
+
+
+# --- forced ---
+# Forced and forbidden tokens from Hugging Face's `generation_config.json`: settings and the rules that apply them.
+# Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t tokens so far.
+
+
+_FORBIDDEN_SCORE = float("-inf")
+
+
+class GenerateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Settings from `generation_config.json` that have no equivalent in `SearchSettings`."""
+
+    forced_first_id: int | None = None
+    """The first token of every translation, such as the tag of its language."""
+    forced_last_id: int | None = None
+    """The token at the greatest length of a translation, mostly the end symbol."""
+    forbidden_ids: tuple[int, ...] = ()
+    """Tokens that are never written."""
+    stop: Literal["full", "likely", "never"] = "likely"
+    """When a sentence is done. `full`: once `beam_size` hypotheses have ended. `likely`: once also no live one is
+    better at its current length. `never`: once also none could be better at the greatest length.
+    """
+    renormalize: bool = False
+    """Renormalize probabilities over the tokens that rules permit: `renormalize_logits`, which OPUS models set."""
+
+    def __post_init__(self) -> None:
+        for name, id in _ids_of(self):
+            if isinstance(id, bool) or not isinstance(id, int) or id < 0:
+                raise TransduceError(f"`search.generate.{name}` must be a token id, at least 0, but is {id!r}.")
+
+
+def _ids_of(settings: GenerateSettings) -> Iterator[tuple[str, int]]:
+    for name in ("forced_first_id", "forced_last_id"):
+        if (id := getattr(settings, name)) is not None:
+            yield name, id
+    yield from (("forbidden_ids", id) for id in settings.forbidden_ids)
+
+
+def check_ids(settings: GenerateSettings, size: int) -> None:
+    """Check that all ids in the settings belong to a vocabulary of this size.
+
+    Raises:
+        TransduceError: an id is too large.
+    """
+    for name, id in _ids_of(settings):
+        if id >= size:
+            raise TransduceError(
+                f"`search.generate.{name}` must be a token id of the vocabulary, 0 to {size - 1:,}, but is {id:,}."
+            )
+
+
+class ForcedToken:
+    """A rule that forces one token at one position, with probability 1."""
+
+    def __init__(self, id: int, place: int | Tensor) -> None:
+        """Force token `id` after `place` tokens: one number for all sentences, or one per input sentence, (N,)."""
+        self.id = id
+        self.place = place
+
+    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
+        """At the position of the forced token, set its log-probability to 0 and forbid all others."""
+        place = self.place[rows] if isinstance(self.place, Tensor) else torch.full_like(rows, self.place)
+        is_here = place == tokens.shape[-1]  # (B,)
+        if bool(is_here.any()):
+            forced = torch.full_like(logits, _FORBIDDEN_SCORE)
+            forced[..., self.id] = 0.0
+            logits = torch.where(is_here[:, None, None], forced, logits)
+        return logits
+
+
+class Renormalize:
+    """A rule that renormalizes probabilities over the tokens that earlier rules permit."""
+
+    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
+        """Return the log-probabilities of the permitted tokens."""
+        return logits.log_softmax(dim=-1)
+
+
+def generate_rules(settings: GenerateSettings, longest: Tensor, tags: Sequence[int] = ()) -> list[Rule]:
+    """Return the rules to apply after all others.
+
+    Args:
+        settings: forced and forbidden tokens.
+        longest: the greatest length of each sentence in tokens, (N,).
+        tags: tokens that start every translation, such as the tag of its language.
+    """
+    rules: list[Rule] = [Forbid(settings.forbidden_ids)] if settings.forbidden_ids else []
+    rules += [ForcedToken(tag, place) for place, tag in enumerate(tags)]
+    if settings.forced_first_id is not None and not tags:
+        rules.append(ForcedToken(settings.forced_first_id, 0))
+    if settings.forced_last_id is not None:
+        rules.append(ForcedToken(settings.forced_last_id, longest - 1))
+    if settings.renormalize:
+        rules.append(Renormalize())
+    return rules

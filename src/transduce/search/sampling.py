@@ -59,13 +59,13 @@ def draw(logits: Tensor, uniform: Tensor, *, top_k: int = 0, top_p: float = 1.0)
     probabilities = logits.softmax(dim=-1).flatten(0, 1)  # (B × W, V)
     bounds, most = uniform.flatten(), probabilities.shape[1]
     count = min(top_k or _LIKELY, most)
-    pieces, is_certain = _draw_among(probabilities, bounds, count, top_p, is_all=count in (top_k, most))
+    tokens, is_certain = _draw_among(probabilities, bounds, count, top_p, is_all=count in (top_k, most))
     while not bool(is_certain.all()):  # a row's draw must not depend on other rows
         left, count = (~is_certain).nonzero().flatten(), min(_GROWTH * count, most)
-        pieces[left], is_certain[left] = _draw_among(
+        tokens[left], is_certain[left] = _draw_among(
             probabilities[left], bounds[left], count, top_p, is_all=count == most
         )
-    return pieces.view(uniform.shape)
+    return tokens.view(uniform.shape)
 
 
 def _draw_among(
@@ -76,7 +76,7 @@ def _draw_among(
     Returns:
         The tokens, (N,), and whether each draw is certain, that is, independent of the less likely tokens, (N,).
     """
-    values, pieces = probabilities.topk(count, dim=-1)  # sorted
+    values, tokens = probabilities.topk(count, dim=-1)  # sorted
     cumulated = values.cumsum(dim=-1)
     is_certain = torch.ones_like(uniform, dtype=torch.bool)
     if top_p < 1.0:
@@ -93,4 +93,4 @@ def _draw_among(
         total = probabilities.sum(dim=-1)
         is_certain = uniform * total < cumulated[:, -1]
     index = torch.searchsorted(cumulated, (uniform * total)[:, None], right=True).clamp_max(count - 1)
-    return pieces.gather(1, index)[:, 0], is_certain
+    return tokens.gather(1, index)[:, 0], is_certain

@@ -7,8 +7,120 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from transduce.search.vocabulary import best_pieces, kernels_for, log_normalizer
+# --- vocabulary ---
+# Top-k and log-sum-exp over the vocabulary, faster than PyTorch's on a CPU by working in blocks or with kernels.
+# Legend: B sentences, W hypotheses of each, N hypotheses, V vocabulary, G blocks of it, k requested tokens.
+
+
+_BLOCK = 64  # tokens
+_MIN_TOKENS = 1024  # smaller vocabularies gain nothing from blocks
+
+
+Quadruple = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+class Reductions(Protocol):
+    """An interface of compiled kernels for reductions over logits (B, W, V)."""
+
+    def supports(self, logits: Tensor) -> bool:
+        """Return whether the kernels support these logits."""
+
+    def top_tokens(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return the `count` greatest logits of each row and their indices, best first."""
+
+    def log_sum_exp(self, logits: Tensor) -> Tensor:
+        """Return the log-sum-exp of each row, (B, W, 1)."""
+
+    def top_tokens_and_log_sum_exp(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the `count` greatest logits of each row, their indices, and the log-sum-exp."""
+
+    def select(
+        self, logits: Tensor, normalizer: Tensor | None, scores: Tensor, *, eos_id: int, beam_size: int
+    ) -> tuple[Quadruple, Quadruple]:
+        """Return the live and the ended candidates that `BestSelection` chooses, from at least 2 × beam_size tokens.
+
+        Each result consists of parents, tokens, token log-probabilities and totals. If `normalizer` is None, the
+        log-sum-exp of the logits is computed.
+        """
+
+
+class _Kernels:
+    """The kernels in use, shared by the whole process."""
+
+    reductions: Reductions | None = None
+
+
+def use_kernels(reductions: Reductions | None) -> Reductions | None:
+    """Use these kernels from now on for all logits they support; return the previous ones."""
+    before, _Kernels.reductions = _Kernels.reductions, reductions
+    return before
+
+
+def kernels_for(logits: Tensor, count: int) -> Reductions | None:
+    """Return kernels for the `count` best of each row, or None if they do not support the logits or gain nothing."""
+    kernels = _Kernels.reductions
+    if kernels is None or logits.shape[-1] < max(_BLOCK, count):
+        return None
+    return kernels if kernels.supports(logits) else None
+
+
+def top_tokens_and_log_sum_exp(logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the `count` greatest logits of each row, their indices, and the log-sum-exp of the row."""
+    if (kernels := kernels_for(logits, count)) is not None:
+        return kernels.top_tokens_and_log_sum_exp(logits, count)
+    return *top_tokens(logits, count), log_sum_exp(logits)
+
+
+def argmax_token(logits: Tensor) -> Tensor:
+    """Return the index of the greatest logit of each row, (…, V) to (…); ties are broken arbitrarily."""
+    if not _has_blocks(logits, 1) and kernels_for(logits, 1) is None:
+        return logits.argmax(dim=-1)
+    return top_tokens(logits, 1)[1][..., 0]
+
+
+def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the `count` greatest logits of each row and their indices, best first: (…, V) to twice (…, k).
+
+    They lie in the `count` blocks with the greatest maxima, or after the last complete block.
+    """
+    if (kernels := kernels_for(logits, count)) is not None:
+        return kernels.top_tokens(logits, count)
+    if not _has_blocks(logits, count):
+        values, indices = logits.topk(count, dim=-1)
+        return values, indices
+    rows = logits.reshape(-1, logits.shape[-1])  # (N, V)
+    aligned = rows.shape[1] // _BLOCK * _BLOCK
+    blocks = rows[:, :aligned].unflatten(1, (-1, _BLOCK))  # (N, G, 64)
+    chosen = blocks.amax(dim=-1).topk(count, dim=-1, sorted=False).indices  # (N, k)
+    block_rows = chosen + torch.arange(len(rows))[:, None] * blocks.shape[1]
+    block_values = blocks.reshape(-1, _BLOCK).index_select(0, block_rows.flatten()).view(len(rows), -1)  # (N, k × 64)
+    values, positions = torch.cat([block_values, rows[:, aligned:]], dim=1).topk(count, dim=-1)
+    # Logits after the last complete block are treated as one more chosen block.
+    starts = F.pad(chosen * _BLOCK, (0, 1), value=aligned)
+    indices = starts.gather(1, positions // _BLOCK) + positions % _BLOCK
+    return values.view(*logits.shape[:-1], count), indices.view(*logits.shape[:-1], count)
+
+
+def _has_blocks(logits: Tensor, count: int) -> bool:
+    """Return whether working in blocks is faster."""
+    return logits.device.type == "cpu" and logits.shape[-1] >= max(_MIN_TOKENS, 4 * count * _BLOCK)
+
+
+def log_sum_exp(logits: Tensor) -> Tensor:
+    """Return the log-sum-exp of each row: (…, V) to (…, 1)."""
+    if (kernels := kernels_for(logits, 1)) is not None:
+        return kernels.log_sum_exp(logits)
+    if logits.device.type != "cpu":
+        return logits.logsumexp(dim=-1, keepdim=True)
+    # The softmax of the greatest logit is 1 over the sum of exp(logit - greatest).
+    best = argmax_token(logits)[..., None]
+    return logits.gather(-1, best) - logits.softmax(dim=-1).gather(-1, best).log()
+
+
+# --- selection ---
+
 
 NEVER = float("-inf")
 
@@ -17,7 +129,7 @@ class Step:
     """The hypotheses and logits of one step, among whose continuations a selection chooses."""
 
     def __init__(
-        self, logits: Tensor, scores: Tensor, pieces: Tensor, rows: Tensor, normalizer: Tensor | None = None
+        self, logits: Tensor, scores: Tensor, tokens: Tensor, rows: Tensor, normalizer: Tensor | None = None
     ) -> None:
         """Describe a step of B sentences.
 
@@ -30,25 +142,25 @@ class Step:
         """
         self.logits = logits
         self.scores = scores
-        self.pieces = pieces
+        self.tokens = tokens
         self.rows = rows
-        self.known_normalizer = normalizer
+        self.cached_log_sum_exp = normalizer
 
     @property
     def normalizer(self) -> Tensor:
         """The log-sum-exp, (B, W, 1); logits - normalizer are the model's log-probabilities."""
-        if self.known_normalizer is None:
-            self.known_normalizer = log_normalizer(self.logits)
-        return self.known_normalizer
+        if self.cached_log_sum_exp is None:
+            self.cached_log_sum_exp = log_sum_exp(self.logits)
+        return self.cached_log_sum_exp
 
     def of_sentence(self, row: int) -> "Step":
         """Return the step of one sentence."""
-        parts = (self.logits, self.scores, self.pieces, self.rows, self.normalizer)
+        parts = (self.logits, self.scores, self.tokens, self.rows, self.normalizer)
         return Step(*(values[row : row + 1] for values in parts))
 
     def of_hypotheses(self, beams: slice) -> "Step":
         """Return the step of some hypotheses of each sentence."""
-        return Step(self.logits[:, beams], self.scores[:, beams], self.pieces, self.rows, self.normalizer[:, beams])
+        return Step(self.logits[:, beams], self.scores[:, beams], self.tokens, self.rows, self.normalizer[:, beams])
 
 
 class Candidates(NamedTuple):
@@ -56,9 +168,9 @@ class Candidates(NamedTuple):
 
     parents: Tensor
     """The index of the hypothesis that is continued."""
-    pieces: Tensor
+    tokens: Tensor
     """The token that is appended."""
-    piece_scores: Tensor
+    token_scores: Tensor
     """The token's log-probability."""
     totals: Tensor
     """The hypothesis's log-probability including the token; minus infinity if there is no such candidate."""
@@ -97,7 +209,7 @@ class BestSelection:
         kernels = kernels_for(step.logits, 2 * self.beam_size)
         if kernels is not None:
             live, ended = kernels.select(
-                step.logits, step.known_normalizer, step.scores, eos_id=self.eos_id, beam_size=self.beam_size
+                step.logits, step.cached_log_sum_exp, step.scores, eos_id=self.eos_id, beam_size=self.beam_size
             )
             return Choice(Candidates(*live), Candidates(*ended))
         return split(best_candidates(step, 2 * self.beam_size), self.eos_id, self.beam_size)
@@ -128,7 +240,7 @@ class DiverseSelection:
                 beams = slice(group * self.group_size, (group + 1) * self.group_size)
             candidates = best_candidates(step.of_hypotheses(beams), 2 * self.group_size, taken[:, None] * self.penalty)
             choice = split(_fill(candidates, 2 * self.group_size), self.eos_id, self.group_size)
-            taken.scatter_add_(1, choice.live.pieces, torch.ones_like(choice.live.totals))
+            taken.scatter_add_(1, choice.live.tokens, torch.ones_like(choice.live.totals))
             choices.append(Choice(*(each._replace(parents=each.parents + beams.start) for each in choice)))
         live, ended = (_concatenate(list(parts)) for parts in zip(*choices, strict=True))
         return Choice(live, ended)
@@ -144,28 +256,28 @@ def best_candidates(step: Step, count: int, costs: Tensor | None = None) -> Cand
     """
     adjusted = step.logits if costs is None else step.logits - costs
     width = min(count, adjusted.shape[-1])  # more continuations of one hypothesis are never needed
-    best, pieces = best_pieces(adjusted, width)  # (B, W, width)
+    best, tokens = top_tokens(adjusted, width)  # (B, W, width)
     totals = (step.scores[..., None] + (best - step.normalizer)).flatten(1)  # (B, W × width)
     order = totals.topk(min(count, totals.shape[1]), dim=-1).indices  # (B, n), best first
     parents = order // width
-    pieces = pieces.flatten(1).gather(1, order)
+    tokens = tokens.flatten(1).gather(1, order)
     if costs is None:
-        piece_scores = (best - step.normalizer).flatten(1).gather(1, order)
-        return Candidates(parents, pieces, piece_scores, totals.gather(1, order))
-    return score_candidates(step, parents, pieces)
+        token_scores = (best - step.normalizer).flatten(1).gather(1, order)
+        return Candidates(parents, tokens, token_scores, totals.gather(1, order))
+    return score_candidates(step, parents, tokens)
 
 
-def score_candidates(step: Step, parents: Tensor, pieces: Tensor) -> Candidates:
+def score_candidates(step: Step, parents: Tensor, tokens: Tensor) -> Candidates:
     """Return the candidates given by hypotheses and tokens, (B, n) each, with their scores."""
-    flat = parents * step.logits.shape[-1] + pieces
+    flat = parents * step.logits.shape[-1] + tokens
     logits = step.logits.flatten(1).gather(1, flat)
-    piece_scores = logits - step.normalizer[..., 0].gather(1, parents)
-    return Candidates(parents, pieces, piece_scores, step.scores.gather(1, parents) + piece_scores)
+    token_scores = logits - step.normalizer[..., 0].gather(1, parents)
+    return Candidates(parents, tokens, token_scores, step.scores.gather(1, parents) + token_scores)
 
 
 def split(candidates: Candidates, eos_id: int, beam_size: int) -> Choice:
     """Split candidates into those that end, if fewer than `beam_size` are better, and the best `beam_size` others."""
-    ends = candidates.pieces == eos_id
+    ends = candidates.tokens == eos_id
     counts = ends & (torch.arange(ends.shape[1], device=ends.device) < beam_size)
     ended = candidates._replace(totals=candidates.totals.masked_fill(~counts, NEVER))
     # A stable sort puts the candidates that do not end first, best first.
@@ -179,9 +291,9 @@ def _fill(candidates: Candidates, count: int) -> Candidates:
     missing = count - candidates.totals.shape[1]
     if missing <= 0:
         return candidates
-    parents, pieces, scores, totals = (torch.nn.functional.pad(values, (0, missing)) for values in candidates)
+    parents, tokens, scores, totals = (torch.nn.functional.pad(values, (0, missing)) for values in candidates)
     totals[:, -missing:] = NEVER
-    return Candidates(parents, pieces, scores, totals)
+    return Candidates(parents, tokens, scores, totals)
 
 
 def _concatenate(parts: list[Candidates]) -> Candidates:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.search.forced import GenerateSettings
+from transduce.search.rules import GenerateSettings
 
 _GREATEST_FACTOR = 1_000
 _NOT_NEGATIVE = (
@@ -157,11 +157,11 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         if isinstance(self.forbidden, str):
             raise TransduceError(f"`forbidden` must be a tuple of texts, but is one text: write (`{self.forbidden}`,).")
 
-    def longest(self, source_pieces: int) -> int:
+    def longest(self, source_tokens: int) -> int:
         """Return the greatest length in tokens, including the end symbol, for a source of this many tokens."""
         if self.max_length is not None:
             return self.max_length
-        return max(int(source_pieces * self.max_length_factor) + self.max_length_extra, self.min_length + 1)
+        return max(int(source_tokens * self.max_length_factor) + self.max_length_extra, self.min_length + 1)
 
 
 def checked_search(search: object) -> SearchSettings:

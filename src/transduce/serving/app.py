@@ -11,26 +11,22 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from transduce.errors import TransduceError
-from transduce.serving import chat, deepl, libretranslate, studies
-from transduce.serving.answers import error_answer, json_answer
-from transduce.serving.batcher import shutting_down
-from transduce.serving.chat import Chat
+from transduce.serving import deepl, inspection_api, libretranslate, openai
+from transduce.serving.batching import ClientGoneError, shutting_down
 from transduce.serving.deepl import DeepL
-from transduce.serving.engine import ClientGoneError
-from transduce.serving.envelope import Envelope
-from transduce.serving.gate import Gate
+from transduce.serving.inspection_api import Studies, Views
 from transduce.serving.libretranslate import LibreTranslate
-from transduce.serving.messages import Health
+from transduce.serving.messages import Health, RequestError
 from transduce.serving.metrics import CONTENT_TYPE
+from transduce.serving.openai import Chat
 from transduce.serving.openapi import Operation, document
-from transduce.serving.request_error import RequestError
-from transduce.serving.service import Service
-from transduce.serving.studies import Studies, Views
+from transduce.serving.responses import Envelope, error_answer, json_answer
+from transduce.serving.service import Gate, Service
 
 OPERATIONS = (
     *libretranslate.OPERATIONS,
     *deepl.OPERATIONS,
-    *chat.OPERATIONS,
+    *openai.OPERATIONS,
     Operation("get", "/health", "Whether translations can be had.", Health),
     Operation("get", "/metrics", "Figures for Prometheus.", "text/plain", needs_key=True),
     Operation("get", "/spec", "This document.", "application/json"),
@@ -62,7 +58,7 @@ class Application:
         self.gate = Gate(service)
         self.is_draining = False
         """Once the server is about to end: every request is refused then."""
-        operations = OPERATIONS if views is None else (*OPERATIONS, *studies.operations(views))
+        operations = OPERATIONS if views is None else (*OPERATIONS, *inspection_api.operations(views))
         self._spec = msgspec.json.encode(document(operations, service.settings))
         self._page = _WITHOUT_PAGE if views is None else views.page(service.page_settings())
         starlette = Starlette(

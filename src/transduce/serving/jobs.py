@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from transduce.runtime.translation import Translation
+from transduce.inference.translation import Translation
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary
@@ -24,7 +24,7 @@ class Model(Protocol):
     glossary: Glossary | None
     """How it translates terms where a request brings none."""
 
-    def count_pieces(self, sentences: Sequence[str]) -> list[int]:
+    def count_tokens(self, sentences: Sequence[str]) -> list[int]:
         """The pieces of each sentence, end symbol included."""
 
     @property
@@ -96,10 +96,10 @@ class Job:
         self.marks = marks or {}
         self.accepted_at = time.monotonic()
         self.deadline = self.accepted_at + seconds
-        self.pieces = model.count_pieces(sentences)
-        self.total_pieces = sum(self.pieces)
+        self.tokens = model.count_tokens(sentences)
+        self.total_tokens = sum(self.tokens)
         # The longest first, for they fill a batch best when they are its head.
-        self.waiting = sorted(range(len(sentences)), key=lambda place: -self.pieces[place])
+        self.waiting = sorted(range(len(sentences)), key=lambda place: -self.tokens[place])
         self.results: list[Any] = [None] * len(sentences)
         self.in_batches = 0
         self.started_at: float | None = None
@@ -145,9 +145,9 @@ class Place(NamedTuple):
         return self.job.sentences[self.number]
 
     @property
-    def pieces(self) -> int:
+    def tokens(self) -> int:
         """Its length."""
-        return self.job.pieces[self.number]
+        return self.job.tokens[self.number]
 
     @property
     def marks(self) -> Sequence[Span]:

@@ -8,11 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from transduce.errors import TransduceError
-from transduce.runtime.doubts import Doubt
-from transduce.runtime.wanted import as_glossary
-from transduce.serving.answers import json_answer
-from transduce.serving.encodings import listed
-from transduce.serving.gate import Gate, watch
+from transduce.inference.glossary_search import as_glossary
+from transduce.inference.quality_estimation import QualityWarning
 from transduce.serving.languages import language_name
 from transduce.serving.messages import (
     DetectedLanguage,
@@ -21,12 +18,15 @@ from transduce.serving.messages import (
     Language,
     LanguageChoice,
     LanguageChoices,
+    RequestError,
     TranslateRequest,
     TranslateResponse,
+    invalid,
 )
 from transduce.serving.openapi import Operation
-from transduce.serving.request_error import RequestError, invalid
-from transduce.serving.service import Answer, Wish
+from transduce.serving.request_bodies import listed
+from transduce.serving.responses import json_answer
+from transduce.serving.service import Answer, Gate, Wish, watch
 from transduce.serving.streaming import LatestProgress, stream_answer
 from transduce.text.glossary import Glossary
 
@@ -152,5 +152,5 @@ def _alternatives(answers: Sequence[Answer], *, is_list: bool) -> list[str | lis
     return [answer.alternatives for answer in answers] if is_list else [*answers[0].alternatives]
 
 
-def _doubts(answers: Sequence[Answer], *, is_list: bool) -> list[Doubt | list[Doubt]]:
+def _doubts(answers: Sequence[Answer], *, is_list: bool) -> list[QualityWarning | list[QualityWarning]]:
     return [list(answer.doubts) for answer in answers] if is_list else [*answers[0].doubts]

@@ -4,16 +4,17 @@ Field names are LibreTranslate's (version 1.9). Its clients do not send what is 
 `glossary`.
 """
 
+import math
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from transduce.runtime.doubts import Doubt
+from transduce.inference.quality_estimation import QualityWarning
 
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 Number = Annotated[int, Meta(ge=0, le=1_000_000)]
-Piece = Annotated[str, Meta(max_length=200)]
+Token = Annotated[str, Meta(max_length=200)]
 Alternatives = Annotated[
     int, Meta(ge=0, le=1000, description="The beam is as wide as for so many further translations.")
 ]
@@ -65,7 +66,7 @@ class TranslateResponse(msgspec.Struct, kw_only=True, frozen=True, rename="camel
     """Where the source was `auto`."""
     alternatives: list[str | list[str]] | UnsetType = UNSET
     """Where some were asked for; best first, none of them twice."""
-    doubts: list[Doubt | list[Doubt]] | UnsetType = UNSET
+    doubts: list[QualityWarning | list[QualityWarning]] | UnsetType = UNSET
     """Where they were asked for."""
 
 
@@ -152,10 +153,10 @@ class InterveneRequest(InspectRequest, kw_only=True, frozen=True):
     step: Annotated[Number, Meta(description="A place in the translation, from 0: what stands before it stays.")] | (
         None
     ) = None
-    force: Annotated[Piece, Meta(description="The piece that is written there, as the vocabulary spells it.")] | (
+    force: Annotated[Token, Meta(description="The piece that is written there, as the vocabulary spells it.")] | (
         None
     ) = None
-    forbid: Annotated[list[Piece], Meta(max_length=100, description="Pieces that are not written there.")] = []
+    forbid: Annotated[list[Token], Meta(max_length=100, description="Pieces that are not written there.")] = []
     changed: Annotated[str, Meta(description="Another sentence in the place of `q`.")] | None = None
 
 
@@ -182,3 +183,152 @@ class ErrorMessage(msgspec.Struct, kw_only=True, frozen=True):
     """One sentence."""
     message: str | msgspec.UnsetType = msgspec.UNSET
     """The same below `/v2`, where DeepL's clients look for it."""
+
+
+# --- chat messages ---
+# What travels in the part of OpenAI's API that its clients need for a chat: a text, and its translation.
+
+
+Choices = Annotated[int, Meta(ge=1, le=1000, description="How many translations, the best first.")]
+
+
+class ChatPart(msgspec.Struct, kw_only=True, frozen=True):
+    """A part of a message."""
+
+    type: Annotated[str, Meta(max_length=64, description="`text`: others are refused.")]
+    text: str = ""
+
+
+class ChatMessage(msgspec.Struct, kw_only=True, frozen=True):
+    """What somebody said."""
+
+    role: Annotated[str, Meta(max_length=64, description="The last message of a `user` is translated.")]
+    content: str | list[ChatPart] | None = None
+
+
+class ChatRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """What `POST /v1/chat/completions` is sent; further options of OpenAI are ignored."""
+
+    model: Annotated[str, Meta(description="One of `GET /v1/models`.")]
+    messages: list[ChatMessage]
+    stream: Annotated[bool, Meta(description="Answer with server-sent events, the text as it becomes certain.")] | (
+        None
+    ) = False
+    n: Choices | None = 1
+
+
+class ChatAnswer(msgspec.Struct, kw_only=True, frozen=True):
+    """A translation, as what an assistant says."""
+
+    content: str
+    role: Literal["assistant"] = "assistant"
+
+
+class ChatChoice(msgspec.Struct, kw_only=True, frozen=True):
+    """One of the translations."""
+
+    index: int
+    message: ChatAnswer
+    finish_reason: Literal["stop"] = "stop"
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True, frozen=True):
+    """What it answers."""
+
+    id: str
+    created: int
+    """Seconds since 1970."""
+    model: str
+    choices: list[ChatChoice]
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+class ChatDelta(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """What an event adds to the translation."""
+
+    role: Literal["assistant"] | None = None
+    """In the first event alone."""
+    content: str | None = None
+
+
+class ChatDeltaChoice(msgspec.Struct, kw_only=True, frozen=True):
+    """The only translation of a stream."""
+
+    delta: ChatDelta
+    index: Literal[0] = 0
+    finish_reason: Literal["stop"] | None = None
+    """In the last event alone."""
+
+
+class ChatChunk(msgspec.Struct, kw_only=True, frozen=True):
+    """The data of an event."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatDeltaChoice]
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+
+
+class ChatModel(msgspec.Struct, kw_only=True, frozen=True):
+    """A model, by the languages that it translates from and to."""
+
+    id: str
+    created: int
+    """When the server was started."""
+    object: Literal["model"] = "model"
+    owned_by: Literal["transduce"] = "transduce"
+
+
+class ChatModels(msgspec.Struct, kw_only=True, frozen=True):
+    """What `GET /v1/models` answers."""
+
+    data: list[ChatModel]
+    object: Literal["list"] = "list"
+
+
+class ChatFault(msgspec.Struct, kw_only=True, frozen=True):
+    """Why a request was not granted."""
+
+    message: str
+    """One sentence."""
+    type: Literal["invalid_request_error", "server_error"]
+    param: None = None
+    code: None = None
+
+
+class ChatError(msgspec.Struct, kw_only=True, frozen=True):
+    """What every answer below `/v1` is that is no success."""
+
+    error: ChatFault
+
+
+# --- request error ---
+# A request that is not granted: a status, and one sentence that says why and what to do.
+
+
+class RequestError(Exception):
+    """Becomes `{"error": sentence}` with the status; who may come again learns when, in Retry-After."""
+
+    def __init__(self, status: int, sentence: str, *, retry_after_seconds: float | None = None) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.sentence = sentence
+        self.retry_after_seconds = retry_after_seconds
+        self.close_connection = False
+        """Where the rest of the request's body is not going to be read."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What goes with the answer."""
+        headers = {}
+        if self.retry_after_seconds is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_seconds)))
+        if self.close_connection:
+            headers["Connection"] = "close"
+        return headers
+
+
+def invalid(reason: str) -> RequestError:
+    """What the client sent makes no sense."""
+    return RequestError(400, f"Invalid request: {reason}")

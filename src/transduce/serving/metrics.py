@@ -28,7 +28,7 @@ class Metrics:
         self.batch_seconds = self._histogram("transduce_batch_seconds", "Decoding of a batch.", _SECONDS)
         self.batch_sentences = self._histogram("transduce_batch_sentences", "Sentences in a batch.", _SENTENCES)
         self.steps = self._counter("transduce_decoding_steps_total", "Steps of the search, each of a whole batch.")
-        self.source_pieces = self._counter("transduce_source_pieces_total", "Source tokens decoded.")
+        self.source_tokens = self._counter("transduce_source_pieces_total", "Source tokens decoded.")
         self.characters = self._counter("transduce_characters_total", "Characters of text accepted for translation.")
         self.disconnects = self._counter("transduce_disconnects_total", "Requests whose client left before the answer.")
 

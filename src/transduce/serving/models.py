@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from transduce.errors import TransduceError
-from transduce.runtime.translation import Translation
-from transduce.runtime.translator import Translator
-from transduce.runtime.wanted import check_glossary
+from transduce.inference.glossary_search import check_glossary
+from transduce.inference.translation import Translation
+from transduce.inference.translator import Translator
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
-from transduce.serving.access import Access
+from transduce.serving.limits import Access
 from transduce.text.glossary import Glossary
-from transduce.text.language_profiles import LanguageProfiles
+from transduce.text.languages import LanguageProfiles
 from transduce.text.word_spans import Span
 
 
@@ -52,7 +52,7 @@ class ServedModel:
         self.access = Access()
         """Whoever computes with the model has it."""
 
-    def count_pieces(self, sentences: Sequence[str]) -> list[int]:
+    def count_tokens(self, sentences: Sequence[str]) -> list[int]:
         """The pieces of each sentence, end symbol included."""
         return [len(ids) + 1 for ids in self.translator.tokenizer.source.encode_batch(sentences)]
 
@@ -100,7 +100,7 @@ class ServedModel:
 
     def unread(self, sentence: str) -> str:
         """The characters of a source that no piece spells."""
-        return self.translator.tokenizer.source.unread(sentence)
+        return self.translator.tokenizer.source.unknown_characters(sentence)
 
 
 def parse_model(said: str) -> tuple[tuple[str, str] | None, Path]:

@@ -3,27 +3,27 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
+from starlette.requests import Request
 
 from transduce.errors import TransduceError
-from transduce.runtime.doubts import Doubt, find_doubts
-from transduce.runtime.parts import is_unspaced
-from transduce.runtime.translation import Translation
+from transduce.inference.batching import is_unspaced
+from transduce.inference.quality_estimation import QualityWarning, find_quality_warnings
+from transduce.inference.translation import Translation
 from transduce.search.settings import SearchSettings
-from transduce.serving.clients import ApiKeys
-from transduce.serving.detection import Detector
-from transduce.serving.engine import Engine
+from transduce.serving.batching import Engine
+from transduce.serving.html_and_xml import Plan, plan
 from transduce.serving.jobs import Job, Model, Translated
-from transduce.serving.languages import AUTO, Routes
-from transduce.serving.messages import DetectedLanguage, PageSettings, Progress
+from transduce.serving.languages import AUTO, Detector, Routes
+from transduce.serving.limits import ApiKeys, RateLimiter
+from transduce.serving.messages import DetectedLanguage, PageSettings, Progress, invalid
 from transduce.serving.metrics import Metrics
-from transduce.serving.request_error import invalid
+from transduce.serving.request_bodies import read_body, read_message
 from transduce.serving.settings import ServingSettings
-from transduce.serving.texts import Plan, plan
 from transduce.text.glossary import Glossary
-from transduce.text.language_profiles import LanguageProfiles
+from transduce.text.languages import LanguageProfiles
 
 _MOST_TERMS = 500  # of a request: they are looked at while others wait
 
@@ -62,7 +62,7 @@ class Answer(NamedTuple):
     source: str
     detected: DetectedLanguage | None
     """Where the source language was to be found out."""
-    doubts: tuple[Doubt, ...] = ()
+    doubts: tuple[QualityWarning, ...] = ()
     """Of all its sentences, where they were asked for."""
 
 
@@ -247,12 +247,12 @@ def _answer(task: Task, wish: Wish, translations: Iterator[Translated]) -> Answe
     return Answer(best, others, task.source, task.detected, doubts)
 
 
-def _doubts(translations: Iterable[Translation], task: Task, wish: Wish, model: Model) -> tuple[Doubt, ...]:
+def _doubts(translations: Iterable[Translation], task: Task, wish: Wish, model: Model) -> tuple[QualityWarning, ...]:
     """What speaks against a text's translations, one after the other."""
     return tuple(
         doubt
         for each in translations
-        for doubt in find_doubts(
+        for doubt in find_quality_warnings(
             each,
             source_language=task.source,
             target_language=wish.target,
@@ -267,3 +267,48 @@ def _assemble(plan: Plan, found: Sequence[Translated], rank: int) -> str:
     ranks = [rank if rank < len(each.translation.alternatives) else 0 for each in found]
     texts = [each.translation.alternatives[own].text for each, own in zip(found, ranks, strict=True)]
     return plan.assemble(texts, {number: found[number].places[ranks[number]] for number in plan.marks})
+
+
+# --- gate ---
+# What a request passes before anything is done for it: the rate limit, room, the body's limits, its form, the key.
+
+
+_Message = TypeVar("_Message")
+
+
+class Gate:
+    """The way in."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.limiter = RateLimiter(service.settings.client_rate)
+
+    async def read(self, request: Request, message: type[_Message]) -> _Message:
+        """What a client asks for that may ask, while there is room.
+
+        Raises:
+            RequestError: one of these is not so.
+        """
+        self.limiter.take(request.client.host if request.client else "")
+        self.service.engine.check_room()
+        return await self.read_message(request, message)
+
+    async def read_message(self, request: Request, message: type[_Message]) -> _Message:
+        """The same for what costs next to nothing to answer."""
+        body = await read_body(request, self.service.settings)
+        query = request.scope["query_string"].decode("latin-1")
+        return read_message(body, request.headers.get("content-type", ""), query, message)
+
+    def check_key(self, request: Request, said: str | None = None) -> None:
+        """Raises RequestError where the key is missing or wrong."""
+        self.service.keys.check(request.headers, said)
+
+
+def watch(request: Request) -> asyncio.Future[None]:
+    """Is done when the client has gone; the request's body must have been read. Cancel it in the end."""
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    return asyncio.ensure_future(disconnected())

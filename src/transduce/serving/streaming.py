@@ -9,9 +9,8 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from transduce.serving.engine import ClientGoneError
-from transduce.serving.messages import ErrorMessage, Progress
-from transduce.serving.request_error import RequestError
+from transduce.serving.batching import ClientGoneError
+from transduce.serving.messages import ErrorMessage, Progress, RequestError
 
 
 class LatestProgress:

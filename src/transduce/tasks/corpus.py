@@ -6,37 +6,186 @@ from typing import Any, Protocol
 
 import msgspec
 import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from transduce.atomic_io import is_special_file, write_file
 from transduce.data.batches import Batch
-from transduce.data.card import CARD_NAME
-from transduce.data.holdout import HoldOutSettings
-from transduce.data.prepared import PreparedCorpus, prepare
-from transduce.data.sample import write_sample
-from transduce.durable import is_no_file, write_file
+from transduce.data.holdout import HoldOutSettings, source_keys
+from transduce.data.parts import CORPUS_CARD_NAME
+from transduce.data.prepared import PreparedCorpus, prepare, write_sample
 from transduce.errors import TransduceError
-from transduce.interop.stored_tokenizer import load_tokenizer
-from transduce.runtime.machine import usable_cores
-from transduce.tasks.preparation_bar import PreparationBar
+from transduce.inference.bulk_files import ReportClock
+from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
+from transduce.machine import usable_cores
 from transduce.tasks.prepared_folder import (
     CORPUS_FOLDER,
-    check_marks,
+    check_special_tokens,
     check_task,
     check_vocabulary,
     open_prepared_folder,
-    settings_of,
+    tokenizer_settings_of,
 )
-from transduce.tasks.settings import DataSettings, Settings
-from transduce.tasks.text_files import remember_text_files
-from transduce.tasks.text_notices import overlap_notice, vocabulary_notices
+from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.text.corpus import CorpusFiles, Pair, PairReader, read_pairs
 from transduce.text.files import is_decodable, read_lines
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import language_of, unspaced_characters
 from transduce.text.sentencepiece_model import MAX_TRAINING_LINES, TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import fallback_ids
 from transduce.training.choices import CorpusSize
+from transduce.training.distributed import current_processes
 from transduce.training.events import ProgressDisplay
-from transduce.training.processes import joined_processes
+
+# --- text files ---
+# Detect text files that have changed since a run started.
+# A resumed run keeps the training text it has prepared, but reads the dev set again.
+
+
+_NAME = "text_files.json"
+
+
+class _TextFile(msgspec.Struct, frozen=True):
+    """A file's properties at the start of the run."""
+
+    path: str
+    """The path."""
+    size: int
+    """Size in bytes."""
+    modified_at: int
+    """Modification time in nanoseconds."""
+    is_dev: bool = False
+    """True for a file of the dev set."""
+
+
+def store_text_file_states(folder: Path, data: DataSettings, dev: CorpusFiles | None) -> None:
+    """Store the properties of a run's text files; with a prepared corpus, only those of the dev set.
+
+    Args:
+        folder: the run's folder; dev files that were written there are skipped.
+        data: names the training files.
+        dev: files of the dev set, if there are any.
+    """
+    training = () if data.prepared is not None else (*data.source, *data.target)
+    files = [_file_state(path) for path in dict.fromkeys(training)]
+    dev_files = dict.fromkeys(() if dev is None else (*dev.source, *dev.target))
+    files += [_file_state(path, is_dev=True) for path in dev_files if not Path(path).is_relative_to(folder)]
+    write_file(folder / _NAME, msgspec.json.encode(files))
+
+
+def changed_text_files(folder: Path) -> Iterator[str]:
+    """Yield a line for each changed text file of a run.
+
+    Deleted files, and runs that stored no properties, give no line.
+    """
+    try:
+        files = msgspec.json.decode((folder / _NAME).read_bytes(), type=list[_TextFile])
+    except (OSError, msgspec.MsgspecError):
+        return
+    for file in files:
+        if not Path(file.path).exists() or _file_state(file.path, is_dev=file.is_dev) == file:
+            continue
+        yield f"{file.path} has changed since this run started" + (
+            ": validations on the new text are not comparable with earlier ones, whose best model is kept as the best."
+            if file.is_dev
+            else ", which continues with the text as it was then."
+        )
+
+
+def _file_state(path: str, *, is_dev: bool = False) -> _TextFile:
+    status = Path(path).stat()
+    return _TextFile(path, status.st_size, status.st_mtime_ns, is_dev)
+
+
+# --- text notices ---
+# Report likely mistakes in a run's text: overlap of training and dev set, and an unsuitable vocabulary.
+
+
+_MANY_ODD_TOKENS = 0.2  # share of a side's tokens that are bytes or unknown
+
+
+def overlap_notice(training: CorpusFiles, dev: CorpusFiles) -> str | None:
+    """Return a notice about dev sources that also occur in the training text; None if there are none.
+
+    Case, spaces and punctuation are ignored.
+
+    Raises:
+        TransduceError: a file is missing or invalid.
+    """
+    pairs = [pair for pair in read_pairs(dev) if pair.source.strip()]
+    keys = source_keys([pair.source for pair in pairs])
+    in_training = np.zeros(len(keys), bool)
+    for block in PairReader(training):
+        in_training |= np.isin(keys, source_keys(block.sources))
+    if not in_training.any():
+        return None
+    first = pairs[int(in_training.argmax())]
+    return (
+        f"Of the dev set's {len(keys):,} sources, {in_training.sum():,} also occur in the training text (first: "
+        f"{first.path}:{first.line}): leave them out of one of the two, or the dev scores will be too high."
+    )
+
+
+def vocabulary_notices(tokenizer: Tokenizer, files: CorpusFiles, model: str, *, both: bool) -> list[str]:
+    """Return a notice for each side whose first lines the vocabulary hardly covers; only the source unless `both`.
+
+    Raises:
+        TransduceError: a file is missing or invalid.
+    """
+    block = next(iter(PairReader(files)))
+    notices = []
+    sides = ((tokenizer.source, block.sources, "source"), (tokenizer.target, block.targets, "target"))
+    for vocabulary, lines, side in sides[: 2 if both and not files.is_text_alone else 1]:
+        odd, ids = fallback_ids(vocabulary), [id for line in vocabulary.encode_batch(lines) for id in line]
+        share = sum(id in odd for id in ids) / max(1, len(ids))
+        if share > _MANY_ODD_TOKENS:
+            notices.append(
+                f"{share:.0%} of the {side}'s tokens are bytes or unknown, because the vocabulary of {model} lacks "
+                "their characters: start from a model of this script, or without --from."
+            )
+    return notices
+
+
+# --- preparation bar ---
+# Show the progress of corpus preparation: a bar on a terminal, or a line from time to time.
+
+
+_SECONDS_BETWEEN_LINES = 15.0
+
+
+class PreparationBar:
+    """A progress display that is called with the number of pairs read so far; use it in a ``with`` statement."""
+
+    def __init__(self, console: Console, pairs: int | None) -> None:
+        """Create the display; ``pairs`` is the total number, None if unknown."""
+        self._console = console
+        self._pairs = pairs
+        self._clock = ReportClock(_SECONDS_BETWEEN_LINES)
+        columns = (TextColumn("{task.fields[text]}"), BarColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("prepare", total=pairs, text="preparing the corpus")
+
+    def __enter__(self) -> "PreparationBar":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, read: int) -> None:
+        """Update the display to a number of pairs read."""
+        text = f"{self._of(read)} pairs · {read / max(self._clock.elapsed_seconds, 1e-9):,.0f} pairs/s"
+        self._bar.update(self._task, completed=read, text=text)
+        if not self._console.is_terminal and self._clock.is_due():
+            self._console.print(f"prepared {text}", markup=False, soft_wrap=True)
+
+    def _of(self, read: int) -> str:
+        return f"{read:,}" if self._pairs is None else f"{read:,}/{self._pairs:,}"
+
+
+# --- corpus ---
+
 
 _DEV_FOLDER = "corpus-dev"
 _ENOUGH_OCCURRENCES = 3
@@ -151,26 +300,26 @@ def prepare_corpus(
         TransduceError: files are missing or invalid.
     """
     # Everything is read once before anything is written, so that a missing or uneven file leaves no files behind.
-    size = measure(text.files)
+    size = measure_corpus(text.files)
     if text.dev is not None:
-        measure(text.dev)
+        measure_corpus(text.dev)
     if tokenizer is None:
         tokenizer, tokenizer_settings = learn_tokenizer(
             text.files, size, settings, choose_tokenizer, folder, display, marks=text.marks
         )
     else:
-        lacking = [mark for mark in text.marks if not tokenizer.target.has_mark(mark)]
+        lacking = [mark for mark in text.marks if not tokenizer.target.has_special_token(mark)]
         if lacking:
             raise TransduceError(
                 f"The vocabulary of {settings.start_from} lacks the token {lacking[0]}, which `task.kind` "
                 f"{settings.task.kind} needs for this text: start from another model, or from none."
             )
-        tokenizer_settings = settings_of(tokenizer)
+        tokenizer_settings = tokenizer_settings_of(tokenizer)
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(folder)
         for line in vocabulary_notices(tokenizer, text.files, str(settings.start_from), both=text.writes_text):
             display.say(line)
-    remember_text_files(folder, settings.data, text.dev)
+    store_text_file_states(folder, settings.data, text.dev)
     with PreparationBar(display.console, size.pairs) as bar:
         prepared = prepare(
             text.files,
@@ -199,7 +348,7 @@ def open_corpus(folder: Path, settings: Settings, text: TaskText) -> TaskCorpus:
     return _task_corpus(folder, settings.data, text, tokenizer, tokenizer_settings, prepared)
 
 
-def use_prepared(
+def use_prepared_corpus(
     settings: Settings, read: Callable[[Settings, Path], TaskText], folder: Path, display: ProgressDisplay
 ) -> TaskCorpus:
     """Use a corpus that `transduce prepare` wrote; only its tokenizer is copied to the run's folder.
@@ -219,7 +368,7 @@ def use_prepared(
     check_vocabulary(settings.tokenizer, tokenizer, prepared)
     data, with_files = settings.data, _with_files(settings, card.files)
     text = read(with_files, folder)
-    check_marks(prepared, tokenizer, text.marks)
+    check_special_tokens(prepared, tokenizer, text.marks)
     for name, said, actual in (
         ("data.source", data.source, card.files.source),
         ("data.target", data.target, card.files.target),
@@ -237,16 +386,16 @@ def use_prepared(
             )
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(folder)
-    write_file(folder / _CARD_COPY, (corpus.folder / CARD_NAME).read_bytes())
+    write_file(folder / _CARD_COPY, (corpus.folder / CORPUS_CARD_NAME).read_bytes())
     for line in corpus.filters.lines(text.files.thing):
         display.say(line)
     text = msgspec.structs.replace(text, filters=card.filters)  # applies to the dev set, too
-    result = _task_corpus(folder, with_files.data, text, tokenizer, settings_of(tokenizer), corpus)
-    remember_text_files(folder, settings.data, text.dev)
+    result = _task_corpus(folder, with_files.data, text, tokenizer, tokenizer_settings_of(tokenizer), corpus)
+    store_text_file_states(folder, settings.data, text.dev)
     return result
 
 
-def reopen_prepared(settings: Settings, read: Callable[[Settings, Path], TaskText], folder: Path) -> TaskCorpus:
+def reopen_prepared_corpus(settings: Settings, read: Callable[[Settings, Path], TaskText], folder: Path) -> TaskCorpus:
     """Reopen a corpus of `transduce prepare` for a run that resumes.
 
     Raises:
@@ -254,24 +403,24 @@ def reopen_prepared(settings: Settings, read: Callable[[Settings, Path], TaskTex
     """
     prepared = Path(str(settings.data.prepared))
     card, tokenizer, corpus = open_prepared_folder(prepared)
-    if (folder / _CARD_COPY).read_bytes() != (corpus.folder / CARD_NAME).read_bytes():
+    if (folder / _CARD_COPY).read_bytes() != (corpus.folder / CORPUS_CARD_NAME).read_bytes():
         raise TransduceError(
             f"{prepared} was prepared again since the run in {folder} started, and a run cannot change its corpus: "
             "start another run with another --out."
         )
     with_files = _with_files(settings, card.files)
     text = msgspec.structs.replace(read(with_files, folder), filters=card.filters)
-    return _task_corpus(folder, with_files.data, text, tokenizer, settings_of(tokenizer), corpus)
+    return _task_corpus(folder, with_files.data, text, tokenizer, tokenizer_settings_of(tokenizer), corpus)
 
 
-def measure(files: CorpusFiles) -> CorpusSize:
+def measure_corpus(files: CorpusFiles) -> CorpusSize:
     """Count the pairs, and the characters of scripts without spaces that occur often enough to be learned.
 
     Raises:
         TransduceError: a file is missing, or is a pipe or a device.
     """
     for path in map(Path, (*files.source, *files.target)):
-        if is_no_file(path) and not path.is_dir():
+        if is_special_file(path) and not path.is_dir():
             raise TransduceError(f"{path} is a pipe or a device, but text is read several times: write it to a file.")
     counts = np.zeros(0, np.int64)
     reader = PairReader(files)
@@ -374,7 +523,7 @@ def _task_corpus(
 
 def _prepare_dev(dev: CorpusFiles, tokenizer: Tokenizer, filters: FilterSettings, folder: Path) -> PreparedCorpus:
     """Prepare the dev set; with several training processes, the first one does so before the others open it."""
-    if joined_processes().is_first:
+    if current_processes().is_first:
         return prepare(dev, tokenizer, filters, folder)
     return PreparedCorpus.open(folder, tokenizer)
 

@@ -50,14 +50,14 @@ class NoiseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise TransduceError(f"`task.noise.mean_span` must be at least 1, but is {self.mean_span}.")
 
 
-def share_of(noise: NoiseSettings) -> float:
+def noise_share(noise: NoiseSettings) -> float:
     """Return the share of the tokens that are removed or masked."""
     if noise.share is not None:
         return noise.share
     return 0.15 if noise.kind == "spans" else 0.3
 
 
-def marks_of(noise: NoiseSettings) -> tuple[str, ...]:
+def noise_tokens(noise: NoiseSettings) -> tuple[str, ...]:
     """Return the special tokens that replace removed tokens."""
     if noise.kind == "deletion":
         return ()
@@ -70,14 +70,14 @@ def add_noise(ids: Ids, noise: NoiseSettings, marks: Sequence[int], generator: n
     Args:
         ids: the text's token ids.
         noise: the kind and amount of noise.
-        marks: token ids of `marks_of(noise)`.
+        marks: token ids of `special_tokens_of(noise)`.
         generator: random generator.
 
     Returns:
         The corrupted text and the target.
     """
     # Rounded at random, so that the expected share is exact for short texts, too.
-    taken = min(len(ids), int(share_of(noise) * len(ids) + generator.random()))
+    taken = min(len(ids), int(noise_share(noise) * len(ids) + generator.random()))
     if noise.kind == "spans":
         lengths = _partition(taken, noise.mean_span, len(marks) - 1, generator)
         return _spans(ids, _spread(len(ids), lengths, generator), marks)

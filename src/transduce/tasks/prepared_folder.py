@@ -5,16 +5,22 @@ from pathlib import Path
 
 import msgspec
 
-from transduce.data.card import CARD_NAME
+from transduce.atomic_io import write_file
+from transduce.data.parts import CORPUS_CARD_NAME
 from transduce.data.prepared import PreparedCorpus
-from transduce.durable import write_file
 from transduce.errors import TransduceError
-from transduce.interop.stored_tokenizer import load_tokenizer
-from transduce.tasks.settings import VocabularySettings
+from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
+from transduce.tasks.settings.structs import VocabularySettings
 from transduce.text.corpus import CorpusFiles
 from transduce.text.filters import FilterSettings
-from transduce.text.model_proto import PieceType, is_bpe, is_by_character, keeps_spaces, read_pieces
-from transduce.text.sentencepiece_model import TokenizerSettings
+from transduce.text.sentencepiece_model import (
+    PieceType,
+    TokenizerSettings,
+    is_bpe,
+    is_by_character,
+    keeps_spaces,
+    read_pieces,
+)
 from transduce.text.tokenizer import Tokenizer
 
 CORPUS_FOLDER = "corpus"
@@ -65,13 +71,13 @@ def check_task(folder: Path, card: PreparedCard, kind: str) -> None:
         )
 
 
-def check_marks(folder: Path, tokenizer: Tokenizer, marks: Sequence[str]) -> None:
+def check_special_tokens(folder: Path, tokenizer: Tokenizer, marks: Sequence[str]) -> None:
     """Refuse a corpus whose vocabulary lacks special tokens of the task.
 
     Raises:
         TransduceError: a special token is missing.
     """
-    lacking = [mark for mark in marks if mark not in settings_of(tokenizer).user_symbols]
+    lacking = [mark for mark in marks if mark not in tokenizer_settings_of(tokenizer).user_symbols]
     if lacking:
         raise TransduceError(
             f"The vocabulary in {folder} lacks the token {lacking[0]}, which the task's settings need: prepare the "
@@ -85,7 +91,7 @@ def check_vocabulary(said: VocabularySettings, tokenizer: Tokenizer, folder: str
     Raises:
         TransduceError: a setting differs.
     """
-    defaults, actual = VocabularySettings(), settings_of(tokenizer)
+    defaults, actual = VocabularySettings(), tokenizer_settings_of(tokenizer)
     if said.character_coverage is not None:
         raise TransduceError(
             f"`tokenizer.character_coverage` means nothing where the vocabulary in {folder} is kept: leave it out."
@@ -103,7 +109,7 @@ def check_vocabulary(said: VocabularySettings, tokenizer: Tokenizer, folder: str
             )
 
 
-def settings_of(tokenizer: Tokenizer) -> TokenizerSettings:
+def tokenizer_settings_of(tokenizer: Tokenizer) -> TokenizerSettings:
     """Return a tokenizer's settings from its own files; these do not contain the character coverage."""
     model = tokenizer.source.model_bytes
     tokens = read_pieces(model)
@@ -141,6 +147,6 @@ def _not_prepared(folder: Path) -> str:
             f"{folder} is one shard of a corpus, and cannot be trained on alone: "
             "merge all shards with `transduce prepare --merge`."
         )
-    if (folder / CARD_NAME).exists():
+    if (folder / CORPUS_CARD_NAME).exists():
         return f"{folder} holds a corpus without its tokenizer: name the folder that `transduce prepare --out` wrote."
     return f"{folder / PREPARED_NAME} does not exist: {folder} was not written by `transduce prepare`."

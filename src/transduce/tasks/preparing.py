@@ -10,31 +10,30 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from transduce.atomic_io import atomic_folder
 from transduce.data.merging import check_parts
 from transduce.data.parts import Part, PartRequest
 from transduce.data.prepared import PreparedCorpus, prepare, write_corpus
 from transduce.data.processes import write_parts
-from transduce.data.replacing import new_folder
 from transduce.errors import TransduceError
-from transduce.interop.stored_tokenizer import load_tokenizer
-from transduce.tasks.account import Account
-from transduce.tasks.corpus import TaskText, choose_workers, learn_tokenizer, measure
-from transduce.tasks.kinds import KINDS, kind_of
-from transduce.tasks.preparation_bar import PreparationBar
+from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
+from transduce.tasks.corpus import PreparationBar, TaskText, choose_workers, learn_tokenizer, measure_corpus
+from transduce.tasks.kinds.all_kinds import KINDS, kind_of
+from transduce.tasks.kinds.text_kind import TextKind
 from transduce.tasks.prepared_folder import (
     CORPUS_FOLDER,
     PREPARED_NAME,
     PreparedCard,
-    check_marks,
+    check_special_tokens,
     check_vocabulary,
     write_prepared_card,
 )
-from transduce.tasks.resolve import resolve_tokenizer
-from transduce.tasks.settings import Settings
-from transduce.tasks.settings_reading import make_settings
-from transduce.tasks.text_kind import TextKind
+from transduce.tasks.run.resolving import resolve_tokenizer
+from transduce.tasks.settings.choice_log import ChoiceLog
+from transduce.tasks.settings.reading import make_settings
+from transduce.tasks.settings.structs import Settings
 from transduce.text.corpus import CorpusFiles
-from transduce.text.counted import counted
+from transduce.text.files import count_noun
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import CorpusSize
 from transduce.training.events import ProgressDisplay
@@ -87,8 +86,9 @@ class PreparationReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return (
-            f"{self.folder}: {counted(self.pairs, 'pair')} ({self.held_out:,} more held out), {self.source_tokens:,} "
-            f"source and {self.target_tokens:,} target tokens of a vocabulary of {self.vocabulary_size:,}, in "
+            f"{self.folder}: {count_noun(self.pairs, 'pair')} ({self.held_out:,} more held out), "
+            f"{self.source_tokens:,} source and {self.target_tokens:,} target tokens"
+            f" of a vocabulary of {self.vocabulary_size:,}, in "
             f"{self.elapsed_seconds:,.1f} s ({self.pairs_per_second:,.0f} pairs/s)."
         )
 
@@ -105,7 +105,7 @@ class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return (
-            f"{self.folder}: shard {self.shard}, {counted(self.pairs, 'pair')} in {self.elapsed_seconds:,.1f} s. "
+            f"{self.folder}: shard {self.shard}, {count_noun(self.pairs, 'pair')} in {self.elapsed_seconds:,.1f} s. "
             "Merge all shards with `transduce prepare --merge`."
         )
 
@@ -129,8 +129,8 @@ def prepare_tokenizer(request: PrepareRequest) -> TokenizerReport:
     """
     started_at = time.monotonic()
     task = _check_request(request)
-    with new_folder(request.out, _TOKENIZER_CARD, "a tokenizer") as partial, _text_files(task, partial) as text:
-        tokenizer = _learn(text, measure(text.files), task.settings, partial, ProgressDisplay())
+    with atomic_folder(request.out, _TOKENIZER_CARD, "a tokenizer") as partial, _text_files(task, partial) as text:
+        tokenizer = _learn(text, measure_corpus(text.files), task.settings, partial, ProgressDisplay())
     return TokenizerReport(
         folder=str(request.out),
         vocabulary_size=tokenizer.source.size,
@@ -146,8 +146,8 @@ def prepare_corpus_folder(request: PrepareRequest) -> PreparationReport:
     """
     started_at, display = time.monotonic(), ProgressDisplay()
     task = _check_request(request)
-    with new_folder(request.out, PREPARED_NAME, _A_PREPARED_CORPUS) as partial, _text_files(task, partial) as text:
-        size = measure(text.files)
+    with atomic_folder(request.out, PREPARED_NAME, _A_PREPARED_CORPUS) as partial, _text_files(task, partial) as text:
+        size = measure_corpus(text.files)
         if request.tokenizer is None:
             tokenizer = _learn(text, size, task.settings, partial, display)
         else:
@@ -181,7 +181,7 @@ def prepare_shard(request: PrepareRequest) -> ShardReport:
             "its folder with --tokenizer."
         )
     with (
-        new_folder(request.out, PARTS_FOLDER, "a shard of a corpus") as partial,
+        atomic_folder(request.out, PARTS_FOLDER, "a shard of a corpus") as partial,
         _text_files(task, partial) as text,
     ):
         tokenizer = _load_named_tokenizer(request.tokenizer, task.settings, text.marks)
@@ -226,7 +226,7 @@ def merge_shards(shards: Sequence[Path], out: Path) -> PreparationReport:
     request, tokenizer = parts[0].card.request, load_tokenizer(shards[0])
     if tokenizer.fingerprint != parts[0].card.tokenizer_fingerprint:
         raise TransduceError(f"{shards[0]} does not hold the tokenizer that it was prepared with: prepare it again.")
-    with new_folder(out, PREPARED_NAME, _A_PREPARED_CORPUS) as partial:
+    with atomic_folder(out, PREPARED_NAME, _A_PREPARED_CORPUS) as partial:
         tokenizer.save(partial)
         (partial / CORPUS_FOLDER).mkdir()
         with PreparationBar(display.console, sum(part.kept for part in parts)) as bar:
@@ -286,7 +286,7 @@ def _text_files(task: _CheckedRequest, partial: Path) -> Iterator[TaskText]:
 
 
 def _learn(text: TaskText, size: CorpusSize, settings: Settings, folder: Path, display: ProgressDisplay) -> Tokenizer:
-    account = Account()
+    account = ChoiceLog()
     tokenizer, _ = learn_tokenizer(
         text.files,
         size,
@@ -304,7 +304,7 @@ def _learn(text: TaskText, size: CorpusSize, settings: Settings, folder: Path, d
 def _load_named_tokenizer(folder: Path, settings: Settings, marks: Sequence[str]) -> Tokenizer:
     """Load a named tokenizer, and check that it matches the settings and has the task's special tokens."""
     tokenizer = load_tokenizer(folder)
-    check_marks(folder, tokenizer, marks)
+    check_special_tokens(folder, tokenizer, marks)
     check_vocabulary(settings.tokenizer, tokenizer, folder)
     size = settings.tokenizer.vocabulary_size
     if size is not None and size != tokenizer.source.size:

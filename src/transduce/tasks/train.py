@@ -4,12 +4,57 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from transduce.argument_checks import as_path, as_paths
 from transduce.errors import TransduceError
-from transduce.given import as_path, as_paths
-from transduce.tasks.run import RunRequest
-from transduce.tasks.settings_reading import put_setting, read_settings
-from transduce.tasks.stages import train_in_stages
+from transduce.tasks.run.run import RunRequest, train_run
+from transduce.tasks.run.run_folder import SETTINGS_FILE
+from transduce.tasks.settings.reading import make_settings, put_setting, read_settings
+from transduce.tasks.synthetic_data import REVERSE_FOLDER, TEACHER_FOLDER, train_with_monolingual, train_with_teacher
 from transduce.training.loop import TrainResult
+
+# --- stages ---
+# Train a run together with the stages before it: back-translation or distillation.
+
+
+# Folders that an unfinished earlier stage leaves behind, and the option that started the stage.
+_STAGES = {REVERSE_FOLDER: "--monolingual", TEACHER_FOLDER: "--teacher"}
+
+
+def train_in_stages(request: RunRequest) -> TrainResult | None:
+    """Train a run; text for back-translation or distillation is translated first.
+
+    Returns:
+        How the run ended; None for a dry run.
+
+    Raises:
+        TransduceError: settings or files are invalid, the text cannot be translated, or training fails.
+    """
+    data = make_settings(request.settings).data
+    if data.monolingual and data.teacher:
+        raise TransduceError(
+            "`data.monolingual` and `data.teacher` each need a run: train with the first, and use that model as the "
+            "teacher of the second."
+        )
+    if data.monolingual:
+        return train_with_monolingual(request)
+    if data.teacher:
+        return train_with_teacher(request)
+    _refuse_to_skip_stage(request)
+    return train_run(request)
+
+
+def _refuse_to_skip_stage(request: RunRequest) -> None:
+    """Refuse to resume a run without its unfinished earlier stage."""
+    for name, option in _STAGES.items():
+        if request.resume and (request.out / name).is_dir() and not (request.out / SETTINGS_FILE).exists():
+            raise TransduceError(
+                f"The run in {request.out} stopped before its own training: pass `{option}` as before, or delete "
+                f"{request.out / name}."
+            )
+
+
+# --- train ---
+
 
 Files = str | Path | Sequence[str | Path]
 """One file or several."""

@@ -8,9 +8,15 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.text.counted import counted
-from transduce.text.files import LineBlocks, LineNotes, count_lone_carriage_returns, is_decodable, read_lines
-from transduce.text.vocabulary import without_lone_surrogates
+from transduce.text.files import (
+    LineBlocks,
+    LineNotes,
+    count_lone_carriage_returns,
+    count_noun,
+    is_decodable,
+    read_lines,
+)
+from transduce.text.vocabulary import replace_lone_surrogates
 
 # Lines that are processed together. Prepared parts consist of complete blocks, so this is part of their format.
 BLOCK_LINES = 8_192
@@ -195,7 +201,7 @@ def read_texts(path: str) -> Iterator[str]:
                 f'{where}: the object needs the key "text" with text, but its keys are {_keys(record)}: rename the one '
                 "that holds it."
             )
-        yield without_lone_surrogates(text)
+        yield replace_lone_surrogates(text)
     if not number:
         raise _empty(path)
 
@@ -245,7 +251,7 @@ def _unequal(source: str, target: str, source_lines: int, target_lines: int) -> 
         else "find the line that is missing."
     )
     return TransduceError(
-        f"Source and target must correspond line by line, but {source} has {counted(source_lines, 'line')} "
+        f"Source and target must correspond line by line, but {source} has {count_noun(source_lines, 'line')} "
         f"and {target} has {target_lines:,}: {remedy}"
     )
 

@@ -16,6 +16,18 @@ from typing import BinaryIO, cast
 
 from transduce.errors import TransduceError
 
+# --- counted ---
+# Formatting of counts with their nouns.
+
+
+def count_noun(count: int, thing: str) -> str:
+    """Return a count with its noun in the right number: "1 line", "2,000 lines"."""
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+
+
+# --- files ---
+
+
 _GZIP_MAGIC = b"\x1f\x8b"
 _OTHER_COMPRESSION = {
     "xz": re.compile(rb"\xfd7zXZ\x00"),

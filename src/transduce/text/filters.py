@@ -6,8 +6,7 @@ import re
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.text.counted import counted
-from transduce.text.files import is_decodable
+from transduce.text.files import count_noun, is_decodable
 
 UNDECODABLE = "not UTF-8"
 EMPTY = "empty side"
@@ -71,7 +70,7 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     def lines(self, thing: str = "pair") -> list[str]:
         """Return the report as lines of text; `thing` is the word for what was counted."""
         held_out = f", {self.held_out:,} held out" if self.held_out else ""
-        lines = [f"{counted(self.read, thing)} read, {self.kept:,} kept{held_out}"]
+        lines = [f"{count_noun(self.read, thing)} read, {self.kept:,} kept{held_out}"]
         lines += [
             f"{count:,} dropped: {reason} (first: {self.examples[reason]})"
             for reason, count in self.dropped.items()
@@ -80,9 +79,9 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         if self.dropped[HELD_OUT] > _MANY_HELD_OUT * self.read:
             lines.append("many pairs have the source of a held-out one: name a dev set (--dev-source) to train on them")
         if self.carriage_returns:
-            lines.append(f"{counted(self.carriage_returns, 'carriage return')} removed at line ends")
+            lines.append(f"{count_noun(self.carriage_returns, 'carriage return')} removed at line ends")
         if self.byte_order_marks:
-            lines.append(f"{counted(self.byte_order_marks, 'byte order mark')} removed at file starts")
+            lines.append(f"{count_noun(self.byte_order_marks, 'byte order mark')} removed at file starts")
         return lines
 
 
@@ -102,13 +101,13 @@ class PairFilter:
             return CONTROL if is_decodable(source) and is_decodable(target) else UNDECODABLE
         return IDENTICAL if settings.drop_identical and bare_source == bare_target else None
 
-    def is_of_target(self, reason: str, source: str) -> bool:
+    def is_target_reason(self, reason: str, source: str) -> bool:
         """Return whether only the target's text causes a reason that `text_reason` returned."""
         return reason != IDENTICAL and self.text_reason(source, "-") in (None, IDENTICAL)
 
-    def length_reason(self, source_pieces: int, target_pieces: int) -> str | None:
+    def length_reason(self, source_tokens: int, target_tokens: int) -> str | None:
         """Return the reason to drop a pair because of its numbers of tokens without the end symbol, or None."""
-        shorter, longer = sorted((source_pieces, target_pieces))
+        shorter, longer = sorted((source_tokens, target_tokens))
         if longer > self.settings.max_pieces:
             return TOO_LONG
         return RATIO if longer > self.settings.max_length_ratio * shorter + _RATIO_SLACK_TOKENS else None

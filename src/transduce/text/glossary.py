@@ -1,16 +1,56 @@
 """Glossaries: terms with required translations, finding them in texts and checking translations."""
 
+import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.text.counted import counted
-from transduce.text.files import read_lines
-from transduce.text.mentions import as_compared, is_whole, mentions
+from transduce.text.files import count_noun, read_lines
+from transduce.text.languages import is_word_character, unspaced_characters
 
-MOST_SHOWN = 5  # missing terms that are listed individually
+# --- mentions ---
+# Search for a phrase in a text: whole words in scripts with spaces, any position in others.
+
+
+def normalize_for_comparison(text: str) -> str:
+    """Return the text normalized for comparison: composed (NFC), with single spaces."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def is_spaced_word_character(character: str) -> bool:
+    """Return whether a character belongs to a word in a script with spaces between words."""
+    return is_word_character(character) and not unspaced_characters(character)
+
+
+def ends_at_word_boundaries(text: str, start: int, end: int) -> bool:
+    """Return whether a part of a text starts and ends at word boundaries, which exist only in scripts with spaces."""
+    continues_before = start > 0 and is_spaced_word_character(text[start]) and is_spaced_word_character(text[start - 1])
+    continues_after = (
+        end < len(text) and is_spaced_word_character(text[end - 1]) and is_spaced_word_character(text[end])
+    )
+    return not continues_before and not continues_after
+
+
+def contains_phrase(text: str, phrase: str) -> bool:
+    """Return whether a text contains a phrase, with matching case; an empty phrase never is."""
+    return any(True for _ in occurrences(normalize_for_comparison(text), normalize_for_comparison(phrase)))
+
+
+def occurrences(text: str, phrase: str) -> Iterator[int]:
+    """Yield the positions at which a phrase starts in a text; none for an empty phrase."""
+    start = text.find(phrase) if phrase else -1
+    while start >= 0:
+        if ends_at_word_boundaries(text, start, start + len(phrase)):
+            yield start
+        start = text.find(phrase, start + 1)
+
+
+# --- glossary ---
+
+
+MAX_SHOWN = 5  # missing terms that are listed individually
 
 
 class Term(msgspec.Struct, frozen=True):
@@ -46,7 +86,7 @@ class Glossary:
         """
         self._terms: dict[str, Term] = {}
         for term in terms:
-            source, targets = as_compared(term.source), tuple(map(as_compared, term.targets))
+            source, targets = normalize_for_comparison(term.source), tuple(map(normalize_for_comparison, term.targets))
             if not source or not targets or not all(targets):
                 where = f"{term.place}: " if term.place else ""
                 raise TransduceError(
@@ -77,18 +117,18 @@ class Glossary:
         Matching goes from left to right, prefers the longest term, and finds no term within another. In scripts with
         spaces, terms match whole words.
         """
-        return list({term.source: term for _, _, term in self.places(as_compared(text))}.values())
+        return list({term.source: term for _, _, term in self.places(normalize_for_comparison(text))}.values())
 
     def without(self, text: str, term: Term) -> str:
         """Return a text from which all occurrences of a term are removed."""
-        text, rest, before = as_compared(text), "", 0
+        text, rest, before = normalize_for_comparison(text), "", 0
         for start, end, match in self.places(text):
             if match == term:
                 rest, before = rest + text[before:start], end
-        return as_compared(rest + text[before:])
+        return normalize_for_comparison(rest + text[before:])
 
     def places(self, text: str) -> Iterator[tuple[int, int, Term]]:
-        """Yield start, end and term of each match in a text that is normalized by `mentions.as_compared`."""
+        """Yield start, end and term of each match in a text from `normalize_for_comparison`."""
         start = 0
         while start < len(text):
             term, length = self._term_at(text, start)
@@ -102,13 +142,15 @@ class Glossary:
         for length in sorted(lengths, reverse=True):
             part = text[start : start + length]
             term = self._terms.get(part) or self._terms.get(part.lower())
-            if term is not None and is_whole(text, start, start + length):
+            if term is not None and ends_at_word_boundaries(text, start, start + length):
                 return term, length
         return None, 1
 
     def missing(self, source: str, translation: str) -> list[Term]:
         """Return the terms of a source that occur in no permitted form in its translation."""
-        return [term for term in self.find(source) if not any(mentions(translation, form) for form in term.forms)]
+        return [
+            term for term in self.find(source) if not any(contains_phrase(translation, form) for form in term.forms)
+        ]
 
 
 def read_glossary(path: Path) -> Glossary:
@@ -151,7 +193,9 @@ class TermTally:
 
     def __str__(self) -> str:
         translated = self.terms - len(self.missing)
-        shown = "".join(f"\n  line {number:,}: {term}" for number, term in self.missing[:MOST_SHOWN])
-        more = f"\n  and {len(self.missing) - MOST_SHOWN:,} more" if len(self.missing) > MOST_SHOWN else ""
-        counts = f"glossary: {counted(self.terms, 'term')} in the sources, {translated:,} of them in the translations"
+        shown = "".join(f"\n  line {number:,}: {term}" for number, term in self.missing[:MAX_SHOWN])
+        more = f"\n  and {len(self.missing) - MAX_SHOWN:,} more" if len(self.missing) > MAX_SHOWN else ""
+        counts = (
+            f"glossary: {count_noun(self.terms, 'term')} in the sources, {translated:,} of them in the translations"
+        )
         return f"{counts}{'; missing' if self.missing else ''}{shown}{more}"

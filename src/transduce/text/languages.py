@@ -1,8 +1,68 @@
-"""Language codes in file names, and properties of scripts that matter for vocabularies."""
+"""Language codes and scripts, language identification, and detection of texts in an unexpected language."""
 
+import math
 import os
 import re
 import unicodedata
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from transduce.atomic_io import write_file
+from transduce.errors import TransduceError
+
+# --- scripts ---
+# Scripts: the characters of each, and detection of the script of a line.
+
+
+_RANGES = {
+    "Han and kana": "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff",
+    "Hangul": "\u1100-\u11ff\uac00-\ud7af",
+    "Latin": "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u1e00-\u1eff",
+    "Cyrillic": "\u0400-\u052f",
+    "Greek": "\u0370-\u03ff\u1f00-\u1fff",
+    "Arabic": "\u0600-\u06ff\u0750-\u077f",
+    "Hebrew": "\u0590-\u05ff",
+    "Thai": "\u0e00-\u0e7f",
+    "Devanagari": "\u0900-\u097f",
+}
+# Languages that are not written in Latin letters, by their codes of two or three letters.
+_OTHER_SCRIPTS = {
+    "Han and kana": ("zh", "yue", "wuu", "lzh", "ja"),
+    "Hangul": ("ko",),
+    "Cyrillic": ("ru", "uk", "be", "bg", "mk", "sr", "kk", "ky", "mn", "tg", "tt", "ba", "cv"),
+    "Greek": ("el", "grc"),
+    "Arabic": ("ar", "arz", "fa", "ur", "ps", "ckb", "ug", "sd"),
+    "Hebrew": ("he", "yi"),
+    "Thai": ("th",),
+    "Devanagari": ("hi", "mr", "ne", "sa"),
+}
+_BY_LANGUAGE = {code: script for script, codes in _OTHER_SCRIPTS.items() for code in codes}
+SCRIPTS = {name: re.compile(f"[{ranges}]") for name, ranges in _RANGES.items()}
+_LETTER = re.compile(r"[^\W\d_]")
+_FEWEST_LETTERS = 2
+_LETTERS_PER_CJK_CHARACTER = 3  # a Chinese character corresponds to about this many letters in other scripts
+
+
+def main_script(line: str) -> str | None:
+    """Return the script of most letters of a line; None if it has hardly any letters."""
+    if line.isascii():
+        return "Latin" if len(_LETTER.findall(line)) >= _FEWEST_LETTERS else None
+    counts = {name: len(pattern.findall(line)) for name, pattern in SCRIPTS.items()}
+    counts["Han and kana"] *= _LETTERS_PER_CJK_CHARACTER
+    best = max(counts, key=lambda name: counts[name])
+    return best if counts[best] >= _FEWEST_LETTERS else None
+
+
+def script_of(language: str) -> str:
+    """Return the script of a language by its code; Latin if the code is unknown."""
+    return _BY_LANGUAGE.get(re.split("[-_]", language)[0], "Latin")
+
+
+# --- languages ---
+
 
 # Suffixes that look like language codes but are file types or names of a side.
 _NOT_LANGUAGES = frozenset(
@@ -58,7 +118,7 @@ def valid_language(code: str) -> bool:
     return _CODE.fullmatch(code) is not None
 
 
-def in_large_script(text: str) -> bool:
+def is_in_large_script(text: str) -> bool:
     """Return whether most letters are of a script with many characters (Han, kana, Hangul) or no spaces (Thai, …).
 
     A vocabulary cannot contain every character of such a script, so it leaves out the rarest.
@@ -67,12 +127,12 @@ def in_large_script(text: str) -> bool:
     return large > 0 and 2 * large > sum(map(str.isalpha, text))
 
 
-def stands_without_spaces(character: str) -> bool:
+def is_unspaced(character: str) -> bool:
     """Return whether a character is of a script without spaces between words, which excludes Hangul."""
     return _LARGE_SCRIPT.match(character) is not None and not _HANGUL.match(character)
 
 
-def is_of_word(character: str) -> bool:
+def is_word_character(character: str) -> bool:
     """Return whether a character is a letter, a digit or a combining mark, such as the vowel signs of Hindi."""
     return character.isalnum() or unicodedata.category(character).startswith("M")
 
@@ -80,3 +140,309 @@ def is_of_word(character: str) -> bool:
 def unspaced_characters(text: str) -> list[str]:
     """Return the characters of a text that belong to scripts with many characters or no spaces, in order."""
     return _LARGE_SCRIPT.findall(text)
+
+
+# --- language profiles ---
+# Language identification by character n-grams (n = 1 to 3) learned from text of each language.
+# A naive Bayes classifier over overlapping n-grams, like Cavnar and Trenkle's n-gram profiles (1994) with
+# probabilities instead of ranks. White space counts as one space, words are separated by spaces, and upper case
+# counts as lower case. A profile keeps the most frequent n-grams of a language; all others share the remaining
+# probability.
+
+
+FILE_NAME = "language_profiles.json"
+_FORMAT_VERSION = 1
+_LONGEST_NGRAM = 3
+_KEPT_NGRAMS = 4000
+_MOST_CHARACTERS = 500_000  # per language: more text hardly changes the result
+_NOT_LETTERS = re.compile(r"[\W\d_]+")
+
+
+class LanguageProfiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The frequencies of character n-grams in each language."""
+
+    format_version: int
+    runs: dict[str, dict[str, int]]
+    """By language, the most frequent n-grams and their counts."""
+    totals: dict[str, int]
+    """By language, the total number of n-grams, including rare ones."""
+
+    def probabilities(self, text: str, among: Collection[str] | None = None) -> dict[str, float]:
+        """Return each language's probability with a uniform prior, most likely first.
+
+        Args:
+            text: a text of any length; one without letters gives equal probabilities.
+            among: consider only these languages; None for all.
+        """
+        runs = Counter(_ngrams(text))
+        languages = self.runs if among is None else among
+        # Overlapping n-grams count the same evidence up to three times.
+        scores = {language: self._log_likelihood(language, runs) / _LONGEST_NGRAM for language in languages}
+        best = max(scores.values(), default=0.0)
+        weights = {language: math.exp(score - best) for language, score in scores.items()}
+        total_weight = sum(weights.values())
+        probabilities = {language: weight / total_weight for language, weight in weights.items()}
+        return dict(sorted(probabilities.items(), key=lambda entry: (-entry[1], entry[0])))
+
+    def _log_likelihood(self, language: str, runs: Mapping[str, int]) -> float:
+        """Return the log-probability of the n-grams in nats, up to a constant shared by all languages."""
+        counts, total = self.runs[language], max(1, self.totals[language])
+        # Unknown n-grams are equally unlikely in every language, whatever the amount of its training text.
+        unknown = 0.5 / max(1, *self.totals.values())
+        return sum(count * math.log(counts.get(run, 0) / total + unknown) for run, count in runs.items())
+
+    def content(self) -> bytes:
+        """Return the content of the file for a model folder."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=0) + b"\n"
+
+    def save(self, folder: str | Path) -> None:
+        """Write the profiles into a model folder."""
+        write_file(Path(folder) / FILE_NAME, self.content())
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "LanguageProfiles | None":
+        """Read the profiles of a model folder; None if it has none.
+
+        Raises:
+            TransduceError: the file is something else, or of another version.
+        """
+        path = Path(folder) / FILE_NAME
+        try:
+            profiles = msgspec.json.decode(path.read_bytes(), type=cls)
+        except FileNotFoundError:
+            return None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise TransduceError(f"{path} cannot be read as language profiles ({error}): remove it.") from None
+        if profiles.format_version != _FORMAT_VERSION or profiles.runs.keys() != profiles.totals.keys():
+            raise TransduceError(f"{path} is not of format {_FORMAT_VERSION}, which this version reads: remove it.")
+        return profiles
+
+
+def learn_profiles(texts: Mapping[str, Iterable[str]]) -> LanguageProfiles:
+    """Learn the profiles of some languages.
+
+    Args:
+        texts: lines of text by language code; the first half million characters are used.
+    """
+    counts = {language: _count(lines) for language, lines in texts.items()}
+    return LanguageProfiles(
+        format_version=_FORMAT_VERSION,
+        runs={language: _most_frequent(runs) for language, runs in counts.items()},
+        totals={language: runs.total() for language, runs in counts.items()},
+    )
+
+
+def merge_profiles(several: Iterable[LanguageProfiles]) -> LanguageProfiles:
+    """Combine several profiles; for a language in more than one, the first is used."""
+    runs: dict[str, dict[str, int]] = {}
+    totals: dict[str, int] = {}
+    for profiles in several:
+        for language in profiles.runs:
+            if language not in runs:
+                runs[language], totals[language] = profiles.runs[language], profiles.totals[language]
+    return LanguageProfiles(format_version=_FORMAT_VERSION, runs=runs, totals=totals)
+
+
+def _count(lines: Iterable[str]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    read = 0
+    for line in lines:
+        counts.update(_ngrams(line))
+        read += len(line)
+        if read >= _MOST_CHARACTERS:
+            break
+    return counts
+
+
+def _most_frequent(counts: Counter[str]) -> dict[str, int]:
+    most_frequent = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:_KEPT_NGRAMS]
+    return dict(most_frequent)
+
+
+def _ngrams(text: str) -> Iterator[str]:
+    """Yield n-grams of letters including spaces around words, such as " I "; digits and punctuation are ignored."""
+    words = _NOT_LETTERS.sub(" ", text.lower()).strip()
+    letters = f" {words} "
+    for length in range(1, _LONGEST_NGRAM + 1 if words else 0):
+        for start in range(len(letters) - length + 1):
+            run = letters[start : start + length]
+            if run != " ":
+                yield run
+
+
+# --- wrong language ---
+# Detection of texts that are clearly not in the language that a model reads, by script and frequent words.
+# Only clear evidence counts: at least four words (six characters of a script without spaces) in another script, or
+# several frequent words of another language and hardly any of the expected one.
+
+
+FEWEST_WORDS, FEWEST_CHARACTERS = 4, 6
+# Maximum share of a text's letters in the expected script. A Chinese character counts as three letters.
+_MAX_EXPECTED_SHARE = 0.1
+_LETTERS_PER_CHARACTER = 3
+_MIN_KANA_SHARE = 0.2
+_MIN_FREQUENT, _MIN_FREQUENT_SHARE = 2, 0.25  # minimum number and share of a text's words frequent in another language
+_MIN_RATIO = 4  # minimum ratio to the number of frequent words of the expected language
+
+NAMES = {"en": "English", "de": "German", "fr": "French", "es": "Spanish", "it": "Italian", "pt": "Portuguese"}
+NAMES |= {"nl": "Dutch", "zh": "Chinese", "ja": "Japanese", "ko": "Korean", "ru": "Russian", "ar": "Arabic"}
+# The most likely language of a script, if the words do not identify the language.
+_LANGUAGE_OF_SCRIPT = {
+    "Han and kana": "Chinese",
+    "Hangul": "Korean",
+    "Greek": "Greek",
+    "Hebrew": "Hebrew",
+    "Thai": "Thai",
+}
+# Languages with two scripts, or with a script that is not detected.
+_UNCERTAIN = {"sr", "bs", "uz", "az", "kk", "mn", "tk", "ku", "pa", "ks", "sd", "tt"}
+# Frequent words by language. A word of both compared languages counts for neither.
+_FREQUENT = {
+    "en": """the and of is are was were he she it they you we his her my your their our this that these those what who
+    how why where when there here with from have has had not don't doesn't didn't isn't can't i'm it's you're
+    he's that's do does did will would can could should must be been to for at by if but or so very than too
+    any some all always never because about went know think want like need said say go get make me him them i
+    a an one two on as time up out going no good just i'll come help please us tell take more got now i've
+    much home money car something really day back work anything people book lot right told long many last made
+    i'd three look give room house school only better what's again thought today love speak way off let put
+    well before into old doing asked ever down over talk we're eat happy tomorrow leave may other after years
+    father every left sure won't everything ask wanted find let's little read nothing took live next saw stop
+    yesterday dog believe wants came stay night done children away looking couldn't without buy first wrong
+    mother knows door there's english understand keep play wasn't friends used life even call alone late gave
+    lost happened things heard hard enough already soon found feel likes thing each often knew try looks yet
+    remember week busy married bought morning hope aren't seen himself mind wish idea wait answer question
+    water you've around true year use best hear you'll friend few teacher cold wouldn't anyone same while
+    everyone watch looked else most big open being says seems coffee we'll afraid someone yourself family
+    brother great haven't books both such almost getting days tried girl beautiful letter coming another bed
+    once might write she's food boy parents sorry learn study you'd tired care talking""",
+    "de": """der die das den dem des ein eine einen einem einer eines und ist sind war waren ich du er sie es wir ihr
+    mein dein sein unser nicht kein keine keinen mit von zu zum zur auf für bei nach aus über unter vor hat
+    haben habe hast hatte hatten wird werden wurde kann können konnte muss müssen will wollen wie was wer wo
+    warum wann dass weil wenn aber oder auch noch nur sehr schon immer nie mir mich dir dich ihn ihm ihnen uns
+    euch im am vom als an so hier dort diese dieser dieses gut ja nein bin bist sich um etwas meine weiß tun
+    mehr gehen bitte werde nichts möchte viel seine machen zeit sagen heute da würde mal deine hätte gerne
+    alle geld sagte ihre alles kannst viele morgen jetzt hause französisch gerade sehen buch gesagt gibt drei
+    mag wollte geht einmal wissen kommen arbeit leben helfen willst wirklich seinen macht glaube wieder
+    gesehen tag sprechen wäre haus auto essen vater lange habt meinen lassen gemacht besser schule einfach
+    gestern kommt bis ob uhr mann doch ging kam ab ins mutter getan zimmer könnte kinder niemand zwei denke
+    sicher frage sei ohne diesem sollte hund seinem sagt gehört seiner wirst musst diesen sollen soll sah
+    zurück weg lass sieht allein lernen dachte hilfe gab gern paar vielleicht geben ganz damit meiner meinem
+    glücklich jeden ihren seit selbst oft fragen darüber wusste tut weißt solltest jemand davon mädchen frau
+    recht scheint seid leute sollten tür bleiben spielen freund deinen fahren woche passiert reden englisch
+    schnell glauben warten gute jahre nacht lesen fehler wohl beim menschen gegangen gehe hören zusammen genug
+    stadt abend gekommen spricht kaufen zug alt jahr wahr jahren durch beschäftigt freunde spät schwer wasser
+    bruder bekommen letzte darf gekauft dazu kaffee fertig liebe eltern unsere bücher finden daran hoffe
+    familie nahm bett treffen angst gefällt gefunden vergessen brauchen junge ganze lehrer denn nehmen brauche
+    gewesen möchtest ganzen schwester schön verloren ihrer dann jeder augen einige anderen""",
+    "fr": """le la les un une des du de et est sont était je tu il elle nous vous ils elles mon ton son notre votre
+    leur ne pas que qui quoi dans sur avec pour par ce cette ces c'est j'ai n'est qu'il d'un d'une l'a ai as a
+    ont avons mais ou où comme plus très bien tout tous rien jamais toujours moi toi lui se me te en au aux y
+    été être avoir""",
+    "es": """el la los las un una unos y es son era fue yo tú él ella nosotros ellos mi tu su nuestro no que quien qué
+    en con por para de del al se me te le lo les nos está están estoy hay tengo tiene más muy pero o como
+    cuando donde porque siempre nunca este esta esto ese esa eso ser estar ha he han""",
+    "it": """il lo la i gli le un uno una e è sono era io tu lui lei noi voi loro mio tuo suo nostro non che chi di a
+    da in con su per tra del della dei delle al alla nel nella si mi ti ci vi ho hai ha abbiamo hanno più
+    molto ma o come quando dove perché sempre mai questo questa quello quella c'è essere""",
+    "pt": """o a os as um uma uns e é são era foi eu tu ele ela nós eles meu teu seu nosso não que quem em com por para
+    de do da dos das ao à se me te lhe no na nos nas está estão estou há tenho tem mais muito mas ou como
+    quando onde porque sempre nunca este esta isto esse essa isso ser você""",
+    "nl": """de het een en is zijn was waren ik jij je hij zij ze wij we jullie mijn jouw haar ons onze niet geen met
+    van te naar op voor bij uit over onder heeft hebben heb had wordt werd kan kunnen moet wil hoe wat wie
+    waar waarom wanneer dat omdat als maar of ook nog alleen zeer altijd nooit mij me hem hen dit deze die""",
+}
+FREQUENT_WORDS = {code: frozenset(words.split()) for code, words in _FREQUENT.items()}
+# Other languages that are always written in Latin script.
+_OTHER_LATIN = """pl cs sk sl hr hu ro sv da no nb nn fi et lv lt tr id ms vi ca gl eu ga cy is sq"""
+_LATIN = FREQUENT_WORDS.keys() | set(_OTHER_LATIN.split())
+_WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
+_PUNCTUATION = ".,;:!?…()[]{}<>\"'“”„‚‘«»¿¡—–-*"
+
+
+def base_code(language: str) -> str:
+    """Return the language of a code without its script and region, such as zh for zh-Hans."""
+    return re.split("[-_]", language)[0].lower()
+
+
+def looks_like_another(text: str, language: str) -> str | None:
+    """Return the apparent language or script of a text if it is clearly not in the expected language, else None.
+
+    Args:
+        text: a line of text.
+        language: the code of the expected language. The result is None if the code is unknown, is written in several
+            scripts, or names the script Latn.
+
+    Returns:
+        For example "English" or "Cyrillic letters".
+    """
+    parts = re.split("[-_]", language)
+    code = parts[0].lower()
+    if code in _UNCERTAIN or (len(parts) > 1 and len(parts[1]) == 4 and parts[1].lower() == "latn"):
+        return None
+    expected = script_of(code)
+    if expected == "Latin" and code not in _LATIN:
+        return None
+    counts = {script: len(pattern.findall(text)) for script, pattern in SCRIPTS.items()}
+    counts["Han and kana"] *= _LETTERS_PER_CHARACTER
+    main_script = max(counts, key=lambda script: counts[script])
+    words = _words(text)
+    if not _is_long_enough(main_script, counts[main_script], words):
+        return None
+    if main_script != expected:
+        is_other = counts[expected] <= _MAX_EXPECTED_SHARE * sum(counts.values())
+        return _name(main_script, words, text) if is_other else None
+    if main_script == "Latin":
+        other = _other_latin(words, code)
+        return None if other is None else NAMES[other]
+    if code == "zh" and _kana(text) >= _MIN_KANA_SHARE * (counts[main_script] / _LETTERS_PER_CHARACTER):
+        return "Japanese"
+    return None
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a text in lower case, without surrounding punctuation; addresses, numbers and file names are
+    omitted.
+    """
+    words = (token.strip(_PUNCTUATION) for token in text.replace("’", "'").split())
+    return [word.lower() for word in words if _WORD.fullmatch(word)]
+
+
+def _is_long_enough(script: str, letters: int, words: list[str]) -> bool:
+    if script == "Han and kana":
+        return letters >= FEWEST_CHARACTERS * _LETTERS_PER_CHARACTER
+    if script == "Thai":
+        return letters >= 2 * FEWEST_CHARACTERS
+    return len(words) >= FEWEST_WORDS
+
+
+def _name(script: str, words: list[str], text: str) -> str:
+    if script == "Latin":
+        found = _other_latin(words, "")
+        return "Latin letters" if found is None else NAMES[found]
+    if script == "Han and kana" and _kana(text):
+        return "Japanese"
+    return _LANGUAGE_OF_SCRIPT.get(script, f"{script} letters")
+
+
+def _kana(text: str) -> int:
+    return sum("\u3040" <= character <= "\u30ff" for character in text)
+
+
+def _other_latin(words: list[str], expected: str) -> str | None:
+    """Return the language with the most frequent words in a text, if hardly any are of the expected language; else
+    None.
+
+    Words that both languages have do not count, and repeated words count once.
+    """
+    expected_words = FREQUENT_WORDS.get(expected, frozenset())
+    if expected and not expected_words:
+        return None
+    present = set(words)
+    others = [code for code in FREQUENT_WORDS if code != expected]
+    best = max(others, key=lambda code: len(present & (FREQUENT_WORDS[code] - expected_words)))
+    hits, expected_hits = (
+        len(present & (FREQUENT_WORDS[best] - expected_words)),
+        len(present & (expected_words - FREQUENT_WORDS[best])),
+    )
+    is_clear = hits >= max(_MIN_FREQUENT, _MIN_FREQUENT_SHARE * len(present)) and hits >= _MIN_RATIO * expected_hits
+    return best if is_clear else None

@@ -6,13 +6,85 @@ other file a line is a paragraph, and an empty line ends a document.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
 
 from transduce.text.files import read_lines
-from transduce.text.languages import stands_without_spaces
-from transduce.text.sentence_ends import CALLS, STOPS, UNSPACED
+from transduce.text.languages import is_unspaced, is_word_character
+
+# --- sentence ends ---
+# Punctuation that ends sentences, by script; Thai, Lao and Tibetan have no unambiguous marks.
+
+
+# All strings are for use within a character class of a regular expression.
+# Full stops: Latin, Urdu, Armenian. They also occur in numbers and abbreviations, so a space must follow.
+STOPS = ".\u06d4\u0589"
+# Exclamation marks, question marks and ellipses of scripts with spaces: Latin, Arabic, Greek.
+CALLS = "!?…‼⁇⁈⁉\u061e\u061f\u037e"
+# Marks that end a sentence without a following space. Chinese and Japanese:
+WIDE = "。！？｡"
+# Ethiopic, Myanmar, Khmer, Mongolian, Ol Chiki, Meetei:
+_OTHERS = "\u1362\u1367\u1368\u104b\u17d5\u1803\u1809\u1c7e\u1c7f\uabeb"
+# Chinese and Japanese texts also have the narrow marks without a space after them.
+_NARROW = r"(?<=[\u3040-\u30ff\u3400-\u9fff])[!?]+"
+# Also a danda, possibly with a verse number between two of them; a Khmer full stop, except the first one of "and so on"
+# (។ល។); a wide full stop, except as a decimal point.
+UNSPACED = (
+    rf"(?:[{WIDE}{_OTHERS}]|{_NARROW}|[\u0964\u0965](?:\s?\d+\s?[\u0964\u0965])?"
+    r"|\u17d4(?!\u179b\u17d4)|(?<!\d)\uff0e)"
+)
+
+
+# --- splitting ---
+# Splitting of texts that are too long for a model: at sentence ends, then at commas, at spaces, or anywhere.
+
+
+# Sentence ends, including closing quotes and brackets.
+_SENTENCE_END = re.compile(rf"(?:{UNSPACED}|[{CALLS}])+[”’\"'」』）)\]]*|(?<![{STOPS}])[{STOPS}]++[”’\"')\]]*+(?=\s)")
+# Split points, best first.
+_SPLIT_POINTS = (_SENTENCE_END, re.compile(r"[,;:，；：、]+"), re.compile(r"\s+"))
+
+
+def split_text(text: str, fits: Callable[[str], bool], *, gathers: bool = False) -> list[str]:
+    """Split a text into parts that fit; together they are the text, except for spaces between them.
+
+    Args:
+        text: a text of any length.
+        fits: returns whether a part is short enough; a single character is assumed to fit.
+        gathers: whether consecutive sentences form one part as far as they fit; otherwise each sentence is a part.
+    """
+    if fits(text):
+        return [text]
+    sentences = [text] if gathers else _cut(text, _SENTENCE_END)
+    parts = (part for sentence in sentences for part in _split(sentence, fits, 0 if gathers else 1))
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _split(text: str, fits: Callable[[str], bool], level: int) -> Iterator[str]:
+    """Yield as few parts as splitting at the best points permits."""
+    if len(text) == 1 or fits(text.strip()):
+        yield text
+        return
+    halves = [text[: len(text) // 2], text[len(text) // 2 :]]
+    gathered = ""
+    for piece in _cut(text, _SPLIT_POINTS[level]) if level < len(_SPLIT_POINTS) else halves:
+        if gathered and not fits((gathered + piece).strip()):
+            yield from _split(gathered, fits, level + 1)
+            gathered = ""
+        gathered += piece
+    yield from _split(gathered, fits, level + 1)
+
+
+def _cut(text: str, points: re.Pattern[str]) -> list[str]:
+    """Split a text after each match; the parts concatenated are the text."""
+    ends = [match.end() for match in points.finditer(text)]
+    parts = [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
+    return [part for part in parts if part]
+
+
+# --- sentences ---
+
 
 # Number of first lines that decide whether a file is hard-wrapped.
 _INSPECTED_LINES = 2_000
@@ -125,7 +197,7 @@ def _runs_on(followed: Sequence[tuple[str, str]]) -> bool:
 def _first_word(line: str) -> int:
     """Return the length of the unbreakable start of a line; 0 in a script without spaces."""
     word = line.split(maxsplit=1)[0]
-    return 0 if stands_without_spaces(word[0]) else len(word)
+    return 0 if is_unspaced(word[0]) else len(word)
 
 
 def join_lines(lines: Iterable[str], width: int = 0) -> Iterator[str]:
@@ -162,7 +234,7 @@ def _ends_early(line: str, after: str, width: int) -> bool:
 def _is_unspaced(character: str) -> bool:
     """Return whether a character is a letter of a script without spaces, or punctuation of such a script."""
     is_mark = "\u3000" <= character <= "\u303f" or "\uff00" <= character <= "\uff65"
-    return is_mark or stands_without_spaces(character)
+    return is_mark or is_unspaced(character)
 
 
 def split_sentences(paragraph: str) -> list[str]:
@@ -201,3 +273,65 @@ def _ends_sentence(text: str, after: str) -> bool:
     word = last[1]
     is_initial = len(word) == 1 and word.isupper() and word != "I"
     return not is_initial and not _ABBREVIATION.fullmatch(word)
+
+
+# --- lost sentences ---
+# Detection of translations that have fewer sentences than their source.
+
+
+_CLOSING = re.compile("[\"'”’»）)」』\\]]\\s*$")
+_ELLIPSIS = re.compile(r"(?:\.{2,}|…+)\s*$")
+_ORDINAL = re.compile(r"(?:^|\s)\d+\.\s*$")  # "am 5. Mai"
+# In addition to those in `sentences.py`, whose splitting of training text must not change.
+_FURTHER_ABBREVIATION = re.compile(
+    r"\b(?:bzw|usw|z\.\s?B|d\.\s?h|u\.\s?a|nr|tel|str|evtl|ggf|sra?|p\.\s?ej|núm|env)\.\s*$", re.IGNORECASE
+)
+_NOT_SENTENCE_ENDS = (_CLOSING, _ELLIPSIS, _ORDINAL, _FURTHER_ABBREVIATION)
+# Punctuation that a translator may use instead of the end of a source sentence.
+_POSSIBLE_ENDS = re.compile("[;；:：—–]")
+# Thai, Lao and Tibetan have no punctuation that only ends sentences.
+_UNPUNCTUATED = re.compile("[\u0e00-\u0fff]")
+# Faithful translations often join shorter sentences ("Yes.", "好吧。") to the next one.
+_MIN_WORDS, _MIN_CHARACTERS = 3, 4
+
+
+def find_lost_sentences(source: str, translation: str) -> tuple[int, int] | None:
+    """Return the numbers of sentences of a source and its translation if the translation surely has fewer, else None.
+
+    The source's number is a lower bound: short sentences, quotations and ellipses do not count. The translation's is an
+    upper bound: semicolons, colons and dashes count too. Abbreviations, initials and decimals end no sentence.
+
+    Returns:
+        Both numbers. None if no sentence is lost, the source is one sentence, or the script of either text has no
+        punctuation for the end of a sentence.
+    """
+    if _UNPUNCTUATED.search(source) or _UNPUNCTUATED.search(translation) or not translation.strip():
+        return None
+    least = _min_sentences(source)
+    if least < 2:
+        return None
+    most = _max_sentences(translation)
+    return (least, most) if most < least else None
+
+
+def _min_sentences(text: str) -> int:
+    count, start = 0, 0
+    for stop in [*sentence_ends(text), len(text)]:
+        sentence = text[start:stop]
+        is_end = stop == len(text) or not any(pattern.search(sentence) for pattern in _NOT_SENTENCE_ENDS)
+        if is_end:
+            count += _is_long(sentence)
+            start = stop
+    return count
+
+
+def _max_sentences(text: str) -> int:
+    stops = [0, *sentence_ends(text, before_small=True)]
+    rest = text[stops[-1] :]
+    return len(stops) - 1 + any(map(str.isalnum, rest)) + len(_POSSIBLE_ENDS.findall(text))
+
+
+def _is_long(sentence: str) -> bool:
+    unspaced = sum(map(is_unspaced, sentence))
+    words = [word for word in sentence.split() if any(map(is_word_character, word))]
+    return unspaced >= _MIN_CHARACTERS or len(words) >= _MIN_WORDS

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from transduce.durable import write_file
+from transduce.atomic_io import write_file
 from transduce.errors import TransduceError
 from transduce.text.corpus import Pair
 from transduce.text.files import is_decodable

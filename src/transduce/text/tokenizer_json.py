@@ -9,7 +9,7 @@ tokens. sentencepiece reads them as plain characters, as does the library with `
 
 import re
 
-from transduce.text.model_proto import Piece, PieceType, is_bpe, keeps_spaces, puts_space_first, read_pieces
+from transduce.text.sentencepiece_model import Piece, PieceType, is_bpe, keeps_spaces, puts_space_first, read_pieces
 from transduce.text.vocabulary import Vocabulary
 
 _SPACE = "▁"

@@ -8,8 +8,42 @@ from pathlib import Path
 from sentencepiece import SentencePieceProcessor
 
 from transduce.errors import TransduceError
+from transduce.text.sentencepiece_model import _fields, _values, is_bpe, read_pieces
 
-CLS, SEP, MASK = MARKS = ("[CLS]", "[SEP]", "[MASK]")
+# --- word cutting ---
+# Detection of sentencepiece models that tokenize each word independently, so that results can be cached by word.
+
+
+_SPACE = "▁"
+_MODEL_NORMALIZER = 3
+_CHARACTER_MAP, _DUMMY_PREFIX, _REMOVE_EXTRA_SPACES, _ESCAPE_SPACES = 2, 3, 4, 5
+_NO = b"\x00"
+
+
+def tokenizes_words_independently(model_bytes: bytes) -> bool:
+    """Return whether a sentence's tokens are the concatenated tokens of its words, which spaces (U+0020) separate.
+
+    This holds if several conditions are met: tokens are merged by rank alone (BPE), tokens have a space only at their
+    start, and no character is rewritten. Spaces must be trimmed, collapsed and put before each word, including the
+    first. The space must be a token itself, which separates unknown characters of neighboring words. A unigram model
+    adds up probabilities over the whole sentence, where rounding may decide ties. Texts that contain "▁" are
+    excluded, as sentencepiece takes that character for a space.
+    """
+    pieces = {piece.text for piece in read_pieces(model_bytes)}
+    if not is_bpe(model_bytes) or _SPACE not in pieces or any(_SPACE in piece[1:] for piece in pieces):
+        return False
+    for field in _fields(model_bytes, 0, len(model_bytes)):
+        if field.number == _MODEL_NORMALIZER:
+            options = _values(model_bytes, field)
+            switches = (_DUMMY_PREFIX, _REMOVE_EXTRA_SPACES, _ESCAPE_SPACES)
+            return not options.get(_CHARACTER_MAP) and all(options.get(switch) != _NO for switch in switches)
+    return True
+
+
+# --- vocabulary ---
+
+
+CLS, SEP, MASK = SPECIAL_TOKENS = ("[CLS]", "[SEP]", "[MASK]")
 """The special tokens of encoders: the start of a text, its end, and the mask."""
 BACK_TRANSLATED = "<back-translated>"
 """The token that starts each back-translated source (Caswell et al. 2019, "Tagged Back-Translation")."""
@@ -51,7 +85,9 @@ class Vocabulary:
         self.forced: tuple[int, ...] = ()  # tokens that start every translation
         self.ends: tuple[int, ...] = (self.eos_id,)  # tokens that end a text; imported models may have several
         self.keeps_line_feeds = False  # whether line feeds are tokens; otherwise each becomes an end symbol
-        self.mark_pieces: tuple[str, str, str] = MARKS  # names of an encoder's special tokens, present or not
+        self.special_token_names: tuple[str, str, str] = (
+            SPECIAL_TOKENS  # names of an encoder's special tokens, present or not
+        )
 
     @classmethod
     def read(cls, path: Path, *, nfc: bool = False) -> "Vocabulary":
@@ -70,17 +106,17 @@ class Vocabulary:
         """Return the token ids of a sentence without the end symbol."""
         return self.encode_batch([text])[0]
 
-    def closed(self, ids: Iterable[int]) -> list[int]:
+    def with_special_tokens(self, ids: Iterable[int]) -> list[int]:
         """Return a sentence's ids as a model's input: with the end symbol and other special tokens around them."""
         return [*self.before, *ids, *self.after]
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
         """Return the ids of many sentences in order; the number of threads affects only the speed."""
-        texts = [self.as_seen(text) for text in texts]
+        texts = [self.normalize(text) for text in texts]
         try:
             return self._encode_all(texts, threads)
         except (RuntimeError, TypeError, UnicodeEncodeError):
-            return self._encode_all([without_lone_surrogates(text) for text in texts], threads)
+            return self._encode_all([replace_lone_surrogates(text) for text in texts], threads)
 
     def _encode_all(self, texts: list[str], threads: int) -> list[list[int]]:
         if len(texts) < _BATCH:
@@ -103,29 +139,29 @@ class Vocabulary:
         piece: str = self._processor.id_to_piece(int(id))
         return piece
 
-    def has_mark(self, mark: str) -> bool:
+    def has_special_token(self, mark: str) -> bool:
         """Return whether the vocabulary has a special token, under its own name for it."""
-        name = dict(zip(MARKS, self.mark_pieces, strict=True)).get(mark, mark)
+        name = dict(zip(SPECIAL_TOKENS, self.special_token_names, strict=True)).get(mark, mark)
         return self.piece(self.id(name)) == name
 
-    def stands_for_text(self, id: int) -> bool:
+    def is_text_token(self, id: int) -> bool:
         """Return whether an id represents text, and is not padding, end symbol or unknown token."""
         return id not in self._special and id != self.unk_id
 
-    def as_seen(self, text: str) -> str:
+    def normalize(self, text: str) -> str:
         """Return the text as it is tokenized, composed (NFC) if the vocabulary requires that."""
         return unicodedata.normalize("NFC", text) if self.nfc else text
 
-    def unread(self, text: str) -> str:
+    def unknown_characters(self, text: str) -> str:
         """Return the characters of a text that became the unknown token."""
         if self.unk_id not in self.encode(text):
             return ""
-        clean = without_lone_surrogates(self.as_seen(text))
+        clean = replace_lone_surrogates(self.normalize(text))
         name: list[str] = self._processor.encode(clean, out_type=str)  # unknown characters are returned as they are
         unknown = (piece for piece in name if self._processor.piece_to_id(piece) == self.unk_id)
         return "".join(unknown).replace("▁", "")
 
-    def spellings(self, ids: Sequence[int]) -> list[str]:
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Return the tokens in sentencepiece's form: ▁ for a space, <0xE6> for a byte, `</s>` and `<unk>`."""
         return self.pieces(ids)
 
@@ -147,12 +183,12 @@ def byte_of(piece: str) -> int | None:
     return None if match is None else int(match[1], 16)
 
 
-def ids_without_text(vocabulary: Vocabulary) -> set[int]:
+def fallback_ids(vocabulary: Vocabulary) -> set[int]:
     """Return the ids of tokens for characters outside the vocabulary: bytes and the unknown token."""
     return {id for id in range(vocabulary.size) if byte_of(vocabulary.piece(id)) is not None} | {vocabulary.unk_id}
 
 
-def without_lone_surrogates(text: str) -> str:
+def replace_lone_surrogates(text: str) -> str:
     """Replace lone surrogates, which no UTF-8 file can contain, by U+FFFD."""
     # UTF-16 joins surrogate pairs; lone surrogates cannot be decoded and become U+FFFD.
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transduce.errors import TransduceError
-from transduce.text.languages import stands_without_spaces
+from transduce.text.languages import is_unspaced
 from transduce.text.vocabulary import Vocabulary
 
 _END, _UNKNOWN = "</s>", "<unk>"
@@ -29,7 +29,7 @@ def split_words(text: str) -> list[Span]:
     for match in re.finditer(r"\S+", text):
         start = match.start()
         for position in range(match.start(), match.end()):
-            if not stands_without_spaces(text[position]):
+            if not is_unspaced(text[position]):
                 continue
             if start < position:
                 spans.append(Span(start, position))
@@ -60,7 +60,7 @@ def locate_words(words: Sequence[str], text: str) -> list[Span]:
     return spans
 
 
-def piece_spans(pieces: Sequence[str], text: str) -> list[Span]:
+def token_spans(tokens: Sequence[str], text: str) -> list[Span]:
     """Return the span of each token, without the space before a word.
 
     A byte of a character covers the whole character. The unknown token covers what no other token covers. White space
@@ -68,34 +68,34 @@ def piece_spans(pieces: Sequence[str], text: str) -> list[Span]:
 
     Args:
         pieces: the tokens of the text, from `Vocabulary.spellings`.
-        text: the tokenized text, from `Vocabulary.as_seen`.
+        text: the tokenized text, from `Vocabulary.normalize`.
     """
     spans: list[Span] = []
     position, number = 0, 0
-    while number < len(pieces):
-        group, count = _byte_group(pieces, number)
+    while number < len(tokens):
+        group, count = _byte_group(tokens, number)
         if group:
             start, position = _take(text, position, group.decode("utf-8", "replace").strip())
             spans.extend([Span(start, position)] * count)
             number += count
             continue
-        if pieces[number] == _UNKNOWN:
+        if tokens[number] == _UNKNOWN:
             # White space other than U+0020 may be the unknown text.
             start = position + len(text[position:]) - len(text[position:].lstrip(" "))
-            position = _next_known(pieces[number + 1 :], text, start)
-        elif pieces[number] == _END:
+            position = _next_known(tokens[number + 1 :], text, start)
+        elif tokens[number] == _END:
             start = position = len(text)
         else:
-            start, position = _take(text, position, pieces[number].replace("▁", " ").strip())
+            start, position = _take(text, position, tokens[number].replace("▁", " ").strip())
         spans.append(Span(start, position))
         number += 1
     return spans
 
 
-def _byte_group(pieces: Sequence[str], first: int) -> tuple[bytes, int]:
+def _byte_group(tokens: Sequence[str], first: int) -> tuple[bytes, int]:
     """Return the bytes of the byte tokens from `first` on that form one character, and their number."""
     group = b""
-    for count, piece in enumerate(pieces[first:], 1):
+    for count, piece in enumerate(tokens[first:], 1):
         if not _BYTES.fullmatch(piece):
             return group, count - 1
         content = bytes.fromhex(piece.replace("<0x", "").replace(">", ""))
@@ -104,7 +104,7 @@ def _byte_group(pieces: Sequence[str], first: int) -> tuple[bytes, int]:
         group += content
         if _is_complete(group):
             return group, count
-    return group, len(pieces) - first
+    return group, len(tokens) - first
 
 
 def _is_complete(content: bytes) -> bool:
@@ -137,28 +137,28 @@ def _next_known(following: Sequence[str], text: str, start: int) -> int:
     """Return where the token after an unknown one starts; the unknown one covers at least a character."""
     if not following or following[0] == _END:
         return len(text.rstrip())
-    piece = following[0].removeprefix("▁")
-    if piece != following[0]:  # a new word: the unknown token ends with the old one
+    token = following[0].removeprefix("▁")
+    if token != following[0]:  # a new word: the unknown token ends with the old one
         match = re.compile(r"\s").search(text, start)
         return len(text) if match is None else match.start()
-    match_start = text.find(piece, start + 1) if piece else -1
+    match_start = text.find(token, start + 1) if token else -1
     return min(start + 1, len(text)) if match_start < 0 else match_start
 
 
-def overlap(words: Sequence[Span], pieces: Sequence[Span]) -> npt.NDArray[np.float32]:
+def overlap(words: Sequence[Span], tokens: Sequence[Span]) -> npt.NDArray[np.float32]:
     """Return the number of characters that each word shares with each token, (words, tokens)."""
-    shared = [[max(0, min(w.end, p.end) - max(w.start, p.start)) for p in pieces] for w in words]
-    return np.array(shared, dtype=np.float32).reshape(len(words), len(pieces))
+    shared = [[max(0, min(w.end, p.end) - max(w.start, p.start)) for p in tokens] for w in words]
+    return np.array(shared, dtype=np.float32).reshape(len(words), len(tokens))
 
 
-def cut_at_words(vocabulary: Vocabulary, text: str, words: Sequence[Span]) -> list[int]:
+def encode_within_words(vocabulary: Vocabulary, text: str, words: Sequence[Span]) -> list[int]:
     """Return the ids of a text such that no token crosses from one word into the next.
 
     A vocabulary of a script without spaces has tokens of several words; such a token is replaced by the tokens of its
     parts.
     """
     ids = vocabulary.encode(text)
-    spans = piece_spans(vocabulary.spellings(ids), text)
+    spans = token_spans(vocabulary.token_texts(ids), text)
     edges = sorted({edge for word in words for edge in word})
     cut: list[int] = []
     for id, span in zip(ids, spans, strict=True):

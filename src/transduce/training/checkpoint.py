@@ -15,14 +15,44 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from transduce.durable import file_sha256, sync_file, sync_folder
+from transduce.atomic_io import file_sha256, sync_file, sync_folder
 from transduce.errors import TransduceError
-from transduce.training.processes import Processes
-from transduce.training.report import StepSums
-from transduce.training.rows import Rows, Sliceable, StoredTensor, open_parts
-from transduce.training.settings import BestBy
-from transduce.training.surroundings import Surroundings
-from transduce.training.watch import LossWatch
+from transduce.training.distributed import Processes
+from transduce.training.events import StepSums
+from transduce.training.loss_spikes import LossWindow
+from transduce.training.settings import BestBy, Kernels
+from transduce.training.shards import Rows, Sliceable, StoredTensor, open_parts
+
+# --- surroundings ---
+# The environment of a run: machine and library versions that its exact results depend on besides its settings.
+
+
+class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An environment, stored in every checkpoint; if it differs on resume, results are no longer equal bit for bit."""
+
+    device: str
+    """"cpu", or the GPU's name."""
+    instructions: str
+    """The CPU architecture and the instruction sets that PyTorch uses, such as "x86_64 AVX512 AMX"."""
+    threads: int
+    torch: str
+    """The version of PyTorch."""
+    kernels: Kernels = "torch"
+    """The kernels that steps use: "torch" or "native"."""
+    processes: int | None = None
+    """The number of processes that train together; None in checkpoints that did not store it."""
+
+
+def differences(before: Environment, now: Environment) -> Iterator[str]:
+    """Yield the differences between two environments, each as text "name old then, new now"."""
+    for name in Environment.__struct_fields__:
+        old, new = (msgspec.structs.asdict(one)[name] for one in (before, now))
+        if old not in (new, None):
+            yield f"{name} {old} then, {new} now"
+
+
+# --- checkpoint ---
+
 
 FORMAT_VERSION = 3
 _READABLE = (1, 2, 3)  # fields that older formats lack take their defaults
@@ -58,9 +88,9 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Whether dropout has been disabled because it did harm (training/dropout_watch.py)."""
     report: StepSums = msgspec.field(default_factory=StepSums)
     """Sums over the steps since the last report."""
-    losses: LossWatch = msgspec.field(default_factory=LossWatch)
+    losses: LossWindow = msgspec.field(default_factory=LossWindow)
     """The window of recent losses that detects loss spikes."""
-    surroundings: Surroundings | None = None
+    surroundings: Environment | None = None
     """The environment of the last steps; None in checkpoints that did not store it."""
 
 

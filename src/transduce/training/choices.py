@@ -10,10 +10,10 @@ from typing import Generic, TypeVar
 import msgspec
 
 from transduce.evaluation.scores import BLEU_WORDS
-from transduce.model.fast import why_no_kernels
-from transduce.model.gpu.available import why_no_triton
-from transduce.model.precision import Precision
-from transduce.training.rates import MOST_DECAY, TOTAL_DECAY, decay_over
+from transduce.kernels.cuda.available import why_no_triton
+from transduce.kernels.select import why_no_kernels
+from transduce.machine import Precision
+from transduce.training.rates import MAX_DECAY, TOTAL_DECAY, decay_for_steps
 from transduce.training.schedule import ScheduleName, paper_peak
 from transduce.training.settings import BestBy, Kernels, OptimizerName
 
@@ -109,7 +109,7 @@ def choose_preset_in_time(
     read = {}
     for name in reversed(_ASCENDING[: _ASCENDING.index(suited.value) + 1]):
         parameters = count_multiplied_weights(PRESETS[name], vocabulary_size)
-        read[name] = pieces_in_time(parameters, minutes=minutes, operations_per_second=operations_per_second)
+        read[name] = tokens_in_time(parameters, minutes=minutes, operations_per_second=operations_per_second)
         if read[name] >= _TOKENS_PER_PARAMETER * parameters:
             break
     if name == suited.value:
@@ -121,7 +121,7 @@ def choose_preset_in_time(
     )
 
 
-def pieces_in_time(parameters: int, *, minutes: float, operations_per_second: float) -> float:
+def tokens_in_time(parameters: int, *, minutes: float, operations_per_second: float) -> float:
     """Return the number of target tokens that training reads, at 6 operations per token and parameter."""
     return operations_per_second * minutes * 60.0 / (6 * parameters)
 
@@ -310,10 +310,10 @@ def choose_weight_decay(
         return Choice(
             None, f"{TOTAL_DECAY:g} / the sum of all steps' learning rates, once the number of steps is known"
         )
-    decay = decay_over(steps, schedule=schedule, peak=learning_rate, warmup_steps=warmup_steps)
+    decay = decay_for_steps(steps, schedule=schedule, peak=learning_rate, warmup_steps=warmup_steps)
     reason = f"{TOTAL_DECAY:g} / the sum of the learning rates of {steps:,} steps"
-    if decay == MOST_DECAY / learning_rate:
-        reason += f", at most {MOST_DECAY:g} / the highest"
+    if decay == MAX_DECAY / learning_rate:
+        reason += f", at most {MAX_DECAY:g} / the highest"
     return Choice(decay, reason)
 
 

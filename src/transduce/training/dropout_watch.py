@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from transduce.model.dropout import Dropout
+from transduce.model.feed_forward import Dropout
 from transduce.training.engine import StepTotals
 from transduce.training.loss import Loss
 
@@ -19,7 +19,7 @@ from transduce.training.loss import Loss
 _HARM = 1.05
 
 
-class DropoutWatch:
+class DropoutMonitor:
     """A switch for all dropout modules of a model, which can be disabled during a run."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -27,7 +27,7 @@ class DropoutWatch:
         self.is_off = False
 
     @property
-    def drops(self) -> bool:
+    def is_active(self) -> bool:
         """True if the model has active dropout that can be disabled."""
         return bool(self._modules) and not self.is_off
 
@@ -38,7 +38,7 @@ class DropoutWatch:
         self.is_off = True
 
     @torch.no_grad()
-    def likelihood_without(self, losses: Iterable[Loss]) -> float:
+    def likelihood_without_dropout(self, losses: Iterable[Loss]) -> float:
         """Return the summed negative log-likelihood of batches, in nats, computed without dropout.
 
         Args:

@@ -37,7 +37,7 @@ class Interruption:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     @contextlib.contextmanager
-    def abandoning(self, *, apart: bool = False) -> Iterator[None]:
+    def abandonable(self, *, apart: bool = False) -> Iterator[None]:
         """Surround work that leaves no trace until it is complete; a signal ends it at once.
 
         Args:
@@ -69,7 +69,7 @@ class Interruption:
 
 
 @contextlib.contextmanager
-def outliving_the_terminal() -> Iterator[None]:
+def ignore_hangup() -> Iterator[None]:
     """Ignore the hang-up signal, which the system sends when the terminal closes, in the body of `with`."""
     if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
         yield  # Windows has no SIGHUP, and only the main thread may set handlers

@@ -16,24 +16,38 @@ import torch
 from torch import Tensor, nn
 
 from transduce.errors import TransduceError
-from transduce.training.ahead import Batches
-from transduce.training.checkpoint import Checkpoint, RunState, check_kinds, load_newest
-from transduce.training.clock import StepClock
-from transduce.training.dropout_watch import DropoutWatch
+from transduce.training.checkpoint import Checkpoint, Environment, RunState, check_kinds, differences, load_newest
+from transduce.training.distributed import current_processes
+from transduce.training.dropout_watch import DropoutMonitor
 from transduce.training.engine import StepTotals, make_optimizer, save_together
-from transduce.training.events import NO_LOG, EventLog, Log, ProgressDisplay, ValidationEvent
-from transduce.training.exhaustion import explaining_exhaustion, surviving_a_full_disk, try_batches
-from transduce.training.faults import MicroBatch, Origin, SkippedStep, find_origin
+from transduce.training.events import NO_LOG, EventLog, Log, ProgressDisplay, StepSums, ValidationEvent
 from transduce.training.interruption import AbandonedError, Interruption
 from transduce.training.loss import Loss
-from transduce.training.precautions import Precautions
-from transduce.training.processes import joined_processes
-from transduce.training.rates import rates_of_step
-from transduce.training.report import StepSums
+from transduce.training.loss_spikes import NO_FINITE_LOSS, LossWindow, MicroBatch, Origin, SkippedStep, find_origin
+from transduce.training.out_of_memory import explain_step_out_of_memory, tolerate_full_disk, try_batches
+from transduce.training.prefetch import Batches
+from transduce.training.rates import step_rates
+from transduce.training.schedule import StepClock
 from transduce.training.selection import Best, Selection
 from transduce.training.settings import ResolvedTraining
-from transduce.training.surroundings import Surroundings, differences
-from transduce.training.watch import NOTHING_FINITE, LossWatch
+
+# --- precautions ---
+# Safeguards of a training run; none of them changes what is learned.
+
+
+class Safeguards(msgspec.Struct, frozen=True, kw_only=True):
+    """Safeguards from the caller of the training loop, who knows the corpus and the machine."""
+
+    largest: Sequence[Any] = ()
+    """Batches of the sizes that need most memory, tried before the first step."""
+    describe: Callable[[Any], dict[str, Any]] | None = None
+    """A function that describes a batch as readable JSON, for the record of a skipped step."""
+    surroundings: Environment | None = None
+    """The run's environment, which is stored and compared on resume."""
+
+
+# --- loop ---
+
 
 CHECKPOINTS = "checkpoints"
 _VALIDATION_SHARE = 0.08  # fraction of a time budget that is reserved for validations
@@ -74,28 +88,28 @@ class Trainer:
         validate: Validator | None = None,
         keep_model: Callable[[Mapping[str, Tensor], ValidationEvent | None], None] | None = None,
         display: ProgressDisplay | None = None,
-        precautions: Precautions | None = None,
+        safeguards: Safeguards | None = None,
     ) -> None:
         self.model = model
-        self.processes = joined_processes()
+        self.processes = current_processes()
         self.batches = batches
         self.settings = settings
         self.folder = folder
         self.validate = validate
         self.keep_model = keep_model
         self.display = display or ProgressDisplay()
-        self.precautions = precautions or Precautions()
+        self.precautions = safeguards or Safeguards()
         self.optimizer, self.loss = make_optimizer(model, loss, settings, self.processes)
         self.steps = settings.steps
         self.step = 0
         self.elapsed_seconds = 0.0
         self._selection = Selection(settings)
-        self._dropout = DropoutWatch(model)
+        self._dropout = DropoutMonitor(model)
         self._clock = StepClock()
         self._validation_due = False
         self._asked_together = False
         self._report = StepSums()
-        self._watch = LossWatch()
+        self._watch = LossWindow()
 
     def resume(self) -> bool:
         """Resume from the newest undamaged checkpoint; return False if there is none."""
@@ -104,10 +118,10 @@ class Trainer:
             self.display.say(sentence)
         if checkpoint is None:
             return False
-        self.take_up(checkpoint)
+        self.resume_from(checkpoint)
         return True
 
-    def take_up(self, checkpoint: Checkpoint) -> None:
+    def resume_from(self, checkpoint: Checkpoint) -> None:
         """Resume from a checkpoint.
 
         Raises:
@@ -135,7 +149,7 @@ class Trainer:
         self._report, self._watch = state.report, state.losses
         self._compare_surroundings(state.surroundings)
 
-    def _compare_surroundings(self, before: Surroundings | None) -> None:
+    def _compare_surroundings(self, before: Environment | None) -> None:
         now = self.precautions.surroundings
         changed = list(differences(before, now)) if before and now else []
         if changed:
@@ -165,7 +179,7 @@ class Trainer:
             log.close()
         best = self._selection.best
         if best.step is None and best.since and not interruption.requested:
-            raise TransduceError(NOTHING_FINITE)
+            raise TransduceError(NO_FINITE_LOSS)
         return TrainResult(
             step=self.step,
             steps=self.steps,
@@ -210,7 +224,7 @@ class Trainer:
             if (reason := self._selection.why_to_stop()) is not None:
                 return reason
             if self._is_due(self.settings.save_every, last) and not last:
-                with surviving_a_full_disk(self.display.say, "The checkpoint"):
+                with tolerate_full_disk(self.display.say, "The checkpoint"):
                     self._save()
         return "finished"
 
@@ -219,11 +233,11 @@ class Trainer:
         largest = self.precautions.largest
         if largest:
             self.display.say(f"Trying the largest batch (`training.batch_tokens` {self.settings.batch_tokens:,}).")
-        with interruption.abandoning(), self._explaining_exhaustion("the largest batch of the corpus"):
+        with interruption.abandonable(), self._explaining_exhaustion("the largest batch of the corpus"):
             try_batches(self.optimizer, self.loss, largest)
 
     def _explaining_exhaustion(self, what: str) -> Any:
-        return explaining_exhaustion(what, self.settings.batch_tokens, self.settings.accumulate)
+        return explain_step_out_of_memory(what, self.settings.batch_tokens, self.settings.accumulate)
 
     def _take_step(self, interruption: Interruption) -> tuple[list[MicroBatch], StepTotals]:
         """Take one step; return its micro-batches in this process and its totals over all processes.
@@ -234,16 +248,16 @@ class Trainer:
         started_at = time.monotonic()
         step, sums = self.step + 1, StepTotals()
         parts: list[MicroBatch] = []
-        with interruption.abandoning(), self._explaining_exhaustion(f"step {step}"):
+        with interruption.abandonable(), self._explaining_exhaustion(f"step {step}"):
             for number in range(self.settings.accumulate):
                 loss, part = self._accumulate_gradient(number)
                 parts.append(part)
                 sums = sums.plus(loss)
         sums = sums.over(self.processes, stop=interruption.requested is not None)
-        rate, weight_decay = rates_of_step(step, self.settings, self.steps)
+        rate, weight_decay = step_rates(step, self.settings, self.steps)
         mean, limit = sums.total / max(1, sums.tokens), self._watch.limit()
         if high := math.isfinite(mean) and mean > limit:
-            self.optimizer.forget_gradient()
+            self.optimizer.discard_gradient()
         norm = math.nan if high else self.optimizer.step(sums.tokens, rate, weight_decay)
         self._report.add(sums.tokens, sums.total, sums.likelihood, norm, rate, time.monotonic() - started_at)
         if math.isfinite(norm):
@@ -257,9 +271,9 @@ class Trainer:
 
     def _watch_dropout(self, parts: Sequence[MicroBatch], sums: StepTotals, *, last: bool) -> None:
         """Disable dropout when the loss of the step's batches is higher without it than with it."""
-        if self.settings.adapt_dropout and self._dropout.drops and not last:
+        if self.settings.adapt_dropout and self._dropout.is_active and not last:
             losses = (self._seeded_loss(part.batch, part.position) for part in parts)
-            (without,) = self.processes.sum([self._dropout.likelihood_without(losses)])
+            (without,) = self.processes.sum([self._dropout.likelihood_without_dropout(losses)])
             if sentence := self._dropout.judge(self.step, sums, without):
                 self.display.say(sentence)
 
@@ -287,7 +301,7 @@ class Trainer:
             return  # the cause lies in another process
         if self.processes.count == 1 and not skipped.is_high:
             origin = find_origin(self.model, lambda: self._seeded_loss(first.batch, first.position))
-            self.optimizer.forget_gradient()
+            self.optimizer.discard_gradient()
         path = skipped.write(self.folder, self.precautions.describe, origin)
         where = f"; the batch is in {path}" if path else ""
         self.display.say(f"Step {skipped.step:,} changed nothing: {skipped.reason}{where}.")
@@ -334,7 +348,7 @@ class Trainer:
         self._validation_due = True
         if self._asked_together:
             raise AbandonedError
-        weights = self.optimizer.kept_weights()
+        weights = self.optimizer.weights_to_keep()
         is_done = not self.processes.is_first or self._validate_here(weights, log, interruption)
         # `torchrun` kills 30 seconds after its signal, and a validation alone may take longer.
         if not self.processes.share(is_done, bool):
@@ -348,7 +362,7 @@ class Trainer:
             self._keep(weights, None)
             return True
         try:
-            with interruption.abandoning(apart=True):
+            with interruption.abandonable(apart=True):
                 event = self.validate(weights, self.step)
         except AbandonedError:
             return False
@@ -370,7 +384,7 @@ class Trainer:
         if self.step == self.steps:
             self.keep_model(weights, event)
             return True
-        with surviving_a_full_disk(self.display.say, f"The model of step {self.step:,}"):
+        with tolerate_full_disk(self.display.say, f"The model of step {self.step:,}"):
             self.keep_model(weights, event)
             return True
         return False

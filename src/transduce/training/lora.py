@@ -56,13 +56,13 @@ def low_rank_settings(training: ResolvedTraining) -> LowRankSettings | None:
     """Return the LoRA settings of a run; None if the whole model is trained."""
     if not training.lora_rank:
         return None
-    alpha = usual_alpha(training.lora_rank).value if training.lora_alpha is None else training.lora_alpha
+    alpha = choose_lora_alpha(training.lora_rank).value if training.lora_alpha is None else training.lora_alpha
     return LowRankSettings(
         rank=training.lora_rank, alpha=alpha, projections=training.lora_projections, seed=training.seed
     )
 
 
-def usual_alpha(rank: int) -> Choice[float]:
+def choose_lora_alpha(rank: int) -> Choice[float]:
     """Choose alpha as twice the rank, so that updates have the same weight for every rank."""
     return Choice(2.0 * rank, f"twice the rank ({rank})")
 
@@ -162,7 +162,7 @@ def merged_weights(model: nn.Module, weights: Mapping[str, Tensor] | None = None
     return {name: tensor.detach().clone() for name, tensor in merged.items()}
 
 
-def update_weights(model: nn.Module) -> dict[str, Tensor]:
+def low_rank_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return copies of the low-rank updates alone, which are small enough to keep one set per use of a model."""
     return {
         name.replace(_ADAPTED, ""): tensor.detach().clone()
@@ -204,3 +204,28 @@ def _adapted(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and parametrize.is_parametrized(module):
             yield name, module
+
+
+# --- frozen ---
+# Frozen weights, kept in float32 for the model folder while other weights are trained.
+
+
+class FrozenWeights:
+    """The parameters of a model that need no gradient, which complete the trained ones to a full model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Keep the frozen parameters; call this before the model is converted to another precision."""
+        self._model = model
+        self._values = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
+
+    @torch.no_grad()
+    def complete(self, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return all weights by the names of the original model: frozen ones, trained ones, and merged LoRA updates."""
+        return merged_weights(self._model, self._values | dict(trained)) if self._values else dict(trained)
+
+
+def freeze_rows(weight: nn.Parameter, rows: Tensor) -> None:
+    """Freeze rows of a matrix (V, D) by zeroing their gradients, which suffices if they have no weight decay."""
+    learns = torch.ones(len(weight), 1, dtype=torch.bool, device=weight.device)
+    learns[rows.to(weight.device)] = False
+    weight.register_hook(lambda gradient: gradient * learns)

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from transduce.model.fused import Projection, training_kernels
+from transduce.model.backend import Projection, training_kernels
 from transduce.model.gradient_sums import add_product, sum_of_gradients
-from transduce.training.sums import add_to
+from transduce.training.reduction import add_to
 
 # Logits per chunk: on a CPU at most 8 MB in bfloat16, which stay in its cache, but enough rows to amortize the addition
 # to the weight gradient, whose cost does not depend on the rows. A GPU needs large matrix multiplications.
@@ -63,10 +63,10 @@ def projected_cross_entropy(
     if len(present) < len(rows):
         rows = rows.index_select(0, present)
     chosen = labels.flatten()[present]  # (N,)
-    return cross_entropy_of_rows(rows, weight, chosen, frozen_row=frozen_row, label_smoothing=label_smoothing)
+    return row_cross_entropy(rows, weight, chosen, frozen_row=frozen_row, label_smoothing=label_smoothing)
 
 
-def cross_entropy_of_rows(
+def row_cross_entropy(
     rows: Tensor,
     weight: Tensor,
     chosen: Tensor,
@@ -210,7 +210,7 @@ def _project(hidden: Tensor, weight: Tensor) -> Projection:
 def _add_rows(total: Tensor, ids: Tensor, part: Tensor, factor: float) -> None:
     """Compute total[ids[n]] += factor · part[n] for each n."""
     kernels = training_kernels()
-    if kernels is not None and kernels.suits_rows(part):
+    if kernels is not None and kernels.supports_rows(part):
         kernels.add_rows_in_place(total, ids, part, factor, None)
     else:
         total.index_add_(0, ids, part.to(total.dtype), alpha=factor)
@@ -219,7 +219,7 @@ def _add_rows(total: Tensor, ids: Tensor, part: Tensor, factor: float) -> None:
 def _softmax(logits: Tensor, at_label: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return probabilities, (N, V), possibly overwriting the logits, and each row's log-sum-exp, (N, 1)."""
     kernels = training_kernels()
-    if kernels is not None and kernels.suits_logits(logits):
+    if kernels is not None and kernels.supports_logits(logits):
         return logits, kernels.softmax_(logits)[:, None]
     probabilities = logits.softmax(dim=-1)
     log_probability = probabilities.gather(1, labels).to(at_label.dtype).clamp_min(_TINY).log()
@@ -229,7 +229,7 @@ def _softmax(logits: Tensor, at_label: Tensor, labels: Tensor) -> tuple[Tensor, 
 def _sum_rows(x: Tensor) -> Tensor:
     """Sum the rows of (N, D) to (D,)."""
     kernels = training_kernels()
-    if kernels is not None and kernels.suits_rows(x):
+    if kernels is not None and kernels.supports_rows(x):
         return kernels.sum_rows(x)
     return x.sum(dim=0, dtype=_sum_dtype(x))
 

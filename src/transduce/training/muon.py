@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from transduce.model.fused import Polynomials, TrainingKernels, training_kernels
-from transduce.model.precision import DTYPES
-from transduce.training.processes import Processes
+from transduce.machine import DTYPES
+from transduce.model.backend import Polynomials, TrainingKernels, training_kernels
+from transduce.training.distributed import Processes
 from transduce.training.settings import ResolvedTraining
 
 # Odd polynomials a x + b x³ + c x⁵, applied in turn, that map singular values in [0.01, 1] into [0.73, 1.27] and
@@ -63,8 +63,8 @@ def _replace(matrices: Sequence[Tensor], scale: float, dtype: torch.dtype) -> No
     """
     kernels, (rows, columns) = training_kernels(), matrices[0].shape
     by_gram_matrix = max(rows, columns) > _MANY_COLUMNS * min(rows, columns)
-    if kernels is not None and matrices[0].dtype == dtype and kernels.suits_squares(matrices):
-        done = kernels.make_orthogonal(matrices, _POLYNOMIALS, scale, by_gram_matrix=by_gram_matrix)
+    if kernels is not None and matrices[0].dtype == dtype and kernels.supports_orthogonalization(matrices):
+        done = kernels.orthogonalize_in_place(matrices, _POLYNOMIALS, scale, by_gram_matrix=by_gram_matrix)
         matrices = [matrix for matrix, is_done in zip(matrices, done, strict=True) if not is_done]
     if matrices:
         x = torch.stack([matrix.mT for matrix in matrices] if rows > columns else list(matrices)).to(dtype)
@@ -152,13 +152,13 @@ class Muon:
         self._make_all_orthogonal(move)
         self.master.add_(move, alpha=-rate)
 
-    def find_move(self, kernels: TrainingKernels, factor: float) -> Tensor:
+    def find_update(self, kernels: TrainingKernels, factor: float) -> Tensor:
         """Update the momentum and return the orthogonalized update, before the learning rate, in the model's dtype.
 
         The gradient is multiplied by `factor` first.
         """
         move = torch.empty_like(self.gradient, dtype=self._dtype)
-        kernels.take_momentum(self.gradient, self.momentum, move, factor, self._decay)
+        kernels.update_momentum(self.gradient, self.momentum, move, factor, self._decay)
         self._make_all_orthogonal(move)
         return move
 
@@ -171,7 +171,7 @@ class Muon:
             source = number % self._processes.count
             if source == self._processes.rank:
                 self._update_group(names, part)
-            works.append(self._processes.begin_to_give(part, source))
+            works.append(self._processes.start_broadcast(part, source))
         for work in works:
             if work is not None:
                 work.wait()

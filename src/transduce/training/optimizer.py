@@ -6,21 +6,212 @@ few tensors.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adam import adam
 
-from transduce.model.matrices import layer_matrices
-from transduce.training.frozen import FrozenWeights
-from transduce.training.processes import Processes
-from transduce.training.reduction import GradientReduction
-from transduce.training.rows import Rows, Sliceable
+from transduce.model.backend import AdamNumbers, TrainingKernels, UpdatedVectors, training_kernels
+from transduce.model.initialization import layer_matrices
+from transduce.training.distributed import Processes
+from transduce.training.lora import FrozenWeights
+from transduce.training.muon import Gather, Muon, Weight
+from transduce.training.reduction import GradientReduction, collect_gradients, discard_gradients, vector_norm
 from transduce.training.settings import ResolvedTraining
-from transduce.training.statistics import KIND, RunningStatistics
-from transduce.training.sums import collect_gradients, forget_gradients, norm_of
-from transduce.training.update import FlatUpdate
+from transduce.training.shards import KIND, Rows, RunningStatistics, Sliceable
+
+# --- adam ---
+# Adam (section 5.3) over one flat float32 vector.
+
+
+class Adam:
+    """An Adam optimizer for one vector: the two moments of its gradient and the update computed from them.
+
+    It calls PyTorch's function instead of `torch.optim.Adam`, whose import loads a compiler (one second and 70 MiB).
+    """
+
+    def __init__(self, master: Tensor, gradient: Tensor, settings: ResolvedTraining) -> None:
+        """Start with zero moments; `master` and `gradient` are float32 vectors of equal length."""
+        self._master, self._gradient, self._settings = master, gradient, settings
+        self._moments = {"exp_avg": torch.zeros_like(master), "exp_avg_sq": torch.zeros_like(master)}
+        self._updates = torch.zeros((), dtype=torch.float32, device=master.device)
+
+    @torch.no_grad()
+    def step(self, rate: float) -> None:
+        """Update the master vector from the gradient; weight decay is applied elsewhere, to matrices only."""
+        adam(
+            [self._master],
+            [self._gradient],
+            [self._moments["exp_avg"]],
+            [self._moments["exp_avg_sq"]],
+            [],
+            [self._updates],
+            fused=True,
+            amsgrad=False,
+            beta1=self._settings.beta1,
+            beta2=self._settings.beta2,
+            lr=rate,
+            weight_decay=0.0,
+            eps=self._settings.epsilon,
+            maximize=False,
+        )
+
+    def numbers(self, factor: float, rate: float, updates: int) -> AdamNumbers:
+        """Return a fused kernel's scalars for update number `updates`, with the gradient scaled by `factor`."""
+        beta1, beta2 = self._settings.beta1, self._settings.beta2
+        rate, inverse_root = rate / (1.0 - beta1**updates), (1.0 - beta2**updates) ** -0.5
+        return AdamNumbers(factor, beta1, beta2, rate, inverse_root, self._settings.epsilon)
+
+    @property
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """The running means of the gradient and of its square."""
+        return self._moments["exp_avg"], self._moments["exp_avg_sq"]
+
+    @property
+    def updates(self) -> int:
+        """The number of updates taken so far, which the bias correction uses."""
+        return int(self._updates)
+
+    @updates.setter
+    def updates(self, updates: int) -> None:
+        self._updates.fill_(updates)
+
+    def vectors(self) -> dict[str, Tensor]:
+        """Return the optimizer state that a checkpoint stores besides the weights, by name."""
+        return dict(self._moments)
+
+
+# --- update ---
+# One update of all trainable parameters: clipping, weight decay, Adam or Muon, and the moving average.
+# The parameters lie in one flat float32 vector: first those of Adam, then the matrices of Muon.
+
+
+class FlatUpdate:
+    """The master weights, optimizer states and moving average of a run, and the update of all of them."""
+
+    def __init__(
+        self,
+        master: Tensor,
+        gradient: Tensor,
+        shapes: Mapping[str, torch.Size],
+        settings: ResolvedTraining,
+        matrices: Mapping[str, tuple[int, ...]],
+        *,
+        working: Tensor | None = None,
+        gather: Gather | None = None,
+        processes: Processes | None = None,
+    ) -> None:
+        """Start with empty optimizer states.
+
+        Args:
+            master: float32 vector of weights, changed by each update.
+            gradient: a vector of equal length.
+            shapes: shapes of the parameters by name, in their order in `master`; those of `matrices` come last.
+            settings: settings of the run.
+            matrices: the parameters that Muon updates, with the rows of each matrix in them.
+            working: receives a rounded copy of the masters after each update; None if no copy is needed.
+            gather: collects complete weights if each process holds only some rows (see `Muon`).
+            processes: the processes, if each of them holds everything and takes the same update.
+        """
+        self.master, self.gradient, self.settings, self.shapes = master, gradient, settings, shapes
+        self.masters = self._named(master, shapes)
+        self.average = master.clone() if settings.average_decay else None
+        self._vectors = UpdatedVectors(master, gradient, self.average, working)
+        self._names = [name for name in shapes if name not in matrices], [name for name in shapes if name in matrices]
+        # Parameters of Adam and of Muon that decay; all of Muon's are matrices.
+        self._decaying = [[self.masters[name] for name in names if len(shapes[name]) > 1] for names in self._names]
+        self._start_of_muon = start = sum(shapes[name].numel() for name in self._names[0])
+        self.adam = Adam(master[:start], gradient[:start], settings)
+        weights = {name: Weight(shapes[name], matrices[name]) for name in self._names[1]}
+        self.muon = (
+            Muon(master[start:], gradient[start:], weights, settings, gather=gather, processes=processes)
+            if weights
+            else None
+        )
+
+    def update(self, norm: float, tokens: int, rate: float, weight_decay: float) -> None:
+        """Update all parameters from a gradient summed over `tokens` tokens, whose norm per token is `norm`.
+
+        The gradient is zero afterwards.
+        """
+        clip = self.settings.clip_norm
+        factor = (min(1.0, clip / (norm + 1e-6)) if clip else 1.0) / tokens
+        updates = self.updates + 1
+        # Decay of the average; smaller at the start, so that the average covers only the steps taken so far.
+        decay = min(self.settings.average_decay or 0.0, (1 + updates) / (10 + updates))
+        kernels = training_kernels()
+        if kernels is not None and kernels.supports_update(self._vectors):
+            self._update_by(kernels, factor, (rate, 1.0 - rate * weight_decay), decay, updates)
+            return
+        _shrink([*self._decaying[0], *self._decaying[1]], 1.0 - rate * weight_decay)
+        self.gradient *= factor
+        self.adam.step(rate)
+        if self.muon is not None:
+            self.muon.step(rate)
+        if self.average is not None:
+            self.average.lerp_(self.master, 1.0 - decay)
+        if self._vectors.working is not None:
+            self._vectors.working.copy_(self.master)
+        self.gradient.zero_()
+
+    def _update_by(
+        self, kernels: TrainingKernels, factor: float, rates: tuple[float, float], decay: float, updates: int
+    ) -> None:
+        """Update all parameters with fused kernels in one pass, except for Muon's orthogonalization."""
+        start, (rate, shrink) = self._start_of_muon, rates
+        _shrink(self._decaying[0], shrink)
+        if start:
+            numbers = self.adam.numbers(factor, rate, updates)
+            kernels.update_by_adam(self._part(slice(0, start)), self.adam.moments, numbers, decay)
+        if self.muon is not None:
+            move = self.muon.find_update(kernels, factor)
+            kernels.apply_update(self._part(slice(start, None)), decay, move, rate, shrink)
+        self.adam.updates = updates
+
+    def _part(self, part: slice) -> UpdatedVectors:
+        master, gradient, average, working = self._vectors
+        cut = (None if vector is None else vector[part] for vector in (average, working))
+        return UpdatedVectors(master[part], gradient[part], *cut)
+
+    @property
+    def updates(self) -> int:
+        """The number of updates taken."""
+        return self.adam.updates
+
+    @updates.setter
+    def updates(self, updates: int) -> None:
+        self.adam.updates = updates
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """Return views of everything that a checkpoint stores, by kind and parameter name."""
+        state = {"weights": self.masters}
+        optimizer_states = (self.adam.vectors(), {} if self.muon is None else self.muon.vectors())
+        for vectors, names in zip(optimizer_states, self._names, strict=True):
+            state |= {kind: self._named(vector, names) for kind, vector in vectors.items()}
+        if self.average is not None:
+            state["average"] = self._named(self.average, self.shapes)
+        return state
+
+    @property
+    def kept(self) -> dict[str, Tensor]:
+        """The weights for a model folder: the average, or the masters if there is none."""
+        return self.masters if self.average is None else self._named(self.average, self.shapes)
+
+    def _named(self, vector: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
+        shapes = {name: self.shapes[name] for name in names}
+        parts = vector.split([shape.numel() for shape in shapes.values()])
+        return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+
+def _shrink(masters: list[Tensor], factor: float) -> None:
+    """Apply weight decay: multiply the masters by `factor`."""
+    if masters and factor != 1.0:
+        torch._foreach_mul_(masters, factor)
+
+
+# --- optimizer ---
 
 
 class Optimizer(Protocol):
@@ -35,7 +226,7 @@ class Optimizer(Protocol):
     def step(self, tokens: int, rate: float, weight_decay: float = 0.0) -> float:
         """Update the weights and return the gradient's norm per token; nothing is updated if the norm is not finite."""
 
-    def forget_gradient(self) -> None:
+    def discard_gradient(self) -> None:
         """Discard the gradients of all micro-batches since the last step."""
 
     @property
@@ -52,7 +243,7 @@ class Optimizer(Protocol):
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:
         """Load the state of a checkpoint; of its complete tensors, only the needed rows are read."""
 
-    def kept_weights(self) -> dict[str, Tensor]:
+    def weights_to_keep(self) -> dict[str, Tensor]:
         """Return the complete weights to be written into a model folder."""
 
 
@@ -71,7 +262,7 @@ class FlatOptimizer:
         processes: Processes | None = None,
     ) -> None:
         self.settings = settings
-        learning, matrices = learning_parameters(model, settings)
+        learning, matrices = trainable_parameters(model, settings)
         parameters = list(learning.values())
         self.master = torch.cat([p.detach().float().flatten() for p in parameters])
         self.gradient = torch.zeros_like(self.master)
@@ -115,7 +306,7 @@ class FlatOptimizer:
         Returns:
             The norm of the gradient per token before clipping. If it is not finite, nothing was updated.
         """
-        norm = norm_of(self.gradient) / tokens
+        norm = vector_norm(self.gradient) / tokens
         if math.isfinite(norm):
             self._update.update(norm, tokens, rate, weight_decay)
             self._statistics.accept()
@@ -124,9 +315,9 @@ class FlatOptimizer:
         self._between_steps = True
         return norm
 
-    def forget_gradient(self) -> None:
+    def discard_gradient(self) -> None:
         """Discard the gradients since the last step, including that of an interrupted backward pass."""
-        forget_gradients(self._parameters, self.gradient)
+        discard_gradients(self._parameters, self.gradient)
         self._between_steps = True
 
     def _show_masters(self) -> None:
@@ -156,12 +347,12 @@ class FlatOptimizer:
         self._update.updates = updates
         self._show_masters()
 
-    def kept_weights(self) -> dict[str, Tensor]:
+    def weights_to_keep(self) -> dict[str, Tensor]:
         """Return the weights for a model folder: the average, or else the masters, with the newest statistics."""
         return self._frozen.complete(self._update.kept) | self._statistics.accepted
 
 
-def learning_parameters(
+def trainable_parameters(
     model: nn.Module, settings: ResolvedTraining
 ) -> tuple[dict[str, nn.Parameter], dict[str, tuple[int, ...]]]:
     """Return the trainable parameters by name, those of Muon last, and the matrix rows of Muon's parameters.

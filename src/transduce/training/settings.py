@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.model.precision import Precision
+from transduce.machine import Precision
 from transduce.training.schedule import ScheduleName
 
 Kernels = Literal["native", "torch"]

@@ -16,13 +16,12 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from transduce.model.known_classes import register_wrapper
+from transduce.training.distributed import Processes
 from transduce.training.loss import Loss
-from transduce.training.optimizer import learning_parameters
-from transduce.training.processes import Processes
-from transduce.training.rows import Rows, Sliceable
+from transduce.training.optimizer import FlatUpdate, trainable_parameters
+from transduce.training.reduction import vector_norm
 from transduce.training.settings import ResolvedTraining
-from transduce.training.sums import norm_of
-from transduce.training.update import FlatUpdate
+from transduce.training.shards import Rows, Sliceable
 
 register_wrapper(FSDPModule, "torch.distributed.fsdp")
 
@@ -75,7 +74,7 @@ class ShardedOptimizer:
     def __init__(self, loss: ShardedLoss, settings: ResolvedTraining, processes: Processes) -> None:
         self.settings, self.processes = settings, processes
         self._module = cast("FSDPModule", loss)
-        parameters, matrices = learning_parameters(loss.model, settings)
+        parameters, matrices = trainable_parameters(loss.model, settings)
         self._parameters = {name: cast("DTensor", parameter) for name, parameter in parameters.items()}
         master = torch.cat([p.to_local().detach().flatten() for p in self._parameters.values()])
         shapes = {name: parameter.to_local().shape for name, parameter in self._parameters.items()}
@@ -102,7 +101,7 @@ class ShardedOptimizer:
 
         Nothing is updated if the norm is not finite.
         """
-        squares = norm_of(self._update.gradient) ** 2
+        squares = vector_norm(self._update.gradient) ** 2
         norm = math.sqrt(self.processes.sum([squares])[0]) / tokens
         if math.isfinite(norm):
             self._update.update(norm, tokens, rate, weight_decay)
@@ -111,7 +110,7 @@ class ShardedOptimizer:
             self._update.gradient.zero_()
         return norm
 
-    def forget_gradient(self) -> None:
+    def discard_gradient(self) -> None:
         """Discard the gradients of all micro-batches since the last step."""
         self._update.gradient.zero_()
 
@@ -142,7 +141,7 @@ class ShardedOptimizer:
         self._update.updates = updates
         self._show_masters()
 
-    def kept_weights(self) -> dict[str, Tensor]:
+    def weights_to_keep(self) -> dict[str, Tensor]:
         """Return the complete weights for a model folder, gathered from all processes."""
         return {name: self._gather_from(name, part)[0] for name, part in self._update.kept.items()}
 

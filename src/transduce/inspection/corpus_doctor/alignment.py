@@ -13,8 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.inspection.corpus_doctor.evidence import Evidence, Indices
-from transduce.inspection.corpus_doctor.features import Floats, SideFeatures
+from transduce.inspection.corpus_doctor.evidence import Evidence, Floats, Indices, SideFeatures
 
 FEWEST_LINES = 200  # from which on something can be learnt
 _BLOCK = 1024

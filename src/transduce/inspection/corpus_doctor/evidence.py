@@ -6,10 +6,105 @@ of the lines and used on the other, so that no line speaks for itself.
 Legend: N lines, M pairs, C codes and W words kept of a line.
 """
 
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.inspection.corpus_doctor.features import Floats, SideFeatures
+# --- features ---
+# Lines as numbers that a translation keeps: length, end marks, commas, digits, codes, and rare words.
+# Legend: N lines, C codes and W words kept of a line.
+
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
+
+WORDS = 8  # of a line, the rarest
+CODES = 4  # of a line, the longest
+VOCABULARY = 3072  # words of a side that are looked at; 0 stands for none
+_FEWEST_LINES = 3  # in which a word must occur
+_SHORTEST_CODE = 3
+
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+")
+_DIGITS = re.compile(r"\d+")
+_QUESTION, _EXCLAMATION, _COMMA = re.compile("[?？؟]"), re.compile("[!！]"), re.compile("[,，、;；]")
+
+
+class SideFeatures(NamedTuple):
+    """What is known of each line of one side."""
+
+    length: Floats
+    """Characters, (N,)."""
+    ending: Ints
+    """0 none, 1 question, 2 exclamation, 3 both, (N,)."""
+    commas: Ints
+    """0, 1, or 2 for more, (N,)."""
+    digits: NDArray[np.int64]
+    """A hash of the numbers in the line, 0 where there is none, (N,)."""
+    codes: NDArray[np.int64]
+    """Hashes of words with digits, as codes, addresses and years are, 0 where there are fewer, (N, C)."""
+    words: Ints
+    """The rarest words, numbered by frequency from 1, 0 where there are fewer, (N, W)."""
+
+
+def side_features(lines: Sequence[str]) -> SideFeatures:
+    """Features of all lines of one side."""
+    return SideFeatures(
+        length=np.array([len(line) for line in lines], dtype=np.float32),
+        ending=np.array([_ending(line) for line in lines], dtype=np.int32),
+        commas=np.array([min(2, len(_COMMA.findall(line))) for line in lines], dtype=np.int32),
+        digits=np.array([_digits(line) for line in lines], dtype=np.int64),
+        codes=_codes(lines),
+        words=_rare_words(lines),
+    )
+
+
+def _ending(line: str) -> int:
+    return bool(_QUESTION.search(line)) + 2 * bool(_EXCLAMATION.search(line))
+
+
+def _digits(line: str) -> int:
+    numbers = _DIGITS.findall(line)
+    if not numbers:
+        return 0
+    return _hash(" ".join(sorted(str(int(number)) if len(number) < 20 else number for number in numbers)))
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest()) + 1
+
+
+def _codes(lines: Sequence[str]) -> NDArray[np.int64]:
+    found = np.zeros((len(lines), CODES), dtype=np.int64)
+    for row, line in enumerate(lines):
+        words = [word for word in _WORD.findall(line.casefold()) if len(word) >= _SHORTEST_CODE]
+        codes = sorted({word for word in words if _DIGITS.search(word)}, key=lambda word: (-len(word), word))
+        hashes = [_hash(code) for code in codes[:CODES]]
+        found[row, : len(hashes)] = hashes
+    return found
+
+
+def _rare_words(lines: Sequence[str]) -> Ints:
+    words = [set(_WORD.findall(line.casefold())) for line in lines]
+    counts: Counter[str] = Counter()
+    for each in words:
+        counts.update(sorted(each))
+    frequent = sorted((word for word, count in counts.items() if count >= _FEWEST_LINES), key=lambda w: (-counts[w], w))
+    number = {word: place for place, word in enumerate(frequent[: VOCABULARY - 1], 1)}
+    found = np.zeros((len(lines), WORDS), dtype=np.int32)
+    for row, each in enumerate(words):
+        known = sorted((number[word] for word in each if word in number), reverse=True)[:WORDS]
+        found[row, : len(known)] = known
+    return found
+
+
+# --- evidence ---
+
 
 Indices = NDArray[np.int64]
 

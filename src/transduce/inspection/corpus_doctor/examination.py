@@ -4,12 +4,14 @@ import time
 from collections.abc import Sequence
 
 from transduce.inspection.corpus_doctor.alignment import FEWEST_LINES, Alignment, Stretch, align
-from transduce.inspection.corpus_doctor.characters import character_findings
-from transduce.inspection.corpus_doctor.chinese import chinese_finding
-from transduce.inspection.corpus_doctor.features import side_features
-from transduce.inspection.corpus_doctor.languages import language_findings
-from transduce.inspection.corpus_doctor.pieces import piece_findings
-from transduce.inspection.corpus_doctor.repeats import repeat_findings
+from transduce.inspection.corpus_doctor.evidence import side_features
+from transduce.inspection.corpus_doctor.findings import (
+    character_findings,
+    chinese_finding,
+    language_findings,
+    repeat_findings,
+    token_findings,
+)
 from transduce.inspection.corpus_doctor.report import CorpusReport, Finding, severity_of
 from transduce.inspection.corpus_doctor.text import EXAMPLES, CorpusText, examples_of, read_corpus
 from transduce.text.filters import FilterSettings
@@ -53,7 +55,7 @@ def examine_corpus(
         *repeat_findings(text, test),
         *language_findings(text),
         chinese_finding(text),
-        *piece_findings(text, tokenizer, filters or FilterSettings()),
+        *token_findings(text, tokenizer, filters or FilterSettings()),
     )
     return CorpusReport(
         passed=all(finding.severity != "problem" for finding in findings),

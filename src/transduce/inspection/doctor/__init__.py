@@ -6,8 +6,7 @@ report = examine(Subject(name="mine", module=model, logits=model, ...))
 assert report.passed, str(report)
 """
 
-from transduce.inspection.doctor.examination import CHECKS, examine
-from transduce.inspection.doctor.report import CheckResult, DoctorReport
+from transduce.inspection.doctor.examination import CHECKS, CheckResult, DoctorReport, examine
 from transduce.inspection.doctor.subject import ResidualLayer, SplitModel, Subject
 
 __all__ = [

@@ -1,0 +1,157 @@
+"""Atomic creation of a folder: it appears complete or not at all."""
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from transduce.errors import TransduceError
+
+# --- durable ---
+# Write files that survive a crash (new file, flush to disk, rename) and lock them against other processes.
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write or replace a file atomically; devices, pipes and symbolic links are written to directly."""
+    with name_path_in_errors(path):
+        if path.is_symlink() or is_special_file(path):
+            path.write_bytes(content)
+            return
+        partial = path.with_name(f".partial-{path.name}")
+        try:
+            partial.write_bytes(content)
+            replace_file(partial, path)
+        except OSError:
+            partial.unlink(missing_ok=True)  # frees space on a full disk
+            raise
+
+
+@contextmanager
+def name_path_in_errors(place: Path | str) -> Iterator[None]:
+    """Add the path being written to any OSError that lacks a file name."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(place)
+        raise
+
+
+def is_special_file(path: Path) -> bool:
+    """Return whether a path exists but is not a regular file, such as a device or a pipe."""
+    return path.exists() and not path.is_file()
+
+
+def replace_file(partial: Path, path: Path) -> None:
+    """Flush a complete file to disk and rename it to its final path, replacing any file there."""
+    sync_file(partial)
+    os.replace(partial, path)
+    sync_folder(path.parent)
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 digest of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync_file(path: Path) -> None:
+    """Flush a file's content to disk."""
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Flush a directory's entries to disk (a no-op on Windows, which does not need it)."""
+    if os.name != "nt":
+        sync_file(path)
+
+
+@contextmanager
+def exclusive_lock(lock_file: Path) -> Iterator[None]:
+    """Hold a lock file for this process while the context runs, and remove the file afterwards.
+
+    The operating system releases the lock when the process ends, even if it is killed; a lock file that stays behind
+    then blocks nobody. On a file system that supports no locks, the context runs without one.
+
+    Raises:
+        BlockingIOError: another process, or another context of this process, holds the lock.
+    """
+    from filelock import FileLock, Timeout  # 30 ms, needed only by runs and large translations
+
+    lock = FileLock(lock_file)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise BlockingIOError(errno.EWOULDBLOCK, "another process holds this lock", str(lock_file)) from None
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        # Unix keeps the file on release. A process that opened it in the meantime notices that it is gone and fails.
+        with contextlib.suppress(OSError):
+            lock_file.unlink()
+        lock.release()
+
+
+# --- atomic io ---
+
+
+@contextmanager
+def atomic_folder(folder: str | Path, mark: str, what: str) -> Iterator[Path]:
+    """Yield a temporary folder that gets its final name at the end of the ``with`` block, or is removed on failure.
+
+    Args:
+        folder: the final name; an existing folder that contains ``mark`` is replaced.
+        mark: a file or folder inside that identifies folders of this kind.
+        what: a description of such a folder for messages: "a prepared corpus".
+
+    Raises:
+        TransduceError: the name belongs to a file, or to a folder with other content.
+    """
+    folder = Path(folder).absolute()
+    if folder.exists() and not folder.is_dir():
+        raise TransduceError(f"{folder} is a file, but {what} is a folder: choose another name.")
+    _recover(folder)
+    if folder.is_dir() and not (folder / mark).exists() and any(folder.iterdir()):
+        raise TransduceError(f"{folder} holds something other than {what}: choose an empty or a new folder.")
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        with name_path_in_errors(folder):
+            yield partial
+        _replace(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _replace(partial: Path, folder: Path) -> None:
+    """Rename a finished folder to its final name; an existing one is moved away first and deleted last."""
+    old = _moved_away(folder)
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        os.replace(folder, old)
+    os.replace(partial, folder)
+    sync_folder(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _recover(folder: Path) -> None:
+    """Restore the old folder if a process was killed between the two renames."""
+    old = _moved_away(folder)
+    if old.is_dir() and not folder.exists():
+        os.replace(old, folder)
+
+
+def _moved_away(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.old")

@@ -1,0 +1,232 @@
+"""One side of a corpus on disk: a flat file of ids, and a file of the offsets at which sentences begin."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from transduce.atomic_io import file_sha256
+from transduce.errors import TransduceError
+
+# Little endian on every machine, so that a prepared folder is portable.
+_OFFSET = np.dtype("<i8")
+
+
+class IdRun(NamedTuple):
+    """N sentences in memory: their concatenated ids, and N + 1 offsets of their starts and the end."""
+
+    ids: NDArray[np.unsignedinteger]
+    offsets: NDArray[np.int64]
+
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        """The number of ids of each sentence, including the end symbol, (N,)."""
+        return np.diff(self.offsets).astype(np.int32)
+
+    def padded(self, rows: NDArray[np.int64], pad_id: int) -> tuple[NDArray[np.int64], int]:
+        """Return some sentences as one array, padded at the right, and the number of ids without padding."""
+        starts = self.offsets[rows]
+        lengths = self.offsets[rows + 1] - starts
+        columns = np.arange(lengths.max())
+        filled = columns < lengths[:, None]  # (B, S)
+        array = np.full(filled.shape, pad_id, dtype=np.int64)
+        array[filled] = self.ids[(starts[:, None] + columns)[filled]]
+        return array, int(lengths.sum())
+
+    def select(self, chosen: NDArray[np.bool_]) -> "IdRun":
+        """Return the sentences for which ``chosen`` (N,) is true."""
+        if chosen.all():
+            return self
+        lengths = np.diff(self.offsets)
+        return IdRun(self.ids[np.repeat(chosen, lengths)], np.concatenate(([0], np.cumsum(lengths[chosen]))))
+
+    def with_prefix(self, id: int) -> "IdRun":
+        """Return the sentences with an id prepended to each."""
+        ids = np.insert(self.ids, self.offsets[:-1], id)
+        return IdRun(ids, self.offsets + np.arange(len(self.offsets)))
+
+    @property
+    def sentences(self) -> int:
+        """The number of sentences."""
+        return len(self.offsets) - 1
+
+
+class SideCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The description of one side's files, sufficient to read them and to detect damage."""
+
+    dtype: str
+    tokens: int
+    pad_id: int
+    ids_sha256: str
+    offsets_sha256: str
+    sentences_by_length: list[int]
+    """The number of sentences with 0, 1, 2, … ids, including the end symbol."""
+
+
+class SideWriter:
+    """A writer that appends sentences to the two files of a side; used in a ``with`` statement."""
+
+    def __init__(self, folder: Path, side: str, *, vocabulary_size: int, pad_id: int) -> None:
+        self._dtype = np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
+        self._pad_id = pad_id
+        self._ids = HashedFile(folder / f"{side}.ids")
+        self._offsets = HashedFile(folder / f"{side}.offsets")
+        self._offsets.write(np.zeros(1, _OFFSET).tobytes())
+        self._tokens = 0
+        self._sentences_by_length = np.zeros(1, np.int64)
+
+    def append(self, run: IdRun) -> None:
+        """Write sentences, each of which ends with the end symbol."""
+        self._ids.write(np.ascontiguousarray(run.ids, self._dtype).data)
+        self._offsets.write(np.ascontiguousarray(self._tokens + run.offsets[1:], _OFFSET).data)
+        self._tokens += int(run.offsets[-1])
+        counts = np.bincount(np.diff(run.offsets), minlength=len(self._sentences_by_length))
+        counts[: len(self._sentences_by_length)] += self._sentences_by_length
+        self._sentences_by_length = counts
+
+    def card(self) -> SideCard:
+        """Return the description of what has been written so far."""
+        return SideCard(
+            dtype=self._dtype.str,
+            tokens=self._tokens,
+            pad_id=self._pad_id,
+            ids_sha256=self._ids.sha256,
+            offsets_sha256=self._offsets.sha256,
+            sentences_by_length=self._sentences_by_length.tolist(),
+        )
+
+    def __enter__(self) -> "SideWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ids.close()
+        self._offsets.close()
+
+
+class SideReader:
+    """A reader of runs of sentences that keeps nothing in memory and no file open."""
+
+    def __init__(self, folder: Path, side: str, card: SideCard, sentences: int) -> None:
+        """Open the files of a side.
+
+        Raises:
+            TransduceError: a file is missing or has another size than the card specifies.
+        """
+        self._ids, self._offsets = folder / f"{side}.ids", folder / f"{side}.offsets"
+        self._dtype = np.dtype(card.dtype)
+        self._card = card
+        for path, size in (
+            (self._ids, card.tokens * self._dtype.itemsize),
+            (self._offsets, (sentences + 1) * _OFFSET.itemsize),
+        ):
+            check_size(path, size)
+        self._written_at = {path: path.stat().st_mtime_ns for path in (self._ids, self._offsets)}
+
+    def read(self, start: int, stop: int) -> IdRun:
+        """Return the sentences from start to stop."""
+        return self.read_runs([(start, stop)])
+
+    def read_runs(self, runs: Sequence[tuple[int, int]]) -> IdRun:
+        """Return the sentences of several runs (start, stop), concatenated."""
+        offsets, lengths = self._read_offsets(runs)
+        ends = np.cumsum([stop - start + 1 for start, stop in runs])
+        starts = ends - [stop - start + 1 for start, stop in runs]
+        ids = self._read_stretches(self._ids, self._dtype, offsets[starts].tolist(), offsets[ends - 1].tolist())
+        return IdRun(ids, np.concatenate(([0], np.cumsum(lengths))))
+
+    def read_run_lengths(self, runs: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
+        """Return the lengths of the sentences of several runs, concatenated, including the end symbol."""
+        return self._read_offsets(runs)[1].astype(np.int32)
+
+    def verify(self) -> None:
+        """Check the files' contents against their digests.
+
+        Raises:
+            TransduceError: a content differs from what was written.
+        """
+        check_sha256(self._ids, self._card.ids_sha256)
+        check_sha256(self._offsets, self._card.offsets_sha256)
+
+    def _read_offsets(self, runs: Sequence[tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return each run's offsets, one more than its sentences, and the lengths of all sentences."""
+        starts, stops = ([run[side] for run in runs] for side in (0, 1))
+        offsets = self._read_stretches(self._offsets, _OFFSET, starts, [stop + 1 for stop in stops])
+        between = np.cumsum([stop - start + 1 for start, stop in runs])[:-1] - 1
+        return offsets, np.delete(np.diff(offsets), between)
+
+    def _read_stretches(self, path: Path, dtype: np.dtype[Any], starts: list[int], stops: list[int]) -> NDArray[Any]:
+        """Read numbers from each start to its stop, opening the file only once."""
+        content = np.empty(sum(stops) - sum(starts), dtype)
+        rest = content.view(np.uint8).data
+        with path.open("rb", buffering=0) as file:
+            for start, stop in zip(starts, stops, strict=True):
+                size = (stop - start) * dtype.itemsize
+                file.seek(start * dtype.itemsize)
+                if size and file.readinto(rest[:size]) != size:
+                    raise TransduceError(f"{path} has become shorter while it was read: prepare the corpus again.")
+                rest = rest[size:]
+            # If the corpus was prepared again in the meantime, these offsets belong to other sentences.
+            if os.fstat(file.fileno()).st_mtime_ns != self._written_at[path]:
+                raise TransduceError(
+                    f"{path} was written again while in use, but a corpus must not change while a run trains on it: "
+                    "prepare another corpus in another folder; --resume checks whether this one is unchanged."
+                )
+        return content
+
+
+class HashedFile:
+    """A new file that computes its SHA-256 while it is written and is flushed to disk when closed."""
+
+    def __init__(self, path: Path) -> None:
+        """Create the file."""
+        self._stream = path.open("wb")
+        self._digest = hashlib.sha256()
+
+    def write(self, content: bytes | memoryview) -> None:
+        """Append bytes."""
+        self._stream.write(content)
+        self._digest.update(content)
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 of what was written so far, in hexadecimal."""
+        return self._digest.hexdigest()
+
+    def close(self) -> None:
+        """Flush the file to the disk and close it."""
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        self._stream.close()
+
+
+def check_size(path: Path, size: int) -> None:
+    """Check that a file exists and has the expected size.
+
+    Raises:
+        TransduceError: the file is missing or has another size.
+    """
+    if not path.is_file():
+        raise TransduceError(f"{path} does not exist: the prepared corpus is incomplete, prepare it again.")
+    if path.stat().st_size != size:
+        raise TransduceError(
+            f"{path} must have {size} bytes, but has {path.stat().st_size}: the prepared corpus is damaged, "
+            "prepare it again."
+        )
+
+
+def check_sha256(path: Path, expected: str) -> None:
+    """Check a file's content against a digest.
+
+    Raises:
+        TransduceError: the content differs from what was written.
+    """
+    if file_sha256(path) != expected:
+        raise TransduceError(f"{path} is not what was prepared (its SHA-256 differs): prepare again.")

@@ -1,0 +1,327 @@
+"""Windows of time series: points of the past that are read, and the points after them that are forecast.
+
+Every window of the training part occurs once in an epoch, in random order. The windows of a batch depend only on the
+seed, the epoch and the position.
+Legend: B windows, S points of the past, T points to come, C series, N points in all.
+"""
+
+import csv
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from transduce.data.batches import Indices, permutation
+from transduce.errors import TransduceError
+from transduce.text.files import read_lines
+
+# --- series scale ---
+# Scaling of time series to a common range before a model reads them, and back.
+# Each series has the mean and deviation of its training part removed. If the level changes with time (a trend),
+# future values lie outside the range seen in training. So each window is also normalized by the mean and deviation
+# of its own past (as in RevIN, Kim et al. 2022). A straight line then looks the same wherever the window lies on
+# it.
+# Legend: B windows, S points of the past, T points, C series.
+
+
+Normalization = Literal["window", "series"]
+Numbers = NDArray[np.float64]
+
+# Lower limit of a window's deviation, relative to its series, so that nearly constant windows are not amplified.
+_LEAST_DEVIATION = 0.01
+_ROUNDING = 1e-10
+
+
+class WindowScale(NamedTuple):
+    """The shift and factor that were removed from each window."""
+
+    shift: Numbers
+    """The offset of each window, (B, 1, C)."""
+    factor: Numbers
+    """The scale of each window, (B, 1, C), positive."""
+
+    def apply(self, values: Numbers) -> Numbers:
+        """Convert values (B, T, C) to the window's scale."""
+        return (values - self.shift) / self.factor
+
+    def undo(self, values: Numbers) -> Numbers:
+        """Convert values (B, T, C) back from the window's scale."""
+        return values * self.factor + self.shift
+
+
+class SeriesScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The scale of each series, which is stored with the model."""
+
+    means: tuple[float, ...]
+    """The means of the training part, by series."""
+    deviations: tuple[float, ...]
+    """The standard deviations of the training part; 1 for a constant series."""
+    normalization: Normalization
+    """`window`: also normalize by each window's own past; `series`: use only these means and deviations."""
+
+    def __post_init__(self) -> None:
+        numbers = np.array([*self.means, *self.deviations])
+        if len(self.means) != len(self.deviations) or not np.isfinite(numbers).all() or min(self.deviations) <= 0.0:
+            raise TransduceError(
+                "A scale has a finite mean and a positive deviation for each series, but this one has the means "
+                f"{list(self.means)} and the deviations {list(self.deviations)}."
+            )
+
+    def of(self, past: Numbers) -> WindowScale:
+        """Return the scale of windows with this past, (B, S, C)."""
+        means, deviations = np.array(self.means), np.array(self.deviations)
+        if self.normalization == "series":
+            shape = (len(past), 1, len(means))
+            return WindowScale(np.broadcast_to(means, shape), np.broadcast_to(deviations, shape))
+        spread = past.std(axis=1, keepdims=True)
+        return WindowScale(past.mean(axis=1, keepdims=True), np.hypot(spread, _LEAST_DEVIATION * deviations))
+
+
+def measure_scale(values: Numbers, normalization: Normalization) -> SeriesScale:
+    """Return the scale of series from their training part, (N, C)."""
+    deviations = values.std(axis=0)
+    # Rounding gives a constant series a tiny deviation if its value is not exact in binary.
+    changes = deviations > _ROUNDING * np.abs(values).max(axis=0)
+    return SeriesScale(
+        means=tuple(values.mean(axis=0).tolist()),
+        deviations=tuple(np.where(changes, deviations, 1.0).tolist()),
+        normalization=normalization,
+    )
+
+
+# --- series files ---
+# Reader of time series tables: .csv and .tsv files with a header, one line per time, one column per series.
+
+
+class Table(NamedTuple):
+    """The series of a file."""
+
+    columns: tuple[str, ...]
+    """The names of the series."""
+    values: Numbers
+    """The values, (N, C)."""
+
+
+def read_table(path: str | Path, columns: Sequence[str] = ()) -> Table:
+    """Read a table, plain or gzip, with tabs in .tsv files and otherwise the delimiter that the header uses.
+
+    Args:
+        path: the file.
+        columns: the columns to read, in this order; empty: all of them.
+
+    Raises:
+        TransduceError: the file is missing or empty, lacks a column, or has a cell that is not a finite number.
+    """
+    rows = _rows(Path(path))
+    _, header = next(rows, (0, []))
+    if not header:
+        raise TransduceError(f"{path} is empty, but a table begins with a line of column names: check it.")
+    names = [name.strip() for name in header]
+    _check_header(Path(path), names, columns)
+    chosen = [names.index(name) for name in columns] if columns else list(range(len(names)))
+    values = [_numbers(path, line, row, names, chosen) for line, row in rows]
+    if not values:
+        raise TransduceError(f"{path} has column names but no numbers: add a line for each point in time.")
+    return Table(tuple(names[column] for column in chosen), np.array(values))
+
+
+def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of each line, from 1, and its cells."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    delimiter = "\t" if ".tsv" in suffixes[-2:] else ","
+    blank = 0
+    for number, line in enumerate(read_lines(path), 1):
+        if number == 1 and delimiter == "," and "," not in line:
+            delimiter = next((other for other in ";\t" if other in line), ",")
+        if not line.strip():
+            blank = blank or number
+            continue
+        if blank:
+            raise TransduceError(f"{path}:{blank}: a line of a table is empty: complete it, or remove it.")
+        try:
+            yield number, next(csv.reader([line], delimiter=delimiter, strict=True), [])
+        except csv.Error as error:
+            raise TransduceError(f"{path}:{number}: this line of a table cannot be read ({error}): fix it.") from None
+
+
+def _check_header(path: Path, names: Sequence[str], columns: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise TransduceError(f"{path}:1: column names must be distinct, but {names.count(name)} are `{name}`.")
+    if all(_is_number(name) for name in names):
+        raise TransduceError(f"{path}:1: a table begins with a line of column names, but this line has numbers.")
+    for name in columns:
+        if name not in names:
+            raise TransduceError(
+                f"{path}:1: there is no column `{name}` (`task.series.columns`): the columns are {', '.join(names)}."
+            )
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _numbers(
+    path: str | Path, line: int, row: Sequence[str], names: Sequence[str], chosen: Sequence[int]
+) -> list[float]:
+    if len(row) != len(names):
+        raise TransduceError(
+            f"{path}:{line}: every line has a cell for each of the {len(names)} columns, but this one has {len(row)}: "
+            "complete it, or remove it."
+        )
+    return [_number(path, line, row[column], names[column]) for column in chosen]
+
+
+def _number(path: str | Path, line: int, cell: str, name: str) -> float:
+    text = cell.strip()
+    if not text:
+        raise TransduceError(f"{path}:{line}: the value of `{name}` is missing: fill it in, or leave the column out.")
+    # Python parses 1_000 as a number, but in a table it is probably an error.
+    value = float(text) if _is_number(text) and "_" not in text else math.nan
+    if not math.isfinite(value):
+        raise TransduceError(
+            f"{path}:{line}: the value of `{name}` must be a finite number, but is `{text[:40]}`: fix it, or set "
+            "the columns to use in `task.series.columns`."
+        )
+    return value
+
+
+# --- series ---
+
+
+# Makes this random order independent of others.
+_WINDOW_ORDER = 31
+
+
+class SeriesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Settings of what is read of time series and what is forecast: `task.series.*` in a settings file."""
+
+    columns: tuple[str, ...] = ()
+    """The columns that are series; empty: all columns."""
+    horizon: int = 24
+    """Number of points that are forecast at a time."""
+    past: int | None = None
+    """Number of points that are read before them; None: four times the horizon."""
+    season: int | None = None
+    """Number of points of a season, for the seasonal baseline that each validation is compared with; None: determined
+    by autocorrelation.
+    """
+    normalization: Normalization = "window"
+    """`window`: normalize by the mean and deviation of each window's past, for series whose level or amplitude changes;
+    `series`: by those of the whole training part.
+    """
+    likelihood: Literal["squared", "gaussian"] = "squared"
+    """The training loss: `squared` errors, or the negative log-likelihood of a `gaussian` whose deviation is predicted
+    too.
+    """
+
+    def __post_init__(self) -> None:
+        for name, least in (("horizon", 1), ("past", 2), ("season", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise TransduceError(f"`task.series.{name}` must be at least {least}, but is {value}.")
+
+    @property
+    def past_points(self) -> int:
+        """The number of points that are read."""
+        return max(2, 4 * self.horizon) if self.past is None else self.past
+
+
+@dataclass(frozen=True, eq=False)
+class SeriesBatch:
+    """A batch of windows, each in its own scale."""
+
+    past: NDArray[np.float32]
+    """The points that are read, (B, S, C), float32."""
+    future: NDArray[np.float32]
+    """The points to forecast, (B, T, C), float32."""
+    indices: Indices
+    """The indices of the windows; if empty, the one row is a stand-in that does not count."""
+
+
+class WindowedSeries:
+    """Sections of the same series, and all their windows."""
+
+    def __init__(self, stretches: Sequence[Numbers], *, past: int, horizon: int, stride: int = 1) -> None:
+        """Lay out the windows, which do not cross from one section into the next.
+
+        Args:
+            stretches: sections, (N, C) each.
+            past: S.
+            horizon: T.
+            stride: points between the starts of consecutive windows.
+        """
+        self._values = np.concatenate(stretches)
+        self._past, self._horizon = past, horizon
+        self._starts = np.concatenate(list(_window_starts(stretches, past + horizon, stride)))
+
+    def __len__(self) -> int:
+        """Return the number of windows."""
+        return len(self._starts)
+
+    def cut(self, windows: Indices) -> tuple[Numbers, Numbers]:
+        """Return the past (B, S, C) and future (B, T, C) of some windows."""
+        windowed = self._values[self._starts[windows][:, None] + np.arange(self._past + self._horizon)]  # (B, S + T, C)
+        return windowed[:, : self._past], windowed[:, self._past :]
+
+    def batch(self, windows: Indices, scale: SeriesScale) -> SeriesBatch:
+        """Return a batch of some windows, each in its own scale."""
+        past, future = self.cut(windows)
+        window_scale = scale.of(past)
+        return SeriesBatch(
+            window_scale.apply(past).astype(np.float32), window_scale.apply(future).astype(np.float32), windows
+        )
+
+
+def _window_starts(stretches: Sequence[Numbers], length: int, stride: int) -> Iterator[Indices]:
+    first = 0
+    for stretch in stretches:
+        yield np.arange(first, first + len(stretch) - length + 1, stride, dtype=np.int64)
+        first += len(stretch)
+
+
+class SeriesPlan:
+    """A plan of all batches of all epochs with random access."""
+
+    def __init__(
+        self, series: WindowedSeries, scale: SeriesScale, *, rows: int, seed: int, share: tuple[int, int] = (0, 1)
+    ) -> None:
+        """Plan batches of windows.
+
+        Args:
+            series: the series, with at least one window.
+            scale: the scale of the series.
+            rows: windows per batch.
+            seed: the seed of the random orders.
+            share: (r, n): take every n-th window of a batch, starting with window r.
+        """
+        self._series, self._scale, self._rows, self._seed, self._share = series, scale, rows, seed, share
+        self._epoch: tuple[int, Indices] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch."""
+        return (len(self._series) + self._rows - 1) // self._rows
+
+    def batch(self, epoch: int, position: int) -> SeriesBatch:
+        """Return the batch at a position of an epoch."""
+        all_windows = self._order(epoch)[position * self._rows : (position + 1) * self._rows]
+        first, step = self._share
+        window_scale = all_windows[first::step]
+        if len(window_scale):
+            return self._series.batch(window_scale, self._scale)
+        stand_in = self._series.batch(all_windows[:1], self._scale)
+        return SeriesBatch(stand_in.past, stand_in.future, window_scale)
+
+    def _order(self, epoch: int) -> Indices:
+        if self._epoch is None or self._epoch[0] != epoch:
+            self._epoch = epoch, permutation(len(self._series), self._seed, _WINDOW_ORDER, epoch)
+        return self._epoch[1]

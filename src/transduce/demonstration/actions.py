@@ -1,0 +1,458 @@
+"""Questions and requests about what people do: did you eat apples, where does she work, please help me."""
+
+from itertools import accumulate
+from random import Random
+
+from transduce.demonstration import clauses
+from transduce.demonstration.clauses import Action, Frame, Question, said, what, where, whether, why
+from transduce.demonstration.lexicon import (
+    ANIMALS,
+    BASE,
+    EXPERIENCES,
+    FAR,
+    GIFTS,
+    GIVE,
+    GO,
+    HEAD,
+    HELPING_VERBS,
+    INTRANSITIVE_VERBS,
+    MEANS_FAR,
+    MEANS_NEARBY,
+    PAST,
+    PLACES,
+    PLAYED,
+    SKILLS,
+    SPOKEN,
+    TEACH,
+    TRAVEL_TIMES,
+    VERBS,
+    VISIT,
+    Noun,
+    Place,
+    Verb,
+)
+from transduce.demonstration.nominals import (
+    ME,
+    NOTHING,
+    NOUNS,
+    QUESTION_MARK,
+    WE,
+    WHAT,
+    WHO,
+    YOU,
+    Nominal,
+    Phrase,
+    a_subject,
+    asked,
+    bare,
+    counted,
+    definite,
+    how_many,
+    phrase,
+    some,
+    somebody,
+    swap,
+)
+
+# --- demo actions ---
+# Sentences about what people do: eat apples, wait for a friend, go to Beijing by train.
+
+
+Activity = tuple[Verb, Noun]
+
+ACTIVITIES: tuple[Activity, ...] = tuple((verb, NOUNS[noun]) for verb in VERBS for noun in verb.objects.split())
+
+
+# Verbs with many nouns are more frequent, but not in proportion.
+_VERB_WEIGHTS = tuple(accumulate(4 + min(len(verb.objects.split()), 10) for verb in VERBS))
+
+
+def activities(verbs: str, nouns: str = "") -> tuple[Activity, ...]:
+    """Return the activities with one of the Chinese verbs and, if `nouns` is set, one of the nouns."""
+    chosen = [(verb, noun) for verb, noun in ACTIVITIES if verb.source in verbs.split()]
+    return tuple((verb, noun) for verb, noun in chosen if not nouns or noun.source in nouns.split())
+
+
+_EXPERIENCED = activities("吃 喝 写 学 打 踢 弹 骑 画", EXPERIENCES)
+_ANIMAL_ACTIVITIES = (*activities("吃", "鱼 鸡蛋 面包"), *activities("喝", "水 牛奶"))
+_PLACES = {place.source: place for place in PLACES}
+DESTINATIONS = tuple(place for place in PLACES if place.destination)
+_NEARBY = tuple(place for place in DESTINATIONS if place.source not in FAR)
+_ERRANDS = tuple(
+    (verb, noun, _PLACES[place])
+    for verb, noun in ACTIVITIES
+    for place in verb.places.split()
+    if verb.habitual and _PLACES[place].destination and place not in FAR
+)
+
+_FRAMES = (
+    (clauses.HABIT, 4),
+    (clauses.EVERY_TIME, 8),
+    (clauses.OFTEN, 5),
+    (clauses.ALWAYS, 2),
+    (clauses.NEVER, 3),
+    (clauses.DOES_NOT, 6),
+    (clauses.DID, 18),
+    (clauses.DID_NOT, 8),
+    (clauses.IS_DOING, 8),
+    (clauses.WILL, 8),
+    (clauses.WILL_NOT, 4),
+    (clauses.GOING_TO, 5),
+    (clauses.WANTS, 9),
+    (clauses.DOES_NOT_WANT, 5),
+    (clauses.LIKES, 7),
+    (clauses.DOES_NOT_LIKE, 4),
+    (clauses.CAN, 4),
+    (clauses.CANNOT, 4),
+    (clauses.MAY, 3),
+    (clauses.SHOULD, 4),
+    (clauses.SHOULD_NOT, 2),
+    (clauses.MUST, 3),
+)
+FRAMES = tuple(frame for frame, _ in _FRAMES)
+_FRAME_WEIGHTS = tuple(accumulate(weight for _, weight in _FRAMES))
+_GOING_FRAMES = (
+    clauses.EVERY_TIME,
+    clauses.OFTEN,
+    clauses.DOES_NOT,
+    clauses.DID,
+    clauses.DID,
+    clauses.DID_NOT,
+    clauses.WILL,
+    clauses.WILL_NOT,
+    clauses.GOING_TO,
+    clauses.WANTS,
+    clauses.DOES_NOT_WANT,
+    clauses.CANNOT,
+    clauses.SHOULD,
+    clauses.LIKES,
+)
+_GIVING_FRAMES = (clauses.DID, clauses.DID, clauses.WILL, clauses.WANTS, clauses.GOING_TO)
+_TEACHING_FRAMES = (clauses.IS_DOING, clauses.WILL, clauses.WANTS, clauses.CAN, clauses.EVERY_TIME, clauses.OFTEN)
+
+
+# --- parts ---------------------------------------------------------------------------------------------------
+
+
+def a_time(random: Random, frame: Frame | Question) -> Phrase:
+    """Return a random time that fits the frame, or NOTHING."""
+    if frame.times and (frame.timed or random.random() < 0.5):
+        return time_phrase(random.choice(frame.times))
+    return NOTHING
+
+
+def time_phrase(time: tuple[str, str, str]) -> Phrase:
+    """Return a phrase such as 昨天 晚上 / last night."""
+    return phrase(*time)
+
+
+def located(place: Place) -> Phrase:
+    """Return a phrase such as 在 学校 / at school."""
+    last = len(place.where.split()) - 1
+    return phrase(f"在 {place.source}", place.where, f"0-0 1-{last}")
+
+
+def early(random: Random) -> bool:
+    """Return at random whether the time precedes the subject in Chinese."""
+    return random.random() < 0.5
+
+
+def an_action(random: Random, subject: Nominal, frame: Frame | Question) -> Action:
+    """Return a random action of the subject that the frame permits."""
+    kind = random.random()
+    if kind < 0.11 and not frame.aspect:
+        return with_adjuncts(random, subject, frame, Action(random.choice(INTRANSITIVE_VERBS)))
+    if kind < 0.22 and frame.definite:
+        verb = HELPING_VERBS[0] if frame.aspect else random.choice(HELPING_VERBS)
+        return with_adjuncts(random, subject, frame, Action(verb, somebody(random, subject).object))
+    verb, noun = an_activity(random, frame)
+    return with_adjuncts(random, subject, frame, Action(verb, a_thing(random, noun, frame, subject)))
+
+
+def an_activity(random: Random, frame: Frame | Question) -> Activity:
+    """Return a random verb with a noun that it takes; one that is not habitual needs a frame for a single occasion."""
+    once = frame.some or frame.definite
+    while True:
+        (verb,) = random.choices(VERBS, cum_weights=_VERB_WEIGHTS)
+        if verb.habitual or once:
+            return verb, NOUNS[random.choice(verb.objects.split())]
+
+
+def a_thing(random: Random, noun: Noun, frame: Frame | Question, subject: Nominal) -> Phrase:
+    """Return a random object phrase: apples or, if the frame permits, three apples or this apple."""
+    kind = random.random()
+    if noun.measure and frame.some and kind < 0.35:
+        return some(random, noun).object
+    if noun.measure and frame.definite and kind > 0.7:
+        return definite(random, noun, subject).object
+    return bare(noun).object
+
+
+def with_adjuncts(random: Random, subject: Nominal, frame: Frame | Question, action: Action) -> Action:
+    """Return the action, possibly with a place or a companion."""
+    kind = random.random()
+    if not frame.adjuncts or kind > 0.4:
+        return action
+    if kind < 0.3:
+        return _at_a_place(random, action)
+    return _in_company(random, subject, action)
+
+
+def _at_a_place(random: Random, action: Action) -> Action:
+    place = _PLACES[random.choice(action.verb.places.split())]
+    return Action(action.verb, action.object, located(place))
+
+
+def _in_company(random: Random, subject: Nominal, action: Action) -> Action:
+    """Return the action with a random companion (和 汤姆 一起), unless it involves two people already."""
+    if subject.plural or action.verb in HELPING_VERBS:
+        return action
+    companion = somebody(random, subject)
+    together = swap(phrase("和", "with") + companion.object, phrase("一起", "together"))
+    return Action(action.verb, action.object, company=together)
+
+
+# --- statements ----------------------------------------------------------------------------------------------
+
+
+def statement(random: Random) -> Phrase:
+    """Return a random sentence such as 昨天我吃了苹果."""
+    (frame,) = random.choices(FRAMES, cum_weights=_FRAME_WEIGHTS)
+    subject = a_subject(random)
+    return said(subject, frame, an_action(random, subject, frame), a_time(random, frame), early(random))
+
+
+def scene(random: Random) -> Phrase:
+    """Return a random sentence such as 昨天他在公司工作."""
+    verb = random.choice(INTRANSITIVE_VERBS)
+    action = _at_a_place(random, Action(verb))
+    frame = clauses.WAS_DOING
+    return said(a_subject(random), frame, action, a_time(random, frame), early(random))
+
+
+def experience(random: Random) -> Phrase:
+    """Return a random sentence such as 我吃过饺子, 我没去过北京."""
+    frame = random.choice((clauses.HAS_DONE, clauses.HAS_NEVER))
+    return said(a_subject(random), frame, an_experience(random))
+
+
+def an_experience(random: Random) -> Action:
+    if random.random() < 0.15:
+        return Action(VISIT, destination(random.choice([p for p in DESTINATIONS if p.source in FAR])))
+    verb, noun = random.choice(_EXPERIENCED)
+    return Action(verb, bare(noun).object)
+
+
+def skill(random: Random) -> Phrase:
+    """Return a random sentence such as 他会游泳, 你会说中文吗."""
+    action = a_skill(random)
+    if random.random() < 0.3:
+        return whether(asked(random), clauses.KNOWS_HOW_ONE, action)
+    frame = random.choice((clauses.KNOWS_HOW, clauses.KNOWS_HOW, clauses.DOES_NOT_KNOW_HOW, clauses.ALSO_KNOWS_HOW))
+    return said(a_subject(random), frame, action)
+
+
+def a_skill(random: Random) -> Action:
+    verb = random.choice((*SKILLS, *SKILLS, SPOKEN, SPOKEN, SPOKEN, PLAYED))
+    return Action(verb, bare(NOUNS[random.choice(verb.objects.split())]).object if verb.objects else NOTHING)
+
+
+def animal(random: Random) -> Phrase:
+    """Return a random sentence such as 我的猫喜欢吃鱼."""
+    subject = definite(random, NOUNS[random.choice(ANIMALS.split()[:2])])
+    frame = random.choice((clauses.LIKES, clauses.DOES_NOT_LIKE, clauses.DID, clauses.IS_DOING, clauses.DOES_NOT))
+    verb, noun = random.choice(_ANIMAL_ACTIVITIES)
+    return said(subject, frame, Action(verb, bare(noun).object), a_time(random, frame), early(random))
+
+
+# --- going, giving, teaching ---------------------------------------------------------------------------------
+
+
+def destination(place: Place) -> Phrase:
+    return phrase(place.source, place.destination)
+
+
+def a_journey(random: Random, frame: Frame | Question, time: Phrase = NOTHING) -> Action:
+    """Return a random phrase such as 去北京, 坐火车去北京, 去商店买苹果."""
+    kind = random.random()
+    if kind < 0.45 and not frame.aspect:
+        verb, noun, place = random.choice(_ERRANDS)
+        purpose = phrase("", "to") + clauses.verb_phrase(verb, BASE) + bare(noun).object
+        return Action(GO, destination(place) + purpose)
+    place = random.choice(DESTINATIONS if time.source in TRAVEL_TIMES else _NEARBY)
+    # 了 cannot be combined with the means of transport: 他是坐火车去的 would be another construction.
+    if kind > 0.6 or frame.aspect:
+        return Action(GO, destination(place))
+    means = random.choice(MEANS_FAR if place.source in FAR else MEANS_NEARBY)
+    return Action(GO, destination(place), phrase(*means))
+
+
+def going(random: Random) -> Phrase:
+    """Return a random sentence such as 我每天坐公交车去学校, 明天我想去商店买苹果."""
+    frame = random.choice(_GOING_FRAMES)
+    time = a_time(random, frame)
+    return said(a_subject(random), frame, a_journey(random, frame, time), time, early(random))
+
+
+def errand(random: Random) -> Phrase:
+    """Return a random sentence such as 昨天我去商店买了苹果."""
+    verb, noun, place = random.choice(_ERRANDS)
+    bought = clauses.verb_phrase(verb, PAST, "了") + a_thing(random, noun, clauses.DID, WHO)
+    action = Action(GO, destination(place) + phrase("", "and") + bought)
+    frame = clauses.WENT
+    return said(a_subject(random), frame, action, a_time(random, frame), early(random))
+
+
+def giving(random: Random) -> Phrase:
+    """Return a random sentence such as 他给了我一本书, 老师正在教我们中文."""
+    subject = a_subject(random)
+    receiver = somebody(random, subject).object
+    if random.random() < 0.65:
+        frame = random.choice(_GIVING_FRAMES)
+        action = Action(GIVE, receiver + some(random, NOUNS[random.choice(GIFTS.split())]).object)
+    else:
+        frame = random.choice(_TEACHING_FRAMES)
+        action = Action(TEACH, receiver + bare(NOUNS[random.choice(TEACH.objects.split())]).object)
+    return said(subject, frame, action, a_time(random, frame), early(random))
+
+
+# --- actions ---
+
+
+_COUNTED = tuple(activity for activity in activities("吃 喝 买 看 写 画 唱") if activity[1].measure)
+# 看什么 and 做什么 are left out: the verb alone does not say which of its meanings is meant.
+_ASKED = activities("吃 喝 买 写 学 听 唱 画 洗")
+_QUESTIONS = (
+    clauses.DOES_ONE,
+    clauses.DID_ONE,
+    clauses.DID_ONE,
+    clauses.WANTS_ONE,
+    clauses.WANTS_ONE,
+    clauses.LIKES_ONE,
+    clauses.IS_ONE,
+    clauses.WILL_ONE,
+    clauses.CAN_ONE,
+    clauses.MAY_ONE,
+    clauses.SHOULD_ONE,
+)
+_OPEN_QUESTIONS = (
+    clauses.DID_ONE,
+    clauses.DID_ONE,
+    clauses.WANTS_ONE,
+    clauses.LIKES_ONE,
+    clauses.IS_ONE,
+    clauses.WILL_ONE,
+    clauses.SHOULD_ONE,
+)
+_WHERE_QUESTIONS = (clauses.DOES_ONE, clauses.DID_ONE, clauses.WANTS_ONE, clauses.LIKES_ONE)
+_WHY_QUESTIONS = (
+    (clauses.DOES_ONE, ""),
+    (clauses.DOES_ONE, "不"),
+    (clauses.WANTS_ONE, ""),
+    (clauses.WANTS_ONE, "不"),
+    (clauses.LIKES_ONE, ""),
+    (clauses.LIKES_ONE, "不"),
+    (clauses.DID_ONE, ""),
+    (clauses.DID_NOT_ONE, "没"),
+)
+_WHO_FRAMES = (
+    clauses.DID,
+    clauses.DID,
+    clauses.DID_NOT,
+    clauses.IS_DOING,
+    clauses.WILL,
+    clauses.WANTS,
+    clauses.DOES_NOT_WANT,
+    clauses.LIKES,
+    clauses.OFTEN,
+    clauses.CAN,
+)
+
+
+def going_question(random: Random) -> Phrase:
+    """Return a random sentence such as 你想去哪里, 你怎么去学校, 你去过北京吗."""
+    subject, kind = asked(random), random.random()
+    if kind < 0.3:
+        question = random.choice((clauses.WANTS_ONE, clauses.DID_ONE, clauses.WILL_ONE))
+        time = a_time(random, question)
+        return what(phrase("哪里", "where"), subject, question, Action(HEAD), time, early(random))
+    if kind < 0.5:
+        place = random.choice(DESTINATIONS)
+        return why(phrase("怎么", "how"), subject, clauses.DOES_ONE, Action(GO, destination(place)))
+    if kind < 0.6:
+        return whether(subject, clauses.HAS_ONE, an_experience(random))
+    question = random.choice((clauses.DID_ONE, clauses.WANTS_ONE, clauses.WILL_ONE, clauses.CAN_ONE))
+    time = a_time(random, question)
+    return whether(subject, question, a_journey(random, question, time), time, early(random))
+
+
+def yes_no_question(random: Random) -> Phrase:
+    """Return a random sentence such as 你昨天吃了苹果吗."""
+    question, subject = random.choice(_QUESTIONS), asked(random)
+    if question is clauses.MAY_ONE:
+        subject = random.choice((ME, WE))
+    return whether(subject, question, an_action(random, subject, question), a_time(random, question), early(random))
+
+
+def what_question(random: Random) -> Phrase:
+    """Return a random sentence such as 你喜欢吃什么."""
+    question, subject = random.choice(_OPEN_QUESTIONS), asked(random)
+    verb, _ = random.choice(_ASKED)
+    action = with_adjuncts(random, subject, question, Action(verb))
+    return what(WHAT, subject, question, action, a_time(random, question), early(random))
+
+
+def how_many_question(random: Random) -> Phrase:
+    """Return a random sentence such as 你买了几本书."""
+    question, subject = random.choice((clauses.DID_ONE, clauses.DID_ONE, clauses.WANTS_ONE)), asked(random)
+    verb, noun = random.choice(_COUNTED)
+    return what(how_many(noun), subject, question, Action(verb), a_time(random, question), early(random))
+
+
+def whom_question(random: Random) -> Phrase:
+    """Return a random sentence such as 他正在等谁."""
+    question, subject = random.choice((clauses.IS_ONE, clauses.WANTS_ONE, clauses.WILL_ONE)), asked(random)
+    verb = random.choice(HELPING_VERBS)
+    return what(WHO.object, subject, question, Action(verb), a_time(random, question), early(random))
+
+
+def where_question(random: Random) -> Phrase:
+    """Return a random sentence such as 你想在哪里吃饭."""
+    question, subject = random.choice(_WHERE_QUESTIONS), asked(random)
+    if random.random() < 0.3 and not question.aspect:
+        action = Action(random.choice(INTRANSITIVE_VERBS))
+    else:
+        verb, noun = an_activity(random, question)
+        action = Action(verb, a_thing(random, noun, question, subject))
+    return where(subject, question, action, a_time(random, question))
+
+
+def why_question(random: Random) -> Phrase:
+    """Return a random sentence such as 你为什么没吃苹果."""
+    (question, negation), subject = random.choice(_WHY_QUESTIONS), asked(random)
+    action = an_action(random, subject, question)
+    return why(phrase("为什么", "why"), subject, question, action, negation)
+
+
+def who_question(random: Random) -> Phrase:
+    """Return a random sentence such as 谁吃了我的苹果."""
+    frame = random.choice(_WHO_FRAMES)
+    return said(WHO, frame, an_action(random, WHO, frame), a_time(random, frame), early=False) + QUESTION_MARK
+
+
+def request(random: Random) -> Phrase:
+    """Return a random sentence such as 请给我一杯茶, 别看电视, 我们去公园吧."""
+    kind = random.random()
+    if kind < 0.3:
+        return phrase("请", "please") + _please(random).phrase(BASE)
+    if kind < 0.6:
+        return phrase("别", "do not") + an_action(random, YOU, clauses.CANNOT).phrase(BASE)
+    action = a_journey(random, clauses.WANTS) if kind < 0.8 else an_action(random, WE, clauses.LIKES)
+    return swap(phrase("我们", "us") + action.phrase(BASE), phrase("吧", "let"))
+
+
+def _please(random: Random) -> Action:
+    if random.random() < 0.5:
+        given = counted(NOUNS[random.choice(GIFTS.split())], ("一", ""))
+        return Action(GIVE, phrase("我", "me") + given.object)
+    return an_action(random, YOU, clauses.CAN)

@@ -1,0 +1,489 @@
+"""Compare an exported model with its original: log-probabilities of targets, and greedy translations.
+
+For a language model, the translation of a prompt is its greedy continuation.
+"""
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from transduce.data.prepared import PreparedCorpus
+from transduce.errors import TransduceError
+from transduce.exchange.own_models import Original
+from transduce.inference.translator import Translator
+from transduce.interop.components import ExportedEncoder, ExportedModel, Ids
+from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
+from transduce.interop.onnx.export import longest_sequence
+from transduce.text.special_tokens import SpecialTokens, encode_masked, find_special_tokens, text_token_ids
+from transduce.text.vocabulary import Vocabulary
+
+# In nats, for log-probabilities down to -10; the tolerance grows with the magnitude, as rounding errors do.
+TOLERANCE = 1e-4
+# Quantized weights change log-probabilities by some thousandths of a nat on average; a broken model, by whole nats.
+QUANTIZED_TOLERANCE = 0.5
+_SENTENCES_AT_ONCE = 16
+_MOST_RANDOM_TOKENS = 12
+
+
+class Agreement(msgspec.Struct, frozen=True, kw_only=True):
+    """Statistics of how closely an exported model agrees with its original."""
+
+    sentences: int
+    """Number of sentences compared."""
+    log_probabilities: int
+    """Number of log-probabilities compared: of each token and end symbol in the original's translations and in random
+    targets.
+    """
+    largest_difference: float
+    """Largest absolute difference of log-probabilities, in nats."""
+    mean_difference: float
+    """Mean absolute difference over the original's translations only, in nats."""
+    same_translations: int
+    """Number of sentences with the same greedy translation, or with translations that diverge at a tie of the original.
+    """
+
+    def lines(self, name: str) -> list[str]:
+        """Return the statistics as lines of text; `name` names the weights, such as "float32" or "int8"."""
+        largest, mean = self.largest_difference, self.mean_difference
+        compared = f"{self.log_probabilities:,} log-probabilities, largest difference {largest:.2g} nats"
+        return [
+            f"{name}: {compared}, mean of the model's own texts {mean:.2g}",
+            f"{name}: {self.same_translations:,} of {self.sentences:,} greedy translations are the same",
+        ]
+
+
+class _Difference(NamedTuple):
+    """The log-probabilities of one token by both models, and the token's position."""
+
+    difference: float
+    allowed: float
+    ours: float
+    theirs: float
+    sentence: int
+    token: int
+
+
+def compare_models(
+    own: ExportedModel, other: ExportedModel, sources: Ids, *, tokens: Sequence[int], max_tokens: int
+) -> "Comparison":
+    """Compare two models on the given sentences.
+
+    Args:
+        own: the original model.
+        other: the exported model.
+        sources: token ids of the sentences, without the end symbol.
+        tokens: token ids of the target vocabulary from which random targets are drawn.
+        max_tokens: maximum number of tokens in a translation.
+    """
+    comparison = Comparison()
+    draw = random.Random(1)
+    for first in range(0, len(sources), _SENTENCES_AT_ONCE):
+        batch = sources[first : first + _SENTENCES_AT_ONCE]
+        translations = own.translate(batch, max_tokens)
+        drawn = [draw.choices(tokens, k=draw.randint(0, min(_MOST_RANDOM_TOKENS, max_tokens))) for _ in batch]
+        comparison.own_differences += _differences(own, other, batch, translations, first)
+        comparison.random_differences += _differences(own, other, batch, drawn, first)
+        comparison.agreeing += [
+            _agree(own, source, ours, theirs)
+            for source, ours, theirs in zip(batch, translations, other.translate(batch, max_tokens), strict=True)
+        ]
+    return comparison
+
+
+class Comparison:
+    """The differences between an exported model and its original on all compared sentences."""
+
+    def __init__(self) -> None:
+        self.own_differences: list[_Difference] = []
+        self.random_differences: list[_Difference] = []
+        self.agreeing: list[bool] = []
+
+    @property
+    def agreement(self) -> Agreement:
+        """Return the statistics of all differences."""
+        differences = [*self.own_differences, *self.random_differences]
+        return Agreement(
+            sentences=len(self.agreeing),
+            log_probabilities=len(differences),
+            largest_difference=max(difference.difference for difference in differences),
+            mean_difference=sum(difference.difference for difference in self.own_differences)
+            / len(self.own_differences),
+            same_translations=sum(self.agreeing),
+        )
+
+    def check_equal(self, name: str) -> None:
+        """Check an export that computes in float32, like the original.
+
+        Raises:
+            TransduceError: a log-probability differs by more than rounding error, or a greedy translation differs.
+        """
+        worst = max(
+            [*self.own_differences, *self.random_differences],
+            key=lambda difference: difference.difference / difference.allowed,
+        )
+        if not worst.difference <= worst.allowed:
+            raise TransduceError(
+                f"The export to {name} was checked and is wrong, so nothing was written: at token {worst.token + 1} of "
+                f"sentence {worst.sentence + 1} its log-probability is {worst.theirs:.5f}, and the model's own is "
+                f"{worst.ours:.5f}; please report this with the model's config.json."
+            )
+        if not all(self.agreeing):
+            raise TransduceError(
+                f"The export to {name} was checked and is wrong, so nothing was written: greedy search finds another "
+                f"translation of sentence {self.agreeing.index(False) + 1}; please report this with the model's "
+                "config.json."
+            )
+
+    def check_close(self, name: str) -> None:
+        """Check an export whose weights were quantized.
+
+        Raises:
+            TransduceError: the mean difference of log-probabilities exceeds QUANTIZED_TOLERANCE.
+        """
+        mean = self.agreement.mean_difference
+        if not mean <= QUANTIZED_TOLERANCE:
+            raise TransduceError(
+                f"The export to {name} was checked and nothing was written: quantization changes the "
+                f"log-probability of a token by {mean:.2f} nats on average, but at most {QUANTIZED_TOLERANCE:g} is "
+                "accepted; choose another quantization."
+            )
+
+
+def _differences(
+    original: ExportedModel, exported: ExportedModel, sources: Ids, targets: Ids, first: int
+) -> Iterator[_Difference]:
+    """Yield the difference of each log-probability; `first` is the index of the first sentence."""
+    pairs = zip(original.log_probabilities(sources, targets), exported.log_probabilities(sources, targets), strict=True)
+    for sentence, (ours, theirs) in enumerate(pairs, first):
+        for position, (left, right) in enumerate(zip(ours, theirs, strict=True)):
+            allowed = TOLERANCE * max(1.0, abs(left) / 10.0)
+            difference = abs(left - right)
+            yield _Difference(
+                math.inf if math.isnan(difference) else difference, allowed, left, right, sentence, position
+            )
+
+
+def _agree(original: ExportedModel, source: Sequence[int], ours: Sequence[int], theirs: Sequence[int]) -> bool:
+    """Return whether two greedy translations are equal or diverge at a tie of the original model."""
+    if list(ours) == list(theirs):
+        return True
+    common = next((n for n, (left, right) in enumerate(zip(ours, theirs, strict=False)) if left != right), None)
+    position = min(len(ours), len(theirs)) if common is None else common
+    # The log-probabilities of a target include the end symbol's, after those of its tokens.
+    after_ours, after_theirs = (
+        original.log_probabilities([source], [row[: position + 1]])[0][position] for row in (ours, theirs)
+    )
+    return abs(after_ours - after_theirs) <= 2 * TOLERANCE
+
+
+# --- encoder comparison ---
+# Compare an exported encoder with its original: hidden states and the outputs of its heads.
+# Legend: L tokens of a row, V vocabulary, D model width, C classes.
+
+
+_ROWS_AT_ONCE = 16
+_CHOICES = ("logits", "classes")
+
+
+class EncoderAgreement(msgspec.Struct, frozen=True, kw_only=True):
+    """Statistics of how closely an exported encoder agrees with its original."""
+
+    texts: int
+    """Number of texts compared."""
+    largest_differences: dict[str, float]
+    """Largest absolute difference of each output that both encoders have: states, token logits, pooled state, class
+    logits.
+    """
+    largest_difference: float
+    """Largest absolute difference over all outputs."""
+    same_choices: int
+    """Number of texts with the same most probable token at each position and the same most probable class, up to ties.
+    """
+
+    def lines(self, name: str) -> list[str]:
+        """Return the statistics as lines of text; `name` names the weights, such as "float32"."""
+        each = ", ".join(f"{output} {value:.2g}" for output, value in self.largest_differences.items())
+        return [
+            f"{name}: largest differences of {each}",
+            f"{name}: {self.same_choices:,} of {self.texts:,} texts have the same best tokens and classes",
+        ]
+
+
+class _Worst(NamedTuple):
+    """The output value with the largest error relative to the tolerance."""
+
+    excess: float
+    ours: float
+    theirs: float
+    text: int
+
+
+class EncoderComparison:
+    """The differences between an exported encoder and its original over all outputs of all texts."""
+
+    def __init__(self) -> None:
+        self._worst: dict[str, _Worst] = {}
+        self._largest: dict[str, float] = {}
+        self._agreeing: list[bool] = []
+
+    def add(self, name: str, ours: NDArray[Any], theirs: NDArray[Any], text: int) -> None:
+        """Add one output of one text.
+
+        Raises:
+            TransduceError: the shapes differ.
+        """
+        if ours.shape != theirs.shape:
+            raise TransduceError(
+                f"The export was checked and is wrong, so nothing was written: its {name} of text {text + 1} have the "
+                f"shape {theirs.shape}, and the model's own {ours.shape}; please report this with the model's "
+                "config.json."
+            )
+        difference = np.nan_to_num(np.abs(ours - theirs), nan=math.inf)
+        excess = difference / (TOLERANCE * np.maximum(1.0, np.abs(ours) / 10.0))
+        index = np.unravel_index(int(excess.argmax()), excess.shape)
+        worst = _Worst(float(excess[index]), float(ours[index]), float(theirs[index]), text)
+        self._worst[name] = max(worst, self._worst.get(name, worst))
+        self._largest[name] = max(float(difference.max()), self._largest.get(name, 0.0))
+
+    def add_choices(self, agreeing: bool) -> None:
+        """Add whether one text's most probable tokens and classes agree."""
+        self._agreeing.append(agreeing)
+
+    @property
+    def agreement(self) -> EncoderAgreement:
+        """Return the statistics of all differences."""
+        return EncoderAgreement(
+            texts=len(self._agreeing),
+            largest_differences=dict(self._largest),
+            largest_difference=max(self._largest.values()),
+            same_choices=sum(self._agreeing),
+        )
+
+    def check_equal(self, name: str) -> None:
+        """Check an export that computes in float32, like the original.
+
+        Raises:
+            TransduceError: an output differs by more than rounding error, or the most probable tokens or classes
+                differ.
+        """
+        output, worst = max(self._worst.items(), key=lambda item: item[1].excess)
+        if not worst.excess <= 1.0:
+            raise TransduceError(
+                f"The export to {name} was checked and is wrong, so nothing was written: in text {worst.text + 1} one "
+                f"of its {output} is {worst.theirs:.5f}, and the model's own is {worst.ours:.5f}; please report this "
+                "with the model's config.json."
+            )
+        if not all(self._agreeing):
+            raise TransduceError(
+                f"The export to {name} was checked and is wrong, so nothing was written: its best token or class "
+                f"differs in text {self._agreeing.index(False) + 1}; please report this with the model's config.json."
+            )
+
+
+def compare_encoders(own: ExportedEncoder, other: ExportedEncoder, rows: Ids, token_types: Ids) -> EncoderComparison:
+    """Compare the outputs that both encoders have, on rows of token ids.
+
+    Args:
+        own: the original encoder.
+        other: the exported encoder.
+        rows: token ids of each text, with special tokens.
+        token_types: segment id of each token.
+    """
+    comparison = EncoderComparison()
+    for first in range(0, len(rows), _ROWS_AT_ONCE):
+        batch, types = rows[first : first + _ROWS_AT_ONCE], token_types[first : first + _ROWS_AT_ONCE]
+        ours, theirs = own.outputs(batch, types), other.outputs(batch, types)
+        for name in (name for name in ours if name in theirs):
+            for number, (left, right) in enumerate(zip(ours[name], theirs[name], strict=True), first):
+                comparison.add(name, left, right, number)
+        for number in range(len(batch)):
+            both = [(ours[name][number], theirs[name][number]) for name in _CHOICES if name in ours and name in theirs]
+            comparison.add_choices(all(_same_best(left, right) for left, right in both))
+    return comparison
+
+
+def _same_best(ours: NDArray[Any], theirs: NDArray[Any]) -> bool:
+    """Return whether both have the same argmax in each row, or a tie within the tolerance."""
+    values = np.take_along_axis(ours, theirs.argmax(axis=-1)[..., None], axis=-1)[..., 0]
+    return bool((ours.max(axis=-1) - values <= 2 * TOLERANCE).all())
+
+
+# --- export trial ---
+# Choose the texts that an export is compared on: real texts if there are any, with a long one, as token ids.
+
+
+# The dev set in a run's folder, and the training text, whose end may be the dev set.
+_CORPORA = (("corpus-dev", "the run's dev set"), ("corpus", "the run's text"))
+_COMPARED_TEXTS = 64
+_READ_TEXTS = 400  # more than are compared, because some are blank
+_RANDOM_TEXTS = 32
+_LONG_TEXT_TOKENS = 100  # tokens of one text that is made of several
+_TEXTS_AT_ONCE = 32
+_EXTRA_TOKENS = 50  # a translation may have this many tokens more than its source
+_MASKED_EVERY = 7
+
+
+class Trial(NamedTuple):
+    """Texts to compare an export on, and their token ids as the model reads them."""
+
+    texts: Sequence[str]
+    origin: str
+    """Description of the texts' origin."""
+    rows: Ids
+    """Token ids: sources with special tokens, prompts without the start token, or encoder inputs with special
+    tokens.
+    """
+    token_types: Ids
+    """Segment id of each token, for an encoder."""
+    tokens: Sequence[int]
+    """Token ids that random targets are drawn from."""
+    max_tokens: int
+    """Maximum number of tokens that the model generates."""
+
+
+def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
+    """Choose the texts that an export of a model is compared on.
+
+    Args:
+        original: the model.
+        sources: the texts; None: the run's texts, or random tokens.
+    """
+    config, vocabulary = original.config, original.tokenizer.source
+    texts, origin = _texts(original, sources)
+    special = {config.pad_id, config.eos_id, config.start_id}
+    ordinary = [id for id in range(config.target_vocabulary_size) if id not in special]
+    if config.kind == "encoder":
+        # Include a text with a mask, to check how the exported tokenizer splits it.
+        marks = find_special_tokens(vocabulary)
+        texts = texts if marks is None else [*texts, f"{texts[0]} {vocabulary.special_token_names[2]}."]
+        rows = [_encoder_row(vocabulary, text, original.longest, marks) for text in texts]
+        types = [
+            [int(config.token_types > 1 and position > len(row) // 2) for position in range(len(row))] for row in rows
+        ]
+        return Trial(texts, origin, rows, types, ordinary, 0)
+    encoded = vocabulary.encode_batch(texts)
+    if config.kind == "decoder":
+        # Prompts are the first half of each text, so that a continuation fits; texts without tokens are left out.
+        rows = [ids[: max(1, min(len(ids) // 2, original.longest // 2))] for ids in encoded if ids]
+        most = min(_EXTRA_TOKENS, original.longest - 1 - max(map(len, rows)))
+        return Trial(texts, origin, rows, [], ordinary, most)
+    rows = _closed(vocabulary, encoded, original.longest)
+    most = min(original.longest - 1, max(map(len, rows)) + _EXTRA_TOKENS)
+    return Trial(texts, origin, rows, [], ordinary, most)
+
+
+def expected_token_ids(original: Original, texts: Sequence[str]) -> list[list[int]]:
+    """Return the token ids that the exported tokenizer must produce, with special tokens."""
+    vocabulary, config = original.tokenizer.source, original.config
+    if isinstance(original.tokenizer, ForeignTokenizer):
+        encoded = vocabulary.encode_batch(texts)
+        # A prompt is continued, so no end symbol follows it.
+        return [
+            [*vocabulary.before, *ids] if config.kind == "decoder" else vocabulary.with_special_tokens(ids)
+            for ids in encoded
+        ]
+    marks = find_special_tokens(vocabulary)
+    if config.kind == "encoder" and marks is not None:
+        return [[marks.cls, *encode_masked(vocabulary, text), marks.sep] for text in texts]
+    if config.kind == "decoder":
+        return [[config.start_id, *ids] for ids in vocabulary.encode_batch(texts)]
+    return [vocabulary.with_special_tokens(ids) for ids in vocabulary.encode_batch(texts)]
+
+
+def comparable_texts(original: Original, texts: Sequence[str]) -> list[str]:
+    """Return the texts that the exported tokenizer must split as ours does.
+
+    Some tokenizers read the spelling of a special token in a text as that token; all may do so if the text has unknown
+    characters. Such texts are left out.
+    """
+    vocabulary, kind = original.tokenizer.source, original.config.kind
+    reads = kind in ("encoder", "decoder") or isinstance(original.tokenizer, ForeignTokenizer)
+    silent = (id for id in range(vocabulary.size) if not vocabulary.is_text_token(id))
+    names = {*map(vocabulary.piece, silent), *vocabulary.special_token_names[:2]} - {""}
+
+    def is_alike(text: str) -> bool:
+        is_spelt = any(name in text for name in names)
+        return not is_spelt or not (reads or vocabulary.unk_id in vocabulary.encode(text))
+
+    return list(filter(is_alike, texts))
+
+
+def _closed(vocabulary: Vocabulary, rows: Ids, longest: int) -> list[list[int]]:
+    """Return sources with special tokens, truncated to `longest` tokens."""
+    most = longest - len(vocabulary.before) - len(vocabulary.after)
+    return [vocabulary.with_special_tokens(row[:most]) for row in rows]
+
+
+def _encoder_row(vocabulary: Vocabulary, text: str, longest: int, marks: SpecialTokens | None) -> list[int]:
+    """Return a text's token ids with special tokens, with every 7th token masked."""
+    if marks is None:
+        return [*vocabulary.encode(text)[: longest - 1], vocabulary.eos_id]
+    ids = [
+        marks.mask if position % _MASKED_EVERY == _MASKED_EVERY - 1 else id
+        for position, id in enumerate(encode_masked(vocabulary, text))
+    ]
+    return marks.frame(ids, longest)
+
+
+def translate_greedily(model: ExportedModel, translator: Translator, sentences: Sequence[str]) -> list[str]:
+    """Translate sentences by greedy search; blank lines give blank translations."""
+    longest = longest_sequence(translator.model.config)
+    encoded = translator.tokenizer.source.encode_batch(sentences)
+    sources = _closed(translator.tokenizer.source, encoded, longest)
+    by_length = sorted((number for number, ids in enumerate(encoded) if ids), key=lambda number: len(sources[number]))
+    texts = [""] * len(sentences)
+    for first in range(0, len(by_length), _TEXTS_AT_ONCE):
+        batch = by_length[first : first + _TEXTS_AT_ONCE]
+        max_tokens = min(longest - 1, len(sources[batch[-1]]) + _EXTRA_TOKENS)
+        translations = model.translate([sources[number] for number in batch], max_tokens)
+        for number, ids in zip(batch, translations, strict=True):
+            texts[number] = translator.tokenizer.target.decode(ids)
+    return texts
+
+
+# --- where texts come from --------------------------------------------------------------------------------------
+
+
+def _texts(original: Original, sources: Sequence[str] | None) -> tuple[list[str], str]:
+    """Return texts, including a long one, and a description of their origin."""
+    vocabulary = original.tokenizer.source
+    real, origin = _real(sources or []), "the sources given"
+    for name, description in _CORPORA:
+        if not real:
+            real, origin = _real(_stored_texts(original, name)), description
+    if not real:
+        real, origin = _random_texts(vocabulary), "random tokens"
+    long: list[str] = []
+    while len(vocabulary.encode(" ".join(long))) < _LONG_TEXT_TOKENS:
+        long.append(real[len(long) % len(real)])
+    count = "1 sentence" if len(real) == 1 else f"{len(real):,} sentences"
+    return [*real, " ".join(long)], f"{count} of {origin} and a long one made of them"
+
+
+def _real(texts: Sequence[str]) -> list[str]:
+    """Return the first texts that are not blank."""
+    return [text for text in texts if text.strip()][:_COMPARED_TEXTS]
+
+
+def _stored_texts(original: Original, name: str) -> list[str]:
+    """Return the first source texts of a prepared corpus in the run's folder; an empty list if there is none."""
+    tokenizer = original.tokenizer
+    try:
+        corpus = PreparedCorpus.open(original.folder / name, tokenizer)
+        run, _ = corpus.read(0, min(corpus.pairs, _READ_TEXTS))
+    except (TransduceError, OSError):
+        return []
+    return [tokenizer.source.decode(run.ids[first:end].tolist()) for first, end in pairwise(run.offsets)]
+
+
+def _random_texts(vocabulary: Vocabulary) -> list[str]:
+    draw = random.Random(1)
+    ids = text_token_ids(vocabulary)
+    drawn = (vocabulary.decode(draw.choices(ids, k=draw.randint(1, 30))) for _ in range(_RANDOM_TEXTS))
+    return _real(list(drawn)) or ["a"]

@@ -1,0 +1,237 @@
+"""Export a model to another format; the export is run and compared with the model before it gets its final name."""
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from transduce.argument_checks import as_path
+from transduce.atomic_io import sync_file, sync_folder
+from transduce.errors import TransduceError
+from transduce.evaluation.scores import ScoreReport, check_line_counts, score
+from transduce.exchange.comparison import (
+    Agreement,
+    Comparison,
+    EncoderAgreement,
+    EncoderComparison,
+    choose_trial,
+    compare_encoders,
+    compare_models,
+    translate_greedily,
+)
+from transduce.exchange.exporters import FORMATS, Exporter, exporter_for
+from transduce.exchange.own_models import Original, OriginalEncoder, OriginalModel
+from transduce.inference.translator import Translator
+from transduce.interop.components import ExportedEncoder, ExportedModel
+from transduce.machine import detect_machine
+from transduce.model_folder.load import load_model_at
+from transduce.model_folder.read import read_any_model_folder
+
+__all__ = ["FORMATS", "ExportReport", "export"]
+
+
+class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A description of an export, with its agreement with the original model."""
+
+    format: str
+    """The export format: "ctranslate2", "onnx" or "huggingface"."""
+    quantization: str
+    """Storage type of the weights."""
+    out: str
+    """The folder of the export."""
+    bytes: int
+    """Total size of the files."""
+    compared_on: str
+    """Description of the sentences that the models were compared on."""
+    float32: Agreement | EncoderAgreement
+    """Agreement of the export with unquantized weights."""
+    quantized: Agreement | EncoderAgreement | None = None
+    """Agreement of the quantized export; None if the weights are not quantized."""
+    model_scores: ScoreReport | None = None
+    """Scores of the original model's greedy translations; None without references."""
+    export_scores: ScoreReport | None = None
+    """Scores of the export's greedy translations; None without references."""
+
+    def __str__(self) -> str:
+        lines = [f"{self.format}, {self.quantization}, {self.bytes / 1e6:,.1f} MB: {self.out}", self.measured()]
+        return "\n".join(lines)
+
+    def measured(self) -> str:
+        """Return the results of the comparison as lines of text."""
+        lines = [f"compared on {self.compared_on}", *self.float32.lines("float32")]
+        if self.quantized is not None:
+            lines += self.quantized.lines(self.quantization)
+        if self.model_scores is not None and self.export_scores is not None:
+            ours, theirs = self.model_scores.bleu, self.export_scores.bleu
+            lines.append(
+                f"greedy BLEU {theirs.value:.2f}, the model's own {ours.value:.2f}, "
+                f"difference {theirs.value - ours.value:+.2f}  {theirs.signature}"
+            )
+        return "\n".join(lines)
+
+
+def export(
+    folder: str | Path,
+    out: str | Path,
+    *,
+    to: str,
+    quantization: str | None = None,
+    sources: Sequence[str] | None = None,
+    references: Sequence[str] | None = None,
+    threads: int | None = None,
+) -> ExportReport:
+    """Export a model to another format and compare it with the original before the new folder gets its name.
+
+    Args:
+        folder: a model folder.
+        out: the folder to create, with its parents; it must not exist.
+        to: "ctranslate2", "onnx" or "huggingface".
+        quantization: storage type of the weights, for CTranslate2: None (float32), "int8", "float16", …
+        sources: texts to compare on; None: the run's dev set or training text, or random tokens.
+        references: human translations of `sources`; with them, both models are scored.
+        threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
+
+    Returns:
+        The agreement of the export with the original, and the scores.
+
+    Raises:
+        TransduceError: `out` exists, a package is missing, the target format does not support the model, or the export
+            computes something else. Then nothing is left behind.
+    """
+    folder, out = as_path(folder, "The model's folder"), as_path(out, "The folder to make")
+    quantization = quantization or "float32"
+    if references is not None:
+        check_line_counts({"sources": sources or [], "references": references})
+    if out.exists() or out.is_symlink():
+        raise TransduceError(f"An export makes a new folder, but {out} exists: name another, or remove it.")
+    threads = detect_machine("cpu", threads).threads
+    content = load_model_at(read_any_model_folder, folder, precision="fp32", device="cpu", threads=threads)
+    original = Original(content, folder, threads)
+    if references is not None and original.translator is None:
+        raise TransduceError(
+            f"References are translations, but the model in {folder} is of the kind `{original.config.kind}` and "
+            "translates nothing: leave them out."
+        )
+    exporter = exporter_for(to, original)
+    if quantization not in exporter.quantizations:
+        raise TransduceError(
+            f"An export to {to} stores weights as {', '.join(exporter.quantizations)}, but not as `{quantization}`."
+        )
+    with _folder_aside(out) as temporary:
+        return _Export(exporter, original, temporary, sources, references).make(to, quantization, out)
+
+
+class _Export:
+    """An export in progress."""
+
+    def __init__(
+        self,
+        exporter: Exporter,
+        original: Original,
+        aside: Path,
+        sources: Sequence[str] | None,
+        references: Sequence[str] | None,
+    ) -> None:
+        self.exporter = exporter
+        self.original = original
+        self.aside = aside
+        self.sources = sources
+        self.references = references
+        self.trial = choose_trial(original, sources)
+
+    def make(self, to: str, quantization: str, out: Path) -> ExportReport:
+        """Write the export, compare and score it, and rename it.
+
+        Weights are quantized only after the float32 export was found correct.
+        """
+        model = self._write("float32")
+        comparison = self._compare(model)
+        comparison.check_equal(self.exporter.title)
+        exact, rounded = comparison.agreement, None
+        if quantization != "float32":
+            shutil.rmtree(self.aside)
+            self.aside.mkdir()
+            model = self._write(quantization)
+            comparison = self._compare(model)
+            assert isinstance(comparison, Comparison)  # only models that generate text are quantized
+            comparison.check_close(f"{self.exporter.title} with {quantization}")
+            rounded = comparison.agreement
+        own_scores, scores = self._scores(model)
+        report = ExportReport(
+            format=to,
+            quantization=quantization,
+            out=str(out),
+            bytes=sum(path.stat().st_size for path in self.aside.iterdir()),
+            compared_on=self.trial.origin,
+            float32=exact,
+            quantized=rounded,
+            model_scores=own_scores,
+            export_scores=scores,
+        )
+        self.exporter.describe(self.aside, report.measured())
+        _put(self.aside, out)
+        return report
+
+    def _write(self, quantization: str) -> ExportedModel | ExportedEncoder:
+        self.exporter.write(self.aside, quantization)
+        return self.exporter.open(self.aside, self.trial.texts)
+
+    def _compare(self, model: ExportedModel | ExportedEncoder) -> Comparison | EncoderComparison:
+        original, trial = self.original.as_exported_model(), self.trial
+        if isinstance(original, OriginalEncoder):
+            assert isinstance(model, ExportedEncoder)
+            return compare_encoders(original, model, trial.rows, trial.token_types)
+        assert isinstance(model, ExportedModel)
+        return compare_models(original, model, trial.rows, tokens=trial.tokens, max_tokens=trial.max_tokens)
+
+    def _scores(self, model: ExportedModel | ExportedEncoder) -> tuple[ScoreReport | None, ScoreReport | None]:
+        """Score the greedy translations of the model and of the export."""
+        translator = self.original.translator
+        if self.references is None or self.sources is None or translator is None:
+            return None, None
+        assert isinstance(model, ExportedModel)
+        return self._score(OriginalModel(translator), translator), self._score(model, translator)
+
+    def _score(self, model: ExportedModel, translator: Translator) -> ScoreReport:
+        return score(
+            translate_greedily(model, translator, self.sources or []),
+            self.references or [],
+            target_language=translator.target_language,
+            decoding={"beam_size": 1},
+        )
+
+
+# --- all or nothing ---------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _folder_aside(out: Path) -> Iterator[Path]:
+    """Create a temporary folder next to `out`, and remove it afterwards unless it was renamed to `out`.
+
+    Parent folders that were created are removed too if they are empty.
+    """
+    temporary = out.with_name(f".partial-{out.name}")
+    created = [parent for parent in out.parents if not parent.exists()]  # innermost first
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+    except OSError as error:
+        raise TransduceError(f"{out} cannot be written ({error.strerror}): name another folder.") from error
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        with contextlib.suppress(OSError):  # fails if a parent holds the export or other files
+            for parent in created:
+                parent.rmdir()
+
+
+def _put(temporary: Path, out: Path) -> None:
+    """Flush a complete folder to disk and rename it."""
+    for path in temporary.iterdir():
+        sync_file(path)
+    sync_folder(temporary)
+    temporary.rename(out)
+    sync_folder(out.parent)

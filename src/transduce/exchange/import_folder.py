@@ -1,0 +1,135 @@
+"""Import a Hugging Face folder: convert it to a transduce model folder."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from transduce.argument_checks import as_path
+from transduce.errors import TransduceError
+from transduce.interop.hugging_face.export import class_for
+from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
+from transduce.model_folder.cards import TASK_CARD, find_task_card
+from transduce.model_folder.hugging_face import (
+    check_hugging_face_folder,
+    hugging_face_context,
+    hugging_face_search_settings,
+)
+from transduce.model_folder.load import with_languages
+from transduce.model_folder.read import read_any_model_folder, read_saved_by_transformers, was_saved_by_transformers
+from transduce.model_folder.write import read_original_tokenizer, write_model_folder, write_original_tokenizer
+from transduce.search.settings import SearchSettings
+
+
+class ImportReport(msgspec.Struct, frozen=True):
+    """A description of an imported model."""
+
+    folder: str
+    """The new model folder."""
+    model_type: str
+    """The `model_type` of the Hugging Face folder, such as "marian"."""
+    kind: str
+    """The model's kind, such as "transformer"."""
+    num_parameters: int
+    """Number of parameters."""
+    source_language: str | None
+    """Default source language, if known."""
+    target_language: str | None
+    """Default target language, if known."""
+    languages: tuple[str, ...]
+    """Language codes that the model can translate between; empty for models without language tags."""
+
+    def __str__(self) -> str:
+        languages = f"; {len(self.languages)} languages" if self.languages else ""
+        return f"{self.folder}: {self.model_type}, {self.num_parameters:,} parameters{languages}"
+
+
+def import_model_folder(
+    folder: str | Path, out: str | Path, *, source_language: str | None = None, target_language: str | None = None
+) -> ImportReport:
+    """Convert a Hugging Face model to a transduce model folder: weights, configuration, tokenizer and search settings.
+
+    A transduce model that transformers opened and saved again is imported the same way. Its folder must hold
+    transduce's tokenizer files; they are still there if the model was saved in place.
+
+    If a Hugging Face class computes the model, the original tokenizer files are copied, too.
+
+    Args:
+        folder: a folder with config.json, model.safetensors and the tokenizer's files.
+        out: the folder to create; it must not hold a model.
+        source_language: default source language, for models with language tags.
+        target_language: default target language, for models with language tags.
+
+    Returns:
+        A description of the imported model.
+
+    Raises:
+        TransduceError: the folder cannot be imported, or `out` holds a model.
+    """
+    folder, out = as_path(folder, "The model's folder"), as_path(out, "The folder to make")
+    is_own = was_saved_by_transformers(folder)
+    model_type = "transduce" if is_own else check_hugging_face_folder(folder)
+    if (out / "config.json").exists():
+        raise TransduceError(f"{out} holds a model already: name another folder.")
+    if is_own:
+        content = read_saved_by_transformers(folder)
+    else:
+        content = with_languages(read_any_model_folder(folder), source_language, target_language)
+    languages = (
+        source_language or content.manifest.source_language,
+        target_language or content.manifest.target_language,
+    )
+    weights = {name: tensor.contiguous() for name, tensor in content.model.state_dict().items()}
+    has_class = class_for(content.model.config) is not None
+    tokenizer_files = read_original_tokenizer(folder, languages) if has_class and not is_own else {}
+    kind = content.model.config.kind
+    documents = {"README.md": _card(model_type, kind)}
+    if (card := find_task_card(folder)) is not None:
+        documents[TASK_CARD] = card.text()
+    if is_own and (folder / "settings.toml").is_file():
+        documents["settings.toml"] = (folder / "settings.toml").read_text("utf-8")
+    elif kind == "transformer":  # other kinds have no search settings
+        documents["settings.toml"] = _settings(hugging_face_search_settings(folder))
+    elif kind == "decoder" and (context := hugging_face_context(folder)) is not None:
+        documents["settings.toml"] = f"[task]\ncontext = {context}\n"
+    write_model_folder(
+        out,
+        weights=weights,
+        config=content.model.config,
+        tokenizer=content.tokenizer,
+        languages=languages,
+        documents=documents,
+    )
+    write_original_tokenizer(out, tokenizer_files)
+    tags = content.tokenizer.record.languages if isinstance(content.tokenizer, ForeignTokenizer) else None
+    return ImportReport(
+        folder=str(out),
+        model_type=model_type,
+        kind=kind,
+        num_parameters=sum(parameter.numel() for parameter in content.model.parameters()),
+        source_language=languages[0],
+        target_language=languages[1],
+        languages=() if tags is None else tuple(sorted(tags.tags)),
+    )
+
+
+def _settings(search: SearchSettings) -> str:
+    """Return search settings as TOML, without those that have their default value."""
+    defaults = msgspec.to_builtins(SearchSettings())
+    values = msgspec.to_builtins(search)
+    generate = {name: value for name, value in values.pop("generate").items() if value not in (None, [])}
+    lines = ["[search]", *(_line(name, value) for name, value in values.items() if value != defaults[name])]
+    return "\n".join([*lines, "", "[search.generate]", *(_line(name, value) for name, value in generate.items()), ""])
+
+
+def _line(name: str, value: Any) -> str:
+    """Return a TOML line; numbers, strings and lists of numbers are written the same in JSON and TOML."""
+    return f"{name} = {msgspec.json.encode(value).decode()}"
+
+
+def _card(model_type: str, kind: str) -> str:
+    search = " `settings.toml` says how it is searched: as `generate` would." if kind == "transformer" else ""
+    return (
+        f"# A {model_type} model\n\nIt was imported by transduce from a Hugging Face folder, whose licence and card "
+        f"hold for it.\nIts kind is `{kind}`.{search}\n"
+    )

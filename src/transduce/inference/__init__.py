@@ -1,0 +1,1 @@
+"""Runs trained models: translation, generation, classification, parsing and forecasting."""

@@ -1,0 +1,293 @@
+"""Decode several batches in parallel, each on one thread.
+
+Threads that share a batch synchronize several times in each layer; threads with their own batches do not
+(docs/benchmarks.md). The translations are the same either way.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
+
+import msgspec
+import torch
+from torch import Tensor
+
+from transduce.argument_checks import as_texts
+from transduce.inference.translation import Translation, empty_alternative, join_parts
+from transduce.kernels.select import has_programs
+from transduce.model.build import EncoderDecoder
+from transduce.search.constraints import Phrase
+from transduce.search.scorer import Observer
+from transduce.search.settings import SearchSettings
+from transduce.text.filters import FilterSettings
+from transduce.text.sentences import split_text
+from transduce.text.vocabulary import Vocabulary
+
+# --- parts ---
+# Split long sentences into parts, batch the parts by length, and join their translations.
+
+
+# Maximum source length in tokens for models whose training settings do not specify one.
+DEFAULT_MAX_SOURCE = FilterSettings().max_pieces
+# Codes of languages without spaces: two letters (zh-TW, zh_CN, ja_XX) or three (zho_Hans, jpn_Jpan).
+_UNSPACED_LANGUAGES = frozenset(
+    ("zh", "ja", "th", "lo", "km", "my", "yue", "zho", "cmn", "lzh", "wuu", "jpn", "tha", "lao", "khm", "mya")
+)
+_PART_STRIDE = 999_999_937
+"""Offset between the random seeds of a sentence's parts."""
+
+
+class Part(NamedTuple):
+    """A unit of decoding: a sentence, or a part of a long one."""
+
+    text: str
+    """The part's text."""
+    sentence: int
+    """Index of the part's sentence."""
+    number: int
+    """Index of the part within its sentence, from 0."""
+    ids: list[int]
+    """Token ids with the end symbol; only the end symbol if there is nothing to translate."""
+    prefix: Sequence[int] = ()
+    """Token ids that the translation starts with."""
+    phrases: tuple[Phrase, ...] = ()
+    """Phrases that the translation must contain."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """A unique key of the part: the indices of its sentence and of the part."""
+        return (self.sentence, self.number)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if there is nothing to translate."""
+        return len(self.ids) < 2 or not self.text.strip()
+
+    def place(self, places: Sequence[int] | None) -> int:
+        """Return the index that seeds the part's random numbers: its sentence's index with an offset for each part.
+
+        `places` holds the index of each sentence in the whole input; None: the sentences' own numbers.
+        """
+        index = self.sentence if places is None else places[self.sentence]
+        return index + self.number * _PART_STRIDE
+
+
+def split_long_sentences(sentences: Sequence[str], vocabulary: Vocabulary, longest: int) -> list[Part]:
+    """Split sentences into parts of at most `longest` tokens; a short sentence is one part.
+
+    Args:
+        sentences: texts of any length.
+        vocabulary: the source vocabulary.
+        longest: maximum number of tokens in a part, without the end symbol.
+
+    Raises:
+        TransduceError: an item is not a text.
+    """
+    sentences = as_texts(sentences)
+    texts = [
+        (text, sentence, number)
+        for sentence, text_of_sentence in enumerate(sentences)
+        for number, text in enumerate(_cut(text_of_sentence, vocabulary, longest))
+    ]
+    encoded = vocabulary.encode_batch([text for text, _, _ in texts])
+    return [
+        Part(text, sentence, number, vocabulary.with_special_tokens(ids) if ids else [vocabulary.eos_id])
+        for (text, sentence, number), ids in zip(texts, encoded, strict=True)
+    ]
+
+
+def _cut(sentence: str, vocabulary: Vocabulary, longest: int) -> list[str]:
+    # A token has at least one byte, so short sentences need no counting, unless normalization lengthens the text (ﷺ).
+    is_short = len(sentence.encode("utf-8", "replace")) < longest and not vocabulary.may_lengthen
+    if is_short or not sentence.strip():
+        return [sentence]
+    counter = _TokenCounter(vocabulary)
+    # Models trained on sentences translate single sentences best; models trained on longer texts need the context.
+    gathers = longest > DEFAULT_MAX_SOURCE
+    parts = split_text(sentence, lambda text: counter.count(text) <= longest, gathers=gathers)
+    # Imported vocabularies may have space tokens, which the counter ignores, so the parts are checked exactly.
+    return [
+        exact
+        for part in parts
+        for exact in split_text(part, lambda text: len(vocabulary.encode(text)) <= longest, gathers=gathers)
+    ]
+
+
+class _TokenCounter:
+    """A counter of tokens that caches the count of each word, because no token crosses a space."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.known: dict[str, int] = {}
+
+    def count(self, text: str) -> int:
+        """Return the number of tokens in a text."""
+        words = text.split(" ")
+        if len(words) == 1:
+            return len(self.vocabulary.encode(text))
+        return sum(map(self._count_word, words))
+
+    def _count_word(self, word: str) -> int:
+        count = self.known.get(word)
+        if count is None:
+            count = self.known[word] = len(self.vocabulary.encode(word))
+        return count
+
+
+def sentence_separator(language: str | None) -> str:
+    """Return the text between two sentences of a language: a space, or nothing."""
+    return "" if is_unspaced(language) else " "
+
+
+def is_unspaced(language: str | None) -> bool:
+    """Return whether a language is written without spaces between words."""
+    return language is not None and re.split("[-_]", language.lower())[0] in _UNSPACED_LANGUAGES
+
+
+def batches(
+    parts: Sequence[Part],
+    max_tokens: int,
+    *,
+    kind: Callable[[Part], tuple[int, ...]] = lambda part: (),  # noqa: ARG005
+    most_sentences: int | None = None,
+) -> Iterator[list[Part]]:
+    """Yield batches of parts of the same kind and similar length, longest first.
+
+    Args:
+        parts: the parts to decode.
+        max_tokens: maximum number of tokens in a batch, including padding; a longer part forms its own batch.
+        kind: returns the kind of a part; parts of different kinds are never in one batch.
+        most_sentences: maximum number of parts in a batch.
+    """
+    batch: list[Part] = []
+    for part in sorted(parts, key=lambda part: (kind(part), -len(part.ids))):
+        fits = (len(batch) + 1) * len((batch or [part])[0].ids) <= max_tokens and len(batch) != most_sentences
+        if batch and (not fits or kind(part) != kind(batch[0])):
+            yield batch
+            batch = []
+        batch.append(part)
+    if batch:
+        yield batch
+
+
+def join_sentences(
+    sentences: Sequence[str],
+    parts: Sequence[Part],
+    found: Mapping[tuple[int, int], Translation],
+    *,
+    given_up: Collection[int],
+    language: str | None,
+) -> list[Translation]:
+    """Join the translations of parts to translations of whole sentences.
+
+    Args:
+        sentences: the sentences, in order.
+        parts: the parts of all sentences.
+        found: translations by the parts' keys; parts that were not decoded are missing.
+        given_up: indices of sentences that the observer stopped, which are marked so.
+        language: target language, which determines whether parts are joined with a space.
+    """
+    missing = Translation("", (empty_alternative(ended=False),))
+    by_sentence: list[list[Translation]] = [[] for _ in sentences]
+    for part in parts:
+        translation = found.get(part.key, missing)
+        by_sentence[part.sentence].append(msgspec.structs.replace(translation, given_up=part.sentence in given_up))
+    between = sentence_separator(language)
+    return [
+        join_parts(sentence, translations, between)
+        for sentence, translations in zip(sentences, by_sentence, strict=True)
+    ]
+
+
+class PartsObserver:
+    """Implements `Observer` for batches of parts by passing each step on to an observer of whole sentences."""
+
+    def __init__(self, observer: Observer | None) -> None:
+        self.observer = observer
+        self.given_up: set[int] = set()  # indices of sentences
+        self.batch: Sequence[Part] = ()
+
+    def waiting(self, batch: Sequence[Part]) -> list[Part]:
+        """Set the next batch to observe: its parts whose sentences are not stopped; return these parts."""
+        self.batch = [part for part in batch if part.sentence not in self.given_up]
+        return self.batch
+
+    def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
+        """Call the observer with sentence indices and return the rows of the parts to stop."""
+        if self.observer is None:
+            return ()
+        sentences = rows.new_tensor([self.batch[row].sentence for row in rows.tolist()])
+        self.given_up.update(self.observer.after_step(sentences, tokens))
+        return [row for row, part in enumerate(self.batch) if part.sentence in self.given_up]
+
+
+# --- like lengths ---
+# Batch texts by length, so that little of a batch is padding.
+
+
+def batch_token_budget(device: torch.device) -> int:
+    """Return the budget of a batch on a device: source tokens times beam hypotheses.
+
+    On a CPU, a small batch stays in the cache. On a GPU, a step takes as long for few tokens as for many, so batches
+    are large; their logits take about 200 MB.
+    """
+    return 2_048 if device.type == "cpu" else 32_768
+
+
+def batches_by_length(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Yield batches of text indices, shortest texts first.
+
+    Args:
+        lengths: number of tokens in each text.
+        max_tokens: maximum number of tokens in a batch, including padding; a longer text forms its own batch.
+    """
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: (lengths[index], index)):
+        if batch and lengths[index] * (len(batch) + 1) > max_tokens:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device, *, width: int = 0) -> Tensor:
+    """Pad rows of token ids on the right to one tensor (B, S), at least `width` wide."""
+    width = max(width, *(len(row) for row in rows))
+    return torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows], device=device)
+
+
+# --- batching ---
+
+
+_Batch = TypeVar("_Batch")
+_Result = TypeVar("_Result")
+
+
+def num_parallel_batches(models: Sequence[EncoderDecoder], search: SearchSettings) -> int:
+    """Return how many batches to decode in parallel: several only for compiled steps, which release Python's GIL."""
+    return 1 if search.strict or not all(map(has_programs, models)) else torch.get_num_threads()
+
+
+def decode_in_parallel(
+    decode: Callable[[_Batch], _Result], batches: Sequence[_Batch], threads: int
+) -> Iterator[_Result]:
+    """Yield the result of each batch, in order.
+
+    Args:
+        decode: decodes one batch.
+        batches: batches of similar cost. The last ones, which would leave threads idle, are decoded one at a time, each
+            with all threads.
+        threads: number of batches to decode in parallel.
+    """
+    apart = len(batches) - len(batches) % threads if threads > 1 else 0
+    if apart:
+        num_threads = torch.get_num_threads()
+        pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+        try:
+            yield from pool.map(decode, batches[:apart])
+        finally:
+            pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(num_threads)  # other new threads start with the last number set
+    yield from map(decode, batches[apart:])

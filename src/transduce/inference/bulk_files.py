@@ -1,0 +1,560 @@
+"""Translate with several worker processes, each with its own copy of the model and its share of the threads.
+
+Messages are JSON over pipes: portions of lines to the workers, and their translations back.
+"""
+
+import hashlib
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from functools import lru_cache
+from itertools import chain, zip_longest
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Self, cast
+
+import msgspec
+
+from transduce.atomic_io import exclusive_lock, name_path_in_errors, replace_file, write_file
+from transduce.errors import TransduceError
+from transduce.inference.redecoding import redecode
+from transduce.inference.translation import Translation
+from transduce.inference.translator import Translator
+from transduce.search.settings import SearchSettings
+from transduce.text.glossary import Glossary, Term
+
+# --- report clock ---
+# Decide when a long task reports its progress again.
+
+
+class ReportClock:
+    """A clock that runs from its creation and reports when a progress report is due."""
+
+    def __init__(self, every_seconds: float = 10.0) -> None:
+        self.every_seconds = every_seconds
+        self._started_at = self._reported_at = time.monotonic()
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Seconds since the clock was created."""
+        return time.monotonic() - self._started_at
+
+    def is_due(self) -> bool:
+        """Return whether the interval has passed since the last due report; if so, the interval restarts."""
+        now = time.monotonic()
+        if now - self._reported_at < self.every_seconds:
+            return False
+        self._reported_at = now
+        return True
+
+
+# --- bulk ---
+# Translate files of any size line by line, in portions of lines and in shards of the input.
+
+
+# Lines that are sorted by length together and written at once. The number does not depend on the number of workers, so
+# that each sentence is always batched with the same others.
+PORTION_LINES = 512
+_LINES_OF_A_GPU = 16 * PORTION_LINES  # GPU batches are larger by the same factor
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """The search settings and constraints that apply to every line of a file."""
+
+    search: SearchSettings
+    """The search settings."""
+    prefix: str = ""
+    """Text that every translation must start with."""
+    phrases: tuple[str, ...] = ()
+    """Phrases that every translation must contain."""
+    terms: tuple[Term, ...] = ()
+    """Glossary terms."""
+    look_again: bool = False
+    """True if translations with quality warnings are decoded again (re-decoding)."""
+
+    @property
+    def glossary(self) -> Glossary | None:
+        """Return the terms as a glossary, or None without terms; equal terms give the same cached object."""
+        return _glossary(self.terms) if self.terms else None
+
+
+class Shard(msgspec.Struct, frozen=True):
+    """One of several equal shares of the lines: lines `number`, `number + count`, …, counted from 1."""
+
+    number: int = 1
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.count:
+            raise TransduceError(
+                f"A shard must be I/N with I from 1 to N, such as 1/4, but is {self.number}/{self.count}."
+            )
+
+
+class Portion(msgspec.Struct, frozen=True):
+    """A group of lines that are translated together."""
+
+    indices: list[int]
+    """Indices of the lines in the whole input, from 0."""
+    lines: list[str]
+    phrases: list[list[str]]
+    """The text of each line."""
+    """Phrases that each line's translation must contain, in addition to the job's phrases."""
+
+
+def portion_size(device: str) -> int:
+    """Return how many lines make a portion on this device."""
+    return _LINES_OF_A_GPU if device.startswith("cuda") else PORTION_LINES
+
+
+def portions(
+    lines: Iterable[str],
+    *,
+    shard: Shard | None = None,
+    phrases: Iterable[str] | None = None,
+    size: int | None = None,
+) -> Iterator[Portion]:
+    """Yield the lines of a shard in portions.
+
+    Args:
+        lines: all lines of the input.
+        shard: the share of the lines to yield; None: all lines.
+        phrases: for each line of the input, the phrases that its translation must contain, separated by tabs.
+        size: lines in a portion; None: LINES_AT_ONCE.
+
+    Raises:
+        TransduceError: the numbers of input lines and of lines of phrases differ.
+    """
+    share, size = shard or Shard(), size or PORTION_LINES
+    portion = Portion([], [], [])
+    for index, (line, terms) in enumerate(_pairs(lines, phrases)):
+        if index % share.count != share.number - 1:
+            continue
+        portion.indices.append(index)
+        portion.lines.append(line)
+        portion.phrases.append([term for term in terms.split("\t") if term.strip()])
+        if len(portion.lines) == size:
+            yield portion
+            portion = Portion([], [], [])
+    if portion.lines:
+        yield portion
+
+
+def _pairs(lines: Iterable[str], phrases: Iterable[str] | None) -> Iterator[tuple[str, str]]:
+    if phrases is None:
+        yield from ((line, "") for line in lines)
+        return
+    for number, (line, terms) in enumerate(zip_longest(lines, phrases), 1):
+        if line is None or terms is None:
+            shorter = "input" if line is None else "file of phrases"
+            raise TransduceError(
+                f"Each line of the input needs a line of phrases, possibly empty, but the {shorter} ends before line "
+                f"{number:,}: use files with the same number of lines."
+            )
+        yield line, terms
+
+
+@lru_cache(maxsize=4)
+def _glossary(terms: tuple[Term, ...]) -> Glossary:
+    return Glossary(terms)
+
+
+def translate_portion(translator: Translator, job: Job, portion: Portion) -> str:
+    """Return the output text of a portion: one line for each translation.
+
+    If several alternatives are requested, each has a line with the line number, the text and its score.
+    """
+    has_phrases = bool(job.phrases) or any(portion.phrases)
+    phrases = [[*job.phrases, *line_phrases] for line_phrases in portion.phrases] if has_phrases else None
+    translations = translator.translate(
+        portion.lines,
+        job.search,
+        prefix=job.prefix,
+        phrases=phrases,
+        glossary=job.glossary,
+        places=portion.indices,
+    )
+    if job.look_again:
+        translations = redecode(
+            translator, translations, job.search, prefix=job.prefix, phrases=phrases, glossary=job.glossary
+        )
+    write: Callable[[int, Translation], str] = _write_best if job.search.n_best == 1 else _write_alternatives
+    return "".join(write(*each) for each in zip(portion.indices, translations, strict=True))
+
+
+def _write_best(index: int, translation: Translation) -> str:  # noqa: ARG001
+    return f"{translation.text}\n"
+
+
+def _write_alternatives(index: int, translation: Translation) -> str:
+    return "".join(f"{index} ||| {each.text} ||| {each.score:.4f}\n" for each in translation.alternatives)
+
+
+def translate_portions(translator: Translator, job: Job, portions: Iterable[Portion]) -> Iterator[tuple[Portion, str]]:
+    """Yield each portion with its output text, in order."""
+    for portion in portions:
+        yield portion, translate_portion(translator, job, portion)
+
+
+def parse_line_shard(text: str) -> Shard:
+    """Parse a shard from a text such as "1/4".
+
+    Raises:
+        TransduceError: the text is not a shard.
+    """
+    number, slash, count = text.partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal()):
+        raise TransduceError(f"A shard must be I/N with I from 1 to N, such as 1/4, but is {text}.")
+    return Shard(int(number), int(count))
+
+
+def skip_lines(waiting: Iterable[Portion], done: int) -> tuple[list[str], Iterator[Portion]]:
+    """Return the lines that are already translated, and an iterator over the remaining portions.
+
+    If `done` ends inside a portion, the first remaining portion is the rest of that portion. This happens if portions
+    were smaller in the earlier run, or if the input has grown.
+    """
+    skipped: list[str] = []
+    portions_left = iter(waiting)
+    while len(skipped) < done:
+        portion = next(portions_left, None)
+        if portion is None:
+            break
+        count = done - len(skipped)
+        skipped += portion.lines[:count]
+        if count < len(portion.lines):
+            rest = Portion(portion.indices[count:], portion.lines[count:], portion.phrases[count:])
+            return skipped, chain([rest], portions_left)
+    return skipped, portions_left
+
+
+# --- resumable ---
+# Write a text file in portions so that writing can resume after a crash.
+# The file grows under the name FILE.partial. FILE.progress records how many lines of the input are finished and the
+# file's size in bytes at that point. It is replaced atomically after each portion is flushed to disk. Whatever
+# stops the program, both files agree on where to resume. The finished file is renamed to FILE in the last step.
+
+
+_FORMAT_VERSION = 1
+
+
+class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The progress of a file, as stored in FILE.progress."""
+
+    format_version: int = _FORMAT_VERSION
+    lines: int = 0
+    """Number of finished lines of the input."""
+    size_bytes: int = 0
+    """Size in bytes of the output for these lines."""
+    input_sha256: str = ""
+    """SHA-256 digest of these input lines."""
+    options_sha256: str = ""
+    """SHA-256 digest of everything that determines the output: models and settings."""
+
+
+class ResumableFile:
+    """A file that one process writes in portions. As a context manager, it releases the lock that `open` takes."""
+
+    def __init__(self, path: Path, *, options: bytes, resume: bool) -> None:
+        """Start a new file, or find out where to resume.
+
+        Args:
+            path: final path of the file.
+            options: everything that determines the content; it must be the same when writing resumes.
+            resume: resume an unfinished file.
+
+        Raises:
+            TransduceError: there is an unfinished file and `resume` is False, or the file was started with other
+                options.
+        """
+        self.path = path = path.resolve() if path.is_symlink() else path  # keeps a symbolic link and writes its target
+        self.partial = path.with_name(f"{path.name}.partial")
+        self.side = path.with_name(f"{path.name}.progress")
+        self.options_sha256 = hashlib.sha256(options).hexdigest()
+        self.digest = hashlib.sha256()
+        self.progress = Progress(options_sha256=self.options_sha256)
+        self.is_finished = resume and path.is_file() and not self.side.exists()
+        if self.side.exists():
+            self.progress = self._read(resume)
+            if not self.partial.exists():
+                self.is_finished = True
+                self.side.unlink()
+        self._lock, self._is_open = ExitStack(), False
+
+    def __enter__(self) -> Self:
+        """Return the file itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Release the lock; after an error before the first portion, delete the empty file."""
+        if kind is not None and self._is_open and self.progress.lines == 0:
+            self.partial.unlink(missing_ok=True)
+        self._lock.close()
+
+    def _read(self, resume: bool) -> Progress:
+        try:
+            progress = msgspec.json.decode(self.side.read_bytes(), type=Progress)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise TransduceError(f"{self.side} cannot be read ({error}): delete it to start again.") from None
+        if not resume:
+            raise TransduceError(
+                f"{self.partial} has {progress.lines:,} lines of an interrupted translation: pass --resume to "
+                f"continue, or delete {self.side} to start again."
+            )
+        if progress.options_sha256 != self.options_sha256 or progress.format_version != _FORMAT_VERSION:
+            raise TransduceError(
+                f"{self.partial} was started with another model or other options: use the same, or delete {self.side} "
+                "to start again."
+            )
+        if self.partial.is_file():
+            is_complete = self.partial.stat().st_size >= progress.size_bytes
+        else:  # the program stopped after the final rename
+            is_complete = self.path.is_file() and self.path.stat().st_size == progress.size_bytes
+        if not is_complete:
+            raise TransduceError(f"{self.partial} is shorter than {self.side} says: delete the latter to start again.")
+        return progress
+
+    def skip(self, lines: list[str]) -> None:
+        """Skip the first lines of the input, which are already translated.
+
+        Raises:
+            TransduceError: the lines differ from the translated ones.
+        """
+        self._add(lines)
+        if len(lines) < self.progress.lines or self.digest.hexdigest() != self.progress.input_sha256:
+            raise TransduceError(
+                f"{self.partial} holds translations of {self.progress.lines:,} lines, but the input begins with "
+                f"other lines: use the same input, or delete {self.side} to start again."
+            )
+
+    def open(self) -> None:
+        """Lock the partial file and truncate it to the finished lines.
+
+        Raises:
+            TransduceError: another process writes the file.
+        """
+        try:
+            self._lock.enter_context(exclusive_lock(self.partial.with_name(f"{self.partial.name}.lock")))
+        except BlockingIOError:
+            raise self._locked_error() from None
+        stored = self.side.read_bytes() if self.side.exists() else None
+        if stored != (self._encoded() if self.progress.lines else None):  # another process made progress meanwhile
+            raise self._locked_error()
+        if self.progress.lines == 0:
+            self.partial.touch()
+        elif not self.partial.exists():
+            raise self._locked_error()
+        os.truncate(self.partial, self.progress.size_bytes)
+        self._is_open = True
+
+    def append(self, lines: list[str], text: str) -> None:
+        """Append the output of further input lines, flush it to disk and record the progress."""
+        content = text.encode("utf-8", "replace")
+        with name_path_in_errors(self.partial), self.partial.open("ab") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        self._add(lines)
+        self.progress = msgspec.structs.replace(
+            self.progress,
+            lines=self.progress.lines + len(lines),
+            size_bytes=self.progress.size_bytes + len(content),
+            input_sha256=self.digest.hexdigest(),
+        )
+        write_file(self.side, self._encoded())
+
+    def finish(self) -> None:
+        """Rename the partial file to its final name, and release the lock.
+
+        Raises:
+            TransduceError: the file's size differs from what was written.
+        """
+        if self.partial.stat().st_size != self.progress.size_bytes:
+            raise self._locked_error()
+        replace_file(self.partial, self.path)
+        self.side.unlink(missing_ok=True)
+        self._lock.close()
+
+    def _encoded(self) -> bytes:
+        return msgspec.json.encode(self.progress) + b"\n"
+
+    def _locked_error(self) -> TransduceError:
+        return TransduceError(
+            f"Another process is writing {self.path}: wait until it has ended, or name another file with --output."
+        )
+
+    def _add(self, lines: list[str]) -> None:
+        for line in lines:
+            self.digest.update(line.encode("utf-8", "replace") + b"\n")
+
+
+# --- bulk files ---
+
+
+_WAITING_EACH = 2  # portions queued for each worker, so that no worker waits for the next one
+_DONE, _FAILED = b"+", b"-"
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The model and settings that a worker process loads."""
+
+    folders: list[str]
+    """Model folders, as for `load`."""
+    job: Job
+    """The search settings and constraints of the lines."""
+    precision: str = "auto"
+    device: str = "auto"
+    threads: int = 1
+    """Number of compute threads of each worker."""
+    source_language: str | None = None
+    """Source language, for models with language tags."""
+    target_language: str | None = None
+    """Target language, for models with language tags."""
+    examples: str | None = None
+    """Datastore file for kNN retrieval."""
+
+
+class _Worker:
+    """A worker process, with the numbers of the portions queued for it."""
+
+    def __init__(self, recipe: WorkerSettings) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, child_end = context.Pipe()
+        arguments = (child_end, msgspec.json.encode(recipe))
+        self.process = context.Process(target=_work, args=arguments, daemon=True)
+        self.process.start()
+        child_end.close()
+        self.numbers: deque[int] = deque()
+
+    def send(self, number: int, portion: Portion) -> None:
+        """Send a portion to the worker."""
+        self.numbers.append(number)
+        try:
+            self.connection.send_bytes(msgspec.json.encode(portion))
+        except (BrokenPipeError, ConnectionResetError):
+            self.receive()  # raises the worker's error
+
+    def receive(self) -> tuple[int, str]:
+        """Return the number and the output of the oldest queued portion."""
+        try:
+            message = self.connection.recv_bytes()
+        except (EOFError, ConnectionResetError):
+            self.process.join()
+            raise TransduceError(
+                f"A worker process ended unexpectedly (exit code {self.process.exitcode}), perhaps for lack of memory: "
+                "use fewer workers."
+            ) from None
+        if message[:1] == _FAILED:
+            raise TransduceError(message[1:].decode())
+        return self.numbers.popleft(), message[1:].decode("utf-8", "surrogatepass")
+
+
+class Workers:
+    """A context in which several worker processes translate portions."""
+
+    def __init__(self, recipe: WorkerSettings, count: int) -> None:
+        """Prepare up to `count` workers; each starts when there is work for it and loads its own model."""
+        self.count = count
+        self.workers: list[_Worker] = []
+        self._recipe = recipe
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for worker in self.workers:
+            worker.connection.close()  # an idle worker exits when its connection closes
+            if kind is not None:
+                worker.process.terminate()
+        for worker in self.workers:
+            worker.process.join()
+
+    def translate(self, portions: Iterable[Portion]) -> Iterator[tuple[Portion, str]]:
+        """Yield each portion with its output text, in order.
+
+        Raises:
+            TransduceError: a worker raised the error, or ended unexpectedly.
+        """
+        pending: dict[int, Portion] = {}
+        finished: dict[int, str] = {}
+        next_number = 0
+        for number, portion in enumerate(portions):
+            pending[number] = portion
+            self._idlest().send(number, portion)
+            while len(pending) >= _WAITING_EACH * self.count:
+                finished |= self._receive()
+                while next_number in finished:
+                    yield pending.pop(next_number), finished.pop(next_number)
+                    next_number += 1
+        while pending:
+            while next_number not in finished:
+                finished |= self._receive()
+            yield pending.pop(next_number), finished.pop(next_number)
+            next_number += 1
+
+    def _idlest(self) -> _Worker:
+        if len(self.workers) < self.count and all(worker.numbers for worker in self.workers):
+            self.workers.append(_Worker(self._recipe))
+        return min(self.workers, key=lambda worker: len(worker.numbers))
+
+    def _receive(self) -> dict[int, str]:
+        """Return the outputs that at least one worker has finished, by portion number."""
+        busy = {worker.connection: worker for worker in self.workers if worker.numbers}
+        # On Windows, connections have another class.
+        return dict(busy[cast("Connection", ready)].receive() for ready in wait(list(busy)))
+
+
+def _work(connection: Connection, recipe_json: bytes) -> None:
+    """Run a worker process until the other end of its connection is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends the workers
+    from transduce.inference.load import open_translator
+
+    recipe = msgspec.json.decode(recipe_json, type=WorkerSettings)
+    messages = receive_messages(connection)
+    try:
+        translator = open_translator(
+            recipe.folders,
+            precision=recipe.precision,
+            device=recipe.device,
+            threads=recipe.threads,
+            source_language=recipe.source_language,
+            target_language=recipe.target_language,
+            datastore=recipe.examples,
+        )
+        for message in messages:
+            text = translate_portion(translator, recipe.job, msgspec.json.decode(message, type=Portion))
+            connection.send_bytes(_DONE + text.encode("utf-8", "surrogatepass"))
+    except TransduceError as error:
+        connection.send_bytes(_FAILED + str(error).encode("utf-8", "replace"))
+    except (BrokenPipeError, ConnectionResetError):
+        return
+
+
+def receive_messages(connection: Connection) -> Iterator[bytes]:
+    """Return an iterator over incoming messages that ends when the other end is closed.
+
+    A thread receives messages at once. Otherwise, both ends could block while sending more than a pipe holds, in a
+    deadlock.
+    """
+    received: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+
+    def receive_all() -> None:
+        try:
+            while True:
+                received.put(connection.recv_bytes())
+        except (EOFError, OSError):
+            received.put(None)
+
+    threading.Thread(target=receive_all, daemon=True).start()
+    return iter(received.get, None)

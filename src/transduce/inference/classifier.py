@@ -1,0 +1,123 @@
+"""Classify texts with a trained encoder.
+
+Legend: B texts, C classes.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import overload
+
+import msgspec
+import torch
+from torch import Tensor
+
+from transduce.argument_checks import as_path, as_texts
+from transduce.errors import TransduceError
+from transduce.inference.batching import batches_by_length, pad
+from transduce.machine import Precision
+from transduce.model.encoder import Encoder
+from transduce.model_folder.cards import read_task_card
+from transduce.model_folder.load import load_encoder_at, summary
+from transduce.text.special_tokens import special_tokens_of
+from transduce.text.tokenizer import Tokenizer
+
+_BATCH_TOKENS = 8_192
+
+
+class Classification(msgspec.Struct, frozen=True):
+    """The predicted class of a text, with the probabilities of all classes."""
+
+    text: str
+    """The classified text."""
+    label: str
+    """The most probable class."""
+    probability: float
+    """The probability of `label`."""
+    probabilities: Mapping[str, float]
+    """The probability of each class, most probable first."""
+
+
+class Classifier:
+    """An encoder with named classes. Call it with a text or a list of texts."""
+
+    def __init__(self, model: Encoder, tokenizer: Tokenizer, labels: Sequence[str], *, length: int) -> None:
+        """Create a classifier.
+
+        Args:
+            model: an encoder with as many classes as there are labels.
+            tokenizer: the tokenizer that the model was trained with.
+            labels: names of the classes, in the model's order.
+            length: maximum number of tokens read from a text, including special tokens; longer texts are truncated.
+
+        Raises:
+            TransduceError: the numbers of labels and classes differ, or the vocabulary lacks the special tokens.
+        """
+        if len(labels) != model.config.num_labels:
+            raise TransduceError(
+                f"A model with {model.config.num_labels} classes needs as many labels, but has {len(labels)}: the "
+                "folder is not whole."
+            )
+        self.model = model
+        self.tokenizer = tokenizer
+        self.labels = tuple(labels)
+        self.length = length
+        self._marks = special_tokens_of(tokenizer.source)
+
+    def __repr__(self) -> str:
+        return summary("Classifier", self.model, f"{len(self.labels)} classes")
+
+    @overload
+    def __call__(self, text: str) -> Classification: ...
+    @overload
+    def __call__(self, text: list[str] | tuple[str, ...]) -> list[Classification]: ...
+    def __call__(self, text: str | list[str] | tuple[str, ...]) -> Classification | list[Classification]:
+        """Return the class of a text, or of each text in a list, in order."""
+        texts = as_texts(text)
+        probabilities = self.probabilities(texts)
+        classifications = [self._classification(one, row) for one, row in zip(texts, probabilities, strict=True)]
+        return classifications[0] if isinstance(text, str) else classifications
+
+    @torch.inference_mode()
+    def probabilities(self, texts: Sequence[str]) -> Tensor:
+        """Return the probability of each class for each text, (B, C), float32 on the CPU."""
+        texts = as_texts(texts)
+        rows = self.encode(texts)
+        probabilities = torch.empty(len(texts), len(self.labels))
+        for batch in batches_by_length([len(row) for row in rows], _BATCH_TOKENS):
+            probabilities[batch] = self._logits([rows[index] for index in batch]).softmax(dim=-1).cpu()
+        return probabilities
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids that the model reads for each text, with special tokens."""
+        return [self._marks.frame(ids, self.length) for ids in self.tokenizer.source.encode_batch(as_texts(texts))]
+
+    def _logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        config = self.model.config
+        states, _ = self.model.encode(pad(rows, config.pad_id, self.model.source_weight.device))
+        return self.model.classify(states).float()
+
+    def _classification(self, text: str, probabilities: Tensor) -> Classification:
+        order = probabilities.argsort(descending=True, stable=True).tolist()
+        ranked = {self.labels[number]: float(probabilities[number]) for number in order}
+        label = self.labels[order[0]]
+        return Classification(text, label, ranked[label], ranked)
+
+
+def load_classifier(
+    folder: str | Path, *, precision: Precision | str = "auto", device: str = "auto", threads: int | None = None
+) -> Classifier:
+    """Load a classifier from a model folder: trained with `--task classification`, or a BERT or RoBERTa classifier.
+
+    Args:
+        folder: the model folder.
+        precision: "fp32", "bf16" or "auto".
+        device: "cpu", "cuda" or "auto".
+        threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
+
+    Raises:
+        TransduceError: the folder holds no classifier, or an option is invalid.
+    """
+    folder = as_path(folder, "A model's folder")
+    card = read_task_card(folder, "classification", use="Classifying")
+    model, tokenizer = load_encoder_at(folder, precision=precision, device=device, threads=threads)
+    return Classifier(model, tokenizer, card.labels, length=card.length)

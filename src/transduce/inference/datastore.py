@@ -1,0 +1,215 @@
+"""Build a datastore of sentence pairs for kNN retrieval during translation (`examples.py`).
+
+Legend: P pairs, N target positions of all pairs, D model width, V vocabulary.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from transduce.atomic_io import write_file
+from transduce.errors import TransduceError
+from transduce.inference.batching import batches_by_length
+from transduce.inference.retrieval import (
+    CARD,
+    NEAREST_PAIRS,
+    DatastoreCard,
+    DatastoreTensors,
+    Ids,
+    NeighborIndex,
+    decoder_states,
+    source_embeddings,
+)
+from transduce.inference.scoring import as_pairs, token_log_probabilities
+from transduce.inference.translator import Translator
+
+MAX_TOKENS = 256  # maximum tokens of each side of a pair
+_BATCH_TOKENS = 8_192
+_MOST_TUNING_PAIRS = 200  # pairs that the interpolation weight and temperature are tuned on
+_WEIGHTS = tuple(number / 10 for number in range(1, 9))
+_TEMPERATURES = (0.05, 0.1, 0.2, 0.4)  # times the mean squared distance between a state and its nearest neighbors
+
+
+class Datastore(NamedTuple):
+    """A datastore, with statistics of its construction."""
+
+    examples: NeighborIndex
+    """The datastore for retrieval."""
+    left_out: int
+    """Number of pairs that were left out because a side is empty or too long."""
+    before: float
+    """Loss of the tuning targets by the model alone, in nats per token."""
+    after: float
+    """Loss of the tuning targets with retrieval, in nats per token."""
+    judged: int
+    """Number of target tokens that the weight and temperature were tuned on."""
+
+    def write(self, path: str | Path) -> None:
+        """Write the datastore to a file atomically.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        tensors = {name: tensor.contiguous() for name, tensor in self.examples.tensors._asdict().items()}
+        card = msgspec.json.encode(self.examples.card).decode()
+        write_file(Path(path), save(tensors, metadata={CARD: card}))
+
+
+def build_datastore(
+    translator: Translator,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    *,
+    dev: tuple[Sequence[str], Sequence[str]] | None = None,
+    tell: Callable[[int], None] = lambda _: None,
+) -> Datastore:
+    """Build a datastore from sentence pairs, for a translator with a single model.
+
+    Args:
+        translator: the translator whose model will use the datastore.
+        sources: source sentences.
+        targets: the translation of each source.
+        dev: pairs for tuning the interpolation weight and temperature; None: some of the given pairs, each without
+            retrieving itself or pairs with the same source.
+        tell: progress callback, called with the number of finished pairs.
+
+    Returns:
+        The datastore and statistics of its construction.
+
+    Raises:
+        TransduceError: there are several models, the numbers of sources and targets differ, or no pair is left.
+    """
+    if len(translator.models) > 1:
+        raise TransduceError("A datastore belongs to one model, but the translator has several: name one.")
+    source_ids, target_ids = _encode(translator, sources, targets)
+    usable, total = _usable_pairs(source_ids, target_ids), len(source_ids)
+    if not usable:
+        raise TransduceError(f"No pair is left for the datastore: both sides need text of at most {MAX_TOKENS} tokens.")
+    source_ids, target_ids = [source_ids[n] for n in usable], [target_ids[n] for n in usable]
+    remembered = _compute_tensors(translator, source_ids, target_ids, tell)
+    examples = NeighborIndex(remembered, DatastoreCard(pairs=len(usable), weight=0.5, temperature=1.0))
+    if dev is None:
+        tuning_pairs = list(range(0, len(usable), math.ceil(len(usable) / _MOST_TUNING_PAIRS)))
+        tuner = _Tuner.among(translator, examples, source_ids, target_ids, tuning_pairs)
+    else:
+        tuner = _Tuner.of(translator, examples, *_encode(translator, *dev))
+    card, loss_without, loss_with = tuner.choose(len(usable))
+    return Datastore(NeighborIndex(remembered, card), total - len(usable), loss_without, loss_with, len(tuner.alone))
+
+
+def _encode(translator: Translator, sources: Sequence[str], targets: Sequence[str]) -> tuple[Ids, Ids]:
+    sources, targets = as_pairs(sources, targets)
+    source, target = translator.tokenizer.source, translator.tokenizer.target
+    return (
+        [source.with_special_tokens(ids) for ids in source.encode_batch(sources)],
+        [target.with_special_tokens(ids) for ids in target.encode_batch(targets)],
+    )
+
+
+def _usable_pairs(source_ids: Ids, target_ids: Ids) -> list[int]:
+    pairs = zip(source_ids, target_ids, strict=True)
+    return [number for number, pair in enumerate(pairs) if all(1 < len(ids) <= MAX_TOKENS for ids in pair)]
+
+
+def _compute_tensors(
+    translator: Translator, source_ids: Ids, target_ids: Ids, tell: Callable[[int], None]
+) -> DatastoreTensors:
+    model, lengths = translator.model, torch.tensor([len(ids) for ids in target_ids])
+    starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    states = torch.empty(int(starts[-1]), model.source_weight.shape[1], dtype=torch.float16)
+    longest, done = [max(map(len, pair)) for pair in zip(source_ids, target_ids, strict=True)], 0
+    for batch in batches_by_length(longest, _BATCH_TOKENS):
+        batch_states = decoder_states(model, [source_ids[n] for n in batch], [target_ids[n] for n in batch])
+        for number, pair_states in zip(batch, batch_states.split([len(target_ids[n]) for n in batch]), strict=True):
+            states[starts[number] : starts[number + 1]] = pair_states.half()
+        done += len(batch)
+        tell(done)
+    rarities = _rarities(source_ids, len(model.source_weight))
+    labels = torch.tensor([token for ids in target_ids for token in ids], dtype=torch.int32)
+    first = (torch.tensor(ids, dtype=torch.int32) for ids in (source_ids[0], target_ids[0]))
+    sources = source_embeddings(model, source_ids, rarities).half()
+    return DatastoreTensors(states, labels, starts, sources, rarities, *first)
+
+
+def _rarities(source_ids: Ids, size: int) -> Tensor:
+    counts = torch.zeros(size)
+    for ids in source_ids:
+        counts[torch.tensor(sorted(set(ids)))] += 1
+    return torch.log((len(source_ids) + 1) / (counts + 1))
+
+
+class _Tuner:
+    """A tuner of the interpolation weight and temperature, by the target probabilities without and with retrieval."""
+
+    def __init__(self, translator: Translator, examples: NeighborIndex) -> None:
+        self._translator, self._examples = translator, examples
+        self.alone: list[float] = []
+        # of each token: negative squared distances, and which neighbors have its label
+        self._voted: list[tuple[Tensor, Tensor]] = []
+
+    @classmethod
+    def among(
+        cls, translator: Translator, examples: NeighborIndex, source_ids: Ids, target_ids: Ids, judged: Sequence[int]
+    ) -> "_Tuner":
+        """Create a tuner on some of the datastore's own pairs, each without itself and pairs with the same source."""
+        tuner, starts = cls(translator, examples), examples.tensors.starts
+        nearest = examples.nearest_pairs(translator.model, [source_ids[n] for n in judged], 2 * NEAREST_PAIRS)
+        for number, pairs in zip(judged, nearest, strict=True):
+            other_pairs = [n for n in pairs.tolist() if n != number and list(source_ids[n]) != list(source_ids[number])]
+            states = examples.tensors.states[starts[number] : starts[number + 1]].float()
+            tuner._add(torch.tensor(other_pairs[:NEAREST_PAIRS], dtype=torch.int64), states, target_ids[number])
+        return tuner
+
+    @classmethod
+    def of(cls, translator: Translator, examples: NeighborIndex, source_ids: Ids, target_ids: Ids) -> "_Tuner":
+        """Create a tuner on separate dev pairs."""
+        tuner, usable = cls(translator, examples), _usable_pairs(source_ids, target_ids)
+        usable = usable[:: math.ceil(len(usable) / _MOST_TUNING_PAIRS)] if usable else usable
+        if not usable:
+            raise TransduceError(
+                f"No dev pair is left for tuning: both sides need text of at most {MAX_TOKENS} tokens."
+            )
+        nearest = examples.nearest_pairs(translator.model, [source_ids[n] for n in usable])
+        for number, pairs in zip(usable, nearest, strict=True):
+            states = decoder_states(translator.model, [source_ids[number]], [target_ids[number]])
+            tuner._add(pairs, states, target_ids[number])
+        return tuner
+
+    def _add(self, pairs: Tensor, states: Tensor, target_ids: Sequence[int]) -> None:
+        if not len(pairs):
+            return
+        model, tokens = self._translator.model, torch.tensor(target_ids)
+        with torch.inference_mode():
+            on_device = states.to(model.source_weight), tokens.to(model.source_weight.device)
+            self.alone += token_log_probabilities(model, *on_device, model.config.never_written).tolist()
+        candidates = self._examples.retriever_of_pairs([pairs], torch.device("cpu"))
+        labels, near = candidates.nearest(states[None])
+        lengths = states.square().sum(-1, keepdim=True)
+        self._voted.append((near[0] - lengths, labels[0] == tokens[:, None]))
+
+    def choose(self, pairs: int) -> tuple[DatastoreCard, float, float]:
+        """Return the card with the best weight and temperature, and the losses without and with retrieval.
+
+        The losses are in nats per token.
+        """
+        alone = torch.tensor(self.alone, dtype=torch.float64)
+        if not self._voted:
+            raise TransduceError("All pairs have the same source, so there is nothing to tune on: pass dev pairs.")
+        near = torch.cat([each for each, _ in self._voted]).double()
+        right = torch.cat([each for _, each in self._voted])
+        mean_distance = float(-near[near.isfinite()].mean())
+        best: tuple[float, float, float] | None = None
+        for temperature in (mean_distance * factor for factor in _TEMPERATURES):
+            share = ((near / temperature).softmax(-1) * right).sum(-1)
+            for weight in _WEIGHTS:
+                loss = float(-torch.logaddexp(alone + math.log1p(-weight), (weight * share).log()).mean())
+                best = min(best or (math.inf, 0.0, 0.0), (loss, weight, temperature))
+        assert best is not None
+        card = DatastoreCard(pairs=pairs, weight=best[1], temperature=max(best[2], 1e-6))
+        return card, float(-alone.mean()), best[0]

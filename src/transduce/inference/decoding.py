@@ -1,0 +1,472 @@
+"""Build a search for a batch of sentences from the search settings: its scorer, rules and algorithm."""
+
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from transduce.errors import TransduceError
+from transduce.inference.batch_invariance import (
+    MOST_SENTENCES,
+    BatchInvariantScorer,
+    batch_invariant_scorer,
+    common_padded_length,
+)
+from transduce.inference.batching import DEFAULT_MAX_SOURCE, pad
+from transduce.inference.phrases import forbid_texts, word_edges
+from transduce.inference.retrieval import NeighborIndex, RetrievalScorer
+from transduce.inference.scorers import TransformerScorer
+from transduce.kernels.select import find_batch_search
+from transduce.model.build import EncoderDecoder
+from transduce.model.config import ModelConfig
+from transduce.model.state import BatchSearch, SearchBounds
+from transduce.model_folder.hugging_face import hugging_face_search_settings, is_hugging_face_folder
+from transduce.model_folder.safety import read_json, read_toml
+from transduce.search.beam import Beam, BeamSearch
+from transduce.search.constraints import ConstrainedSelection, Phrase
+from transduce.search.coverage import Coverage, length_penalty, length_power
+from transduce.search.generate import GenerateSearch, LogProbabilities
+from transduce.search.greedy import GreedySearch, make_hypothesis, take_argmax
+from transduce.search.rules import ForcedPrefix, MinimumLength, NoRepeatedNgrams, Rule, check_ids, generate_rules
+from transduce.search.sampling import Draw
+from transduce.search.scorer import Bounds, Ensemble, Hypothesis, MeanAttention, Scorer, Search
+from transduce.search.selection import BestSelection, DiverseSelection, Selection
+from transduce.search.settings import SearchSettings
+from transduce.text.glossary import contains_phrase
+from transduce.text.vocabulary import Vocabulary
+from transduce.training.out_of_memory import explain_out_of_memory
+
+# --- exhaustion ---
+# Explain out-of-memory errors during search.
+
+
+def explain_search_out_of_memory(search: SearchSettings) -> AbstractContextManager[None]:
+    """Turn an out-of-memory error into an error message that names the search settings to lower."""
+    return explain_out_of_memory(
+        f"Memory ran out with `beam_size` {search.beam_size:,} and `n_best` {search.n_best:,}: lower them, or the "
+        "length."
+    )
+
+
+# --- search defaults ---
+# Read the default search settings of a model folder, and the maximum source length of its training.
+
+
+_RUN_SETTINGS = "settings.toml"
+
+
+def read_search_settings(folder: Path) -> SearchSettings:
+    """Return the default search settings of a model folder.
+
+    A run's `settings.toml` takes precedence over `generation_config.json`. Of the latter, only the beam size and the
+    limit on repeated n-grams are used, because its length penalty is a different formula. Without either file, the
+    paper's settings apply. Hugging Face folders are searched as transformers' `generate` does.
+
+    Raises:
+        TransduceError: a file cannot be read.
+    """
+    if is_hugging_face_folder(folder):
+        return hugging_face_search_settings(folder)
+    table, path = _read_run_settings(folder / _RUN_SETTINGS), folder / _RUN_SETTINGS
+    if table is None:
+        path = folder / "generation_config.json"
+        table = _read_generation_config(path)
+    try:
+        return msgspec.convert(table, SearchSettings)
+    except msgspec.ValidationError as error:
+        raise TransduceError(f"The search settings in {path} cannot be used: {str(error).rstrip('.')}.") from None
+
+
+def read_max_source_tokens(folder: Path) -> int:
+    """Return the maximum source length of training in tokens (`data.filters.max_pieces`), or the default length.
+
+    Raises:
+        TransduceError: the run's settings cannot be read.
+    """
+    if is_hugging_face_folder(folder) or not (folder / _RUN_SETTINGS).is_file():
+        return DEFAULT_MAX_SOURCE
+    try:
+        return msgspec.convert(read_toml(folder, _RUN_SETTINGS), _Run).data.filters.max_pieces
+    except msgspec.ValidationError as error:
+        raise TransduceError(f"The settings in {folder / _RUN_SETTINGS} cannot be used: {error}.") from None
+
+
+def _read_run_settings(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    table = read_toml(path.parent, path.name).get("search")
+    return table if isinstance(table, dict) else None
+
+
+def _read_generation_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    content = read_json(path.parent, path.name, _GenerationConfig)
+    return {"beam_size": content.num_beams, "no_repeated_ngrams": content.no_repeat_ngram_size}
+
+
+class _GenerationConfig(msgspec.Struct, frozen=True):
+    """The keys of `generation_config.json` that are used."""
+
+    num_beams: int = 1
+    no_repeat_ngram_size: int = 0
+
+
+class _Filters(msgspec.Struct, frozen=True):
+    """The keys of `data.filters` that are used."""
+
+    max_pieces: Annotated[int, msgspec.Meta(ge=1)] = DEFAULT_MAX_SOURCE
+
+
+class _Data(msgspec.Struct, frozen=True):
+    """The keys of `data` that are used."""
+
+    filters: _Filters = _Filters()
+
+
+class _Run(msgspec.Struct, frozen=True):
+    """The keys of a run's settings that are used."""
+
+    data: _Data = _Data()
+
+
+# --- search program ---
+# Run greedy search and beam search without rules as one compiled search, in machine code or on a GPU.
+# Legend: B sentences still in the batch, W hypotheses of each, t tokens so far.
+
+
+class CompiledSearch:
+    """Implements `loop.Search` as a compiled search, equal to `BeamSearch`, or to `Walk` for a beam of one."""
+
+    def __init__(self, search: BatchSearch, bounds: Bounds, beam: Beam) -> None:
+        """Wrap a compiled search at its first step."""
+        self.search = search
+        self.beam = beam
+        self.eos_id = bounds.eos_id
+        self._given_up: dict[int, list[Hypothesis]] = {}
+        self._sentences = len(bounds.longest)
+
+    @property
+    def rows(self) -> Tensor:
+        """Indices in the batch of the sentences that are still decoded, (B,)."""
+        return self.search.active
+
+    def advance(self, steps: int = 1) -> None:
+        """Run at most `steps` decoding steps."""
+        self.search.advance(steps)
+
+    def hypotheses(self) -> Tensor:
+        """Return the live hypotheses, best first, and for a beam also the best finished one, (B, W + 1, t)."""
+        tokens, scores = self.search.live()
+        if self.beam.beam_size == 1:
+            return tokens
+        order = scores.argsort(dim=1, descending=True, stable=True)[..., None].expand(-1, -1, tokens.shape[-1])
+        live = tokens.gather(1, order)
+        last = live[:, 0].clone()
+        for row, index in enumerate(self.search.active.tolist()):
+            for finished in self.search.found(index, 1):
+                last[row].fill_(self.eos_id)[: len(finished.tokens)] = torch.as_tensor(finished.tokens)
+        return torch.cat([live, last[:, None]], dim=1)
+
+    def abandon(self, places: Collection[int]) -> None:
+        """Stop decoding the sentences with these indices; their live hypotheses become results."""
+        active = self.search.active.tolist()
+        rows = [row for row, index in enumerate(active) if index in places]
+        if not rows:
+            return
+        for row, live in zip(rows, self.search.abandon(rows), strict=True):
+            results = [*self.search.found(active[row], self.beam.beam_size), *live]
+            hypotheses = [self._hypothesis(each.tokens, each.log_probabilities, ended=each.ended) for each in results]
+            self._given_up[active[row]] = sorted(hypotheses, key=lambda each: (not each.ended, -each.score))
+
+    def found(self) -> list[list[Hypothesis]]:
+        """Return the n best hypotheses of each sentence; an empty list for sentences that are still decoded."""
+        decoding = set(self.search.active.tolist())
+        return [[] if index in decoding else self._best(index) for index in range(self._sentences)]
+
+    def _best(self, index: int) -> list[Hypothesis]:
+        if index in self._given_up:
+            return self._given_up[index][: self.beam.n_best]
+        results = self.search.found(index, self.beam.n_best)
+        return [self._hypothesis(each.tokens, each.log_probabilities, ended=each.ended) for each in results]
+
+    def _hypothesis(
+        self, tokens: Tensor | NDArray[Any], log_probabilities: Tensor | NDArray[Any], *, ended: bool
+    ) -> Hypothesis:
+        history = tokens.tolist(), log_probabilities.tolist()
+        return make_hypothesis(*history, ended=ended, alpha=self.beam.alpha)
+
+
+def find_compiled_search(scorer: Scorer, bounds: Bounds, beam: Beam) -> CompiledSearch | None:
+    """Return a compiled search for a scorer at its first step; None if there is none for it, or not enough memory.
+
+    Args:
+        scorer: the scorer, of a single model.
+        bounds: start token, end token and maximum lengths.
+        beam: the beam's size; 1: greedy search.
+    """
+    if not isinstance(scorer, TransformerScorer) or beam.groups > 1:
+        return None
+    longest: list[int] = bounds.longest.tolist()
+    limits = SearchBounds(
+        start_id=bounds.start_id,
+        eos_id=bounds.eos_id,
+        never_written=scorer.never_written,
+        longest=longest,
+        beam_size=beam.beam_size,
+        n_best=beam.n_best,
+        penalties=_penalties(beam.alpha, 1 + (max(longest) + 2) // 64),
+    )
+    search = find_batch_search(scorer.state, limits)
+    return None if search is None else CompiledSearch(search, bounds, beam)
+
+
+@lru_cache(maxsize=64)
+def _penalties(alpha: float, blocks: int) -> Tensor:
+    """Return the length penalty of 0, 1, … tokens, for `blocks` × 64 lengths, float64."""
+    return torch.tensor([length_penalty(length, alpha) for length in range(64 * blocks)], dtype=torch.float64)
+
+
+# --- decoding ---
+
+
+class Batch(NamedTuple):
+    """A batch of tokenized sentences to decode together."""
+
+    source_ids: Sequence[Sequence[int]]
+    """Token ids of each source sentence, with the end symbol."""
+    prefixes: Sequence[Sequence[int]]
+    """Token ids that each sentence's hypotheses start with."""
+    phrases: Sequence[Sequence[Phrase]]
+    """Phrases that each sentence's translation must contain."""
+    places: Sequence[int]
+    """Index of each sentence in the whole input; it seeds the sentence's random numbers in sampling."""
+
+
+def start_search(
+    models: Sequence[EncoderDecoder],
+    vocabulary: Vocabulary,
+    batch: Batch,
+    search: SearchSettings,
+    more_rules: Sequence[Rule] = (),
+    *,
+    examples: NeighborIndex | None = None,
+) -> Search:
+    """Return a search that is ready for its first step.
+
+    Args:
+        models: one model, or several with the same vocabulary (an ensemble).
+        vocabulary: the target vocabulary.
+        batch: the sentences to translate.
+        search: the search settings.
+        more_rules: rules applied after those of the search settings.
+        examples: datastore for kNN retrieval; used only with a single model.
+
+    Raises:
+        TransduceError: a model is in training mode, or lacks the attention that the settings need.
+    """
+    if any(model.training for model in models):
+        raise TransduceError(
+            "A model in training mode applies dropout, so its translations are not reproducible: call `eval()` on it."
+        )
+    config, device = models[0].config, models[0].source_weight.device
+    width = beam_width(search, batch.phrases)
+    check_search(search, [model.config for model in models], width=width)
+    attentive = _follows_attention(search, width)
+    scorers = _scorers(models, batch, search, attentive=attentive)
+    scorer: Scorer = scorers[0] if len(scorers) == 1 else Ensemble(scorers)
+    if examples is not None and isinstance(scorer, TransformerScorer):
+        scorer = RetrievalScorer(scorer, examples.retriever_for(models[0], batch.source_ids))
+    if vocabulary.forced:
+        batch = batch._replace(prefixes=[[*vocabulary.forced, *prefix] for prefix in batch.prefixes])
+    elif search.generate is not None and (first := search.generate.forced_first_id) is not None:
+        batch = batch._replace(prefixes=[[first, *prefix] if prefix else prefix for prefix in batch.prefixes])
+    most = max_model_positions(models)
+    longest = [
+        _longest(search, *each, most) for each in zip(batch.source_ids, batch.prefixes, batch.phrases, strict=True)
+    ]
+    bounds = Bounds(config.start_id, config.eos_id, torch.tensor(longest, device=device))
+    rules = [*build_rules(search, batch.prefixes, vocabulary), *more_rules]
+    if search.generate is not None:
+        scorer, rules = (
+            LogProbabilities(scorer),
+            rules + generate_rules(search.generate, bounds.longest, vocabulary.forced),
+        )
+    if search.sampling is not None:
+        draw = Draw(search.sampling, batch.places, samples=search.n_best)
+        return GreedySearch(scorer, bounds, draw, width=search.n_best, rules=rules)
+    beam = Beam(beam_size=width, n_best=search.n_best, alpha=search.length_penalty, groups=search.diverse_groups)
+    plain = not rules and not attentive and not any(batch.phrases) and search.generate is None
+    if plain and (compiled := find_compiled_search(scorer, bounds, beam)) is not None:
+        return compiled
+    if width == 1:
+        divisor = length_penalty if search.generate is None else length_power
+        return GreedySearch(scorer, bounds, take_argmax, alpha=search.length_penalty, divisor=divisor, rules=rules)
+    selection = _selection(search, batch.phrases, longest, width, vocabulary)
+    coverage = Coverage(MeanAttention(scorers), search.coverage_penalty) if attentive else None
+    if search.generate is not None:
+        return GenerateSearch(
+            scorer, bounds, beam, search.generate, rules=rules, selection=selection, coverage=coverage
+        )
+    return BeamSearch(scorer, bounds, beam, rules=rules, selection=selection, coverage=coverage)
+
+
+def max_sentences(search: SearchSettings, examples: NeighborIndex | None) -> int | None:
+    """Return the maximum number of sentences in a batch; None: only tokens are limited.
+
+    Raises:
+        TransduceError: the search settings cannot be combined with kNN retrieval.
+    """
+    if examples is None:
+        return MOST_SENTENCES if search.strict else None
+    if search.strict:
+        raise TransduceError("`strict` cannot be combined with a datastore: leave one of them out.")
+    return examples.most_sentences
+
+
+def max_model_positions(models: Sequence[EncoderDecoder]) -> int:
+    """Return the length of the longest sequence that all models have positions for; 2**31 without learned positions."""
+    return min(model.config.max_positions if model.config.positions == "learned" else 2**31 for model in models)
+
+
+def beam_width(search: SearchSettings, phrases: Sequence[Sequence[Phrase]]) -> int:
+    """Return the number of hypotheses for each sentence: the beam size, or more if the phrases have more tokens."""
+    if search.sampling is not None:
+        return search.n_best
+    return max(
+        search.beam_size, *(_least_tokens(sentence_phrases) + 1 for sentence_phrases in phrases if sentence_phrases), 1
+    )
+
+
+def min_tokens(phrase: Phrase) -> int:
+    """Return the length in tokens of the shortest form of a phrase."""
+    return min(map(len, phrase))
+
+
+def _least_tokens(phrases: Sequence[Phrase]) -> int:
+    return sum(map(min_tokens, set(phrases)))
+
+
+def _longest(
+    search: SearchSettings, source_ids: Sequence[int], prefix: Sequence[int], phrases: Sequence[Phrase], most: int
+) -> int:
+    """Return the maximum length of a translation in tokens, with room for its prefix and phrases.
+
+    If `max_length` is not set, the length is also limited to `most`, the number of the model's positions.
+    """
+    longest = search.longest(len(source_ids))
+    needed = max(len(prefix) + _least_tokens(phrases), search.min_length) + 1  # with the end symbol
+    if search.max_length is None:
+        return max(min(longest, most), needed)
+    if longest < (needed if phrases else len(prefix)):
+        raise TransduceError(
+            "`max_length` must leave room for the prefix, the phrases that a translation must contain, and its end: at "
+            f"least {needed} tokens, but it is {search.max_length}."
+        )
+    return longest
+
+
+def _scorers(
+    models: Sequence[EncoderDecoder], batch: Batch, search: SearchSettings, *, attentive: bool
+) -> Sequence[TransformerScorer | BatchInvariantScorer]:
+    device, pad_id = models[0].source_weight.device, models[0].config.pad_id
+    everything = search.generate is not None
+    if not search.strict:
+        source = pad(batch.source_ids, pad_id, device)
+        return [TransformerScorer(model, source, attentive=attentive, all_tokens=everything) for model in models]
+    source = pad(batch.source_ids, pad_id, device, width=common_padded_length(batch.source_ids))
+    return [batch_invariant_scorer(model, source, attentive=attentive, all_tokens=everything) for model in models]
+
+
+def build_rules(search: SearchSettings, prefixes: Sequence[Sequence[int]], vocabulary: Vocabulary) -> list[Rule]:
+    """Return the rules of the search settings, in the order of application."""
+    rules: list[Rule] = []
+    if search.forbidden:
+        rules += forbid_texts(tuple(search.forbidden), vocabulary)
+    if search.min_length:
+        rules.append(MinimumLength(search.min_length, vocabulary.eos_id))
+    if search.no_repeated_ngrams:
+        rules.append(NoRepeatedNgrams(search.no_repeated_ngrams))
+    return [ForcedPrefix(prefixes, rules)] if any(prefixes) else rules
+
+
+def _selection(
+    search: SearchSettings,
+    phrases: Sequence[Sequence[Phrase]],
+    longest: Sequence[int],
+    width: int,
+    vocabulary: Vocabulary,
+) -> Selection:
+    eos_id = vocabulary.eos_id
+    if any(phrases):
+        edges = word_edges(vocabulary)
+        return ConstrainedSelection(phrases, longest=longest, beam_size=width, eos_id=eos_id, edges=edges)
+    if search.diverse_groups == 1:
+        return BestSelection(beam_size=width, eos_id=eos_id)
+    return DiverseSelection(
+        beam_size=width, groups=search.diverse_groups, penalty=search.diversity_penalty, eos_id=eos_id
+    )
+
+
+def check_prefix(search: SearchSettings, prefix: str) -> None:
+    """Refuse a prefix that contains a forbidden text.
+
+    Raises:
+        TransduceError: the prefix contains a forbidden text.
+    """
+    for text in search.forbidden:
+        if contains_phrase(prefix, text):
+            raise TransduceError(f"A translation must begin with `{prefix}`, but `{text}` is forbidden in it.")
+
+
+def check_search(search: SearchSettings, configs: Sequence[ModelConfig], *, width: int) -> None:
+    """Refuse search settings that a model does not support; `width` is the number of beam hypotheses.
+
+    Raises:
+        TransduceError: `coverage_penalty` is set but a model has no attention, or a setting names invalid token ids.
+    """
+    if _follows_attention(search, width) and any(
+        config.kind == "recurrent" and config.recurrent_attention == "none" for config in configs
+    ):
+        raise TransduceError(
+            "`coverage_penalty` needs the decoder's cross-attention, but this model has no attention: leave it out."
+        )
+    if search.generate is not None:
+        check_ids(search.generate, configs[0].target_vocabulary_size)
+
+
+def _follows_attention(search: SearchSettings, width: int) -> bool:
+    return search.coverage_penalty > 0.0 and search.sampling is None and width > 1
+
+
+def check_phrases(
+    search: SearchSettings, phrases: Sequence[str], what: str = "Phrases that a translation must contain"
+) -> None:
+    """Refuse search settings that cannot be combined with required phrases.
+
+    Args:
+        search: the search settings.
+        phrases: phrases that the translation must contain.
+        what: subject of the error message.
+
+    Raises:
+        TransduceError: sampling or diverse beam groups are set, or a phrase contains a forbidden text.
+    """
+    if not phrases:
+        return
+    if search.sampling is not None:
+        raise TransduceError(f"{what} are searched for: leave sampling out.")
+    if search.diverse_groups > 1:
+        raise TransduceError(
+            f"{what} take a beam of their own, but `diverse_groups` is {search.diverse_groups}: make it 1."
+        )
+    for phrase in phrases:
+        for text in search.forbidden:
+            if contains_phrase(phrase, text):
+                raise TransduceError(f"A translation must contain `{phrase}`, but `{text}` is forbidden in it.")

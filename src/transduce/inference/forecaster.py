@@ -1,0 +1,223 @@
+"""Forecast time series with a trained model.
+
+Legend: B windows, S past points, T forecast points, C series, N sampled trajectories.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+
+from transduce.argument_checks import as_integer, as_path
+from transduce.data.series import Numbers
+from transduce.errors import TransduceError
+from transduce.machine import DTYPES, Precision, detect_machine
+from transduce.model.series import SeriesTransformer
+from transduce.model_folder.cards import SeriesCard, read_series_card, read_task_card
+from transduce.model_folder.load import summary
+from transduce.model_folder.read import read_series_model
+
+_WINDOWS_AT_A_TIME = 256
+_MOST_SHOWN = 8  # in messages
+_DTYPES = {"auto": torch.float32, **DTYPES}
+# Quantiles of the sampled trajectories that bound the forecast.
+_LOW, _HIGH = 0.1, 0.9
+
+
+class Forecast(NamedTuple):
+    """A forecast in the units of the series."""
+
+    columns: tuple[str, ...]
+    """Names of the series."""
+    values: Numbers
+    """The forecast values, (T, C), or (B, T, C) for several windows."""
+    low: Numbers | None = None
+    """The 10 % quantile of the sampled trajectories, in the shape of `values`; None without samples."""
+    high: Numbers | None = None
+    """The 90 % quantile of the sampled trajectories, in the shape of `values`; None without samples."""
+
+
+class Forecaster:
+    """A forecasting model with the scale of its series. Call it with the history and a number of steps."""
+
+    def __init__(self, model: SeriesTransformer, card: SeriesCard) -> None:
+        """Create a forecaster.
+
+        Args:
+            model: a model with as many series as the card names.
+            card: names, scale and lengths of the series.
+
+        Raises:
+            TransduceError: the numbers of series differ.
+        """
+        if model.config.num_series != len(card.columns):
+            raise TransduceError(
+                f"A model of {model.config.num_series} series needs as many names, but has {len(card.columns)}: the "
+                "folder is not whole."
+            )
+        self.model = model
+        self.card = card
+
+    def __repr__(self) -> str:
+        read = f"{self.card.past} points in, {self.card.horizon} out"
+        return summary("Forecaster", self.model, ", ".join(self.card.columns[:_MOST_SHOWN]), read)
+
+    def __call__(self, history: ArrayLike, steps: int | None = None, *, samples: int = 0, seed: int = 1) -> Forecast:
+        """Forecast the values that follow a history.
+
+        Args:
+            history: past values, (S, C), newest last, or (S,) for a single series. At least as many points as the model
+                reads are needed; only the last ones are used. From a table with column names (pandas, polars), the
+                columns of the series are selected, in any order.
+            steps: number of points to forecast; None: the horizon of training.
+            samples: number of sampled trajectories. The forecast is their mean, with bounds of the middle 80 %. 0: no
+                sampling; each value is the mean given the values before it.
+            seed: random seed of the trajectories.
+
+        Returns:
+            The forecast, with values (T, C).
+
+        Raises:
+            TransduceError: the history is too short, has other columns or is not finite, or an option is out of range.
+        """
+        past = self._checked_windows(self._one_window(history), history)
+        forecast = self.forecast_windows(
+            past, self.card.horizon if steps is None else steps, samples=samples, seed=seed
+        )
+        bounds = [None if bound is None else bound[0] for bound in (forecast.low, forecast.high)]
+        return Forecast(forecast.columns, forecast.values[0], *bounds)
+
+    @torch.inference_mode()
+    def forecast_windows(self, past: Numbers, steps: int, *, samples: int = 0, seed: int = 1) -> Forecast:
+        """Forecast several windows at once, (B, S, C) to (B, T, C); only the last points of each window are read.
+
+        Args:
+            past: past values of each window, newest last.
+            steps: number of points to forecast.
+            samples: number of sampled trajectories for each window; 0: no sampling.
+            seed: random seed of the trajectories.
+
+        Raises:
+            TransduceError: there is no window; windows are too short, have other columns or are not finite; an option
+                is out of range; or the model predicts no deviations to sample from.
+        """
+        past = self._checked_windows(past, past)
+        steps, samples, seed = self._checked_options(steps, samples, seed)
+        past = past[:, past.shape[1] - self.card.past :]
+        if not samples:
+            return Forecast(self.card.columns, self._roll(past, steps, None))
+        generator = torch.Generator(self.model.head.weight.device).manual_seed(seed)
+        trajectories = self._roll(np.repeat(past, samples, axis=0), steps, generator)
+        trajectories = trajectories.reshape(len(past), samples, steps, -1)  # (B, N, T, C)
+        low, high = np.quantile(trajectories, [_LOW, _HIGH], axis=1)
+        return Forecast(self.card.columns, trajectories.mean(axis=1), low, high)
+
+    def _checked_options(self, steps: int, samples: int, seed: int) -> tuple[int, int, int]:
+        steps, samples = as_integer(steps, "steps", least=1), as_integer(samples, "samples", least=0)
+        seed = as_integer(seed, "seed", least=0, most=2**63 - 1)
+        if samples and not self.model.config.foretells_deviations:
+            raise TransduceError(
+                f"`samples` is {samples}, but this model predicts no deviations to sample from: train one with "
+                "`task.series.likelihood` = gaussian, or leave it out."
+            )
+        return steps, samples, seed
+
+    def _one_window(self, history: ArrayLike) -> Numbers:
+        """Return one history as a batch of one window, (1, S, C)."""
+        values = _numbers(self._by_name(history))
+        return (values[:, None] if values.ndim == 1 else values)[None]
+
+    def _by_name(self, history: ArrayLike) -> ArrayLike:
+        """Select the series from a table with named columns; return anything else unchanged."""
+        names: list[object] = list(getattr(history, "columns", ()))
+        if not any(isinstance(name, str) for name in names):
+            return history
+        missing = next((name for name in self.card.columns if name not in names), None)
+        if missing is not None:
+            shown = ", ".join(map(str, names[:_MOST_SHOWN]))
+            raise TransduceError(
+                f"A history has a column for each of {', '.join(self.card.columns)}, but this table has no "
+                f"`{missing}`: its columns are {shown}."
+            )
+        table: Any = history
+        selected: ArrayLike = table[list(self.card.columns)]
+        return selected
+
+    def _checked_windows(self, past: ArrayLike, given: ArrayLike) -> Numbers:
+        """Check windows and return them as an array (B, S, C); error messages describe the original argument
+        `given`.
+        """
+        values = _numbers(past)
+        if values.ndim != 3 or values.shape[2] != len(self.card.columns):
+            raise TransduceError(
+                f"A history has a row for each point and a column for each of {', '.join(self.card.columns)}, but this "
+                f"one has the shape {np.shape(given)}."
+            )
+        if not len(values):
+            raise TransduceError("A forecast needs at least one window, but there is none: pass one.")
+        if values.shape[1] < self.card.past:
+            raise TransduceError(
+                f"The model reads {self.card.past} points of the past, but the history has {values.shape[1]}: give "
+                "more."
+            )
+        if not np.isfinite(values).all():
+            raise TransduceError("A history has finite numbers only, but this one has others: fill them in.")
+        return values
+
+    def _roll(self, past: Numbers, steps: int, generator: torch.Generator | None) -> Numbers:
+        """Forecast windows in blocks of limited size."""
+        blocks = range(0, len(past), _WINDOWS_AT_A_TIME)
+        return np.concatenate([self._roll_block(past[i : i + _WINDOWS_AT_A_TIME], steps, generator) for i in blocks])
+
+    def _roll_block(self, past: Numbers, steps: int, generator: torch.Generator | None) -> Numbers:
+        """Forecast one horizon after another; each forecast extends the past of the next one."""
+        series, weight = past, self.model.head.weight
+        while series.shape[1] < past.shape[1] + steps:
+            window = series[:, -self.card.past :]
+            scale = self.card.scale.of(window)
+            inputs = torch.from_numpy(scale.apply(window)).to(device=weight.device, dtype=weight.dtype)
+            steps_now = min(self.card.horizon, past.shape[1] + steps - series.shape[1])
+            prediction = self.model.roll_out(inputs, steps_now, generator=generator)
+            series = np.concatenate([series, scale.undo(prediction.means.double().cpu().numpy())], axis=1)
+        return series[:, past.shape[1] : past.shape[1] + steps]
+
+
+def _numbers(given: ArrayLike) -> Numbers:
+    try:
+        return np.asarray(given, np.float64)
+    except (TypeError, ValueError) as error:
+        raise TransduceError(f"A history must be a table of numbers, but this one is none: {error}.") from None
+
+
+def load_forecaster(
+    folder: str | Path, *, precision: Precision | str = "auto", device: str = "auto", threads: int | None = None
+) -> Forecaster:
+    """Load a forecaster from the folder of a model trained with `--task time-series`.
+
+    Args:
+        folder: the model folder.
+        precision: "fp32", "bf16" or "auto" (fp32).
+        device: "cpu", "cuda" or "auto".
+        threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
+
+    Raises:
+        TransduceError: the folder holds no forecasting model, or an option is invalid.
+    """
+    folder = as_path(folder, "A model's folder")
+    read_task_card(folder, "time-series", use="Forecasting")
+    if precision not in _DTYPES:
+        raise TransduceError(f"`precision` must be `auto`, `fp32` or `bf16`, but is `{precision}`.")
+    machine = detect_machine(device, threads)
+    torch.set_num_threads(machine.threads)
+    model = read_series_model(folder).to(device=machine.device, dtype=_DTYPES[precision])
+    return Forecaster(model, read_series_card(folder))
+
+
+def forecast_columns(forecast: Forecast) -> Sequence[str]:
+    """Return the column names of a forecast's table: each series, followed by its bounds if there are any."""
+    if forecast.low is None:
+        return forecast.columns
+    return tuple(f"{name}{suffix}" for name in forecast.columns for suffix in ("", " low", " high"))

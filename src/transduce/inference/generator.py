@@ -1,0 +1,395 @@
+"""Generate text with a language model: its tokenizer, search settings and sampling.
+
+Transduce's own models end each line with the end symbol, so a text is a sequence of tokens and a prompt is its start.
+Imported models have line-feed tokens, and their end symbol ends the whole text.
+
+Legend: W texts of one prompt, t new tokens so far.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from transduce.argument_checks import as_path, as_text
+from transduce.errors import TransduceError
+from transduce.inference.decoding import build_rules, explain_search_out_of_memory
+from transduce.inference.scorers import ContinuingScorer
+from transduce.kernels.select import decoded_model
+from transduce.machine import Precision
+from transduce.model.config import ModelConfig
+from transduce.model.decoder import Decoder
+from transduce.model_folder.hugging_face import hugging_face_context, is_hugging_face_folder
+from transduce.model_folder.load import load_model_at, precision_of, summary
+from transduce.model_folder.read import read_decoder_folder
+from transduce.model_folder.safety import read_toml
+from transduce.search.beam import Beam, BeamSearch
+from transduce.search.coverage import length_penalty
+from transduce.search.greedy import GreedySearch, take_argmax
+from transduce.search.rules import ExtraEndTokens
+from transduce.search.sampling import Draw
+from transduce.search.scorer import Bounds, Hypothesis, Search, run
+from transduce.search.settings import SamplingSettings, SearchSettings, checked_search
+from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import Vocabulary
+
+__all__ = ["Continuation", "Generation", "Generator", "TextScore", "decode_with_line_feeds", "load_generator"]
+
+DEFAULT_LENGTH = 200
+# Sampling at a temperature slightly below 1 gives likely but varied texts.
+DEFAULT_SEARCH = SearchSettings(max_length=DEFAULT_LENGTH, sampling=SamplingSettings(temperature=0.8))
+_ENDLESS = -1  # an end-symbol id that no token has
+# Search settings that need a source text, with the values that leave them off.
+_TRANSLATION_ONLY = {"coverage_penalty": 0.0, "diverse_groups": 1, "strict": False, "generate": None}
+_UNFINISHED = "\ufffd"  # replacement character for incomplete UTF-8 bytes
+_LONGEST_CONTEXT = 1024  # in tokens, if the folder does not specify it and positions are unlimited
+
+
+class Continuation(msgspec.Struct, frozen=True):
+    """A continuation of a prompt."""
+
+    text: str
+    """The generated text without the prompt."""
+    pieces: tuple[str, ...]
+    """The generated tokens as the vocabulary spells them."""
+    piece_log_probabilities: tuple[float, ...]
+    """The model's own log-probability of each token, in nats, before sampling settings are applied.
+
+    Padding and the unknown token have zero probability here, unlike in `Generator.score`.
+    """
+    score: float
+    """Sum of the log-probabilities, divided by the length penalty if one is set."""
+    ended: bool
+    """True if the text ended with its end symbol (or its line, with `one_line`), not at the maximum length."""
+
+    def __repr__(self) -> str:
+        return f"Continuation({self.text!r}, score={self.score:.4f})"
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """A prompt with its continuations."""
+
+    prompt: str
+    """The start of the text."""
+    continuations: tuple[Continuation, ...]
+    """As many continuations as requested; from beam search, best first."""
+
+    @property
+    def text(self) -> str:
+        """The prompt followed by its first continuation."""
+        return self.prompt + self.continuations[0].text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class TextScore(msgspec.Struct, frozen=True, kw_only=True):
+    """The probability that a language model assigns to a text."""
+
+    pieces: int
+    """Number of tokens scored."""
+    characters: int
+    """Number of characters of the text."""
+    nats: float
+    """Sum of the negative log-probabilities of all tokens, in nats."""
+
+    @property
+    def perplexity(self) -> float:
+        """Perplexity per token."""
+        return math.exp(min(100.0, self.nats / max(1, self.pieces)))
+
+    @property
+    def bits_per_character(self) -> float:
+        """Bits per character, which are comparable between tokenizers."""
+        return self.nats / math.log(2.0) / max(1, self.characters)
+
+
+class Generator:
+    """A language model. Call it with the start of a text."""
+
+    def __init__(self, model: Decoder, tokenizer: Tokenizer, *, context: int, language: str | None = None) -> None:
+        """Create a generator; `context` is the number of tokens that the model attends to."""
+        self.model = model
+        self.tokenizer = tokenizer
+        self.vocabulary: Vocabulary = tokenizer.target
+        self.context = context
+        self.language = language
+
+    def __repr__(self) -> str:
+        return summary("Generator", self.model, self.language or "text", self.precision, str(self.device))
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the model computes on."""
+        return self.model.source_weight.device
+
+    @property
+    def precision(self) -> str:
+        """The precision of the weights: "fp32", "bf16" or "int8"."""
+        return precision_of(self.model)
+
+    def __call__(
+        self,
+        prompt: str = "",
+        *,
+        n_best: int | None = None,
+        max_length: int | None = None,
+        seed: int | None = None,
+        search: SearchSettings | None = None,
+        one_line: bool = False,
+    ) -> Generation:
+        """Continue a text.
+
+        Args:
+            prompt: the start of the text; an empty prompt starts a new line.
+            n_best: number of continuations.
+            max_length: maximum number of new tokens in each continuation.
+            seed: random seed of sampling.
+            search: search settings; None: sampling at temperature 0.8. The arguments above override them.
+            one_line: end each continuation at the end of its line.
+
+        Raises:
+            TransduceError: an option is out of range or not supported by language models.
+        """
+        settings = self._settings(search or DEFAULT_SEARCH, n_best=n_best, max_length=max_length, seed=seed)
+        ids = self.prompt_ids(prompt)
+        with torch.inference_mode(), explain_search_out_of_memory(settings):
+            (hypotheses,) = run(self._begin(ids, settings, one_line=one_line), self._observer(one_line=one_line))
+        continuations = (self._continuation(ids, each, settings, one_line=one_line) for each in hypotheses)
+        return Generation(prompt, tuple(continuations))
+
+    def stream(
+        self,
+        prompt: str = "",
+        search: SearchSettings | None = None,
+        *,
+        max_length: int | None = None,
+        seed: int | None = None,
+        one_line: bool = False,
+    ) -> Iterator[str]:
+        """Yield a continuation while it is generated, in parts of text; closing the iterator stops the search.
+
+        Beam search yields the whole text at its end, because no part is final before.
+
+        Args:
+            prompt: the start of the text.
+            search: search settings; None: sampling at temperature 0.8.
+            max_length: maximum number of new tokens.
+            seed: random seed of sampling.
+            one_line: end the continuation at the end of its line.
+
+        Raises:
+            TransduceError: an option is out of range.
+        """
+        settings = self._settings(search or DEFAULT_SEARCH, n_best=1, max_length=max_length, seed=seed)
+        ids, shown = self.prompt_ids(prompt), ""
+        progress, observer = self._begin(ids, settings, one_line=one_line), self._observer(one_line=one_line)
+        while len(progress.rows):
+            with torch.inference_mode():  # inference mode must not stay on while the caller runs
+                progress.advance()
+                text = shown
+                if len(progress.rows):
+                    hypotheses = progress.hypotheses()
+                    text = self._new_text(ids, hypotheses[0, 0].tolist()) if hypotheses.shape[1] == 1 else shown
+                    if observer is not None:
+                        text = text.split("\n")[0]
+                        progress.abandon(observer.after_step(progress.rows, hypotheses))
+            text = text.rstrip(_UNFINISHED)
+            if len(text) > len(shown) and text.startswith(shown):
+                yield text[len(shown) :]
+                shown = text
+        text = self._continuation(ids, progress.found()[0][0], settings, one_line=one_line).text
+        if text.startswith(shown) and text != shown:
+            yield text[len(shown) :]
+
+    @torch.inference_mode()
+    def score(self, text: str) -> TextScore:
+        """Score a text: each token given those before it, in windows of the context length that overlap by half."""
+        ids, model = self._scored_ids(text), decoded_model(self.model)
+        nats, scored = 0.0, 1  # the first token is the line start and is not scored
+        while scored < len(ids):
+            start = max(0, scored - 1 - self.context // 2)
+            stop = min(len(ids), start + self.context + 1)
+            inputs = torch.tensor([ids[start : stop - 1]], device=self.device)
+            labels = torch.tensor(ids[scored:stop], device=self.device)
+            logits = model(inputs)[0, scored - 1 - start :].float()  # (stop - scored, V)
+            nats -= float(logits.log_softmax(dim=-1).gather(-1, labels[:, None]).sum())
+            scored = stop
+        return TextScore(pieces=len(ids) - 1, characters=len(text), nats=nats)
+
+    def prompt_ids(self, text: str) -> list[int]:
+        """Return the token ids of a text as in training.
+
+        Each line starts after the end symbol of another line, or with the tokens that an imported tokenizer puts before
+        a text. For imported models with line-feed tokens, the ids are those of their tokenizer.
+        """
+        if self.vocabulary.keeps_line_feeds:
+            ids = [*self.vocabulary.before, *self.vocabulary.encode(as_text(text))]
+            return ids or [self.model.config.start_id]
+        end, start_tokens = self.vocabulary.eos_id, self.vocabulary.before
+        first, *other_lines = self.vocabulary.encode_batch(as_text(text).split("\n"))
+        start = start_tokens or (end,)
+        return [*start, *first, *(token for line in other_lines for token in (end, *start_tokens, *line))]
+
+    def _scored_ids(self, text: str) -> list[int]:
+        """Return the token ids of a text after at least one start token, so that its first token is scored, too."""
+        begins = self.vocabulary.before or not self.vocabulary.keeps_line_feeds or not text
+        return self.prompt_ids(text) if begins else [self.model.config.start_id, *self.prompt_ids(text)]
+
+    def _settings(self, search: SearchSettings, *, seed: int | None = None, **changes: int | None) -> SearchSettings:
+        overrides: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
+        values = msgspec.structs.asdict(checked_search(search))
+        for name, default in _TRANSLATION_ONLY.items():
+            if values[name] != default:
+                raise TransduceError(
+                    f"`{name}` is for models that translate, but here it is {values[name]} for a language model: leave "
+                    "it out."
+                )
+        sampling = search.sampling
+        if seed is not None:
+            if sampling is None:
+                raise TransduceError(
+                    f"`seed` is {seed}, but `search` does not sample: leave `seed` out, or set `sampling`."
+                )
+            sampling = msgspec.structs.replace(sampling, seed=seed)
+        if search.max_length is None and "max_length" not in overrides:
+            overrides["max_length"] = DEFAULT_LENGTH
+        return msgspec.structs.replace(search, sampling=sampling, **overrides)
+
+    def _begin(self, ids: Sequence[int], search: SearchSettings, *, one_line: bool) -> Search:
+        """Return a search that is ready for its first step."""
+        vocabulary = self.vocabulary
+        may_end = one_line or vocabulary.keeps_line_feeds
+        if search.min_length and not may_end:
+            raise TransduceError(
+                f"`min_length` keeps a text from ending, but is {search.min_length} where only `max_length` ends it: "
+                "leave it out, or set `one_line`."
+            )
+        with torch.inference_mode():
+            line_feed = vocabulary.id("<0x0A>")  # or the unknown token's id: then lines end with the end symbol
+            never = sorted({vocabulary.pad_id, vocabulary.unk_id, line_feed} - {vocabulary.eos_id})
+            never = [] if vocabulary.keeps_line_feeds else never  # imported models may generate every token
+            scorer = ContinuingScorer(self.model, [ids], context=self.context, excluded_ids=never)
+        end = vocabulary.eos_id if may_end else _ENDLESS
+        assert search.max_length is not None
+        bounds = Bounds(ids[-1], end, torch.tensor([search.max_length], device=self.device))
+        rules = build_rules(search, [[]], vocabulary)
+        if vocabulary.ends[1:]:
+            rules = [ExtraEndTokens(end, vocabulary.ends[1:], summed=search.sampling is not None), *rules]
+        if search.sampling is not None:
+            draw = Draw(search.sampling, [0], samples=search.n_best)
+            return GreedySearch(scorer, bounds, draw, width=search.n_best, alpha=0.0, rules=rules)
+        if search.beam_size == 1:
+            return GreedySearch(scorer, bounds, take_argmax, alpha=search.length_penalty, rules=rules)
+        beam = Beam(beam_size=search.beam_size, n_best=search.n_best, alpha=search.length_penalty)
+        return BeamSearch(scorer, bounds, beam, rules=rules)
+
+    def _observer(self, *, one_line: bool) -> "_FirstLine | None":
+        """Return an observer that ends the search after the first line; None unless line feeds are ordinary tokens."""
+        return _FirstLine(self.vocabulary) if one_line and self.vocabulary.keeps_line_feeds else None
+
+    def _continuation(
+        self, prompt_ids: Sequence[int], hypothesis: Hypothesis, search: SearchSettings, *, one_line: bool
+    ) -> Continuation:
+        ids, values, score, ended = (
+            list(hypothesis.ids),
+            hypothesis.piece_log_probabilities,
+            hypothesis.score,
+            hypothesis.ended,
+        )
+        text = self._new_text(prompt_ids, ids)
+        if one_line and (count := _first_line(ids, self.vocabulary)) is not None:
+            ids, values, ended = ids[:count], values[:count], True
+            score = sum(values) / length_penalty(count, search.length_penalty)
+            text = text.split("\n")[0]
+        return Continuation(text, tuple(self.vocabulary.pieces(ids)), values, score, ended)
+
+    def _new_text(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
+        """Return the text that new tokens add to the prompt.
+
+        The prompt's last line determines whether a space comes first.
+        """
+        end = self.vocabulary.eos_id
+        prompt = list(prompt_ids)
+        last_line = prompt[len(prompt) - prompt[::-1].index(end) :] if end in prompt else prompt
+        prompt_text = decode_with_line_feeds(last_line, self.vocabulary)
+        return decode_with_line_feeds([*last_line, *ids], self.vocabulary)[len(prompt_text) :]
+
+
+class _FirstLine:
+    """Implements `Observer`: ends a search once each hypothesis has a line feed or has ended."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
+        """Return the indices of the prompts that finished at this step."""
+        return [
+            row for row, texts in zip(rows.tolist(), tokens.tolist(), strict=True) if all(map(self._is_done, texts))
+        ]
+
+    def _is_done(self, ids: Sequence[int]) -> bool:
+        return self._vocabulary.eos_id in ids or _first_line(ids, self._vocabulary) is not None
+
+
+def _first_line(ids: Sequence[int], vocabulary: Vocabulary) -> int | None:
+    """Return the number of tokens up to and including the first line feed; None if there is none."""
+    if not vocabulary.keeps_line_feeds:
+        return None
+    return next((count for count, id in enumerate(ids, 1) if b"\n" in vocabulary.surface(id)), None)
+
+
+def decode_with_line_feeds(ids: Sequence[int], vocabulary: Vocabulary) -> str:
+    """Return the text of token ids, with end symbols as line ends."""
+    lines: list[list[int]] = [[]]
+    for id in ids:
+        if id == vocabulary.eos_id:
+            lines.append([])
+        else:
+            lines[-1].append(id)
+    return "\n".join(vocabulary.decode(line, line_feeds=True) for line in lines)
+
+
+def load_generator(
+    folder: str | Path,
+    *,
+    precision: Precision | str = "auto",
+    device: str = "auto",
+    threads: int | None = None,
+) -> Generator:
+    """Load a language model for generating text.
+
+    Args:
+        folder: a model folder that `transduce train --task language-model` wrote, or a supported Hugging Face folder.
+        precision: "fp32", "bf16", "int8" (on a CPU), or "auto": bf16 if the hardware multiplies it faster.
+        device: "cpu", "cuda", or "auto": a GPU if there is one.
+        threads: number of compute threads in the whole process; None: $OMP_NUM_THREADS, or all usable cores.
+
+    Raises:
+        TransduceError: the folder holds no language model, or an option is invalid.
+    """
+    folder = as_path(folder, "A model's folder")
+    content = load_model_at(read_decoder_folder, folder, precision=precision, device=device, threads=threads)
+    return Generator(
+        content.model,
+        content.tokenizer,
+        context=_read_context(folder, content.model.config),
+        language=content.manifest.target_language,
+    )
+
+
+def _read_context(folder: Path, config: ModelConfig) -> int:
+    """Return the context length of training, from the run's settings or else from the model's positions."""
+    most = config.max_positions if config.positions == "learned" else _LONGEST_CONTEXT
+    if not (folder / "settings.toml").is_file():
+        context = hugging_face_context(folder) if is_hugging_face_folder(folder) else None
+        return most if context is None or config.positions == "learned" else context
+    task = read_toml(folder, "settings.toml").get("task")
+    context = task.get("context") if isinstance(task, dict) else None
+    if not isinstance(context, int) or context < 2:
+        return most
+    return min(context, most) if config.positions == "learned" else context

@@ -1,0 +1,247 @@
+"""Translate with glossary terms: insert the terms, or search again for translations that contain them.
+
+Where both would corrupt the translation, it stays without the term.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from transduce.argument_checks import as_path, as_phrases
+from transduce.errors import TransduceError
+from transduce.inference.batching import Part
+from transduce.inference.decoding import check_phrases, min_tokens
+from transduce.inference.phrases import tokenize_phrase
+from transduce.inference.quality_estimation import has_new_faults
+from transduce.inference.substitution import TermModel, insert_terms
+from transduce.inference.translation import Translation
+from transduce.search.constraints import Phrase
+from transduce.search.settings import SearchSettings
+from transduce.text.glossary import Glossary, Term, read_glossary
+from transduce.text.vocabulary import Vocabulary
+
+# --- wanted ---
+# Tokenize the phrases and glossary terms that translations must contain.
+
+
+MAX_TERM_TOKENS = 64
+"""Maximum number of tokens in a sentence's terms, because the beam is as wide as the number of required tokens."""
+
+GlossaryLike: TypeAlias = Glossary | Mapping[str, str | Iterable[str]] | str | Path | None
+"""A glossary as users may pass it."""
+
+
+def as_glossary(given: GlossaryLike) -> Glossary | None:
+    """Return a glossary from a `Glossary`, a file, or a mapping from terms to their translations; None for None.
+
+    Raises:
+        TransduceError: the argument is none of these, or contains something other than texts.
+    """
+    if given is None or isinstance(given, Glossary):
+        return given
+    if isinstance(given, str | Path):
+        return read_glossary(as_path(given, "A glossary"))
+    if not isinstance(given, Mapping):
+        raise TransduceError(
+            f"A glossary must map terms to their translations, or be a file of them, not {given!r}: write "
+            '{"term": "translation"}.'
+        )
+    return Glossary(_mapped_terms(given))
+
+
+def _mapped_terms(given: Mapping[str, str | Iterable[str]]) -> Iterator[Term]:
+    for source, targets in given.items():
+        if not isinstance(source, str) or not isinstance(targets, str | Iterable):
+            raise TransduceError(f"A glossary maps texts to texts, but {source!r} is mapped to {targets!r}.")
+        yield Term(source, (targets,) if isinstance(targets, str) else tuple(as_phrases(targets)))
+
+
+def attach_phrases(
+    parts: list[Part], phrases: Sequence[Sequence[str]] | None, search: SearchSettings, vocabulary: Vocabulary
+) -> list[Part]:
+    """Return parts with the phrases that their translations must contain.
+
+    Args:
+        parts: parts of sentences.
+        phrases: a list of phrases for each sentence, or None; they are attached to the first part of each sentence.
+        search: the search settings.
+        vocabulary: the target vocabulary.
+
+    Raises:
+        TransduceError: the phrases cannot be combined with the search, or have characters that are not in the
+            vocabulary.
+    """
+    if not any(phrases or ()):
+        return parts
+    for sentence_phrases in phrases or ():
+        check_phrases(search, sentence_phrases)
+    tokenized = [
+        tuple(tokenize_phrase(phrase, vocabulary) for phrase in sentence_phrases) for sentence_phrases in phrases or ()
+    ]
+    return [part if part.number else part._replace(phrases=tokenized[part.sentence]) for part in parts]
+
+
+def parts_lacking_terms(
+    parts: Sequence[Part],
+    found: Mapping[tuple[int, int], Translation],
+    glossary: Glossary,
+    search: SearchSettings,
+    vocabulary: Vocabulary,
+) -> list[Part]:
+    """Return the parts whose alternatives all lack a glossary term, with their terms as additional required phrases.
+
+    Parts whose translations already contain the terms need no second search. Of many terms, only the first ones are
+    required.
+
+    Args:
+        parts: parts of sentences.
+        found: translations by the parts' keys; parts that were not decoded are missing.
+        glossary: the glossary, already checked.
+        search: the search settings of the second search.
+        vocabulary: the target vocabulary.
+    """
+    tokenized, again = check_glossary(glossary, search, vocabulary), []
+    for part in parts:
+        texts = [alternative.text for alternative in found[part.key].alternatives] if part.key in found else []
+        if texts and all(glossary.missing(part.text, text) for text in texts):
+            phrases = (*part.phrases, *(tokenized[term.source] for term in glossary.find(part.text)))
+            most = MAX_TERM_TOKENS if search.max_length is None else search.max_length - len(part.prefix) - 1
+            again.append(part._replace(phrases=_limit_phrases(phrases, len(part.phrases), min(most, MAX_TERM_TOKENS))))
+    return again
+
+
+def choose_most_terms(former: Translation, latter: Translation | None, glossary: Glossary) -> Translation:
+    """Return the alternatives that lack the fewest terms, of the first or the second translation.
+
+    The second translation is used only if all alternatives of the first lack more terms. Truncated alternatives of the
+    second are ignored.
+    """
+    finished = () if latter is None else tuple(each for each in latter.alternatives if each.ended)
+    counts = {each: len(glossary.missing(former.source, each.text)) for each in (*former.alternatives, *finished)}
+    fewest = min(counts.values())
+    for translation in (former, latter or former):
+        best = tuple(each for each in translation.alternatives if counts.get(each) == fewest)
+        if best:
+            result: Translation = msgspec.structs.replace(translation, alternatives=best)
+            return result
+    return former
+
+
+def _limit_phrases(phrases: Sequence[Phrase], num_required: int, most: int) -> tuple[Phrase, ...]:
+    """Return the first `num_required` phrases, and further ones as long as all have at most `most` tokens."""
+    totals = accumulate(map(min_tokens, phrases))
+    return tuple(
+        phrase
+        for index, (phrase, total) in enumerate(zip(phrases, totals, strict=True))
+        if index < num_required or total <= most
+    )
+
+
+def check_glossary(glossary: Glossary, search: SearchSettings, vocabulary: Vocabulary) -> dict[str, Phrase]:
+    """Return the alternative token sequences of each term's translations, by the term's source text.
+
+    Raises:
+        TransduceError: the terms cannot be combined with the search, or have characters that are not in the vocabulary.
+    """
+    check_phrases(search, [target for term in glossary.terms for target in term.targets], "A glossary's terms")
+    return _spell(glossary, vocabulary)
+
+
+@lru_cache(maxsize=16)
+def _spell(glossary: Glossary, vocabulary: Vocabulary) -> dict[str, Phrase]:
+    return {term.source: _spell_term(term, vocabulary) for term in glossary.terms}
+
+
+def _spell_term(term: Term, vocabulary: Vocabulary) -> Phrase:
+    try:
+        targets = [tokenize_phrase(target, vocabulary) for target in term.targets]
+    except TransduceError as error:
+        raise TransduceError(f"{_location_prefix(term)}{error}") from None
+    least = min(map(min_tokens, targets))
+    if least > MAX_TERM_TOKENS:
+        raise TransduceError(
+            f"{_location_prefix(term)}A term's translation may have {MAX_TERM_TOKENS} tokens, but that of "
+            f"`{term.source}` has {least}: make it shorter."
+        )
+    other_forms = [form for form in term.forms if form not in term.targets and not vocabulary.unknown_characters(form)]
+    spellings = [
+        spelling
+        for phrase in [*targets, *(tokenize_phrase(form, vocabulary) for form in other_forms)]
+        for spelling in phrase
+    ]
+    return tuple(dict.fromkeys(spellings))
+
+
+def _location_prefix(term: Term) -> str:
+    """Return the file and line where a term was read, as the start of an error message."""
+    return f"{term.place}: " if term.place else ""
+
+
+# --- glossary search ---
+
+
+# Lower minimum loss of a word that stands for a term, used if the second search gave no good result.
+_FEWEST_NATS = 0.25
+_ENDS = re.compile(r"[.!?。！？…][\"'”’»)）」』]*\s*$")
+
+Translations = dict[tuple[int, int], Translation]
+"""Translations by the keys of their parts."""
+
+
+def translate_with_terms(
+    parts: Sequence[Part],
+    found: Mapping[tuple[int, int], Translation],
+    glossary: Glossary,
+    search: SearchSettings,
+    model: TermModel,
+    search_again: Callable[[list[Part]], Translations],
+) -> Translations:
+    """Return translations with as many glossary terms as possible without corrupting them.
+
+    Args:
+        parts: parts of sentences.
+        found: translations by the parts' keys; parts that were not decoded are missing.
+        glossary: the glossary.
+        search: the search settings.
+        model: the model that made the translations.
+        search_again: translates parts again, with additional required phrases.
+    """
+    current = {part.key: found[part.key] for part in parts if part.key in found}
+    current |= insert_terms(parts, current, glossary, search, model)
+    second = search_again(parts_lacking_terms(parts, current, glossary, search, model.vocabulary))
+    acceptable = {
+        key: _without_faults(current[key].text, translation, glossary)
+        for key, translation in second.items()
+        if key in current
+    }
+    failed = [
+        part for part in parts if part.key in acceptable and _only_appends(current[part.key].text, acceptable[part.key])
+    ]
+    inserted = insert_terms(failed, current, glossary, search, model, min_loss=_FEWEST_NATS)
+    return {
+        key: inserted.get(key) or choose_most_terms(translation, acceptable.get(key), glossary)
+        for key, translation in current.items()
+    }
+
+
+def _without_faults(plain: str, again: Translation, glossary: Glossary) -> Translation | None:
+    """Return a second translation with only its faultless alternatives; None if none is left."""
+    faultless = tuple(
+        each
+        for each in again.alternatives
+        if each.ended and not has_new_faults(again.source, plain, each.text, glossary, rewritten=True)
+    )
+    return msgspec.structs.replace(again, alternatives=faultless) if faultless else None
+
+
+def _only_appends(plain: str, again: Translation | None) -> bool:
+    """Return whether the second translation is missing or only appends to the end of the first.
+
+    An appended term is in the wrong position.
+    """
+    return again is None or (_ENDS.search(plain) is not None and again.text.startswith(plain))

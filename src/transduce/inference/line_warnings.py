@@ -1,0 +1,102 @@
+"""Warnings about input lines that a command translates: lines in an unexpected language, and lost sentences."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from transduce.inference.bulk_files import Portion
+from transduce.inference.quality_estimation import describe_wrong_language
+from transduce.model_folder.read import MANIFEST, Manifest
+from transduce.model_folder.safety import read_json
+from transduce.text.sentences import find_lost_sentences
+
+Languages = tuple[str | None, str | None]
+MOST_SHOWN = 5  # line numbers
+
+
+class LineWarnings:
+    """A collector of line numbers with problems, from which one warning of each kind is composed."""
+
+    def __init__(self, source_language: str | None, target_language: str | None) -> None:
+        """Create an empty collection; a language that is unknown is None."""
+        self._source_language = source_language
+        known = None not in (source_language, target_language)
+        self._finds_lost = known and source_language != target_language
+        self._other_language: dict[str, list[int]] = {}
+        self._lost: list[int] = []
+
+    def add(self, number: int, source: str, translation: str | None) -> None:
+        """Check one line and record its number (from 1) if the source language is wrong or the translation lost
+        sentences.
+
+        If `translation` is None, only the source's language is checked.
+        """
+        reason = describe_wrong_language(source, self._source_language)
+        if reason is not None:
+            self._other_language.setdefault(reason, []).append(number)
+        elif translation is not None and self._finds_lost and find_lost_sentences(source, translation) is not None:
+            self._lost.append(number)
+
+    def __str__(self) -> str:
+        """Return the text of the warnings, one line each, the most frequent language first; empty if there are none."""
+        by_count = sorted(self._other_language.items(), key=lambda entry: -len(entry[1]))
+        warnings = [
+            f"warning: {_lines(numbers)} {reason if len(numbers) == 1 else _plural(reason)}: the "
+            "translation is then fluent nonsense; use a model that reads this language.\n"
+            for reason, numbers in by_count
+        ]
+        if self._lost:
+            verb = "has" if len(self._lost) == 1 else "have"
+            warnings.append(
+                f"warning: {_lines(self._lost)} {verb} fewer sentences in the translation than in the source: put each "
+                "sentence on a line of its own.\n"
+            )
+        return "".join(warnings)
+
+
+def with_warnings(
+    found: Iterable[tuple[Portion, str]], languages: Callable[[], Languages], *, is_line_by_line: bool
+) -> Iterator[tuple[Portion, str]]:
+    """Yield translated portions unchanged, and finally write warnings about their lines to standard error.
+
+    Args:
+        found: portions, and the text that is written for each.
+        languages: returns source and target language; called after the first portion, when the model folder is
+            validated.
+        is_line_by_line: whether exactly one line is written for each input line, not several alternatives.
+    """
+    warnings = None
+    for portion, text in found:
+        warnings = warnings or LineWarnings(*languages())
+        yield portion, text
+        translations: list[str] | list[None]
+        translations = text.split("\n") if is_line_by_line else [None] * len(portion.lines)
+        for place, line, translation in zip(portion.indices, portion.lines, translations, strict=False):
+            warnings.add(place + 1, line, translation)
+    sys.stderr.write(str(warnings or ""))
+
+
+def languages_of(folder: Path, source: str | None = None, target: str | None = None) -> Languages:
+    """Return the source and target language of a model folder: the arguments if they are set, else the manifest's.
+
+    Raises:
+        TransduceError: the manifest is damaged.
+    """
+    if not (folder / MANIFEST).is_file():
+        return source, target
+    manifest = read_json(folder, MANIFEST, Manifest)
+    return source or manifest.source_language, target or manifest.target_language
+
+
+def _plural(reason: str) -> str:
+    verb, rest = reason.split(" ", 1)
+    plural = {"looks": "look", "is": "are"}[verb]
+    return f"{plural} {rest}"
+
+
+def _lines(numbers: list[int]) -> str:
+    shown = ", ".join(f"{number:,}" for number in numbers[:MOST_SHOWN])
+    if len(numbers) == 1:
+        return f"line {shown}"
+    more = ", …" if len(numbers) > MOST_SHOWN else ""
+    return f"{len(numbers):,} lines ({shown}{more})"

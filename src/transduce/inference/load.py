@@ -1,0 +1,400 @@
+"""Offer the interface of the `translation` pipeline that transformers had before version 5.
+
+>>> transduce.pipeline("translation", "models/zh-en")("我爱你")
+[{'translation_text': 'I love you.'}]
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal, TypedDict, get_args, overload
+
+import msgspec
+import torch
+
+from transduce.argument_checks import as_integer, as_paths, as_text, as_texts
+from transduce.errors import TransduceError
+from transduce.inference.classifier import Classifier, load_classifier
+from transduce.inference.decoding import read_max_source_tokens, read_search_settings
+from transduce.inference.forecaster import Forecaster, load_forecaster
+from transduce.inference.generator import Generator, load_generator
+from transduce.inference.mask_filler import Filler, load_filler
+from transduce.inference.parser import Parser, load_parser
+from transduce.inference.retrieval import read_datastore
+from transduce.inference.translation import Translation
+from transduce.inference.translator import Translator
+from transduce.machine import Precision, detect_machine
+from transduce.model_folder.cards import find_task_card, refuse_parsers
+from transduce.model_folder.load import at_precision, check_precision, check_vocabularies, with_languages
+from transduce.model_folder.read import model_kind, read_encoder_decoder_folder
+from transduce.search.rules import GenerateSettings
+from transduce.search.settings import SearchSettings
+
+# --- opening ---
+# Load translation models from model folders.
+
+
+def open_translator(
+    folder: str | Path | Sequence[str | Path],
+    *,
+    precision: Precision | str = "auto",
+    device: str = "auto",
+    threads: int | None = None,
+    source_language: str | None = None,
+    target_language: str | None = None,
+    datastore: str | Path | None = None,
+) -> Translator:
+    """Load a translation model, or several as an ensemble, which uses the first folder's search settings.
+
+    Args:
+        folder: a folder that `transduce train` or `transduce import` wrote, or a Hugging Face folder. The models of an
+            ensemble must have the same vocabulary.
+        precision: "fp32", "bf16", "int8" (8-bit weights, for a CPU), or "auto": bf16 if the hardware multiplies it
+            faster.
+        device: "cpu", "cuda", or "auto": a GPU if there is one.
+        threads: number of compute threads in the whole process; None: $OMP_NUM_THREADS, or all usable cores.
+        source_language: source language, for models with language tags (NLLB, mBART, M2M100).
+        target_language: target language, for models with language tags.
+        examples: a datastore file of `transduce remember` for kNN retrieval.
+
+    Returns:
+        The translator.
+
+    Raises:
+        TransduceError: a folder cannot be read, or an option is invalid.
+    """
+    check_precision(precision)
+    folders = as_paths(folder, "A model's folder")
+    if not folders:
+        raise TransduceError("At least one model folder is needed, but none was named.")
+    refuse_parsers(folders)
+    machine = detect_machine(device, threads)
+    torch.set_num_threads(machine.threads)
+    contents = [with_languages(read_encoder_decoder_folder(each), source_language, target_language) for each in folders]
+    check_vocabularies(folders, contents)
+    first, *further_models = (at_precision(each.model, precision, machine) for each in contents)
+    return Translator(
+        first,
+        contents[0].tokenizer,
+        source_language=contents[0].manifest.source_language,
+        target_language=contents[0].manifest.target_language,
+        search=read_search_settings(folders[0]),
+        ensemble=further_models,
+        max_source_tokens=min(map(read_max_source_tokens, folders)),
+        examples=None if datastore is None else read_datastore(datastore, first),
+    )
+
+
+# --- loading ---
+# Load a model folder of any kind.
+
+
+Task = Literal["translation", "language-model", "masked-language-model", "classification", "parsing", "time-series"]
+"""The task of a loaded model."""
+
+_LOADERS: dict[Task, Callable[..., Generator | Filler | Classifier | Parser | Forecaster]] = {
+    "language-model": load_generator,
+    "masked-language-model": load_filler,
+    "classification": load_classifier,
+    "parsing": load_parser,
+    "time-series": load_forecaster,
+}
+
+
+@overload
+def load(
+    folder: str | Path | Sequence[str | Path],
+    *,
+    task: Literal["translation"],
+    precision: Precision | str = ...,
+    device: str = ...,
+    threads: int | None = ...,
+    source_language: str | None = ...,
+    target_language: str | None = ...,
+    datastore: str | Path | None = ...,
+) -> Translator: ...
+@overload
+def load(
+    folder: str | Path,
+    *,
+    task: Literal["language-model"],
+    precision: Precision | str = ...,
+    device: str = ...,
+    threads: int | None = ...,
+) -> Generator: ...
+@overload
+def load(
+    folder: str | Path,
+    *,
+    task: Literal["masked-language-model"],
+    precision: Precision | str = ...,
+    device: str = ...,
+    threads: int | None = ...,
+) -> Filler: ...
+@overload
+def load(
+    folder: str | Path,
+    *,
+    task: Literal["classification"],
+    precision: Precision | str = ...,
+    device: str = ...,
+    threads: int | None = ...,
+) -> Classifier: ...
+@overload
+def load(
+    folder: str | Path,
+    *,
+    task: Literal["parsing"],
+    precision: Precision | str = ...,
+    device: str = ...,
+    threads: int | None = ...,
+) -> Parser: ...
+@overload
+def load(
+    folder: str | Path,
+    *,
+    task: Literal["time-series"],
+    precision: Precision | str = ...,
+    device: str = ...,
+    threads: int | None = ...,
+) -> Forecaster: ...
+@overload
+def load(
+    folder: str | Path | Sequence[str | Path],
+    *,
+    task: Task | None = ...,
+    precision: Precision | str = ...,
+    device: str = ...,
+    threads: int | None = ...,
+    source_language: str | None = ...,
+    target_language: str | None = ...,
+    datastore: str | Path | None = ...,
+) -> Translator | Generator | Filler | Classifier | Parser | Forecaster: ...
+def load(
+    folder: str | Path | Sequence[str | Path],
+    *,
+    task: Task | None = None,
+    precision: Precision | str = "auto",
+    device: str = "auto",
+    threads: int | None = None,
+    source_language: str | None = None,
+    target_language: str | None = None,
+    datastore: str | Path | None = None,
+) -> Translator | Generator | Filler | Classifier | Parser | Forecaster:
+    """Load a model folder for the task that the model was trained for.
+
+    Translation models give a `Translator`, language models a `Generator`, and masked language models a `Filler`. The
+    other tasks give a `Classifier`, a `Parser` or a `Forecaster`.
+
+    Args:
+        folder: a folder that `transduce train` or `transduce import` wrote, or a Hugging Face folder. Several folders
+            of translation models form an ensemble; they must have the same vocabulary.
+        task: the expected task; a folder for another task is refused. With `task`, type checkers know the result's
+            type: `load(folder, task="translation")` is a `Translator`.
+        precision: "fp32", "bf16", or "auto": bf16 if the hardware multiplies it faster; for translators also "int8".
+        device: "cpu", "cuda", or "auto": a GPU if there is one.
+        threads: number of compute threads in the whole process; None: $OMP_NUM_THREADS, or all usable cores.
+        source_language: source language, for models with language tags (NLLB, mBART, M2M100).
+        target_language: target language, for models with language tags.
+        examples: a datastore file of `transduce remember` for kNN retrieval, for translators.
+
+    Returns:
+        The loaded model, ready to be called.
+
+    Raises:
+        TransduceError: a folder cannot be read, or an option is invalid.
+    """
+    if task is not None and task not in get_args(Task):
+        raise TransduceError(f"`task` must be one of {', '.join(get_args(Task))}, but is `{task}`.")
+    folders = as_paths(folder, "A model's folder")
+    model_task = _task_of(folders[0]) if isinstance(folder, str | Path) else "translation"
+    if task is not None and task != model_task:
+        raise TransduceError(
+            f"`task` is `{task}`, but the model in {folder} is for `{model_task}`: name another folder."
+        )
+    if model_task != "translation":
+        if source_language is not None or target_language is not None:
+            raise TransduceError(
+                f"Languages are options of models that translate, but the one in {folder} is for `{model_task}`: leave "
+                f"`{source_language or target_language}` out."
+            )
+        if datastore is not None:
+            raise TransduceError(
+                f"A datastore is for translation, but the model in {folder} is for `{model_task}`: leave it out."
+            )
+        return _LOADERS[model_task](folder, precision=precision, device=device, threads=threads)
+    return open_translator(
+        folder,
+        precision=precision,
+        device=device,
+        threads=threads,
+        source_language=source_language,
+        target_language=target_language,
+        datastore=datastore,
+    )
+
+
+def _task_of(folder: Path) -> Task:
+    """Return the task of the model in a folder; encoder-decoder models without a task file translate."""
+    kind, card = model_kind(folder), find_task_card(folder)
+    if card is not None:
+        return card.kind
+    if kind == "encoder":
+        raise TransduceError(
+            f"The model in {folder} is an encoder, and the folder does not specify its task: train it with `--task "
+            "classification`, or open it with `transduce.model_folder.read.read_any_model_folder`."
+        )
+    return "language-model" if kind == "decoder" else "translation"
+
+
+# --- load ---
+
+
+class Answer(TypedDict, total=False):
+    """A translation, with the keys of transformers' pipeline."""
+
+    translation_text: str
+    translation_token_ids: list[int]
+
+
+class TranslationPipeline:
+    """A translation pipeline: call it with a text or a list of texts to get dictionaries."""
+
+    def __init__(self, translator: Translator) -> None:
+        self.translator = translator
+
+    @overload
+    def __call__(
+        self,
+        inputs: str,
+        *,
+        num_beams: int | None = ...,
+        num_return_sequences: int = ...,
+        max_length: int | None = ...,
+        max_new_tokens: int | None = ...,
+        min_length: int | None = ...,
+        no_repeat_ngram_size: int | None = ...,
+        return_text: bool = ...,
+        return_tensors: bool = ...,
+    ) -> list[Answer]: ...
+    @overload
+    def __call__(
+        self,
+        inputs: Sequence[str],
+        *,
+        num_beams: int | None = ...,
+        num_return_sequences: int = ...,
+        max_length: int | None = ...,
+        max_new_tokens: int | None = ...,
+        min_length: int | None = ...,
+        no_repeat_ngram_size: int | None = ...,
+        return_text: bool = ...,
+        return_tensors: bool = ...,
+    ) -> list[Answer] | list[list[Answer]]: ...
+    def __call__(
+        self,
+        inputs: str | Sequence[str],
+        *,
+        num_beams: int | None = None,
+        num_return_sequences: int = 1,
+        max_length: int | None = None,
+        max_new_tokens: int | None = None,
+        min_length: int | None = None,
+        no_repeat_ngram_size: int | None = None,
+        return_text: bool = True,
+        return_tensors: bool = False,
+    ) -> list[Answer] | list[list[Answer]]:
+        """Translate a text or a list of texts.
+
+        Args:
+            inputs: the texts to translate.
+            num_beams: beam size; 1: greedy search; None: the model's default.
+            num_return_sequences: number of translations of each text, best first; at most `num_beams`.
+            max_length: maximum number of tokens, including start and end symbols, as transformers counts them.
+            max_new_tokens: maximum number of tokens without the start symbol; overrides `max_length`.
+            min_length: minimum number of tokens, including start and end symbols.
+            no_repeat_ngram_size: length of token n-grams that may not repeat; 0: no limit.
+            return_text: include "translation_text".
+            return_tensors: include "translation_token_ids", the list of token ids.
+
+        Returns:
+            A list with a dictionary for each text; with several texts and `num_return_sequences` > 1, a list of lists.
+
+        Raises:
+            TransduceError: an option is out of range.
+        """
+        longest = None if max_length is None else as_integer(max_length, "max_length", least=2)
+        search = self._search(
+            {
+                "beam_size": num_beams,
+                "n_best": num_return_sequences,
+                "max_length": max_new_tokens if max_new_tokens is not None or longest is None else longest - 1,
+                "min_length": None if min_length is None else max(0, as_integer(min_length, "min_length", least=0) - 1),
+                "no_repeated_ngrams": no_repeat_ngram_size,
+            }
+        )
+        translations = self._translate(as_texts(inputs), search)
+        answers = [self._answers(each, return_text=return_text, return_tensors=return_tensors) for each in translations]
+        if isinstance(inputs, str):
+            return answers[0]
+        return answers if num_return_sequences > 1 else [each[0] for each in answers]
+
+    def _search(self, options: dict[str, int | None]) -> SearchSettings:
+        return msgspec.structs.replace(
+            self.translator.search, **{name: value for name, value in options.items() if value is not None}
+        )
+
+    def _translate(self, sentences: list[str], search: SearchSettings) -> list[Translation]:
+        """Translate sentences; empty translations that `max_length` caused are searched again by transformers' ranking.
+
+        Our search prefers finished hypotheses, even an empty one, to truncated ones. Transformers ranks by score alone.
+        """
+        translations = self.translator.translate(sentences, search)
+        empty = [number for number, each in enumerate(translations) if sentences[number].strip() and not each.text]
+        if empty and search.max_length is not None and search.generate is None:
+            never_written = tuple(self.translator.models[0].config.never_written)
+            settings = msgspec.structs.replace(search, generate=GenerateSettings(forbidden_ids=never_written))
+            again = self.translator.translate([sentences[number] for number in empty], settings)
+            for number, translation in zip(empty, again, strict=True):
+                translations[number] = translation
+        return translations
+
+    def _answers(self, translation: Translation, *, return_text: bool, return_tensors: bool) -> list[Answer]:
+        answers: list[Answer] = []
+        for alternative in translation.alternatives:
+            answer = Answer()
+            if return_tensors:
+                answer["translation_token_ids"] = [self.translator.tokenizer.target.id(p) for p in alternative.pieces]
+            if return_text:
+                answer["translation_text"] = alternative.text
+            answers.append(answer)
+        return answers
+
+
+def pipeline(task: str, model: str | Path, *, device: str | int = "auto") -> TranslationPipeline:
+    """Load a model folder with the interface of transformers' translation pipeline.
+
+    Args:
+        task: "translation", or "translation_XX_to_YY" with the model's languages, such as "translation_zh_to_en".
+        model: a model folder.
+        device: "cpu", "cuda" or "auto"; or the number of a GPU, or -1 for the CPU.
+
+    Returns:
+        The pipeline.
+
+    Raises:
+        TransduceError: the task is unknown, or its languages are not the model's.
+    """
+    languages = re.fullmatch(r"translation(?:_([^_]+)_to_([^_]+))?", as_text(task))
+    if languages is None:
+        raise TransduceError(f"A pipeline's task must be `translation` or `translation_XX_to_YY`, but is `{task}`.")
+    if isinstance(device, int):
+        device = "cpu" if device < 0 else f"cuda:{device}"
+    translator = open_translator(model, device=device)
+    model_languages = (translator.source_language, translator.target_language)
+    if languages[1] is not None and None not in model_languages and languages.groups() != model_languages:
+        raise TransduceError(
+            f"The task is `{task}`, but {model} translates "
+            f"{model_languages[0]} to {model_languages[1]}: use `translation`."
+        )
+    return TranslationPipeline(translator)

@@ -1,0 +1,139 @@
+"""Fill masked tokens of a text with a pretrained encoder.
+
+Legend: L tokens of a text, M masks in it, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from transduce.argument_checks import as_integer, as_path, as_text
+from transduce.errors import TransduceError
+from transduce.machine import Precision
+from transduce.model.encoder import Encoder
+from transduce.model_folder.cards import read_task_card
+from transduce.model_folder.load import load_encoder_at, summary
+from transduce.text.special_tokens import encode_masked, special_tokens_of, text_token_ids
+from transduce.text.tokenizer import Tokenizer
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A candidate token for a mask."""
+
+    piece: str
+    """The token as the vocabulary spells it: ▁ stands for a space."""
+    text: str
+    """The text that the token stands for, with a leading space if it has one."""
+    probability: float
+    """The token's probability at the mask."""
+
+
+class Filling(msgspec.Struct, frozen=True):
+    """A text with its masks filled."""
+
+    text: str
+    """The text with the most probable token at each mask."""
+    masks: tuple[tuple[Candidate, ...], ...]
+    """The most probable tokens for each mask, best first; each mask is predicted independently of the others."""
+
+
+class Filler:
+    """A masked language model. Call it with a text that contains the mask, which is spelled as in `mask`."""
+
+    def __init__(self, model: Encoder, tokenizer: Tokenizer, *, length: int) -> None:
+        """Create a filler.
+
+        Args:
+            model: an encoder with a masked-language-model head.
+            tokenizer: the tokenizer that the model was trained with.
+            length: maximum number of tokens in a text, including special tokens.
+
+        Raises:
+            TransduceError: the vocabulary lacks the special tokens.
+        """
+        self.model = model
+        self.tokenizer = tokenizer
+        self.length = length
+        self._marks = special_tokens_of(tokenizer.source)
+        self._ordinary = torch.tensor(text_token_ids(tokenizer.source), device=model.source_weight.device)
+
+    @property
+    def mask(self) -> str:
+        """The spelling of the mask token in a text: [MASK], or as in an imported vocabulary."""
+        return self.tokenizer.source.special_token_names[2]
+
+    def __repr__(self) -> str:
+        return summary("Filler", self.model, f"{self.length} tokens at most")
+
+    def __call__(self, text: str, *, candidates: int = 5) -> Filling:
+        """Fill the masks of a text.
+
+        Args:
+            text: a text with at least one mask; each mask stands for one token.
+            candidates: number of candidates returned for each mask.
+
+        Raises:
+            TransduceError: the text has no mask or is too long, or `candidates` is less than 1.
+        """
+        candidates = as_integer(candidates, "candidates", least=1)
+        ids = encode_masked(self.tokenizer.source, as_text(text))
+        masks = [position for position, id in enumerate(ids) if id == self._marks.mask]
+        if not masks:
+            raise TransduceError(
+                f'There is nothing to fill in "{text}": put {self.mask} where a token is to be predicted.'
+            )
+        if len(ids) + 2 > self.length:
+            raise TransduceError(
+                f"A text to fill may have {self.length - 2} tokens at most, but this one has {len(ids)}: shorten it."
+            )
+        probabilities = self.probabilities(ids, masks)
+        best, order = probabilities.topk(min(candidates, probabilities.shape[1]), dim=-1)
+        token_ids = self._ordinary.cpu()[order]  # (M, candidates)
+        for position, id in zip(masks, token_ids[:, 0].tolist(), strict=True):
+            ids[position] = id
+        return Filling(self.tokenizer.source.decode(ids), self._candidates(token_ids, best))
+
+    @torch.inference_mode()
+    def probabilities(self, ids: Sequence[int], places: Sequence[int]) -> Tensor:
+        """Return the probability of every ordinary token at each position of a text, (M, V), float32 on the CPU.
+
+        Ordinary tokens are those that stand for text; the special tokens are left out of V.
+        """
+        framed = torch.tensor([self._marks.frame(ids, self.length)], device=self.model.source_weight.device)
+        states, _ = self.model.encode(framed)
+        masked = states[0, [position + 1 for position in places]]  # (M, D); + 1 for the initial [CLS]
+        logits = self.model.project(self.model.hidden(masked)).float()  # (M, V)
+        return logits[:, self._ordinary].softmax(dim=-1).cpu()
+
+    def _candidates(self, token_ids: Tensor, best: Tensor) -> tuple[tuple[Candidate, ...], ...]:
+        vocabulary = self.tokenizer.source
+        return tuple(
+            tuple(
+                Candidate(vocabulary.piece(id), vocabulary.surface(id).decode("utf-8", "replace"), value)
+                for id, value in zip(ids, values, strict=True)
+            )
+            for ids, values in zip(token_ids.tolist(), best.tolist(), strict=True)
+        )
+
+
+def load_filler(
+    folder: str | Path, *, precision: Precision | str = "auto", device: str = "auto", threads: int | None = None
+) -> Filler:
+    """Load a masked language model: trained with `--task masked-language-model`, or a BERT or RoBERTa model.
+
+    Args:
+        folder: the model folder.
+        precision: "fp32", "bf16" or "auto".
+        device: "cpu", "cuda" or "auto".
+        threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
+
+    Raises:
+        TransduceError: the folder holds no masked language model, or an option is invalid.
+    """
+    folder = as_path(folder, "A model's folder")
+    card = read_task_card(folder, "masked-language-model", use="Filling masks")
+    model, tokenizer = load_encoder_at(folder, precision=precision, device=device, threads=threads)
+    return Filler(model, tokenizer, length=card.length)

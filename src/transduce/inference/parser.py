@@ -1,0 +1,212 @@
+"""Parse sentences into constituency trees with a trained Transformer (section 6.3; Vinyals et al. 2015).
+
+Search is restricted to trees over the sentence's words (`search/constraints.py`), and open brackets are closed at the
+maximum length. Every output is thus a valid tree over exactly the words of the input.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, overload
+
+import msgspec
+import torch
+
+from transduce.argument_checks import as_path, as_texts
+from transduce.errors import TransduceError
+from transduce.inference.batching import batch_token_budget, batches_by_length, pad
+from transduce.inference.decoding import read_search_settings
+from transduce.inference.scorers import TransformerScorer
+from transduce.machine import Precision
+from transduce.model.transformer import Transformer
+from transduce.model_folder.cards import read_task_card
+from transduce.model_folder.load import load_model_at, summary
+from transduce.model_folder.read import read_any_model_folder
+from transduce.search.beam import Beam, BeamSearch
+from transduce.search.constraints import BalancedBrackets, BracketToken
+from transduce.search.greedy import GreedySearch, take_argmax
+from transduce.search.scorer import Bounds, Hypothesis, Search, run
+from transduce.search.settings import SearchSettings
+from transduce.text.sentencepiece_model import PieceType, read_pieces
+from transduce.text.tokenizer import Tokenizer
+from transduce.text.trees import CLOSE, MARK, OPENING, TAG, Tree, build_tree, draw, plain, split_symbols, unescape_word
+from transduce.text.vocabulary import Vocabulary
+
+# An upper limit of the output length; treebanks have two or three symbols for each word.
+_SYMBOLS_A_WORD, _MORE_SYMBOLS = 6, 12
+
+
+class Parse(msgspec.Struct, frozen=True):
+    """The parse of a sentence."""
+
+    words: tuple[str, ...]
+    """The words of the sentence."""
+    tree: Tree | None
+    """The constituency tree; None for a sentence without words."""
+    log_probability: float
+    """Log-probability of the whole output, including the tokens of the words, in nats."""
+    ended: bool
+    """False if the maximum length truncated the tree, which was then closed."""
+
+    def __str__(self) -> str:
+        """Return the tree in bracket notation; an empty text for a sentence without words."""
+        return "" if self.tree is None else str(self.tree)
+
+    def draw(self) -> str:
+        """Return the tree as indented lines."""
+        return "" if self.tree is None else draw(self.tree)
+
+
+class _Sentence(NamedTuple):
+    """A tokenized sentence and its index in the input."""
+
+    place: int
+    words: list[str]
+    ids: list[int]
+
+
+class Parser:
+    """A model that writes linearized trees. Call it with a sentence of space-separated words, or with a list."""
+
+    def __init__(self, model: Transformer, tokenizer: Tokenizer, *, search: SearchSettings | None = None) -> None:
+        """Create a parser.
+
+        Args:
+            model: a model trained on linearized trees.
+            tokenizer: the tokenizer that the model was trained with.
+            search: search settings, of which only `beam_size` and `length_penalty` are used.
+
+        Raises:
+            TransduceError: the vocabulary has no tree symbols.
+        """
+        self.model = model
+        self.tokenizer = tokenizer
+        self.search = search or SearchSettings()
+        self._meanings = bracket_tokens(tokenizer.target)
+
+    def __repr__(self) -> str:
+        return summary("Parser", self.model, f"beam of {self.search.beam_size}")
+
+    @overload
+    def __call__(self, sentence: str) -> Parse: ...
+    @overload
+    def __call__(self, sentence: list[str] | tuple[str, ...]) -> list[Parse]: ...
+    def __call__(self, sentence: str | list[str] | tuple[str, ...]) -> Parse | list[Parse]:
+        """Parse a sentence, or each sentence of a list, in order.
+
+        Brackets may be escaped as in treebanks, such as `-LRB-`.
+        """
+        sentences = as_texts(sentence)
+        parses = self.parse([list(map(unescape_word, each.split())) for each in sentences])
+        return parses[0] if isinstance(sentence, str) else parses
+
+    def parse(self, sentences: Sequence[Sequence[str]]) -> list[Parse]:
+        """Parse sentences that are lists of words.
+
+        Raises:
+            TransduceError: a sentence is not a list of words, or a word is empty or contains a space.
+        """
+        for words in sentences:
+            _check_words(words)
+        parses = [Parse(tuple(words), None, 0.0, ended=True) for words in sentences]
+        encoded = self._encode(sentences)
+        lengths = [len(sentence.ids) for sentence in encoded]
+        most = batch_token_budget(self.model.source_weight.device) // self.search.beam_size
+        for indices in batches_by_length(lengths, most):
+            batch = [encoded[index] for index in indices]
+            for sentence, (best, *_) in zip(batch, self._search(batch), strict=True):
+                parses[sentence.place] = self._parse(sentence, best)
+        return parses
+
+    def _encode(self, sentences: Sequence[Sequence[str]]) -> list[_Sentence]:
+        """Return the sentences that have words, with their token ids."""
+        filled = [(index, list(words)) for index, words in enumerate(sentences) if words]
+        ids = self.tokenizer.source.encode_batch([" ".join(map(plain, words)) for _, words in filled])
+        eos = self.tokenizer.source.eos_id
+        return [_Sentence(index, words, [*tokens, eos]) for (index, words), tokens in zip(filled, ids, strict=True)]
+
+    @torch.inference_mode()
+    def _search(self, batch: Sequence[_Sentence]) -> list[list[Hypothesis]]:
+        return run(self._begin(batch))
+
+    def _begin(self, batch: Sequence[_Sentence]) -> Search:
+        config, device, search = self.model.config, self.model.source_weight.device, self.search
+        scorer = TransformerScorer(self.model, pad([sentence.ids for sentence in batch], config.pad_id, device))
+        target = self.tokenizer.target
+        words = [target.encode_batch(_in_their_line(sentence.words)) for sentence in batch]
+        longest = [sum(map(len, each)) + _SYMBOLS_A_WORD * len(each) + _MORE_SYMBOLS for each in words]
+        bounds = Bounds(config.start_id, config.eos_id, torch.tensor(longest, device=device))
+        rules = [BalancedBrackets(self._meanings, words, vocabulary_size=target.size, eos_id=config.eos_id)]
+        if search.beam_size == 1:
+            return GreedySearch(scorer, bounds, take_argmax, alpha=search.length_penalty, rules=rules)
+        beam = Beam(beam_size=search.beam_size, alpha=search.length_penalty)
+        return BeamSearch(scorer, bounds, beam, rules=rules)
+
+    def _parse(self, sentence: _Sentence, best: Hypothesis) -> Parse:
+        tokens = self.tokenizer.target.pieces([id for id in best.ids if id in self._meanings])
+        symbols = [symbol for token in tokens for symbol in split_symbols(token)]
+        tree = build_tree(symbols, sentence.words)
+        return Parse(tuple(sentence.words), tree, best.log_probability, best.ended)
+
+
+def _check_words(words: Sequence[str]) -> None:
+    if isinstance(words, str):
+        raise TransduceError(
+            f"A sentence is a list of words here, but `{words}` is a text, whose words would be its characters: split "
+            "it, or call the parser with it."
+        )
+    for word in words:
+        if word.split() != [word]:
+            raise TransduceError(f"A word of a sentence has a character and no space, but one is {word!r}: split it.")
+
+
+def _in_their_line(words: Sequence[str]) -> list[str]:
+    """Return the words, each but the first with the space before it, which can be a token of its own."""
+    return [" " * (index > 0) + plain(word) for index, word in enumerate(words)]
+
+
+def bracket_tokens(vocabulary: Vocabulary) -> dict[int, BracketToken]:
+    """Return what each tree-symbol token of a vocabulary opens, closes and tags, by token id.
+
+    Raises:
+        TransduceError: the vocabulary has no tree symbols.
+    """
+    meanings = {
+        id: _meaning(split_symbols(token.text))
+        for id, token in enumerate(read_pieces(vocabulary.model_bytes))
+        if token.type == PieceType.USER_DEFINED and token.text.startswith(MARK)
+    }
+    if any(not sum(meaning[part] for meaning in meanings.values()) for part in range(3)):
+        raise TransduceError(
+            "A parser writes the symbols of trees, but this vocabulary has none: train it with `--task parsing`."
+        )
+    return meanings
+
+
+def _meaning(symbols: Sequence[str]) -> BracketToken:
+    """Count the closing brackets, opening brackets and tags in a token's symbols."""
+    return BracketToken(*(sum(symbol.endswith(sign) for symbol in symbols) for sign in (CLOSE, OPENING, TAG)))
+
+
+def load_parser(
+    folder: str | Path, *, precision: Precision | str = "auto", device: str = "auto", threads: int | None = None
+) -> Parser:
+    """Load a parser from the folder of a model trained with `--task parsing`.
+
+    Args:
+        folder: the model folder.
+        precision: "fp32", "bf16" or "auto".
+        device: "cpu", "cuda" or "auto".
+        threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
+
+    Raises:
+        TransduceError: the folder holds no parser, or an option is invalid.
+    """
+    path = as_path(folder, "A model's folder")
+    read_task_card(path, "parsing", use="Parsing")
+    content = load_model_at(read_any_model_folder, path, precision=precision, device=device, threads=threads)
+    if not isinstance(content.model, Transformer):
+        raise TransduceError(
+            f"Parsing needs an encoder and a decoder, but the model in {folder} is of the kind "
+            f"`{content.model.config.kind}`: name another folder."
+        )
+    return Parser(content.model, content.tokenizer, search=read_search_settings(path))

@@ -1,0 +1,408 @@
+"""Estimate the quality of translations without references: find warnings such as repetition or missing numbers.
+
+A model always produces some output: a repeated word, the untranslated source, a different number, or a text that the
+model considers very unlikely. Each warning has a kind and the evidence. docs/benchmarks.md reports how much worse
+flagged translations are.
+"""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, get_args
+
+import msgspec
+
+from transduce.inference.translation import Translation
+from transduce.text.files import count_noun
+from transduce.text.glossary import Glossary
+from transduce.text.languages import (
+    NAMES,
+    SCRIPTS,
+    base_code,
+    is_unspaced,
+    is_word_character,
+    looks_like_another,
+    main_script,
+    script_of,
+)
+from transduce.text.sentences import find_lost_sentences
+
+# --- written numbers ---
+# Find numbers of a source that are missing in its translation, across notations of numbers, dates and times.
+
+
+# Numbers up to twenty are often written as words.
+_SMALL_NUMBER = 20
+# Characters that multiply the number before them: 3万 is 30,000.
+_SCALES = "十百千万萬亿億兆만억"
+_WRITTEN = re.compile(
+    # 24.12.2023, 12/24/2023, 2023-12-24
+    r"(?P<date>(?:\d{4}(?P<sign>[./-])\d\d?|\d\d?(?P<other>[./-])\d\d?)(?(sign)(?P=sign)\d\d?|(?P=other)(?:\d{4}|\d\d)))"
+    r"(?!\d|[./-]\d)"
+    # 14:30; 14.30 may be a price
+    r"|(?P<clock>(?:[01]?\d|2[0-4])[:.][0-5]\d)(?!\d|[.,:]\d)"
+    # 1 234 567,8, or three numbers
+    r"|(?P<groups>\d{1,3}(?: \d{3})+(?!\d)(?:[.,]\d+)?)"
+    r"|\d+(?:[.,:'\u2009\u00a0\u202f]\d+)*"
+)
+
+
+class _Number(NamedTuple):
+    """A number, date or time in a text, or adjacent numbers that may form a single one."""
+
+    text: str
+    """The number as the text writes it."""
+    kind: str | None
+    """"date", "clock" (time of day), "groups" (numbers separated by spaces), or None."""
+    scaled: bool
+    """True if the next character multiplies the number."""
+
+    @property
+    def digits(self) -> str:
+        """All digits of the number."""
+        return _digits(self.text)
+
+    @property
+    def parts(self) -> list[str]:
+        """The components to look for if the whole number is missing.
+
+        For a time, these are only the minutes, because hours may be in 12-hour format.
+        """
+        parts = {"date": re.split("[./-]", self.text), "clock": [self.text[-2:]], "groups": self.text.split(" ")}
+        return parts.get(self.kind or "", [self.text])
+
+    @property
+    def is_sure_clock(self) -> bool:
+        """True if the number is certainly a time of day (it has a colon)."""
+        return self.kind == "clock" and ":" in self.text
+
+    def is_same(self, other: "_Number") -> bool:
+        """Return whether both are the same date, in any order of day and month, or the same time, in 12 or 24 hours."""
+        if self.kind == other.kind == "clock":
+            (hour, minute), (other_hour, other_minute) = (re.split("[:.]", each.text) for each in (self, other))
+            is_clock = self.is_sure_clock or other.is_sure_clock
+            return is_clock and (int(hour) - int(other_hour)) % 12 == 0 and int(minute) == int(other_minute)
+        if self.kind == other.kind == "date":
+            (day, year), (other_day, other_year) = _day_and_year(self.parts), _day_and_year(other.parts)
+            return day == other_day and (year.endswith(other_year) or other_year.endswith(year))
+        return False
+
+
+def missing_numbers(source: str, target: str) -> list[str]:
+    """Return the numbers of a source that its translation lacks, as the source writes them."""
+    target_numbers = _numbers(target)
+    digits = [_digits(part) for number in target_numbers for part in (number.text, *number.parts)]
+    return [
+        part
+        for number in _numbers(source)
+        if not number.scaled
+        for part in _missing_parts(number, target_numbers, digits)
+    ]
+
+
+def is_date_or_clock(number: str) -> bool:
+    """Return whether a missing number is a date or time, which a translation may write in another form."""
+    return any(each.kind == "date" or each.is_sure_clock for each in _numbers(number))
+
+
+def _missing_parts(number: _Number, target_numbers: Sequence[_Number], digits: Sequence[str]) -> list[str]:
+    """Return the missing components of a number: an empty list, some of its components, or the whole."""
+    if _is_among(number.digits, digits) or any(number.is_same(other) for other in target_numbers):
+        return []
+    similar = [
+        other for other in target_numbers if other.kind == number.kind and (other.kind == "date" or other.is_sure_clock)
+    ]
+    if number.kind is None or similar or (number.kind == "clock" and not number.is_sure_clock):
+        return [number.text]
+    missing = [part for part in number.parts if not _is_among(_digits(part), digits)]
+    if number.kind == "groups" and any(not _is_small(part) and part not in missing for part in number.parts):
+        return missing
+    return [number.text] if missing else []
+
+
+def _is_among(number: str, digits: Sequence[str]) -> bool:
+    return _is_small(number) or any(each == number or (len(number) == 2 and each.endswith(number)) for each in digits)
+
+
+def _is_small(number: str) -> bool:
+    return int(_digits(number).lstrip("0")[:3] or 0) <= _SMALL_NUMBER
+
+
+def _numbers(text: str) -> list[_Number]:
+    return [
+        _Number(match.group(), match.lastgroup, text[match.end() : match.end() + 1] in tuple(_SCALES))
+        for match in _WRITTEN.finditer(text)
+    ]
+
+
+def _day_and_year(parts: Sequence[str]) -> tuple[list[int], str]:
+    """Return day and month in ascending order, and the year."""
+    year = next((part for part in parts if len(part) == 4), parts[-1])
+    rest = [part for part in parts if part is not year]
+    return sorted(map(int, rest)), _digits(year)
+
+
+def _digits(number: str) -> str:
+    """Return the decimal digits of a number as ASCII, without separators, from any script."""
+    return "".join(str(unicodedata.decimal(character)) for character in number if character.isdecimal())
+
+
+# --- quality estimation ---
+
+
+WarningKind = Literal[
+    "unread",
+    "language",
+    "empty",
+    "cut",
+    "sentences",
+    "repeated",
+    "copied",
+    "untranslated",
+    "numbers",
+    "terms",
+    "unknown",
+    "unlikely",
+]
+WARNING_KINDS: tuple[WarningKind, ...] = get_args(WarningKind)
+
+UNLIKELY_NATS = 1.2  # on two dev sets, four in five translations above this limit are bad (docs/benchmarks.md)
+_MOST_UNITS = 20  # of a repeated run: words, or characters in scripts without spaces
+_FEWEST_TIMES = {1: 4, 2: 3, 3: 3}  # by run length in units: how often a run must occur in a row; longer runs twice
+_FEWEST_COPIED = 2
+"""Minimum length in units of a translation that equals its source."""
+_FEWEST_AGAIN = {True: 6, False: 3}  # by whether the script has no spaces: n-gram length that counts as starting again
+_UNKNOWN = re.compile("<unk>|\u2047|\ufffd")
+
+
+class QualityWarning(msgspec.Struct, frozen=True):
+    """A quality warning about a translation."""
+
+    kind: WarningKind
+    """The kind of warning.
+
+    * unread: the source has characters that are not in the vocabulary.
+    * language: the source is clearly not in the model's source language.
+    * empty: the translation is empty.
+    * cut: the maximum length truncated the translation.
+    * sentences: the translation has fewer sentences than the source.
+    * repeated: a run of words or characters repeats more often than in the source.
+    * copied: the translation equals the source.
+    * untranslated: the translation has letters of the source's script.
+    * numbers: a number of the source is missing.
+    * terms: a glossary term is missing.
+    * unknown: the translation has a placeholder for an unknown token.
+    * unlikely: the model's own log-probability of the translation is low.
+    """
+    found: str
+    """The evidence, such as the repeated text or the missing numbers."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} ({self.found})" if self.found else self.kind
+
+
+def find_quality_warnings(
+    translation: Translation,
+    *,
+    source_language: str | None = None,
+    target_language: str | None = None,
+    unread: str = "",
+    glossary: Glossary | None = None,
+) -> tuple[QualityWarning, ...]:
+    """Return the quality warnings about a translation's best alternative, in the order of `WARNING_KINDS`.
+
+    Args:
+        translation: the output of a translator, or a given text with the model's scores.
+        source_language: language code of the source. The checks for copied or untranslated text and for numbers run
+            only if both languages are known and differ.
+        target_language: language code of the target.
+        unread: characters of the source that are not in the model's vocabulary.
+        glossary: terms that must be translated as specified.
+    """
+    if not any(map(str.isalnum, translation.source)):
+        return ()
+    missing = glossary.missing(translation.source, translation.text) if glossary else []
+    warnings: dict[WarningKind, str | None] = {"unread": unread or None, "terms": ", ".join(map(str, missing)) or None}
+    warnings["language"] = describe_wrong_language(translation.source, source_language)
+    if translation.text.strip():
+        forms = [form for term in (glossary.find(translation.source) if glossary else ()) for form in term.forms]
+        warnings |= _text_warnings(translation, source_language, target_language)
+        warnings["unlikely"] = _unlikely(translation, forms)
+    else:
+        warnings["empty"] = ""
+    return tuple(QualityWarning(kind, what) for kind in WARNING_KINDS if (what := warnings.get(kind)) is not None)
+
+
+def _text_warnings(
+    translation: Translation, source_language: str | None, target_language: str | None
+) -> dict[WarningKind, str | None]:
+    repeated = _repeated(translation.source, translation.text)
+    warnings: dict[WarningKind, str | None] = {"cut": _cut(translation), "repeated": repeated}
+    if source_language is not None and target_language is not None and source_language != target_language:
+        warnings["copied"] = _copied(translation)
+        if warnings["copied"] is None:
+            warnings["untranslated"] = _untranslated(translation, script_of(target_language))
+        warnings["numbers"] = ", ".join(missing_numbers(translation.source, translation.text)) or None
+        warnings["sentences"] = describe_lost_sentences(translation.source, translation.text)
+    return warnings | {"unknown": _unknown(translation)}
+
+
+def describe_wrong_language(source: str, source_language: str | None) -> str | None:
+    """Return "looks English, not Chinese" for a source that is clearly not in the source language; else None."""
+    other = None if source_language is None else looks_like_another(source, source_language)
+    if source_language is None or other is None:
+        return None
+    expected = NAMES.get(base_code(source_language), source_language)
+    return f"is in {other}, not in {expected}" if other.endswith("letters") else f"looks {other}, not {expected}"
+
+
+def describe_lost_sentences(source: str, text: str) -> str | None:
+    """Return "1 sentence of 2" for a translation that surely has fewer sentences than its source; else None."""
+    lost = find_lost_sentences(source, text)
+    return None if lost is None else f"{count_noun(lost[1], 'sentence')} of {lost[0]}"
+
+
+def has_new_faults(source: str, plain: str, text: str, glossary: Glossary, *, rewritten: bool = False) -> bool:
+    """Return whether a text with glossary terms has a fault that the plain translation lacks.
+
+    Faults are a repeated run, a missing number, or an unexplained additional number.
+
+    Args:
+        source: the source sentence.
+        plain: its translation without glossary terms.
+        text: its translation with glossary terms.
+        glossary: the terms; numbers in terms and their translations are allowed.
+        rewritten: True if `text` may differ in more than a term. Then text of `plain` that occurs more often in `text`
+            is a fault, too.
+    """
+    if _repeated(source, text) is not None and _repeated(source, plain) is None:
+        return True
+    terms = glossary.find(source)
+    missing = {*missing_numbers(source, text)} - {*missing_numbers(source, plain)}
+    if missing - {number for term in terms for number in missing_numbers(term.source, "")}:
+        return True
+    expected_text = "\n".join([source, plain, *(form for term in terms for form in term.forms)])
+    return bool(missing_numbers(text, expected_text)) or (rewritten and _begins_anew(_units(plain), _units(text)))
+
+
+def _begins_anew(plain: list[str], text: list[str]) -> bool:
+    """Return whether an n-gram of one text occurs more often in another."""
+    size = _FEWEST_AGAIN[any(map(is_unspaced, "".join(plain)))]
+    before, after = (Counter(zip(*(units[start:] for start in range(size)), strict=False)) for units in (plain, text))
+    return any(after[run] > count for run, count in before.items())
+
+
+def _cut(translation: Translation) -> str | None:
+    return None if translation.alternatives[0].ended or translation.given_up else ""
+
+
+def _repeated(source: str, text: str) -> str | None:
+    """Return the longest run that repeats too often, with its count, as evidence; None if there is none."""
+    most_in_source = _most_times(_units(source))
+    repeats = [(times, run) for times, run in _repeats(_units(text)) if times > most_in_source]
+    if not repeats:
+        return None
+    times, run = max(repeats, key=lambda each: each[0] * len(each[1]))
+    between = "" if all(map(is_unspaced, "".join(run))) else " "
+    return f"{times} × {between.join(run)}"
+
+
+def _most_times(units: list[str]) -> int:
+    return max((times for times, _ in _repeats(units, least=2)), default=1)
+
+
+def _repeats(units: list[str], least: int | None = None) -> list[tuple[int, list[str]]]:
+    """Return the most frequent repeated run of units for each run length, with its number of occurrences in a row.
+
+    `least` is the lowest count returned; None: the limit by run length.
+    """
+    repeats = []
+    for length in range(1, min(_MOST_UNITS, len(units) // 2) + 1):
+        best, start, same = 1, 0, 0
+        for index in range(length, len(units)):
+            same = same + 1 if units[index] == units[index - length] else 0
+            times = same // length + 1
+            if times > best:
+                best, start = times, index - times * length + 1
+        if best >= (least or _fewest_times(units[start : start + length])):
+            repeats.append((best, units[start : start + length]))
+    return repeats
+
+
+def _fewest_times(run: list[str]) -> int:
+    if len(run) == 1 and not is_unspaced(run[0][0]):
+        return 3  # a word; single characters may occur three times in a row, as in 哈哈哈
+    return _FEWEST_TIMES.get(len(run), 2)
+
+
+def _units(text: str) -> list[str]:
+    """Split a text into lower-case words, and into characters for scripts without spaces between words."""
+    units, word = [], ""
+    for character in text.lower():
+        if is_word_character(character) and not is_unspaced(character):
+            word += character
+            continue
+        if word:
+            units.append(word)
+            word = ""
+        if is_word_character(character):
+            units.append(character)
+    return [*units, word] if word else units
+
+
+def _copied(translation: Translation) -> str | None:
+    source, target = _units(translation.source), _units(translation.text)
+    return translation.text if source == target and len(source) >= _FEWEST_COPIED else None
+
+
+def _untranslated(translation: Translation, target_script: str) -> str | None:
+    """Return letters of the source's script in the translation; None if there are none or the script is Latin."""
+    script = main_script(translation.source)
+    if script is None or script in ("Latin", target_script):
+        return None
+    letters = SCRIPTS[script].findall(translation.text)
+    return "".join(letters) or None
+
+
+def _unknown(translation: Translation) -> str | None:
+    match = _UNKNOWN.search(translation.text)
+    return None if match is None or match.group() in translation.source else match.group()
+
+
+def _unlikely(translation: Translation, terms: Sequence[str]) -> str | None:
+    nats = nats_per_token(translation, terms)
+    return f"{nats:.2f} nats a token" if nats > UNLIKELY_NATS else None
+
+
+def nats_per_token(translation: Translation, terms: Sequence[str] = ()) -> float:
+    """Return the mean negative log-probability of the best alternative's tokens, in nats.
+
+    The tokens of glossary terms do not count, because the model would not have written them.
+    """
+    best = translation.alternatives[0]
+    term_positions = _token_positions(best.pieces, terms)
+    values = [value for position, value in enumerate(best.piece_log_probabilities) if position not in term_positions]
+    return -sum(values) / max(1, len(values))
+
+
+def _token_positions(tokens: Sequence[str], texts: Sequence[str]) -> set[int]:
+    """Return the positions of the tokens that spell the texts, and of each next token.
+
+    The next token counts too, because it is often improbable after a forced one.
+    """
+    joined, owners = "", list[int]()
+    for position, token in enumerate(tokens):
+        # word-boundary characters of sentencepiece and of byte-level BPE
+        written = token.replace("\u2581", " ").replace("\u0120", " ")
+        joined += written
+        owners += [position] * len(written)
+    spans = (match.span() for text in texts for match in re.finditer(re.escape(text), joined))
+    positions = {owners[position] for span in spans for position in range(*span)}
+    return positions | {position + 1 for position in positions}
+
+
+def count_warnings(doubts: Sequence[tuple[QualityWarning, ...]]) -> dict[WarningKind, int]:
+    """Return how many translations have a warning of each kind; kinds without warnings are left out."""
+    counts = {kind: sum(any(doubt.kind == kind for doubt in each) for each in doubts) for kind in WARNING_KINDS}
+    return {kind: count for kind, count in counts.items() if count}

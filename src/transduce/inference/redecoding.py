@@ -1,0 +1,207 @@
+"""Decode translations with quality warnings again, with a wider beam and rules against the problems found."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from transduce.argument_checks import as_phrases, one_per_sentence
+from transduce.errors import TransduceError
+from transduce.inference.batching import Part
+from transduce.inference.glossary_search import GlossaryLike, as_glossary
+from transduce.inference.quality_estimation import (
+    QualityWarning,
+    find_quality_warnings,
+    is_date_or_clock,
+    missing_numbers,
+)
+from transduce.inference.substitution import insert_terms
+from transduce.inference.translation import Alternative, Translation
+from transduce.inference.translator import Translator
+from transduce.search.settings import SearchSettings, checked_search
+from transduce.text.glossary import Glossary, Term, contains_phrase
+
+_WIDTH = 8
+"""Minimum beam size of re-decoding."""
+# Lengths of token n-grams that may not repeat: of the first attempt, and of the second if the first does not help.
+_FORBIDDEN_NGRAMS = (3, 2)
+
+
+def estimate_quality(
+    translator: Translator, translations: Iterable[Translation], *, glossary: GlossaryLike = None
+) -> list[tuple[QualityWarning, ...]]:
+    """Return the quality warnings about each translation; most translations have none.
+
+    Checks for copied or untranslated text and for numbers run only if the translator knows its two languages and they
+    differ.
+
+    Args:
+        translator: the translator that made the translations.
+        translations: the translations.
+        glossary: terms that must be translated as specified; missing terms give a warning.
+
+    Raises:
+        TransduceError: an item is not a translation.
+    """
+    translations = _checked(translations)
+    source, target = translator.source_language, translator.target_language
+    unread, terms = translator.tokenizer.source.unknown_characters, as_glossary(glossary)
+    return [
+        find_quality_warnings(
+            each, source_language=source, target_language=target, unread=unread(each.source), glossary=terms
+        )
+        for each in translations
+    ]
+
+
+def redecode(
+    translator: Translator,
+    translations: Iterable[Translation],
+    search: SearchSettings | None = None,
+    *,
+    prefix: str = "",
+    phrases: Iterable[Iterable[str]] | None = None,
+    glossary: GlossaryLike = None,
+) -> list[Translation]:
+    """Decode translations with quality warnings again; a result with fewer warnings becomes the best alternative.
+
+    The second search has a beam of at least 8 and takes the most probable alternative with the fewest warnings. It
+    inserts missing numbers. If the warning was about repetition or length, repeated n-grams are forbidden.
+
+    Args:
+        translator: the translator that made the translations.
+        translations: the translations.
+        search: the search settings of the first search; None: the translator's settings.
+        prefix: text that each translation must start with.
+        phrases: phrases that each translation must contain.
+        glossary: terms that must be translated as specified.
+
+    Returns:
+        The translations, some of them with a better alternative first.
+
+    Raises:
+        TransduceError: an argument is invalid, as in `Translator.translate`.
+    """
+    results, search = _checked(translations), checked_search(search or translator.search)
+    required = (
+        [[]] * len(results)
+        if phrases is None
+        else one_per_sentence("list of phrases", len(results), map(as_phrases, phrases))
+    )
+    terms = as_glossary(glossary)
+    doubts = estimate_quality(translator, results, glossary=terms)
+    if terms is not None and any(doubt.kind == "terms" for warnings in doubts for doubt in warnings):
+        results = _put_terms(translator, results, terms, search)
+        doubts = estimate_quality(translator, results, glossary=terms)
+    for attempt, forbidden_run in enumerate(_FORBIDDEN_NGRAMS):
+        groups: dict[int, list[int]] = {}
+        for number, warnings in enumerate(doubts):
+            repeats = any(doubt.kind in ("repeated", "cut") for doubt in warnings)
+            if _severity(warnings) > (0, 0) and (repeats or attempt == 0):
+                groups.setdefault(forbidden_run if repeats else 0, []).append(number)
+        for ngrams, numbers in groups.items():
+            missing = [
+                number_text
+                for number in numbers
+                for number_text in _numbers(translator, results[number], doubts[number], search)
+            ]
+            again = translator.translate(
+                [results[number].source for number in numbers],
+                _wider(search, ngrams),
+                prefix=prefix,
+                phrases=[required[number] for number in numbers],
+                glossary=_with_numbers(terms, missing),
+            )
+            for number, translation in zip(numbers, again, strict=True):
+                best, new_warnings = _fewest_warnings(translator, translation, terms)
+                if _severity(new_warnings) < _severity(doubts[number]):
+                    former = results[number].alternatives
+                    alternatives = (best, *(number_text for number_text in former if number_text.text != best.text))[
+                        : len(former)
+                    ]
+                    results[number] = msgspec.structs.replace(translation, alternatives=alternatives)
+                    doubts[number] = new_warnings
+    return results
+
+
+def _put_terms(
+    translator: Translator, translations: Sequence[Translation], glossary: Glossary, search: SearchSettings
+) -> list[Translation]:
+    """Return the translations with missing glossary terms inserted where their position is clear."""
+    source = translator.tokenizer.source
+    parts = [
+        Part(each.source, number, 0, source.with_special_tokens(source.encode(each.source)))
+        for number, each in enumerate(translations)
+    ]
+    by_key = dict(zip((part.key for part in parts), translations, strict=True))
+    changed = insert_terms(parts, by_key, glossary, search, translator.term_model(search))
+    return [changed.get(key, translation) for key, translation in by_key.items()]
+
+
+def _with_numbers(glossary: Glossary | None, numbers: Sequence[str]) -> Glossary | None:
+    """Return a glossary that also keeps these numbers unchanged."""
+    if not numbers:
+        return glossary
+    return Glossary([*(glossary.terms if glossary else ()), *(Term(number, (number,)) for number in numbers)])
+
+
+def _checked(translations: Iterable[Translation]) -> list[Translation]:
+    """Return the translations as a list.
+
+    Raises:
+        TransduceError: an item is not a translation.
+    """
+    if isinstance(translations, Translation) or not isinstance(translations, Iterable):
+        raise TransduceError(f"Pass a list of translations, not {translations!r}.")
+    checked = list(translations)
+    for each in checked:
+        if not isinstance(each, Translation):
+            raise TransduceError(f"Pass the `Translation`s that a translator returned, not {each!r}: translate first.")
+    return checked
+
+
+def _wider(search: SearchSettings, ngrams: int) -> SearchSettings:
+    wide = max(_WIDTH, search.beam_size)
+    return msgspec.structs.replace(
+        search,
+        beam_size=wide,
+        n_best=wide,
+        sampling=None,
+        diverse_groups=1,
+        min_length=search.min_length or (0 if search.max_length == 1 else 1),
+        no_repeated_ngrams=ngrams or search.no_repeated_ngrams,
+    )
+
+
+def _numbers(
+    translator: Translator, translation: Translation, doubts: Sequence[QualityWarning], search: SearchSettings
+) -> list[str]:
+    """Return the missing numbers that re-decoding can insert.
+
+    Numbers are inserted only if there is a warning about numbers, no maximum length is set, and the model can write
+    them and may do so. Dates and times are excluded, because a translation may write them in another form.
+    """
+    if search.max_length is not None or not any(doubt.kind == "numbers" for doubt in doubts):
+        return []
+    target = translator.tokenizer.target
+    return [
+        number
+        for number in missing_numbers(translation.source, translation.text)
+        if not is_date_or_clock(number)
+        and target.unk_id not in target.encode(number)
+        and not any(contains_phrase(number, text) for text in search.forbidden)
+    ]
+
+
+def _fewest_warnings(
+    translator: Translator, translation: Translation, glossary: Glossary | None
+) -> tuple[Alternative, tuple[QualityWarning, ...]]:
+    """Return the first alternative with the fewest warnings, and these warnings."""
+    variants = [msgspec.structs.replace(translation, alternatives=(one,)) for one in translation.alternatives]
+    doubts = estimate_quality(translator, variants, glossary=glossary)
+    return min(zip(translation.alternatives, doubts, strict=True), key=lambda one: _severity(one[1]))
+
+
+def _severity(doubts: Sequence[QualityWarning]) -> tuple[int, int]:
+    """Rank warnings: visible problems count before a low probability; unreadable source characters do not count."""
+    kinds = [doubt.kind for doubt in doubts if doubt.kind != "unread"]
+    return sum(kind != "unlikely" for kind in kinds), len(kinds)

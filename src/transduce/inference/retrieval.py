@@ -1,0 +1,267 @@
+"""Retrieve nearest neighbors from a datastore of sentence pairs while translating (kNN machine translation).
+
+The datastore holds the decoder state before each target token of its pairs, with that token as label. To translate a
+sentence, the pairs with the most similar sources are selected. At each step, the states nearest to the current decoder
+state vote for the next token, and the votes are interpolated with the model's probabilities (Khandelwal et al. 2021,
+"Nearest Neighbor Machine Translation"; selection by source: Deguchi et al. 2023, "Subset Retrieval Nearest Neighbor
+Machine Translation"). New pairs thus take effect without training.
+
+Legend: P pairs, N target positions of all pairs, D model width, B sentences, W hypotheses of each, M target positions
+of a sentence's selected pairs, K retrieved states, V vocabulary.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from transduce.errors import TransduceError
+from transduce.inference.scorers import TransformerScorer
+from transduce.inference.scoring import target_states
+from transduce.kernels.select import decoded_model
+from transduce.model.build import EncoderDecoder
+from transduce.search.selection import log_sum_exp
+
+Ids = Sequence[Sequence[int]]
+"""Token ids of sentences, with their end symbols."""
+
+FORMAT_VERSION = 1
+CARD = "transduce.examples"
+NEAREST_PAIRS, NEAREST_STATES = 256, 16  # selected pairs of a sentence, and states retrieved at each step
+_MOST_ELEMENTS = 1 << 26  # of the states of a batch's selected pairs: 256 MB of float32
+_ROWS = 1 << 16  # pairs compared at a time
+_LEVELS = 10_000  # quantization levels of the cosine similarity between two sources
+_ALIKE = 1e-3  # relative to the temperature: smaller differences of distances count as ties
+_MOST_DIFFERENCE = 0.1  # relative norm of the difference between states computed in different precisions
+
+
+class DatastoreCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Metadata of a datastore: its size and its interpolation parameters."""
+
+    format_version: int = FORMAT_VERSION
+    pairs: int
+    """Number of sentence pairs."""
+    weight: float
+    """Interpolation weight of the retrieved neighbors; the model has the weight 1 - weight."""
+    temperature: float
+    """Softmax temperature: squared distances are divided by it."""
+
+
+class DatastoreTensors(NamedTuple):
+    """The tensors of a datastore."""
+
+    states: Tensor
+    """Output of the last decoder layer before each target token, float16, (N, D)."""
+    labels: Tensor
+    """The target tokens, including end symbols, int32, (N,)."""
+    starts: Tensor
+    """Offset of each pair's first position, and the total N, int64, (P + 1,)."""
+    sources: Tensor
+    """Normalized embedding of each source, float16, (P, D)."""
+    rarities: Tensor
+    """Weight of each token in a source embedding: its log inverse document frequency, float32, (V,)."""
+    first_source: Tensor
+    """Source token ids of the first pair, int32; used to check that the datastore belongs to a model."""
+    first_target: Tensor
+    """Target token ids of the first pair, int32."""
+
+
+class RetrievalCandidates(NamedTuple):
+    """The retrieval candidates of one sentence: the target positions of its selected pairs."""
+
+    states: Tensor
+    """Decoder states, (M, D)."""
+    norms: Tensor
+    """Squared norms of the states, (M,)."""
+    labels: Tensor
+    """Target token ids, int64, (M,)."""
+
+
+class Retriever:
+    """The retrieval candidates of each sentence in a batch.
+
+    Each sentence is searched separately, so that its states are read once a step and are not copied when other
+    sentences leave the batch.
+    """
+
+    def __init__(self, voters: Sequence[RetrievalCandidates], card: DatastoreCard) -> None:
+        """Create the candidates of a batch; each sentence needs at least one candidate."""
+        self._voters, self._card = list(voters), card
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        """Keep only the sentences with these indices in the batch."""
+        self._voters = [self._voters[row] for row in rows.tolist()]
+
+    def nearest(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the labels of the K nearest candidates to each state, and their negative squared distances.
+
+        Args:
+            states: decoder states, (B, W, D).
+
+        Returns:
+            Token ids and negative squared distances, (B, W, K) each. The distances omit the squared norm of `states`,
+            which is common to all candidates. Missing candidates have the distance -inf.
+        """
+        shape = (*states.shape[:-1], NEAREST_STATES)
+        labels, negative_distances = states.new_zeros(shape, dtype=torch.int64), states.new_full(shape, -torch.inf)
+        for row, (sentence_states, voters) in enumerate(zip(states, self._voters, strict=True)):
+            # The large matrix comes first, because the library is half as fast with few rows times many.
+            distances = torch.addmm(
+                voters.norms[:, None], voters.states, sentence_states.T, beta=-1.0, alpha=2.0
+            )  # (M, W)
+            nearest = self._first_of_nearest(distances.T)
+            negative_distances[row, :, : nearest.shape[1]] = distances.T.gather(-1, nearest)
+            labels[row, :, : nearest.shape[1]] = voters.labels[nearest]
+        return labels, negative_distances
+
+    def _first_of_nearest(self, nearness: Tensor) -> Tensor:
+        """Return the indices of the nearest candidates, (W, K), from the negative distances (W, M).
+
+        Candidates that differ from the last one by rounding error only, which depends on the batch, are chosen by
+        index.
+        """
+        count, margin = min(NEAREST_STATES, nearness.shape[-1]), _ALIKE * self._card.temperature
+        last = nearness.topk(count, dim=-1).values[:, -1:]
+        ranks = (nearness > last + margin).double() + (nearness >= last - margin)
+        ranks -= torch.arange(nearness.shape[-1], device=ranks.device) / nearness.shape[-1]
+        return ranks.topk(count, dim=-1).indices
+
+    def interpolate(self, states: Tensor, log_probabilities: Tensor) -> Tensor:
+        """Interpolate log-probabilities (B, W, V) after the states (B, W, D) with the candidates' votes, in place."""
+        weight = self._card.weight
+        labels, negative_distances = self.nearest(states)
+        shares = (negative_distances / self._card.temperature).softmax(dim=-1)
+        log_probabilities += math.log1p(-weight)
+        # A token that occurs several times gets the sum of its votes at each occurrence.
+        totals = (labels[..., :, None] == labels[..., None, :]).to(shares.dtype) @ shares[..., None]
+        votes = (weight * totals[..., 0]).log()
+        return log_probabilities.scatter_(-1, labels, torch.logaddexp(log_probabilities.gather(-1, labels), votes))
+
+
+class NeighborIndex:
+    """A datastore of sentence pairs for one model; `remembering.py` builds it."""
+
+    def __init__(self, remembered: DatastoreTensors, card: DatastoreCard) -> None:
+        self.tensors, self.card = remembered, card
+
+    def for_single_model(self, models: Sequence[EncoderDecoder]) -> "NeighborIndex":
+        """Return the datastore itself if there is exactly one model.
+
+        Raises:
+            TransduceError: there are several models.
+        """
+        if len(models) > 1:
+            raise TransduceError(
+                f"A datastore belongs to one model, but there are {len(models)}: name one, or leave the datastore out."
+            )
+        return self
+
+    @property
+    def most_sentences(self) -> int:
+        """The largest batch whose candidate states stay within the memory limit, in sentences."""
+        states = self.tensors.states
+        elements = NEAREST_PAIRS * len(states) / max(1, self.card.pairs) * states.shape[1]
+        return max(1, int(_MOST_ELEMENTS / max(1.0, elements)))
+
+    def nearest_pairs(self, model: EncoderDecoder, source_ids: Ids, count: int = NEAREST_PAIRS) -> Tensor:
+        """Return the indices of the pairs with the most similar sources, nearest first, (B, n).
+
+        Pairs that differ by rounding error only, which depends on the batch, are ordered by index.
+        """
+        embeddings = source_embeddings(model, source_ids, self.tensors.rarities)
+        best: list[tuple[Tensor, Tensor]] = []
+        for number, rows in enumerate(self.tensors.sources.split(_ROWS)):
+            indices = torch.arange(len(rows)) + number * _ROWS
+            nearness = ((embeddings @ rows.float().T).double() * _LEVELS).round_() - indices / self.card.pairs
+            nearest = nearness.topk(min(count, len(rows)), dim=-1)
+            best.append((nearest.values, indices[nearest.indices]))
+        values, indices = (torch.cat(each, dim=-1) for each in zip(*best, strict=True))
+        return indices.gather(-1, values.topk(min(count, values.shape[-1]), dim=-1).indices)
+
+    def retriever_of_pairs(self, pairs: Sequence[Tensor], device: torch.device) -> Retriever:
+        """Return the retrieval candidates of sentences from the indices of their selected pairs, (n,) each."""
+        stored, voters = self.tensors, []
+        for selected in pairs:
+            positions = _ranges(stored.starts[selected], stored.starts[selected + 1])
+            states = stored.states[positions].to(device).float()
+            labels = stored.labels[positions].to(device).long()
+            voters.append(RetrievalCandidates(states, states.square().sum(dim=-1), labels))
+        return Retriever(voters, self.card)
+
+    def retriever_for(self, model: EncoderDecoder, source_ids: Ids) -> Retriever:
+        """Select pairs for each source sentence and return the retrieval candidates of the batch."""
+        return self.retriever_of_pairs(list(self.nearest_pairs(model, source_ids)), model.source_weight.device)
+
+
+class RetrievalScorer:
+    """Implements `search.scorer.Scorer`: a model's probabilities, interpolated with retrieved neighbors."""
+
+    def __init__(self, scorer: TransformerScorer, neighbours: Retriever) -> None:
+        """Wrap the scorer of a model at the start of a batch."""
+        self._scorer, self._neighbours = scorer, neighbours
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Append the newest tokens (B, W) and return the log-probabilities of the next token, (B, W, V)."""
+        logits = self._scorer.step(tokens).float()
+        return self._neighbours.interpolate(self._scorer.states.float(), logits - log_sum_exp(logits))
+
+    def reorder(self, parents: Tensor) -> None:
+        """Replace hypothesis w of each sentence b by its former hypothesis parents[b, w], (B, W)."""
+        self._scorer.reorder(parents)
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        """Keep only the sentences with these indices in the batch."""
+        self._scorer.keep_sentences(rows)
+        self._neighbours.keep_sentences(rows)
+
+
+def source_embeddings(model: EncoderDecoder, source_ids: Ids, rarities: Tensor) -> Tensor:
+    """Return an embedding of each source: the normalized sum of its token embeddings, weighted by rarity, (B, D)."""
+    weight = model.source_weight.detach()
+    embeddings = torch.zeros(len(source_ids), weight.shape[1])
+    for row, ids in enumerate(source_ids):
+        tokens = torch.tensor(ids)
+        embeddings[row] = rarities[tokens] @ weight[tokens.to(weight.device)].float().cpu()
+    return torch.nn.functional.normalize(embeddings, dim=-1)
+
+
+def decoder_states(model: EncoderDecoder, source_ids: Ids, target_ids: Ids) -> Tensor:
+    """Return the output of the last decoder layer before each target token, pairs concatenated, float32, (N, D)."""
+    with torch.inference_mode():
+        return target_states(decoded_model(model), source_ids, target_ids).float().cpu()
+
+
+def read_datastore(path: str | Path, model: EncoderDecoder) -> NeighborIndex:
+    """Read a datastore file for the model that it was built with.
+
+    Raises:
+        TransduceError: the file is not a datastore, or belongs to another model.
+    """
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            card = msgspec.json.decode((file.metadata() or {})[CARD].encode(), type=DatastoreCard)
+            tensors = DatastoreTensors(*(file.get_tensor(name) for name in DatastoreTensors._fields))
+    except (OSError, SafetensorError, KeyError, msgspec.MsgspecError) as error:
+        raise TransduceError(
+            f"{path} is not a datastore ({error}): name a file that `transduce remember` wrote."
+        ) from error
+    states, weight = tensors.states, model.source_weight
+    fits = states.shape[1] == weight.shape[1] and len(tensors.rarities) == len(weight)
+    if fits:
+        first = [tensors.first_source.tolist()], [tensors.first_target.tolist()]
+        stored, computed = states[: len(first[1][0])].float(), decoder_states(model, *first)
+        fits = float((computed - stored).norm()) <= _MOST_DIFFERENCE * float(stored.norm())
+    if not fits:
+        raise TransduceError(f"{path} is a datastore of another model: build it again with `transduce remember`.")
+    return NeighborIndex(tensors, card)
+
+
+def _ranges(starts: Tensor, ends: Tensor) -> Tensor:
+    """Return all indices in the half-open ranges from each start to its end, concatenated."""
+    counts = ends - starts
+    return torch.arange(int(counts.sum())) + (starts - counts.cumsum(0) + counts).repeat_interleave(counts)

@@ -1,0 +1,234 @@
+"""Score given translations: compute their log-probabilities.
+
+Legend: B sentences of a batch, T target length, N target positions, V vocabulary.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+import msgspec
+import torch
+from torch import Tensor
+
+from transduce.argument_checks import as_texts
+from transduce.errors import TransduceError
+from transduce.inference.batching import pad
+from transduce.inference.translation import Alternative, Translation
+from transduce.kernels.select import decoded_model, exact_projection
+from transduce.model.build import EncoderDecoder
+from transduce.search.coverage import length_penalty, length_power
+from transduce.search.rules import GenerateSettings
+from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import Vocabulary
+
+MAX_TOKENS = 1024  # maximum tokens of a side; attention over more would take too much memory
+_BATCH_TOKENS = 4096
+# Logits computed at a time: few enough for a CPU's cache, but with enough rows for each pass over the weights.
+_CHUNK_ELEMENTS, _FEWEST_ROWS, _CHUNK_ELEMENTS_OF_GPU = 1 << 19, 32, 1 << 24
+
+
+class TooLongError(TransduceError):
+    """An error about a text that is too long to be scored."""
+
+    def __init__(self, rule: str, side: Literal["source", "target"], number: int) -> None:
+        """Create the error; `number` counts the texts of the side from 1."""
+        super().__init__(rule)
+        self.side, self.number = side, number
+
+
+class Score(msgspec.Struct, frozen=True):
+    """The log-probability of a translation by a model."""
+
+    source: str
+    """The source text."""
+    target: str
+    """The scored translation."""
+    tokens: tuple[str, ...]
+    """The target's tokens, without the end symbol."""
+    piece_log_probabilities: tuple[float, ...]
+    """Log-probability of each token and of the end symbol, in nats."""
+    score: float
+    """The log-probability divided by the length penalty, as search ranks hypotheses."""
+
+    @property
+    def log_probability(self) -> float:
+        """The log-probability ln P(target | source): the sum over the tokens and the end symbol."""
+        return sum(self.piece_log_probabilities)
+
+
+def as_translation(score: Score) -> Translation:
+    """Return a scored target as a translation, as if search had found it."""
+    alternative = Alternative(score.target, score.tokens, score.piece_log_probabilities, score.score, ended=True)
+    return Translation(score.source, (alternative,))
+
+
+def score_translations(
+    models: Sequence[EncoderDecoder],
+    tokenizer: Tokenizer,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    *,
+    alpha: float = 0.0,
+    generate: GenerateSettings | None = None,
+    longest: int | None = None,
+) -> list[Score]:
+    """Compute the log-probability of each target given its source.
+
+    Args:
+        models: one model, or several whose probabilities are averaged.
+        tokenizer: the models' tokenizer.
+        sources: source sentences.
+        targets: the translation of each source.
+        alpha: exponent of the length penalty; 0: no penalty.
+        generate: rank as transformers' `generate`: forced tokens have log-probability 0, probabilities are normalized
+            over all tokens, and the penalty is length^alpha.
+        longest: maximum source length in tokens; longer sources would be split by search, so they are refused.
+
+    Returns:
+        A score for each pair.
+
+    Raises:
+        TransduceError: the numbers of sources and targets differ.
+        TooLongError: a text is too long.
+    """
+    sources, targets = as_pairs(sources, targets)
+    open_ids = tokenizer.source.encode_batch(sources)
+    _check_uncut(open_ids, longest)
+    source_ids = [tokenizer.source.with_special_tokens(ids) for ids in open_ids]
+    forced = _forced_tokens(tokenizer.target, generate)
+    target_ids = [
+        _with_forced(forced, tokenizer.target.with_special_tokens(ids))
+        for ids in tokenizer.target.encode_batch(targets)
+    ]
+    _check_lengths("source", source_ids)
+    _check_lengths("target", target_ids)
+    values: dict[int, tuple[float, ...]] = {}
+    with torch.inference_mode():
+        for numbers in _batches(source_ids, target_ids):
+            batch = [source_ids[n] for n in numbers], [target_ids[n] for n in numbers]
+            for number, log_probabilities in zip(numbers, _score_batch(models, *batch, generate), strict=True):
+                values[number] = (*(0.0 for _ in forced), *log_probabilities[len(forced) :])
+    divisor = length_penalty if generate is None else length_power
+    return [
+        Score(
+            source=source,
+            target=target,
+            tokens=tuple(tokenizer.target.pieces(ids[:-1])),
+            piece_log_probabilities=values[number],
+            score=sum(values[number]) / divisor(len(ids), alpha),
+        )
+        for number, (source, target, ids) in enumerate(zip(sources, targets, target_ids, strict=True))
+    ]
+
+
+def as_pairs(sources: Iterable[str], targets: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return sources and targets as lists of the same length.
+
+    Raises:
+        TransduceError: the numbers differ, or an item is not a text.
+    """
+    sources, targets = as_texts(sources), as_texts(targets)
+    if len(sources) != len(targets):
+        raise TransduceError(
+            f"Each source has one target, but there are {len(sources):,} sources and {len(targets):,} targets."
+        )
+    return sources, targets
+
+
+def _forced_tokens(target: Vocabulary, generate: GenerateSettings | None) -> tuple[int, ...]:
+    """Return the tokens that `generate` forces at the start of every translation, with log-probability 0."""
+    if generate is None:
+        return ()
+    first = () if generate.forced_first_id is None else (generate.forced_first_id,)
+    return target.forced or first
+
+
+def _with_forced(forced: tuple[int, ...], ids: list[int]) -> list[int]:
+    """Return a target with the forced tokens at its start; a target that already starts with them is unchanged."""
+    return ids if tuple(ids[: len(forced)]) == forced else [*forced, *ids]
+
+
+def _check_uncut(rows: Sequence[Sequence[int]], longest: int | None) -> None:
+    for number, ids in enumerate(rows, 1):
+        if longest is not None and len(ids) > longest:
+            raise TooLongError(
+                f"A source must have at most {longest:,} tokens to be scored, because search splits longer ones, but "
+                f"number {number} has {len(ids):,}: split it into sentences, each with its translation.",
+                "source",
+                number,
+            )
+
+
+def _check_lengths(side: Literal["source", "target"], rows: Sequence[Sequence[int]]) -> None:
+    for number, ids in enumerate(rows, 1):
+        if len(ids) > MAX_TOKENS:
+            raise TooLongError(
+                f"A {side} must have at most {MAX_TOKENS} tokens to be scored, but number {number} has {len(ids):,}: "
+                "split it into sentences.",
+                side,
+                number,
+            )
+
+
+def _batches(source_ids: Sequence[Sequence[int]], target_ids: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    """Yield batches of pair indices, sorted by length, with a limited number of tokens including padding."""
+    batch: list[int] = []
+    longest = 0
+    for number in sorted(range(len(source_ids)), key=lambda n: (-len(source_ids[n]), -len(target_ids[n]))):
+        length = max(longest, len(source_ids[number]) + len(target_ids[number]))
+        if batch and (len(batch) + 1) * length > _BATCH_TOKENS:
+            yield batch
+            batch, length = [], len(source_ids[number]) + len(target_ids[number])
+        batch.append(number)
+        longest = length
+    if batch:
+        yield batch
+
+
+def _score_batch(
+    models: Sequence[EncoderDecoder],
+    source_ids: list[list[int]],
+    target_ids: list[list[int]],
+    generate: GenerateSettings | None,
+) -> list[tuple[float, ...]]:
+    """Return the log-probabilities of each target's tokens."""
+    tokens = torch.tensor([token for ids in target_ids for token in ids], device=models[0].source_weight.device)  # (N,)
+    excluded = models[0].config.never_written
+    if generate is not None:
+        excluded = list(generate.forbidden_ids) if generate.renormalize else []
+    hidden = ((model, target_states(model, source_ids, target_ids)) for model in map(decoded_model, models))
+    log_probabilities = torch.stack(
+        [token_log_probabilities(model, states, tokens, excluded) for model, states in hidden]
+    )
+    values = (log_probabilities.logsumexp(dim=0) - math.log(len(models))).tolist()
+    ends = itertools.accumulate(map(len, target_ids))
+    return [tuple(values[end - len(ids) : end]) for end, ids in zip(ends, target_ids, strict=True)]
+
+
+def target_states(
+    model: EncoderDecoder, source_ids: Sequence[Sequence[int]], target_ids: Sequence[Sequence[int]]
+) -> Tensor:
+    """Return the output of the last decoder layer before each target token, pairs concatenated, (N, D)."""
+    config, device = model.config, model.source_weight.device
+    source = pad(source_ids, config.pad_id, device)
+    inputs = pad([[config.start_id, *ids[:-1]] for ids in target_ids], config.pad_id, device)  # (B, T)
+    lengths = torch.tensor([len(ids) for ids in target_ids], device=device)
+    present = torch.arange(inputs.shape[1], device=device) < lengths[:, None]  # (B, T)
+    return model.hidden(source, inputs)[present]
+
+
+def token_log_probabilities(model: EncoderDecoder, hidden: Tensor, chosen: Tensor, excluded: Sequence[int]) -> Tensor:
+    """Return the log-probabilities of given tokens (N,) after decoder states (N, D).
+
+    `excluded` tokens have probability zero; the others are normalized without them.
+    """
+    never_written = torch.tensor(excluded, dtype=torch.int64, device=hidden.device)
+    elements = _CHUNK_ELEMENTS_OF_GPU if hidden.is_cuda else _CHUNK_ELEMENTS
+    rows = max(_FEWEST_ROWS, elements // model.config.target_vocabulary_size)
+    parts, project = [], exact_projection(model)
+    for states, pieces in zip(hidden.split(rows), chosen.split(rows), strict=True):
+        logits = project(states).float().index_fill_(-1, never_written, float("-inf"))
+        parts.append(logits.gather(-1, pieces[:, None])[:, 0] - logits.logsumexp(dim=-1))
+    return torch.cat(parts)

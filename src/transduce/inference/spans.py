@@ -1,0 +1,481 @@
+"""Locate marked spans of source texts in whole translations; long texts are handled part by part."""
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from transduce.errors import TransduceError
+from transduce.inference.scoring import Score
+from transduce.inference.translation import Translation
+from transduce.search.settings import SearchSettings
+from transduce.text.glossary import Glossary, is_spaced_word_character, normalize_for_comparison, occurrences
+from transduce.text.languages import is_word_character
+from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import Vocabulary
+from transduce.text.word_spans import Span, overlap, token_spans
+
+# --- occlusion ---
+# Attribute words of a translation to a part of the source by occlusion.
+# The part is removed from the source, and the translation is scored again; words that depend on the part become
+# less probable. Occlusion needs neither attention nor word alignments, so it works for models of all kinds.
+
+
+_WITHIN_NUMBERS = re.compile(r"(?<=\d)[.,:](?=\d)")
+
+Scoring = Callable[[Sequence[str], Sequence[str]], list[Score]]
+"""A function that scores translations given their sources."""
+
+
+class OcclusionRequest(NamedTuple):
+    """An attribution request: a translation, and versions of its source that each lack a part."""
+
+    source: str
+    """The complete source."""
+    text: str
+    """The translation."""
+    without: Sequence[str]
+    """The source without one part, for each part."""
+
+
+def word_losses(
+    asked: Sequence[OcclusionRequest], vocabulary: Vocabulary, score: Scoring
+) -> Iterator[list[list[float]]]:
+    """Yield the loss of every word in nats, for each request and each of its parts.
+
+    Args:
+        asked: the requests; all are scored in the same batches.
+        vocabulary: the target vocabulary.
+        score: scores pairs with the model.
+
+    Yields:
+        For each part, one value for each word of `word_spans`: the decrease of its log-probability without the part.
+    """
+    pairs = [(source, each.text) for each in asked for source in (each.source, *each.without)]
+    scores = iter(score_pairs(pairs, score))
+    for each in asked:
+        words, full_score = word_spans(each.text), next(scores)
+        yield [_losses(each.text, words, full_score, next(scores), vocabulary) for _ in each.without]
+
+
+def score_pairs(pairs: Sequence[tuple[str, str]], score: Scoring) -> list[Score]:
+    """Return the scores of pairs of sources and translations; an empty list for no pairs."""
+    return score([source for source, _ in pairs], [target for _, target in pairs]) if pairs else []
+
+
+def word_spans(text: str) -> list[Span]:
+    """Return the spans of a text's words without punctuation.
+
+    Numbers such as 1,234.5 are one word. In scripts without spaces, every character is a word.
+    """
+    within = {match.start() for match in _WITHIN_NUMBERS.finditer(text)}
+    spans: list[Span] = []
+    for index, character in enumerate(text):
+        if not is_word_character(character) and index not in within:
+            continue
+        joins = {index - 1, index} & within or (
+            index and is_spaced_word_character(text[index - 1]) and is_spaced_word_character(character)
+        )
+        goes_on = joins and spans and spans[-1].end == index
+        start = spans.pop().start if goes_on else index
+        spans.append(Span(start, index + 1))
+    return spans
+
+
+def _losses(text: str, words: Sequence[Span], full_score: Score, without: Score, vocabulary: Vocabulary) -> list[float]:
+    """Return the loss of each word in nats: the sum of the losses of its tokens.
+
+    If a token covers several words, as in scripts without spaces, each of these words gets the token's whole loss.
+    """
+    if vocabulary.normalize(text) != text:  # the vocabulary normalizes the text, so token spans would not match
+        return [0.0] * len(words)
+    ids = vocabulary.encode(text)
+    spans = token_spans(vocabulary.token_texts(ids), text)
+    pairs = zip(full_score.piece_log_probabilities, without.piece_log_probabilities, strict=True)
+    # drops forced first tokens and the end symbol
+    token_losses = [one - other for one, other in pairs][-1 - len(ids) : -1]
+    lengths = [[max(1, min(w.end - w.start, p.end - p.start)) for p in spans] for w in words]
+    shares = overlap(words, spans) / np.array(lengths, dtype=np.float32).reshape(len(words), len(spans))
+    return [float(value) for value in (shares * np.array(token_losses, dtype=np.float32)).sum(axis=1)]
+
+
+# --- locating ---
+# Align marked spans of a source, such as bold words or links, with spans of its translation.
+# Words of the translation belong to a span if they become much less probable when the span is removed from the
+# source (`occlusion.py`). The chosen run of words has the highest sum of losses above a threshold. Nested spans
+# stay nested in the translation, and disjoint spans stay disjoint.
+
+
+# The threshold, in nats, for a word that belongs to a run; at most this share of the strongest word's loss.
+LOSS_THRESHOLD_NATS = 2.5
+_SHARE = 0.5
+_CERTAIN_NATS = 10.0
+"""Loss assigned to words that are known to belong to a span."""
+_FEWEST_NATS = 0.3  # if no word loses more, the alignment is by relative position
+
+
+class MarkedSentence(NamedTuple):
+    """A sentence, its translation, and marked spans of the sentence, which are nested or disjoint."""
+
+    source: str
+    """The source sentence."""
+    text: str
+    """Its translation."""
+    spans: Sequence[Span]
+    """The marked spans of the source."""
+    is_scored: bool = True
+    """False if the sentence is too long for the model to score."""
+    ties: Sequence[tuple[Span, Span]] = ()
+    """Pairs of a source span and a translation span that are known to correspond."""
+
+
+def align_marked(asked: Sequence[MarkedSentence], vocabulary: Vocabulary, score: Scoring) -> list[list[Span]]:
+    """Return the span of the translation for each marked span; nesting is the same as in the source.
+
+    If no word of the translation depends on a span, the word at the same relative position is used. A span without
+    words becomes an empty span between words.
+
+    Args:
+        asked: sentences, translations and marked spans.
+        vocabulary: the target vocabulary.
+        score: scores pairs with the model.
+    """
+    to_score = [
+        [
+            span
+            for span in each.spans
+            if each.is_scored and each.text and _has_words(each, span) and not _is_all(each, span)
+        ]
+        for each in asked
+    ]
+    questions = [
+        OcclusionRequest(
+            each.source,
+            each.text,
+            [normalize_for_comparison(each.source[: s.start] + each.source[s.end :]) for s in spans],
+        )
+        for each, spans in zip(asked, to_score, strict=True)
+    ]
+    located = []
+    for each, spans, losses in zip(asked, to_score, _question_losses(questions, vocabulary, score), strict=True):
+        losses_by_span = dict(zip(spans, losses, strict=True))
+        located.append(_Aligner(each, [losses_by_span.get(span, []) for span in each.spans]).places())
+    return located
+
+
+def _has_words(each: MarkedSentence, span: Span) -> bool:
+    return any(map(is_word_character, each.source[span.start : span.end]))
+
+
+def _is_all(each: MarkedSentence, span: Span) -> bool:
+    """Return whether a span contains all words of its source."""
+    return not any(map(is_word_character, each.source[: span.start] + each.source[span.end :]))
+
+
+def _question_losses(
+    asked: Sequence[OcclusionRequest], vocabulary: Vocabulary, score: Scoring
+) -> Iterator[list[list[float]]]:
+    """Yield the losses of each question; an empty list for questions without spans."""
+    real = word_losses([each for each in asked if each.without], vocabulary, score)
+    return (next(real) if each.without else [] for each in asked)
+
+
+class _Aligner:
+    """Aligns the spans of one sentence, one after another: outer spans first, then those with the largest losses."""
+
+    def __init__(self, marked: MarkedSentence, losses: Sequence[Sequence[float]]) -> None:
+        self.marked = marked
+        self.words = word_spans(marked.text)
+        self.losses = [self._tied(span, own) for span, own in zip(marked.spans, losses, strict=True)]
+        self.placed: dict[int, Span] = {}
+        self.taken: dict[int, range] = {}
+        """The words that are assigned to each aligned span."""
+
+    def places(self) -> list[Span]:
+        """Return the target span of each marked span."""
+        spans = self.marked.spans
+        depths = [sum(self._encloses(other, number) for other in range(len(spans))) for number in range(len(spans))]
+        order = sorted(range(len(spans)), key=lambda n: (depths[n], -max(self.losses[n], default=0.0), n))
+        for number in order:
+            self._align(number)
+        return [self.placed[number] for number in range(len(spans))]
+
+    def _tied(self, span: Span, losses: Sequence[float]) -> list[float]:
+        """Return the losses of a span's words, with fixed values for words that are known to belong to a span."""
+        adjusted = list(losses)
+        for source, target in self.marked.ties:
+            is_within = span.start <= source.start and source.end <= span.end
+            for number, word in enumerate(self.words):
+                if adjusted and target.start <= word.start and word.end <= target.end:
+                    adjusted[number] = _CERTAIN_NATS if is_within else min(adjusted[number], 0.0)
+        return adjusted
+
+    def _encloses(self, outer: int, inner: int) -> bool:
+        """Return whether a span contains another; of two equal spans, the first contains the second."""
+        one, other = self.marked.spans[outer], self.marked.spans[inner]
+        is_around = one.start <= other.start and other.end <= one.end
+        return outer != inner and is_around and (one != other or outer < inner)
+
+    def _align(self, number: int) -> None:
+        text, span = self.marked.text, self.marked.spans[number]
+        parents = [other for other in self.placed if self._encloses(other, number)]
+        bounds = min(
+            (self.placed[other] for other in parents), key=lambda s: s.end - s.start, default=Span(0, len(text))
+        )
+        free = self._free(parents, bounds)
+        words = self._run(number, free)
+        self.taken[number] = words
+        if not words:
+            self.placed[number] = self._between(span, free, bounds)
+        elif _is_all(self.marked, span) and not parents:
+            self.placed[number] = Span(len(text) - len(text.lstrip()), len(text.rstrip()))
+        else:
+            target_span = Span(self.words[words.start].start, self.words[words.stop - 1].end)
+            for source, target in self.marked.ties:  # include punctuation that belongs to a glossary term
+                if (
+                    span.start <= source.start
+                    and source.end <= span.end
+                    and target.start <= target_span.end <= target.end
+                ):
+                    target_span = Span(target_span.start, min(target.end, bounds.end))
+            self.placed[number] = self._include_punctuation(target_span, span, bounds)
+
+    def _free(self, parents: Sequence[int], bounds: Span) -> list[int]:
+        """Return the words available for a span: those of its enclosing span that no disjoint span has taken."""
+        taken = {word for other, words in self.taken.items() if other not in parents for word in words}
+        inside = (n for n, word in enumerate(self.words) if bounds.start <= word.start and word.end <= bounds.end)
+        return [word for word in inside if word not in taken]
+
+    def _run(self, number: int, free: Sequence[int]) -> range:
+        """Return the run of words that corresponds to a span; an empty range if the span has no words."""
+        span, losses = self.marked.spans[number], self.losses[number]
+        if not free or not _has_words(self.marked, span):
+            return range(0)
+        if _is_all(self.marked, span):
+            return range(free[0], free[-1] + 1)
+        strongest = max(losses[word] for word in free) if losses else 0.0
+        if strongest < _FEWEST_NATS:
+            return self._with_contractions(self._as_far_along(span, free), free)
+        threshold = min(LOSS_THRESHOLD_NATS, _SHARE * strongest)
+        best, start, total = (0.0, range(0)), 0, 0.0
+        for index, word in enumerate(free):
+            if total <= 0 or free[index - 1] != word - 1:
+                start, total = word, 0.0
+            total += losses[word] - threshold
+            best = max(best, (total, range(start, word + 1)), key=lambda each: each[0])
+        return self._with_contractions(best[1], free)
+
+    def _with_contractions(self, run: range, free: Sequence[int]) -> range:
+        """Extend a run so that it does not split a contraction such as `doesn't`."""
+        first, last = run.start, run.stop - 1
+        while last + 1 in free and self._joins(last):
+            last += 1
+        while first - 1 in free and self._joins(first - 1):
+            first -= 1
+        return range(first, last + 1)
+
+    def _joins(self, word: int) -> bool:
+        """Return whether only an apostrophe separates a word from the next."""
+        return self.marked.text[self.words[word].end : self.words[word + 1].start] in ("'", "\u2019")
+
+    def _as_far_along(self, span: Span, free: Sequence[int]) -> range:
+        """Return the available word that is nearest to the span's relative position in the source."""
+        source = word_spans(self.marked.source)
+        before = sum(word.end <= span.start for word in source)
+        span_words = sum(span.start <= word.start and word.end <= span.end for word in source)
+        middle = round((before + span_words / 2) / max(1, len(source)) * len(self.words) - 0.5)
+        nearest = min(free, key=lambda word: abs(word - middle))
+        return range(nearest, nearest + 1)
+
+    def _between(self, span: Span, free: Sequence[int], bounds: Span) -> Span:
+        """Return an empty span between words, at the source span's relative position."""
+        source = word_spans(self.marked.source)
+        before = sum(word.end <= span.start for word in source)
+        if before == 0 or not free:
+            offset = bounds.start if before == 0 and not self._is_inside(bounds.start) else bounds.end
+            return Span(offset, offset)
+        if before == len(source):
+            return Span(bounds.end, bounds.end)
+        goal = before / len(source) * len(self.words)
+        offset = self.words[min(free, key=lambda word: abs(word - goal))].start
+        return Span(offset, offset)
+
+    def _is_inside(self, offset: int) -> bool:
+        return any(other.start < offset < other.end for other in self.placed.values())
+
+    def _include_punctuation(self, target_span: Span, span: Span, bounds: Span) -> Span:
+        """Extend a target span by adjacent punctuation or opening brackets if the source span has some at that edge."""
+        source, text = self.marked.source, self.marked.text
+        start, end = target_span
+        if not source[span.end - 1].isalnum():
+            while end < bounds.end and not text[end].isspace() and not text[end].isalnum() and not _opens(text[end]):
+                end += 1
+        if not source[span.start].isalnum():
+            while start > bounds.start and _opens(text[start - 1]):
+                start -= 1
+        return Span(start, end)
+
+
+def _opens(character: str) -> bool:
+    """Return whether a character is an opening bracket or quotation mark."""
+    return unicodedata.category(character) in ("Ps", "Pi")
+
+
+# --- spans ---
+
+
+_MARKS_AROUND = 4  # special tokens that a vocabulary adds: language tags, the end symbol
+
+TranslationOrPair = Translation | tuple[str, str]
+"""A translation, or a pair of a source and its translated text."""
+
+
+class Scorer(Protocol):
+    """The methods of a translator that span alignment needs."""
+
+    tokenizer: Tokenizer
+    search: SearchSettings
+
+    @property
+    def max_scored_tokens(self) -> int:
+        """Maximum number of tokens in a text that can be scored."""
+
+    def scoring(self, search: SearchSettings) -> Scoring:
+        """Return a function that scores pairs of sources and translations."""
+
+
+class _Part(NamedTuple):
+    """A part of a text that was translated separately."""
+
+    source: Span
+    target: Span
+
+
+def as_translations(given: Iterable[TranslationOrPair]) -> list[Translation]:
+    """Return a list of translations; pairs of a source and a text are converted.
+
+    Raises:
+        TransduceError: an item is neither a translation nor such a pair.
+    """
+    translations = []
+    for each in given:
+        pair = each if isinstance(each, tuple | list) else None
+        if isinstance(each, Translation):
+            translations.append(each)
+        elif pair is not None and len(pair) == 2 and all(isinstance(text, str) for text in pair):
+            translations.append(Translation.of(*pair))
+        else:
+            raise TransduceError(f"Pass a `Translation`, or a source and a text, not {each!r}: write (source, text).")
+    return translations
+
+
+def align_spans(
+    translator: Scorer,
+    translations: Sequence[Translation],
+    spans: Sequence[Sequence[tuple[int, int]]],
+    glossary: Glossary | None,
+) -> list[list[Span]]:
+    """Return the span of the best translation that corresponds to each marked span of its source.
+
+    Raises:
+        TransduceError: a marked span is invalid, or two spans overlap partly.
+    """
+    parts: list[MarkedSentence] = []
+    owners: list[tuple[int, int, list[int]]] = []
+    for number, (each, marked) in enumerate(zip(translations, spans, strict=True)):
+        checked = _checked_spans(marked, each.source)
+        for part in _parts(each):
+            inner = [
+                n for n, span in enumerate(checked) if span.start < part.source.end and span.end > part.source.start
+            ]
+            if len(each.joined) < 2:
+                inner = list(range(len(checked)))
+            if not inner:
+                continue
+            source = each.source[slice(*part.source)]
+            local = [_within(checked[n], part.source) for n in inner]
+            text = each.text[slice(*part.target)]
+            parts.append(
+                MarkedSentence(
+                    source,
+                    text,
+                    local,
+                    is_scored=can_score(translator, source, text),
+                    ties=_ties(source, text, glossary),
+                )
+            )
+            owners.append((number, part.target.start, inner))
+    targets: list[list[Span | None]] = [[None] * len(marked) for marked in spans]
+    located = align_marked(parts, translator.tokenizer.target, translator.scoring(translator.search))
+    for (number, offset, inner), target_spans in zip(owners, located, strict=True):
+        for n, span in zip(inner, target_spans, strict=True):
+            moved, previous = Span(span.start + offset, span.end + offset), targets[number][n]
+            targets[number][n] = moved if previous is None else Span(previous.start, moved.end)
+    ends = [Span(len(each.text), len(each.text)) for each in translations]
+    return [[span or end for span in marked] for marked, end in zip(targets, ends, strict=True)]
+
+
+def _checked_spans(marked: Sequence[tuple[int, int]], source: str) -> list[Span]:
+    spans = []
+    for each in marked if isinstance(marked, list | tuple) else [marked]:
+        numbers = tuple(each) if isinstance(each, tuple | list) else ()
+        is_one = (
+            len(numbers) == 2 and all(type(n) is int for n in numbers) and 0 <= numbers[0] <= numbers[1] <= len(source)
+        )
+        if not is_one:
+            raise TransduceError(
+                f"A span of a text is (start, end) in characters, from 0 to {len(source)} here, not {each!r}."
+            )
+        spans.append(Span(*numbers))
+    for one in spans:
+        for other in spans:
+            if one.start < other.start < one.end < other.end:
+                raise TransduceError(f"Spans must be nested or disjoint, but {tuple(one)} and {tuple(other)} overlap.")
+    return spans
+
+
+def _parts(each: Translation) -> Iterator[_Part]:
+    """Yield the parts of a text that was translated in parts, or else the whole text."""
+    if len(each.joined) < 2:
+        yield _Part(Span(0, len(each.source)), Span(0, len(each.text)))
+        return
+    source = target = 0
+    for part, text in each.joined:
+        start, target_start = each.source.find(part, source), each.text.find(text, target)
+        if start < 0 or target_start < 0:  # the translation was edited, so the part cannot be found
+            continue
+        source, target = start + len(part), target_start + len(text)
+        yield _Part(Span(start, source), Span(target_start, target))
+
+
+def _within(span: Span, part: Span) -> Span:
+    """Return the part of a span that lies in a piece of text, relative to that piece's start."""
+    start, end = (min(max(edge, part.start), part.end) - part.start for edge in span)
+    return Span(start, end)
+
+
+def can_score(translator: Scorer, source: str, text: str) -> bool:
+    """Return whether a source and its translation are both short enough to be scored."""
+    vocabularies = translator.tokenizer
+    ids = (vocabularies.source.encode(source), vocabularies.target.encode(text))
+    return max(map(len, ids)) + _MARKS_AROUND <= translator.max_scored_tokens
+
+
+def _ties(source: str, text: str, glossary: Glossary | None) -> list[tuple[Span, Span]]:
+    """Return pairs of spans: glossary terms in the source, and their translations in the text."""
+    if glossary is None or normalize_for_comparison(source) != source or normalize_for_comparison(text) != text:
+        return []
+    ties: list[tuple[Span, Span]] = []
+    for start, end, term in glossary.places(source):
+        candidates = (
+            Span(start_of_form, start_of_form + len(form))
+            for form in term.forms
+            for start_of_form in occurrences(text, form)
+        )
+        used = {tie[1] for tie in ties}
+        target = next((span for span in sorted(candidates) if span not in used), None)
+        if target is not None:
+            ties.append((Span(start, end), target))
+    return ties

@@ -1,0 +1,441 @@
+"""Translate texts with a trained model."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import overload
+
+import msgspec
+import torch
+
+from transduce.argument_checks import as_phrases, as_text, as_texts, one_per_sentence
+from transduce.errors import TransduceError
+from transduce.inference.batch_invariance import BatchInvarianceCheck, padded_length
+from transduce.inference.batching import (
+    DEFAULT_MAX_SOURCE,
+    Part,
+    PartsObserver,
+    batch_token_budget,
+    batches,
+    decode_in_parallel,
+    join_sentences,
+    num_parallel_batches,
+    sentence_separator,
+    split_long_sentences,
+)
+from transduce.inference.decoding import (
+    Batch,
+    beam_width,
+    check_prefix,
+    explain_search_out_of_memory,
+    max_model_positions,
+    max_sentences,
+    start_search,
+)
+from transduce.inference.glossary_search import (
+    GlossaryLike,
+    as_glossary,
+    attach_phrases,
+    check_glossary,
+    translate_with_terms,
+)
+from transduce.inference.phrases import tokenize_prefix
+from transduce.inference.retrieval import NeighborIndex
+from transduce.inference.scoring import MAX_TOKENS, Score, score_translations
+from transduce.inference.spans import Scoring, align_spans, as_translations
+from transduce.inference.substitution import TermModel
+from transduce.inference.translation import GrowingText, Translation, empty_alternative, translation_from_hypotheses
+from transduce.model.build import EncoderDecoder
+from transduce.model.transformer import Transformer
+from transduce.model_folder.load import precision_of, summary
+from transduce.search.constraints import Phrase
+from transduce.search.scorer import Hypothesis, Observer, Search, run
+from transduce.search.settings import SearchSettings, checked_search
+from transduce.text.glossary import Glossary
+from transduce.text.tokenizer import Tokenizer
+from transduce.text.word_spans import Span
+
+
+class Translator:
+    """A translation model with its tokenizer and search settings. Call it with a sentence or a list of sentences."""
+
+    def __init__(
+        self,
+        model: EncoderDecoder,
+        tokenizer: Tokenizer,
+        *,
+        source_language: str | None = None,
+        target_language: str | None = None,
+        search: SearchSettings | None = None,
+        ensemble: Sequence[EncoderDecoder] = (),
+        max_source_tokens: int = DEFAULT_MAX_SOURCE,
+        examples: NeighborIndex | None = None,
+    ) -> None:
+        """Create a translator.
+
+        Args:
+            model: the model.
+            tokenizer: its tokenizer.
+            source_language: code of the source language.
+            target_language: code of the target language.
+            search: default search settings; None: the paper's.
+            ensemble: further models with the same tokenizer, whose probabilities are averaged with the model's.
+            longest_source: maximum number of source tokens; longer texts are split into parts. Texts are also limited
+                to the models' positions.
+            examples: datastore for kNN retrieval, for a single model.
+        """
+        self.model = model
+        self.models = (model, *ensemble)
+        self.tokenizer = tokenizer
+        self.source_language = source_language
+        self.target_language = target_language
+        self.search = search or SearchSettings()
+        self.examples = None if examples is None else examples.for_single_model(self.models)
+        special_tokens = len(tokenizer.source.with_special_tokens([]))
+        self.longest_source = max(1, min(max_source_tokens, max_model_positions(self.models) - special_tokens))
+        self._proof = BatchInvarianceCheck(self._search_sources, tokenizer.source)
+
+    def __repr__(self) -> str:
+        pair = f"{self.source_language or 'source'} → {self.target_language or 'target'}"
+        count = [f"{len(self.models)} models"] if len(self.models) > 1 else []
+        return summary("Translator", self.model, pair, *count, self.precision, str(self.device))
+
+    @property
+    def transformer(self) -> Transformer:
+        """The model if it is a Transformer, for tools that inspect the attention of its layers.
+
+        Raises:
+            TransduceError: the model is of another kind.
+        """
+        if not isinstance(self.model, Transformer):
+            raise TransduceError(f"This needs a Transformer, but the model is of the kind `{self.model.config.kind}`.")
+        return self.model
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the model computes on."""
+        return self.model.source_weight.device
+
+    @property
+    def max_scored_tokens(self) -> int:
+        """The maximum number of tokens in a text that can be scored."""
+        return min(MAX_TOKENS, max_model_positions(self.models))
+
+    @property
+    def precision(self) -> str:
+        """The precision of the weights: "fp32", "bf16" or "int8"."""
+        return precision_of(self.model)
+
+    @overload
+    def __call__(
+        self,
+        text: str,
+        *,
+        beam_size: int | None = None,
+        length_penalty: float | None = None,
+        n_best: int | None = None,
+        max_length: int | None = None,
+        prefix: str | None = None,
+        phrases: Iterable[str] = (),
+        glossary: GlossaryLike = None,
+        search: SearchSettings | None = None,
+    ) -> Translation: ...
+    @overload
+    def __call__(
+        self,
+        text: list[str] | tuple[str, ...],
+        *,
+        beam_size: int | None = None,
+        length_penalty: float | None = None,
+        n_best: int | None = None,
+        max_length: int | None = None,
+        prefix: str | None = None,
+        phrases: Iterable[str] = (),
+        glossary: GlossaryLike = None,
+        search: SearchSettings | None = None,
+    ) -> list[Translation]: ...
+    def __call__(
+        self,
+        text: str | list[str] | tuple[str, ...],
+        *,
+        beam_size: int | None = None,
+        length_penalty: float | None = None,
+        n_best: int | None = None,
+        max_length: int | None = None,
+        prefix: str | None = None,
+        phrases: Iterable[str] = (),
+        glossary: GlossaryLike = None,
+        search: SearchSettings | None = None,
+    ) -> Translation | list[Translation]:
+        """Translate one sentence, or a list of sentences in order.
+
+        Args:
+            text: a sentence, or a list of sentences; an empty sentence gives an empty translation.
+            beam_size: number of beam hypotheses; 1: greedy search.
+            length_penalty: exponent alpha of the length penalty; higher values favor longer translations.
+            n_best: number of alternatives returned for each sentence.
+            max_length: maximum number of new tokens.
+            prefix: text that every translation must start with.
+            phrases: phrases that every translation must contain.
+            glossary: terms that must be translated as specified: a mapping, a `Glossary` or a file.
+            search: search settings; None: the translator's defaults. The arguments above override them.
+
+        Raises:
+            TransduceError: an option is out of range.
+        """
+        options = {"beam_size": beam_size, "length_penalty": length_penalty, "n_best": n_best, "max_length": max_length}
+        changes = {name: value for name, value in options.items() if value is not None}
+        settings = msgspec.structs.replace(checked_search(search or self.search), **changes)
+        sentences = as_texts(text)
+        required = [as_phrases(phrases)] * len(sentences)
+        translations = self.translate(sentences, settings, prefix=prefix or "", phrases=required, glossary=glossary)
+        return translations[0] if isinstance(text, str) else translations
+
+    def translate(
+        self,
+        sentences: Iterable[str],
+        search: SearchSettings,
+        *,
+        prefix: str = "",
+        phrases: Iterable[Iterable[str]] | None = None,
+        glossary: GlossaryLike = None,
+        places: Iterable[int] | None = None,
+        observer: Observer | None = None,
+    ) -> list[Translation]:
+        """Translate sentences; they are batched by length and returned in order.
+
+        Args:
+            sentences: texts of any length; texts longer than the model takes are split, and their translations are
+                joined.
+            search: the search settings.
+            prefix: text that every translation must start with.
+            phrases: a list of required phrases for each sentence; a split sentence has them in its first part.
+            glossary: terms that must be translated as specified.
+            places: index of each sentence in the whole input, which seeds sampling; None: from 0.
+            observer: called after each step with sentence indices from 0. The index of a split sentence occurs once for
+                each part in the batch. A sentence that the observer stops is stopped in all parts and marked in the
+                result.
+
+        Raises:
+            TransduceError: options contradict each other, the number of phrases or places differs from that of the
+                sentences, or batch-invariant results are not possible.
+        """
+        sentences, search, terms = as_texts(sentences), checked_search(search), as_glossary(glossary)
+        required = (
+            None if phrases is None else one_per_sentence("list of phrases", len(sentences), map(as_phrases, phrases))
+        )
+        seeds = None if places is None else one_per_sentence("place", len(sentences), places)
+        parts = self._parts(sentences, search, prefix, required, terms)
+        watch = PartsObserver(observer)
+        translations = {part.key: Translation(part.text, (empty_alternative(),)) for part in parts if part.is_empty}
+        nonempty = [part for part in parts if not part.is_empty]
+        translations |= self._search_parts(nonempty, search, seeds, watch)
+        if terms is not None:
+            with_terms_in_source = [part for part in nonempty if terms.find(part.text)]
+            search_again = partial(self._search_parts, search=search, places=seeds, watch=watch)
+            translations |= translate_with_terms(
+                with_terms_in_source, translations, terms, search, self.term_model(search), search_again
+            )
+        return join_sentences(sentences, parts, translations, given_up=watch.given_up, language=self.target_language)
+
+    def _search_parts(
+        self, parts: Sequence[Part], search: SearchSettings, places: Sequence[int] | None, watch: PartsObserver
+    ) -> dict[tuple[int, int], Translation]:
+        """Return the translations of parts by key, except for parts that were stopped before decoding."""
+
+        def decode(batch: Sequence[Part]) -> dict[tuple[int, int], Translation]:
+            active = watch.waiting(batch)
+            hypotheses = self.search_ids(
+                [part.ids for part in active],
+                search,
+                prefixes=[part.prefix for part in active],
+                phrases=[part.phrases for part in active],
+                places=[part.place(places) for part in active],
+                observer=watch if watch.observer else None,
+            )
+            pairs = zip(active, hypotheses, strict=True)
+            return {
+                part.key: translation_from_hypotheses(part.text, results, self.tokenizer.target)
+                for part, results in pairs
+            }
+
+        is_watched = watch.observer is not None or self.examples is not None
+        threads = 1 if is_watched else num_parallel_batches(self.models, search)
+        results_by_batch = decode_in_parallel(decode, list(self._batches(parts, search)), threads)
+        return {key: translation for results in results_by_batch for key, translation in results.items()}
+
+    def stream(
+        self,
+        sentence: str,
+        search: SearchSettings | None = None,
+        *,
+        prefix: str = "",
+        phrases: Iterable[str] = (),
+        glossary: GlossaryLike = None,
+    ) -> Iterator[str]:
+        """Yield the best translation while it is generated, in parts of text whose concatenation is the translation.
+
+        Greedy search and sampling yield the text of each step. Beam search yields what all hypotheses agree on, and the
+        rest at the end. A sentence with glossary terms is yielded at once, because it may be searched twice. Closing
+        the iterator stops the search.
+
+        Args:
+            sentence: a text of any length.
+            search: search settings; None: the translator's defaults.
+            prefix: text that the translation must start with.
+            phrases: phrases that the translation must contain.
+            glossary: terms that must be translated as specified.
+
+        Raises:
+            TransduceError: an option is invalid, as in `translate`.
+        """
+        search = msgspec.structs.replace(checked_search(search or self.search), n_best=1)
+        between, terms = "", as_glossary(glossary)
+        if terms is not None and terms.find(as_text(sentence)):
+            yield self.translate([sentence], search, prefix=prefix, phrases=[phrases], glossary=terms)[0].text
+            return
+        for part in self._parts([as_text(sentence)], search, prefix, [as_phrases(phrases)], terms):
+            if part.is_empty:
+                continue
+            batch = Batch([part.ids], [part.prefix], [part.phrases], [part.place(None)])
+            is_new = True
+            for text in self._stream_batch(batch, search):
+                yield between + text if is_new else text
+                is_new, between = False, sentence_separator(self.target_language)
+
+    def _stream_batch(self, batch: Batch, search: SearchSettings) -> Iterator[str]:
+        """Yield one sentence's translation while it is generated."""
+        growing = GrowingText(self.tokenizer.target)
+        if search.strict:
+            self._proof.check(search)
+        with explain_search_out_of_memory(search):
+            progress = self._begin(batch, search)
+        while len(progress.rows):
+            # inference mode must not stay on while the caller runs
+            with torch.inference_mode(), explain_search_out_of_memory(search):
+                progress.advance()
+                text = growing.grow(progress.hypotheses()[0]) if len(progress.rows) else ""
+            if text:
+                yield text
+        (hypotheses,) = progress.found()
+        rest = growing.finish(self.tokenizer.target.decode(list(hypotheses[0].ids))) if hypotheses else ""
+        if rest:
+            yield rest
+
+    def score(self, sources: Sequence[str], targets: Sequence[str], *, length_penalty: float = 0.0) -> list[Score]:
+        """Score given translations, with the same scores as search.
+
+        Args:
+            sources: source sentences, short enough not to be split.
+            targets: the translation of each source.
+            length_penalty: exponent alpha of the length penalty; 0: scores are log-probabilities.
+
+        Returns:
+            A score for each pair.
+
+        Raises:
+            TransduceError: the numbers of sources and targets differ, a text is too long, or the penalty is out of
+                range.
+        """
+        search = SearchSettings(length_penalty=length_penalty, generate=self.search.generate)
+        return self.scoring(search, longest=self.longest_source)(sources, targets)
+
+    def locate(
+        self,
+        translations: Iterable[Translation | tuple[str, str]],
+        spans: Iterable[Sequence[tuple[int, int]]],
+        *,
+        glossary: GlossaryLike = None,
+    ) -> list[list[Span]]:
+        """Return the spans of translations that correspond to marked spans of their sources, in characters.
+
+        Args:
+            translations: this translator's translations, of which the best alternatives are used, or pairs of a source
+                and its translation.
+            spans: marked spans of each source, (start, end) in characters; spans must be nested or disjoint.
+            glossary: the glossary that was used for the translations.
+
+        Raises:
+            TransduceError: the number of lists of spans differs from that of the translations, or a span is invalid.
+        """
+        checked = as_translations(translations)
+        return align_spans(self, checked, one_per_sentence("list of spans", len(checked), spans), as_glossary(glossary))
+
+    def term_model(self, search: SearchSettings) -> TermModel:
+        """Return the functions of the model that term insertion needs."""
+        plain = partial(self.translate, search=search)
+        return TermModel(self.tokenizer.target, self.scoring(search), plain, self.max_scored_tokens)
+
+    def scoring(self, search: SearchSettings, *, longest: int | None = None) -> Scoring:
+        """Return a function that scores pairs as this search ranks hypotheses.
+
+        In a batch-invariant search, each pair is scored alone. Sources of more than `longest` tokens are refused.
+        """
+        alpha, generate = search.length_penalty, search.generate
+        rank = partial(score_translations, self.models, self.tokenizer, alpha=alpha, generate=generate, longest=longest)
+        return rank if not search.strict else lambda *sides: [rank([s], [t])[0] for s, t in zip(*sides, strict=True)]
+
+    def search_ids(
+        self,
+        source_ids: Sequence[Sequence[int]],
+        search: SearchSettings,
+        *,
+        prefixes: Sequence[Sequence[int]] | None = None,
+        phrases: Sequence[Sequence[Phrase]] | None = None,
+        places: Sequence[int] | None = None,
+        observer: Observer | None = None,
+    ) -> list[list[Hypothesis]]:
+        """Search one batch of token ids and return the hypotheses of each sentence, best first.
+
+        Args:
+            source_ids: token ids of each sentence, with the end symbol; in a batch-invariant search, all must have the
+                same padded length.
+            search: the search settings.
+            prefixes: token ids that each sentence's hypotheses start with.
+            phrases: phrases that each sentence's hypotheses must contain.
+            places: index of each sentence in the whole input, which seeds its random numbers in sampling.
+            observer: called after each step; sentences that it stops may have no hypothesis.
+        """
+        if not source_ids:
+            return []
+        if search.strict:
+            self._proof.check(search)
+        none: list[list[int]] = [[]] * len(source_ids)
+        batch = Batch(source_ids, prefixes or none, phrases or [()] * len(source_ids), places or range(len(source_ids)))
+        with torch.inference_mode(), explain_search_out_of_memory(search):
+            return run(self._begin(batch, search), observer)
+
+    def _parts(
+        self,
+        sentences: Sequence[str],
+        search: SearchSettings,
+        prefix: str,
+        phrases: Sequence[Sequence[str]] | None,
+        glossary: Glossary | None,
+    ) -> list[Part]:
+        """Split long sentences into parts, and attach the prefix and the required phrases to the first part of each."""
+        check_prefix(search, as_text(prefix))
+        prefix_ids = tokenize_prefix(prefix, self.tokenizer.target)
+        if glossary is not None:
+            check_glossary(glossary, search, self.tokenizer.target)
+        parts = split_long_sentences(sentences, self.tokenizer.source, self.longest_source)
+        parts = attach_phrases(parts, phrases, search, self.tokenizer.target)
+        return [part if part.number else part._replace(prefix=prefix_ids) for part in parts]
+
+    def _batches(self, parts: Sequence[Part], search: SearchSettings) -> Iterator[list[Part]]:
+        """Yield batches of parts with the same beam width and, if batch-invariant, the same padded length."""
+
+        def kind(part: Part) -> tuple[int, ...]:
+            return (beam_width(search, [part.phrases]), padded_length(len(part.ids)) if search.strict else 0)
+
+        most = batch_token_budget(self.device) // beam_width(search, [part.phrases for part in parts])
+        return batches(parts, most, kind=kind, most_sentences=max_sentences(search, self.examples))
+
+    def _begin(self, batch: Batch, search: SearchSettings) -> Search:
+        with torch.inference_mode():
+            return start_search(self.models, self.tokenizer.target, batch, search, examples=self.examples)
+
+    def _search_sources(self, source_ids: list[list[int]], search: SearchSettings) -> list[list[Hypothesis]]:
+        """Search without prefixes, phrases and the batch-invariance check."""
+        batch = Batch(source_ids, [[]] * len(source_ids), [()] * len(source_ids), range(len(source_ids)))
+        with torch.inference_mode():
+            return run(self._begin(batch, search))

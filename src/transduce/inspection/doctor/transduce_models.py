@@ -1,0 +1,238 @@
+"""A model folder, or a settings file, as a subject."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from transduce.data.batches import Batch
+from transduce.errors import TransduceError
+from transduce.inference.scorers import TransformerScorer
+from transduce.inspection.doctor.subject import ResidualLayer, SplitModel, Subject
+from transduce.machine import detect_machine
+from transduce.model.config import ModelConfig
+from transduce.model.masks import AttentionMask
+from transduce.model.transformer import Transformer
+from transduce.model_folder.read import read_model_folder
+from transduce.tasks.corpus import measure_corpus
+from transduce.tasks.kinds.all_kinds import kind_of
+from transduce.tasks.kinds.translation import TranslationTask
+from transduce.tasks.run.resolving import VocabularyProperties, resolve_model, resolve_preset
+from transduce.tasks.settings.choice_log import ChoiceLog
+from transduce.tasks.settings.reading import make_settings, read_settings
+from transduce.tasks.settings.structs import Settings
+from transduce.text.corpus import CorpusFiles
+from transduce.text.sentencepiece_model import EOS_ID, PAD_ID
+from transduce.training.choices import CorpusSize, choose_vocabulary_size
+
+# --- ours ---
+# Our own Transformer as a subject.
+# Legend: B batch, S source length, T target length, D model width, V vocabulary.
+
+
+_MOST_PARAMETERS_IN_FLOAT64 = 100_000_000
+_SETTLING_BATCHES, _SETTLING_SHAPE = 40, (8, 12)
+_RELATIVE = ("rotary", "rotary-interleaved", "relative")
+
+
+def subject_of(model: Transformer, *, name: str, label_smoothing: float = 0.1) -> Subject:
+    """A subject that has every part. The model is copied, in float64 unless it is very large.
+
+    Args:
+        model: weights and configuration.
+        name: for the report.
+        label_smoothing: what it is trained with.
+    """
+    size = sum(parameter.numel() for parameter in model.parameters())
+    examined = copy.deepcopy(model)
+    examined = examined.double() if size <= _MOST_PARAMETERS_IN_FLOAT64 else examined.float()
+    return _subject(examined, name, label_smoothing)
+
+
+def _subject(model: Transformer, name: str, label_smoothing: float) -> Subject:
+    config = model.config
+    return Subject(
+        name=name,
+        module=model,
+        logits=model,
+        source_vocabulary_size=config.source_vocabulary_size,
+        target_vocabulary_size=config.target_vocabulary_size,
+        pad_id=config.pad_id,
+        start_id=config.start_id,
+        eos_id=config.eos_id,
+        uses_positions=config.positions != "none",
+        positions_are_relative=config.positions in _RELATIVE,
+        everything_counts=config.attention_kind == "soft",
+        decode_steps=lambda source, target: _decode_steps(model, source, target),
+        split=_split(model),
+        loss=_training_loss(model, label_smoothing),
+        label_smoothing=label_smoothing,
+        position_table=_position_table(model),
+        layers=_layers(model),
+        fresh=lambda: _subject(_new_model(config, model), f"{name}, newly initialised", label_smoothing),
+        learning_rate=min(1e-2, max(2e-4, 0.3 / config.d_model)),
+    )
+
+
+def _new_model(config: ModelConfig, like: Transformer) -> Transformer:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = type(like)(config).to(like.source_weight.device)
+        if config.norm == "batch":
+            _settle(model)
+        return model
+
+
+def _settle(model: Transformer) -> None:
+    """Lets BatchNorm, which evaluates by what it has seen, see random pieces."""
+    least = min(model.config.source_vocabulary_size, model.config.target_vocabulary_size)
+    with torch.no_grad():
+        for _ in range(_SETTLING_BATCHES):
+            tokens = torch.randint(least, _SETTLING_SHAPE, device=model.source_weight.device)
+            model(tokens, tokens)
+
+
+def _decode_steps(model: Transformer, source: Tensor, target: Tensor) -> Tensor:
+    """As beam search decodes: each sentence has a decoy beside it, and the two change places after every step."""
+    scorer = TransformerScorer(model, source)
+    decoy = target.flip(1)
+    swap = torch.tensor([[1, 0]], device=source.device).expand(len(source), -1)
+    # At the first step a sentence has one hypothesis; its decoy parts from it after that.
+    logits = [scorer.step(target[:, :1])[:, 0]]
+    scorer.reorder(torch.zeros_like(swap))
+    for place in range(1, target.shape[1]):
+        rows = torch.stack([target[:, place], decoy[:, place]], dim=1)  # (B, 2)
+        own = (place + 1) % 2  # where the sentence itself stands at this step
+        logits.append(scorer.step(rows.flip(1) if own else rows)[:, own])
+        scorer.reorder(swap)
+    return torch.stack(logits, dim=1)  # (B, T, V)
+
+
+def _split(model: Transformer) -> SplitModel:
+    def decode(target: Tensor, memory: Tensor, present: Tensor) -> Tensor:
+        return model.project(model.decode(target, memory, AttentionMask(present[:, None, None, :])))
+
+    return SplitModel(encode=lambda source: model.encode(source)[0], decode=decode)
+
+
+def _training_loss(model: Transformer, label_smoothing: float) -> Callable[[Tensor, Tensor], Tensor]:
+    task, pad_id = TranslationTask(model, label_smoothing=label_smoothing), model.config.pad_id
+
+    def loss(source: Tensor, target: Tensor) -> Tensor:
+        batch = Batch(
+            source=source.cpu().numpy(),
+            target=target.cpu().numpy(),
+            indices=np.arange(len(source)),
+            source_tokens=int((source != pad_id).sum()),
+            target_tokens=int((target != pad_id).sum()),
+        )
+        found = task.loss(batch)
+        return found.total / found.tokens
+
+    return loss
+
+
+def _position_table(model: Transformer) -> Callable[[int], Tensor] | None:
+    """What the embedding adds to nothing, where that should be the paper's sinusoids."""
+    config = model.config
+    if config.positions != "sinusoidal" or config.sinusoids_to_end:
+        return None
+
+    def table(length: int) -> Tensor:
+        nothing = model.source_weight.new_zeros(1, length, config.d_model)
+        return model.source_embedding.positions(nothing)[0]  # type: ignore[no-any-return]
+
+    return table
+
+
+def _layers(model: Transformer) -> tuple[ResidualLayer, ...]:
+    """The layers, where their norms stand in one of the two usual places and look at one position at a time."""
+    order, width = model.config.norm_order, model.config.d_model
+    if order == "sandwich" or model.config.norm == "batch":
+        return ()
+
+    def shown(name: str, layer: nn.Module, run: Callable[[Tensor], Tensor], *sublayers: str) -> ResidualLayer:
+        modules = tuple(layer.get_submodule(sublayer) for sublayer in sublayers)
+        return ResidualLayer(name=name, run=run, sublayers=modules, norm_order=order, d_model=width)
+
+    encoder = (
+        shown(f"encoder layer {number}", layer, _encoder_run(layer), "self_attention", "feed_forward")
+        for number, layer in enumerate(model.encoder_layers)
+    )
+    decoder = (
+        shown(
+            f"decoder layer {number}", layer, _decoder_run(layer), "self_attention", "memory_attention", "feed_forward"
+        )
+        for number, layer in enumerate(model.decoder_layers)
+    )
+    return (*encoder, *decoder)
+
+
+def _encoder_run(layer: nn.Module) -> Callable[[Tensor], Tensor]:
+    return lambda x: layer(x, None)
+
+
+def _decoder_run(layer: nn.Module) -> Callable[[Tensor], Tensor]:
+    return lambda x: layer(x, torch.zeros_like(x), mask=None, memory_mask=None)
+
+
+# --- transduce models ---
+
+
+_SETTINGS_FILE = "settings.toml"
+# Where the settings name no text, and so leave the sizes open.
+_ASSUMED = CorpusSize(pairs=100_000, unspaced_characters=0)
+
+
+def open_subject(place: Path, device: str = "cpu") -> Subject:
+    """What is examined: the model of a folder, or a new model as a settings file describes it.
+
+    Args:
+        place: a model folder, or a settings file such as `transduce train` takes.
+        device: where to compute.
+
+    Raises:
+        TransduceError: it is neither, or cannot be read.
+    """
+    if place.is_dir():
+        model = read_model_folder(place).model
+        settings = _settings_beside(place)
+    elif place.is_file():
+        settings = make_settings(read_settings(place))
+        if "transformer" not in kind_of(settings.task.kind).model_kinds:
+            raise TransduceError(
+                f"The doctor examines Transformers with an encoder and a decoder, but {place} is for the task "
+                f"`{settings.task.kind}`, which has none."
+            )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.training.seed)
+            model = Transformer(described_model(settings))
+    else:
+        raise TransduceError(f"The doctor examines a model folder or a settings file, but {place} does not exist.")
+    said, usual = settings.training.label_smoothing, kind_of(settings.task.kind).label_smoothing
+    smoothing = usual if said is None else said
+    return subject_of(model.to(device), name=str(place), label_smoothing=smoothing)
+
+
+def _settings_beside(folder: Path) -> Settings:
+    """The settings of the run that wrote a model; the usual ones where it came without."""
+    path = folder / _SETTINGS_FILE
+    return make_settings(read_settings(path)) if path.is_file() else Settings()
+
+
+def described_model(settings: Settings) -> ModelConfig:
+    """The model that training would build from these settings.
+
+    Nothing is learnt from the text: it is counted, which settles the preset and the vocabulary's size.
+    """
+    data = settings.data
+    files = CorpusFiles(source=data.source, target=data.target, format=data.format, languages=data.languages)
+    size = measure_corpus(files) if data.source else _ASSUMED
+    tokens = settings.tokenizer.vocabulary_size or choose_vocabulary_size(size).value
+    preset = resolve_preset(settings, detect_machine(), ChoiceLog(), pairs=size.pairs, vocabulary_size=tokens)
+    return resolve_model(
+        settings, preset, VocabularyProperties(tokens, tokens, PAD_ID, EOS_ID, settings.tokenizer.joint), ChoiceLog()
+    )

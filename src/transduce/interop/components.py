@@ -1,0 +1,220 @@
+"""Weights of a model's components in the layout that exporters need, such as separate query, key and value projections.
+
+Legend: D model width, H heads, G key/value heads, K width of a head's queries and keys, P positions.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from transduce.errors import TransduceError
+from transduce.model.attention import MultiHeadAttention
+from transduce.model.config import ModelConfig
+from transduce.model.embedding import Embedding
+from transduce.model.layer_graph import Table, why_not
+from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
+from transduce.model.positions import LearnedPositions, RelativePositions, SinusoidalPositions, sinusoids
+from transduce.model.stack import each_layer
+from transduce.model.transformer import Transformer
+
+# --- exported ---
+# Interfaces of exported models, by which each is compared with the model that it was exported from.
+
+
+# Maximum sequence length of an exported model, in tokens: the rows of its table of positions.
+MAXIMUM_POSITIONS = 1024
+
+Ids = Sequence[Sequence[int]]
+
+
+@runtime_checkable
+class ExportedModel(Protocol):
+    """A protocol for exported models that generate text, independent of the runtime that executes them.
+
+    A translation model's source includes the special tokens that the encoder expects: the end symbol, a language tag. A
+    language model's source is the prompt without its start symbol. Targets have neither a start nor an end symbol, but
+    a tag that begins every translation belongs to them.
+    """
+
+    def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
+        """Return the log-probabilities, in nats, of each target's tokens followed by the end symbol.
+
+        Args:
+            sources: token ids of each source or prompt.
+            targets: token ids of each target or continuation.
+        """
+
+    def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
+        """Return the token ids that greedy search generates for each source.
+
+        The search never selects padding or the start symbol.
+
+        Args:
+            sources: token ids of each source or prompt.
+            max_tokens: the maximum number of tokens to generate per source.
+        """
+
+
+@runtime_checkable
+class ExportedEncoder(Protocol):
+    """A protocol for exported encoder-only models, independent of the runtime that executes them."""
+
+    def outputs(self, rows: Ids, token_types: Ids) -> Mapping[str, list[NDArray[Any]]]:
+        """Compute the encoder's outputs and return them by name, one array per row.
+
+        Args:
+            rows: token ids, including special tokens such as [CLS] and [SEP].
+            token_types: the segment of each token; all 0 if the model has no segments.
+
+        Returns:
+            `states` (tokens, D), `logits` (tokens, V), `pooled` (D,) and `classes` (C,) of each row, as far as the
+            model has them.
+        """
+
+
+# --- components ---
+
+
+# Components that the exporters can read from a model. Each exporter narrows this to what its format can compute.
+READABLE = {
+    "class_": "Transformer Encoder Decoder Recurrent",
+    "parametrization": "LowRankUpdate",
+    "linear_layers": "Linear",
+    "output_projection": "Linear",
+    "norm": "layer rms batch",
+    "norm_order": "pre post sandwich",
+    "activation": "relu gelu gelu-tanh silu swiglu geglu geglu-tanh reglu",
+    "positions": "sinusoidal learned rotary rotary-interleaved relative none",
+    "attention_window": "none some",
+    "attention_score": "scaled dot general additive",
+    "attention_kind": "soft hard",
+    "attention_scale": "default other",
+    "key_value_heads": "equal shared",
+    "value_width": "equal other",
+    "token_types": "none some",
+}
+
+
+def check_components(table: Table, model: nn.Module) -> None:
+    """Raise an error if the model has a component that the format cannot represent.
+
+    Args:
+        table: the components that the format supports.
+        model: the model to be exported.
+
+    Raises:
+        TransduceError: a component of the model is not in the format's table.
+    """
+    if (reason := why_not(table, model)) is not None:
+        raise TransduceError(f"The model cannot be exported, because {reason}.")
+
+
+class Linear(NamedTuple):
+    """A linear layer's weight (outputs, inputs), and its bias (outputs,) or None."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+def linear_of(module: nn.Linear) -> Linear:
+    """Return the detached weight and bias of a PyTorch linear layer."""
+    return Linear(module.weight.detach(), None if module.bias is None else module.bias.detach())
+
+
+def join(layers: list[Linear]) -> Linear:
+    """Return one linear layer that concatenates the outputs of several layers with the same inputs."""
+    biases = [part.bias for part in layers if part.bias is not None]
+    return Linear(torch.cat([part.weight for part in layers]), torch.cat(biases) if biases else None)
+
+
+class Projections(NamedTuple):
+    """The query, key, value and output projections of a multi-head attention."""
+
+    query: Linear
+    key: Linear
+    value: Linear
+    output: Linear
+
+
+def projections_of(attention: MultiHeadAttention) -> Projections:
+    """Return the four projections of an attention module, with its joint input projection split into three."""
+    joint = linear_of(attention.projection)
+    weights = joint.weight.split(attention.widths)
+    biases = (None, None, None) if joint.bias is None else joint.bias.split(attention.widths)
+    query, key, value = (Linear(weight, bias) for weight, bias in zip(weights, biases, strict=True))
+    return Projections(query, key, value, linear_of(attention.output))
+
+
+def scaled_projections_of(attention: MultiHeadAttention) -> Projections:
+    """Return the four projections of an equivalent attention with the scaled dot product score of equation (1).
+
+    A different scaling factor is multiplied into the query projection, and so is the matrix W of the general score,
+    (W q) · k.
+
+    Raises:
+        ValueError: the score is additive, or the attention is hard.
+    """
+    projections = projections_of(attention)
+    score = attention.score
+    if score is None:
+        return projections
+    if score.vector is not None or score.hard:
+        raise ValueError("an additive score or a hard attention is no scaled dot product")
+    query = projections.query
+    if score.matrix is not None:
+        matrix = score.matrix.detach()
+        query = Linear(
+            _times_matrix(query.weight, matrix), None if query.bias is None else _times_matrix(query.bias, matrix)
+        )
+    scaled = Linear(query.weight * score.factor, None if query.bias is None else query.bias * score.factor)
+    return projections._replace(query=scaled)
+
+
+def _times_matrix(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Multiply the output rows (H × K, …) of each head's query projection by the head's matrix, (H, K, K)."""
+    heads = rows.reshape(matrix.shape[0], matrix.shape[1], -1)  # (H, K, D), or (H, K, 1) for a bias
+    return (matrix.transpose(1, 2) @ heads).reshape(rows.shape)
+
+
+def has_two_norms(residual: Residual) -> bool:
+    """Return whether a sub-layer has a norm both before and after it (sandwich norm)."""
+    return not isinstance(residual.norm_before, nn.Identity) and not isinstance(residual.norm_after, nn.Identity)
+
+
+def encoder_layers_of(model: Transformer) -> list[EncoderLayer]:
+    """Return the encoder layers in the order of use; a layer with shared weights occurs several times."""
+    return [cast(EncoderLayer, layer) for layer in each_layer(model.encoder_layers, model.config.num_encoder_layers)]
+
+
+def decoder_layers_of(model: Transformer) -> list[DecoderLayer]:
+    """Return the decoder layers in the order of use; a layer with shared weights occurs several times."""
+    return [cast(DecoderLayer, layer) for layer in each_layer(model.decoder_layers, model.config.num_decoder_layers)]
+
+
+def added_positions(embedding: Embedding, config: ModelConfig) -> Tensor | None:
+    """Return the position vectors that are added to the embeddings, (P, D), or None if the model adds none."""
+    if isinstance(embedding.positions, LearnedPositions):
+        return embedding.positions.weight.detach()[embedding.positions.offset :]
+    if not isinstance(embedding.positions, SinusoidalPositions):
+        return None
+    rows = config.position_offset + MAXIMUM_POSITIONS
+    return sinusoids(rows, config.d_model, to_end=config.sinusoids_to_end)[config.position_offset :]
+
+
+def bias_by_distance(relative: RelativePositions) -> Tensor:
+    """Return T5's attention bias for each distance from key to query, (2m + 1, H).
+
+    Row m + d is for the distance d = key position - query position, clipped to -m … m with m = `max_distance`.
+    """
+    distances = torch.arange(-relative.max_distance, relative.max_distance + 1)
+    bias: Tensor = relative(torch.zeros(1, dtype=torch.int64), distances)  # (1, H, 1, 2m + 1)
+    return bias[0, :, 0].T.detach().contiguous()
+
+
+def embedding_scale(config: ModelConfig) -> float:
+    """Return the factor by which embeddings are multiplied: √D, or 1 if the model does not scale them."""
+    return math.sqrt(config.d_model) if config.scale_embeddings else 1.0

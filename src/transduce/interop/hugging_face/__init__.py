@@ -1,0 +1,1 @@
+"""Settings, weights and tokenizers of Hugging Face model families."""

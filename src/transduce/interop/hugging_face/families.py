@@ -1,0 +1,464 @@
+"""Hugging Face classes that compute this package's models: the settings each requires, and its config.json."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from transduce.interop.components import MAXIMUM_POSITIONS, READABLE
+from transduce.model.config import Kind, ModelConfig
+from transduce.model.layer_graph import table
+
+# --- huggingface family ---
+# Description of a Hugging Face class: the settings under which it computes the same as this package's models.
+
+
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh", "silu": "silu"}
+GATES = {"reglu": "relu", "geglu": "gelu", "geglu-tanh": "gelu_pytorch_tanh", "swiglu": "silu"}
+
+
+class Family(NamedTuple):
+    """A Hugging Face class and the settings that a model must have to be stored for it."""
+
+    architecture: str
+    model_type: str
+    kind: Kind
+    wanted: Mapping[str, object]
+    """Settings that must have these values."""
+    free: frozenset[str]
+    """Settings that may have any value. All others must have their default value."""
+    activations: Mapping[str, str]
+    """Hugging Face's names of the activation functions that the class supports."""
+    content: Callable[[ModelConfig], dict[str, Any]]
+    """Returns the class-specific keys of config.json."""
+    unless: Callable[[ModelConfig], list[str]] = lambda _: []
+    """Returns the settings whose combination the class does not support."""
+    automatic: str = "AutoModelForSeq2SeqLM"
+    """The automatic class that opens the model."""
+    stores_sinusoids: bool = False
+    stores_output_bias: bool = True
+    """The class always stores a bias on the logits, even if it is zero."""
+
+
+def meant_settings(config: ModelConfig) -> dict[str, object]:
+    """Return the settings by name, with unset ones replaced by their effective values."""
+    return msgspec.structs.asdict(config) | {
+        "num_key_value_heads": config.num_key_value_heads or config.num_heads,
+        "d_k": config.key_width,
+        "d_v": config.value_width,
+        "final_norm": config.has_final_norm,
+        "projection_bias": config.bias if config.projection_bias is None else config.projection_bias,
+        "attention_output_bias": config.bias if config.attention_output_bias is None else config.attention_output_bias,
+        "feed_forward_bias": config.bias if config.feed_forward_bias is None else config.feed_forward_bias,
+    }
+
+
+# --- huggingface decoders ---
+# Hugging Face's decoder-only classes and their config.json: GPT-2, Llama and Qwen2.
+
+
+def _gpt2_config(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "vocab_size": config.target_vocabulary_size,
+        "n_embd": config.d_model,
+        "n_layer": config.num_decoder_layers,
+        "n_head": config.num_heads,
+        "n_inner": config.d_ff,
+        "n_positions": config.max_positions,
+        "activation_function": ACTIVATIONS[config.activation],
+        "resid_pdrop": config.dropout,
+        "embd_pdrop": config.dropout,
+        "attn_pdrop": config.attention_dropout,
+        "layer_norm_epsilon": config.norm_epsilon,
+        "tie_word_embeddings": config.tie_output,
+        "bos_token_id": config.start_id,
+    }
+
+
+def _llama_config(config: ModelConfig) -> dict[str, Any]:
+    effective = meant_settings(config)
+    rope: dict[str, Any] = {"rope_type": "default"}
+    if config.rotary_scaling is not None:
+        rope = {
+            "rope_type": "llama3",
+            "factor": config.rotary_scaling.factor,
+            "low_freq_factor": config.rotary_scaling.low_frequency_factor,
+            "high_freq_factor": config.rotary_scaling.high_frequency_factor,
+            "original_max_position_embeddings": config.rotary_scaling.original_length,
+        }
+    return {
+        "vocab_size": config.target_vocabulary_size,
+        "hidden_size": config.d_model,
+        "intermediate_size": config.d_ff,
+        "num_hidden_layers": config.num_decoder_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": effective["num_key_value_heads"],
+        "head_dim": config.key_width,
+        "hidden_act": GATES[config.activation],
+        "max_position_embeddings": MAXIMUM_POSITIONS,
+        "rms_norm_eps": config.norm_epsilon,
+        "attention_bias": effective["projection_bias"],
+        "mlp_bias": effective["feed_forward_bias"],
+        "attention_dropout": config.attention_dropout,
+        # transformers 5 reads `rope_parameters`; version 4 reads `rope_theta` and `rope_scaling`.
+        "rope_parameters": rope | {"rope_theta": config.rotary_base},
+        "rope_theta": config.rotary_base,
+        "rope_scaling": rope if config.rotary_scaling is not None else None,
+        "tie_word_embeddings": config.tie_output,
+        "bos_token_id": config.start_id,
+    }
+
+
+def _llama_obstacles(config: ModelConfig) -> list[str]:
+    """Return the settings that Llama's config.json cannot express: it has one bias setting for all four projections,
+    and one width for all heads.
+    """
+    effective = meant_settings(config)
+    return [
+        *(["d_v"] if config.value_width != config.key_width else []),
+        *(["num_heads"] if config.d_model % config.num_heads else []),
+        *(["attention_output_bias"] if effective["projection_bias"] != effective["attention_output_bias"] else []),
+    ]
+
+
+GPT2 = Family(
+    "GPT2LMHeadModel",
+    "gpt2",
+    "decoder",
+    {"positions": "learned", "scale_embeddings": False},
+    frozenset(("norm_epsilon", "tie_output")),
+    ACTIVATIONS,
+    _gpt2_config,
+    automatic="AutoModelForCausalLM",
+    stores_output_bias=False,
+)
+LLAMA = Family(
+    "LlamaForCausalLM",
+    "llama",
+    "decoder",
+    {"positions": "rotary", "norm": "rms", "scale_embeddings": False},
+    frozenset(
+        (
+            *("norm_epsilon", "tie_output", "num_key_value_heads", "d_k", "d_v", "rotary_base", "rotary_scaling"),
+            *("projection_bias", "attention_output_bias", "feed_forward_bias"),
+        )
+    ),
+    GATES,
+    _llama_config,
+    _llama_obstacles,
+    automatic="AutoModelForCausalLM",
+    stores_output_bias=False,
+)
+
+
+def _qwen2_config(config: ModelConfig) -> dict[str, Any]:
+    content = _llama_config(config)
+    for name in ("attention_bias", "mlp_bias"):
+        del content[name]
+    return content | {"use_sliding_window": False}
+
+
+def _qwen2_obstacles(config: ModelConfig) -> list[str]:
+    """Return the settings that Qwen2's config.json cannot express; unlike Llama, only queries, keys and values have
+    biases.
+    """
+    return [name for name in _llama_obstacles(config) if name != "attention_output_bias"]
+
+
+QWEN2 = LLAMA._replace(
+    architecture="Qwen2ForCausalLM",
+    model_type="qwen2",
+    wanted=dict(LLAMA.wanted) | {"projection_bias": True, "attention_output_bias": False, "feed_forward_bias": False},
+    free=LLAMA.free - {"projection_bias", "attention_output_bias", "feed_forward_bias"},
+    content=_qwen2_config,
+    unless=_qwen2_obstacles,
+)
+
+
+# --- families ---
+
+
+# T5's "gated-gelu" means the tanh approximation.
+_T5_ACTIVATIONS = {
+    "relu": "relu",
+    "gelu-tanh": "gelu_new",
+    "silu": "silu",
+    "reglu": "gated-relu",
+    "geglu-tanh": "gated-gelu",
+    "swiglu": "gated-silu",
+}
+
+
+HUGGING_FACE = table(
+    "the export to Hugging Face", **READABLE | {"class_": "Transformer Encoder Decoder", "parametrization": ""}
+)
+"""The components that Hugging Face classes can compute; the model's settings select the class."""
+
+
+def family_for(config: ModelConfig) -> Family | None:
+    """Return the Hugging Face class that computes a model with this configuration, or None."""
+    return next((family for family in FAMILIES if not differences(config, family)), None)
+
+
+def huggingface_obstacles(config: ModelConfig) -> list[str]:
+    """Return the settings that the nearest Hugging Face class does not support; empty if some class computes
+    the model.
+    """
+    family = _nearest(config)
+    return ["kind"] if family is None else differences(config, family)
+
+
+def huggingface_remedy(config: ModelConfig) -> dict[str, object]:
+    """Return the changes of settings with which the nearest Hugging Face class would compute the model.
+
+    The result is empty if the class requires other positions, or if a change of values is not enough.
+    """
+    family, obstacles = _nearest(config), huggingface_obstacles(config)
+    required = {} if family is None else _required(config, family)
+    values = {name: required.get(name) for name in obstacles}
+    return {} if "positions" in values or None in values.values() else values
+
+
+def _nearest(config: ModelConfig) -> Family | None:
+    """Return the class of the model's kind with the fewest differing settings; differing positions count
+    three times.
+    """
+
+    def distance(family: Family) -> int:
+        differing = differences(config, family)
+        return len(differing) + 2 * ("positions" in differing)
+
+    return min((family for family in FAMILIES if family.kind == config.kind), key=distance, default=None)
+
+
+def _required(config: ModelConfig, family: Family) -> dict[str, object]:
+    return _default_values(config) | dict(family.wanted) | {"kind": family.kind}
+
+
+def differences(config: ModelConfig, family: Family) -> list[str]:
+    """Return the settings that keep a model from being of this class, in the order of the configuration."""
+    effective, required = meant_settings(config), _required(config, family)
+    differing = {name for name, value in required.items() if name not in family.free and effective[name] != value}
+    if config.activation not in family.activations:
+        differing.add("activation")
+    differing |= set(family.unless(config))
+    return [name for name in msgspec.structs.asdict(config) if name in differing]
+
+
+def _default_values(config: ModelConfig) -> dict[str, object]:
+    """Return the values that settings must have unless a class requires other values."""
+    fields = msgspec.structs.fields(ModelConfig)
+    defaults = {field.name: field.default for field in fields if field.name not in _ALWAYS_FREE}
+    width = config.d_model // config.num_heads
+    heads = {"num_key_value_heads": config.num_heads, "d_k": width, "d_v": width}
+    biases = dict.fromkeys(("projection_bias", "attention_output_bias", "feed_forward_bias"), True)
+    return defaults | heads | biases | {"final_norm": config.norm_order != "post"}
+
+
+# Sizes, ids, settings of training only, and settings that are checked elsewhere (`activation`, the three of `bias`).
+_ALWAYS_FREE = frozenset(
+    (
+        *("source_vocabulary_size", "target_vocabulary_size", "num_encoder_layers", "num_decoder_layers", "d_model"),
+        *("d_ff", "num_heads", "dropout", "attention_dropout", "activation_dropout", "activation", "bias"),
+        *("max_positions", "zero_padding_row", "pad_id", "eos_id", "start_id"),
+    )
+)
+
+
+# --- encoder and decoder ----------------------------------------------------------------------------------------
+
+
+def _bart_like_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the config.json keys that BART, mBART, Marian, Pegasus and M2M100 share."""
+    return {
+        "vocab_size": config.source_vocabulary_size,
+        "decoder_vocab_size": config.target_vocabulary_size,
+        "d_model": config.d_model,
+        "encoder_layers": config.num_encoder_layers,
+        "decoder_layers": config.num_decoder_layers,
+        "encoder_attention_heads": config.num_heads,
+        "decoder_attention_heads": config.num_heads,
+        "encoder_ffn_dim": config.d_ff,
+        "decoder_ffn_dim": config.d_ff,
+        "activation_function": ACTIVATIONS[config.activation],
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "activation_dropout": config.activation_dropout,
+        "encoder_layerdrop": 0.0,
+        "decoder_layerdrop": 0.0,
+        "max_position_embeddings": config.max_positions if config.positions == "learned" else MAXIMUM_POSITIONS,
+        "scale_embedding": config.scale_embeddings,
+        "share_encoder_decoder_embeddings": config.tie_source_target,
+        "tie_word_embeddings": True,
+        "normalize_before": config.norm_order == "pre",
+        "normalize_embedding": config.embedding_norm,
+        "bos_token_id": None,
+        "decoder_start_token_id": config.start_id,
+        "forced_eos_token_id": None,
+    }
+
+
+def _t5_config(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "vocab_size": config.target_vocabulary_size,
+        "d_model": config.d_model,
+        "num_layers": config.num_encoder_layers,
+        "num_decoder_layers": config.num_decoder_layers,
+        "num_heads": config.num_heads,
+        "d_kv": config.key_width,
+        "d_ff": config.d_ff,
+        "feed_forward_proj": _T5_ACTIVATIONS[config.activation],
+        "dropout_rate": config.dropout,
+        "layer_norm_epsilon": config.norm_epsilon,
+        "relative_attention_num_buckets": config.relative_buckets,
+        "relative_attention_max_distance": config.relative_max_distance,
+        "tie_word_embeddings": config.tie_output,
+        "decoder_start_token_id": config.start_id,
+    }
+
+
+def _t5_obstacles(config: ModelConfig) -> list[str]:
+    """Return the settings that T5's class cannot express.
+
+    The output scale follows from whether the output projection is tied. The decoder may not be deeper than the encoder:
+    `generate` makes a cache with as many layers as the encoder has (transformers 5.23).
+    """
+    required_scale = config.d_model**-0.5 if config.tie_output else 1.0
+    return [
+        *(["num_decoder_layers"] if config.num_decoder_layers > config.num_encoder_layers else []),
+        *(["d_v"] if config.value_width != config.key_width else []),
+        *(["output_scale"] if config.output_scale != required_scale else []),
+    ]
+
+
+_BART_FREE = frozenset(("scale_embeddings", "output_bias"))
+_LEARNED = {"positions": "learned", "position_offset": 2, "embedding_norm": True}
+# Only Marian's class supports separate source and target embeddings; both then use the same padding id.
+_SEPARATE_EMBEDDINGS = {"norm_order": "post", "tie_source_target": False}
+
+
+def _bart_family(
+    architecture: str, model_type: str, wanted: Mapping[str, object], *, stores_sinusoids: bool = False
+) -> Family:
+    return Family(
+        architecture,
+        model_type,
+        "transformer",
+        wanted,
+        _BART_FREE,
+        ACTIVATIONS,
+        _bart_like_config,
+        stores_sinusoids=stores_sinusoids,
+    )
+
+
+_T5 = Family(
+    "T5ForConditionalGeneration",
+    "t5",
+    "transformer",
+    {
+        "norm": "rms",
+        "positions": "relative",
+        "attention_score": "dot",
+        "scale_embeddings": False,
+        "projection_bias": False,
+        "attention_output_bias": False,
+        "feed_forward_bias": False,
+    },
+    frozenset(
+        (
+            *("d_k", "d_v", "norm_epsilon", "relative_buckets", "relative_max_distance", "tie_output"),
+            "output_scale",
+        )
+    ),
+    _T5_ACTIVATIONS,
+    _t5_config,
+    _t5_obstacles,
+    stores_output_bias=False,
+)
+# The class numbers non-padding positions from the padding id + 1.
+_M2M100 = Family(
+    "M2M100ForConditionalGeneration",
+    "m2m_100",
+    "transformer",
+    {"position_offset": 2, "sinusoids_to_end": True},
+    frozenset(("scale_embeddings",)),
+    ACTIVATIONS,
+    _bart_like_config,
+    lambda config: [
+        *(["pad_id"] if config.pad_id != 1 else []),
+        *(["start_id"] if config.start_id == config.pad_id else []),
+    ],
+    stores_output_bias=False,
+)
+
+
+# --- an encoder alone -------------------------------------------------------------------------------------------
+
+
+def _bert_config(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "vocab_size": config.source_vocabulary_size,
+        "hidden_size": config.d_model,
+        "num_hidden_layers": config.num_encoder_layers,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.d_ff,
+        "hidden_act": ACTIVATIONS[config.activation],
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": config.attention_dropout,
+        "max_position_embeddings": config.max_positions,
+        "type_vocab_size": config.token_types,
+        "layer_norm_eps": config.norm_epsilon,
+        "position_embedding_type": "absolute",
+        "tie_word_embeddings": True,
+    }
+
+
+def _bert_family(
+    architecture: str,
+    automatic: str,
+    wanted: Mapping[str, object],
+    *free: str,
+    unless: Callable[[ModelConfig], list[str]] = lambda _: [],
+) -> Family:
+    common = {"norm_order": "post", "positions": "learned", "embedding_norm": True, "scale_embeddings": False}
+    return Family(
+        architecture,
+        "bert",
+        "encoder",
+        common | dict(wanted),
+        frozenset(("norm_epsilon", "token_types", "output_bias", *free)),
+        ACTIVATIONS,
+        _bert_config,
+        lambda config: [*(["token_types"] if config.token_types == 0 else []), *unless(config)],
+        automatic=automatic,
+        stores_output_bias=wanted["masked_language_head"] is True,
+    )
+
+
+FAMILIES = (
+    _bart_family("PegasusForConditionalGeneration", "pegasus", {}, stores_sinusoids=True),
+    _bart_family("MarianMTModel", "marian", {"norm_order": "post"}, stores_sinusoids=True),
+    _bart_family("MarianMTModel", "marian", _SEPARATE_EMBEDDINGS, stores_sinusoids=True),
+    _bart_family("BartForConditionalGeneration", "bart", _LEARNED | {"norm_order": "post"}),
+    _bart_family("MBartForConditionalGeneration", "mbart", _LEARNED),
+    _M2M100,
+    _T5,
+    _bert_family("BertForMaskedLM", "AutoModelForMaskedLM", {"masked_language_head": True, "num_labels": 0}, "pooler"),
+    # The second head is next-sentence prediction.
+    _bert_family(
+        "BertForPreTraining", "AutoModelForPreTraining", {"masked_language_head": True, "num_labels": 2}, "pooler"
+    ),
+    _bert_family(
+        "BertForSequenceClassification",
+        "AutoModelForSequenceClassification",
+        {"masked_language_head": False},
+        "pooler",
+        "num_labels",
+        unless=lambda config: ["num_labels"] if config.num_labels == 0 else [],
+    ),
+    _bert_family("BertModel", "AutoModel", {"masked_language_head": False, "num_labels": 0, "pooler": True}),
+    GPT2,
+    LLAMA,
+    QWEN2,
+)

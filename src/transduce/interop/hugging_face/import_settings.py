@@ -1,0 +1,407 @@
+"""Conversion of a Hugging Face `config.json` to this package's model settings, one function per model family.
+
+`import_families.py` assigns the functions to values of `model_type`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+from transduce.errors import TransduceError
+from transduce.model.config import ModelConfig
+
+# --- bounds ---
+# Upper bounds on the sizes in an imported configuration, checked before a model is built from it.
+
+
+# Larger than in any real model, yet small enough to build on the meta device in a moment.
+_MAX_SIZE = 1 << 24
+_MAX_LAYERS = 1_000
+_MAX_POSITION_OFFSET = 1 << 16  # limits the size of the table of sinusoids
+
+
+def check_sizes(place: str | Path, config: ModelConfig) -> None:
+    """Reject a configuration with sizes that no model could have, before memory or time is spent on building it.
+
+    Args:
+        place: the file that the configuration comes from, for the message.
+        config: the configuration; all of its integer settings are checked.
+
+    Raises:
+        TransduceError: a setting is negative or exceeds its limit.
+    """
+    for name, value in msgspec.to_builtins(config).items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            continue
+        limit = _MAX_LAYERS if name.endswith("_layers") else _MAX_SIZE
+        if name == "position_offset":
+            limit = _MAX_POSITION_OFFSET
+        if not 0 <= value <= limit:
+            raise TransduceError(f"{place}: `{name}` must be from 0 to {limit:,}, but is {value:,}.")
+
+
+# --- import settings ---
+
+
+Settings = dict[str, Any]
+
+_ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu-tanh",
+    "gelu_pytorch_tanh": "gelu-tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
+_GATES = {"relu": "reglu", "gelu": "geglu", "gelu-tanh": "geglu-tanh", "silu": "swiglu"}
+
+
+class ConfigReader:
+    """A typed reader of a `config.json`, which raises an error for missing, mistyped or unsupported values."""
+
+    def __init__(self, content: Mapping[str, Any], place: str) -> None:
+        """Read values from `content`; `place` is the file's name in error messages."""
+        self.content = content
+        self.place = place
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        """Return an integer."""
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            self.refuse(name, "must be a whole number")
+        return value
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """Return a positive integer."""
+        value = self.whole(name, default)
+        if value < 1:
+            self.refuse(name, "must be at least 1")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """Return a number as a float."""
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.refuse(name, "must be a number")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Return a boolean."""
+        value = self._value(name, default)
+        if not isinstance(value, bool):
+            self.refuse(name, "must be true or false")
+        return value
+
+    def optional_id(self, name: str) -> int | None:
+        """Return a token id or None; of a list of ids, return the first."""
+        value = self.content.get(name)
+        if isinstance(value, list) and value:
+            value = value[0]
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            self.refuse(name, "must be a whole number")
+        return value
+
+    def activation(self, name: str, default: str) -> str:
+        """Return an activation function by this package's name."""
+        value = self._value(name, default)
+        if value not in _ACTIVATIONS:
+            self.refuse(name, f"must be one of {', '.join(_ACTIVATIONS)}")
+        return _ACTIVATIONS[value]
+
+    def same(self, first: str, second: str) -> int:
+        """Return the value of two settings that must be equal, because this package has one setting for both."""
+        if self.whole(first) != self.whole(second):
+            self.refuse(first, f"must equal `{second}`, {self.content[second]!r}")
+        return self.whole(first)
+
+    def must_be(self, wanted: Mapping[str, object]) -> None:
+        """Raise an error if a setting is present and has another value than the required one."""
+        for name, value in wanted.items():
+            if self.content.get(name, value) != value:
+                self.refuse(name, f"must be {value!r}")
+
+    def refuse(self, name: str, rule: str) -> NoReturn:
+        """Raise an error that names a setting, the rule it breaks and its value."""
+        raise TransduceError(
+            f"{self.place}: `{name}` {rule} for a model that can be imported, but is {self.content.get(name)!r}."
+        )
+
+    def _value(self, name: str, default: object) -> Any:
+        value = self.content.get(name)
+        if value is None:
+            value = default
+        if value is None:
+            raise TransduceError(f"{self.place} must set `{name}`, but does not.")
+        return value
+
+
+# --- encoder and decoder ----------------------------------------------------------------------------------------
+
+
+def _bart_like(config: ConfigReader) -> Settings:
+    """Return the settings that BART, mBART, Marian, Pegasus and M2M100 have in common."""
+    vocabulary = config.whole("vocab_size")
+    return {
+        "kind": "transformer",
+        "source_vocabulary_size": vocabulary,
+        "target_vocabulary_size": config.whole("decoder_vocab_size", vocabulary),
+        "num_encoder_layers": config.whole("encoder_layers"),
+        "num_decoder_layers": config.whole("decoder_layers"),
+        "d_model": config.whole("d_model"),
+        "d_ff": config.same("encoder_ffn_dim", "decoder_ffn_dim"),
+        "num_heads": config.same("encoder_attention_heads", "decoder_attention_heads"),
+        "dropout": config.number("dropout", 0.1),
+        "attention_dropout": config.number("attention_dropout", 0.0),
+        "activation_dropout": config.number("activation_dropout", 0.0),
+        "activation": config.activation("activation_function", "gelu"),
+        "scale_embeddings": config.flag("scale_embedding", default=False),
+        "pad_id": config.whole("pad_token_id"),
+        "eos_id": config.whole("eos_token_id"),
+    }
+
+
+def bart(config: ConfigReader) -> Settings:
+    """Return the model settings of BART, with post-norm and learned positions."""
+    config.must_be({"normalize_before": False, "add_final_layer_norm": False, "normalize_embedding": True})
+    return _bart_like(config) | _learned_positions(config) | {"norm_order": "post"}
+
+
+def mbart(config: ConfigReader) -> Settings:
+    """Return the model settings of mBART, which is BART with pre-norm."""
+    config.must_be({"normalize_before": True, "add_final_layer_norm": True, "normalize_embedding": True})
+    return _bart_like(config) | _learned_positions(config) | {"norm_order": "pre"}
+
+
+def _learned_positions(config: ConfigReader) -> Settings:
+    return {
+        "positions": "learned",
+        "position_offset": 2,
+        "max_positions": config.whole("max_position_embeddings", 1024),
+        "embedding_norm": True,
+    }
+
+
+def marian(config: ConfigReader) -> Settings:
+    """Return the model settings of Marian, with post-norm and sinusoidal positions."""
+    config.must_be({"normalize_before": False, "normalize_embedding": False, "static_position_embeddings": True})
+    return _bart_like(config) | {"norm_order": "post"}
+
+
+def pegasus(config: ConfigReader) -> Settings:
+    """Return the model settings of Pegasus, with pre-norm and sinusoidal positions."""
+    config.must_be({"normalize_before": True, "normalize_embedding": False, "static_position_embeddings": True})
+    return _bart_like(config)
+
+
+def m2m100(config: ConfigReader) -> Settings:
+    """Return the model settings of M2M100 and NLLB, with pre-norm and sinusoidal positions (`sinusoids_to_end`)."""
+    settings = _bart_like(config)
+    return settings | {"sinusoids_to_end": True, "position_offset": settings["pad_id"] + 1}
+
+
+def t5(config: ConfigReader) -> Settings:
+    """Return the model settings of T5, with a plain or gated feed-forward layer."""
+    d_model, vocabulary = config.size("d_model"), config.whole("vocab_size")
+    layers = config.whole("num_layers")
+    projection = config.content.get("feed_forward_proj", "relu")
+    gated = isinstance(projection, str) and projection.startswith("gated-")
+    name = str(projection).removeprefix("gated-")
+    # T5's "gated-gelu" means the tanh approximation.
+    name = "gelu_new" if gated and name == "gelu" else name
+    if name not in _ACTIVATIONS:
+        config.refuse("feed_forward_proj", "must be relu, gelu, silu, or one of these after `gated-`")
+    activation = _ACTIVATIONS[name]
+    scales_output = config.flag("scale_decoder_outputs", config.flag("tie_word_embeddings", default=True))
+    return {
+        "kind": "transformer",
+        "source_vocabulary_size": vocabulary,
+        "target_vocabulary_size": vocabulary,
+        "num_encoder_layers": layers,
+        "num_decoder_layers": config.whole("num_decoder_layers", layers),
+        "d_model": d_model,
+        "d_ff": config.whole("d_ff"),
+        "num_heads": config.whole("num_heads"),
+        "d_k": config.whole("d_kv"),
+        "d_v": config.whole("d_kv"),
+        "dropout": config.number("dropout_rate", 0.1),
+        "attention_dropout": config.number("dropout_rate", 0.1),
+        "activation_dropout": config.number("dropout_rate", 0.1),
+        "activation": _GATES[activation] if gated else activation,
+        "norm": "rms",
+        "norm_epsilon": config.number("layer_norm_epsilon", 1e-6),
+        "bias": False,
+        "positions": "relative",
+        "relative_buckets": config.whole("relative_attention_num_buckets", 32),
+        "relative_max_distance": config.whole("relative_attention_max_distance", 128),
+        "attention_score": "dot",
+        "scale_embeddings": False,
+        "output_scale": d_model**-0.5 if scales_output else 1.0,
+        "pad_id": config.whole("pad_token_id", 0),
+        "eos_id": config.whole("eos_token_id", 1),
+    }
+
+
+def mt5(config: ConfigReader) -> Settings:
+    """Return the model settings of mT5, which is T5 without output scaling."""
+    return t5(config) | {"output_scale": 1.0}
+
+
+# --- an encoder alone -------------------------------------------------------------------------------------------
+
+
+def bert(config: ConfigReader) -> Settings:
+    """Return the model settings of BERT."""
+    config.must_be({"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"})
+    vocabulary, pad_id = config.whole("vocab_size"), config.whole("pad_token_id", 0)
+    return {
+        "kind": "encoder",
+        "source_vocabulary_size": vocabulary,
+        "target_vocabulary_size": vocabulary,
+        "num_encoder_layers": config.whole("num_hidden_layers"),
+        "d_model": config.whole("hidden_size"),
+        "d_ff": config.whole("intermediate_size"),
+        "num_heads": config.whole("num_attention_heads"),
+        "dropout": config.number("hidden_dropout_prob", 0.1),
+        "attention_dropout": config.number("attention_probs_dropout_prob", 0.1),
+        "activation": config.activation("hidden_act", "gelu"),
+        "norm_order": "post",
+        "norm_epsilon": config.number("layer_norm_eps", 1e-12),
+        "positions": "learned",
+        "max_positions": config.whole("max_position_embeddings"),
+        "embedding_norm": True,
+        "token_types": config.whole("type_vocab_size", 2),
+        "scale_embeddings": False,
+        "pad_id": pad_id,
+    }
+
+
+def roberta(config: ConfigReader) -> Settings:
+    """Return the model settings of RoBERTa and its descendants: BERT whose positions start after the padding id."""
+    settings = bert(config) | {"norm_epsilon": config.number("layer_norm_eps", 1e-5)}
+    # The stored table also has rows for the unused positions below the offset.
+    offset = settings["pad_id"] + 1
+    eos_id = config.whole("eos_token_id", 2)
+    return settings | {
+        "position_offset": offset,
+        "max_positions": settings["max_positions"] - offset,
+        "eos_id": eos_id,
+        "start_id": config.whole("bos_token_id", 0),
+    }
+
+
+# --- a decoder alone --------------------------------------------------------------------------------------------
+
+
+def gpt2(config: ConfigReader) -> Settings:
+    """Return the model settings of GPT-2."""
+    config.must_be({"add_cross_attention": False, "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True})
+    vocabulary, d_model = config.whole("vocab_size"), config.whole("n_embd")
+    return _special_ids(config) | {
+        "kind": "decoder",
+        "source_vocabulary_size": vocabulary,
+        "target_vocabulary_size": vocabulary,
+        "num_decoder_layers": config.whole("n_layer"),
+        "d_model": d_model,
+        "d_ff": config.whole("n_inner", 4 * d_model),
+        "num_heads": config.whole("n_head"),
+        "dropout": config.number("resid_pdrop", 0.1),
+        "attention_dropout": config.number("attn_pdrop", 0.1),
+        "activation": config.activation("activation_function", "gelu_new"),
+        "norm_epsilon": config.number("layer_norm_epsilon", 1e-5),
+        "positions": "learned",
+        "max_positions": config.whole("n_positions"),
+        "scale_embeddings": False,
+    }
+
+
+def llama(config: ConfigReader) -> Settings:
+    """Return the model settings of Llama."""
+    vocabulary, d_model, heads = (
+        config.whole("vocab_size"),
+        config.whole("hidden_size"),
+        config.size("num_attention_heads"),
+    )
+    width = config.whole("head_dim", d_model // heads)
+    attention_bias = config.flag("attention_bias", default=False)
+    return (
+        _special_ids(config)
+        | _rope(config)
+        | {
+            "kind": "decoder",
+            "source_vocabulary_size": vocabulary,
+            "target_vocabulary_size": vocabulary,
+            "num_decoder_layers": config.whole("num_hidden_layers"),
+            "d_model": d_model,
+            "d_ff": config.whole("intermediate_size"),
+            "num_heads": heads,
+            "num_key_value_heads": config.whole("num_key_value_heads", heads),
+            "d_k": width,
+            "d_v": width,
+            "dropout": 0.0,
+            "attention_dropout": config.number("attention_dropout", 0.0),
+            "activation": _GATES[config.activation("hidden_act", "silu")],
+            "norm": "rms",
+            "norm_epsilon": config.number("rms_norm_eps", 1e-6),
+            "bias": False,
+            "projection_bias": attention_bias,
+            "attention_output_bias": attention_bias,
+            "feed_forward_bias": config.flag("mlp_bias", default=False),
+            "scale_embeddings": False,
+        }
+    )
+
+
+def mistral(config: ConfigReader) -> Settings:
+    """Return the model settings of Mistral without a sliding window, which is Llama."""
+    config.must_be({"sliding_window": None})
+    return llama(config)
+
+
+def qwen2(config: ConfigReader) -> Settings:
+    """Return the model settings of Qwen2, which is Llama with biases on queries, keys and values only."""
+    config.must_be({"use_sliding_window": False})
+    return llama(config) | {"projection_bias": True}
+
+
+def _rope(config: ConfigReader) -> Settings:
+    """Return the settings of rotary positions from `rope_parameters`, or from `rope_theta` and `rope_scaling` of older
+    files.
+    """
+    content = config.content.get("rope_parameters") or config.content.get("rope_scaling") or {}
+    if not isinstance(content, dict):
+        config.refuse("rope_scaling", "must be an object")
+    rope = ConfigReader({"rope_theta": config.content.get("rope_theta")} | content, config.place)
+    kind = rope.content.get("rope_type", rope.content.get("type", "default"))
+    settings: Settings = {"positions": "rotary", "rotary_base": rope.number("rope_theta", 10000.0)}
+    if kind == "llama3":
+        settings["rotary_scaling"] = {
+            "factor": rope.number("factor", 8.0),
+            "low_frequency_factor": rope.number("low_freq_factor", 1.0),
+            "high_frequency_factor": rope.number("high_freq_factor", 4.0),
+            "original_length": rope.whole("original_max_position_embeddings"),
+        }
+    elif kind != "default":
+        name = "rope_parameters" if "rope_parameters" in config.content else "rope_scaling"
+        config.refuse(name, "must be of the type default or llama3")
+    return settings
+
+
+def _special_ids(config: ConfigReader) -> Settings:
+    """Return the padding, start and end ids of a decoder-only model; without a padding id, the end symbol is the
+    padding.
+
+    The result is empty if the configuration has neither an end nor a start id; the tokenizer may then have them.
+    """
+    pad_id, start_id, eos_id = map(config.optional_id, ("pad_token_id", "bos_token_id", "eos_token_id"))
+    if eos_id is None:
+        eos_id = start_id
+    if eos_id is None:
+        return {}
+    return {
+        "eos_id": eos_id,
+        "pad_id": eos_id if pad_id is None or pad_id < 0 else pad_id,
+        "start_id": eos_id if start_id is None else start_id,
+    }

@@ -1,0 +1,527 @@
+"""Conversion of the tokenizer files of a Hugging Face folder to a record that tokenizes identically."""
+
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from transduce.errors import TransduceError
+from transduce.interop.hugging_face.import_families import FAMILIES, ImportFamily
+from transduce.interop.hugging_face.imported_tokenizer import ForeignRecord, Languages, VocabularyRecord
+from transduce.interop.hugging_face.token_pipelines import (
+    ByteLevelPairs,
+    Cutting,
+    SentencePieces,
+    TokenizerJson,
+    WordPieces,
+    has_step,
+    open_pipeline,
+)
+from transduce.text.sentencepiece_model import read_pieces
+from transduce.text.special_tokens import Symbol
+from transduce.text.vocabulary import SPECIAL_TOKENS
+
+# --- import tokenizer files ---
+# Access to the files of a Hugging Face tokenizer.
+
+
+SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "sentencepiece.model")
+
+
+class TokenizerFiles:
+    """A reader of the tokenizer files in one folder."""
+
+    def __init__(self, read: Callable[[str], bytes | None], place: str) -> None:
+        """Read files by `read`, which returns a file's content or None if it does not exist.
+
+        `place` is the folder's name in error messages.
+        """
+        self.read = read
+        self.place = place
+
+    def json(self, name: str) -> dict[str, Any]:
+        """Return the JSON object in a file, or an empty one if there is no such file.
+
+        Raises:
+            TransduceError: the file contains something else.
+        """
+        content = self.read(name)
+        if content is None:
+            return {}
+        try:
+            return msgspec.json.decode(content, type=dict[str, Any])
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise TransduceError(f"{self.place}/{name} cannot be read: {error}.") from error
+
+    def needed(self, name: str) -> bytes:
+        """Return the content of a required file.
+
+        Raises:
+            TransduceError: the file does not exist.
+        """
+        content = self.read(name)
+        if content is None:
+            raise TransduceError(f"{self.place} must hold the tokenizer's {name}, but does not: copy it there.")
+        return content
+
+    def sentencepiece(self) -> bytes | None:
+        """Return the content of the sentencepiece model under any of its usual file names, or None."""
+        return next(filter(None, map(self.read, SENTENCEPIECE_NAMES)), None)
+
+    def table(self, name: str) -> dict[str, int]:
+        """Return the tokens and their ids from a JSON file.
+
+        Raises:
+            TransduceError: the file is missing, or contains something else.
+        """
+        try:
+            return msgspec.json.decode(self.needed(name), type=dict[str, int])
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise TransduceError(
+                f"{self.place}/{name} is not a JSON object of tokens and their ids: {error}."
+            ) from error
+
+    def extra_tokens(self) -> list[str]:
+        """Return the additional special tokens in the order in which the files list them."""
+        for name in ("special_tokens_map.json", "tokenizer_config.json"):
+            content = self.json(name)
+            listed = content.get("additional_special_tokens") or content.get("extra_special_tokens")
+            if isinstance(listed, list):
+                return [text for text in map(text_of, listed) if text is not None]
+        return []
+
+
+def text_of(token: Any) -> str | None:
+    """Return the text of a token, which the files store as a string or as an object with `content`; else None."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+# --- import sentencepiece ids ---
+# Token ids for folders that contain only a sentencepiece model, numbered by the rules of each model family.
+
+
+# Spellings of language tags in NLLB, mBART and M2M100.
+LANGUAGE_TAG = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}|[a-z]{2,3}_[A-Z]{2}|__(?P<name>\w+)__")
+_FAIRSEQ = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
+_PEGASUS_OFFSET = 103
+_MAX_ADDED = 100_000
+# In the order of their tag ids; M2M100's files need not list the tags.
+_M2M100_LANGUAGES = (  # noqa: SIM905
+    "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi "
+    "hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns "
+    "oc or pa pl ps pt ro ru sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh "
+    "zu"
+).split()
+
+
+def sentencepiece_ids(files: TokenizerFiles, model_type: str, pieces: list[str]) -> dict[str, int]:
+    """Return the id of each token by the numbering of a model family.
+
+    Args:
+        files: the files of the tokenizer.
+        model_type: the model's family.
+        pieces: the pieces of the sentencepiece model, in its order.
+
+    Raises:
+        TransduceError: the family's numbering is unknown.
+    """
+    settings = files.json("tokenizer_config.json")
+    if model_type == "m2m_100" and files.read("vocab.json") is not None:
+        return _m2m100_ids(files)
+    if FAMILIES[model_type].fairseq:
+        ids = _FAIRSEQ | {piece: id + 1 for id, piece in enumerate(pieces) if id > 2}
+        tags = [text for text in files.extra_tokens() if LANGUAGE_TAG.fullmatch(text)]
+        ids |= {tag: len(pieces) + 1 + number for number, tag in enumerate(tags)}
+        return ids | {"<mask>": len(pieces) + 1 + len(tags)}
+    if model_type in ("t5", "mt5"):
+        extra = _added_count(settings, "extra_ids", 100)
+        last = len(pieces) + extra - 1
+        sentinels = {f"<extra_id_{number}>": last - number for number in range(extra)}
+        return {piece: id for id, piece in enumerate(pieces)} | sentinels
+    if model_type == "pegasus":
+        offset = _added_count(settings, "offset", _PEGASUS_OFFSET)
+        leading = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{number}>" for number in range(2, offset))]
+        ids = {piece: id + offset for id, piece in enumerate(pieces)}
+        return ids | {name: id for id, name in enumerate(leading[: offset + 2])}
+    if FAMILIES[model_type].spaced:
+        return {piece: id for id, piece in enumerate(pieces)}
+    raise TransduceError(f"{files.place} must hold a tokenizer.json for a model of the type {model_type}.")
+
+
+def _added_count(settings: Mapping[str, Any], name: str, default: int) -> int:
+    """Return the number of tokens that a family adds to those of its sentencepiece model."""
+    value = settings.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_ADDED:
+        raise ValueError(f"`{name}` must be a whole number from 0 to {_MAX_ADDED:,}, but is {value!r}")
+    return value
+
+
+def _m2m100_ids(files: TokenizerFiles) -> dict[str, int]:
+    """Return the ids of M2M100's vocab.json, followed by those of the language tags if the files do not list them."""
+    ids = files.table("vocab.json")
+    if any(LANGUAGE_TAG.fullmatch(text) for text in (*files.extra_tokens(), *files.json("added_tokens.json"))):
+        return ids
+    return ids | {f"__{code}__": len(ids) + number for number, code in enumerate(_M2M100_LANGUAGES)}
+
+
+# --- import tokenizer json ---
+# Reader of tokenizer.json files: the tokenization pipeline, added tokens, and leading special tokens.
+
+
+_PIPELINE = ("normalizer", "pre_tokenizer", "decoder", "model")
+
+
+class AddedToken(NamedTuple):
+    """A token that was added to the learned vocabulary."""
+
+    symbol: Symbol
+    id: int
+    special: bool = False
+    """The token does not belong to the text, and decoding omits it."""
+
+    @property
+    def text(self) -> str:
+        """Spelling of the token."""
+        return self.symbol.text
+
+
+def added_token(id: int, token: Mapping[str, Any]) -> AddedToken:
+    """Return an added token from its JSON description, which has `content` and flags."""
+    symbol = Symbol(
+        str(token["content"]),
+        spaces_before=bool(token.get("lstrip")),
+        spaces_after=bool(token.get("rstrip")),
+        whole_word=bool(token.get("single_word")),
+        normalized=bool(token.get("normalized")),
+    )
+    return AddedToken(symbol, id, bool(token.get("special")))
+
+
+class TokenizerParts(NamedTuple):
+    """A tokenizer's algorithm, vocabulary, added tokens and leading special tokens, from tokenizer.json or
+    older files.
+    """
+
+    cutting: Cutting
+    ids: dict[str, int]
+    added: tuple[AddedToken, ...]
+    before: tuple[int, ...]
+    """Ids that the post-processor puts before a text."""
+
+
+def read_tokenizer_json(content: Mapping[str, Any], place: str) -> TokenizerParts:
+    """Read the parts of a tokenizer from the content of a tokenizer.json.
+
+    Args:
+        content: the JSON object.
+        place: the name of the file, for messages.
+
+    Raises:
+        TransduceError: the content is damaged, or `tokenizers` is missing or cannot read it.
+    """
+    try:
+        added = tuple(added_token(int(token["id"]), token) for token in content["added_tokens"])
+        if content["model"].get("dropout"):
+            raise TransduceError(
+                f"{place}: BPE with dropout cannot be imported, as it splits a text differently each time."
+            )
+        pipeline = {name: content.get(name) for name in _PIPELINE}
+        open_pipeline(content, place=place)
+        table = content["model"]["vocab"]
+        if not isinstance(table, dict):  # a unigram model has a list of tokens and scores
+            table = {token: id for id, (token, _) in enumerate(table)}
+        return TokenizerParts(
+            TokenizerJson(pipeline),
+            table | {token.text: token.id for token in added},
+            added,
+            tuple(_leading_ids(content.get("post_processor"))),
+        )
+    except TransduceError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise TransduceError(f"{place} is not a tokenizer.json that can be read: {error!r}.") from error
+
+
+def merges_characters(content: Mapping[str, Any]) -> bool:
+    """Return whether a tokenizer.json is a BPE over characters, as a sentencepiece model may be."""
+    return "merges" in content["model"] and not has_step(content, "pre_tokenizer", "ByteLevel")
+
+
+def _leading_ids(processor: Mapping[str, Any] | None) -> Iterator[int]:
+    """Yield the ids that a post-processor puts before a text."""
+    if processor is None:
+        return
+    if processor["type"] == "Sequence":
+        for inner in processor["processors"]:
+            yield from _leading_ids(inner)
+    elif processor["type"] in ("RobertaProcessing", "BertProcessing"):
+        yield int(processor["cls"][1])
+    elif processor["type"] == "TemplateProcessing":
+        for part in processor["single"]:
+            if "Sequence" in part:
+                return
+            yield from map(int, processor["special_tokens"][part["SpecialToken"]["id"]]["ids"])
+
+
+# --- import tokenizer ---
+
+
+_DEFAULT_ENDS = ("<|endoftext|>", "</s>")
+# Tokenizer classes that cannot be imported, because they have no vocabulary files.
+_UNSUPPORTED_CLASSES = {"ByT5Tokenizer": "writes every text as its bytes"}
+# Tokens that are recognized in a text if the vocabulary contains them.
+_SPECIAL_NAME = re.compile(r"<extra_id_\d+>|<mask>|\[MASK\]")
+_OPUS_TAG = re.compile(r">>(?P<name>[^<>]+)<<")
+
+
+class ModelIds(msgspec.Struct, frozen=True):
+    """The vocabulary sizes and special ids that a model's configuration specifies."""
+
+    model_type: str
+    sizes: tuple[int, int]
+    """Numbers of source ids and target ids."""
+    pad_id: int | None
+    eos_id: int | None
+    other_ends: tuple[int, ...] = ()
+    """Ids other than the end symbol at which a text ends."""
+
+    @property
+    def family(self) -> ImportFamily:
+        """Import rules of the model's family."""
+        return FAMILIES[self.model_type]
+
+
+def import_tokenizer(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
+    """Convert a folder's tokenizer to a record without a selected language.
+
+    Args:
+        files: the files of the tokenizer.
+        model: the ids from the model's configuration.
+
+    Raises:
+        TransduceError: a file is missing or damaged, or the kind of tokenizer is unsupported.
+    """
+    try:
+        return _record(files, model)
+    except TransduceError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, struct.error) as error:
+        raise TransduceError(f"The tokenizer's files in {files.place} cannot be read: {error!r}.") from error
+
+
+def _record(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
+    if model.model_type == "marian":
+        return _marian(files, model)
+    parts = _read_parts(files, model.model_type)
+    special = _special_ids(files, parts, model)
+    languages = _languages(files, model.model_type, parts)
+    tags = frozenset(languages.tags.values()) if languages else frozenset()
+    control = _control_tokens(files, special, parts.ids)
+    symbols = [token for token in parts.added if token.id not in tags and token.text not in control]
+    is_decoder = model.family.kind == "decoder"
+    # Only for decoders: an encoder–decoder may be trained to generate such tokens (T5's sentinels).
+    silent_symbols = {token.id for token in symbols if token.special} if is_decoder else set[int]()
+    before = () if languages else parts.before
+    record = VocabularyRecord(
+        cutting=parts.cutting,
+        ids=parts.ids,
+        size=model.sizes[0],
+        pad_id=special["pad_id"],
+        eos_id=special["eos_id"],
+        unk_id=special["unk_id"],
+        symbols=tuple(token.text if token.symbol == Symbol(token.text) else token.symbol for token in symbols),
+        silent=tuple(
+            sorted({*tags, *before, *silent_symbols, *(parts.ids[text] for text in control if text in parts.ids)})
+        ),
+        before=before,
+        after=(special["eos_id"],),
+        other_ends=model.other_ends,
+        keeps_line_feeds=is_decoder,
+        marks=_marks(files, parts, special["eos_id"]) if model.family.kind == "encoder" else SPECIAL_TOKENS,
+    )
+    return ForeignRecord(source=record, languages=languages)
+
+
+def _marks(files: TokenizerFiles, parts: TokenizerParts, eos_id: int) -> tuple[str, str, str]:
+    """Return an encoder's tokens for the start of a text, its end, and a masked token."""
+    tokens = {id: text for text, id in parts.ids.items()}
+    start = tokens[parts.before[0]] if parts.before else SPECIAL_TOKENS[0]
+    mask = _token_id(files, parts.ids, "mask_token")
+    default_mask = "<mask>" if "<mask>" in parts.ids else SPECIAL_TOKENS[2]
+    return start, tokens.get(eos_id, SPECIAL_TOKENS[1]), default_mask if mask is None else tokens[mask]
+
+
+def _marian(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
+    """Return the record of a Marian tokenizer: two sentencepiece models, with one table of ids or one for each side."""
+    tables = [files.table("vocab.json")] * 2
+    if files.read("target_vocab.json") is not None:
+        tables[1] = files.table("target_vocab.json")
+    sides = []
+    for name, ids, size in zip(("source.spm", "target.spm"), tables, model.sizes, strict=True):
+        if model.pad_id is None or model.eos_id is None or "<unk>" not in ids:
+            raise TransduceError(f"{files.place} must specify the ids of padding, end and <unk>, but does not.")
+        tags = tuple(piece for piece in ids if _OPUS_TAG.fullmatch(piece))
+        sides.append(
+            VocabularyRecord(
+                cutting=SentencePieces(files.needed(name)),
+                ids=ids,
+                size=size,
+                pad_id=model.pad_id,
+                eos_id=model.eos_id,
+                unk_id=ids["<unk>"],
+                first_symbols=tags,
+                silent=tuple(ids[tag] for tag in tags),
+                after=(model.eos_id,),
+            )
+        )
+    tags_by_language = {tag.strip("<>"): tables[0][tag] for tag in sides[0].first_symbols}
+    languages = Languages(tags=tags_by_language, target_tag="source") if tags_by_language else None
+    return ForeignRecord(source=sides[0], target=sides[1], languages=languages)
+
+
+def _read_parts(files: TokenizerFiles, model_type: str) -> TokenizerParts:
+    """Return the tokenization and ids from whichever files exist."""
+    content = files.json("tokenizer.json")
+    model = files.sentencepiece()
+    if content:
+        parts = read_tokenizer_json(content, f"{files.place}/tokenizer.json")
+        # The sentencepiece model tokenizes identically, without needing the `tokenizers` package.
+        if model is None or not merges_characters(content) or FAMILIES[model_type].spaced:
+            return parts
+        return parts._replace(cutting=SentencePieces(model))
+    if model is not None:
+        ids = sentencepiece_ids(files, model_type, [piece.text for piece in read_pieces(model)])
+        parts = _with_added(files, SentencePieces(model), ids)
+        adds_start = FAMILIES[model_type].begins_text and files.json("tokenizer_config.json").get("add_bos_token", True)
+        return parts._replace(before=(ids["<s>"],)) if adds_start and "<s>" in ids else parts
+    if files.read("vocab.txt") is not None:
+        return _read_bert_files(files)
+    if files.read("merges.txt") is not None:
+        return _read_byte_level_files(files, adds_start=FAMILIES[model_type].begins_text)
+    class_name = files.json("tokenizer_config.json").get("tokenizer_class")
+    if class_name in _UNSUPPORTED_CLASSES:
+        raise TransduceError(
+            f"{files.place} has the tokenizer {class_name}, which {_UNSUPPORTED_CLASSES[class_name]} and cannot be "
+            "imported."
+        )
+    raise TransduceError(
+        f"{files.place} holds no tokenizer that can be imported: it needs tokenizer.json, or "
+        f"{', '.join(SENTENCEPIECE_NAMES)}, vocab.txt, or vocab.json with merges.txt."
+    )
+
+
+def _with_added(files: TokenizerFiles, cutting: Cutting, ids: dict[str, int]) -> TokenizerParts:
+    """Return the parts of a tokenizer with the tokens that other files add to the learned ones."""
+    extra = {text: id for text, id in files.json("added_tokens.json").items() if isinstance(id, int)}
+    configured = {}
+    for id, token in files.json("tokenizer_config.json").get("added_tokens_decoder", {}).items():
+        configured[token["content"]] = added_token(int(id), token)
+        extra[token["content"]] = int(id)
+    for text in files.extra_tokens():
+        if text not in ids and text not in extra and LANGUAGE_TAG.fullmatch(text):
+            extra[text] = len(ids) + sum(id >= len(ids) for id in extra.values())
+    ids = ids | extra
+    named = (text for text in ids if LANGUAGE_TAG.fullmatch(text) or _SPECIAL_NAME.fullmatch(text))
+    texts = {*extra, *files.extra_tokens(), *named}
+    special = set(files.extra_tokens())
+    default_tokens = (
+        AddedToken(Symbol(text, spaces_before=text == "<mask>"), ids[text], text in special)
+        for text in sorted(texts)
+        if text in ids
+    )
+    return TokenizerParts(cutting, ids, tuple(configured.get(token.text, token) for token in default_tokens), ())
+
+
+def _read_bert_files(files: TokenizerFiles) -> TokenizerParts:
+    lines = files.needed("vocab.txt").decode("utf-8", "replace").rstrip("\n").split("\n")
+    ids = {line.rstrip("\r"): id for id, line in enumerate(lines)}
+    settings = files.json("tokenizer_config.json")
+    lowercase = bool(settings.get("do_lower_case", True))
+    strip = settings.get("strip_accents")
+    cutting = WordPieces(
+        unknown=text_of(settings.get("unk_token")) or "[UNK]",
+        lowercase=lowercase,
+        strip_accents=lowercase if strip is None else bool(strip),
+        chinese=bool(settings.get("tokenize_chinese_chars", True)),
+    )
+    parts = _with_added(files, cutting, ids)
+    return parts._replace(before=(ids["[CLS]"],) if "[CLS]" in ids else ())
+
+
+def _read_byte_level_files(files: TokenizerFiles, *, adds_start: bool) -> TokenizerParts:
+    ids = files.table("vocab.json")
+    lines = files.needed("merges.txt").decode("utf-8", "replace").split("\n")
+    pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+    merges = tuple((pair[0], pair[1]) for pair in pairs if len(pair) == 2)
+    space_first = bool(files.json("tokenizer_config.json").get("add_prefix_space", False))
+    parts = _with_added(files, ByteLevelPairs(merges=merges, space_first=space_first), ids)
+    return parts._replace(before=(ids["<s>"],) if adds_start and "<s>" in ids else ())
+
+
+# --- special tokens ---------------------------------------------------------------------------------------------
+
+
+def _special_ids(files: TokenizerFiles, parts: TokenizerParts, model: ModelIds) -> dict[str, int]:
+    """Return the ids of padding, end and unknown; those of the model's configuration precede the tokenizer's."""
+    end = "sep_token" if model.family.kind == "encoder" else "eos_token"
+    ids = {
+        "eos_id": model.eos_id if model.eos_id is not None else _token_id(files, parts.ids, end),
+        "pad_id": model.pad_id if model.pad_id is not None else _token_id(files, parts.ids, "pad_token"),
+        "unk_id": _token_id(files, parts.ids, "unk_token"),
+    }
+    if model.family.end_is_separator and ids["eos_id"] is None:
+        ids["eos_id"] = parts.ids.get(SPECIAL_TOKENS[1])
+    if model.family.kind == "decoder":
+        if ids["eos_id"] is None:
+            ids["eos_id"] = next((parts.ids[text] for text in _DEFAULT_ENDS if text in parts.ids), None)
+        ids["pad_id"] = ids["eos_id"] if ids["pad_id"] is None else ids["pad_id"]
+    if ids["unk_id"] is None:
+        # Byte-level tokenizers have no unknown token.
+        candidates = (parts.ids[text] for text in ("<unk>", "[UNK]") if text in parts.ids)
+        ids["unk_id"] = next(candidates, ids["eos_id"])
+    missing = [name for name, id in ids.items() if id is None]
+    if missing:
+        raise TransduceError(f"{files.place} must specify the id of `{missing[0]}`, but does not.")
+    return {name: id for name, id in ids.items() if id is not None}
+
+
+def _token_id(files: TokenizerFiles, ids: Mapping[str, int], name: str) -> int | None:
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+        text = text_of(files.json(file).get(name))
+        if text is not None and text in ids:
+            return ids[text]
+    return None
+
+
+def _control_tokens(files: TokenizerFiles, special: Mapping[str, int], ids: Mapping[str, int]) -> set[str]:
+    """Return the tokens that are never recognized in a text: start, end, padding, unknown."""
+    names = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token")
+    configured = {
+        text_of(files.json(file).get(name))
+        for file in ("special_tokens_map.json", "tokenizer_config.json")
+        for name in names
+    }
+    by_id = {text for text, id in ids.items() if id in special.values()}
+    defaults = {"<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]"}
+    return {text for text in configured if text is not None} | by_id | defaults
+
+
+def _languages(files: TokenizerFiles, model_type: str, parts: TokenizerParts) -> Languages | None:
+    """Return the language tags and their positions, for the families that have tags."""
+    if not FAMILIES[model_type].tagged:
+        return None
+    tags: dict[str, int] = {}
+    for text in [token.text for token in parts.added] + files.extra_tokens():
+        match = LANGUAGE_TAG.fullmatch(text)
+        if match is not None and text in parts.ids:
+            tags[match["name"] or text] = parts.ids[text]
+    settings = files.json("tokenizer_config.json")
+    if model_type == "m2m_100" or "50" in str(settings.get("tokenizer_class")):
+        # The first NLLB tokenizers put the source tag after the end symbol.
+        return Languages(
+            tags=tags, source_tag="after" if settings.get("legacy_behaviour") else "before", target_tag="first"
+        )
+    return Languages(tags=tags, source_tag="after", target_tag="start")

@@ -1,0 +1,302 @@
+"""Tokenizers imported from other toolkits, and the loader of a model folder's tokenizer, native or imported.
+
+An imported tokenizer segments text as its toolkit does, and maps tokens to the toolkit's ids. An encoded sentence
+consists of leading special tokens (a language tag, a start symbol), its own tokens, and trailing special tokens (mostly
+the end symbol).
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from transduce.atomic_io import write_file
+from transduce.errors import TransduceError
+from transduce.interop.hugging_face.token_pipelines import Cutting
+from transduce.text.special_tokens import Symbol
+from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import SPECIAL_TOKENS, Vocabulary, replace_lone_surrogates
+
+# --- foreign tokenizer ---
+# Tokenizers imported from other toolkits: they segment text as the toolkit does, and map tokens to the toolkit's
+# ids.
+# An encoded sentence consists of leading special tokens (a language tag, a start symbol), its own tokens, and
+# trailing special tokens (mostly the end symbol).
+
+
+FOREIGN_TOKENIZER = "foreign_tokenizer.json"
+_FORMAT_VERSION = 1
+
+
+class VocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A serializable description of the source or target vocabulary of an imported tokenizer."""
+
+    cutting: Cutting
+    """The algorithm that splits text into tokens."""
+    ids: dict[str, int]
+    """The id of each token. No two tokens share an id."""
+    size: int
+    """Number of ids in the model's embedding table, which may exceed the number of tokens."""
+    pad_id: int
+    eos_id: int
+    unk_id: int
+    symbols: tuple[str | Symbol, ...] = ()
+    """Tokens that are recognized in a text and never split, such as `[MASK]` or `<extra_id_0>`."""
+    joined_symbols: tuple[str, ...] = ()
+    """Symbols that absorb the spaces before them; only records written by earlier versions contain them."""
+    first_symbols: tuple[str, ...] = ()
+    """Tokens that are recognized only at the start of a text: the tags of OPUS models, `>>fra<<`."""
+    silent: tuple[int, ...] = ()
+    """Ids that decode to no text: start, end, padding, language tags."""
+    before: tuple[int, ...] = ()
+    """Ids that precede a sentence's tokens."""
+    forced: tuple[int, ...] = ()
+    """Ids with which every translation begins: the tag of the target language."""
+    after: tuple[int, ...] = ()
+    """Ids that follow a sentence's tokens; one of them is the end symbol."""
+    other_ends: tuple[int, ...] = ()
+    """Ids other than the end symbol at which a language model may end a text."""
+    keeps_line_feeds: bool = False
+    """Line feeds are encoded as ordinary tokens; otherwise the end symbol replaces each line feed."""
+    marks: tuple[str, str, str] = SPECIAL_TOKENS
+    """An encoder's tokens for the start of a text, its end, and a masked token."""
+
+    def __post_init__(self) -> None:
+        symbols = (self.pad_id, self.eos_id, self.unk_id, *self.before, *self.after, *self.other_ends)
+        used = (*self.ids.values(), *symbols)
+        wrong = next((id for id in used if not 0 <= id < self.size), None)
+        if wrong is not None:
+            raise TransduceError(
+                f"A tokenizer's ids must be from 0 to {self.size - 1}, as its model has {self.size} tokens, but one is "
+                f"{wrong}: the files belong to different models."
+            )
+
+
+class ForeignVocabulary(Vocabulary):
+    """The source or target vocabulary of a tokenizer that was imported from another toolkit."""
+
+    def __init__(self, record: VocabularyRecord) -> None:
+        # The base class's constructor needs a sentencepiece model, which this tokenizer may not have.
+        self.record = record
+        self.size = record.size
+        self.nfc = False
+        self.may_lengthen = True
+        self.pad_id = record.pad_id
+        self.eos_id = record.eos_id
+        self.unk_id = record.unk_id
+        self._silent = frozenset({record.pad_id, record.eos_id, record.unk_id, *record.silent})
+        self.before = record.before
+        self.after = record.after
+        self.forced = record.forced
+        self.ends = (record.eos_id, *record.other_ends)
+        self.keeps_line_feeds = record.keeps_line_feeds
+        self.special_token_names = record.marks
+        # Without a sentencepiece model, other parts of the package cannot inspect how words are split.
+        self.model_bytes = b""
+        record_symbols = [Symbol(symbol) if isinstance(symbol, str) else symbol for symbol in record.symbols]
+        symbols = [*record_symbols, *(Symbol(text, spaces_before=True) for text in record.joined_symbols)]
+        self._cutter = record.cutting.prepare(record.ids, symbols)
+
+    @cached_property
+    def _pieces(self) -> dict[int, str]:
+        return {id: piece for piece, id in self.record.ids.items()}
+
+    def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:  # noqa: ARG002
+        """Return the token ids of each text, without special tokens."""
+        return [self._encode(replace_lone_surrogates(text)) for text in texts]
+
+    def decode(self, ids: Iterable[int], *, line_feeds: bool = False) -> str:
+        """Return the text that the ids spell, without special tokens; line feeds become spaces unless `line_feeds` is
+        set.
+        """
+        text_tokens = (self._pieces.get(int(id)) for id in ids if int(id) not in self._silent)
+        text = self._cutter.join([piece for piece in text_tokens if piece is not None])
+        return text if line_feeds else text.replace("\n", " ")
+
+    def piece(self, id: int) -> str:
+        """Return the token of an id, or `<unused N>` for an id N without a token."""
+        return self._pieces.get(int(id), f"<unused {int(id)}>")
+
+    def stands_for_text(self, id: int) -> bool:
+        """Return whether an id belongs to a token of text, not to a special token or to no token."""
+        return id in self._pieces and id not in self._silent
+
+    def surface(self, id: int) -> bytes:
+        """Return the UTF-8 bytes that a token adds to a text, which may be part of a character and include the space
+        before a word.
+        """
+        content = self._cutter.bytes_of(self.piece(id))
+        return super().surface(id) if content is None else content
+
+    def unread(self, text: str) -> str:
+        """Return the words of a text that contain an unknown token, separated by spaces."""
+        if self.unk_id not in self.encode(text):
+            return ""
+        return " ".join(word for word in text.split() if self.unk_id in self.encode(word))
+
+    def spellings(self, ids: Sequence[int]) -> list[str]:
+        """Return tokens in sentencepiece's spelling: ▁ for a space, <0xE6> for a byte, `</s>` and `<unk>`."""
+        return [self._spelling(id) for id in ids]
+
+    def _spelling(self, id: int) -> str:
+        if id in (self.eos_id, self.unk_id):
+            return "</s>" if id == self.eos_id else "<unk>"
+        return self._cutter.spelling(self.piece(id))
+
+    def id(self, piece: str) -> int:
+        """Return the id of a token, or the unknown id if the vocabulary lacks the token."""
+        return self.record.ids.get(piece, self.unk_id)
+
+    def _encode(self, text: str) -> list[int]:
+        tag = next((symbol for symbol in self.record.first_symbols if text.startswith(symbol)), "")
+        leading = [self.record.ids[tag]] if tag else []
+        ids, unknown = self.record.ids, self.unk_id
+        rest = text[len(tag) :]
+        return leading + [ids.get(token, unknown) for token in self._cutter.cut(rest)] if rest else leading
+
+
+class Languages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The language tags of a multilingual model, and their positions in source and target."""
+
+    tags: dict[str, int]
+    """The id of each language's tag."""
+    source_tag: Literal["none", "before", "after"] = "none"
+    """Position of the source language's tag relative to the source's tokens."""
+    target_tag: Literal["none", "source", "first", "start"] = "none"
+    """Position of the target language's tag: before the source's tokens, as the first target token, or instead of the
+    decoder's start symbol.
+    """
+
+    def id(self, language: str) -> int:
+        """Return the id of a language's tag.
+
+        Raises:
+            TransduceError: the model has no such language.
+        """
+        if language not in self.tags:
+            known = ", ".join(sorted(self.tags))
+            raise TransduceError(f"The model's languages are {known}, but `{language}` was asked for.")
+        return self.tags[language]
+
+
+class ForeignRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A serializable description of an imported tokenizer: both vocabularies and the languages."""
+
+    format_version: int = _FORMAT_VERSION
+    source: VocabularyRecord
+    target: VocabularyRecord | None = None
+    """None if source and target share one vocabulary."""
+    languages: Languages | None = None
+
+
+class ForeignTokenizer(Tokenizer):
+    """A tokenizer imported from another toolkit: its source and target vocabularies and its language tags."""
+
+    def __init__(self, record: ForeignRecord) -> None:
+        source = ForeignVocabulary(record.source)
+        super().__init__(source, None if record.target is None else ForeignVocabulary(record.target))
+        self.record = record
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of everything that determines the token ids."""
+        return hashlib.sha256(msgspec.json.encode(self.record, order="deterministic")).hexdigest()
+
+    def save(self, folder: str | Path, *, model_max_length: int = 1024) -> None:  # noqa: ARG002
+        """Write the whole tokenizer to foreign_tokenizer.json."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        write_file(Path(folder) / FOREIGN_TOKENIZER, msgspec.json.encode(self.record) + b"\n")
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "ForeignTokenizer":
+        """Load a tokenizer from the folder's foreign_tokenizer.json.
+
+        Raises:
+            TransduceError: the file is missing, or is not a tokenizer description.
+        """
+        path = Path(folder) / FOREIGN_TOKENIZER
+        try:
+            record = msgspec.json.decode(path.read_bytes(), type=ForeignRecord)
+        except FileNotFoundError:
+            raise TransduceError(f"{path} does not exist: a tokenizer needs it, copy it again.") from None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise TransduceError(f"{path} is not a tokenizer's description ({error}): copy it again.") from None
+        if record.format_version != _FORMAT_VERSION:
+            raise TransduceError(
+                f"{path} has format {record.format_version}, but this version reads format {_FORMAT_VERSION}: use the "
+                "version that wrote it."
+            )
+        return cls(record)
+
+    def line_by_line(self) -> "ForeignTokenizer":
+        """Return this tokenizer with the end symbol in place of each line feed, as this package trains language
+        models.
+        """
+        if not self.target.keeps_line_feeds:
+            return self
+
+        def without_line_feeds(vocabulary: VocabularyRecord) -> VocabularyRecord:
+            return msgspec.structs.replace(vocabulary, keeps_line_feeds=False, other_ends=())
+
+        target = None if self.record.target is None else without_line_feeds(self.record.target)
+        return ForeignTokenizer(
+            msgspec.structs.replace(self.record, source=without_line_feeds(self.record.source), target=target)
+        )
+
+    def for_languages(self, source: str | None, target: str | None) -> "ForeignTokenizer":
+        """Return this tokenizer with the tags of these languages; None leaves the tag of that side unchanged.
+
+        Raises:
+            TransduceError: the model does not know the language, or has no language tags.
+        """
+        languages = self.record.languages
+        if languages is None:
+            raise TransduceError(
+                f"The model has no tags for languages, but `{source or target}` was asked for: leave it out."
+            )
+        record = self.record
+        if source is not None:
+            record = _tag_source(record, languages, source)
+        if target is not None:
+            record = _tag_target(record, languages, target)
+        return ForeignTokenizer(record)
+
+
+def _tag_source(record: ForeignRecord, languages: Languages, language: str) -> ForeignRecord:
+    tag, vocabulary = languages.id(language), record.source
+    if languages.source_tag == "before":
+        vocabulary = msgspec.structs.replace(vocabulary, before=(tag,))
+    elif languages.source_tag == "after":
+        vocabulary = msgspec.structs.replace(vocabulary, after=(vocabulary.eos_id, tag))
+    target = record.target if record.target is not None else record.source
+    return msgspec.structs.replace(record, source=vocabulary, target=None if vocabulary == target else target)
+
+
+def _tag_target(record: ForeignRecord, languages: Languages, language: str) -> ForeignRecord:
+    tag = languages.id(language)
+    if languages.target_tag == "source":
+        return msgspec.structs.replace(
+            record, source=msgspec.structs.replace(record.source, before=(tag,)), target=record.target or record.source
+        )
+    if languages.target_tag == "first":
+        vocabulary = record.target if record.target is not None else record.source
+        vocabulary = msgspec.structs.replace(vocabulary, before=(tag,), forced=(tag,), after=(vocabulary.eos_id,))
+        return msgspec.structs.replace(record, target=vocabulary)
+    return record
+
+
+# --- imported tokenizer ---
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+    """Load the tokenizer of a model folder, whether native or imported.
+
+    Raises:
+        TransduceError: a file is missing or broken.
+    """
+    if (Path(folder) / FOREIGN_TOKENIZER).exists():
+        return ForeignTokenizer.load(folder)
+    return Tokenizer.load(folder)

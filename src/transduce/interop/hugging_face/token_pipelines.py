@@ -1,0 +1,400 @@
+"""Tokenization algorithms of imported tokenizers, by sentencepiece or the `tokenizers` package.
+
+Each algorithm is a record that a model folder stores, and `prepare` builds a tokenizer from the record.
+`ByteLevelPairs`, `WordPieces` and `SpacedPairs` list settings one by one and become a tokenizer.json when a folder is
+opened. They serve folders of earlier versions, and models that come with vocab.txt or merges.txt.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+from sentencepiece import SentencePieceProcessor
+from typing_extensions import override
+
+from transduce.errors import TransduceError, import_extra
+from transduce.text.special_tokens import Symbol, SymbolSplitter
+
+PatternName = Literal["gpt2", "llama3", "qwen2", "none"]
+PATTERNS: dict[PatternName, str] = {
+    "llama3": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+        r"|\s+(?!\S)|\s+"
+    ),
+    "qwen2": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+        r"|\s+(?!\S)|\s+"
+    ),
+}
+"""Regular expressions that split a text into words before bytes are merged; GPT-2's is built into `tokenizers`."""
+
+_SPACE = "▁"
+# Spaces that BERT's decoder inserts around apostrophes, and their replacements.
+_GAPS = {" ' ": "'", " n't": "n't", " 'm": "'m", " 's": "'s", " 've": "'ve", " 're": "'re"}
+# An unknown token for models without one: `tokenizers` would drop unknown characters.
+_UNKNOWN = "\0unknown\0"
+
+
+class TokenCutter(Protocol):
+    """A protocol for tokenizers between text and token strings."""
+
+    def cut(self, text: str) -> list[str]:
+        """Return the tokens of a text, including symbols; a string outside the vocabulary stands for an
+        unknown token.
+        """
+
+    def join(self, tokens: Sequence[str]) -> str:
+        """Return the text that tokens spell; broken characters become U+FFFD."""
+
+    def bytes_of(self, token: str) -> bytes | None:
+        """Return the UTF-8 bytes that a token of a byte-level vocabulary spells; None in other vocabularies."""
+
+    def spelling(self, token: str) -> str:
+        """Return a token in sentencepiece's spelling, where ▁ stands for a space."""
+
+
+class SentencePieces(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sentencepiece"):
+    """A sentencepiece model whose tokens have another toolkit's ids."""
+
+    model: bytes
+    """The content of the sentencepiece model's file."""
+    spaces: Literal["model", "all"] = "model"
+    """`all`: each run of white space is replaced by one space before tokenization."""
+
+    def prepare(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenCutter:  # noqa: ARG002
+        """Build the tokenizer of this model, which recognizes the symbols."""
+        return _SentencePieceCutter(self, symbols)
+
+
+class TokenizerJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="tokenizer.json"):
+    """A tokenization pipeline from a tokenizer.json, without its added tokens and post-processor."""
+
+    content: dict[str, Any]
+    """The JSON object."""
+
+    def prepare(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenCutter:  # noqa: ARG002
+        """Build the tokenizer of this pipeline, which recognizes the symbols."""
+        return PipelineCutter(self.content, symbols)
+
+
+class ByteLevelPairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="byte-level"):
+    """The settings of byte-level BPE, as in GPT-2, RoBERTa, Llama 3 and Qwen2 (Radford et al. 2019)."""
+
+    merges: tuple[tuple[str, str], ...]
+    """Pairs of tokens that become one, in the order in which they were learned."""
+    pattern: PatternName = "gpt2"
+    """The regular expression that splits text into words; `none`: words are not split."""
+    space_first: bool = False
+    """A space is prepended to a text that does not begin with one."""
+    whole_words: bool = False
+    """A word in the vocabulary is one token, without merging."""
+    composed: bool = False
+    """A text is first normalized to Unicode NFC."""
+
+    def prepare(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenCutter:
+        """Build the byte-level BPE tokenizer with these token ids, which recognizes the symbols."""
+        use_regex = self.pattern == "gpt2"
+        bytes_of = {"type": "ByteLevel", "add_prefix_space": self.space_first, "trim_offsets": True}
+        steps: list[dict[str, Any]] = [bytes_of | {"use_regex": use_regex}]
+        if self.pattern in PATTERNS:
+            steps.insert(0, _split({"Regex": PATTERNS[self.pattern]}, "Isolated"))
+        content = {
+            "normalizer": {"type": "NFC"} if self.composed else None,
+            "pre_tokenizer": _sequence("pretokenizers", steps),
+            "decoder": bytes_of | {"use_regex": use_regex},
+            "model": _bpe(self.merges, ids, symbols) | {"ignore_merges": self.whole_words},
+        }
+        return PipelineCutter(content, symbols)
+
+
+class WordPieces(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="wordpiece"):
+    """The settings of WordPiece tokenization, as in BERT (Devlin et al. 2019)."""
+
+    unknown: str = "[UNK]"
+    """The token of a word that cannot be split into known tokens."""
+    continuing: str = "##"
+    """The prefix of a token that does not begin a word."""
+    clean: bool = True
+    """Control characters are removed, and all white space becomes spaces."""
+    lowercase: bool = True
+    """A text is lowercased."""
+    strip_accents: bool = True
+    """Accents are removed."""
+    chinese: bool = True
+    """Each Chinese character is treated as a word."""
+    longest_word: int = 100
+    """Maximum number of characters of a word; a longer word is unknown."""
+
+    def prepare(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenCutter:
+        """Build the WordPiece tokenizer with these token ids, which recognizes the symbols."""
+        content = {
+            "normalizer": {
+                "type": "BertNormalizer",
+                "clean_text": self.clean,
+                "handle_chinese_chars": self.chinese,
+                "strip_accents": self.strip_accents,
+                "lowercase": self.lowercase,
+            },
+            "pre_tokenizer": {"type": "BertPreTokenizer"},
+            "decoder": {"type": "WordPiece", "prefix": self.continuing, "cleanup": True},
+            "model": {
+                "type": "WordPiece",
+                "unk_token": self.unknown,
+                "continuing_subword_prefix": self.continuing,
+                "max_input_chars_per_word": self.longest_word,
+                "vocab": _without_symbols(ids, symbols) | {self.unknown: ids.get(self.unknown, len(ids))},
+            },
+        }
+        return PipelineCutter(content, symbols)
+
+
+class SpacedPairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="spaced-pairs"):
+    """The settings of character BPE with ▁ for spaces, as in NLLB and the first Llama models; earlier versions stored
+    them.
+    """
+
+    merges: tuple[tuple[str, str], ...]
+    """Pairs of tokens that become one, in the order in which they were learned."""
+    space_first: bool = True
+    """A space is prepended to a text that does not begin with one."""
+    split: bool = True
+    """No token extends across a space."""
+    collapse: bool = True
+    """Runs of spaces become one space."""
+    byte_fallback: bool = False
+    """Characters without a token become byte tokens; otherwise a run of them becomes one unknown token."""
+    rules: bytes = b""
+    """The character map of sentencepiece's normalizer; empty: no normalization."""
+
+    def prepare(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenCutter:
+        """Build the character BPE tokenizer with these token ids, which recognizes the symbols."""
+        steps: list[dict[str, Any]] = []
+        if self.rules:
+            table = base64.b64encode(self.rules).decode("ascii")
+            steps.append({"type": "Precompiled", "precompiled_charsmap": table})
+            steps.append({"type": "Strip", "strip_left": True, "strip_right": True})
+        if self.rules or self.collapse:
+            steps.append(_replace({"Regex": " {2,}"}, " "))
+        decoders: list[dict[str, Any]] = [_replace({"String": _SPACE}, " ")]
+        if self.byte_fallback:
+            decoders.append({"type": "ByteFallback"})
+        decoders.append({"type": "Fuse"})
+        if self.space_first:
+            decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+        scheme = "always" if self.space_first else "never"
+        content = {
+            "normalizer": _sequence("normalizers", steps) if steps else None,
+            "pre_tokenizer": {
+                "type": "Metaspace",
+                "replacement": _SPACE,
+                "prepend_scheme": scheme,
+                "split": self.split,
+            },
+            "decoder": _sequence("decoders", decoders),
+            "model": _bpe(self.merges, ids, symbols) | {"fuse_unk": True, "byte_fallback": self.byte_fallback},
+        }
+        return PipelineCutter(content, symbols)
+
+
+Cutting = SentencePieces | TokenizerJson | SpacedPairs | ByteLevelPairs | WordPieces
+
+
+# --- tokenizer.json -------------------------------------------------------------------------------------------------
+
+
+def open_pipeline(
+    content: Mapping[str, Any], symbols: Sequence[Symbol] = (), *, place: str = "The model's tokenizer"
+) -> Any:
+    """Build a `tokenizers.Tokenizer` from the content of a tokenizer.json, with these symbols as its added tokens.
+
+    The tokenizer numbers its tokens itself; use its token strings. `place` names the file in messages.
+
+    Raises:
+        TransduceError: `tokenizers` is not installed, or cannot read the content.
+    """
+    package = import_extra("tokenizers", "hf")
+    bare: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None, "normalizer": None}
+    bare |= {"pre_tokenizer": None, "decoder": None, **content, "added_tokens": [], "post_processor": None}
+    bare["model"] = _with_unknown_token(bare["model"])
+    try:
+        opened = package.Tokenizer.from_str(msgspec.json.encode(bare).decode())
+        opened.add_tokens([_added_token(package, symbol) for symbol in symbols])
+    except BaseException as error:
+        # A panic in the Rust code, which a damaged file may cause, is not derived from Exception.
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise TransduceError(f"{place} cannot be read ({error}): copy its file again.") from None
+        raise
+    return opened
+
+
+def has_step(content: Mapping[str, Any], part: str, kind: str) -> bool:
+    """Return whether a part of a tokenizer.json, such as its `pre_tokenizer`, contains a step of a type."""
+    step = content.get(part)
+    steps = [step] if step else []
+    while steps:
+        step = steps.pop()
+        if step.get("type") == kind:
+            return True
+        steps += [inner for inside in step.values() if isinstance(inside, list) for inner in inside if _is_step(inner)]
+    return False
+
+
+class PipelineCutter(TokenCutter):
+    """Implements `TokenCutter` for the pipeline of a tokenizer.json."""
+
+    def __init__(self, content: Mapping[str, Any], symbols: Sequence[Symbol]) -> None:
+        """Build the pipeline, which recognizes the symbols.
+
+        Raises:
+            TransduceError: `tokenizers` is missing or cannot read the content.
+        """
+        self._pipeline = open_pipeline(content, symbols)
+        self._tokens: dict[int, str] = {id: token for token, id in self._pipeline.get_vocab().items()}
+        self._is_byte_level = has_step(content, "pre_tokenizer", "ByteLevel")
+        is_word_piece = content["model"].get("type") == "WordPiece"
+        self._continuing = content["model"]["continuing_subword_prefix"] if is_word_piece else None
+
+    @override
+    def cut(self, text: str) -> list[str]:
+        # The encoding's `tokens` may be parts of the text, which can differ from the vocabulary's spelling.
+        return [self._tokens[id] for id in self._pipeline.encode(text, add_special_tokens=False).ids]
+
+    @override
+    def join(self, tokens: Sequence[str]) -> str:
+        if self._pipeline.decoder is None:
+            return " ".join(tokens)
+        text: str = self._pipeline.decoder.decode(list(tokens))
+        if self._continuing is not None:
+            for gap, closed in _GAPS.items():
+                text = text.replace(gap, closed)
+        return text
+
+    @override
+    def bytes_of(self, token: str) -> bytes | None:
+        if not self._is_byte_level:
+            return None
+        found = (_BYTES.get(character, character) for character in token)
+        return b"".join(bytes([each]) if isinstance(each, int) else each.encode() for each in found)
+
+    @override
+    def spelling(self, token: str) -> str:
+        if self._continuing is not None:
+            rest = token.removeprefix(self._continuing)
+            return rest if rest != token else f"{_SPACE}{token}"
+        content = self.bytes_of(token)
+        if content is None:
+            return token
+        try:
+            return content.decode().replace(" ", _SPACE)
+        except UnicodeDecodeError:
+            return "".join(f"<0x{byte:02X}>" for byte in content)
+
+
+def _is_step(value: object) -> bool:
+    return isinstance(value, dict) and "type" in value
+
+
+def _with_unknown_token(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model with an unknown token and consecutive ids, without which an added token would replace a
+    later one.
+    """
+    kind = model.get("type") or ("BPE" if "merges" in model else "Unigram")
+    if kind == "Unigram":
+        return {**model, "type": kind}
+    tokens = list(model["vocab"])
+    unknown = {}
+    if kind == "BPE" and model.get("unk_token") is None:
+        tokens.append(_UNKNOWN)
+        unknown = {"unk_token": _UNKNOWN}
+    return {**model, "type": kind, **unknown, "vocab": {token: number for number, token in enumerate(tokens)}}
+
+
+def _bpe(merges: Sequence[tuple[str, str]], ids: Mapping[str, int], symbols: Sequence[Symbol]) -> dict[str, Any]:
+    """Return a BPE model of these tokens; results of merges that are not in the vocabulary become unknown."""
+    merged = dict.fromkeys((token for first, second in merges for token in (first, second, first + second)), -1)
+    return {"type": "BPE", "vocab": merged | _without_symbols(ids, symbols), "merges": [list(pair) for pair in merges]}
+
+
+def _without_symbols(ids: Mapping[str, int], symbols: Sequence[Symbol]) -> dict[str, int]:
+    """Return the ids of all tokens except the symbols, so that no word is split into a symbol."""
+    texts = {symbol.text for symbol in symbols}
+    return {token: id for token, id in ids.items() if token not in texts}
+
+
+def _added_token(package: Any, symbol: Symbol) -> Any:
+    return package.AddedToken(
+        symbol.text,
+        lstrip=symbol.spaces_before,
+        rstrip=symbol.spaces_after,
+        single_word=symbol.whole_word,
+        normalized=symbol.normalized,
+        special=False,
+    )
+
+
+def _sequence(name: str, steps: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "Sequence", name: steps}
+
+
+def _split(pattern: dict[str, str], behavior: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": pattern, "behavior": behavior, "invert": False}
+
+
+def _replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Return the byte for each character of the byte-level alphabet: itself if it is printable, else U+0100 and up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()
+
+
+# --- sentencepiece --------------------------------------------------------------------------------------------------
+
+
+class _SentencePieceCutter(TokenCutter):
+    """Implements `TokenCutter` for a sentencepiece model."""
+
+    def __init__(self, settings: SentencePieces, symbols: Sequence[Symbol]) -> None:
+        """Load the sentencepiece model.
+
+        Raises:
+            TransduceError: the bytes are no sentencepiece model.
+        """
+        self._collapses = settings.spaces == "all"
+        self._finder = SymbolSplitter(symbols, str)
+        try:
+            # SentencePieceProcessor accepts an empty model, to be loaded later.
+            self._processor = SentencePieceProcessor(model_proto=settings.model or b"empty")
+        except RuntimeError:
+            raise TransduceError("The tokenizer's sentencepiece model cannot be read: copy its file again.") from None
+
+    @override
+    def cut(self, text: str) -> list[str]:
+        tokens: list[str] = []
+        for part, is_symbol in self._finder.parts(text):
+            tokens += [part] if is_symbol else self._cut_plain(part)
+        return tokens
+
+    def _cut_plain(self, text: str) -> list[str]:
+        tokens: list[str] = self._processor.encode(" ".join(text.split()) if self._collapses else text, out_type=str)
+        return tokens
+
+    @override
+    def join(self, tokens: Sequence[str]) -> str:
+        text: str = self._processor.decode_pieces(list(tokens))
+        return text.replace(_SPACE, " ").strip()
+
+    @override
+    def bytes_of(self, token: str) -> bytes | None:
+        return None
+
+    @override
+    def spelling(self, token: str) -> str:
+        return token

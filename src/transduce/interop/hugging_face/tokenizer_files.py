@@ -1,0 +1,136 @@
+"""Tokenizer files for Hugging Face's classes, where these need other content than `Tokenizer.save` writes.
+
+Hugging Face's tokenizers add special tokens: the end symbol after a sentence to translate, [CLS] and [SEP] around an
+encoder's input, and the end-of-line symbol before a language model's prompt.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from transduce.interop.components import MAXIMUM_POSITIONS
+from transduce.interop.hugging_face.families import family_for
+from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
+from transduce.model.config import ModelConfig
+from transduce.text.special_tokens import CLS, MASK, SEP, SPECIAL_TOKENS, find_special_tokens
+from transduce.text.tokenizer import Tokenizer
+from transduce.text.tokenizer_json import special_tokens_map, tokenizer_config, tokenizer_json
+from transduce.text.vocabulary import Vocabulary
+
+_SPACE = "▁"
+# "</s>" in a text is plain characters, as in this package. Not for encoders and prompts, which contain special tokens.
+_SPLIT_SPECIAL = {"split_special_tokens": True}
+
+
+def tokenizer_files(
+    tokenizer: Tokenizer, config: ModelConfig, languages: tuple[str | None, str | None]
+) -> dict[str, Any]:
+    """Return the contents of JSON files by name, which replace those of `Tokenizer.save`.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        config: the model's configuration.
+        languages: source and target language; None if unknown.
+    """
+    if isinstance(tokenizer, ForeignTokenizer):
+        return {}
+    if not tokenizer.joint:
+        return _marian_files(tokenizer, languages) if has_tokenizer(tokenizer, config) else {}
+    if config.kind == "encoder":
+        return _encoder_files(tokenizer.source, config) if find_special_tokens(tokenizer.source) is not None else {}
+    card = _config_content(tokenizer.source, config, ("input_ids", "attention_mask"))
+    if config.kind != "decoder":
+        return {"tokenizer_config.json": card | _SPLIT_SPECIAL}
+    vocabulary = tokenizer.source
+    start = vocabulary.piece(config.start_id)
+    return {
+        "tokenizer.json": tokenizer_json(vocabulary) | {"post_processor": _post_processor((start,), (), vocabulary)},
+        # Padding at the left aligns the ends of a batch's prompts for generation.
+        "tokenizer_config.json": card | {"bos_token": start, "padding_side": "left"},
+        "special_tokens_map.json": special_tokens_map(vocabulary) | {"bos_token": start},
+    }
+
+
+def has_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> bool:
+    """Return whether Hugging Face has a class for this tokenizer; for separate vocabularies only Marian's class
+    exists.
+    """
+    if isinstance(tokenizer, ForeignTokenizer):
+        return False
+    if tokenizer.joint:
+        return True
+    family = family_for(config)
+    return family is not None and family.model_type == "marian" and not tokenizer.source.nfc
+
+
+def _config_content(vocabulary: Vocabulary, config: ModelConfig, inputs: Sequence[str]) -> dict[str, Any]:
+    longest = config.max_positions if config.positions == "learned" else MAXIMUM_POSITIONS
+    return tokenizer_config(vocabulary, longest) | {"model_input_names": list(inputs)}
+
+
+# --- an encoder alone -------------------------------------------------------------------------------------------
+
+
+def _encoder_files(vocabulary: Vocabulary, config: ModelConfig) -> dict[str, Any]:
+    named = {"cls_token": CLS, "sep_token": SEP, "mask_token": MASK}
+    content: dict[str, Any] = tokenizer_json(vocabulary)
+    # Special tokens are matched after normalization, which removes the space (▁) before them.
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": True}
+    marks = [{"id": vocabulary.id(mark), "content": mark} | flags for mark in SPECIAL_TOKENS]
+    content["added_tokens"] = sorted([*content["added_tokens"], *marks], key=lambda token: int(token["id"]))
+    content["normalizer"]["normalizers"] += [
+        {"type": "Replace", "pattern": {"String": _SPACE + mark}, "content": mark} for mark in SPECIAL_TOKENS
+    ]
+    content["post_processor"] = _post_processor((CLS,), (SEP,), vocabulary)
+    return {
+        "tokenizer.json": content,
+        "tokenizer_config.json": _config_content(vocabulary, config, ("input_ids", "token_type_ids", "attention_mask"))
+        | named,
+        "special_tokens_map.json": special_tokens_map(vocabulary) | named,
+    }
+
+
+def _post_processor(before: Sequence[str], after: Sequence[str], vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return a post-processor that adds special tokens before and after a text, and after the second text of a pair."""
+
+    def special_tokens(names: Sequence[str], side: int) -> list[dict[str, Any]]:
+        return [{"SpecialToken": {"id": name, "type_id": side}} for name in names]
+
+    first, second = ({"Sequence": {"id": name, "type_id": side}} for side, name in enumerate("AB"))
+    single = [*special_tokens(before, 0), first, *special_tokens(after, 0)]
+    token_ids = {name: {"id": name, "ids": [vocabulary.id(name)], "tokens": [name]} for name in (*before, *after)}
+    return {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [*single, second, *special_tokens(after, 1)],
+        "special_tokens": token_ids,
+    }
+
+
+# --- two vocabularies -------------------------------------------------------------------------------------------
+
+
+def _marian_files(tokenizer: Tokenizer, languages: tuple[str | None, str | None]) -> dict[str, Any]:
+    """Return the files that Marian's tokenizer needs in addition to source.spm and target.spm: the ids of their
+    tokens.
+    """
+    source, target = tokenizer.source, tokenizer.target
+    special_tokens = special_tokens_map(source)
+    language_settings = {"source_lang": languages[0], "target_lang": languages[1]}
+    return {
+        "vocab.json": _ids(source),
+        "target_vocab.json": _ids(target),
+        "special_tokens_map.json": special_tokens,
+        "tokenizer_config.json": {
+            "tokenizer_class": "MarianTokenizer",
+            **special_tokens,
+            **language_settings,
+            "separate_vocabs": True,
+            "model_max_length": MAXIMUM_POSITIONS,
+            "clean_up_tokenization_spaces": False,
+            **_SPLIT_SPECIAL,
+        },
+    }
+
+
+def _ids(vocabulary: Vocabulary) -> dict[str, int]:
+    return {piece: id for id, piece in enumerate(vocabulary.pieces(range(vocabulary.size)))}

@@ -1,0 +1,1 @@
+"""ONNX graphs of models, and their execution by onnxruntime."""

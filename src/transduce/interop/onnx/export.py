@@ -1,0 +1,237 @@
+"""Export of models to ONNX graphs: two for an encoder–decoder, one for a model of one side.
+
+encoder.onnx maps `source_ids` to the decoder's inputs: `memory_mask` and, for each decoder layer N, `memory_key.N` and
+`memory_value.N`, the projected encoder output. decoder.onnx maps these, `target_ids` (one or more new tokens) and the
+cache of the previous call, `past_key.N` and `past_value.N` (length 0 at first), to `logits` and the extended cache,
+`key.N` and `value.N`. Batch sizes and lengths are dynamic. `recurrent.py` exports recurrent encoder–decoders.
+
+A language model's model.onnx maps `ids` (one or more new tokens), `positions` of all tokens of a row so far, and the
+cache to `logits` and the extended cache. Positions count from 0 in each row; padding has position -1 and is masked. An
+encoder's model.onnx maps `ids`, padded at the right, and `token_types`, if the model has any, to `states` and the
+outputs of its heads.
+Legend: B batch, S source length, T tokens of this call, L tokens so far, D model width.
+"""
+
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from transduce.interop.components import (
+    MAXIMUM_POSITIONS,
+    READABLE,
+    check_components,
+    decoder_layers_of,
+    encoder_layers_of,
+    linear_of,
+)
+from transduce.interop.onnx.graph import Graph
+from transduce.interop.onnx.layers import (
+    Known,
+    add_inputs,
+    add_outputs,
+    build_activation,
+    build_bias,
+    build_context,
+    build_decoder_layer,
+    build_embedding,
+    build_encoder_layer,
+    build_finish,
+    build_linear,
+    build_memory_projection,
+    build_norm,
+    build_output,
+    key_value_shapes,
+    of_keys,
+)
+from transduce.interop.onnx.recurrent import build_recurrent_decoder, build_recurrent_encoder
+from transduce.model.build import Model
+from transduce.model.config import ModelConfig
+from transduce.model.decoder import Decoder
+from transduce.model.encoder import Encoder
+from transduce.model.layer_graph import settings_outside, table
+from transduce.model.layers import EncoderLayer
+from transduce.model.recurrent import Recurrent
+from transduce.model.stack import each_layer
+from transduce.model.transformer import Transformer
+
+# --- onnx single ---
+# Export of decoder-only and encoder-only models to one ONNX graph each.
+# A language model's graph maps `ids` (one or more new tokens), `positions` of all tokens of a row so far, and the
+# cache, `past_key.N` and `past_value.N` (length 0 at first), to `logits` and the extended cache, `key.N` and
+# `value.N`. Positions count from 0 in each row; padding has position -1 and is masked. An encoder's graph maps
+# `ids`, padded at the right, and `token_types`, if the model has any, to `states` and the outputs of its heads.
+# Legend: B batch, T tokens of this call, P cached tokens, L = P + T, D model width, V vocabulary, C classes.
+
+
+_TO_THE_END = 2**62
+
+
+def build_language_model(model: Decoder) -> Graph:
+    """Build the graph of `Decoder.decode` and `project`."""
+    graph, config = Graph("language_model"), model.config
+    ids = graph.add_input("ids", np.int64, ("batch", "length"))
+    positions = graph.add_input("positions", np.int64, ("batch", "total"))
+    layers = range(config.num_decoder_layers)
+    pasts = [add_inputs(graph, ("past_key", "past_value"), n, key_value_shapes(config, "past")) for n in layers]
+    past_length = graph.size(pasts[0].keys, 2)
+    new_positions = graph.apply(
+        "Slice", positions, past_length, graph.integers(_TO_THE_END), graph.integers(1)
+    )  # (B, T)
+    present = graph.apply("GreaterOrEqual", positions, graph.integer(0))
+    # Padding has position -1, for which tables have no row; its result is unused.
+    table_positions = graph.apply("Max", new_positions, graph.integer(0))
+    x = build_embedding(graph, ids, table_positions, model.embedding, model.source_weight, config)
+    context = build_context(graph, model.positions, config, table_positions, positions, present)
+    caches = []
+    for layer, past in zip(each_layer(model.layers, config.num_decoder_layers), pasts, strict=True):
+        x, keys_and_values = build_encoder_layer(graph, x, cast(EncoderLayer, layer), context, config, past)
+        caches.append(keys_and_values)
+    x = build_finish(graph, build_norm(graph, x, model.norm), config)
+    graph.add_output(
+        build_output(graph, x, model), "logits", np.float32, ("batch", "length", config.target_vocabulary_size)
+    )
+    for number, cache in enumerate(caches):
+        add_outputs(graph, cache, ("key", "value"), number, key_value_shapes(config, "total"))
+    return graph
+
+
+def build_encoder_alone(model: Encoder) -> Graph:
+    """Build the graph of `Encoder.encode` and all heads: `logits` per token, the `pooled` first state, `classes`."""
+    graph, config = Graph("encoder"), model.config
+    ids = graph.add_input("ids", np.int64, ("batch", "length"))
+    types = graph.add_input("token_types", np.int64, ("batch", "length")) if config.token_types else None
+    positions = graph.unsqueeze(graph.count(graph.integers(0), graph.size(ids, 1)), 0)
+    present = graph.apply("Not", graph.apply("Equal", ids, graph.integer(config.pad_id)))
+    x = build_embedding(graph, ids, positions, model.embedding, model.source_weight, config, token_types=types)
+    context = build_context(graph, model.positions, config, positions, positions, present)
+    for layer in each_layer(model.layers, config.num_encoder_layers):
+        x, _ = build_encoder_layer(graph, x, cast(EncoderLayer, layer), context, config)
+    states = build_norm(graph, x, model.norm)
+    graph.add_output(states, "states", np.float32, ("batch", "length", config.d_model))
+    if model.masked_language_head is not None:
+        _add_logits(graph, states, model)
+    if model.pooler is not None:
+        _add_pooled(graph, states, model)
+    return graph
+
+
+def _add_logits(graph: Graph, states: str, model: Encoder) -> None:
+    """Add the masked language model's logits at every position as an output."""
+    head, config = model.masked_language_head, model.config
+    assert head is not None
+    hidden = build_activation(graph, build_linear(graph, states, linear_of(head.dense)), config.activation)
+    hidden = build_finish(graph, build_norm(graph, hidden, head.norm), config)
+    shape = ("batch", "length", config.target_vocabulary_size)
+    graph.add_output(build_output(graph, hidden, model), "logits", np.float32, shape)
+
+
+def _add_pooled(graph: Graph, states: str, model: Encoder) -> None:
+    """Add the pooled first state as an output, and the logits of classes if the model has a classifier."""
+    assert model.pooler is not None
+    first = graph.apply("Gather", states, graph.integer(0), attributes={"axis": 1})  # (B, D)
+    pooled = graph.apply("Tanh", build_linear(graph, first, linear_of(model.pooler)))
+    graph.add_output(pooled, "pooled", np.float32, ("batch", model.config.d_model))
+    if model.classifier is not None:
+        classes = build_linear(graph, pooled, linear_of(model.classifier))
+        graph.add_output(classes, "classes", np.float32, ("batch", model.config.num_labels))
+
+
+# --- export ---
+
+
+ENCODER, DECODER, MODEL = "encoder.onnx", "decoder.onnx", "model.onnx"
+
+
+ONNX = table("the ONNX export", **READABLE)
+"""The components of models that can be exported to ONNX."""
+
+
+def onnx_obstacles(config: ModelConfig) -> list[str]:
+    """Return the names of settings of this configuration that the ONNX export does not support; empty if it supports
+    all.
+    """
+    return settings_outside(ONNX, config)
+
+
+def write_onnx(model: Model, folder: Path) -> None:
+    """Write a model's ONNX graphs: encoder.onnx and decoder.onnx, or model.onnx for a model of one side.
+
+    Args:
+        model: a model with float32 weights.
+        folder: an existing folder.
+
+    Raises:
+        TransduceError: the onnx package is missing, or `ONNX` lacks a component of the model.
+    """
+    check_components(ONNX, model)
+    config = model.config
+    metadata = {"pad_id": str(config.pad_id), "eos_id": str(config.eos_id), "start_id": str(config.start_id)}
+    metadata |= {"max_positions": str(longest_sequence(config)), "kind": config.kind}
+    for name, graph in _graphs(model).items():
+        graph.save(folder / name, metadata)
+
+
+def _graphs(model: Model) -> dict[str, Graph]:
+    match model:
+        case Encoder():
+            return {MODEL: build_encoder_alone(model)}
+        case Decoder():
+            return {MODEL: build_language_model(model)}
+        case Recurrent():
+            return {ENCODER: build_recurrent_encoder(model), DECODER: build_recurrent_decoder(model)}
+        case Transformer():
+            return {ENCODER: build_encoder(model), DECODER: build_decoder(model)}
+
+
+def longest_sequence(config: ModelConfig) -> int:
+    """Return the maximum number of tokens of a source or target in the exported model."""
+    return config.max_positions if config.positions == "learned" else MAXIMUM_POSITIONS
+
+
+def build_encoder(model: Transformer) -> Graph:
+    """Build the graph of `Transformer.encode`, including the decoder layers' projections of the encoder output."""
+    graph, config = Graph("encoder"), model.config
+    ids = graph.add_input("source_ids", np.int64, ("batch", "source"))
+    positions = graph.unsqueeze(graph.count(graph.integers(0), graph.size(ids, 1)), 0)
+    present = graph.apply("Not", graph.apply("Equal", ids, graph.integer(config.pad_id)))
+    x = build_embedding(graph, ids, positions, model.source_embedding, model.source_weight, config)
+    context = build_context(graph, model.encoder_positions, config, positions, positions, present)
+    for layer in encoder_layers_of(model):
+        x, _ = build_encoder_layer(graph, x, layer, context, config)
+    memory = build_norm(graph, x, model.encoder_norm)
+    graph.add_output(present, "memory_mask", np.bool_, ("batch", "source"))
+    for number, decoder_layer in enumerate(decoder_layers_of(model)):
+        projected = build_memory_projection(graph, memory, decoder_layer.memory_attention)
+        add_outputs(graph, projected, ("memory_key", "memory_value"), number, key_value_shapes(config, "source"))
+    return graph
+
+
+def build_decoder(model: Transformer) -> Graph:
+    """Build the graph of `Transformer.decode` and `project`."""
+    graph, config = Graph("decoder"), model.config
+    ids = graph.add_input("target_ids", np.int64, ("batch", "target"))
+    mask = graph.add_input("memory_mask", np.bool_, ("batch", "source"))
+    layers = decoder_layers_of(model)
+    memory_shapes, past_shapes = key_value_shapes(config, "source"), key_value_shapes(config, "past")
+    memories = [add_inputs(graph, ("memory_key", "memory_value"), n, memory_shapes) for n in range(len(layers))]
+    pasts = [add_inputs(graph, ("past_key", "past_value"), n, past_shapes) for n in range(len(layers))]
+    past_length = graph.size(pasts[0].keys, 2)
+    end = graph.apply("Add", past_length, graph.size(ids, 1))
+    positions, all_positions = (
+        graph.unsqueeze(graph.count(first, end), 0) for first in (past_length, graph.integers(0))
+    )
+    x = build_embedding(graph, ids, positions, model.target_embedding, model.target_weight, config)
+    context = build_context(graph, model.decoder_positions, config, positions, all_positions)
+    memory_bias = build_bias(graph, of_keys(graph, mask))
+    caches = []
+    for layer, memory, past in zip(layers, memories, pasts, strict=True):
+        x, keys_and_values = build_decoder_layer(graph, x, layer, context, Known(memory, memory_bias, past), config)
+        caches.append(keys_and_values)
+    x = build_finish(graph, build_norm(graph, x, model.decoder_norm), config)
+    graph.add_output(
+        build_output(graph, x, model), "logits", np.float32, ("batch", "target", config.target_vocabulary_size)
+    )
+    for number, cache in enumerate(caches):
+        add_outputs(graph, cache, ("key", "value"), number, key_value_shapes(config, "total"))
+    return graph

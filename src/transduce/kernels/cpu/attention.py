@@ -1,0 +1,599 @@
+"""Emit attention kernels of training, equation (1) and its gradient, that process each head in one pass.
+
+Sentences are short. One head's keys and values fit in the L1 cache, so nothing of size Q × L is written to main memory.
+Keys are transposed once per sentence so that they lie in a vector's lanes; scores then need no reductions across lanes.
+For the gradient, attention weights and score gradients of some queries are kept, so sums over queries or keys stay in
+registers. Legend: B sentences, H heads, Q queries, L keys, K width of a head's queries, keys and values.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import product
+from typing import Any, NamedTuple
+
+from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+from transduce.kernels.cpu.decode_rows import exponential, transpose
+from transduce.kernels.cpu.jit.compiler import kernel
+from transduce.kernels.cpu.jit.ir_builder import F32, I32, I64, KernelBuilder, Value
+
+# --- attention places ---
+# Define the arguments, the shape and the scratch space of the attention kernels of training.
+# Legend: B sentences, H heads, Q queries, L keys, K width of a head's queries, keys and values.
+
+
+GROUP_SIZE = 4
+"""Queries or keys in a group that shares loaded operands, limited by the number of registers."""
+QUERIES_AT_ONCE = 64
+"""Queries whose attention weights and score gradients are kept at a time in the backward pass."""
+AMX_KEYS = 32
+"""Keys or queries in a row of an AMX tile register, as pairs."""
+_APART = 16 * 17  # elements between arrays, which would otherwise map to the same sets of the L1 cache
+
+
+class AttentionArguments(NamedTuple):
+    """Arguments of the kernels `attend` and `attend_back`: addresses, unless stated otherwise.
+
+    Strides count elements.
+    """
+
+    queries: Any
+    """Queries of the first head; each position has H × K contiguous elements, also for keys and values."""
+    keys: Any
+    """Keys of the first head."""
+    values: Any
+    """Values of the first head."""
+    query_stride: Any
+    """The stride from one query to the next."""
+    key_stride: Any
+    """The stride from one key to the next, and from one value to the next."""
+    batch: Any
+    """The number of sentences B."""
+    heads: Any
+    """The number of heads H."""
+    num_queries: Any
+    """The number of queries per sentence Q."""
+    num_keys: Any
+    """The number of keys per sentence L."""
+    lengths: Any
+    """The number of valid keys of each sentence, int64 (B,); 0: all keys are valid, under a causal mask."""
+    context: Any
+    """The contexts, (B, Q, H × K); in the backward pass their gradient."""
+    sums: Any
+    """float32 (B, H, Q, 2): each query's greatest score, and the inverse of its scores' sum of exponentials."""
+    query_gradient: Any
+    """Output of the backward pass: the gradient of the queries, with the queries' stride."""
+    key_gradient: Any
+    """Output of the backward pass: the gradient of the keys, with the keys' stride."""
+    value_gradient: Any
+    """Output of the backward pass: the gradient of the values, with the keys' stride."""
+    room: Any
+    """Scratch space of `own_room` float32 for each thread."""
+    own_room: Any
+    """The number of float32 of scratch space per thread, as `attention_scratch_size` returns it."""
+
+
+class AttentionShape(NamedTuple):
+    """The sizes and types that attention kernels are compiled for."""
+
+    width: int
+    """The head width K, a multiple of the lanes."""
+    kind: Any
+    """The LLVM type of elements: F32, or I16 for bfloat16."""
+    lanes: int
+    """32-bit elements per vector register."""
+    amx: bool = False
+    """True if AMX multiplies; requires bfloat16 and K a multiple of `AMX_KEYS`."""
+
+
+def attention_scratch_size(shape: AttentionShape, num_keys: int, num_queries: int) -> int:
+    """Return the number of float32 of scratch space that each thread needs."""
+    if shape.amx:
+        filled = -(-num_keys // AMX_KEYS) * AMX_KEYS
+        return sum(filled * each_key + rest for each_key, rest in amx_scratch_sizes(shape.width))
+    filled, queries = -(-num_keys // shape.lanes) * shape.lanes, min(num_queries, QUERIES_AT_ONCE)
+    return 6 * filled * shape.width + 2 * max(queries, GROUP_SIZE) * (shape.width + filled)
+
+
+def amx_scratch_sizes(width: int) -> list[tuple[int, int]]:
+    """Return for each array of `AmxScratch` its float32 elements per key and its fixed number of elements.
+
+    The number of keys is rounded up to a multiple of `AMX_KEYS`.
+    """
+    rows, sixteen = (width // 2, 0), (16, 0)
+    transposed, queries = (0, 8 * width), (0, 16 * width)
+    pairs, float_rows = (8, 0), (width, 0)
+    sizes = [
+        *[rows] * 4,
+        *[transposed] * 2,
+        *[sixteen] * 2,
+        *[pairs] * 2,
+        queries,
+        (0, 16),
+        *[queries] * 2,
+        *[sixteen] * 2,
+        *[float_rows] * 2,
+    ]
+    return [(each_key, rest + _APART) for each_key, rest in sizes]
+
+
+# --- attention head ---
+# Emit what the forward and backward attention kernels share: one head of one sentence, its rows and scratch space.
+# Legend: Q queries, L keys, K width of a head's queries, keys and values.
+
+
+_UNROLLED = 8  # columns per loop iteration
+
+
+class HeadScratch(NamedTuple):
+    """Arrays in one thread's scratch space for one head of one sentence, float32."""
+
+    transposed_keys: Value
+    """Keys in transposed blocks of `lanes` keys, K × lanes each; L × K in all."""
+    transposed_values: Value
+    """Values in transposed blocks, L × K."""
+    keys: Value
+    """Keys as float32, (L, K)."""
+    values: Value
+    """Values as float32, (L, K)."""
+    key_gradient: Value
+    """The gradient of the keys, (L, K)."""
+    value_gradient: Value
+    """The gradient of the values, (L, K)."""
+    queries: Value
+    """The current queries, scaled, K each; up to `QUERIES_AT_ONCE` of them in the backward pass."""
+    context_gradient: Value
+    """The gradient of the current queries' contexts, K each."""
+    weights: Value
+    """Scores or attention weights of the current queries, L each."""
+    score_gradients: Value
+    """Score gradients of the current queries, L each."""
+
+
+class QueryGroup(NamedTuple):
+    """Some consecutive queries."""
+
+    first: Value
+    """The index of the first query."""
+    size: int
+    """The number of queries."""
+    place: Value
+    """The index of the first query within the scratch space."""
+
+
+class HeadAddresses:
+    """One head of one sentence, with the addresses of its rows."""
+
+    def __init__(self, k: KernelBuilder, shape: AttentionShape, args: AttentionArguments, *where: Value) -> None:
+        """Look up the sentence's length; `where` is the sentence and the head."""
+        self.k, self.shape, self.args = k, shape, args
+        self.sentence, self.head = where
+        self.is_causal = k.build.icmp_signed("==", args.lengths, k.int64(0))
+        length = k.variable(args.num_keys)
+        with k.when(k.build.not_(self.is_causal)):
+            k.store(k.load(k.element_pointer(k.pointer(args.lengths), self.sentence, I64), I64), length)
+        self.length = k.load_variable(length, args.num_keys)
+
+    def fill_up(self, count: Value, lanes: int) -> Value:
+        """Return a count rounded up to a multiple of `lanes`."""
+        k = self.k
+        return k.mul(k.build.sdiv(k.add(count, lanes - 1), k.int64(lanes)), lanes)
+
+    def places_of(self, thread: Value, sizes: Sequence[Value]) -> list[Value]:
+        """Return pointers to consecutive arrays of these sizes (float32) in a thread's scratch space."""
+        k, pointers = self.k, []
+        pointer = k.element_pointer(k.pointer(self.args.room), k.mul(thread, self.args.own_room))
+        for size in sizes:
+            pointers.append(pointer)
+            pointer = k.element_pointer(pointer, size)
+        return pointers
+
+    def start_of(self, address: Value, count: Value, stride: Value) -> Value:
+        """Return a pointer to this head's columns in this sentence's first row of an array.
+
+        Args:
+            address: of the array.
+            count: rows per sentence.
+            stride: elements from one row to the next.
+        """
+        row = self.k.mul(self.sentence, count, stride)
+        return self.k.element_pointer(self.k.pointer(address), self.k.add(row, self._head_start()), self.shape.kind)
+
+    def _head_start(self) -> Value:
+        """Return the offset of this head's columns in a row."""
+        return self.k.mul(self.head, self.shape.width)
+
+    def start_of_context(self) -> Value:
+        """Return a pointer to this head's columns of the sentence's first context."""
+        return self.start_of(self.args.context, self.args.num_queries, self.context_stride())
+
+    def context_stride(self) -> Value:
+        """Return the number of elements from one query's context to the next."""
+        return self.k.mul(self.args.heads, self.shape.width)
+
+    def begin(self) -> tuple[Value, Value]:
+        """Prefetch the next head's rows, and return pointers to this head's keys and values."""
+        args = self.args
+        keys, values = (self.start_of(each, args.num_keys, args.key_stride) for each in (args.keys, args.values))
+        self.fetch_next(keys, args.key_stride, args.num_keys)
+        self.fetch_next(values, args.key_stride, args.num_keys)
+        queries = self.start_of(args.queries, args.num_queries, args.query_stride)
+        self.fetch_next(queries, args.query_stride, args.num_queries)
+        return keys, values
+
+    def fetch_next(self, rows: Value, stride: Value, count: Value) -> None:
+        """Prefetch rows of the next head, whose columns follow this head's."""
+        k, kind = self.k, self.shape.kind
+        with k.loop(0, count) as row:
+            for column in range(0, self.shape.width, 32 if kind != F32 else 16):
+                k.prefetch(k.element_pointer(rows, k.add(k.mul(row, stride), self.shape.width + column), kind))
+
+    def start_of_sums(self) -> Value:
+        """Return a pointer to the queries' greatest scores and inverse sums of exponentials."""
+        k, args = self.k, self.args
+        return k.element_pointer(
+            k.pointer(args.sums), k.mul(k.add(k.mul(self.sentence, args.heads), self.head), args.num_queries, 2)
+        )
+
+
+class Head(HeadAddresses):
+    """One head of one sentence, with a thread's scratch space for vector instructions."""
+
+    def __init__(self, k: KernelBuilder, shape: AttentionShape, args: AttentionArguments, *where: Value) -> None:
+        """Address the rows and the scratch space; `where` is the sentence, the head and the thread's index."""
+        *sentence_and_head, thread = where
+        super().__init__(k, shape, args, *sentence_and_head)
+        self.columns = range(0, shape.width, k.lanes)
+        self.filled = self.fill_up(args.num_keys, k.lanes)
+        key_size, queries = k.mul(self.filled, shape.width), k.minimum(args.num_queries, k.int64(QUERIES_AT_ONCE))
+        sizes = [key_size] * 6 + [k.mul(queries, shape.width)] * 2 + [k.mul(queries, self.filled)] * 2
+        self.room = HeadScratch(*self.places_of(thread, sizes))
+
+    def groups(self, start: Value, stop: Value) -> Iterator[tuple[Value, int]]:
+        """Emit loops over [start, stop) in groups of four, then of fewer; yields each group's first index and its size.
+
+        The queries or keys of a group share loaded operands.
+        """
+        k, together = self.k, GROUP_SIZE
+        while together:
+            rest = k.build.srem(k.build.sub(stop, start), k.int64(together))
+            end = k.build.sub(stop, rest)
+            with k.loop(start, end, together) as first:
+                yield first, together
+            start, together = end, together // 2
+
+    def turn(self, rows: Value, out: Value) -> None:
+        """Transpose keys or values in blocks of `lanes`.
+
+        The last row pads the last block, and the padding is ignored.
+        """
+        k, lanes = self.k, self.k.lanes
+        last = k.add(self.length, -1)
+        with k.loop(0, self.length, lanes) as start, k.loop(0, self.shape.width, lanes) as column:
+            square = []
+            for lane in range(lanes):
+                row = k.add(start, lane)
+                row = k.build.select(k.build.icmp_signed("<", row, last), row, last)
+                offset = k.add(k.mul(row, self.args.key_stride), column)
+                square.append(k.load_as_float32(rows, offset, self.shape.kind))
+            target = k.element_pointer(out, k.add(k.mul(start, self.shape.width), k.mul(column, lanes)))
+            for lane, vector in enumerate(transpose(k, square)):
+                k.store(vector, k.element_pointer(target, lane * lanes))
+
+    def widen(self, rows: Value, out: Value) -> None:
+        """Convert rows to float32."""
+        k = self.k
+        with k.loop(0, self.length) as row:
+            for column in self.columns:
+                offset = k.add(k.mul(row, self.args.key_stride), column)
+                value = k.load_as_float32(rows, offset, self.shape.kind)
+                k.store(value, k.element_pointer(out, k.add(k.mul(row, self.shape.width), column)))
+
+    def numbers_of(self, group: QueryGroup) -> list[Value]:
+        """Return the indices of a group's queries."""
+        return [self.k.add(group.first, n) for n in range(group.size)]
+
+    def limits_of(self, group: QueryGroup) -> list[Value]:
+        """Return how many keys each query of a group may attend to."""
+        k = self.k
+        return [k.build.select(self.is_causal, k.add(number, 1), self.length) for number in self.numbers_of(group)]
+
+    def sums_of(self, group: QueryGroup) -> list[Value]:
+        """Return pointers to each query's greatest score and inverse sum of exponentials."""
+        return [self.k.element_pointer(self.start_of_sums(), self.k.mul(n, 2)) for n in self.numbers_of(group)]
+
+    def take_queries(self, group: QueryGroup) -> None:
+        """Copy a group's queries, scaled, to the scratch space."""
+        queries = self.start_of(self.args.queries, self.args.num_queries, self.args.query_stride)
+        self.take(queries, self.args.query_stride, group, self.room.queries, self.shape.width**-0.5)
+
+    def take(self, rows: Value, stride: Value, group: QueryGroup, room: Value, factor: float) -> None:
+        """Copy a group's rows, times a factor, as float32 to an array of the scratch space."""
+        k = self.k
+        room = self.group_rows(room, group)
+        for index, number in enumerate(self.numbers_of(group)):
+            for column in self.columns:
+                value = k.load_as_float32(rows, k.add(k.mul(number, stride), column), self.shape.kind)
+                k.store(
+                    k.build.fmul(value, k.splat(factor)), k.element_pointer(room, index * self.shape.width + column)
+                )
+
+    def group_rows(self, array: Value, group: QueryGroup) -> Value:
+        """Return a pointer to a group's rows of K elements in an array of the scratch space."""
+        return self.k.element_pointer(array, self.k.mul(group.place, self.shape.width))
+
+    def products(self, turned: Value, start: Value, vectors: Value, count: int) -> list[Value]:
+        """Return the dot products of `count` vectors with the `lanes` keys of a block, one vector of products each.
+
+        Even and odd columns have separate accumulators to hide the latency of additions.
+        """
+        k, width = self.k, self.shape.width
+        block = k.element_pointer(turned, k.mul(start, width))
+        totals = [[k.variable(k.splat(0.0)) for _ in range(count)] for _ in range(2)]
+        with k.loop(0, width, _UNROLLED) as first:
+            for step in range(_UNROLLED):
+                column = k.add(first, step)
+                keys = k.load_floats(block, k.mul(column, k.lanes))
+                for n, total in enumerate(totals[step % 2]):
+                    factor = k.splat(k.load(k.element_pointer(vectors, k.add(column, n * width))))
+                    k.store(k.madd(factor, keys, k.load_variable(total, keys)), total)
+        zero = k.splat(0.0)
+        return [k.build.fadd(*(k.load_variable(total, zero) for total in each)) for each in zip(*totals, strict=True)]
+
+    def row(self, array: Value, number: Value | int, start: Value | int = 0) -> Value:
+        """Return a pointer into a current query's row of L elements."""
+        return self.k.element_pointer(array, self.k.add(self.k.mul(self.filled, number), start))
+
+    def inside(self, start: Value, limit: Value) -> Value:
+        """Return a mask of a block's keys that are below a query's limit."""
+        k = self.k
+        lanes = ir.Constant(k.ints, list(range(k.lanes)))
+        remaining = k.splat(k.build.trunc(k.build.sub(limit, start), I32))
+        return k.build.icmp_signed("<", lanes, remaining)
+
+    def pairs(self) -> list[list[int]]:
+        """Return the columns of a head's vectors in groups of two, whose sums fit in the registers."""
+        columns = list(range(0, self.shape.width, self.k.lanes))
+        return [columns[n : n + 2] for n in range(0, len(columns), 2)]
+
+    def zeros(self, count: int, columns: list[int]) -> list[list[Value]]:
+        """Allocate zeroed accumulators: for each query, a vector for each of these columns."""
+        return [[self.k.variable(self.k.splat(0.0)) for _ in columns] for _ in range(count)]
+
+    def columns_of(self, rows: Value, row: Value | int, columns: list[int]) -> list[Value]:
+        """Load vectors of a row at these columns."""
+        k = self.k
+        return [k.load_floats(rows, k.add(k.mul(row, self.shape.width), column)) for column in columns]
+
+    def add(self, totals: list[Value], factor: Value, vectors: list[Value]) -> None:
+        """Add factor × vector to each accumulator."""
+        factor = self.k.splat(factor)
+        for total, vector in zip(totals, vectors, strict=True):
+            self.k.store(self.k.madd(factor, vector, self.k.load_variable(total, vector)), total)
+
+    def give(self, out: Value, row: Value, columns: list[int], totals: list[Value], factor: Value) -> None:
+        """Store a query's sums, times a factor, in a row of the result."""
+        k = self.k
+        for column, total in zip(columns, totals, strict=True):
+            value = k.build.fmul(k.load_variable(total, k.splat(0.0)), k.splat(factor))
+            k.store_float32_as(value, out, k.add(row, column), self.shape.kind)
+
+
+# --- attention ---
+
+
+_NEVER = float("-inf")
+
+
+class AttentionEmitter:
+    """An emitter of the kernels `attend` and `attend_back`."""
+
+    def __init__(self, k: KernelBuilder, shape: AttentionShape) -> None:
+        self.k = k
+        self.shape = shape
+
+    def write(self) -> None:
+        """Emit the kernels `attend` and `attend_back`."""
+        for name, work in (("attend", _Contexts), ("attend_back", _Gradients)):
+            self._write(name, work)
+
+    def _write(self, name: str, work: Any) -> None:
+        """Emit a kernel that runs `work` for each head of each sentence."""
+        k = self.k
+        with kernel(k, name, len(AttentionArguments._fields)) as (numbers, thread, threads):
+            args = AttentionArguments(*numbers)
+            with self._prepared():
+                first, last = k.thread_range(k.mul(args.batch, args.heads), thread, threads)
+                with k.loop(first, last) as number:
+                    sentence, head = k.build.sdiv(number, args.heads), k.build.srem(number, args.heads)
+                    work(k, self.shape, args, sentence, head, thread).write()
+
+    @contextmanager
+    def _prepared(self) -> Iterator[None]:
+        """Emit what a thread does before and after its heads: nothing here."""
+        yield
+
+
+class _Contexts(Head):
+    """An emitter of the forward pass of one head: from queries, keys and values to contexts."""
+
+    def write(self) -> None:
+        """Emit the forward pass of the head, a group of queries at a time."""
+        keys, values = self.begin()
+        self.turn(keys, self.room.transposed_keys)
+        self.widen(values, self.room.values)
+        for first, count in self.groups(self.k.int64(0), self.args.num_queries):
+            self._attend(QueryGroup(first, count, self.k.int64(0)))
+
+    def _attend(self, group: QueryGroup) -> None:
+        """Emit the attention of a group of queries."""
+        limits = self.limits_of(group)
+        self.take_queries(group)
+        greatest = self._scores(limits)
+        inverses = self._exponentials(limits, greatest, self.sums_of(group))
+        self._contexts(group, limits, inverses)
+
+    def _scores(self, limits: list[Value]) -> list[Value]:
+        """Store masked scores in the weights' array, and return the greatest score of each query."""
+        k = self.k
+        greatest = [k.variable(k.splat(_NEVER)) for _ in limits]
+        with k.loop(0, limits[-1], k.lanes) as start:
+            for n, product in enumerate(
+                self.products(self.room.transposed_keys, start, self.room.queries, len(limits))
+            ):
+                seen = k.build.select(self.inside(start, limits[n]), product, k.splat(_NEVER))
+                greatest_so_far = k.load_variable(greatest[n], seen)
+                k.store(k.maximum(seen, greatest_so_far), greatest[n])
+                k.store(seen, self.row(self.room.weights, n, start))
+        return [k.reduce_max(k.load_variable(each, k.splat(0.0))) for each in greatest]
+
+    def _exponentials(self, limits: list[Value], greatest: list[Value], sums: list[Value]) -> list[Value]:
+        """Replace scores by their exponentials, and return the inverse of each query's sum.
+
+        Also stores each query's greatest score and inverse sum for the backward pass.
+        """
+        k, inverses = self.k, []
+        totals = [k.variable(k.splat(0.0)) for _ in limits]
+        with k.loop(0, limits[-1], k.lanes) as start:
+            for n, total in enumerate(totals):
+                pointer = self.row(self.room.weights, n, start)
+                value = k.build.fsub(k.load(pointer, k.floats), k.splat(greatest[n]))
+                value = exponential(k, value, keeps_nan=True)
+                value = k.build.select(self.inside(start, limits[n]), value, k.splat(0.0))
+                k.store(k.build.fadd(k.load_variable(total, value), value), total)
+                k.store(value, pointer)
+        for n, total in enumerate(totals):
+            inverses.append(k.build.fdiv(k.float32(1.0), k.reduce_sum(k.load_variable(total, k.splat(0.0)))))
+            k.store(greatest[n], k.element_pointer(sums[n], 0))
+            k.store(inverses[n], k.element_pointer(sums[n], 1))
+        return inverses
+
+    def _contexts(self, group: QueryGroup, limits: list[Value], inverses: list[Value]) -> None:
+        """Store the weighted means of the values.
+
+        All queries use the limit of the last one: behind a query's own limit its weights are zero.
+        """
+        k = self.k
+        out, stride = self.start_of_context(), self.context_stride()
+        for columns in self.pairs():
+            totals = self.zeros(group.size, columns)
+            with k.loop(0, limits[-1]) as key:
+                values = self.columns_of(self.room.values, key, columns)
+                for n, total in enumerate(totals):
+                    self.add(total, k.load(self.row(self.room.weights, n, key)), values)
+            for number, total, inverse in zip(self.numbers_of(group), totals, inverses, strict=True):
+                self.give(out, k.mul(number, stride), columns, total, inverse)
+
+
+class _Gradients(Head):
+    """An emitter of the backward pass of one head: from the contexts' gradient to those of queries, keys and values."""
+
+    def write(self) -> None:
+        """Emit the backward pass of the head, `QUERIES_AT_ONCE` queries at a time."""
+        k, args = self.k, self.args
+        keys, values = self.begin()
+        self.fetch_next(self.start_of_context(), self.context_stride(), args.num_queries)
+        self.turn(keys, self.room.transposed_keys)
+        self.turn(values, self.room.transposed_values)
+        self.widen(keys, self.room.keys)
+        self._clear(self.room.key_gradient)
+        self._clear(self.room.value_gradient)
+        with k.loop(0, args.num_queries, QUERIES_AT_ONCE) as start:
+            stop = k.minimum(k.add(start, QUERIES_AT_ONCE), args.num_queries)
+            for first, count in self.groups(start, stop):
+                self._slopes(QueryGroup(first, count, k.build.sub(first, start)))
+            for first, count in self.groups(start, stop):
+                self._by_queries(QueryGroup(first, count, k.build.sub(first, start)))
+            for first, count in self.groups(k.int64(0), k.build.select(self.is_causal, stop, self.length)):
+                self._by_keys(first, count, start, stop)
+        self._store_gradient(self.room.key_gradient, args.key_gradient)
+        self._store_gradient(self.room.value_gradient, args.value_gradient)
+
+    def _clear(self, gradient: Value) -> None:
+        """Zero a gradient of L × K float32."""
+        k = self.k
+        with k.loop(0, k.mul(self.args.num_keys, self.shape.width), k.lanes) as number:
+            k.store(k.splat(0.0), k.element_pointer(gradient, number))
+
+    def _store_gradient(self, gradient: Value, address: Value) -> None:
+        """Convert a gradient of keys or values to the element type and store it."""
+        k, args = self.k, self.args
+        out = self.start_of(address, args.num_keys, args.key_stride)
+        with k.loop(0, args.num_keys) as row:
+            for column in self.columns:
+                value = k.load_floats(gradient, k.add(k.mul(row, self.shape.width), column))
+                k.store_float32_as(value, out, k.add(k.mul(row, args.key_stride), column), self.shape.kind)
+
+    def _slopes(self, group: QueryGroup) -> None:
+        """Recompute the queries' attention weights, and compute their score gradients.
+
+        A score's gradient is weight × (gradient of the weight - weighted mean of the gradients of the weights).
+        """
+        k, limits, sums = self.k, self.limits_of(group), self.sums_of(group)
+        self.take_queries(group)
+        self.take(self.start_of_context(), self.context_stride(), group, self.room.context_gradient, 1.0)
+        queries, context_gradient = (
+            self.group_rows(each, group) for each in (self.room.queries, self.room.context_gradient)
+        )
+        weight_row, slope_row = (self.row(each, group.place) for each in (self.room.weights, self.room.score_gradients))
+        means = [k.variable(k.splat(0.0)) for _ in limits]
+        with k.loop(0, limits[-1], k.lanes) as start:
+            scores = self.products(self.room.transposed_keys, start, queries, group.size)
+            score_gradients = self.products(self.room.transposed_values, start, context_gradient, group.size)
+            for n, mean in enumerate(means):
+                greatest, inverse = (k.splat(k.load(k.element_pointer(sums[n], which))) for which in range(2))
+                inside = self.inside(start, limits[n])
+                below = k.build.select(inside, k.build.fsub(scores[n], greatest), k.splat(0.0))
+                weight = k.build.fmul(exponential(k, below, keeps_nan=True), inverse)
+                weight = k.build.select(inside, weight, k.splat(0.0))
+                k.store(weight, self.row(weight_row, n, start))
+                k.store(score_gradients[n], self.row(slope_row, n, start))
+                k.store(k.madd(weight, score_gradients[n], k.load_variable(mean, weight)), mean)
+        totals = [k.splat(k.reduce_sum(k.load_variable(mean, k.splat(0.0)))) for mean in means]
+        with k.loop(0, limits[-1], k.lanes) as start:
+            for n, total in enumerate(totals):
+                weight = k.load(self.row(weight_row, n, start), k.floats)
+                pointer = self.row(slope_row, n, start)
+                k.store(k.build.fmul(weight, k.build.fsub(k.load(pointer, k.floats), total)), pointer)
+
+    def _by_queries(self, group: QueryGroup) -> None:
+        """Emit the gradient of some queries: the sum over keys of score gradient × key."""
+        k, limits = self.k, self.limits_of(group)
+        out = self.start_of(self.args.query_gradient, self.args.num_queries, self.args.query_stride)
+        score_gradients = self.row(self.room.score_gradients, group.place)
+        for columns in self.pairs():
+            totals = self.zeros(group.size, columns)
+            with k.loop(0, limits[-1]) as key:
+                keys = self.columns_of(self.room.keys, key, columns)
+                for n, total in enumerate(totals):
+                    self.add(total, k.load(self.row(score_gradients, n, key)), keys)
+            for number, total in zip(self.numbers_of(group), totals, strict=True):
+                row = k.mul(number, self.args.query_stride)
+                self.give(out, row, columns, total, k.float32(self.shape.width**-0.5))
+
+    def _by_keys(self, first: Value, count: int, start: Value, stop: Value) -> None:
+        """Add the contribution of queries [start, stop) to the gradients of some keys and values."""
+        k, scratch = self.k, self.room
+        # If causal, queries before the first key see none of these keys.
+        is_later = k.build.and_(self.is_causal, k.build.icmp_signed(">", first, start))
+        seen = k.build.select(is_later, first, start)
+        pairs = (
+            (scratch.key_gradient, scratch.score_gradients, scratch.queries),
+            (scratch.value_gradient, scratch.weights, scratch.context_gradient),
+        )
+        for (gradient, factors, vectors), columns in product(pairs, self.pairs()):
+            pointers = [
+                [
+                    k.element_pointer(gradient, k.add(k.mul(k.add(first, n), self.shape.width), column))
+                    for column in columns
+                ]
+                for n in range(count)
+            ]
+            totals = [[k.variable(k.load(pointer, k.floats)) for pointer in row] for row in pointers]
+            with k.loop(k.build.sub(seen, start), k.build.sub(stop, start)) as query:
+                row_columns = self.columns_of(vectors, query, columns)
+                for n, total in enumerate(totals):
+                    self.add(total, k.load(self.row(factors, query, k.add(first, n))), row_columns)
+            for row, total in zip(pointers, totals, strict=True):
+                for at, each in zip(row, total, strict=True):
+                    k.store(k.load_variable(each, k.splat(0.0)), at)

@@ -1,0 +1,530 @@
+"""Emit the training attention kernels for AMX: 16 queries in the lanes of a vector, by 16 keys at a time.
+
+So maxima, sums and weighted means of a query need no reductions across lanes. Attention weights and score gradients are
+rounded to bfloat16 before the next multiplication, as between any two bfloat16 operations. Legend: B sentences, H
+heads, Q queries, L keys, K width of a head's queries, keys and values.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+from transduce.kernels.cpu.attention import (
+    AMX_KEYS,
+    AttentionArguments,
+    AttentionEmitter,
+    AttentionShape,
+    HeadAddresses,
+    amx_scratch_sizes,
+)
+from transduce.kernels.cpu.decode_rows import exponential, transpose
+from transduce.kernels.cpu.gemm import amx
+from transduce.kernels.cpu.jit.ir_builder import F32, I16, I32, BFloat, KernelBuilder, Value
+
+# --- amx head ---
+# Emit the packing and multiplications of one attention head with AMX, for the kernels of `amx_attention.py`.
+# A left-hand operand is 16 rows of bfloat16, with the summed dimension along the columns. A right-hand operand
+# stores the summed dimension as rows of pairs (`amx.py`). So a matrix whose columns are summed over is used as it
+# is on the left and transposed on the right; one whose rows are summed over is interleaved by pairs of rows.
+# Legend: Q queries, L keys, K width of a head's queries, keys and values.
+
+
+ROWS = amx.REGISTER_ROWS
+_BLOCKS = 4  # blocks of columns whose sums are in tile registers at once
+_LEFT, _RIGHT = 4, 5  # tile registers of the operands; sums are in 0 to 3
+_HALF_LEFT, _HALF_RIGHT = 6, 7  # tile registers for half as many pairs: see `amx.configure`
+_HALF = amx.REGISTER_ROWS // 2
+
+
+class AmxScratch(NamedTuple):
+    """Arrays in one thread's scratch space, sized by `amx_scratch_sizes`; pairs are padded with zeros."""
+
+    keys: Value
+    """A copy of the keys, (L, K), used where they cannot be read in place."""
+    values: Value
+    """A copy of the values, (L, K), used where they cannot be read in place."""
+    key_pairs: Value
+    """Keys with rows 2n and 2n + 1 interleaved."""
+    value_pairs: Value
+    """Values with rows 2n and 2n + 1 interleaved."""
+    query_columns: Value
+    """16 queries transposed: 16 pairs for each pair of columns."""
+    outer_columns: Value
+    """The gradient of 16 contexts, transposed in the same way."""
+    scores: Value
+    """Scores of each key with 16 queries, float32; in the backward pass overwritten by the attention weights."""
+    slopes: Value
+    """The gradient of the attention weights, of each key with 16 queries, float32."""
+    weight_pairs: Value
+    """Attention weights of 16 queries, with keys interleaved; in the backward pass, the score gradients."""
+    transposed: Value
+    """`weight_pairs` transposed to one row for each query."""
+    context_sums: Value
+    """Sums for 16 queries, K float32 each."""
+    inverses: Value
+    """The inverse of the sum of exponentials of each of 16 queries."""
+    query_pairs: Value
+    """32 queries, with rows interleaved."""
+    outer_pairs: Value
+    """The gradient of 32 contexts, with rows interleaved."""
+    weight_rows: Value
+    """The attention weights of 32 queries for each key."""
+    slope_rows: Value
+    """The score gradients of 32 queries for each key."""
+    key_gradient: Value
+    """The gradient of the keys, (L, K) float32."""
+    value_gradient: Value
+    """The gradient of the values, (L, K) float32."""
+
+
+class AmxHead(HeadAddresses):
+    """One head of one sentence, with a thread's scratch space for AMX."""
+
+    def __init__(self, k: KernelBuilder, shape: AttentionShape, given: AttentionArguments, *where: Value) -> None:
+        """Address the rows and the scratch space; `where` is the sentence, the head and the thread's index."""
+        *sentence_and_head, thread = where
+        super().__init__(k, shape, given, *sentence_and_head)
+        self.width = shape.width
+        self.filled = self.fill_up(given.num_keys, AMX_KEYS)
+        sizes = amx_scratch_sizes(shape.width)
+        self.room = AmxScratch(*self.places_of(thread, [k.add(k.mul(self.filled, n), rest) for n, rest in sizes]))
+        self.lanes = ir.Constant(k.ints, list(range(k.lanes)))
+
+    # --- rows of bfloat16 ------------------------------------------------------------------------------------------
+
+    def readable_rows(self, rows: Value, room: Value) -> tuple[Value, Value]:
+        """Return a pointer and a row stride by which blocks of 16 keys or values can be read, beyond the last one too.
+
+        Rows are copied to `room` if too little memory follows the last one.
+        """
+        k, args, kind = self.k, self.args, ir.VectorType(I16, 2 * self.k.lanes)
+        rows_available = k.mul(k.build.sub(args.batch, self.sentence), args.num_keys)
+        pointer, stride = k.variable(rows), k.variable(args.key_stride)
+        with k.when(k.build.icmp_signed("<", rows_available, self.fill_up(self.length, ROWS))):
+            with k.loop(0, self.length) as row:
+                for column in range(0, self.width, 2 * k.lanes):
+                    value = k.load(k.element_pointer(rows, k.add(k.mul(row, args.key_stride), column), I16), kind)
+                    k.store(value, k.element_pointer(room, k.add(k.mul(row, self.width), column), I16))
+            k.store(room, pointer)
+            k.store(k.int64(self.width), stride)
+        return k.load_variable(pointer, rows), k.load_variable(stride, args.key_stride)
+
+    def _clear(self, pointer: Value, words: int) -> None:
+        """Zero `words` 32-bit elements."""
+        k = self.k
+        for start in range(0, words, k.lanes):
+            k.store(ir.Constant(k.ints, None), k.element_pointer(pointer, start, I32))
+
+    def interleave(self, rows: Value, stride: Value, count: Value, out: Value) -> None:
+        """Interleave `count` rows by pairs, padded with zero pairs up to half a tile register."""
+        k, none = self.k, ir.Constant(ir.VectorType(I16, self.k.lanes), None)
+        full_pairs = k.build.sdiv(count, k.int64(2))
+        with k.loop(0, full_pairs) as pair:
+            for column in range(0, self.width, k.lanes):
+                low, high = (self._narrow_row(rows, k.add(k.mul(pair, 2), n), stride, column) for n in range(2))
+                self._put_pairs(low, high, out, pair, column)
+        last = k.mul(full_pairs, 2)
+        with k.when(k.build.icmp_signed("<", last, count)):
+            for column in range(0, self.width, k.lanes):
+                self._put_pairs(self._narrow_row(rows, last, stride, column), none, out, full_pairs, column)
+        pairs = self.pairs_of(count)
+        with k.loop(pairs, self._filled_pairs(pairs)) as pair:
+            self._clear(k.element_pointer(out, k.mul(pair, self.width), I32), self.width)
+
+    def pairs_of(self, count: Value) -> Value:
+        """Return the number of pairs of `count` rows; the last pair may hold a single row."""
+        return self.k.build.sdiv(self.k.add(count, 1), self.k.int64(2))
+
+    def _whole_pairs(self, pairs: Value) -> Value:
+        """Return how many of the pairs are multiplied in whole tile registers; half a register takes the others."""
+        return self.fill_up(self.k.add(pairs, -_HALF), ROWS)
+
+    def _filled_pairs(self, pairs: Value) -> Value:
+        """Return the number of pairs that are read, zero padding included."""
+        k, whole_pairs = self.k, self._whole_pairs(pairs)
+        has_half = k.build.icmp_signed(">", pairs, whole_pairs)
+        return k.build.select(has_half, k.add(whole_pairs, _HALF), whole_pairs)
+
+    def _narrow_row(self, rows: Value, row: Value, stride: Value, column: int) -> Value:
+        """Load a bfloat16 vector of a row."""
+        k = self.k
+        return k.load(k.element_pointer(rows, k.add(k.mul(row, stride), column), I16), ir.VectorType(I16, k.lanes))
+
+    def _put_pairs(self, low: Value, high: Value, out: Value, pair: Value, column: int) -> None:
+        """Store a vector of pairs."""
+        target = self.k.element_pointer(out, self.k.add(self.k.mul(pair, self.width), column), I32)
+        self.k.store(self.join(low, high), target)
+
+    def join(self, low: Value, high: Value) -> Value:
+        """Return the pairs of two vectors of bfloat16."""
+        k = self.k
+        low, high = (k.build.zext(each, k.ints) for each in (low, high))
+        return k.build.or_(low, k.build.shl(high, k.splat_int(16)))
+
+    def transpose_queries(self, rows: Value, stride: Value, first: Value, out: Value) -> None:
+        """Transpose 16 queries from `first` on; the last query pads the block, and the padding is ignored."""
+        k = self.k
+        last = k.add(self.args.num_queries, -1)
+        starts = [k.mul(k.minimum(k.add(first, n), last), stride) for n in range(ROWS)]
+        for column in range(0, self.width, 2 * k.lanes):
+            square = [k.load(k.element_pointer(rows, k.add(start, column), I16), k.ints) for start in starts]
+            for n, vector in enumerate(transpose(k, square)):
+                k.store(vector, k.element_pointer(out, (column // 2 + n) * k.lanes, I32))
+
+    def transpose_weights(self, limit: Value) -> Value:
+        """Transpose the weight pairs of `limit` keys to a row for each of 16 queries; return the number of pairs."""
+        k, scratch, pairs = self.k, self.room, self.pairs_of(limit)
+        row, whole_pairs = k.build.sdiv(self.filled, k.int64(2)), self._whole_pairs(pairs)
+        with k.loop(pairs, self._filled_pairs(pairs)) as pair:
+            self._clear(k.element_pointer(scratch.weight_pairs, k.mul(pair, k.lanes), I32), k.lanes)
+
+        def transpose_block(start: Value, count: int) -> None:
+            """Transpose `count` pairs of keys from `start` on, for all 16 queries."""
+            pointers = (
+                k.element_pointer(scratch.weight_pairs, k.mul(k.add(start, n), k.lanes), I32) for n in range(count)
+            )
+            square = [k.load(pointer, k.ints) for pointer in pointers]
+            square += [ir.Constant(k.ints, None)] * (k.lanes - count)
+            for n, vector in enumerate(transpose(k, square)):
+                if count < k.lanes:
+                    vector = k.build.shuffle_vector(
+                        vector, vector, ir.Constant(ir.VectorType(I32, count), list(range(count)))
+                    )
+                k.store(vector, k.element_pointer(scratch.transposed, k.add(k.mul(row, n), start), I32))
+
+        with k.loop(0, whole_pairs, k.lanes) as start:
+            transpose_block(start, k.lanes)
+        with k.when(k.build.icmp_signed("<", whole_pairs, pairs)):
+            transpose_block(whole_pairs, _HALF)
+        return pairs
+
+    # --- sixteen queries -------------------------------------------------------------------------------------------
+
+    def count_from(self, first: Value, most: int) -> Value:
+        """Return how many queries there are from `first` on, at most `most`."""
+        return self.k.minimum(self.k.build.sub(self.args.num_queries, first), self.k.int64(most))
+
+    def limit_of(self, first: Value) -> Value:
+        """Return how many keys at least one of 16 queries may attend to."""
+        k = self.k
+        return k.build.select(self.is_causal, k.minimum(self.length, k.add(first, ROWS)), self.length)
+
+    def seen_by(self, key: Value, first: Value, limit: Value) -> Value:
+        """Return a mask of the queries that may attend to a key."""
+        k = self.k
+        earliest = k.build.select(self.is_causal, k.build.sub(key, first), k.int64(0))
+        earliest = k.build.select(k.build.icmp_signed("<", key, limit), earliest, k.int64(ROWS))
+        return k.build.icmp_signed(">=", self.lanes, k.splat(k.build.trunc(earliest, I32)))
+
+    def fewer_than(self, count: Value) -> Value:
+        """Return a mask of the first `count` lanes."""
+        return self.k.build.icmp_signed("<", self.lanes, self.k.splat(self.k.build.trunc(count, I32)))
+
+    # --- products ----------------------------------------------------------------------------------------------------
+
+    def multiply_rows(self, limit: Value, *products: tuple[tuple[Value, Value], Value, Value]) -> None:
+        """Emit matrix multiplications of `limit` key rows by 16 queries' columns, 16 rows at a time, to float32.
+
+        Each product is ((rows, row stride), columns, result).
+        """
+        k = self.k
+        with k.loop(0, limit, ROWS) as key:
+            for number in range(len(products)):
+                amx.zero(k, number)
+            for column in range(0, self.width, 2 * k.lanes):
+                for number, ((rows, stride), columns, _) in enumerate(products):
+                    left, right = _LEFT - 2 * number, _RIGHT - 2 * number
+                    row_block = k.element_pointer(rows, k.add(k.mul(key, stride), column), I16)
+                    amx.load(k, left, row_block, k.mul(stride, 2))
+                    amx.load(
+                        k, right, k.element_pointer(columns, column // 2 * k.lanes, I32), k.int64(amx.REGISTER_BYTES)
+                    )
+                    self._multiply(number, left, right)
+            for number, (*_, out) in enumerate(products):
+                amx.store(k, number, k.element_pointer(out, k.mul(key, k.lanes)))
+
+    def add_up(self, left: Value, row_bytes: Value, right: Value, pairs: Value, out: Value, *, fresh: Value) -> None:
+        """Emit the multiplication of 16 left-hand rows by pairs, and add the sums to rows of K float32.
+
+        With `fresh`, the sums replace what `out` holds.
+        """
+        k, whole_pairs = self.k, self._whole_pairs(pairs)
+        row = self.width * 4
+        for start in range(0, self.width, _BLOCKS * k.lanes):
+            columns = range(start, min(start + _BLOCKS * k.lanes, self.width), k.lanes)
+            with k.build.if_else(fresh) as (new, more):
+                with new:
+                    for number in range(len(columns)):
+                        amx.zero(k, number)
+                with more:
+                    for number, column in enumerate(columns):
+                        amx.load(k, number, k.element_pointer(out, column), k.int64(row))
+
+            def add(pair: Value, registers: tuple[int, int], columns: range = columns) -> None:
+                """Multiply one register of pairs by all column blocks."""
+                amx.load(k, registers[0], k.element_pointer(left, pair, I32), row_bytes)
+                for number, column in enumerate(columns):
+                    pointer = k.element_pointer(right, k.add(k.mul(pair, self.width), column), I32)
+                    amx.load(k, registers[1], pointer, k.int64(row))
+                    self._multiply(number, *registers)
+
+            with k.loop(0, whole_pairs, ROWS) as pair:
+                add(pair, (_LEFT, _RIGHT))
+            with k.when(k.build.icmp_signed("<", whole_pairs, pairs)):
+                add(whole_pairs, (_HALF_LEFT, _HALF_RIGHT))
+            for number, column in enumerate(columns):
+                amx.store(k, number, k.element_pointer(out, column), row)
+
+    def _multiply(self, *registers: int) -> None:
+        """Emit an AMX multiplication of bfloat16 pairs: sums, left and right tile register."""
+        self.k.intrinsic("llvm.x86.tdpbf16ps", ir.VoidType(), *map(amx.register, registers))
+
+    def store_rows(self, made: Value, count: Value, out: Value, stride: Value, factors: Value | None = None) -> None:
+        """Convert `count` rows of float32 to bfloat16, each multiplied by its factor if there are factors."""
+        k, kind = self.k, ir.VectorType(BFloat(), 2 * self.k.lanes)
+        with k.loop(0, count) as row:
+            factor = None if factors is None else k.splat(k.load(k.element_pointer(factors, row)))
+            for column in range(0, self.width, 2 * k.lanes):
+                offset = k.add(k.mul(row, self.width), column)
+                low, high = (k.load_floats(made, k.add(offset, n)) for n in (0, k.lanes))
+                if factor is not None:
+                    low, high = (k.build.fmul(each, factor) for each in (low, high))
+                narrow = k.intrinsic("llvm.x86.avx512bf16.cvtne2ps2bf16.512", kind, high, low)
+                bits = k.build.bitcast(narrow, ir.VectorType(I16, 2 * k.lanes))
+                k.store(bits, k.element_pointer(out, k.add(k.mul(row, stride), column), I16))
+
+
+# --- attention amx ---
+
+
+_NEVER = float("-inf")
+
+
+class AmxAttentionEmitter(AttentionEmitter):
+    """An emitter of the kernels `attend` and `attend_back` with AMX."""
+
+    def __init__(self, k: KernelBuilder, shape: AttentionShape) -> None:
+        super().__init__(k, shape)
+        k.features |= {"amx-tile", "amx-bf16"}
+
+    def write(self) -> None:
+        """Emit the kernels `attend` and `attend_back`."""
+        for name, work in (("attend", _Contexts), ("attend_back", _Gradients)):
+            self._write(name, work)
+
+    @contextmanager
+    def _prepared(self) -> Iterator[None]:
+        """Emit the configuration of the tile registers before a thread's heads, and their release afterwards."""
+        amx.configure(self.k, halves=True)
+        yield
+        amx.release(self.k)
+
+
+class _Contexts(AmxHead):
+    """An emitter of the forward pass of one head: from queries, keys and values to contexts."""
+
+    def write(self) -> None:
+        """Emit the forward pass of the head, 16 queries at a time."""
+        k, args, scratch = self.k, self.args, self.room
+        keys, values = self.begin()
+        self.keys = self.readable_rows(keys, scratch.keys)
+        self.interleave(values, args.key_stride, self.length, scratch.value_pairs)
+        with k.loop(0, args.num_queries, ROWS) as first:
+            self._attend(first)
+
+    def _attend(self, first: Value) -> None:
+        """Emit the attention of 16 queries from `first` on."""
+        k, args, scratch = self.k, self.args, self.room
+        queries = self.start_of(args.queries, args.num_queries, args.query_stride)
+        count, limit = self.count_from(first, ROWS), self.limit_of(first)
+        self.transpose_queries(queries, args.query_stride, first, scratch.query_columns)
+        self.multiply_rows(limit, (self.keys, scratch.query_columns, scratch.scores))
+        greatest = k.build.fmul(self._greatest(first, limit), k.splat(self.shape.width**-0.5))
+        inverse = k.build.fdiv(k.splat(1.0), self._weigh(first, limit, greatest))
+        k.store(inverse, scratch.inverses)
+        self._keep(first, count, greatest, inverse)
+        pairs = self.transpose_weights(limit)
+        row_bytes = k.mul(self.filled, 2)
+        self.add_up(scratch.transposed, row_bytes, scratch.value_pairs, pairs, scratch.context_sums, fresh=_true())
+        out, stride = self.start_of_context(), self.context_stride()
+        self.store_rows(
+            scratch.context_sums, count, k.element_pointer(out, k.mul(first, stride), I16), stride, scratch.inverses
+        )
+
+    def _greatest(self, first: Value, limit: Value) -> Value:
+        """Return the greatest unscaled score of each of 16 queries."""
+        k = self.k
+        greatest = k.variable(k.splat(_NEVER))
+        with k.loop(0, limit) as key:
+            score = k.load_floats(self.room.scores, k.mul(key, k.lanes))
+            score_or_never = k.build.select(self.seen_by(key, first, limit), score, k.splat(_NEVER))
+            k.store(k.maximum(score_or_never, k.load_variable(greatest, score_or_never)), greatest)
+        return k.load_variable(greatest, k.splat(0.0))
+
+    def _weigh(self, first: Value, limit: Value, greatest: Value) -> Value:
+        """Store the scores' exponentials as bfloat16 pairs, and return the sum of exponentials of each query."""
+        k, total = self.k, self.k.variable(self.k.splat(0.0))
+        with k.loop(0, limit, 2) as even:
+            pair = []
+            for key in (even, k.add(even, 1)):
+                score = k.load_floats(self.room.scores, k.mul(key, k.lanes))
+                below = k.build.fsub(k.build.fmul(score, k.splat(self.shape.width**-0.5)), greatest)
+                seen = self.seen_by(key, first, limit)
+                weight = exponential(k, k.build.select(seen, below, k.splat(0.0)), keeps_nan=True)
+                weight = k.build.select(seen, weight, k.splat(0.0))
+                k.store(k.build.fadd(k.load_variable(total, weight), weight), total)
+                pair.append(k.to_bfloat16(weight))
+            k.store(self.join(*pair), k.element_pointer(self.room.weight_pairs, k.mul(even, k.lanes // 2), I32))
+        return k.load_variable(total, k.splat(0.0))
+
+    def _keep(self, first: Value, count: Value, greatest: Value, inverse: Value) -> None:
+        """Store, for the backward pass, each query's greatest score next to the inverse of its sum of exponentials."""
+        k = self.k
+        for half in range(2):
+            start = half * k.lanes // 2
+            order = [n // 2 + start + n % 2 * k.lanes for n in range(k.lanes)]
+            values = k.build.shuffle_vector(greatest, inverse, ir.Constant(k.ints, order))
+            offset = k.mul(k.add(first, start), 2)
+            inside = self.fewer_than(k.mul(k.add(count, -start), 2))
+            k.store_float32_as(values, self.start_of_sums(), offset, F32, mask=inside)
+
+
+class _Gradients(AmxHead):
+    """An emitter of the backward pass of one head: from the contexts' gradient to those of queries, keys and values."""
+
+    def write(self) -> None:
+        """Emit the backward pass of the head, 32 queries at a time: as many as a tile register holds in pairs."""
+        k, args, scratch = self.k, self.args, self.room
+        keys, values = self.begin()
+        self.outer = self.start_of_context(), self.context_stride()
+        self.queries = self.start_of(args.queries, args.num_queries, args.query_stride), args.query_stride
+        self.fetch_next(*self.outer, args.num_queries)
+        self.keys, self.values = self.readable_rows(keys, scratch.keys), self.readable_rows(values, scratch.values)
+        self.interleave(keys, args.key_stride, self.length, scratch.key_pairs)
+        with k.loop(0, args.num_queries, AMX_KEYS) as start:
+            self._take(start)
+            stop = k.minimum(k.add(start, AMX_KEYS), args.num_queries)
+            with k.loop(start, stop, ROWS) as first:
+                self._weigh(first, k.build.sub(first, start))
+                self._by_queries(first)
+            self._by_keys(start)
+        for gradient, address in (
+            (scratch.key_gradient, args.key_gradient),
+            (scratch.value_gradient, args.value_gradient),
+        ):
+            out = self.start_of(address, args.num_keys, args.key_stride)
+            self.store_rows(gradient, args.num_keys, out, args.key_stride)
+
+    def _take(self, start: Value) -> None:
+        """Interleave 32 queries and their contexts' gradients; clear their attention weights and score gradients."""
+        k, scratch = self.k, self.room
+        count = self.count_from(start, AMX_KEYS)
+        for (rows, stride), out in ((self.queries, scratch.query_pairs), (self.outer, scratch.outer_pairs)):
+            self.interleave(k.element_pointer(rows, k.mul(start, stride), I16), stride, count, out)
+        with k.loop(0, self.fill_up(self.args.num_keys, ROWS)) as key:
+            for rows in (scratch.weight_rows, scratch.slope_rows):
+                k.store(ir.Constant(k.ints, None), k.element_pointer(rows, k.mul(key, k.lanes), I32))
+
+    def _weigh(self, first: Value, column: Value) -> None:
+        """Recompute 16 queries' attention weights, and compute their score gradients.
+
+        A score's gradient is weight × (gradient of the weight - weighted mean of the gradients of the weights).
+        """
+        k, scratch, limit = self.k, self.room, self.limit_of(first)
+        self.transpose_queries(*self.queries, first, scratch.query_columns)
+        self.transpose_queries(*self.outer, first, scratch.outer_columns)
+        scores = self.keys, scratch.query_columns, scratch.scores
+        self.multiply_rows(limit, scores, (self.values, scratch.outer_columns, scratch.slopes))
+        greatest, inverse = self._kept(first)
+        mean = k.variable(k.splat(0.0))
+        exists = self.fewer_than(k.build.sub(self.args.num_queries, first))
+        factor = k.splat(self.shape.width**-0.5)
+        with k.loop(0, limit) as key:
+            at = k.element_pointer(scratch.scores, k.mul(key, k.lanes))
+            seen = k.build.and_(self.seen_by(key, first, limit), exists)
+            below = k.build.fsub(k.build.fmul(k.load(at, k.floats), factor), greatest)
+            below = k.build.select(seen, below, k.splat(0.0))
+            weight = k.build.fmul(exponential(k, below, keeps_nan=True), inverse)
+            weight = k.build.select(seen, weight, k.splat(0.0))
+            k.store(weight, at)
+            slope = k.load_floats(scratch.slopes, k.mul(key, k.lanes))
+            k.store(k.madd(weight, slope, k.load_variable(mean, weight)), mean)
+        self._give_slopes(limit, column, k.load_variable(mean, factor))
+
+    def _kept(self, first: Value) -> tuple[Value, Value]:
+        """Load the greatest scores of 16 queries and the inverses of their sums of exponentials."""
+        k = self.k
+        remaining = k.build.sub(self.args.num_queries, first)
+        halves = []
+        for start in (0, k.lanes // 2):
+            offset, inside = (
+                k.mul(k.add(first, start), 2),
+                self.fewer_than(k.mul(k.add(remaining, -start), 2)),
+            )
+            halves.append(k.load_as_float32(self.start_of_sums(), offset, F32, mask=inside))
+        orders = (ir.Constant(k.ints, [2 * n + which for n in range(k.lanes)]) for which in range(2))
+        greatest, inverse = (k.build.shuffle_vector(*halves, order) for order in orders)
+        return greatest, inverse
+
+    def _give_slopes(self, limit: Value, column: Value, mean: Value) -> None:
+        """Store score gradients as rows of keys and as pairs, and the weights as rows; zeros behind the last key."""
+        k, scratch, factor = self.k, self.room, self.k.splat(self.shape.width**-0.5)
+        with k.loop(0, limit, 2) as even:
+            pair = []
+            for key in (even, k.add(even, 1)):
+                slope = k.variable(ir.Constant(ir.VectorType(I16, k.lanes), None))
+                with k.when(k.build.icmp_signed("<", key, limit)):
+                    weight, slope_of_weight = (
+                        k.load_floats(each, k.mul(key, k.lanes)) for each in (scratch.scores, scratch.slopes)
+                    )
+                    by_score = k.to_bfloat16(
+                        k.build.fmul(k.build.fmul(weight, k.build.fsub(slope_of_weight, mean)), factor)
+                    )
+                    k.store(by_score, slope)
+                    offset = k.add(k.mul(key, AMX_KEYS), column)
+                    k.store(k.to_bfloat16(weight), k.element_pointer(scratch.weight_rows, offset, I16))
+                    k.store(by_score, k.element_pointer(scratch.slope_rows, offset, I16))
+                pair.append(slope)
+            low, high = (k.build.load(each) for each in pair)
+            k.store(self.join(low, high), k.element_pointer(scratch.weight_pairs, k.mul(even, k.lanes // 2), I32))
+
+    def _by_queries(self, first: Value) -> None:
+        """Emit the gradient of 16 queries: the sum over keys of score gradient × key."""
+        k, args, scratch = self.k, self.args, self.room
+        pairs = self.transpose_weights(self.limit_of(first))
+        self.add_up(
+            scratch.transposed, k.mul(self.filled, 2), scratch.key_pairs, pairs, scratch.context_sums, fresh=_true()
+        )
+        out = self.start_of(args.query_gradient, args.num_queries, args.query_stride)
+        count = self.count_from(first, ROWS)
+        self.store_rows(
+            scratch.context_sums, count, k.element_pointer(out, k.mul(first, args.query_stride), I16), args.query_stride
+        )
+
+    def _by_keys(self, start: Value) -> None:
+        """Add the contribution of 32 queries from `start` on to the gradients of keys and values."""
+        k, scratch, args = self.k, self.room, self.args
+        last = self.fill_up(args.num_keys, ROWS)
+        seen = k.minimum(last, k.add(start, AMX_KEYS))  # by any of the queries, if causal
+        with k.loop(0, k.build.select(self.is_causal, seen, last), ROWS) as key:
+            fresh = k.build.icmp_signed("==", start, k.int64(0))
+            is_new = k.build.and_(self.is_causal, k.build.icmp_signed(">=", key, start))
+            for left, pairs, out in (
+                (scratch.weight_rows, scratch.outer_pairs, scratch.value_gradient),
+                (scratch.slope_rows, scratch.query_pairs, scratch.key_gradient),
+            ):
+                self.add_up(
+                    k.element_pointer(left, k.mul(key, k.lanes), I32),
+                    k.int64(amx.REGISTER_BYTES),
+                    pairs,
+                    self.pairs_of(self.count_from(start, AMX_KEYS)),
+                    k.element_pointer(out, k.mul(key, self.width)),
+                    fresh=k.build.or_(fresh, is_new),
+                )
+
+
+def _true() -> Value:
+    """Return the constant true."""
+    return ir.Constant(ir.IntType(1), 1)

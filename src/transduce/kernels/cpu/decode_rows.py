@@ -1,0 +1,581 @@
+"""Compute tables of position encodings for compiled decoding, and emit rotary embedding kernels.
+
+Legend: N rows, T positions, D model width, H heads, K width of a head's queries and keys.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from torch import Tensor
+
+from transduce.kernels.cpu.jit.ir_builder import F16, F32, I32, I64, POINTER, KernelBuilder, Value
+from transduce.model.config import ModelConfig
+from transduce.model.stack import StackPositions
+
+# --- rows ---
+# Emit row-wise kernels of decoding: embeddings, norms, and attention of each query row to its keys and values.
+# Legend: N rows, D model width, H heads, G key/value heads, K width of a head's keys and of its values, L positions
+# attended to.
+
+
+# Loads a key or value as vectors, given a pointer to cache entry 0 and the index of a position in the row's list.
+_Load = Callable[[Value, Value], list[Value]]
+
+_LOG2_E = 1.0 / math.log(2.0)
+_POWERS = [math.log(2.0) ** n / math.factorial(n) for n in range(7)]  # Taylor coefficients of 2^x about 0
+_NEVER = float("-inf")
+_LEAST_EXPONENT = -87.0  # e to this is still a normal float32
+
+
+def exponential(k: KernelBuilder, x: Value, *, keeps_nan: bool = False) -> Value:
+    """Emit e^x of a vector without positive elements; the relative error is some 10^-7, and greater below e^-87.
+
+    A NaN gives some number, or NaN with `keeps_nan`.
+    """
+    original = x
+    x = k.maximum(x, k.splat(_LEAST_EXPONENT))
+    power = k.build.fmul(x, k.splat(_LOG2_E))
+    exponent = k.intrinsic(f"llvm.rint.v{k.lanes}f32", k.floats, power)
+    fraction = k.build.fsub(power, exponent)
+    value = k.splat(_POWERS[-1])
+    for coefficient in reversed(_POWERS[:-1]):
+        value = k.madd(value, fraction, k.splat(coefficient))
+    shift = k.build.shl(k.build.fptosi(exponent, k.ints), ir.Constant(k.ints, [23] * k.lanes))
+    result = k.build.bitcast(k.build.add(k.build.bitcast(value, k.ints), shift), k.floats)
+    return k.build.select(k.build.fcmp_unordered("uno", original, original), original, result) if keeps_nan else result
+
+
+def emit_embedding(k: KernelBuilder, *, is_ragged: bool) -> None:
+    """Emit `embed(ids, N, D, table, scale, added, x, lists, list stride, entry, counts, thread, threads)`.
+
+    x (N, D) becomes table[ids] · scale + added. Row n also gets cache entry `entry` + n, which is appended to its list.
+    All rows share one position: `added` points to its encoding, and `lists` to its element of the first list. If
+    ragged, row n is instead at position counts[n] - 1 of its list and of the table `added`.
+    """
+    kinds = (POINTER, I64, I64, POINTER, F32, POINTER, POINTER, POINTER, I64, I64, POINTER, I64, I64)
+    with k.function("embed", *kinds) as (ids, rows, width, table, scale, added, x, lists, list_stride, *more):
+        entry, counts, *share = more
+        first, last = k.thread_range(rows, *share)
+        with k.loop(first, last) as row:
+            entry_index = k.build.trunc(k.add(entry, row), I32)
+            position = k.add(k.load(k.element_pointer(counts, row, I64), I64), -1) if is_ragged else k.int64(0)
+            k.store(entry_index, k.element_pointer(lists, k.add(k.mul(row, list_stride), position), I32))
+            _embed_row(k, (ids, row, width, table, scale, x), k.element_pointer(added, k.mul(position, width)))
+
+
+def emit_sequence_embedding(k: KernelBuilder) -> None:
+    """Emit `embed_run(ids, N, D, table, scale, added, x, firsts, thread, threads)`.
+
+    x (N, D) becomes table[ids] · scale + added, where row n is at position n - firsts[n].
+    """
+    kinds = (POINTER, I64, I64, POINTER, F32, POINTER, POINTER, POINTER, I64, I64)
+    with k.function("embed_run", *kinds) as (ids, rows, width, table, scale, added, x, firsts, *share):
+        first, last = k.thread_range(rows, *share)
+        with k.loop(first, last) as row:
+            position = k.build.sub(row, k.load(k.element_pointer(firsts, row, I64), I64))
+            _embed_row(k, (ids, row, width, table, scale, x), k.element_pointer(added, k.mul(position, width)))
+
+
+def _embed_row(k: KernelBuilder, args: tuple[Value, ...], added: Value) -> None:
+    """Emit one token's embedding times the scale, plus its position encoding."""
+    ids, row, width, table, scale, x = args
+    source = k.element_pointer(table, k.mul(k.load(k.element_pointer(ids, row, I64), I64), width))
+    target = k.element_pointer(x, k.mul(row, width))
+    with k.loop(0, width, k.lanes) as column:
+        value = k.madd(k.load_floats(source, column), k.splat(scale), k.load_floats(added, column))
+        k.store(value, k.element_pointer(target, column))
+
+
+def emit_norms(k: KernelBuilder) -> None:
+    """Emit `norm_layer` and `norm_rms(x, N, D, weight, bias, epsilon, out, thread, threads)`; out may be x."""
+    for kind in ("layer", "rms"):
+        kinds = (POINTER, I64, I64, POINTER, POINTER, F32, POINTER, I64, I64)
+        with k.function(f"norm_{kind}", *kinds) as (x, rows, width, weight, bias, epsilon, out, *share):
+            first, last = k.thread_range(rows, *share)
+            with k.loop(first, last) as row:
+                source, target = k.element_pointer(x, k.mul(row, width)), k.element_pointer(out, k.mul(row, width))
+                mean = k.splat(0.0) if kind == "rms" else k.splat(_mean(k, source, width, None))
+                variance = _mean(k, source, width, mean)
+                root = k.intrinsic("llvm.sqrt.f32", F32, k.build.fadd(variance, epsilon))
+                scale = k.splat(k.build.fdiv(k.float32(1.0), root))
+                for column, _ in k.each_vector(width):
+                    normalized = k.build.fmul(k.build.fsub(k.load_floats(source, column), mean), scale)
+                    value = k.madd(normalized, k.load_floats(weight, column), k.load_floats(bias, column))
+                    k.store(value, k.element_pointer(target, column))
+
+
+def _mean(k: KernelBuilder, row: Value, width: Value, center: Value | None) -> Value:
+    """Return the mean of a row, or of its squared distances from a center."""
+
+    def term(column: Value) -> list[Value]:
+        """Return the summand of a vector of columns."""
+        value = k.load_floats(row, column)
+        if center is None:
+            return [value]
+        value = k.build.fsub(value, center)
+        return [k.build.fmul(value, value)]
+
+    return means(k, width, term)[0]
+
+
+def means(k: KernelBuilder, width: Value, terms: Callable[[Value], list[Value]], count: int = 1) -> list[Value]:
+    """Return the means over a row of `count` terms, each given by `terms(column)` as a vector.
+
+    Several accumulators run in parallel, as each addition depends on the one before.
+    """
+    totals = [k.accumulators() for _ in range(count)]
+    for column, number in k.each_vector(width):
+        for total, term in zip(totals, terms(column), strict=True):
+            k.accumulate(total, number, term, k.build.fadd)
+    size = k.build.sitofp(width, F32)
+    return [k.build.fdiv(k.reduce_sum(k.combine_accumulators(total, k.build.fadd)), size) for total in totals]
+
+
+class HeadShape(NamedTuple):
+    """The shape of multi-head attention."""
+
+    number: int
+    """The number of query heads H."""
+    shared: int
+    """The number of key/value heads G, each shared by H / G neighboring query heads."""
+    width: int
+    """The head width K, a multiple of the vector lanes."""
+    scale: float
+    """The factor of the query-key dot products."""
+
+    @staticmethod
+    def of(config: ModelConfig) -> "HeadShape":
+        """Return the shape of a model's attention, whose scores are (scaled) dot products."""
+        shared, scale = config.num_key_value_heads or config.num_heads, config.attention_scale
+        if scale is None:
+            scale = 1.0 if config.attention_score == "dot" else 1.0 / math.sqrt(config.key_width)
+        return HeadShape(config.num_heads, shared, config.key_width, scale)
+
+    @property
+    def queries(self) -> int:
+        """Elements of a row's queries: H × K."""
+        return self.number * self.width
+
+    @property
+    def keys(self) -> int:
+        """Elements of a position's keys, and of its values: G × K."""
+        return self.shared * self.width
+
+
+class _Row(NamedTuple):
+    """Pointers of one head of one query row."""
+
+    query: Value
+    keys: Value
+    """Pointer to this head's key in cache entry 0."""
+    values: Value
+    """Pointer to this head's value in cache entry 0."""
+    stride: Value
+    """Elements from one cache entry to the next."""
+    out: Value
+    scores: Value
+    relative_bias: Value
+    """Pointer to the relative position bias of the first key; those of the next keys follow."""
+
+
+_ATTEND = (
+    POINTER,
+    I64,
+    POINTER,
+    POINTER,
+    I64,
+    POINTER,
+    POINTER,
+    I64,
+    POINTER,
+    I64,
+    I64,
+    POINTER,
+    POINTER,
+    I64,
+    I64,
+    I64,
+)
+
+
+def emit_attention(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: bool, element: Any = F32) -> str:
+    """Emit attention, equation (1), for rows of queries with a list of keys each; return the function's name.
+
+    The function is emitted unless the module has it already. Its arguments are the same for every kind:
+    `attend_<kind>(queries, query stride, keys, values, stride, firsts, counts, list stride, near, near stride, N, out,
+    scores, room, thread, threads)`.
+
+    * `attend_run`: row n attends to counts[n] entries from firsts[n] on; the list stride is unused.
+    * `attend_list`: `firsts` points to lists of int32 entries, `list stride` elements apart. Row n attends to the first
+      counts[0] entries of its list, and is at the last of these positions.
+    * `attend_lists`: the same with counts[n] entries for row n.
+
+    `scores` is scratch space of `room` ≥ L + lanes float32 for each thread. Variants `…_near` add a relative position
+    bias: for each head, a row of `near` that is indexed by the key's position minus the query's. Variants `…_half` read
+    keys and values in float16.
+    """
+    name = "attend_" + _name(kind, is_biased=is_biased, element=element)
+    if k.has(name):
+        return name
+    head = _write_head(k, heads, kind, is_biased=is_biased, element=element)
+    with k.function(name, *_ATTEND) as arguments:
+        queries, query_stride, keys, values, stride, first_of, count_of, list_stride, *more = arguments
+        relative_bias, near_stride, rows, out, scores, scratch_each, *share = more
+        first, last = k.thread_range(k.mul(rows, heads.number), *share)
+        thread_scores = k.element_pointer(scores, k.mul(share[0], scratch_each))
+        with k.loop(first, last) as number:
+            row, head_number = (divide(number, k.int64(heads.number)) for divide in (k.build.sdiv, k.build.srem))
+            column = k.mul(head_number, heads.width)
+            shared_column = column
+            if heads.shared < heads.number:
+                shared = k.build.sdiv(head_number, k.int64(heads.number // heads.shared))
+                shared_column = k.mul(shared, heads.width)
+            if kind == "run":
+                start, count = (k.load(k.element_pointer(each, row, I64), I64) for each in (first_of, count_of))
+                listed, position = first_of, k.build.sub(row, start)
+            else:
+                of_row = row if kind == "lists" else k.int64(0)
+                start, count = k.int64(0), k.load(k.element_pointer(count_of, of_row, I64), I64)
+                listed, position = k.element_pointer(first_of, k.mul(row, list_stride), I32), k.add(count, -1)
+            bias = relative_bias
+            if is_biased:
+                bias = k.element_pointer(relative_bias, k.build.sub(k.mul(head_number, near_stride), position))
+            row_args = _Row(
+                k.element_pointer(queries, k.add(k.mul(row, query_stride), column)),
+                k.element_pointer(keys, shared_column, element),
+                k.element_pointer(values, shared_column, element),
+                stride,
+                k.element_pointer(out, k.add(k.mul(row, heads.queries), column)),
+                thread_scores,
+                bias,
+            )
+            k.call(head, *row_args, start, count, listed)
+    return name
+
+
+def _name(kind: str, *, is_biased: bool, element: Any) -> str:
+    """Return the suffix of a function's name for these options."""
+    return kind + ("_near" if is_biased else "") + ("_half" if element == F16 else "")
+
+
+def _write_head(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: bool, element: Any) -> str:
+    """Emit the function for one head of one row, which `attend_…` calls; return its name."""
+    name = "head_" + _name(kind, is_biased=is_biased, element=element)
+    types = (POINTER, POINTER, POINTER, I64, POINTER, POINTER, POINTER, I64, I64, POINTER)
+    with k.function(name, *types) as arguments:
+        row_args, (start, count, listed) = _Row(*arguments[:7]), arguments[7:]
+
+        def entry(number: Value) -> Value:
+            """Return the cache entry of a position in the row's list."""
+            if kind == "run":
+                return k.add(start, number)
+            return k.build.sext(k.load(k.element_pointer(listed, number, I32), I32), I64)
+
+        def key_or_value(first: Value, number: Value) -> list[Value]:
+            """Load a position's key or value as vectors."""
+            pointer = k.element_pointer(first, k.mul(entry(number), row_args.stride), element)
+            return [k.load_as_float32(pointer, column, element) for column in range(0, heads.width, k.lanes)]
+
+        greatest = _write_scores(k, heads, row_args, count, key_or_value, is_biased=is_biased)
+        total = _write_exponentials(k, row_args.scores, count, greatest)
+        _write_mean(k, heads, row_args, count, key_or_value, total)
+    return name
+
+
+def _write_scores(
+    k: KernelBuilder, heads: HeadShape, row_args: _Row, count: Value, load: _Load, *, is_biased: bool
+) -> Value:
+    """Emit the scaled dot products of the query with all keys; return the greatest.
+
+    lanes / 4 keys are processed at once, which reduces their sums together.
+    """
+    query = [k.load_floats(row_args.query, column) for column in range(0, heads.width, k.lanes)]
+    k.store(k.splat(_NEVER), k.element_pointer(row_args.scores, count))
+    group = k.lanes // 4
+    grouped_end = k.mul(k.build.sdiv(count, k.int64(group)), group)
+
+    def products(number: Value) -> Value:
+        """Return the products of the query and a key, summed except across lanes."""
+        total = k.splat(0.0)
+        for query_part, key in zip(query, load(row_args.keys, number), strict=True):
+            total = k.madd(query_part, key, total)
+        return total
+
+    def finish(number: Value, score: Value, scale: Value, greatest: Value) -> None:
+        """Scale scores, add the position bias, store them, and update the greatest."""
+        score = k.build.fmul(score, scale)
+        if is_biased:
+            score = k.build.fadd(score, k.load(k.element_pointer(row_args.relative_bias, number), score.type))
+        k.store(score, k.element_pointer(row_args.scores, number))
+        k.store(k.maximum(score, k.load_variable(greatest, score)), greatest)
+
+    group_type = ir.VectorType(F32, group)
+    scales, never = (ir.Constant(group_type, [ir.Constant(F32, value)] * group) for value in (heads.scale, _NEVER))
+    greatest_few, greatest = k.variable(never), k.variable(k.float32(_NEVER))
+    with k.loop(0, grouped_end, group) as first:
+        finish(first, k.reduce_sums([products(k.add(first, n)) for n in range(group)]), scales, greatest_few)
+    with k.loop(grouped_end, count) as number:
+        finish(number, k.reduce_sum(products(number)), k.float32(heads.scale), greatest)
+    result = k.load_variable(greatest, k.float32(0.0))
+    for n in range(group):
+        result = k.maximum(k.build.extract_element(k.load_variable(greatest_few, never), ir.Constant(I32, n)), result)
+    return result
+
+
+def _write_exponentials(k: KernelBuilder, scores: Value, count: Value, greatest: Value) -> Value:
+    """Replace scores by exp(score - greatest), and return their sum."""
+    total, greatest_vector = k.variable(k.splat(0.0)), k.splat(greatest)
+    with k.loop(0, count, k.lanes) as number:
+        weights = exponential(k, k.build.fsub(k.load_floats(scores, number), greatest_vector))
+        k.store(weights, k.element_pointer(scores, number))
+        k.store(k.build.fadd(k.load_variable(total, weights), weights), total)
+    return k.reduce_sum(k.load_variable(total, k.splat(0.0)))
+
+
+def _write_mean(k: KernelBuilder, heads: HeadShape, row_args: _Row, count: Value, load: _Load, total: Value) -> None:
+    """Emit the weighted mean of the values."""
+    columns = range(0, heads.width, k.lanes)
+    sums = [k.variable(k.splat(0.0)) for _ in columns]
+    with k.loop(0, count) as number:
+        weight = k.splat(k.load(k.element_pointer(row_args.scores, number)))
+        for accumulator, value in zip(sums, load(row_args.values, number), strict=True):
+            k.store(k.madd(weight, value, k.load_variable(accumulator, weight)), accumulator)
+    scale = k.splat(k.build.fdiv(k.float32(1.0), total))
+    for column, accumulator in zip(columns, sums, strict=True):
+        k.store(k.build.fmul(k.load_variable(accumulator, scale), scale), k.element_pointer(row_args.out, column))
+
+
+def transpose(k: KernelBuilder, rows: list[Value]) -> list[Value]:
+    """Return the columns of a square of `lanes` vectors; each round interleaves rows that are half the square apart."""
+    half = len(rows) // 2
+    low = [lane + k.lanes * side for lane in range(half) for side in range(2)]
+    masks = [ir.Constant(k.ints, [number + start for number in low]) for start in (0, half)]
+    for _ in range(k.lanes.bit_length() - 1):
+        rows = [k.build.shuffle_vector(rows[n], rows[n + half], mask) for n in range(half) for mask in masks]
+    return rows
+
+
+# --- activations ---
+# Emit kernels for the activation functions of feed-forward networks, other than ReLU.
+# The GEMM epilogue applies ReLU itself. Legend: N rows, F inner width of the feed-forward network.
+
+
+# Coefficients of erfc(u) e^(u²), u ≥ 0, as a polynomial in t = 1 / (1 + p u); the absolute error is at most 1.5 · 10^-7
+# (Abramowitz and Stegun 1964, 7.1.26).
+_ERFC_P = 0.3275911
+_ERFC = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
+_GATED_BY = {"swiglu": "silu", "geglu": "gelu", "geglu-tanh": "gelu-tanh", "reglu": "relu"}
+
+
+def emit_activation(k: KernelBuilder, name: str) -> str:
+    """Emit the function `activate_…(x, N, F, out, thread, threads)`, unless the module has it, and return its name.
+
+    The function applies the activation to rows x (N, F) and writes out (N, F); out may be x. For a gated activation
+    (such as SwiGLU) x is (N, 2 F), each row's gate before its value, and out must not overlap x. Threads split the
+    columns as the GEMM that writes x does, so each thread finds its columns in its cache.
+    """
+    function = f"activate_{name.replace('-', '_')}"
+    if k.has(function):
+        return function
+    is_gate = name in _GATED_BY
+    activation = _ACTIVATIONS[_GATED_BY.get(name, name)]
+    with k.function(function, POINTER, I64, I64, POINTER, I64, I64) as (x, rows, width, out, *share):
+        first, last = (
+            k.mul(vector, k.lanes) for vector in k.thread_range(k.build.sdiv(width, k.int64(k.lanes)), *share)
+        )
+        with k.loop(0, rows) as row:
+            source = k.element_pointer(x, k.mul(row, width, 2 if is_gate else 1))
+            target = k.element_pointer(out, k.mul(row, width))
+            with k.loop(first, last, k.lanes) as column:
+                value = activation(k, k.load_floats(source, column))
+                if is_gate:
+                    value = k.build.fmul(value, k.load_floats(source, k.add(width, column)))
+                k.store(value, k.element_pointer(target, column))
+    return function
+
+
+def emit_scaling(k: KernelBuilder) -> None:
+    """Emit `scale(x, N, D, factor, thread, threads)`, which multiplies rows x (N, D) by a float32 factor in place."""
+    with k.function("scale", POINTER, I64, I64, F32, I64, I64) as (x, rows, width, factor, *share):
+        first, last = (k.mul(row, width) for row in k.thread_range(rows, *share))
+        with k.loop(first, last, k.lanes) as index:
+            k.store(k.build.fmul(k.load_floats(x, index), k.splat(factor)), k.element_pointer(x, index))
+
+
+def _relu(k: KernelBuilder, x: Value) -> Value:
+    """Emit max(x, 0)."""
+    return k.maximum(x, k.splat(0.0))
+
+
+def _silu(k: KernelBuilder, x: Value) -> Value:
+    """Emit x · sigmoid(x)."""
+    return _times_sigmoid(k, x, x)
+
+
+def _gelu_tanh(k: KernelBuilder, x: Value) -> Value:
+    """Emit x / 2 · (1 + tanh y) = x · sigmoid(2 y) with y = √(2 / π) (x + 0.044715 x³)."""
+    factor = 2.0 * math.sqrt(2.0 / math.pi)
+    cubic = k.madd(k.build.fmul(x, x), k.splat(0.044715 * factor), k.splat(factor))
+    return _times_sigmoid(k, x, k.build.fmul(x, cubic))
+
+
+def _gelu(k: KernelBuilder, x: Value) -> Value:
+    """Emit x Φ(x), computed through erfc on the side where it is small."""
+    u = k.build.fmul(_absolute(k, x), k.splat(math.sqrt(0.5)))
+    t = k.build.fdiv(k.splat(1.0), k.madd(u, k.splat(_ERFC_P), k.splat(1.0)))
+    series = k.splat(_ERFC[-1])
+    for coefficient in reversed(_ERFC[:-1]):
+        series = k.madd(series, t, k.splat(coefficient))
+    tail = exponential(k, k.build.fmul(u, k.build.fneg(u)))
+    small = k.build.fmul(k.build.fmul(series, t), k.build.fmul(tail, k.splat(0.5)))
+    is_positive = k.build.fcmp_ordered(">", x, k.splat(0.0))
+    return k.build.fmul(x, k.build.select(is_positive, k.build.fsub(k.splat(1.0), small), small))
+
+
+def _times_sigmoid(k: KernelBuilder, x: Value, z: Value) -> Value:
+    """Emit x / (1 + e^-z), using only exponentials of non-positive numbers, which cannot overflow."""
+    power = exponential(k, k.build.fneg(_absolute(k, z)))
+    inverse = k.build.fdiv(k.splat(1.0), k.build.fadd(power, k.splat(1.0)))
+    is_positive = k.build.fcmp_ordered(">", z, k.splat(0.0))
+    return k.build.fmul(x, k.build.select(is_positive, inverse, k.build.fmul(power, inverse)))
+
+
+def _absolute(k: KernelBuilder, x: Value) -> Value:
+    """Emit |x|."""
+    return k.intrinsic(f"llvm.fabs.v{k.lanes}f32", k.floats, x)
+
+
+_ACTIVATIONS: dict[str, Callable[[KernelBuilder, Value], Value]] = {
+    "relu": _relu,
+    "gelu": _gelu,
+    "gelu-tanh": _gelu_tanh,
+    "silu": _silu,
+}
+
+
+# --- decode rows ---
+
+
+class PositionTables(NamedTuple):
+    """Position encoding tables for positions 0 to T - 1; those that a model does not use are empty."""
+
+    added_encodings: Tensor
+    """Encodings that are added to embeddings, (T, D)."""
+    rotary: Tensor
+    """Rotary angles (T, K): the cosines, then the sines, of the angle of each pair of dimensions."""
+    relative_bias: Tensor
+    """Relative position biases (H, distances), which are added to attention scores.
+
+    The distance is the key's position minus the query's; the first column is that of 1 - T.
+    """
+    length: int
+    """The number of positions T."""
+
+    def addresses(self) -> dict[str, int]:
+        """Return the tables' addresses as arguments of `model_writer.StepArguments`, valid while this object lives."""
+        return {
+            "added": self.added_encodings.data_ptr(),
+            "turns": self.rotary.data_ptr(),
+            "relative_bias": self.relative_bias.data_ptr()
+            + (self.length - 1) * self.relative_bias.element_size(),  # of distance 0
+            "relative_bias_stride": self.relative_bias.shape[1],
+        }
+
+
+class GrowingTables:
+    """Position encoding tables of an encoder or a decoder that grow as longer sequences come."""
+
+    def __init__(self, positions: StackPositions, add: Callable[[int], Tensor], most: int) -> None:
+        """Start empty.
+
+        Args:
+            positions: the stack's position encodings.
+            add: returns the encodings (T, D) that are added to embeddings, for a number of positions T.
+            most: the greatest number of positions that the model supports.
+        """
+        self._positions = positions
+        self._add = add
+        self._most = most
+        nothing = torch.empty(0, 0)
+        self._tables = PositionTables(nothing, nothing, nothing, 0)
+
+    def until(self, position: int) -> PositionTables:
+        """Return tables that include this position; the caller must keep them alive while kernels read them."""
+        tables = self._tables  # another thread may replace it by longer tables
+        if position >= tables.length:
+            tables = self._tables = self._make(max(min(max(2 * position, 64), self._most), position + 1))
+        return tables
+
+    def _make(self, count: int) -> PositionTables:
+        """Return tables for `count` positions."""
+        rotary, relative = self._positions.rotary, self._positions.relative
+        added_encodings, angles, relative_bias = self._add(count), torch.empty(0, 0), torch.empty(0, 0)
+        if rotary is not None:
+            rotation = rotary(torch.arange(count), torch.float32, count)
+            angles = torch.cat([rotation.cosine, rotation.sine], dim=1)
+        if relative is not None:
+            distances = torch.arange(1 - count, count if relative.bidirectional else 1)
+            relative_bias = relative(torch.zeros(1, dtype=torch.int64), distances)[0, :, 0]  # (H, distances)
+        return PositionTables(added_encodings.contiguous(), angles.contiguous(), relative_bias.contiguous(), count)
+
+
+def emit_rotary(k: KernelBuilder, heads: HeadShape, *, interleaved: bool) -> None:
+    """Emit functions `turn_<kind>(x, N, stride, heads, table, numbers, thread, threads)`: rotary embedding in place.
+
+    Row n of x has `heads` heads, and rows are `stride` elements apart. The position of row n is n - numbers[n] for
+    `turn_run`, numbers[n] - 1 for `turn_each`, and for `turn_all` the first position of the table. A pair of dimensions
+    is two neighbors if `interleaved`, else two dimensions that are K / 2 apart. K is a multiple of two vectors.
+    """
+    for kind in ("run", "all", "each"):
+        kinds = (POINTER, I64, I64, I64, POINTER, POINTER, I64, I64)
+        with k.function(f"turn_{kind}", *kinds) as (x, rows, stride, count, table, numbers, *share):
+            first, last = k.thread_range(k.mul(rows, count), *share)
+            with k.loop(first, last) as item:
+                row, head = k.build.sdiv(item, count), k.build.srem(item, count)
+                position = k.int64(0)
+                if kind == "run":
+                    position = k.build.sub(row, k.load(k.element_pointer(numbers, row, I64), I64))
+                elif kind == "each":
+                    position = k.add(k.load(k.element_pointer(numbers, row, I64), I64), -1)
+                angles = k.element_pointer(table, k.mul(position, heads.width))
+                head_pointer = k.element_pointer(x, k.add(k.mul(row, stride), k.mul(head, heads.width)))
+                emit_rotary_head(k, heads.width, (head_pointer, head_pointer), angles, interleaved=interleaved)
+
+
+def emit_rotary_head(
+    k: KernelBuilder, width: int, places: tuple[Value, Value], angles: Value, *, interleaved: bool, kind: Any = F32
+) -> None:
+    """Emit the rotation of one head of K = `width` elements of a type, from one pointer to another.
+
+    Args:
+        k: the IR builder.
+        width: K.
+        places: pointers to the source and the target, which may be equal.
+        angles: pointer to K / 2 cosines, then K / 2 sines, float32.
+        interleaved: whether the two dimensions of a pair are neighbors.
+        kind: the element type.
+    """
+    half, (source, target) = width // 2, places
+    for column in range(0, half, k.lanes):
+        cosine, sine = k.load_floats(angles, column), k.load_floats(angles, half + column)
+        starts = (2 * column, 2 * column + k.lanes) if interleaved else (column, half + column)
+        first, second = (k.load_as_float32(source, start, kind) for start in starts)
+        if interleaved:
+            first, second = (_shuffle(k, first, second, range(odd, 2 * k.lanes, 2)) for odd in (0, 1))
+        rotated = (
+            k.build.fsub(k.build.fmul(first, cosine), k.build.fmul(second, sine)),
+            k.build.fadd(k.build.fmul(second, cosine), k.build.fmul(first, sine)),
+        )
+        if interleaved:
+            pairs = [lane + side * k.lanes for lane in range(k.lanes) for side in range(2)]
+            rotated = (_shuffle(k, *rotated, pairs[: k.lanes]), _shuffle(k, *rotated, pairs[k.lanes :]))
+        for start, value in zip(starts, rotated, strict=True):
+            k.store_float32_as(value, target, start, kind)
+
+
+def _shuffle(k: KernelBuilder, first: Value, second: Value, numbers: range | list[int]) -> Value:
+    """Emit a vector of elements of two vectors, by their indices."""
+    return k.build.shuffle_vector(first, second, ir.Constant(k.ints, list(numbers)))

@@ -1,0 +1,1 @@
+"""Decoding with CPU kernels: compiled steps and compiled search."""

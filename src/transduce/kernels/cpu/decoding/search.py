@@ -1,0 +1,672 @@
+"""Run beam or greedy search for a batch in machine code, to its end or some steps at a time.
+
+Legend: N sentences at first, B of them still decoded, W hypotheses of each, T capacity in tokens per hypothesis, t
+tokens so far.
+"""
+
+import ctypes
+from collections.abc import Collection
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from torch import Tensor
+
+from transduce.kernels.cpu.decoding.state import RESERVED_STEPS, NativeState, Scratch
+from transduce.kernels.cpu.decoding.writer import StepArguments
+from transduce.kernels.cpu.jit.compiler import (
+    CompiledKernel,
+    compile_kernels,
+    find_integer_tile,
+    new_builder,
+    raw_kernel,
+)
+from transduce.kernels.cpu.jit.ir_builder import F32, F64, I32, I64, POINTER, KernelBuilder, Value
+from transduce.kernels.cpu.jit.memory import Arena
+from transduce.kernels.cpu.jit.threads import run_timed
+from transduce.kernels.cpu.jit.tile import MAX_LANES
+from transduce.kernels.cpu.logits import SelectArguments, emit_select, select_scratch_size
+from transduce.model.state import FoundHypothesis, SearchBounds
+
+# --- search program ---
+# Emit a whole search as one kernel: decoder steps, selection of tokens, and bookkeeping of hypotheses.
+# It finds what `search.beam.BeamSearch` finds without rules, and with one hypothesis what greedy search finds.
+# Legend: N sentences at first, B of them still decoded, W hypotheses of each, T capacity in tokens per hypothesis,
+# t tokens so far, D model width.
+
+
+_NEVER = float("-inf")
+
+
+class SearchArguments(NamedTuple):
+    """Arguments of the search kernel: addresses, unless stated otherwise.
+
+    Those before `step` change during the search.
+    """
+
+    steps: Any
+    """The number of steps left in this call."""
+    stop: Any
+    """Not 0 once the call ends: nothing is left to do, or a buffer is full."""
+    sentences: Any
+    """The number of sentences B."""
+    width: Any
+    """The number of hypotheses of each sentence: 1 at first, then W."""
+    length: Any
+    """The number of tokens so far t."""
+    tokens: Any
+    """The hypotheses' tokens, int32 (B × W, T)."""
+    values: Any
+    """The tokens' log-probabilities, float32 (B × W, T)."""
+    next_tokens: Any
+    """A second buffer for `pieces`, swapped at each step."""
+    next_values: Any
+    """A second buffer for `values`, swapped at each step."""
+    lists: Any
+    """The hypotheses' cache entries: `StepArguments.lists` of the step, int32 (B × W, T + 1)."""
+    next_lists: Any
+    """A second buffer for `lists`, swapped at each step."""
+    step: Any
+    """The address of the decoder step's kernel."""
+    step_arguments: Any
+    """The decoder step's arguments, `model_writer.StepArguments`."""
+    select_arguments: Any
+    """The selection's arguments, `reductions.SelectArguments`."""
+    beam_size: Any
+    """The beam size W."""
+    certain_count: Any
+    """The number of hypotheses that must be certain before a sentence is done; 0: one finished hypothesis ends it."""
+    room: Any
+    """The capacity in tokens T."""
+    positions: Any
+    """The number of positions in the step's tables."""
+    never: Any
+    """Token ids that are never generated, int64."""
+    never_count: Any
+    """The number of token ids in `never`."""
+    newest: Any
+    """The last token of each hypothesis, int64 (B × W,)."""
+    row_sources: Any
+    """The offset of each hypothesis' source, int64 (B × W,), and, `most_rows` elements later, its number of tokens."""
+    max_rows: Any
+    """The number of elements between the two arrays in `row_sources`."""
+    sources: Any
+    """The offset of each sentence's source, and its number of tokens, int64 (2, N)."""
+    all_sentences: Any
+    """The number of sentences at first N."""
+    places: Any
+    """Each sentence's index in the input batch, int64 (B,)."""
+    longest: Any
+    """Each sentence's greatest number of tokens, int64 (B,)."""
+    greatest_penalties: Any
+    """The length penalty at each sentence's greatest length, float32 (B,)."""
+    penalties: Any
+    """The length penalty of n tokens, float64 (T + 2,)."""
+    found: Any
+    """The number of finished hypotheses by index in the input batch, int64 (N,)."""
+    order: Any
+    """The slots of a sentence's finished hypotheses, best first, then the free slot, int64 (N, W + 1)."""
+    found_scores: Any
+    """Scores of finished hypotheses by slot, float64 (N, W + 1)."""
+    found_lengths: Any
+    """Lengths of finished hypotheses by slot, int64 (N, W + 1)."""
+    found_ended: Any
+    """Whether finished hypotheses end with the end symbol (1) or were cut off (0), by slot, int64 (N, W + 1)."""
+    found_tokens: Any
+    """Tokens of finished hypotheses by slot, int32 (N, W + 1, T)."""
+    found_values: Any
+    """Log-probabilities of these tokens, float32 (N, W + 1, T)."""
+
+
+@cache
+def search_kernel() -> CompiledKernel:
+    """Compile the search kernel."""
+    tile = find_integer_tile()
+    assert tile is not None
+    k = new_builder("search", tile)
+    emit_select(k)
+    _write_record(k)
+    _write_update(k)
+    with raw_kernel(k, "search") as (numbers, thread, threads):
+        fields = Fields(k, numbers)
+        with k.do_while() as done:
+            k.call_address(fields.get("step"), k.pointer(fields.get("step_arguments")), thread, threads)
+            _forbid(fields, thread, threads)
+            k.call("select", k.pointer(fields.get("select_arguments")), thread, threads)
+            k.barrier(threads)
+            with k.when(k.build.icmp_signed("==", thread, k.int64(0))):
+                k.call("go_on", numbers)
+            k.barrier(threads)
+            done(k.build.icmp_signed("!=", fields.get("stop"), k.int64(0)))
+    return compile_kernels(k, ("search",))["search"]
+
+
+class Fields:
+    """Named access to kernel arguments in memory, for emitted code."""
+
+    def __init__(self, k: KernelBuilder, place: Value, names: tuple[str, ...] = SearchArguments._fields) -> None:
+        self.k = k
+        self.place = place
+        self.names = names
+
+    def get(self, name: str) -> Value:
+        """Load an argument."""
+        return self.k.load(self._at(name), I64)
+
+    def set(self, name: str, value: Value) -> None:
+        """Store an argument."""
+        self.k.store(self.k.int64(value), self._at(name))
+
+    def at(self, name: str, index: Value, kind: Any = F32) -> Value:
+        """Return a pointer to an element of the array whose address is an argument."""
+        return self.k.element_pointer(self.k.pointer(self.get(name)), index, kind)
+
+    def element(self, name: str, index: Value, kind: Any = F32) -> Value:
+        """Load an element of the array whose address is an argument."""
+        return self.k.load(self.at(name, index, kind), kind)
+
+    def swap(self, one: str, other: str) -> None:
+        """Exchange two arguments."""
+        first, second = self.get(one), self.get(other)
+        self.set(one, second)
+        self.set(other, first)
+
+    def _at(self, name: str) -> Value:
+        """Return a pointer to an argument."""
+        return self.k.element_pointer(self.place, self.names.index(name), I64)
+
+
+def _forbid(fields: Fields, thread: Value, threads: Value) -> None:
+    """Set the logits of tokens that are never generated to -inf.
+
+    Each thread does so for the sentences that it selects tokens for next.
+    """
+    k = fields.k
+    select = Fields(k, k.pointer(fields.get("select_arguments")), SelectArguments._fields)
+    first, last = k.thread_range(fields.get("sentences"), thread, threads)
+    width = fields.get("width")
+    with k.loop(k.mul(first, width), k.mul(last, width)) as row:
+        logits = select.at("logits", k.mul(row, select.get("stride")))
+        with k.loop(0, fields.get("never_count")) as number:
+            k.store(k.float32(_NEVER), k.element_pointer(logits, fields.element("never", number, I64)))
+
+
+def _write_record(k: KernelBuilder) -> None:
+    """Emit `record(numbers, place, row, token, value, ended)`, which stores a finished hypothesis if it is good enough.
+
+    The hypothesis is `row` extended by a token with log-probability `value`; `place` is its sentence's index in the
+    input batch.
+    """
+    with k.function("record", POINTER, I64, I64, I64, F32, I64) as (numbers, index, row, token, value, ended):
+        fields = Fields(k, numbers)
+        length, capacity = fields.get("length"), fields.get("room")
+        history = k.mul(row, capacity)
+        # Summed in order and in float64, as the search in Python does.
+        total = k.variable(ir.Constant(F64, 0.0))
+        with k.loop(0, length) as number:
+            token_value = k.build.fpext(fields.element("values", k.add(history, number)), F64)
+            k.store(k.build.fadd(k.build.load(total, typ=F64), token_value), total)
+        full_total = k.build.fadd(k.build.load(total, typ=F64), k.build.fpext(value, F64))
+        new_length = k.add(length, 1)
+        score = k.build.fdiv(full_total, fields.element("penalties", new_length, F64))
+        slots = k.add(fields.get("beam_size"), 1)
+        base, count = k.mul(index, slots), fields.element("found", index, I64)
+        rank = _rank(fields, (base, count), (score, ended))
+        with k.when(k.build.icmp_signed("<", rank, fields.get("beam_size"))):
+            slot = fields.element("order", k.add(base, count), I64)
+            slot_index = k.add(base, slot)
+            k.store(score, fields.at("found_scores", slot_index, F64))
+            k.store(new_length, fields.at("found_lengths", slot_index, I64))
+            k.store(ended, fields.at("found_ended", slot_index, I64))
+            target = k.mul(slot_index, capacity)
+            k.copy(fields.at("tokens", history, I32), fields.at("found_tokens", target, I32), length)
+            k.copy(fields.at("values", history), fields.at("found_values", target), length)
+            k.store(k.build.trunc(token, I32), fields.at("found_tokens", k.add(target, length), I32))
+            k.store(value, fields.at("found_values", k.add(target, length)))
+            # Move the slots of worse hypotheses back; the last of W + 1 slots is the free one.
+            with k.loop(0, k.build.sub(count, rank)) as number:
+                to = k.add(base, k.build.sub(count, number))
+                k.store(fields.element("order", k.add(to, -1), I64), fields.at("order", to, I64))
+            k.store(slot, fields.at("order", k.add(base, rank), I64))
+            has_free_slot = k.build.icmp_signed("<", count, fields.get("beam_size"))
+            k.store(k.add(count, k.build.zext(has_free_slot, I64)), fields.at("found", index, I64))
+
+
+def _rank(fields: Fields, ranking: tuple[Value, Value], new: tuple[Value, Value]) -> Value:
+    """Return how many finished hypotheses are not worse than a new one; those that ended rank before those cut off."""
+    k, (base, count), (score, ended) = fields.k, ranking, new
+    rank = k.variable(k.int64(0))
+    with k.loop(0, count) as number:
+        slot_index = k.add(base, fields.element("order", k.add(base, number), I64))
+        other_ended = fields.element("found_ended", slot_index, I64)
+        worse = k.build.fcmp_ordered("<", fields.element("found_scores", slot_index, F64), score)
+        same_kind = k.build.icmp_signed("==", other_ended, ended)
+        stays = k.build.or_(k.build.icmp_signed(">", other_ended, ended), k.build.and_(same_kind, k.build.not_(worse)))
+        k.store(k.add(k.load_variable(rank, count), k.build.zext(stays, I64)), rank)
+    return k.load_variable(rank, count)
+
+
+def _write_update(k: KernelBuilder) -> None:
+    """Emit `go_on(numbers)`, which updates the hypotheses after a selection and sets the next step's arguments.
+
+    It records hypotheses that end, removes sentences that are done, and appends the selected tokens to the others.
+    """
+    with k.function("go_on", POINTER) as (numbers,):
+        fields = Fields(k, numbers)
+        select = Fields(k, k.pointer(fields.get("select_arguments")), SelectArguments._fields)
+        beam_size, new_length = fields.get("beam_size"), k.add(fields.get("length"), 1)
+        rows = k.mul(fields.get("sentences"), fields.get("width"))
+        kept_count = k.variable(k.int64(0))
+        with k.loop(0, fields.get("sentences")) as sentence:
+            index = fields.element("places", sentence, I64)
+            _record_ended(fields, select, sentence, index)
+            first = k.mul(sentence, beam_size)
+            with k.when(_may_improve(fields, select, sentence, index)):
+                full = k.build.icmp_signed("<=", fields.element("longest", sentence, I64), new_length)
+                with k.build.if_else(full) as (then, otherwise):
+                    with then, k.loop(first, k.add(first, beam_size)) as chosen:
+                        _record(fields, select, "live", (sentence, index, chosen), ended=False)
+                    with otherwise:
+                        to = k.load_variable(kept_count, sentence)
+                        _keep_sentence(fields, sentence, to)
+                        with k.loop(0, beam_size) as number:
+                            new_row = k.add(k.mul(to, beam_size), number)
+                            _extend(fields, select, (sentence, to), k.add(first, number), new_row)
+                        k.store(k.add(to, 1), kept_count)
+        for name in ("tokens", "values", "lists"):
+            fields.swap(name, f"next_{name}")
+        _set_next(fields, select, k.load_variable(kept_count, rows), rows)
+
+
+def _record_ended(fields: Fields, select: Fields, sentence: Value, index: Value) -> None:
+    """Record the candidates that end."""
+    k = fields.k
+    candidates = k.mul(fields.get("beam_size"), 2)
+    first = k.mul(sentence, candidates)
+    with k.loop(first, k.add(first, candidates)) as candidate:
+        _record(fields, select, "ended", (sentence, index, candidate), ended=True)
+
+
+def _record(fields: Fields, select: Fields, kind: str, numbers: tuple[Value, ...], *, ended: bool) -> None:
+    """Record a candidate if there is one at this index."""
+    k, (sentence, index, candidate) = fields.k, numbers
+    total = select.element(f"{kind}_totals", candidate)
+    with k.when(k.build.fcmp_ordered(">", total, k.float32(_NEVER))):
+        parent = select.element(f"{kind}_parents", candidate, I64)
+        row = k.add(k.mul(sentence, fields.get("width")), parent)
+        token = select.element(f"{kind}_pieces", candidate, I64)
+        value = select.element(f"{kind}_scores", candidate)
+        k.call("record", fields.place, index, row, token, value, k.int64(int(ended)))
+
+
+def _may_improve(fields: Fields, select: Fields, sentence: Value, index: Value) -> Value:
+    """Return whether a live hypothesis can still enter the certain ones; in greedy search, whether none has ended."""
+    k, beam_size, certain_count = fields.k, fields.get("beam_size"), fields.get("certain_count")
+    best, first = k.variable(k.float32(_NEVER)), k.mul(sentence, beam_size)
+    with k.loop(first, k.add(first, beam_size)) as number:
+        total, best_so_far = select.element("live_totals", number), k.load_variable(best, k.float32(0.0))
+        k.store(k.maximum(total, best_so_far), best)
+    threshold, count = k.variable(k.float32(_NEVER)), fields.element("found", index, I64)
+    has_enough = k.build.and_(
+        k.build.icmp_signed(">=", count, certain_count), k.build.icmp_signed(">", certain_count, k.int64(0))
+    )
+    with k.when(has_enough):
+        base = k.mul(index, k.add(beam_size, 1))
+        slot = fields.element("order", k.add(base, certain_count, -1), I64)
+        score = fields.element("found_scores", k.add(base, slot), F64)
+        k.store(k.build.fptrunc(score, F32), threshold)
+    live = k.load_variable(best, k.float32(0.0))
+    bound = k.build.fdiv(live, fields.element("greatest_penalties", sentence))
+    better = k.build.and_(
+        k.build.fcmp_ordered(">", live, k.float32(_NEVER)),
+        k.build.fcmp_ordered(">", bound, k.load_variable(threshold, live)),
+    )
+    none_ended = k.build.icmp_signed("==", count, k.int64(0))
+    return k.build.select(k.build.icmp_signed("==", certain_count, k.int64(0)), none_ended, better)
+
+
+def _keep_sentence(fields: Fields, sentence: Value, to: Value) -> None:
+    """Move a sentence's data to its new index, which is not greater."""
+    k = fields.k
+    for name, kind in (("places", I64), ("longest", I64), ("greatest_penalties", F32)):
+        k.store(fields.element(name, sentence, kind), fields.at(name, to, kind))
+    for part in (k.int64(0), fields.get("all_sentences")):
+        k.store(fields.element("sources", k.add(part, sentence), I64), fields.at("sources", k.add(part, to), I64))
+
+
+def _extend(fields: Fields, select: Fields, sentences: tuple[Value, Value], chosen: Value, new_row: Value) -> None:
+    """Copy a live hypothesis' parent and append the selected token."""
+    k, (sentence, to) = fields.k, sentences
+    length, capacity = fields.get("length"), fields.get("room")
+    row = k.add(k.mul(sentence, fields.get("width")), select.element("live_parents", chosen, I64))
+    old, new = k.mul(row, capacity), k.mul(new_row, capacity)
+    k.copy(fields.at("tokens", old, I32), fields.at("next_tokens", new, I32), length)
+    k.copy(fields.at("values", old), fields.at("next_values", new), length)
+    token, end = select.element("live_tokens", chosen, I64), k.add(new, length)
+    k.store(k.build.trunc(token, I32), fields.at("next_tokens", end, I32))
+    k.store(select.element("live_scores", chosen), fields.at("next_values", end))
+    stride = k.add(capacity, 1)
+    entries, new_entries = k.mul(row, stride), k.mul(new_row, stride)
+    k.copy(fields.at("lists", entries, I32), fields.at("next_lists", new_entries, I32), k.add(length, 1))
+    k.store(token, fields.at("newest", new_row, I64))
+    k.store(select.element("live_totals", chosen), select.at("scores", new_row))
+    for start, of_row in ((k.int64(0), k.int64(0)), (fields.get("all_sentences"), fields.get("max_rows"))):
+        source = fields.element("sources", k.add(start, to), I64)
+        k.store(source, fields.at("row_sources", k.add(of_row, new_row), I64))
+
+
+def _set_next(fields: Fields, select: Fields, sentences: Value, old_rows: Value) -> None:
+    """Set the arguments of the next step, and whether to stop."""
+    k = fields.k
+    step = Fields(k, k.pointer(fields.get("step_arguments")), StepArguments._fields)
+    beam_size, length = fields.get("beam_size"), k.add(fields.get("length"), 1)
+    rows, used = k.mul(sentences, beam_size), k.add(step.get("used"), old_rows)
+    steps = k.add(fields.get("steps"), -1)
+    for name, value in (("sentences", sentences), ("width", beam_size), ("length", length), ("steps", steps)):
+        fields.set(name, value)
+    select.set("rows", rows)
+    select.set("beams", beam_size)
+    for name, value in (
+        ("rows", rows),
+        ("used", used),
+        ("length", k.add(length, 1)),
+        ("lists", fields.get("lists")),
+    ):
+        step.set(name, value)
+    ends = (
+        k.build.icmp_signed("==", sentences, k.int64(0)),
+        k.build.icmp_signed("<=", steps, k.int64(0)),
+        k.build.icmp_signed(">", k.add(used, rows), step.get("entries")),
+        k.build.icmp_signed(">=", length, fields.get("positions")),
+    )
+    stop = ends[0]
+    for end in ends[1:]:
+        stop = k.build.or_(stop, end)
+    fields.set("stop", k.build.zext(stop, I64))
+
+
+# --- search ---
+
+
+_LEAST_VOCABULARY = 64  # minimum vocabulary size: one block of the top-k search
+_MOST_TOKENS = 1 << 22  # tokens of all hypotheses: buffers are allocated for the greatest length up front
+
+
+def supports_compiled_search(vocabulary_size: int, bounds: SearchBounds) -> bool:
+    """Return whether compiled search takes a batch.
+
+    The vocabulary must be large enough, and the buffers must not become too large.
+    """
+    rows = len(bounds.longest) * bounds.beam_size
+    return (
+        vocabulary_size >= max(_LEAST_VOCABULARY, 2 * bounds.beam_size) and max(bounds.longest) * rows <= _MOST_TOKENS
+    )
+
+
+class NativeSearch:
+    """A compiled search for a batch (implements `searching.BatchSearch`)."""
+
+    def __init__(self, state: NativeState, bounds: SearchBounds) -> None:
+        """Start the search; `state` has encoded its sentences and run no step."""
+        self.state = state
+        self.bounds = bounds
+        self.threads = torch.get_num_threads()  # the number that scratch space is allocated for
+        self.sentences = len(bounds.longest)  # N
+        self.rows = self.sentences * bounds.beam_size  # greatest number of hypotheses
+        self.slots = bounds.beam_size + 1  # finished hypotheses per sentence, and a free slot
+        self.room = max(bounds.longest, default=0)  # T
+        self._zeroed = Arena(self._zeroed_arrays(), zeroed=True)
+        self._uninitialized = Arena(self._uninitialized_arrays())
+        self._addresses = self._zeroed.addresses | self._uninitialized.addresses
+        # NumPy views, whose slicing takes a fifth of the time of tensors'.
+        self._found = tuple(self._uninitialized.tensor(f"found_{name}").numpy() for name in ("tokens", "values"))
+        # With a beam most cache entries are soon dropped; in greedy search all stay, and a target is about as long as
+        # its source.
+        steps = RESERVED_STEPS if bounds.beam_size > 1 else min(self.room, state.longest_source + RESERVED_STEPS)
+        state.pool.reserve(self.rows * steps)
+        self.tables = state.programs.step_positions.until(0)
+        self.positions = (
+            max(state.longest_source, self.room + 1) + MAX_LANES
+        )  # greatest number that a hypothesis attends to
+        self.scratch = Scratch(state.programs, self.rows, self.positions * self.threads)
+        self._begin()
+        self._step = _Arguments(StepArguments, **self._step_arguments())
+        self._select = _Arguments(SelectArguments, **self._select_arguments())
+        self._numbers = _Arguments(SearchArguments, **self._search_arguments())
+
+    def _zeroed_arrays(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """Return the dtype and shape of each array that starts with zeros."""
+        by_sentence, by_row, by_slot = (self.sentences,), (self.rows,), (self.sentences, self.slots)
+        lists = (torch.int32, (self.rows, self.room + 1))
+        return {
+            "sources": (torch.int64, (2, *by_sentence)),
+            "row_sources": (torch.int64, (2, *by_row)),
+            "newest": (torch.int64, by_row),
+            "scores": (torch.float32, by_row),
+            "places": (torch.int64, by_sentence),
+            "longest": (torch.int64, by_sentence),
+            "greatest_penalties": (torch.float32, by_sentence),
+            "never": (torch.int64, (len(self.bounds.never_written),)),
+            "lists": lists,
+            "next_lists": lists,
+            "found": (torch.int64, by_sentence),
+            "order": (torch.int64, by_slot),
+            "found_scores": (torch.float64, by_slot),
+            "found_lengths": (torch.int64, by_slot),
+            "found_ended": (torch.int64, by_slot),
+        }
+
+    def _uninitialized_arrays(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """Return the dtype and shape of each array that may start uninitialized."""
+        output, beam_size = self.state.output, self.bounds.beam_size
+        history, finished = (self.rows, self.room), (self.sentences, self.slots, self.room)
+        arrays: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+            "tokens": (torch.int32, history),
+            "values": (torch.float32, history),
+            "next_tokens": (torch.int32, history),
+            "next_values": (torch.float32, history),
+            "found_tokens": (torch.int32, finished),
+            "found_values": (torch.float32, finished),
+            "x": (torch.float32, (self.rows, self.state.programs.d_model)),
+            "logits": (torch.float32, (self.rows, output.padded_outputs)),
+            "select_room": (torch.float32, (self.threads, select_scratch_size(output.outputs, beam_size, beam_size))),
+        }
+        for kind, count in (("live", beam_size), ("ended", 2 * beam_size)):
+            for name in ("parents", "tokens"):
+                arrays[f"{kind}_{name}"] = (torch.int64, (self.sentences, count))
+            for name in ("scores", "totals"):
+                arrays[f"{kind}_{name}"] = (torch.float32, (self.sentences, count))
+        return arrays
+
+    def _begin(self) -> None:
+        """Initialize the arrays before the first step."""
+        numbers, count = self._zeroed.ctypes_array, self.sentences
+        starts, lengths = self.state.sources.tolist()
+        numbers("sources")[:] = starts + lengths
+        numbers("row_sources")[:count] = starts
+        numbers("row_sources")[self.rows : self.rows + count] = lengths
+        numbers("newest")[:] = [self.bounds.start_id] * self.rows
+        numbers("places")[:] = range(count)
+        numbers("longest")[:] = self.bounds.longest
+        numbers("greatest_penalties")[:] = self.bounds.penalties[self.bounds.longest].tolist()
+        numbers("never")[:] = self.bounds.never_written
+        numbers("order")[:] = [*range(self.slots)] * count
+
+    # --- running ---------------------------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> Tensor:
+        """The indices in the batch of the sentences that are still decoded, (B,)."""
+        return self._zeroed.tensor("places")[: self._numbers["sentences"]].clone()
+
+    @property
+    def length(self) -> int:
+        """The number of tokens of every live hypothesis, t."""
+        return self._numbers["length"]
+
+    def advance(self, steps: int) -> None:
+        """Run at most `steps` steps; returns early once all sentences are done."""
+        program: CompiledKernel = search_kernel()
+        self._numbers["steps"] = steps
+        while self._numbers["sentences"] and self._numbers["steps"] > 0:
+            self._ensure_capacity()
+            work = self._numbers["sentences"] * self.bounds.beam_size * self.state.programs.step_work
+            run_timed(program, self._numbers.array, work, self.threads)
+
+    def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
+        """Remove the sentences at these rows from the batch, and return their live hypotheses."""
+        batch, width, length = self._numbers["sentences"], self._numbers["width"], self.length
+        tokens, values = self._histories()
+        scores = self._zeroed.ctypes_array("scores")
+        live: list[list[FoundHypothesis]] = []
+        for row in rows:
+            live_rows = [each for each in range(row * width, (row + 1) * width) if scores[each] > float("-inf")]
+            histories = [(tokens[each, :length].clone(), values[each, :length].clone()) for each in live_rows]
+            live.append([FoundHypothesis(*history, ended=False) for history in histories])
+        self._keep_sentences([row for row in range(batch) if row not in rows])
+        return live
+
+    def live(self) -> tuple[Tensor, Tensor]:
+        """Return the live hypotheses' tokens, int64 (B, W, t), and total log-probabilities, (B, W)."""
+        batch, width = self._numbers["sentences"], self._numbers["width"]
+        tokens = self._histories()[0][: batch * width, : self.length]
+        return tokens.long().view(batch, width, -1), self._zeroed.tensor("scores")[: batch * width].view(batch, width)
+
+    def found(self, place: int, count: int) -> list[FoundHypothesis]:
+        """Return at most `count` finished hypotheses of the sentence at an index of the batch, best first."""
+        numbers, first, hypotheses = self._zeroed.ctypes_array, place * self.slots, []
+        for slot in numbers("order")[first : first + min(count, numbers("found")[place])]:
+            length, ended = numbers("found_lengths")[first + slot], numbers("found_ended")[first + slot]
+            tokens, values = (array[place, slot, :length] for array in self._found)
+            hypotheses.append(FoundHypothesis(tokens, values, ended=bool(ended)))
+        return hypotheses
+
+    # --- buffers ---------------------------------------------------------------------------------------------------
+
+    def _ensure_capacity(self) -> None:
+        """Make sure that the KV cache and the position tables suffice for another step."""
+        position, rows = self.length, self._step["rows"]
+        pool = self.state.pool
+        pool.used = self._step["used"]
+        if not pool.has_capacity(rows):
+            lists = self._lists()[:rows, :position]
+            lists.copy_(pool.compact(lists, rows))
+            self._step["used"] = pool.used
+            self._step["past"] = pool.entries.data_ptr()
+            self._step["entries"] = pool.entries.shape[1]
+        if position >= self._numbers["positions"]:
+            self.tables = self.state.programs.step_positions.until(position)
+            self._numbers["positions"] = self.tables.length
+            for name, address in self.tables.addresses().items():
+                self._step[name] = address
+
+    def _is_swapped(self) -> bool:
+        """Return whether the `next_…` buffers hold the current data; the two buffers are swapped at each step."""
+        return self._numbers["lists"] != self._addresses["lists"]
+
+    def _lists(self) -> Tensor:
+        """Return each hypothesis' list of cache entries."""
+        return self._zeroed.tensor("next_lists" if self._is_swapped() else "lists")
+
+    def _histories(self) -> tuple[Tensor, Tensor]:
+        """Return the hypotheses' tokens and the tokens' log-probabilities."""
+        next_ = "next_" if self._is_swapped() else ""
+        return self._uninitialized.tensor(f"{next_}pieces"), self._uninitialized.tensor(f"{next_}values")
+
+    def _keep_sentences(self, staying: list[int]) -> None:
+        """Remove all other sentences from the batch, between two steps."""
+        batch, width = len(staying), self._numbers["width"]
+        sentences = torch.tensor(staying, dtype=torch.int64)
+        rows = (sentences[:, None] * width + torch.arange(width)).flatten()
+        count, tensor = batch * width, self._zeroed.tensor
+        for name in ("places", "longest", "greatest_penalties"):
+            tensor(name)[:batch] = tensor(name)[sentences]
+        tensor("sources")[:, :batch] = tensor("sources")[:, sentences]
+        tensor("row_sources")[:, :count] = tensor("row_sources")[:, rows]
+        for array in (tensor("newest"), tensor("scores"), *self._histories(), self._lists()):
+            array[:count] = array[rows]
+        self._numbers["sentences"], self._step["rows"], self._select["rows"] = batch, count, count
+
+    # --- kernel arguments ------------------------------------------------------------------------------------------
+
+    def _step_arguments(self) -> dict[str, int]:
+        """Return the initial arguments of the decoder step."""
+        state, addresses = self.state, self._addresses
+        return {
+            "rows": self.sentences,
+            "weights": state.programs.weights.data_ptr(),
+            "x": addresses["x"],
+            **self.scratch.addresses,
+            "room": self.positions,
+            "firsts": addresses["row_sources"],
+            "counts": addresses["row_sources"] + 8 * self.rows,  # bytes of an int64
+            "memory": state.memory.data_ptr(),
+            "sources": state.memory.shape[1],
+            "past": state.pool.entries.data_ptr(),
+            "entries": state.pool.entries.shape[1],
+            "used": 0,
+            "lists": addresses["lists"],
+            "list_stride": self.room + 1,
+            "length": 1,
+            "ids": addresses["newest"],
+            **self.tables.addresses(),
+            "logits": addresses["logits"],
+        }
+
+    def _select_arguments(self) -> dict[str, int]:
+        """Return the initial arguments of the selection."""
+        beam_size, output = self.bounds.beam_size, self.state.output
+        return {name: self._addresses[name] for name in SelectArguments._fields if name in self._addresses} | {
+            "rows": self.sentences,
+            "vocabulary_size": output.outputs,
+            "stride": output.padded_outputs,
+            "beams": 1,
+            "normalizer": 0,
+            "eos_id": self.bounds.eos_id,
+            "beam_size": beam_size,
+            "room": self._addresses["select_room"],
+            "scratch_per_thread": select_scratch_size(output.outputs, beam_size, beam_size),
+        }
+
+    def _search_arguments(self) -> dict[str, int]:
+        """Return the initial arguments of the search kernel."""
+        bounds = self.bounds
+        return {name: self._addresses[name] for name in SearchArguments._fields if name in self._addresses} | {
+            "steps": 0,
+            "stop": 0,
+            "sentences": self.sentences,
+            "width": 1,
+            "length": 0,
+            "step": self.state.programs.step.address,
+            "step_arguments": ctypes.addressof(self._step.array),
+            "select_arguments": ctypes.addressof(self._select.array),
+            "beam_size": bounds.beam_size,
+            "certain_count": bounds.n_best if bounds.beam_size > 1 else 0,
+            "room": self.room,
+            "positions": self.tables.length,
+            "never_count": len(bounds.never_written),
+            "penalties": bounds.penalties.data_ptr(),
+            "max_rows": self.rows,
+            "all_sentences": self.sentences,
+        }
+
+
+_INDICES = {
+    kind: {name: index for index, name in enumerate(kind._fields)}
+    for kind in (StepArguments, SelectArguments, SearchArguments)
+}
+
+
+class _Arguments:
+    """A ctypes array of kernel arguments, accessed by name, which the kernel reads and changes."""
+
+    def __init__(self, kind: type[StepArguments | SelectArguments | SearchArguments], **values: int) -> None:
+        self._indices = _INDICES[kind]
+        self.array = (ctypes.c_int64 * len(self._indices))(*kind(**values))
+
+    def __getitem__(self, name: str) -> int:
+        return self.array[self._indices[name]]
+
+    def __setitem__(self, name: str, value: int) -> None:
+        self.array[self._indices[name]] = value

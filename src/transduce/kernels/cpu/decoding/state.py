@@ -1,0 +1,391 @@
+"""Implement the decoding state of encoder-decoder models on compiled kernels.
+
+Legend: B sentences, W hypotheses of each, N rows (B × W, or source tokens), S source length, D model width.
+"""
+
+from functools import cache
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from transduce.kernels.cpu.decode_rows import PositionTables
+from transduce.kernels.cpu.decoding.compiled_steps import ModelPrograms, output_of
+from transduce.kernels.cpu.decoding.writer import ROWS_AT_ONCE, StepArguments
+from transduce.kernels.cpu.gemm.amx import READABLE_EXTRA_ROWS
+from transduce.kernels.cpu.jit.compiler import (
+    CompiledKernel,
+    compile_kernels,
+    kernel,
+    new_builder,
+    require_integer_tile,
+)
+from transduce.kernels.cpu.jit.ir_builder import I64
+from transduce.kernels.cpu.jit.memory import Arena
+from transduce.kernels.cpu.jit.threads import run_timed
+from transduce.kernels.cpu.jit.tile import MAX_LANES
+from transduce.kernels.prepacked import PackedDecoder, PackedTransformer
+from transduce.model.attention import AttentionTrace
+
+# --- pool ---
+# Store the decoder's KV cache as a pool of entries that beam hypotheses share, and compact the pool when it is
+# full.
+# Legend: N hypotheses, t tokens of each, G key/value heads, K width of a head's keys and of its values.
+
+
+RESERVED_STEPS = 8
+"""Steps that fit into the pool at first, and again after it is enlarged."""
+_LEAST_ENTRIES = 256  # minimum number of entries to allocate
+
+
+class KVCachePool:
+    """A KV cache of tokens in any order; each hypothesis has a list of the entries of its tokens."""
+
+    def __init__(self, layers: int, rows: int, width: int, dtype: torch.dtype, *, extra_entries: int = 0) -> None:
+        """Allocate capacity for some steps of `rows` hypotheses, and for `more` entries besides.
+
+        `width` is 2 × G × K, the elements of an entry per layer.
+        """
+        self.entries = torch.empty(layers, extra_entries + _capacity_for(rows), width, dtype=dtype)
+        self.used = 0
+
+    def reserve(self, count: int) -> None:
+        """Enlarge an empty pool to `count` entries; the system allocates pages only as they are written."""
+        if not self.used and not self.has_capacity(count):
+            layers, _, width = self.entries.shape
+            self.entries = self.entries.new_empty(layers, count, width)
+
+    def has_capacity(self, count: int) -> bool:
+        """Return whether `count` more entries fit."""
+        return self.used + count <= self.entries.shape[1]
+
+    def compact(self, lists: Tensor, rows: int) -> Tensor:
+        """Drop entries that no list (N, t) contains, and return the lists with the entries' new indices.
+
+        Afterwards there is capacity for at least `ROOM` / 2 more steps of `rows` hypotheses.
+        """
+        live, renamed = lists.unique(return_inverse=True)  # ascending
+        live, self.used = live.long(), len(live)
+        layers, capacity, width = self.entries.shape
+        if self.used + rows * RESERVED_STEPS // 2 > capacity:
+            old, self.entries = self.entries, self.entries.new_empty(layers, self.used + _capacity_for(rows), width)
+            for layer, layer_entries in enumerate(old):
+                torch.index_select(layer_entries, 0, live, out=self.entries[layer, : self.used])
+        else:
+            floats = width * self.entries.itemsize // torch.float32.itemsize
+            _compaction_kernel().run(self.entries.data_ptr(), layers, capacity, floats, live.data_ptr(), self.used)
+        new_lists: Tensor = renamed.to(torch.int32)
+        return new_lists
+
+
+def _capacity_for(rows: int) -> int:
+    """Return the number of entries to allocate for some steps of `rows` hypotheses."""
+    return max(_LEAST_ENTRIES, RESERVED_STEPS * rows)
+
+
+@cache
+def _compaction_kernel() -> CompiledKernel:
+    """Compile `move(entries, layers, capacity, width, live, count)`: copy entry live[n] of each layer to index n.
+
+    live is ascending, so the move works in place; a PyTorch operation would copy everything twice. width counts
+    float32.
+    """
+    k = new_builder("pool", require_integer_tile())
+    with kernel(k, "move", 6) as (numbers, thread, threads):
+        entries, layers, capacity, width, live, count = numbers
+        first, last = k.thread_range(layers, thread, threads)
+        with k.loop(first, last) as layer:
+            start = k.element_pointer(k.pointer(entries), k.mul(layer, capacity, width))
+            with k.loop(0, count) as index:
+                entry = k.load(k.element_pointer(k.pointer(live), index, I64), I64)
+                with k.when(k.build.icmp_signed("!=", entry, index)):
+                    k.copy(
+                        k.element_pointer(start, k.mul(entry, width)),
+                        k.element_pointer(start, k.mul(index, width)),
+                        width,
+                    )
+    return compile_kernels(k, ("move",))["move"]
+
+
+# --- steps ---
+# Implement what the compiled decoding states share: a batch during decoding, each step of which is one kernel call.
+# The keys and values of a token are an entry of a pool, and each hypothesis has a list of its tokens' entries. So
+# reordering hypotheses copies only these lists, removing sentences copies nothing, and unused entries are dropped
+# when the pool is full.
+# Legend: B sentences, W hypotheses of each, N rows (B × W, or tokens that are read), t tokens so far, D model
+# width, V vocabulary size.
+
+
+class NativeSteps:
+    """The base class of decoding states on compiled kernels (implements `DecodingState`).
+
+    Attention weights cannot be traced.
+    """
+
+    def __init__(
+        self,
+        model: PackedTransformer | PackedDecoder,
+        programs: ModelPrograms,
+        sentences: int,
+        *,
+        extra_entries: int = 0,
+    ) -> None:
+        """Prepare for `sentences` sentences, with `more` entries in the pool beyond those of the first steps."""
+        self.model = model
+        self.programs = programs
+        self.width = 1
+        self.position = 0  # of the newest token; the greatest one if rows differ
+        self.longest_source = 0
+        layers, width = model.config.num_decoder_layers, 2 * programs.heads.keys
+        self.pool = KVCachePool(layers, sentences, width, programs.kept_dtype, extra_entries=extra_entries)
+        self.lists = torch.zeros(sentences, 0, dtype=torch.int32)  # (B × W, at least t)
+        self.scratch: Scratch | None = None
+        self.output = output_of(model)
+        self.logits_buffer = torch.empty(0, self.output.padded_outputs)
+
+    def row_arguments(self) -> dict[str, int]:
+        """Return the kernel arguments `firsts`, `counts`, `memory` and `sources` of `model_writer.StepArguments`."""
+        raise NotImplementedError
+
+    def select_rows(self, rows: Tensor, width: int) -> None:
+        """Make row n continue what was row rows[n]; the number of hypotheses W may change."""
+        self.lists = self.lists.index_select(0, rows)
+        self.width = width
+
+    def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
+        """Return the last layer's output after each hypothesis' newest token, (B, W) to (B, W, D)."""
+        if trace is not None:
+            raise ValueError("attention weights are not kept here: use the model's own state")
+        return self.advance(tokens)[0].view(*tokens.shape, -1)
+
+    def step_to_logits(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the last layer's output, (B, W, D), and the logits, (B, W, V), after each newest token (B, W).
+
+        The logits are overwritten by the next step.
+        """
+        states, logits = (tensor.unflatten(0, tokens.shape) for tensor in self.advance(tokens))
+        return states, logits
+
+    def advance(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Run a step; returns the last layer's output, (B × W, D), and the logits, (B × W, V)."""
+        rows = tokens.numel()
+        self._ensure_capacity(rows)
+        if rows > self.logits_buffer.shape[0]:
+            self.logits_buffer = torch.empty(rows, self.output.padded_outputs)
+        x = torch.empty(rows, self.programs.d_model)
+        tables = self.programs.step_positions.until(self.position)
+        self._run(x, tables, tokens.contiguous(), is_step=True)
+        self.position += 1
+        self.pool.used += rows
+        return x, self.logits_buffer[:rows, : self.output.outputs]
+
+    def reorder(self, parents: Tensor) -> None:
+        """Make hypothesis w of sentence b continue what was hypothesis parents[b, w]."""
+        batch, width = parents.shape
+        if width == self.width == 1:
+            return
+        rows = parents + torch.arange(0, batch * self.width, self.width)[:, None]
+        self.select_rows(rows.flatten(), width)
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        """Keep only the sentences at these rows."""
+        own_rows = rows[:, None] * self.width + torch.arange(self.width)
+        self.select_rows(own_rows.flatten(), self.width)
+
+    def read(self, ids: Tensor) -> Tensor:
+        """Run the encoder, or process prompts: token ids (N,) to the last layer's output (N, D).
+
+        Raises:
+            IndexError: an id is not in the vocabulary, so that machine code would read out of bounds.
+        """
+        least, greatest = (int(each) for each in ids.aminmax())
+        size = len(self.model.source_weight)
+        if least < 0 or greatest >= size:
+            bad_id = least if least < 0 else greatest
+            reason = f"token ids range from 0 to {size - 1}, but one is {bad_id}"
+            raise IndexError(f"{reason}: encode the text with the tokenizer of this model")
+        x = torch.empty(len(ids), self.programs.d_model)
+        tables = self.programs.read_positions.until(self.longest_source - 1)
+        self._run(x, tables, ids, is_step=False)
+        self.scratch = None  # steps need less scratch space
+        return x
+
+    def _ensure_capacity(self, rows: int) -> None:
+        """Make sure that the lists and the pool suffice for another step of `rows` rows."""
+        if self.position >= self.lists.shape[1]:
+            more = torch.zeros(self.lists.shape[0], RESERVED_STEPS + self.position, dtype=torch.int32)
+            self.lists = torch.cat([self.lists, more], dim=1)
+        if not self.pool.has_capacity(rows):
+            self.lists[:, : self.position] = self.pool.compact(self.lists[:, : self.position], rows)
+
+    def _score_count(self) -> int:
+        """Return the number of attention scores to allocate: those of each thread, plus a vector."""
+        return torch.get_num_threads() * (max(self.longest_source, self.position + 1) + MAX_LANES)
+
+    def _run(self, x: Tensor, tables: PositionTables, ids: Tensor, *, is_step: bool) -> None:
+        """Run a step with the newest tokens, or the read kernel; writes x (N, D)."""
+        programs, rows, scores = self.programs, x.shape[0], self._score_count()
+        if self.scratch is None or not self.scratch.suffices(rows, scores):
+            self.scratch = Scratch(programs, rows, 2 * scores if is_step else scores)
+        arguments = StepArguments(
+            rows=rows,
+            weights=programs.weights.data_ptr(),
+            x=x.data_ptr(),
+            **self.scratch.addresses,
+            room=scores // torch.get_num_threads(),
+            **self.row_arguments(),
+            past=self.pool.entries.data_ptr(),
+            entries=self.pool.entries.shape[1],
+            used=self.pool.used,
+            lists=self.lists.data_ptr(),
+            list_stride=self.lists.shape[1],
+            length=self.position + 1,
+            ids=ids.data_ptr(),
+            **tables.addresses(),
+            logits=self.logits_buffer.data_ptr() if is_step else 0,
+        )
+        kernel, work = (programs.step, programs.step_work) if is_step else (programs.read, programs.read_work)
+        run_timed(kernel, arguments, rows * work)
+
+
+def offsets_of(counts: list[int]) -> list[int]:
+    """Return the offset of each row in a concatenation of rows with these numbers of tokens."""
+    return [end - count for end, count in zip(accumulate(counts), counts, strict=True)]
+
+
+class Scratch:
+    """Scratch space of the read and step kernels."""
+
+    def __init__(self, programs: ModelPrograms, rows: int, scores: int) -> None:
+        """Allocate scratch space for `rows` rows and `scores` attention scores."""
+        heads, d_ff, d_model = programs.heads, programs.d_ff, programs.d_model
+        self.rows, self.scores = rows, scores
+        chunk = min(rows, ROWS_AT_ONCE)
+        sizes = {
+            "normed": rows * d_model,
+            "rounded": (rows + READABLE_EXTRA_ROWS) * max(d_model, heads.queries) // 2,
+            "scales": rows,
+            "projected": rows * (heads.queries + 2 * heads.keys),
+            "heads": rows * heads.queries,
+            "inner": chunk * d_ff * (3 if programs.is_gated else 1),
+            "rounded_inner": (chunk + READABLE_EXTRA_ROWS) * d_ff // 2,
+            "scores": scores,
+        }
+        self._arena = Arena({name: (torch.float32, (size,)) for name, size in sizes.items()})
+        self.addresses = self._arena.addresses
+
+    def suffices(self, rows: int, scores: int) -> bool:
+        """Return whether the scratch space suffices for so many rows and scores."""
+        return rows <= self.rows and scores <= self.scores
+
+
+# --- state ---
+
+
+class NativeState(NativeSteps):
+    """A decoding state of an encoder-decoder model on compiled kernels (implements `DecodingState`).
+
+    Attention weights cannot be traced.
+    """
+
+    def __init__(self, model: PackedTransformer, programs: ModelPrograms, source_ids: Tensor) -> None:
+        """Encode source_ids (B, S)."""
+        super().__init__(model, programs, len(source_ids))
+        pad_id = model.config.pad_id
+        ids: list[list[int]] = source_ids.tolist()
+        counts = [len(row) - row.count(pad_id) for row in ids]
+        starts = offsets_of(counts)
+        self.longest_source, tokens = max(counts), sum(counts)
+        self.sources = _pairs(starts, counts)  # (2, B): offsets and numbers of tokens
+        self.row_sources = _pairs(*(_repeat(numbers, counts) for numbers in (starts, counts)))  # (2, N)
+        layers, _, width = self.pool.entries.shape
+        self.memory = torch.empty(layers, tokens, width, dtype=programs.kept_dtype)
+        self.read(source_ids[source_ids != pad_id])
+        self.row_sources = self.sources  # (2, B × W)
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        """Keep only the sentences at these rows."""
+        super().keep_sentences(rows)
+        self.sources = self.sources.index_select(1, rows)
+        self._spread_sources()
+
+    def select_rows(self, rows: Tensor, width: int) -> None:
+        """Make row n continue what was row rows[n]; the number of hypotheses W may change."""
+        changes = width != self.width
+        super().select_rows(rows, width)
+        if changes:
+            self._spread_sources()
+
+    def _spread_sources(self) -> None:
+        """Repeat each sentence's source offset and length for all of its hypotheses."""
+        self.row_sources = self.sources if self.width == 1 else self.sources.repeat_interleave(self.width, dim=1)
+
+    def row_arguments(self) -> dict[str, int]:
+        """Return the kernel arguments `firsts`, `counts`, `memory` and `sources` of `model_writer.StepArguments`."""
+        firsts = self.row_sources.data_ptr()
+        return {
+            "firsts": firsts,
+            "counts": firsts + self.row_sources.shape[1] * self.row_sources.element_size(),
+            "memory": self.memory.data_ptr(),
+            "sources": self.memory.shape[1],
+        }
+
+
+def _pairs(firsts: list[int], counts: list[int]) -> Tensor:
+    """Return offsets and counts as a tensor (2, N)."""
+    return torch.tensor(firsts + counts).view(2, -1)
+
+
+def _repeat(numbers: list[int], counts: list[int]) -> list[int]:
+    """Repeat each number as often as its count says."""
+    return [number for number, count in zip(numbers, counts, strict=True) for _ in range(count)]
+
+
+# --- prompt state ---
+# Implement the decoding state of decoder-only models: prompts of any lengths, continued by compiled steps.
+# Legend: B prompts, W hypotheses of each, P tokens of the longest prompt, N rows (B × W, or prompt tokens), D model
+# width, V vocabulary size.
+
+
+class NativePromptState(NativeSteps):
+    """A decoding state of a decoder-only model that runs on compiled kernels (implements `DecodingState`).
+
+    Its first step returns the prediction after the prompt and processes no token, as in `PromptState`.
+    """
+
+    def __init__(self, model: PackedDecoder, programs: ModelPrograms, prompt_ids: Tensor, lengths: Tensor) -> None:
+        """Process the prompts prompt_ids (B, P) of these lengths (B,), at least 1."""
+        counts: list[int] = lengths.tolist()
+        starts, tokens = offsets_of(counts), sum(counts)
+        super().__init__(model, programs, len(counts), extra_entries=tokens)
+        self.longest_source = max(counts)
+        positions = torch.arange(prompt_ids.shape[1]).expand(len(counts), -1)
+        present = positions < lengths[:, None]
+        self.counts = 1 + positions[present]  # (N,)
+        self.firsts = torch.tensor(starts).repeat_interleave(lengths)  # (N,)
+        x = self.read(prompt_ids[present])  # (N, D)
+        self.pool.used, self.position = tokens, self.longest_source
+        self.counts = lengths.clone()  # (B × W,), tokens so far
+        # Each row's list of cache entries; elements behind its length are undefined.
+        self.lists = (torch.tensor(starts)[:, None] + positions[:, : self.longest_source]).clamp_(max=tokens - 1).int()
+        self.lists = torch.cat([self.lists, self.lists.new_zeros(len(counts), RESERVED_STEPS)], dim=1)
+        self._after_prompt: Tensor | None = x.index_select(0, lengths.cumsum(0) - 1)  # (B, D)
+
+    def advance(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Run a step; returns the last layer's output, (B × W, D), and the logits, (B × W, V)."""
+        if self._after_prompt is not None:
+            hidden, self._after_prompt = self._after_prompt, None
+            return hidden, self.model.project(hidden)
+        self.counts += 1
+        return super().advance(tokens)
+
+    def select_rows(self, rows: Tensor, width: int) -> None:
+        """Make row n continue what was row rows[n]; the number of hypotheses W may change."""
+        super().select_rows(rows, width)
+        self.counts = self.counts.index_select(0, rows)
+        if self._after_prompt is not None:
+            self._after_prompt = self._after_prompt.index_select(0, rows)
+
+    def row_arguments(self) -> dict[str, int]:
+        """Return the kernel arguments `firsts`, `counts`, `memory` and `sources` of `model_writer.StepArguments`."""
+        return {"firsts": self.firsts.data_ptr(), "counts": self.counts.data_ptr(), "memory": 0, "sources": 0}

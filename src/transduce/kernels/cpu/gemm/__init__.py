@@ -1,0 +1,1 @@
+"""Matrix multiplication kernels for x86 processors."""

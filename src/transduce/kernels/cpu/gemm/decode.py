@@ -1,0 +1,522 @@
+"""Provide linear layers on the compiled GEMM kernels, and a vocabulary projection for models in PyTorch's bfloat16.
+
+Legend: N rows, D inputs, O outputs, P outputs padded to whole blocks of weights, C outputs per block, V vocabulary
+size.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transduce.kernels.cpu.gemm import amx
+from transduce.kernels.cpu.gemm.amx import READABLE_EXTRA_ROWS
+from transduce.kernels.cpu.gemm.train import multiply_pairs
+from transduce.kernels.cpu.jit.compiler import (
+    CompiledKernel,
+    compile_kernels,
+    find_integer_tile,
+    kernel,
+    new_builder,
+    require_integer_tile,
+)
+from transduce.kernels.cpu.jit.ir_builder import I8, I16, I32, I64, POINTER, KernelBuilder, Value
+from transduce.kernels.cpu.jit.threads import useful_threads
+from transduce.kernels.cpu.jit.tile import (
+    HALF_BITS,
+    MICRO_KERNEL_TYPES,
+    MicroKernelArguments,
+    Tile,
+    dequantize_and_store,
+    output_type,
+    shift_high_half,
+    store_outputs,
+)
+from transduce.kernels.cpu.logits import emit_bfloat16_refinement, emit_refinement
+from transduce.kernels.int8_fbgemm import Int8Linear
+from transduce.kernels.prepacked import MakeProduct, Use
+from transduce.model.feed_forward import Linear
+from transduce.model.known_classes import register_class
+
+# --- float products ---
+# Emit floating-point GEMM micro-kernels of decoding: a few rows by one block of weights, in bfloat16 or float32.
+# Legend: N rows, D inputs.
+
+
+_UNROLLED = {1: 4, 2: 4}  # loop unrolling along the inputs by number of rows; more rows hide the latency by themselves
+
+
+def emit_bfloat16_conversion(k: KernelBuilder) -> None:
+    """Emit `round_pairs(x, N, D, rounded, scales, thread, threads)`: convert float32 rows (N, D) to bfloat16."""
+    with k.function("round_pairs", POINTER, I64, I64, POINTER, POINTER, I64, I64) as (x, rows, width, out, _, *share):
+        first, last = k.thread_range(rows, *share)
+        with k.loop(k.mul(first, width), k.mul(last, width), k.lanes) as index:
+            k.store(k.to_bfloat16(k.load_floats(x, index)), k.element_pointer(out, index, I16))
+
+
+def emit_float_micro_kernel(k: KernelBuilder, tile: Tile, rows: int, ending: str, place: MicroKernelArguments) -> None:
+    """Emit the micro-kernel for one block of outputs of `rows` rows.
+
+    Each row's sum is added in the same order whatever the number of rows, so results do not depend on the batch.
+    """
+    starts = [k.load_floats(place.bias, vector * tile.lanes) for vector in range(tile.vectors)]
+    sums = [[k.variable(start) for start in starts] for _ in range(rows)]
+    weight_scales = _UNROLLED.get(rows, 1)
+    with k.loop(0, place.width, tile.group * weight_scales) as first:
+        for position in (k.add(first, step * tile.group) for step in range(weight_scales)):
+            line = k.element_pointer(place.weights, k.mul(position, tile.columns), tile.weight)
+            weights = [
+                k.load(k.element_pointer(line, vector * tile.lanes, I32), k.ints) for vector in range(tile.vectors)
+            ]
+            for row, totals in enumerate(sums):
+                source = k.element_pointer(place.rounded, k.add(k.mul(place.width, row), position), tile.element)
+                factor = k.splat(k.load(source, I32))
+                for total, weight in zip(totals, weights, strict=True):
+                    k.store(_multiply_elements(k, tile, k.load_variable(total, starts[0]), factor, weight), total)
+    for row, totals in enumerate(sums):
+        for vector, total in enumerate(totals):
+            store_outputs(k, place, ending, row, vector, k.load_variable(total, starts[0]))
+
+
+def _multiply_elements(k: KernelBuilder, tile: Tile, total: Value, one: Value, other: Value) -> Value:
+    """Multiply 32-bit elements (a float32, or a pair of bfloat16 each) and add the products to a vector of sums."""
+    if tile.kind == "pairs":
+        return multiply_pairs(k, total, one, other)
+    return k.madd(k.build.bitcast(one, k.floats), k.build.bitcast(other, k.floats), total)
+
+
+# --- products ---
+# Emit GEMM kernels of decoding: rows are quantized, multiplied by blocks of prepacked weights, and dequantized.
+# Legend: N rows, D inputs, O outputs, C outputs per block of weights.
+
+
+_MIN_ROW_MAGNITUDE = 1e-30  # lower bound on a row's greatest magnitude, against division by zero
+EPILOGUES = ("store", "relu", "add", "half")
+"""Epilogues of the GEMM kernels: see `emit_gemm`."""
+
+
+def emit_quantization(k: KernelBuilder, tile: Tile) -> None:
+    """Emit `round_<kind>(x, N, D, rounded, scales, thread, threads)`, which quantizes float32 rows x (N, D).
+
+    For integer tiles it writes the quantized rows and each row's scale, float32 (N,). For `pairs` it converts to
+    bfloat16 and leaves `scales` alone. Tiles of kind `floats` need no such function.
+    """
+    if tile.is_float:
+        emit_bfloat16_conversion(k)
+        return
+    with k.function(f"round_{tile.kind}", POINTER, I64, I64, POINTER, POINTER, I64, I64) as (
+        x,
+        rows,
+        width,
+        rounded,
+        scales,
+        *share,
+    ):
+        first, last = k.thread_range(rows, *share)
+        with k.loop(first, last) as row:
+            source = k.element_pointer(x, k.mul(row, width))
+            maxima = k.accumulators()
+            for column, number in k.each_vector(width):
+                size = k.intrinsic(f"llvm.fabs.v{k.lanes}f32", k.floats, k.load_floats(source, column))
+                k.accumulate(maxima, number, size, k.maximum)
+            greatest = k.maximum(k.reduce_max(k.combine_accumulators(maxima, k.maximum)), k.float32(_MIN_ROW_MAGNITUDE))
+            k.store(k.build.fdiv(greatest, k.float32(float(tile.max_quantized))), k.element_pointer(scales, row))
+            inverse = k.splat(k.build.fdiv(k.float32(float(tile.max_quantized)), greatest))
+            target = k.element_pointer(rounded, k.mul(row, width, tile.elements_per_activation), tile.element)
+            for column, _ in k.each_vector(width):
+                rounded_values = k.round_to_int(k.build.fmul(k.load_floats(source, column), inverse))
+                shifted = k.build.add(rounded_values, ir.Constant(k.ints, [tile.zero_point] * k.lanes))
+                planes = [shifted]
+                if tile.elements_per_activation == 2:
+                    planes = [
+                        k.build.lshr(shifted, k.splat_int(HALF_BITS)),
+                        k.build.and_(shifted, k.splat_int(2**HALF_BITS - 1)),
+                    ]
+                for number, plane in enumerate(planes):
+                    narrow = k.build.trunc(plane, ir.VectorType(tile.element, k.lanes))
+                    k.store(narrow, k.element_pointer(target, k.add(column, k.mul(width, number)), tile.element))
+
+
+def emit_gemm(k: KernelBuilder, tile: Tile, endings: Sequence[str] = EPILOGUES) -> None:
+    """Emit `product_<kind>_<ending>(rounded, scales, N, D, weights, start, steps, bias, O, out, thread, threads)`.
+
+    The function computes out = rounded · weightsᵀ + bias, (N, O).
+
+    Args:
+        k: the IR builder.
+        tile: the tile. rounded (N, D) and scales (N,) come from `round_<kind>`; float32 rows are passed unchanged. With
+            AMX, `amx.READABLE_EXTRA_ROWS` rows behind the last one must be readable. weights, start, steps and bias
+            (O,) are those of `NativeLinear`, and O is a multiple of C.
+        endings: the epilogues to emit a function for: "store"; "relu", which applies ReLU; "add", which adds to what
+            out holds; "half", which clamps to float16's range and writes float16.
+    """
+    for ending in endings:
+        for rows in range(1, tile.rows + 1):
+            with k.function(f"tile_{tile.kind}_{ending}_{rows}", *MICRO_KERNEL_TYPES) as arguments:
+                micro_kernel = emit_float_micro_kernel if tile.is_float else _write_tile
+                micro_kernel(k, tile, rows, ending, MicroKernelArguments(*arguments))
+        if tile.amx:
+            amx.emit_blocks(k, tile, ending)
+        _write_product(k, tile, ending)
+
+
+def _write_product(k: KernelBuilder, tile: Tile, ending: str) -> None:
+    """Emit `product_<kind>_<ending>`, in which each thread computes some blocks of outputs."""
+    kinds = (POINTER, POINTER, I64, I64, POINTER, POINTER, POINTER, POINTER, I64, POINTER, I64, I64)
+    with k.function(f"product_{tile.kind}_{ending}", *kinds) as arguments:
+        rounded, scales, rows, width, weights, initial_sums, weight_scales, bias, outputs, out, *share = arguments
+        first, last = k.thread_range(k.build.sdiv(outputs, k.int64(tile.columns)), *share)
+        full_rows = k.mul(k.build.sdiv(rows, k.int64(tile.rows)), tile.rows)
+
+        def arguments_at(row: Value, block: Value) -> MicroKernelArguments:
+            """Return the micro-kernel's arguments for rows from `row` on and a block of outputs."""
+            column = k.mul(block, tile.columns)
+            return MicroKernelArguments(
+                k.element_pointer(rounded, k.mul(row, width, tile.elements_per_activation), tile.element),
+                k.element_pointer(scales, row),
+                width,
+                k.element_pointer(weights, k.mul(column, width), tile.weight),
+                k.element_pointer(initial_sums, column, I32),
+                k.element_pointer(weight_scales, column),
+                k.element_pointer(bias, column),
+                k.element_pointer(out, k.add(k.mul(row, outputs), column), output_type(ending)),
+                outputs,
+            )
+
+        def by_vectors() -> None:
+            """Emit the multiplication by vector instructions."""
+            with k.loop(first, last) as block:
+                with k.loop(0, full_rows, tile.rows) as row:
+                    k.call(f"tile_{tile.kind}_{ending}_{tile.rows}", *arguments_at(row, block))
+                for count in range(1, tile.rows):
+                    has_count = k.build.icmp_signed("==", k.build.sub(rows, full_rows), k.int64(count))
+                    with k.when(has_count):
+                        k.call(f"tile_{tile.kind}_{ending}_{count}", *arguments_at(full_rows, block))
+
+        if not tile.amx:
+            by_vectors()
+            return
+        with k.build.if_else(amx.is_worthwhile(k, tile, rows, width)) as (use_amx, use_vectors):
+            with use_amx:
+                amx.configure(k)
+                with k.loop(first, last) as block:
+                    amx.emit_rows(k, tile, ending, rows, lambda row: arguments_at(row, block))
+                amx.release(k)
+            with use_vectors:
+                by_vectors()
+
+
+def _write_tile(k: KernelBuilder, tile: Tile, rows: int, ending: str, place: MicroKernelArguments) -> None:
+    """Emit the integer micro-kernel: a few rows by one block of C outputs."""
+    starts = [k.load(k.element_pointer(place.start, v * tile.lanes, I32), k.ints) for v in range(tile.vectors)]
+    begin = [k.splat_int(0)] * tile.vectors if tile.elements_per_activation == 2 else starts
+    sums = [[k.variable(start) for start in begin] for _ in range(rows)]
+    like = ir.Constant(k.ints, ir.Undefined)
+    row_width = k.mul(place.width, tile.elements_per_activation)
+    for plane in range(tile.elements_per_activation):
+        with k.loop(0, place.width, tile.group * tile.groups) as first:
+            line = k.element_pointer(place.weights, k.mul(first, tile.columns), I8)
+            weights = [_load_weights(k, tile, line, number) for number in range(tile.groups * tile.vectors)]
+            offset = k.add(k.mul(place.width, plane), first)
+            for row in range(rows):
+                inputs = k.element_pointer(place.rounded, k.add(k.mul(row_width, row), offset), tile.element)
+                spread = [
+                    k.splat(k.load(k.element_pointer(inputs, g * tile.group, tile.element), I32))
+                    for g in range(tile.groups)
+                ]
+                for vector in range(tile.vectors):
+                    total = k.load_variable(sums[row][vector], like)
+                    k.store(_multiply(k, tile, total, spread, weights[vector :: tile.vectors]), sums[row][vector])
+        if tile.elements_per_activation == 2 and plane == 0:
+            for row in range(rows):
+                for vector, start in enumerate(starts):
+                    high = shift_high_half(k, k.load_variable(sums[row][vector], like))
+                    k.store(k.build.add(high, start), sums[row][vector])
+    for row in range(rows):
+        dequantize_and_store(
+            k, place, ending, row, {vector: k.load_variable(sums[row][vector], like) for vector in range(tile.vectors)}
+        )
+
+
+def _load_weights(k: KernelBuilder, tile: Tile, line: Value, number: int) -> Value:
+    """Load the weight vector of this index of a line, widened to 16 bits for `words`."""
+    count = tile.group * k.lanes
+    weights = k.load(k.element_pointer(line, number * count, I8), ir.VectorType(I8, count))
+    return k.build.sext(weights, ir.VectorType(I16, count)) if tile.kind == "words" else weights
+
+
+def _multiply(k: KernelBuilder, tile: Tile, total: Value, inputs: Sequence[Value], weights: Sequence[Value]) -> Value:
+    """Multiply the inputs of all groups by their weights, and add the products to a vector of sums."""
+    groups = [(k.build.bitcast(one, other.type), other) for one, other in zip(inputs, weights, strict=True)]
+    if tile.kind in ("bytes", "halves"):
+        return k.intrinsic(f"llvm.x86.avx512.vpdpbusd.{32 * k.lanes}", k.ints, total, *groups[0])
+    if tile.kind == "sextets":
+        halves = ir.VectorType(I16, 2 * k.lanes)
+        pairs = (k.intrinsic(_BYTES_TO_PAIRS[k.lanes], halves, *group) for group in groups)
+        groups = [(k.build.add(*pairs), ir.Constant(halves, [1] * 2 * k.lanes))]
+    return k.build.add(total, k.intrinsic(_WORDS_TO_SUMS[k.lanes], k.ints, *groups[0]))
+
+
+_BYTES_TO_PAIRS = {8: "llvm.x86.avx2.pmadd.ub.sw", 16: "llvm.x86.avx512.pmaddubs.w.512"}
+_WORDS_TO_SUMS = {8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
+
+
+# --- decode ---
+
+
+_LEAST = 1e-30  # lower bound on an output's greatest weight, against division by zero
+_SLIGHT = 1e-4  # tolerance for float sums in another order, relative to the greatest one
+_LEVELS = 127  # the greatest quantized magnitude of a weight
+INPUT_MULTIPLE = 16
+"""The number of inputs D must be a multiple of this."""
+MIN_INPUTS_FOR_8_BITS = 512
+"""Layers with at least so many inputs D use 8-bit activations: rounding errors of longer sums cancel out."""
+
+
+class NativeLinear(nn.Module):
+    """A linear layer x Wᵀ + b, (…, D) to (…, O), with prepacked weights; inference only.
+
+    Inputs and outputs are float32; the tile determines the format that is multiplied.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, tile: Tile) -> None:
+        """Quantize and pack a float32 matrix (O, D), D a multiple of `MULTIPLE`."""
+        super().__init__()
+        outputs, width = weight.shape
+        padding = -outputs % tile.columns
+        rounded, initial_sums, weight_scales = _round(weight.detach(), tile)
+        grouped = F.pad(rounded, (0, 0, 0, padding)).view(-1, tile.columns, width // tile.group, tile.group)
+        blocks = grouped.permute(0, 2, 1, 3)  # (P / C, D / group, C, group)
+        self.tile = tile
+        self.is_rounded = tile.kind != "floats"
+        """True if inputs and weights are rounded before the multiplication, so that results differ from float32's."""
+        self.outputs, self.width = outputs, width
+        self.padded_outputs = outputs + padding
+        full_bias = torch.zeros(outputs) if bias is None else bias.detach().float()
+        self.weights = nn.Parameter(blocks.contiguous(), requires_grad=False)
+        self.initial_sums = nn.Parameter(F.pad(initial_sums, (0, padding)), requires_grad=False)  # (P,), initial sums
+        self.weight_scales = nn.Parameter(
+            F.pad(weight_scales, (0, padding)), requires_grad=False
+        )  # (P,), scales of the weights
+        self.bias = nn.Parameter(F.pad(full_bias, (0, padding)), requires_grad=False)  # (P,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer; each row's result is independent of the other rows of the batch."""
+        rows = x.reshape(-1, self.width).contiguous()
+        out = rows.new_empty(len(rows), self.padded_outputs)
+        rounded = rows.new_empty(len(rows) + READABLE_EXTRA_ROWS, self.width, dtype=torch.int16)
+        scales = rows.new_empty(len(rows))
+        _linear_kernel(self.tile).run(
+            rows.data_ptr(),
+            len(rows),
+            self.width,
+            rounded.data_ptr(),
+            scales.data_ptr(),
+            *self.addresses(),
+            self.padded_outputs,
+            out.data_ptr(),
+            threads=useful_threads(self._work(rows)),
+        )
+        result: Tensor = out[:, : self.outputs].unflatten(0, x.shape[:-1])
+        return result
+
+    def _work(self, rows: Tensor) -> int:
+        """Return the number of multiply-adds for these rows."""
+        return len(rows) * self.width * self.padded_outputs
+
+    def extra_repr(self) -> str:
+        """Return the sizes and the format that is multiplied."""
+        return f"{self.width}, {self.outputs}, {self.tile.kind}"
+
+    def addresses(self) -> tuple[int, int, int, int]:
+        """Return the addresses of the weights, the initial sums, the weight scales and the bias."""
+        return (
+            self.weights.data_ptr(),
+            self.initial_sums.data_ptr(),
+            self.weight_scales.data_ptr(),
+            self.bias.data_ptr(),
+        )
+
+
+def _round(weight: Tensor, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
+    """Quantize a matrix (O, D) for a tile; returns the matrix, the initial sums (O,) and the weight scales (O,).
+
+    For floating-point tiles the last two are empty.
+    """
+    if tile.is_float:
+        dtype = torch.bfloat16 if tile.kind == "pairs" else torch.float32
+        return weight.to(dtype), torch.empty(0, dtype=torch.int32), torch.empty(0)
+    weight_scales = weight.abs().amax(dim=1).clamp_min(_LEAST).div(_LEVELS)  # (O,)
+    rounded = (weight / weight_scales[:, None]).round().to(torch.int8)
+    return rounded, rounded.sum(dim=1, dtype=torch.int32) * -tile.zero_point, weight_scales
+
+
+class NativeVocabulary(NativeLinear):
+    """A vocabulary projection that recomputes the logits of the likeliest tokens with unrounded weights.
+
+    Decoding needs the greatest logits, whose order rounding would change. With float32 nothing is recomputed.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, tile: Tile) -> None:
+        """Pack the matrix (V, D) and keep a reference to it; models that tie their embeddings hold it anyway."""
+        super().__init__(weight, bias, tile)
+        self.exact_weight = weight
+        self.recomputes_likeliest = self.is_rounded
+        with torch.no_grad():
+            self.bias[self.outputs :] = float("-inf")  # padding outputs are never selected
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits, (…, D) to (…, V); each row's result is independent of the other rows."""
+        logits = super().forward(x)
+        if not self.recomputes_likeliest:
+            return logits
+        rows = x.reshape(-1, self.width).contiguous()
+        _refining_kernel(self.tile).run(
+            rows.data_ptr(),
+            len(rows),
+            self.width,
+            self.exact_weight.data_ptr(),
+            self.bias.data_ptr(),
+            logits.data_ptr(),
+            self.padded_outputs,
+            threads=useful_threads(self._work(rows)),
+        )
+        return logits
+
+
+class BFloat16Vocabulary:
+    """A vocabulary projection in bfloat16 that recomputes the likeliest tokens' logits in float32.
+
+    PyTorch rounds the logits to 8 bits of precision, so many would be equal.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Keep the matrix (V, D), D a multiple of `MULTIPLE`, and the bias (V,), both in bfloat16."""
+        self._weight, self._bias = weight, bias
+        self._exact_bias = weight.new_zeros(len(weight), dtype=torch.float32) if bias is None else bias.float()
+        self._tile = require_integer_tile()
+        self._padded = -(-len(weight) // self._tile.columns) * self._tile.columns  # P
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return float32 logits (…, V) of bfloat16 states (…, D)."""
+        outputs, width = self._weight.shape
+        rows = x.reshape(-1, width).contiguous()
+        rounded = F.linear(rows, self._weight, self._bias)
+        padded_logits = rows.new_empty(len(rows), self._padded, dtype=torch.float32)
+        _widening_kernel(self._tile).run(
+            rows.data_ptr(),
+            len(rows),
+            width,
+            self._weight.data_ptr(),
+            self._exact_bias.data_ptr(),
+            rounded.data_ptr(),
+            outputs,
+            padded_logits.data_ptr(),
+            self._padded,
+            threads=useful_threads(len(rows) * width * outputs),
+        )
+        logits: Tensor = padded_logits[:, :outputs].unflatten(0, x.shape[:-1])
+        return logits
+
+
+for _kind, _more in ((NativeLinear, ()), (NativeVocabulary, ("exact",))):
+    _tensors = ("weights", "start", "steps", "bias", *_more)
+    register_class(_kind, computes=Linear, tensors=_tensors, sizes=("width", "outputs"))
+
+
+def make_int8_linear(weight: Tensor, bias: Tensor | None, use: Use = "layer", /) -> nn.Module:
+    """Create a linear layer on 8-bit weights (implements `quantized.MakeProduct`).
+
+    It runs on the compiled kernels, or on FBGEMM where these do not fit. Six bits per activation suffice only for the
+    vocabulary projection, whose likeliest logits are recomputed; eight bits are too few for the keys and values of the
+    encoder output, and for layers with few inputs (docs/decoding.md).
+    """
+    tile = find_integer_tile()
+    if tile is not None and tile.amx and not amx_matches_vectors(tile):
+        tile = tile._replace(amx=False)
+    if tile is not None and use != "vocabulary":
+        is_enough = use == "layer" and tile.kind == "bytes" and weight.shape[1] >= MIN_INPUTS_FOR_8_BITS
+        tile = tile if is_enough else tile.with_12_bits
+    if tile is None or weight.shape[1] % INPUT_MULTIPLE or weight.shape[1] > tile.max_inputs:
+        return Int8Linear(weight, bias)
+    return (NativeVocabulary if use == "vocabulary" else NativeLinear)(weight, bias, tile)
+
+
+def make_float_linear(tile: Tile) -> MakeProduct:
+    """Return a factory of floating-point linear layers for a tile (bfloat16 or float32); D a multiple of `MULTIPLE`."""
+    if tile.amx and not amx_matches_vectors(tile):
+        tile = tile._replace(amx=False)
+
+    def make(weight: Tensor, bias: Tensor | None, use: Use = "layer", /) -> nn.Module:
+        """Create a linear layer of the tile's format (implements `quantized.MakeProduct`)."""
+        return (NativeVocabulary if use == "vocabulary" else NativeLinear)(weight, bias, tile)
+
+    return make
+
+
+@cache
+def amx_matches_vectors(tile: Tile) -> bool:
+    """Return whether AMX gives the results of vector instructions on this machine, tested once on a small product.
+
+    Integer results must be equal, floats within a tolerance.
+    """
+    numbers = torch.Generator().manual_seed(1)
+    weight, x = torch.randn(100, 192, generator=numbers), torch.randn(53, 192, generator=numbers)
+    if tile.is_float:  # AMX adds in another order
+        actual, expected = (NativeLinear(weight, None, each)(x) for each in (tile, tile._replace(amx=False)))
+        return bool((actual - expected).abs().max() < _SLIGHT * expected.abs().max())
+    tiles = [each_tile._replace(rows=1) for each_tile in (tile, tile.with_12_bits)]  # less code to compile
+    return all(
+        torch.equal(
+            NativeLinear(weight, None, each_tile)(x), NativeLinear(weight, None, each_tile._replace(amx=False))(x)
+        )
+        for each_tile in tiles
+    )
+
+
+@cache
+def _linear_kernel(tile: Tile) -> CompiledKernel:
+    """Compile `linear(x, N, D, rounded, scales, weights, start, steps, bias, P, out)`, a whole linear layer."""
+    k = new_builder("linear", tile)
+    emit_gemm(k, tile, ("store",))
+    with kernel(k, "linear", 11) as (numbers, thread, threads):
+        x, rows, width, rounded, scales, weights, initial_sums, weight_scales, bias, outputs, out = numbers
+        pointers: list[Value] = [k.pointer(each) for each in (rounded, scales)]
+        if tile.kind == "floats":
+            pointers[0] = k.pointer(x)
+        else:
+            emit_quantization(k, tile)
+            k.call(f"round_{tile.kind}", k.pointer(x), rows, width, *pointers, thread, threads)
+            k.barrier(threads)
+        parameters = [k.pointer(each) for each in (weights, initial_sums, weight_scales, bias)]
+        k.call(
+            f"product_{tile.kind}_store", *pointers, rows, width, *parameters, outputs, k.pointer(out), thread, threads
+        )
+    return compile_kernels(k, ("linear",))["linear"]
+
+
+@cache
+def _refining_kernel(tile: Tile) -> CompiledKernel:
+    """Compile `refine_rows(x, N, D, weights, bias, logits, P)`, which runs `lines.emit_refinement`."""
+    k = new_builder("refining", tile)
+    emit_refinement(k, tile.vectors)
+    with kernel(k, "refine_rows", 7) as (numbers, thread, threads):
+        x, rows, width, weights, bias, logits, stride = numbers
+        parameters = [k.pointer(each) for each in (weights, bias, logits)]
+        k.call("refine", k.pointer(x), rows, width, *parameters, stride, thread, threads)
+    return compile_kernels(k, ("refine_rows",))["refine_rows"]
+
+
+@cache
+def _widening_kernel(tile: Tile) -> CompiledKernel:
+    """Compile `widen_rows(x, N, D, weights, bias, rounded, V, logits, P)`; see `emit_bfloat16_refinement`."""
+    k = new_builder("widening", tile)
+    emit_bfloat16_refinement(k, tile.vectors)
+    with kernel(k, "widen_rows", 9) as (numbers, thread, threads):
+        x, rows, width, weights, bias, rounded, outputs, logits, stride = numbers
+        parameters = [k.pointer(each) for each in (weights, bias, rounded)]
+        k.call("widen", k.pointer(x), rows, width, *parameters, outputs, k.pointer(logits), stride, thread, threads)
+    return compile_kernels(k, ("widen_rows",))["widen_rows"]

@@ -1,0 +1,491 @@
+"""Pack bfloat16 matrices for AMX in blocks of 32 rows, of which all columns are read before the next block.
+
+A row of a large matrix fills a page of memory. Reading a few columns of all rows would touch every page, and touch it
+again for the next columns. The pages of a block are few enough for the TLB.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import reduce
+from itertools import product
+from typing import Any, NamedTuple
+
+from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+from transduce.kernels.cpu.decode_rows import transpose
+from transduce.kernels.cpu.gemm import amx
+from transduce.kernels.cpu.jit.ir_builder import F32, I8, I16, I32, I64, POINTER, VOID, KernelBuilder, Value
+
+# --- pair packing ---
+# Pack matrices for the GEMM kernels of training: bfloat16 for `vpdpbf16ps` and AMX's `tdpbf16ps`, or float32.
+# The bfloat16 instructions add two products to each sum. So two neighbors along the summed dimension are stored
+# together: a *pair* of 32 bits. In float32 a single number takes the place of a pair. A *panel* is a block of
+# columns of a matrix whose rows are summed over. It stores the pairs of the first two rows, one for each column,
+# then those of the next two rows; in float32 it stores row after row.
+
+
+_AHEAD = 8  # prefetch distance in rows
+_STRIP = 4  # vectors of columns that a thread packs at a time
+_LINE_BYTES = 64  # of a cache line
+
+
+class GemmLayout(NamedTuple):
+    """Block sizes of the training GEMM, for one kind of registers and elements."""
+
+    panel: int
+    """Columns per panel, a whole number of vectors; the last panel of a matrix may have fewer."""
+    tile_rows: int
+    """Rows per tile, that is per register block."""
+    min_rows: int
+    """The minimum number of rows of a product."""
+    row_multiple: int
+    """The number of summed rows is padded with zeros to a multiple of this."""
+    block: int
+    """Pairs in a block of left-hand rows.
+
+    A block fits in a cache beside a panel, and is multiplied by all panels in turn.
+    """
+    depth: int
+    """Pairs per pass over a block of sums, a multiple of `together`."""
+    sum_tiles: int
+    """Row tiles per block of sums; they span whole vectors of rows.
+
+    All pairs are added to a block of sums before the next block starts.
+    """
+    kind: Any = I16
+    """The element type: I16 for bfloat16, or F32."""
+
+    @property
+    def group(self) -> int:
+        """Elements per pair."""
+        return 1 if self.kind == F32 else 2
+
+    @property
+    def block_bytes(self) -> int:
+        """The packed size in bytes of the rows of one block of sums, for one pass of `depth` pairs."""
+        return self.sum_tiles * self.tile_rows * self.depth * 4
+
+    @property
+    def bytes(self) -> int:
+        """The size of an element in bytes."""
+        return 4 // self.group
+
+
+AVX512_LAYOUT = GemmLayout(panel=48, tile_rows=8, min_rows=8, row_multiple=8, block=1 << 16, depth=1 << 8, sum_tiles=32)
+"""The layout for AVX-512: 24 of the 32 registers hold sums."""
+AMX = GemmLayout(panel=32, tile_rows=32, min_rows=16, row_multiple=32, block=1 << 17, depth=1 << 8, sum_tiles=8)
+"""The layout for AMX: four of the eight tile registers hold 16 × 16 sums each."""
+
+
+class Matrix(NamedTuple):
+    """A row-major matrix without gaps between its rows."""
+
+    place: Value
+    """Pointer to the first element."""
+    rows: Value
+    columns: Value
+
+
+class Gradient(NamedTuple):
+    """The gradient with respect to a layer's output."""
+
+    matrix: Matrix
+    sums: Value
+    """The address of float32 column sums, to which packing adds each column; 0: none."""
+
+
+class TileRange(NamedTuple):
+    """A half-open range of row tiles, [first, last)."""
+
+    first: Value
+    last: Value
+
+
+class PairRange(NamedTuple):
+    """A range of pairs along the summed dimension."""
+
+    first: Value
+    count: Value
+
+
+class Packer:
+    """An emitter of the code that packs matrices into panels, shared among the threads."""
+
+    def __init__(self, k: KernelBuilder, layout: GemmLayout, thread: Value, threads: Value) -> None:
+        self.k, self.layout, self.thread, self.threads = k, layout, thread, threads
+
+    def pack_transposed(self, matrix: Matrix, to: Value) -> None:
+        """Pack a matrix whose columns are summed over: its rows become the columns of panels."""
+        k, lanes = self.k, self.k.lanes
+        pairs = k.build.sdiv(matrix.columns, k.int64(self.layout.group))
+        first, last = k.thread_range(k.build.sdiv(matrix.rows, k.int64(lanes)), self.thread, self.threads)
+        with k.loop(k.mul(first, lanes), k.mul(last, lanes), lanes) as row:
+            target, width = self._target(to, row, matrix.rows, pairs)
+            with k.loop(0, pairs, lanes) as pair:
+                square = []
+                for n in range(lanes):
+                    offset = k.add(k.mul(k.add(row, n), pairs), pair)
+                    square.append(k.load(k.element_pointer(matrix.place, offset, I32), k.ints))
+                for n, vector in enumerate(transpose(k, square)):
+                    k.store(vector, k.element_pointer(target, k.mul(k.add(pair, n), width), I32))
+
+    def pack(self, matrix: Matrix, to: Value) -> None:
+        """Pack a matrix whose rows are summed over."""
+        k = self.k
+        pairs = self.pairs_of(matrix.rows)
+        first, last = k.thread_range(k.build.sdiv(matrix.columns, k.int64(k.lanes)), self.thread, self.threads)
+        for columns in self._each_strip(first, last):
+            targets = [self._target(to, column, matrix.columns, pairs) for column in columns]
+            with k.loop(0, pairs) as pair:
+                rows = self._rows_of(pair)
+                self._fetch(matrix, rows, columns)
+                for column, (target, width) in zip(columns, targets, strict=True):
+                    values = [self._load(matrix.place, matrix, row, column) for row in rows]
+                    k.store(self._join(values), k.element_pointer(target, k.mul(pair, width), I32))
+
+    def pack_gradient(self, given: Gradient, tiles: TileRange, span: PairRange, to: Value) -> None:
+        """Pack the columns of some tiles of a gradient as left-hand rows, and add them to `given.sums`.
+
+        Each tile stores its first pairs, then its next ones. Columns span whole vectors. Rows behind the gradient's
+        last one count as zeros.
+        """
+        k, matrix, tile_rows = self.k, given.matrix, self.layout.tile_rows
+        start, stop = (k.build.sdiv(k.mul(each, tile_rows), k.int64(k.lanes)) for each in tiles)
+        for columns in self._each_strip(start, stop):
+            sums = [k.variable(k.splat(0.0)) for _ in columns]
+            with k.loop(0, span.count) as pair:
+                rows = self._rows_of(k.add(span.first, pair))
+                self._fetch(matrix, rows, columns)
+                for column, total in zip(columns, sums, strict=True):
+                    joined = self._join_and_sum([self._load(matrix.place, matrix, row, column) for row in rows], total)
+                    for first in range(0, k.lanes, tile_rows):
+                        numbers = ir.Constant(ir.VectorType(I32, tile_rows), list(range(first, first + tile_rows)))
+                        number = k.build.sub(k.add(column, first), k.mul(tiles.first, tile_rows))
+                        offset = k.add(k.mul(number, span.count), k.mul(pair, tile_rows))
+                        k.store(k.build.shuffle_vector(joined, joined, numbers), k.element_pointer(to, offset, I32))
+            with k.when(k.is_nonzero(given.sums)):
+                for column, total in zip(columns, sums, strict=True):
+                    self._add_sums(given, column, total)
+
+    def _add_sums(self, given: Gradient, column: Value, total: Value) -> None:
+        """Add the sums of a vector of columns to the gradient's column sums."""
+        k = self.k
+        pointer = k.element_pointer(k.pointer(given.sums), column)
+        k.store(k.build.fadd(k.load_floats(pointer), k.load_variable(total, k.splat(0.0))), pointer)
+
+    def _join_and_sum(self, values: list[Value], total: Value) -> Value:
+        """Join one or two vectors to pairs, and add them to the sums of their columns."""
+        k = self.k
+        floats = (
+            values if self.layout.kind == F32 else [k.build.bitcast(self._widen(each), k.floats) for each in values]
+        )
+        k.store(k.build.fadd(k.load_variable(total, floats[0]), reduce(k.build.fadd, floats)), total)
+        return self._join(values)
+
+    def pairs_of(self, rows: Value) -> Value:
+        """Return the number of pairs of `rows` summed rows, padding included."""
+        k, row_multiple = self.k, self.layout.row_multiple
+        groups = k.build.sdiv(k.add(rows, row_multiple - 1), k.int64(row_multiple))
+        return k.mul(groups, row_multiple // self.layout.group)
+
+    def _each_strip(self, first: Value, last: Value) -> Iterator[list[Value]]:
+        """Emit loops over the vectors in [first, last), several at a time; yields the first column of each vector."""
+        k, start = self.k, first
+        for count in (_STRIP, 1):
+            rest = k.build.srem(k.build.sub(last, start), k.int64(count))
+            stop = k.build.sub(last, rest)
+            with k.loop(start, stop, count) as number:
+                yield [k.mul(k.add(number, n), k.lanes) for n in range(count)]
+            start = stop
+
+    def _target(self, to: Value, column: Value, columns: Value, pairs: Value) -> tuple[Value, Value]:
+        """Return a pointer to a column's first pair in its panel, and the number of columns of that panel."""
+        k, panel = self.k, self.layout.panel
+        start = k.mul(k.build.sdiv(column, k.int64(panel)), panel)
+        width = k.minimum(k.build.sub(columns, start), k.int64(panel))
+        return k.element_pointer(to, k.add(k.mul(start, pairs), k.build.sub(column, start)), I32), width
+
+    def _rows_of(self, pair: Value) -> list[Value]:
+        """Return the indices of the rows whose elements make up a pair."""
+        k, group = self.k, self.layout.group
+        return [k.add(k.mul(pair, group), number) for number in range(group)]
+
+    def _is_row(self, matrix: Matrix, row: Value) -> Value:
+        """Return the condition that a row exists."""
+        return self.k.build.icmp_signed("<", row, matrix.rows)
+
+    def _pointer(self, place: Value, matrix: Matrix, row: Value, column: Value) -> Value:
+        """Return a pointer to an element of a matrix."""
+        return self.k.element_pointer(place, self.k.add(self.k.mul(row, matrix.columns), column), self.layout.kind)
+
+    def _load(self, place: Value, matrix: Matrix, row: Value, column: Value) -> Value:
+        """Load a vector of a row without conversion; zeros behind the last row."""
+        k = self.k
+        kind = ir.VectorType(self.layout.kind, k.lanes)
+        safe_row = k.minimum(row, k.add(matrix.rows, -1))
+        value = k.load(self._pointer(place, matrix, safe_row, column), kind)
+        return k.build.select(self._is_row(matrix, row), value, ir.Constant(kind, None))
+
+    def _fetch(self, matrix: Matrix, rows: list[Value], columns: list[Value]) -> None:
+        """Prefetch what is read `_AHEAD` rows below: rows are too far apart for the hardware prefetcher."""
+        k = self.k
+        for row, column in product(rows, columns[:: _LINE_BYTES // (k.lanes * self.layout.bytes)]):
+            k.prefetch(self._pointer(matrix.place, matrix, k.add(row, _AHEAD), column))
+
+    def _widen(self, value: Value) -> Value:
+        """Convert bfloat16 bits to float32 bits."""
+        return self.k.build.shl(self.k.build.zext(value, self.k.ints), self.k.splat_int(16))
+
+    def _join(self, values: list[Value]) -> Value:
+        """Join one vector of float32, or two of bfloat16, to a vector of pairs."""
+        k = self.k
+        if self.layout.kind == F32:
+            return k.build.bitcast(values[0], k.ints)
+        low, high = values
+        return k.build.or_(k.build.zext(low, k.ints), self._widen(high))
+
+
+# --- amx panels ---
+# Emit the AMX multiplication of some rows by one panel of columns, tile after tile (used by `amx_products.py`).
+# Sums are stored to a buffer, from which vector instructions finish them while AMX multiplies the next tile. The
+# next panel is meanwhile prefetched into the L2 cache.
+
+
+PART_ROWS = amx.REGISTER_ROWS
+"""Rows of a part of a tile, which is one tile register."""
+TILE_ROWS = AMX.tile_rows
+TILE = TILE_ROWS * AMX.panel
+"""Sums in a tile."""
+STEP = 16
+"""Pairs per row of a tile register."""
+PARTS = TILE_ROWS // PART_ROWS
+AMX_VECTORS = AMX.panel // PART_ROWS
+"""Vectors of columns in a panel."""
+_LEFT, _PANEL = 4, 6  # indices of the first such tile registers; those of sums are 0 to 3
+
+
+class PanelArguments(NamedTuple):
+    """Arguments of a function that multiplies row tiles by one panel."""
+
+    left: Value
+    """Pointer to the first tile's rows."""
+    tile_bytes: Value
+    """Bytes from one tile's rows to the next tile's."""
+    part_bytes: Value
+    """Bytes from one 16-row part of a tile to the next."""
+    row_bytes: Value
+    """Bytes from one row to the next."""
+    step_bytes: Value
+    """Bytes from 16 pairs to the next 16 pairs."""
+    panel: Value
+    """Pointer to the packed columns."""
+    depth: Value
+    """The number of pairs to sum."""
+    partial_sums: Value
+    """Pointer to partial sums of all tiles, between two spans of pairs."""
+    is_first_span: Value
+    """Whether this is the first span, so that there are no partial sums yet: 0 or 1."""
+    is_last_span: Value
+    """Whether this is the last span, so that sums are finished: 0 or 1."""
+    out: Value
+    """Pointer to the panel's first column in the first row of the result."""
+    stride: Value
+    """Columns of a row of the result."""
+    rows: Value
+    """Rows of the result."""
+    first: Value
+    """The first row tile."""
+    last: Value
+    """The row tile at which to stop (exclusive)."""
+    step: Value
+    """The step from one row tile to the next."""
+    prefetched: Value
+    """Pointer to what is multiplied next, for prefetching."""
+
+
+PANEL_TYPES: tuple[Any, ...] = (POINTER, *[I64] * 4, POINTER, I64, POINTER, I64, I64, POINTER, *[I64] * 5, POINTER)
+"""The LLVM types of `PanelArguments`' fields."""
+
+
+class EpilogueEmitter(NamedTuple):
+    """The code that an epilogue emits."""
+
+    fetch: Callable[[Value], None]
+    """Emit prefetches while a tile is multiplied, given the offset from `out` of a row's first element."""
+    row: Callable[[Value, Value], None]
+    """Emit the epilogue of a row, given a pointer to its sums and the offset of its first element."""
+
+
+def emit_panels(k: KernelBuilder, args: PanelArguments, ends: EpilogueEmitter) -> None:
+    """Emit the multiplication of all row tiles by a panel.
+
+    A 16-row part of a tile that would reach behind the last row starts earlier and recomputes some rows.
+    """
+    panels = _Panels(k, args, ends)
+    with k.loop(args.first, args.last, args.step) as number:
+        panels.write_tile(number)
+    panels.finish_rows(k.int64(0), k.int64(TILE_ROWS))
+
+
+class _Panels:
+    """An emitter of the tiles of one panel, which keeps track of the previous tile's unfinished sums."""
+
+    def __init__(self, k: KernelBuilder, args: PanelArguments, ends: EpilogueEmitter) -> None:
+        self.k, self.given, self.is_last_span = k, args, ends
+        with k.build.goto_entry_block():
+            self.made = k.build.alloca(ir.ArrayType(F32, 2 * TILE))  # double buffer of a tile's sums
+            self.made.align = amx.REGISTER_BYTES
+        none = k.int64(0)
+        self.side, self.rows_made, self.fetched = (k.variable(none) for _ in range(3))
+        self.parts_made = [k.variable(none) for _ in range(PARTS)]
+        steps = k.build.sdiv(args.depth, k.int64(STEP))
+        self.rows_each = k.build.sdiv(k.add(steps, TILE_ROWS - 1), steps)
+        tiles = k.build.sub(args.last, args.first)
+        lines = STEP * AMX.panel * 4 // amx.REGISTER_BYTES  # cache lines of a panel per step
+        self.bytes_each = k.mul(k.build.sdiv(k.add(tiles, lines - 1), tiles), amx.REGISTER_BYTES)
+
+    def write_tile(self, number: Value) -> None:
+        """Emit the multiplication of a tile, during which the previous tile is finished."""
+        k, args = self.k, self.given
+        count = k.build.sub(number, args.first)
+        partial_sums = k.element_pointer(args.partial_sums, k.mul(count, TILE))
+        registers = [(n, k.element_pointer(partial_sums, n * TILE // 4)) for n in range(PARTS * AMX_VECTORS)]
+        with k.build.if_else(k.is_nonzero(args.is_first_span)) as (new, more):
+            with new:
+                for n, _ in registers:
+                    amx.zero(k, n)
+            with more:
+                for n, pointer in registers:
+                    amx.load(k, n, pointer, k.int64(amx.REGISTER_BYTES))
+        last = k.build.sub(args.rows, k.int64(PART_ROWS))
+        parts = [k.minimum(k.add(k.mul(number, TILE_ROWS), part * PART_ROWS), last) for part in range(PARTS)]
+        steps = k.build.sdiv(count, args.step)
+        self._multiply(k.element_pointer(args.left, k.mul(steps, args.tile_bytes), I8), parts)
+        with k.build.if_else(k.is_nonzero(args.is_last_span)) as (is_finished, is_partial):
+            with is_finished:
+                for n, _ in registers:
+                    offset = n // AMX_VECTORS * PART_ROWS * AMX.panel + n % AMX_VECTORS * k.lanes
+                    pointer = k.element_pointer(self.made, k.add(k.load_variable(self.side, count), offset))
+                    amx.store(k, n, pointer, AMX.panel * 4)
+                k.store(k.build.sub(k.int64(TILE), k.load_variable(self.side, count)), self.side)
+                k.store(k.int64(TILE_ROWS), self.rows_made)
+                for variable, part in zip(self.parts_made, parts, strict=True):
+                    k.store(part, variable)
+            with is_partial:
+                for n, pointer in registers:
+                    amx.store(k, n, pointer)
+
+    def _multiply(self, left: Value, parts: list[Value]) -> None:
+        """Emit the sums of a tile; after every 16 pairs some rows of the previous tile are finished."""
+        k, args = self.k, self.given
+        with k.loop(0, k.build.sdiv(args.depth, k.int64(STEP))) as step:
+            for vector in range(AMX_VECTORS):
+                pointer = k.element_pointer(args.panel, k.add(k.mul(step, STEP * AMX.panel), vector * k.lanes), I32)
+                amx.load(k, _PANEL + vector, pointer, k.int64(AMX.panel * 4))
+            for part in range(PARTS):
+                pointer = k.element_pointer(left, k.add(k.mul(step, args.step_bytes), k.mul(args.part_bytes, part)), I8)
+                amx.load(k, _LEFT + part, pointer, args.row_bytes, once=True)
+                for vector in range(AMX_VECTORS):
+                    registers = (AMX_VECTORS * part + vector, _LEFT + part, _PANEL + vector)
+                    k.intrinsic("llvm.x86.tdpbf16ps", VOID, *map(amx.register, registers))
+            amx.prefetch_next(k, args.prefetched, self.fetched, self.bytes_each)
+            first = k.mul(step, self.rows_each)
+            last = k.add(first, self.rows_each)
+            self._fetch_rows(parts, first, last)
+            self.finish_rows(first, last)
+
+    def _fetch_rows(self, parts: list[Value], first: Value, last: Value) -> None:
+        """Prefetch what the epilogue of the current tile will need."""
+        k = self.k
+        with k.loop(first, k.minimum(last, k.mul(self.given.is_last_span, TILE_ROWS))) as row:
+            self.is_last_span.fetch(self._place_of(parts, row))
+
+    def _place_of(self, parts: list[Value], row: Value) -> Value:
+        """Return the offset of the first element of a tile's row in the result."""
+        k = self.k
+        is_first = k.build.icmp_signed("<", row, k.int64(PART_ROWS))
+        start = k.build.select(is_first, parts[0], k.add(parts[1], -PART_ROWS))
+        return k.mul(self.given.stride, k.add(start, row))
+
+    def finish_rows(self, first: Value, last: Value) -> None:
+        """Emit the epilogue of rows [first, last) of the previous tile."""
+        k, none = self.k, self.k.int64(0)
+        sums = k.element_pointer(self.made, k.build.sub(k.int64(TILE), k.load_variable(self.side, none)))
+        parts = [k.load_variable(variable, none) for variable in self.parts_made]
+        with k.loop(first, k.minimum(last, k.load_variable(self.rows_made, none))) as row:
+            self.is_last_span.row(k.element_pointer(sums, k.mul(row, AMX.panel)), self._place_of(parts, row))
+
+
+# --- packing ---
+
+
+_APART = 4  # distance of rows that are read at once: several streams use more memory bandwidth
+
+
+class AmxPacker(Packer):
+    """A `Packer` that works by blocks of rows; the number of columns is a multiple of a panel's."""
+
+    def pack(self, matrix: Matrix, to: Value) -> None:
+        """Pack a matrix whose rows are summed over."""
+        k, panel = self.k, self.layout.panel
+        pairs = self.pairs_of(matrix.rows)
+        with k.loop(0, pairs, k.lanes) as first, self._each_panel(matrix) as column:
+            target = k.element_pointer(to, k.mul(column, pairs), I32)
+            for pair in (k.add(first, n) for n in range(k.lanes)):
+                for start in range(0, panel, k.lanes):
+                    vector_column = k.add(column, start)
+                    values = [self._load(matrix.place, matrix, row, vector_column) for row in self._rows_of(pair)]
+                    k.store(self._join(values), k.element_pointer(target, k.add(k.mul(pair, panel), start), I32))
+
+    def pack_rows(self, matrix: Matrix, tiles: TileRange, span: PairRange, to: Value) -> None:
+        """Pack rows of some tiles, for a span of pairs: for every 16 pairs, one tile register per 16 rows of a tile.
+
+        A 16-row part that would reach behind the last row starts earlier.
+        """
+        k = self.k
+        pairs = k.build.sdiv(matrix.columns, k.int64(2))
+        last = k.build.sub(matrix.rows, k.int64(PART_ROWS))
+        with k.loop(*tiles) as tile, k.loop(0, _APART) as first:
+            target = self._tile(to, tile, tiles, span)
+            rows = []
+            for number in range(0, TILE_ROWS, _APART):
+                part, row = divmod(number, PART_ROWS)
+                start = k.minimum(k.add(k.mul(tile, TILE_ROWS), part * PART_ROWS), last)
+                rows.append(k.add(k.mul(k.add(start, first, row), pairs), span.first))
+            with k.loop(0, span.count, k.lanes) as pair:
+                for number, row_start in enumerate(rows):
+                    value = k.load(k.element_pointer(matrix.place, k.add(row_start, pair), I32), k.ints)
+                    offset = k.mul(k.add(first, number * _APART), k.lanes)
+                    k.store(value, k.element_pointer(target, k.add(offset, k.mul(pair, TILE_ROWS)), I32))
+
+    def pack_gradient(self, given: Gradient, tiles: TileRange, span: PairRange, to: Value) -> None:
+        """Pack the columns of some tiles of a gradient as tile registers, and add them to `given.sums`.
+
+        As in `pack_rows`, but the rows of the gradient are summed over.
+        """
+        k, matrix = self.k, given.matrix
+        with k.loop(0, span.count, k.lanes) as first, k.loop(*tiles) as tile:
+            target = k.element_pointer(self._tile(to, tile, tiles, span), k.mul(first, TILE_ROWS), I32)
+            for part in range(TILE_ROWS // PART_ROWS):
+                column, total = k.add(k.mul(tile, TILE_ROWS), part * PART_ROWS), k.variable(k.splat(0.0))
+                square = []
+                for pair in (k.add(span.first, first, n) for n in range(k.lanes)):
+                    values = [self._load(matrix.place, matrix, row, column) for row in self._rows_of(pair)]
+                    square.append(self._join_and_sum(values, total))
+                for n, vector in enumerate(transpose(k, square)):
+                    k.store(vector, k.element_pointer(target, (part * PART_ROWS + n) * k.lanes, I32))
+                with k.when(k.is_nonzero(given.sums)):
+                    self._add_sums(given, column, total)
+
+    def _tile(self, to: Value, tile: Value, tiles: TileRange, span: PairRange) -> Value:
+        """Return a pointer to a tile's packed rows."""
+        k = self.k
+        return k.element_pointer(to, k.mul(k.build.sub(tile, tiles.first), span.count, TILE_ROWS), I32)
+
+    @contextmanager
+    def _each_panel(self, matrix: Matrix) -> Iterator[Value]:
+        """Emit a loop over the thread's share of panels; yields each panel's first column."""
+        k, panel = self.k, self.layout.panel
+        first, last = k.thread_range(k.build.sdiv(matrix.columns, k.int64(panel)), self.thread, self.threads)
+        with k.loop(k.mul(first, panel), k.mul(last, panel), panel) as column:
+            yield column

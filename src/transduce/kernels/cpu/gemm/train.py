@@ -1,0 +1,361 @@
+"""Emit the training GEMM for float32, for processors without faster formats.
+
+A library's float32 GEMM does not fuse biases, ReLU or the summation of gradients, each of which takes a pass of its
+own. These kernels fuse them and multiply as fast (docs/benchmarks.md).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+from transduce.kernels.cpu.gemm.packing import AVX512_LAYOUT, GemmLayout, Gradient, Packer, PairRange, TileRange
+from transduce.kernels.cpu.jit.ir_builder import F32, I8, I16, I32, I64, POINTER, BFloat, KernelBuilder, Value
+
+# --- pair products ---
+# Emit the training GEMM for bfloat16, with the instruction that adds two products to each of 16 sums
+# (`vpdpbf16ps`).
+# A *tile* is a block of rows by one panel of columns: 24 vectors of sums in registers, to which each pair along the
+# summed dimension is added. `amx_products.py` has the tiles for AMX, `plain_products.py` those for float32.
+
+
+_UNROLLED = 4  # pairs per loop iteration
+
+Epilogue = Literal["bias", "add", "mix"]
+"""Epilogues of a tile.
+
+* `bias`: sums start with a bias; the result is cast to the element type, clamped from below, and set to zero where a
+  ReLU was closed;
+* `add`: sums are added to a float32 matrix;
+* `mix`: the sums times a factor plus another matrix times a factor, as bfloat16.
+"""
+
+ENDINGS: dict[Epilogue, tuple[Any, ...]] = {"bias": (I64, F32, I64, I64, I64), "add": (), "mix": (I64, F32, F32)}
+"""The LLVM types of the arguments of a tile's epilogue, as described in `Product.values`."""
+
+
+TILE_TYPES: tuple[Any, ...] = (POINTER, POINTER, I64, POINTER, I64)
+"""The LLVM types of a tile function's first arguments: rows, panel, number of pairs, result, columns per result row."""
+
+
+def multiply_pairs(k: KernelBuilder, total: Value, one: Value, other: Value) -> Value:
+    """Add to each 32-bit sum the two products of a bfloat16 pair of one vector and the same pair of the other."""
+    pairs = (k.build.bitcast(value, ir.VectorType(BFloat(), 2 * k.lanes)) for value in (one, other))
+    return k.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", k.floats, total, *pairs)
+
+
+class Gemm(NamedTuple):
+    """A matrix multiplication: rows times packed columns."""
+
+    left: Value
+    """Pointer to the rows, without gaps; for the ending `add`, to a gradient whose columns are the rows."""
+    rows: Value
+    panels: Value
+    """Pointer to the packed columns."""
+    columns: Value
+    pairs: Value
+    """Pairs along the summed dimension."""
+    out: Value
+    """The address of the result, (rows, columns)."""
+    ending: Epilogue
+    values: tuple[Value, ...] = ()
+    """The epilogue's arguments.
+
+    * `bias`: the address of the bias (0: none); the lower bound, float32; whether to use non-temporal stores where
+      supported; and two addresses of bit arrays with one bit per element of the result (0: none). The first is set to 1
+      where the result is positive, the second makes the result zero where its bit is 0.
+    * `mix`: the address of a matrix of the result's shape (0: none), that matrix's factor, and the factor of the sums.
+    """
+    scratch: Value | None = None
+    """The address of scratch space, `GemmEmitter.thread_bytes` for each thread."""
+
+
+class GemmEmitter:
+    """An emitter of the tile functions of a layout, and of the loops over tiles of whole matrix multiplications."""
+
+    layout: GemmLayout = AVX512_LAYOUT
+    """Block sizes."""
+    packer: type[Packer] = Packer
+    """The class that packs matrices for this layout."""
+    thread_bytes = AVX512_LAYOUT.block_bytes
+    """The scratch space in bytes that each thread needs in `Product.room`."""
+
+    def __init__(self, k: KernelBuilder, *endings: Epilogue) -> None:
+        """Emit the tile functions of these epilogues, for panels of every width."""
+        self.k = k
+        for ending in endings:
+            for width in (*self._narrow_panels(), self.layout.panel):
+                self._write_tile(ending, width // k.lanes)
+
+    def multiply(self, gemm: Gemm, thread: Value, threads: Value) -> None:
+        """Emit a matrix multiplication, in which each thread computes some rows.
+
+        A thread multiplies a block of rows, which fits in a cache beside a panel, by all panels before it turns to the
+        next block.
+        """
+        k, tile_rows = self.k, self.layout.tile_rows
+        first, last = self._own_tiles(gemm, thread, threads)
+        block = k.build.sdiv(k.int64(self.layout.block // tile_rows), gemm.pairs)
+        block = k.build.select(k.build.icmp_signed("<", block, k.int64(1)), k.int64(1), block)
+        with k.loop(first, last, block) as start:
+            stop = k.minimum(k.add(start, block), last)
+            self._each_panel(gemm, lambda _: (start, stop, 1))
+
+    def _own_tiles(self, gemm: Gemm, thread: Value, threads: Value) -> tuple[Value, Value]:
+        """Return the thread's range of row tiles."""
+        k, tile_rows = self.k, self.layout.tile_rows
+        return k.thread_range(k.build.sdiv(k.add(gemm.rows, tile_rows - 1), k.int64(tile_rows)), thread, threads)
+
+    def accumulate_gradient(self, gemm: Gemm, given: Gradient, thread: Value, threads: Value) -> None:
+        """Emit out += gradientᵀ · panels, and add the gradient's column sums where these are requested.
+
+        For each block of gradient columns, a thread packs `layout.depth` pairs into its scratch space, and multiplies
+        them by all panels. One cache level holds the packed pairs, another a panel.
+        """
+        k, layout = self.k, self.layout
+        each = k.lanes // layout.tile_rows  # tiles of a vector of columns
+        first, last = k.thread_range(k.build.sdiv(gemm.rows, k.int64(k.lanes)), thread, threads)
+        packer = self.packer(k, layout, thread, threads)
+        scratch = k.pointer(k.add(gemm.scratch, k.mul(thread, self.thread_bytes)))
+        rows = k.loop(k.mul(first, each), k.mul(last, each), layout.sum_tiles)
+        is_asked = k.build.or_(k.is_nonzero(gemm.out), k.is_nonzero(given.sums))
+        with k.when(is_asked), rows as start, k.loop(0, gemm.pairs, layout.depth) as pair:
+            tiles = TileRange(start, k.minimum(k.add(start, layout.sum_tiles), k.mul(last, each)))
+            span = PairRange(pair, k.minimum(k.int64(layout.depth), k.build.sub(gemm.pairs, pair)))
+            packer.pack_gradient(given, tiles, span, scratch)
+            offset = k.build.neg(k.mul(start, layout.tile_rows, span.count))
+            with k.when(k.is_nonzero(gemm.out)):
+                self._each_panel(
+                    gemm._replace(left=k.element_pointer(scratch, offset, I32)), lambda _: (*tiles, 1), span
+                )
+
+    def multiply_lower_triangle(self, gemm: Gemm, thread: Value, threads: Value) -> None:
+        """Emit the part of a square result on and below the diagonal.
+
+        Tiles on the diagonal also compute some elements above it. Threads take tiles in turns. The number of rows is a
+        multiple of a tile's.
+        """
+        k, tile_rows = self.k, self.layout.tile_rows
+        tiles = k.build.sdiv(gemm.rows, k.int64(tile_rows))
+
+        def thread_tiles(column: Value) -> tuple[Value, Value, Value]:
+            """Return (first, last, step) of this thread's row tiles from the diagonal on, for a panel's column."""
+            first = k.build.sdiv(column, k.int64(tile_rows))
+            offset = k.build.srem(k.add(k.build.sub(thread, first), k.mul(threads, tiles)), threads)
+            return k.add(first, offset), tiles, threads
+
+        self._each_panel(gemm, thread_tiles)
+
+    def _each_panel(
+        self,
+        gemm: Gemm,
+        tiles: Callable[[Value], tuple[Value, Value, Value | int]],
+        span: PairRange | None = None,
+    ) -> None:
+        """Emit a loop over all panels.
+
+        `tiles` returns (first, last, step) of the row tiles to multiply, for a panel's first column.
+        """
+        k, panel = self.k, self.layout.panel
+        span = span or PairRange(k.int64(0), gemm.pairs)
+        full_end = k.mul(k.build.sdiv(gemm.columns, k.int64(panel)), panel)
+        with k.loop(0, full_end, panel) as column:
+            self._panel(gemm, tiles(column), column, panel, span)
+        for width in self._narrow_panels():
+            with k.when(k.build.icmp_signed("==", k.build.sub(gemm.columns, full_end), k.int64(width))):
+                self._panel(gemm, tiles(full_end), full_end, width, span)
+
+    def _narrow_panels(self) -> Sequence[int]:
+        """Return the widths that the last panel may have, besides the full one."""
+        return range(self.k.lanes, self.layout.panel, self.k.lanes)
+
+    def _panel(
+        self, gemm: Gemm, tiles: tuple[Value, Value, Value | int], column: Value, width: int, span: PairRange
+    ) -> None:
+        """Emit a loop over some row tiles of one panel."""
+        k = self.k
+        with k.loop(*tiles) as number:
+            self._tile(gemm, k.mul(number, self.layout.tile_rows), column, width, span)
+
+    def _tile(self, gemm: Gemm, row: Value, column: Value, width: int, span: PairRange) -> None:
+        """Emit the call for a tile that starts at a row; the last tile starts earlier and recomputes some rows."""
+        k, tile_rows = self.k, self.layout.tile_rows
+        row = k.minimum(row, k.build.sub(gemm.rows, k.int64(tile_rows)))
+        first = k.mul(row, span.count) if gemm.ending == "add" else k.add(k.mul(row, gemm.pairs), span.first)
+        left = k.element_pointer(gemm.left, first, I32)
+        panel = self._panel_from(gemm, column, width, span)
+        offset = k.add(k.mul(row, gemm.columns), column)
+        target = k.element_pointer(k.pointer(gemm.out), offset, F32 if gemm.ending == "add" else self.layout.kind)
+        values = self._values_from(gemm, column, offset)
+        k.call(tile_name(gemm.ending, width // k.lanes), left, panel, span.count, target, gemm.columns, *values)
+
+    def _panel_from(self, gemm: Gemm, column: Value, width: int, span: PairRange) -> Value:
+        """Return a pointer into the panel that starts at a column, at the first pair of a span."""
+        k = self.k
+        return k.element_pointer(gemm.panels, k.add(k.mul(column, gemm.pairs), k.mul(span.first, width)), I32)
+
+    def _values_from(self, gemm: Gemm, column: Value, offset: Value) -> tuple[Value, ...]:
+        """Return the epilogue's arguments with its addresses moved to the tile's first element."""
+        k = self.k
+        if not gemm.values:
+            return ()
+        first, *rest = gemm.values
+        if gemm.ending == "mix":
+            return (self._advance(first, offset), *rest)
+        *rest, positive, is_open = rest
+        bits = k.build.sdiv(offset, k.int64(8))
+        return (self._advance(first, column), *rest, *(self._advance(each, bits, 1) for each in (positive, is_open)))
+
+    def _advance(self, address: Value, elements: Value, size: int | None = None) -> Value:
+        """Return an address moved by `elements` of `size` bytes (by default the layout's); 0 stays 0."""
+        k = self.k
+        further = k.add(address, k.mul(elements, size or self.layout.bytes))
+        return k.build.select(k.is_nonzero(address), further, address)
+
+    # --- a tile ------------------------------------------------------------------------------------------------------
+
+    def _write_tile(self, ending: Epilogue, vectors: int) -> None:
+        """Emit the tile function for `layout.tile_rows` rows by some vectors of columns."""
+        k, tile_rows = self.k, self.layout.tile_rows
+        with k.function(tile_name(ending, vectors), *TILE_TYPES, *ENDINGS[ending]) as (
+            left,
+            panel,
+            pairs,
+            out,
+            stride,
+            *values,
+        ):
+            if ending == "add":
+                self._fetch(tile_rows, vectors, out, stride)
+            starts = self._bias(vectors, values[0]) if ending == "bias" else [k.splat(0.0)] * vectors
+            sums = [[k.variable(start) for start in starts] for _ in range(tile_rows)]
+            with k.loop(0, pairs, _UNROLLED) as first:
+                for pair in (k.add(first, step) for step in range(_UNROLLED)):
+                    self._add_pair(sums, left, panel, pair, None if ending == "add" else pairs)
+            for row, row_sums in enumerate(sums):
+                for vector, total in enumerate(row_sums):
+                    offset = k.add(k.mul(stride, row), vector * k.lanes)
+                    self._finish(ending, k.load_variable(total, k.splat(0.0)), out, offset, values)
+
+    def _finish(self, ending: Epilogue, value: Value, out: Value, offset: Value, values: list[Value]) -> None:
+        """Emit the epilogue of one vector of sums, at an offset in the result."""
+        k = self.k
+        if ending == "add":
+            k.store(k.build.fadd(k.load_floats(out, offset), value), k.element_pointer(out, offset))
+            return
+        if ending == "bias":
+            value = self._apply_relu_masks(self._bits_of(self._clamp_below(value, values[1])), offset, values)
+            k.store(value, k.element_pointer(out, offset, self.layout.kind))
+            return
+        if ending == "mix":
+            addend_address, addend_factor, sum_factor = values
+            mixed = k.variable(k.build.fmul(value, k.splat(sum_factor)))
+            with k.when(k.is_nonzero(addend_address)):
+                addend = k.load_as_float32(k.pointer(addend_address), offset, I16)
+                k.store(k.madd(addend, k.splat(addend_factor), k.load_variable(mixed, value)), mixed)
+            value = k.load_variable(mixed, value)
+        k.store(k.to_bfloat16(value), k.element_pointer(out, offset, I16))
+
+    def _apply_relu_masks(self, value: Value, offset: Value, values: list[Value]) -> Value:
+        """Emit the ReLU masks of the ending `bias` for a vector of elements' bits.
+
+        Records where elements are positive, and zeros elements whose `is_open` bit is 0.
+        """
+        k, (positive, is_open) = self.k, values[3:]
+        zeros = ir.Constant(value.type, None)
+        byte, bits = k.build.sdiv(offset, k.int64(8)), ir.IntType(value.type.count)
+        with k.when(k.is_nonzero(positive)):
+            mask = k.build.bitcast(k.build.icmp_signed(">", value, zeros), bits)
+            k.build.store(mask, k.element_pointer(k.pointer(positive), byte, I8), align=1)
+        masked = k.variable(value)
+        with k.when(k.is_nonzero(is_open)):
+            mask = k.build.load(k.element_pointer(k.pointer(is_open), byte, I8), typ=bits, align=1)
+            flags = k.build.bitcast(mask, ir.VectorType(ir.IntType(1), value.type.count))
+            k.store(k.build.select(flags, value, zeros), masked)
+        return k.load_variable(masked, value)
+
+    def _bits_of(self, value: Value) -> Value:
+        """Convert float32 to the bits of the result's element type."""
+        return self.k.build.bitcast(value, self.k.ints) if self.layout.kind == F32 else self.k.to_bfloat16(value)
+
+    def _clamp_below(self, value: Value, least: Value) -> Value:
+        """Replace elements below a bound by the bound; NaN remains NaN."""
+        floor = self.k.splat(least)
+        return self.k.build.select(self.k.build.fcmp_ordered("<", value, floor), floor, value)
+
+    def _add_pair(self, sums: list[list[Value]], left: Value, panel: Value, pair: Value, stride: Value | None) -> None:
+        """Emit the products of one pair of each row with the panel's columns.
+
+        `stride` is the number of pairs between rows, or None if rows are packed pair by pair.
+        """
+        k = self.k
+        vectors = len(sums[0])
+        unit = F32 if self.layout.kind == F32 else I32
+        columns = [
+            k.load(
+                k.element_pointer(panel, k.add(k.mul(pair, vectors * k.lanes), n * k.lanes), unit),
+                ir.VectorType(unit, k.lanes),
+            )
+            for n in range(vectors)
+        ]
+        for row, row_sums in enumerate(sums):
+            packed = k.add(k.mul(pair, len(sums)), row)
+            offset = packed if stride is None else k.add(k.mul(stride, row), pair)
+            factor = k.splat(k.load(k.element_pointer(left, offset, unit), unit))
+            for total, column in zip(row_sums, columns, strict=True):
+                k.store(self._multiply_and_add(factor, column, k.load_variable(total, k.splat(0.0))), total)
+
+    def _multiply_and_add(self, factor: Value, column: Value, total: Value) -> Value:
+        """Return total + factor · column, element by element or pair by pair."""
+        return multiply_pairs(self.k, total, factor, column)
+
+    def _bias(self, vectors: int, address: Value) -> list[Value]:
+        """Load the bias as initial sums; zeros if its address is 0."""
+        k = self.k
+        sums = [k.variable(k.splat(0.0)) for _ in range(vectors)]
+        with k.when(k.is_nonzero(address)):
+            for n, variable in enumerate(sums):
+                k.store(k.load_as_float32(k.pointer(address), n * k.lanes, self.layout.kind), variable)
+        return [k.load_variable(variable, k.splat(0.0)) for variable in sums]
+
+    def _fetch(self, rows: int, vectors: int, out: Value, stride: Value) -> None:
+        """Prefetch the sums that the tile is added to in the end."""
+        k = self.k
+        for row in range(rows):
+            for vector in range(vectors):
+                k.prefetch(k.element_pointer(out, k.add(k.mul(stride, row), vector * k.lanes)), to_write=True)
+
+
+def tile_name(ending: Epilogue, vectors: int) -> str:
+    """Return the name of a tile function."""
+    return f"{ending}_{vectors}"
+
+
+# --- train ---
+
+
+class Float32GemmEmitter(GemmEmitter):
+    """A float32 `GemmEmitter` for registers of 512 bits."""
+
+    layout = GemmLayout(
+        panel=48,
+        tile_rows=8,
+        min_rows=8,
+        row_multiple=8,
+        block=1 << 18,
+        depth=1 << 7,
+        sum_tiles=32,
+        kind=F32,
+    )
+    thread_bytes = layout.block_bytes
+
+    def _multiply_and_add(self, factor: Value, column: Value, total: Value) -> Value:
+        """Return total + factor · column, element by element."""
+        return self.k.madd(factor, column, total)
+
+
+class Avx2GemmEmitter(Float32GemmEmitter):
+    """A float32 multiplier for the 16 registers of 256 bits of AVX2, of which 12 hold sums."""
+
+    layout = Float32GemmEmitter.layout._replace(panel=24, tile_rows=4, min_rows=4, sum_tiles=64)
+    thread_bytes = layout.block_bytes

@@ -1,0 +1,434 @@
+"""Run the compiled training GEMMs: linear layers forward and backward, and the vocabulary projection.
+
+bfloat16 uses AMX where available; the kernels are in `training_products.py`. Legend: N positions, I inputs and O
+outputs of a layer.
+"""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from transduce.kernels.cpu.gemm.packing import Gradient, Matrix
+from transduce.kernels.cpu.gemm.train import Avx2GemmEmitter, Float32GemmEmitter, Gemm, GemmEmitter
+from transduce.kernels.cpu.gemm.train_amx import AmxGemmEmitter
+from transduce.kernels.cpu.jit.compiler import (
+    CompiledKernel,
+    address_of,
+    compile_kernels,
+    find_float_tile,
+    float_bits,
+    kernel,
+    new_builder,
+)
+from transduce.kernels.cpu.jit.ir_builder import KernelBuilder, Value
+from transduce.kernels.cpu.jit.memory import process_stack
+from transduce.kernels.cpu.jit.tile import AVX512_TILE, Tile
+
+# --- training products ---
+# Emit the linear layers of training, forward and backward, with fused epilogues.
+# PyTorch's library compiles a kernel for each shape, which takes up to a millisecond, and batch shapes vary. These
+# kernels take any size, and fuse bias, ReLU, and the summation of the bias and weight gradients in float32. Legend:
+# N positions, I inputs and O outputs of a layer.
+
+
+class ForwardArguments(NamedTuple):
+    """Arguments of the kernel `forward`, out = x Wᵀ + b.
+
+    They are addresses of matrices in the GEMM's dtype unless stated otherwise.
+    """
+
+    x: Any
+    """Input, (N, I)."""
+    weight: Any
+    """Weight, (O, I); 0: `room` already holds the packed weight."""
+    bias: Any
+    """Bias, (O,); 0: none."""
+    out: Any
+    """Output, (N, O)."""
+    positions: Any
+    """The number of positions N."""
+    inputs: Any
+    """The number of inputs I."""
+    outputs: Any
+    """The number of outputs O."""
+    lower_bound: Any
+    """The lower bound of the outputs, as the bits of a float32: 0 for ReLU, else -inf."""
+    room: Any
+    """Scratch space of O × I elements for the packed weight."""
+    is_nontemporal: Any
+    """Whether outputs are written by non-temporal stores, past the caches: 0 or 1."""
+    thread_scratch: Any
+    """Scratch space of `GemmEmitter.thread_bytes` for each thread."""
+    positive_mask: Any
+    """A bit array of N × O bits that is set where outputs are positive; 0: not requested."""
+
+
+class BackwardArguments(NamedTuple):
+    """Arguments of the kernel `back`, the backward pass of a linear layer.
+
+    They are addresses of matrices in the GEMM's dtype unless stated otherwise; 0: not requested.
+    """
+
+    x: Any
+    """Input, (N, I)."""
+    weight: Any
+    """Weight, (O, I); 0: `packed_weight` already holds the packed weight."""
+    gradient: Any
+    """The gradient with respect to the output, (N, O)."""
+    x_gradient: Any
+    """The gradient with respect to x, (N, I)."""
+    relu_mask: Any
+    """If x is a ReLU's output, N × I bits that say where it was positive; elsewhere the gradient is set to 0."""
+    weight_gradient_sum: Any
+    """float32, (O, I): the gradient with respect to the weight is added to it."""
+    bias_gradient_sum: Any
+    """float32, (O,): the gradient with respect to the bias is added to it."""
+    positions: Any
+    """The number of positions N."""
+    inputs: Any
+    """The number of inputs I."""
+    outputs: Any
+    """The number of outputs O."""
+    packed_weight: Any
+    """Scratch space of O × I elements for the packed weight."""
+    packed_x: Any
+    """Scratch space for the packed input: I × N elements, N padded as in `Packer.pairs_of`."""
+    thread_scratch: Any
+    """Scratch space of `GemmEmitter.thread_bytes` for each thread."""
+    is_nontemporal: Any
+    """Whether `by_x` is written by non-temporal stores, past the caches: 0 or 1."""
+
+
+class LinearKernelEmitter:
+    """An emitter of the kernels `forward` and `back` of linear layers."""
+
+    names = ("forward", "back")
+
+    def __init__(self, k: KernelBuilder, multiplier: type[GemmEmitter]) -> None:
+        self.k = k
+        self.multiplier = multiplier(k, "bias", "add")
+
+    def write(self) -> None:
+        """Emit the kernels `forward` and `back`."""
+        k = self.k
+        with kernel(k, "forward", len(ForwardArguments._fields)) as (numbers, thread, threads):
+            self._forward(ForwardArguments(*numbers), thread, threads)
+        with kernel(k, "back", len(BackwardArguments._fields)) as (numbers, thread, threads):
+            self._back(BackwardArguments(*numbers), thread, threads)
+
+    def _forward(self, args: ForwardArguments, thread: Value, threads: Value) -> None:
+        """Emit the kernel `forward`: pack the weight unless that is done, and multiply."""
+        k = self.k
+        with k.when(k.is_nonzero(args.weight)):
+            weight = Matrix(k.pointer(args.weight), args.outputs, args.inputs)
+            self.multiplier.packer(k, self.multiplier.layout, thread, threads).pack_transposed(
+                weight, k.pointer(args.room)
+            )
+            k.barrier(threads)
+        gemm = Gemm(
+            left=k.pointer(args.x),
+            rows=args.positions,
+            panels=k.pointer(args.room),
+            columns=args.outputs,
+            pairs=k.build.sdiv(args.inputs, k.int64(self.multiplier.layout.group)),
+            out=args.out,
+            ending="bias",
+            values=(
+                args.bias,
+                k.float_from_bits(args.lower_bound),
+                args.is_nontemporal,
+                args.positive_mask,
+                k.int64(0),
+            ),
+            scratch=args.thread_scratch,
+        )
+        self.multiplier.multiply(gemm, thread, threads)
+
+    def _back(self, args: BackwardArguments, thread: Value, threads: Value) -> None:
+        """Emit the kernel `back`: pack the operands, then compute the gradients of x and of the weight and bias."""
+        k = self.k
+        packer = self.multiplier.packer(k, self.multiplier.layout, thread, threads)
+        wants_x, wants_weight = k.is_nonzero(args.x_gradient), k.is_nonzero(args.weight_gradient_sum)
+        gradient = Gradient(Matrix(k.pointer(args.gradient), args.positions, args.outputs), args.bias_gradient_sum)
+        with k.when(wants_weight):
+            packer.pack(Matrix(k.pointer(args.x), args.positions, args.inputs), k.pointer(args.packed_x))
+        with k.when(k.build.and_(wants_x, k.is_nonzero(args.weight))):
+            packer.pack(Matrix(k.pointer(args.weight), args.outputs, args.inputs), k.pointer(args.packed_weight))
+        k.barrier(threads)
+        with k.when(wants_x):
+            gemm = Gemm(
+                left=k.pointer(args.gradient),
+                rows=args.positions,
+                panels=k.pointer(args.packed_weight),
+                columns=args.inputs,
+                pairs=k.build.sdiv(args.outputs, k.int64(self.multiplier.layout.group)),
+                out=args.x_gradient,
+                ending="bias",
+                values=(k.int64(0), k.float32(float("-inf")), args.is_nontemporal, k.int64(0), args.relu_mask),
+                scratch=args.thread_scratch,
+            )
+            self.multiplier.multiply(gemm, thread, threads)
+        gemm = Gemm(
+            left=gradient.matrix.place,
+            rows=args.outputs,
+            panels=k.pointer(args.packed_x),
+            columns=args.inputs,
+            pairs=packer.pairs_of(args.positions),
+            out=args.weight_gradient_sum,
+            ending="add",
+            scratch=args.thread_scratch,
+        )
+        self.multiplier.accumulate_gradient(gemm, gradient, thread, threads)
+
+
+# --- train calls ---
+
+
+_INPUTS_TOGETHER = 32  # the number of inputs must be a multiple of this
+_LINE_BYTES = 64  # of a cache line
+_STREAMED_BYTES = 3 << 20  # larger results are written past the caches, as they would evict everything else
+_SLIGHT = 2.0**-7  # tolerance for rounded sums in another order, relative to the greatest one
+
+
+class GradientSums(NamedTuple):
+    """Contiguous float32 tensors that gradients are added to; None: the gradient is not requested."""
+
+    weight: Tensor | None
+    """The sum of the weight's gradients, (O, I)."""
+    bias: Tensor | None = None
+    """The sum of the bias' gradients, (O,)."""
+
+
+def supports_gemm(x: Tensor, weight: Tensor) -> bool:
+    """Return whether `multiply` and `linear_backward` take x (N, I) and rows of a weight (O, I)."""
+    return x.dtype == weight.dtype and supports_gemm_sizes(len(x), weight.shape[1], len(weight), x.dtype)
+
+
+def supports_gemm_sizes(positions: int, inputs: int, outputs: int, dtype: torch.dtype) -> bool:
+    """Return whether the GEMM kernels take a linear layer of these sizes and this dtype."""
+    tile = gemm_tile(dtype)
+    if tile is None:
+        return False
+    layout = gemm_emitter_of(tile).layout
+    fits = inputs % _INPUTS_TOGETHER == outputs % max(tile.lanes, layout.row_multiple) == 0
+    return fits and positions >= layout.min_rows
+
+
+@cache
+def bfloat16_tile() -> Tile | None:
+    """Return the tile for bfloat16 GEMMs on this processor; None if there are no kernels.
+
+    AMX is used only if it multiplies a small example correctly.
+    """
+    tile = find_float_tile("pairs")
+    if tile is None or not tile.amx or multiplies_correctly(tile):
+        return tile
+    return tile._replace(amx=False)
+
+
+def gemm_tile(dtype: torch.dtype) -> Tile | None:
+    """Return the tile for GEMMs of a dtype on this processor; None if there are no kernels."""
+    if dtype == torch.float32:
+        return find_float_tile("floats")
+    return bfloat16_tile() if dtype == torch.bfloat16 else None
+
+
+def require_gemm_tile(dtype: torch.dtype) -> Tile:
+    """Return `gemm_tile(dtype)`, which must not be None."""
+    tile = gemm_tile(dtype)
+    assert tile is not None, f"there are no GEMM kernels for {dtype} on this processor"
+    return tile
+
+
+def gemm_emitter_of(tile: Tile) -> type[GemmEmitter]:
+    """Return the class that emits GEMMs for a tile."""
+    if tile.kind == "floats":
+        return Float32GemmEmitter if tile.lanes == AVX512_TILE.lanes else Avx2GemmEmitter
+    return AmxGemmEmitter if tile.amx else GemmEmitter
+
+
+def multiplies_correctly(tile: Tile) -> bool:
+    """Return whether a tile's kernels multiply small matrices correctly, within rounding."""
+    numbers = torch.Generator().manual_seed(1)
+    x, weight = (torch.randn(rows, 96, generator=numbers).bfloat16() for rows in (53, 96))
+    product, total = x.new_empty(53, 96), torch.zeros(96, 96)
+    _forward(x, weight, product, torch.empty_like(weight), tile=tile)
+    _back(product, x, None, None, GradientSums(total), torch.empty_like(weight), tile=tile)
+    exact = x.double() @ weight.double().t()
+    pairs = ((product, exact), (total, product.double().t() @ x.double()))
+    return all(
+        bool((actual.double() - expected).abs().max() < _SLIGHT * expected.abs().max()) for actual, expected in pairs
+    )
+
+
+def multiply(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    activation: str | None = None,
+    positive: Tensor | None = None,
+) -> Tensor:
+    """Return activation(x · weightᵀ + bias), (N, O); all tensors are contiguous and of one dtype.
+
+    Args:
+        x: (N, I).
+        weight: (O, I).
+        bias: (O,).
+        activation: None, or "relu".
+        positive: N × O bits, in bytes, that are set where the result is positive.
+    """
+    out, packed = x.new_empty(len(x), len(weight)), torch.empty_like(weight)
+    _forward(x, weight, out, packed, bias=bias, least=0.0 if activation == "relu" else float("-inf"), positive=positive)
+    return out
+
+
+def linear_backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, sums: GradientSums, *, by_x: bool, is_open: Tensor | None = None
+) -> Tensor | None:
+    """Run the backward pass of a linear layer; return the gradient of x, (N, I), if `by_x`, else None.
+
+    Args:
+        gradient: of the output, (N, O), contiguous, as are x and weight, all of one dtype.
+        x: (N, I).
+        weight: (O, I).
+        sums: tensors that the weight and bias gradients are added to.
+        by_x: whether the gradient of x is requested.
+        is_open: if x is a ReLU's output, N × I bits that are set where it was positive. The result is then the gradient
+            of the ReLU's input.
+    """
+    result = torch.empty_like(x) if by_x else None
+    _back(gradient, x, weight, result, sums, torch.empty_like(weight), is_open=is_open)
+    return result
+
+
+class PackedProjection:
+    """A vocabulary projection whose weight is packed once and then multiplied by several blocks of rows.
+
+    Implements `backend.Projection`.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+        self._packed: list[Tensor | None] = [None, None]  # the packed weight for the forward and the backward pass
+
+    def logits(self, x: Tensor, out: Tensor) -> None:
+        """Write the logits x · weightᵀ to `out`."""
+        weight, packed = self._packed_weight(0)
+        _forward(x, weight, out, packed, streams=False)  # the logits are read immediately
+
+    def back(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
+        """Write the gradient of x to `by_x`, and add the weight's gradient to `weight_sum`, each if it is not None."""
+        weight, packed = self._packed_weight(1)
+        _back(gradient, x, weight, by_x, GradientSums(weight_sum), packed)
+
+    def _packed_weight(self, number: int) -> tuple[Tensor | None, Tensor]:
+        """Return the weight if it must still be packed (else None), and the tensor for the packed weight."""
+        packed = self._packed[number]
+        if packed is not None:
+            return None, packed
+        self._packed[number] = packed = torch.empty_like(self._weight)
+        return self._weight, packed
+
+
+def project(hidden: Tensor, weight: Tensor) -> PackedProjection | None:
+    """Return a packed vocabulary projection for hidden states (N, D); None if the kernels do not take them."""
+    fits = hidden.is_contiguous() and weight.is_contiguous() and supports_gemm(hidden, weight)
+    return PackedProjection(weight) if fits else None
+
+
+def _forward(
+    x: Tensor,
+    weight: Tensor | None,
+    out: Tensor,
+    room: Tensor,
+    *,
+    bias: Tensor | None = None,
+    least: float = float("-inf"),
+    streams: bool = True,
+    positive: Tensor | None = None,
+    tile: Tile | None = None,
+) -> None:
+    """Run the kernel `forward`; `room` receives the packed weight, or holds it already if `weight` is None."""
+    tile = tile or require_gemm_tile(x.dtype)
+    scratch = process_stack().allocate(torch.get_num_threads() * gemm_emitter_of(tile).thread_bytes)
+    arguments = ForwardArguments(
+        x=x.data_ptr(),
+        weight=address_of(weight),
+        bias=address_of(bias),
+        out=out.data_ptr(),
+        positions=len(x),
+        inputs=x.shape[1],
+        outputs=out.shape[1],
+        lower_bound=float_bits(least),
+        room=room.data_ptr(),
+        is_nontemporal=int(streams and _is_streamed(out)),
+        thread_scratch=scratch.address,
+        positive_mask=address_of(positive),
+    )
+    gemm_kernels(tile)["forward"].run(*arguments)
+    scratch.free()
+
+
+def is_nontemporal(size: int) -> bool:
+    """Return whether a result of `size` bytes is written by non-temporal stores, past the caches."""
+    return size >= _STREAMED_BYTES
+
+
+def _is_streamed(out: Tensor) -> bool:
+    """Return whether a tensor is written by non-temporal stores: it is large, and aligned to a cache line."""
+    return is_nontemporal(out.nbytes) and out.data_ptr() % _LINE_BYTES == 0
+
+
+def padded_rows(rows: int, tile: Tile) -> int:
+    """Round a number of summed rows up to the multiple that a tile's GEMM pads to."""
+    together = gemm_emitter_of(tile).layout.row_multiple
+    return -(-rows // together) * together
+
+
+def _back(
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    by_x: Tensor | None,
+    sums: GradientSums,
+    room: Tensor,
+    *,
+    is_open: Tensor | None = None,
+    tile: Tile | None = None,
+) -> None:
+    """Run the kernel `back`; `room` receives the packed weight, or holds it already if `weight` is None."""
+    tile = tile or require_gemm_tile(x.dtype)
+    multiplier = gemm_emitter_of(tile)
+    (positions, outputs), inputs = gradient.shape, x.shape[1]
+    filled = padded_rows(positions, tile)
+    packed_x = x.new_empty(inputs, filled)
+    scratch = process_stack().allocate(torch.get_num_threads() * multiplier.thread_bytes)
+    arguments = BackwardArguments(
+        x=x.data_ptr(),
+        weight=address_of(weight),
+        gradient=gradient.data_ptr(),
+        x_gradient=address_of(by_x),
+        relu_mask=address_of(is_open),
+        weight_gradient_sum=address_of(sums.weight),
+        bias_gradient_sum=address_of(sums.bias),
+        positions=positions,
+        inputs=inputs,
+        outputs=outputs,
+        packed_weight=room.data_ptr(),
+        packed_x=packed_x.data_ptr(),
+        thread_scratch=scratch.address,
+        is_nontemporal=int(by_x is not None and _is_streamed(by_x)),
+    )
+    gemm_kernels(tile)["back"].run(*arguments)
+    scratch.free()
+
+
+@cache
+def gemm_kernels(tile: Tile) -> dict[str, CompiledKernel]:
+    """Return the compiled kernels `forward` and `back` of a tile."""
+    k = new_builder("products", tile)
+    LinearKernelEmitter(k, gemm_emitter_of(tile)).write()
+    return compile_kernels(k, LinearKernelEmitter.names)

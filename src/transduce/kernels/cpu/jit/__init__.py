@@ -1,0 +1,1 @@
+"""Builds LLVM IR, compiles kernels to machine code, and manages their threads and memory."""

@@ -1,0 +1,314 @@
+"""Compile LLVM IR to machine code, load it, and run the resulting kernels on one or several threads.
+
+A kernel takes an array of 64-bit integers (sizes, and addresses of tensors), the index of the calling thread and the
+number of threads. All threads run the same kernel, split its work, and meet at barriers.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import llvmlite.binding as llvm  # type: ignore[import-not-found, import-untyped, unused-ignore]
+import torch
+from torch import Tensor
+
+from transduce.kernels.cpu.jit.ir_builder import I64, POINTER, KernelBuilder, Value
+from transduce.kernels.cpu.jit.tile import AVX2_TILE, AVX512_TILE, Tile
+from transduce.process_environment import release_library
+
+# --- code files ---
+# Cache compiled machine code in files, so that the next process need not compile it again.
+# A file's name is a hash of everything the code depends on: the IR, the processor and LLVM's version. The file
+# begins with a checksum, so truncated or damaged files are ignored. Without a writable folder nothing is cached.
+
+
+CACHE_VARIABLE = "TRANSDUCE_CACHE"
+"""The environment variable for the cache folder; empty disables the cache."""
+
+_MOST_FILES = 100  # the least recently used ones beyond are deleted
+_CHECKSUM = hashlib.sha256
+_CHECKSUM_BYTES = _CHECKSUM().digest_size
+
+
+def cache_key(*parts: Any) -> str:
+    """Return a cache key: a hash of these parts."""
+    return _CHECKSUM("\0".join(map(str, parts)).encode()).hexdigest()
+
+
+def load_cached_code(key: str) -> bytes | None:
+    """Return the cached code of a key; None if there is none or it is damaged."""
+    path = _path(key)
+    if path is None:
+        return None
+    try:
+        content = path.read_bytes()
+        os.utime(path)  # marks the file as recently used
+    except OSError:
+        return None
+    checksum, code = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
+    return code if checksum == _CHECKSUM(code).digest() else None
+
+
+def cache_code(key: str, code: bytes) -> None:
+    """Cache code under a key if possible.
+
+    The file is replaced atomically, so concurrent readers never see part of it.
+    """
+    path = _path(key)
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(_CHECKSUM(code).digest() + code)
+        os.replace(file.name, path)
+        _drop_oldest(path.parent)
+    except OSError:
+        return
+
+
+def _drop_oldest(folder: Path) -> None:
+    """Delete the least recently used files beyond the limit."""
+    files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
+    for path in files[: max(0, len(files) - _MOST_FILES)]:
+        path.unlink(missing_ok=True)
+
+
+def _path(key: str) -> Path | None:
+    """Return the file of a key; None if caching is disabled or the folder belongs to another user."""
+    folder = _folder()
+    if folder is None:
+        return None
+    try:
+        if hasattr(os, "getuid") and folder.exists() and folder.stat().st_uid != os.getuid():
+            return None
+    except OSError:
+        return None
+    return folder / key
+
+
+def _folder() -> Path | None:
+    """Return the cache folder; None if caching is disabled or there is no home directory."""
+    configured = os.environ.get(CACHE_VARIABLE)
+    if configured is not None:
+        return Path(configured) / "kernels" if configured else None
+    base = os.environ.get("LOCALAPPDATA" if platform.system() == "Windows" else "XDG_CACHE_HOME")
+    try:
+        return Path(base or Path.home() / ".cache") / "transduce" / "kernels"
+    except RuntimeError:  # there is no home directory
+        return None
+
+
+# --- compiler ---
+
+
+_LEAST_LLVM = 22  # older versions declare the intrinsic of `vpdpbusd` with other types
+# Values of ONEDNN_MAX_CPU_ISA that exclude our kernels, that exclude nothing, that exclude bfloat16 instructions, and
+# that exclude AVX-512.
+_NO_ISA = ("SSE41", "AVX")
+_EVERY_ISA = ("ALL", "DEFAULT")
+_NO_PAIRS = ("AVX512_CORE", "AVX512_CORE_VNNI")
+_NARROW_ISA = ("AVX2", "AVX2_VNNI", "AVX2_VNNI_2")
+
+
+class CompiledKernel:
+    """A compiled kernel."""
+
+    def __init__(self, name: str, engine: Any) -> None:
+        """Look up a kernel by name in an LLVM execution engine, which owns the machine code."""
+        self.name = name
+        self._engine = engine
+        kinds = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+        self.address: int = engine.get_function_address(name)
+        self._run_on_one = ctypes.CFUNCTYPE(None, *kinds)(self.address)
+        self._on_threads = find_openmp()
+        self._entry_of_many = ctypes.c_void_p(
+            engine.get_function_address(f"{name}_together") if self._on_threads else 0
+        )
+
+    def run(self, *values: int, threads: int | None = None) -> None:
+        """Run the kernel with these (unchecked) arguments on `threads` threads, PyTorch's number if None."""
+        self.run_array((ctypes.c_int64 * len(values))(*values), threads or torch.get_num_threads())
+
+    def run_array(self, numbers: Any, threads: int) -> None:
+        """Run the kernel with a ctypes array of 64-bit arguments, which it may change."""
+        if threads == 1 or self._on_threads is None:
+            self._run_on_one(numbers, 0, 1)
+        else:
+            self._on_threads(self._entry_of_many, numbers, threads, 0)
+
+
+def float_bits(value: float) -> int:
+    """Return the bits of a float32 as an integer kernel argument, which `KernelBuilder.float_from_bits` reads."""
+    return int(struct.unpack("<i", struct.pack("<f", value))[0])
+
+
+def address_of(tensor: Tensor | None) -> int:
+    """Return the address of a tensor's first element; 0 for None."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+@cache
+def find_integer_tile() -> Tile | None:
+    """Return the integer GEMM tile for this processor; None if it has no kernels.
+
+    The environment variables that restrict the instructions of oneDNN (ONEDNN_MAX_CPU_ISA) and PyTorch
+    (ATEN_CPU_CAPABILITY) restrict these kernels too.
+    """
+    if platform.machine().lower() not in ("x86_64", "amd64") or llvm.llvm_version_info[0] < _LEAST_LLVM:
+        return None
+    features = llvm.get_host_cpu_features()
+    limit, capability = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper(), os.environ.get("ATEN_CPU_CAPABILITY", "")
+    if limit in _NO_ISA or capability == "default":
+        return None
+    narrow = limit in _NARROW_ISA or capability == "avx2"
+    if features.get("avx512bw") and not narrow:
+        has_bytes = features.get("avx512vnni") and limit != "AVX512_CORE"
+        return AVX512_TILE._replace(
+            kind="bytes" if has_bytes else "sextets", amx=has_bytes and _has_amx(features, limit, "amx-int8")
+        )
+    if features.get("avx2") and features.get("fma"):
+        return AVX2_TILE._replace(kind="bytes" if features.get("avxvnni") and not narrow else "sextets")
+    return None
+
+
+def _has_amx(features: dict[str, bool], limit: str, feature: str) -> bool:
+    """Return whether this process may use the AMX instructions of a feature; requests the registers from the system."""
+    if not (features.get("amx-tile") and features.get(feature)) or not ("AMX" in limit or limit in _EVERY_ISA):
+        return False
+    request = getattr(torch.cpu, "_init_amx", None)
+    return request is not None and bool(request())
+
+
+def find_float_tile(kind: Literal["pairs", "floats"]) -> Tile | None:
+    """Return the GEMM tile for bfloat16 (`pairs`) or float32 (`floats`); None if this processor has no such kernels."""
+    tile = find_integer_tile()
+    if tile is None or kind == "floats":
+        return tile and tile._replace(kind=kind, amx=False)
+    return tile._replace(kind=kind, amx=_has_amx_pairs()) if tile.lanes == AVX512_TILE.lanes and _has_pairs() else None
+
+
+@cache
+def _has_pairs() -> bool:
+    """Return whether this process may use AVX-512's bfloat16 instructions."""
+    features = llvm.get_host_cpu_features()
+    return bool(features.get("avx512bf16")) and os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper() not in _NO_PAIRS
+
+
+@cache
+def _has_amx_pairs() -> bool:
+    """Return whether this process may use AMX's bfloat16 instructions."""
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
+    return _has_amx(llvm.get_host_cpu_features(), limit, "amx-bf16")
+
+
+def require_integer_tile() -> Tile:
+    """Return `find_integer_tile()`, which must not be None."""
+    tile = find_integer_tile()
+    assert tile is not None, "there are no kernels for this processor"
+    return tile
+
+
+def new_builder(name: str, tile: Tile) -> KernelBuilder:
+    """Create an IR builder for this processor's vectors, with support for threads where OpenMP is found."""
+    narrows = tile.lanes == AVX512_TILE.lanes and _has_pairs()
+    return KernelBuilder(name, tile.lanes, threaded=find_openmp() is not None, has_bfloat16_rounding=narrows)
+
+
+@contextmanager
+def kernel(k: KernelBuilder, name: str, count: int) -> Iterator[tuple[list[Value], Value, Value]]:
+    """Emit a kernel in the body of `with`; yields its `count` arguments, the thread's index and the number of threads.
+
+    Arguments are 64-bit integers; `KernelBuilder.place` converts addresses among them to pointers.
+    """
+    with raw_kernel(k, name) as (numbers, thread, threads):
+        yield [k.load(k.element_pointer(numbers, index, I64), I64) for index in range(count)], thread, threads
+
+
+@contextmanager
+def raw_kernel(k: KernelBuilder, name: str) -> Iterator[tuple[Value, Value, Value]]:
+    """Emit a kernel in the body of `with`; yields (pointer to its arguments, thread index, number of threads)."""
+    with k.function(name, POINTER, I64, I64, exported=True) as (numbers, thread, threads):
+        yield numbers, thread, threads
+    if k.threaded:
+        with k.function(f"{name}_together", POINTER, exported=True) as (numbers,):
+            k.call(
+                name,
+                numbers,
+                k.call_external_int("transduce_thread_number"),
+                k.call_external_int("transduce_thread_count"),
+            )
+
+
+def compile_kernels(k: KernelBuilder, names: tuple[str, ...]) -> dict[str, CompiledKernel]:
+    """Compile the kernels of these names, or reuse the code that this or another process made from the same IR."""
+    text, processor = str(k.module), llvm.get_host_cpu_name()
+    features = ",".join([llvm.get_host_cpu_features().flatten(), *(f"+{name}" for name in sorted(k.features))])
+    key = cache_key(text, processor, features, llvm.llvm_version_info)
+    if key not in _LOADED:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        llvm.initialize_native_asmparser()
+        target = llvm.Target.from_default_triple()
+        _LOADED[key] = _load(key, text, target.create_target_machine(cpu=processor, features=features, opt=2), names)
+    return _LOADED[key]
+
+
+_LOADED: dict[str, dict[str, CompiledKernel]] = {}
+
+
+def _load(key: str, text: str, machine: Any, names: tuple[str, ...]) -> dict[str, CompiledKernel]:
+    """Load the machine code of a module from the code cache, or compile and cache it; returns its kernels by name."""
+    code = load_cached_code(key)
+    if code is None:
+        code = _make_code(text, machine)
+        cache_code(key, code)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    release_library("libllvmlite")  # 70 MiB that nothing reads until the next compilation
+    return {name: CompiledKernel(name, engine) for name in names}
+
+
+def _make_code(text: str, machine: Any) -> bytes:
+    """Optimize a module's IR and return its object file."""
+    module = llvm.parse_assembly(text)
+    module.verify()
+    tuning = llvm.create_pipeline_tuning_options(speed_level=2)
+    tuning.loop_vectorization = tuning.slp_vectorization = False  # the IR is vectorized by hand
+    passes = llvm.create_pass_builder(machine, tuning)
+    passes.getModulePassManager().run(module, passes)
+    code: bytes = machine.emit_object(module)
+    return code
+
+
+@cache
+def find_openmp() -> Callable[..., None] | None:
+    """Return OpenMP's function that runs a kernel on several threads; None where PyTorch ships no OpenMP library.
+
+    The function is `GOMP_parallel` of the library that PyTorch ships on Linux. This also registers the library's
+    barrier and thread-number functions with LLVM, under `transduce_…` names.
+    """
+    folders = [Path(torch.__file__).parent / "lib", Path(torch.__file__).parent.parent / "torch.libs"]
+    libraries = [path for folder in folders if folder.is_dir() for path in sorted(folder.glob("libgomp*"))]
+    if not libraries:
+        return None
+    library = ctypes.CDLL(str(libraries[0]))
+
+    def address(name: str) -> int:
+        """Return the address of a function of the library."""
+        return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+
+    llvm.add_symbol("transduce_barrier", address("GOMP_barrier"))
+    llvm.add_symbol("transduce_thread_number", address("omp_get_thread_num"))
+    llvm.add_symbol("transduce_thread_count", address("omp_get_num_threads"))
+    start = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    return start(address("GOMP_parallel"))

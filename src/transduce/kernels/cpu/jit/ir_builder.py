@@ -1,0 +1,421 @@
+"""Build LLVM intermediate representation (IR) for kernels: loops, vectors, loads and stores.
+
+Python code runs once, while it emits instructions: a Python loop is unrolled, `KernelBuilder.loop` becomes a loop in
+the machine code. `KernelBuilder.variable` allocates mutable variables on the stack, which LLVM promotes to registers.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+POINTER = ir.PointerType()
+VOID = ir.VoidType()
+UNROLLED_VECTORS = 4
+"""Vectors of a row that are processed per iteration, each with an accumulator of its own, to hide latency."""
+
+Value = Any
+"""An LLVM value, such as the result of an instruction (llvmlite has no type annotations)."""
+
+
+class BFloat(ir.types.Type):  # type: ignore[misc, no-any-unimported, unused-ignore]
+    """LLVM's bfloat16 type, which llvmlite lacks."""
+
+    null = "0.0"
+
+    def _to_string(self) -> str:
+        """Return the type's name in LLVM's IR."""
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BFloat)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+
+class KernelBuilder:
+    """An IR builder: one LLVM module and the function that is being emitted."""
+
+    def __init__(self, name: str, lanes: int, *, threaded: bool = False, has_bfloat16_rounding: bool = False) -> None:
+        """Create an empty module.
+
+        Args:
+            name: the module's name.
+            lanes: 32-bit elements per vector register.
+            threaded: whether several threads may run the kernels, so that barriers are emitted.
+            narrows: whether the processor has an instruction that rounds 16 float32 to bfloat16.
+        """
+        self.module = ir.Module(name=name)
+        self.lanes = lanes
+        self.ints = ir.VectorType(I32, lanes)
+        self.floats = ir.VectorType(F32, lanes)
+        self.threaded = threaded
+        self._narrows = has_bfloat16_rounding
+        self.features: set[str] = set()
+        """CPU features to enable because intrinsics of theirs are used by name."""
+        self.build: Any = None
+
+    @contextmanager
+    def function(self, name: str, *types: Any, exported: bool = False) -> Iterator[list[Value]]:
+        """Emit a void function in the body of `with`, which receives the function's arguments."""
+        function = ir.Function(self.module, ir.FunctionType(VOID, types), name=name)
+        function.linkage = "external" if exported else "internal"
+        function.attributes.add("nounwind")
+        function.attributes.add("noinline")  # functions are large and have many call sites
+        outer, self.build = self.build, ir.IRBuilder(function.append_basic_block())
+        yield list(function.args)
+        self.build.ret_void()
+        self.build = outer
+
+    def has(self, name: str) -> bool:
+        """Return whether the module has a function of this name, finished or still being emitted."""
+        return name in self.module.globals
+
+    def call(self, name: str, *values: Value) -> None:
+        """Emit a call of an earlier function of this module."""
+        self.build.call(self.module.get_global(name), values)
+
+    def call_address(self, address: Value, *values: Value) -> None:
+        """Emit a call of a void function by its 64-bit address."""
+        kind = ir.FunctionType(VOID, [value.type for value in values])
+        self.build.call(self.build.inttoptr(address, kind.as_pointer()), values)
+
+    def call_external_int(self, name: str) -> Value:
+        """Emit a call of an external function `int name(void)` and return its result as a 64-bit integer."""
+        return self.build.sext(self.intrinsic(name, I32), I64)
+
+    def intrinsic(self, name: str, result: Any, *values: Value) -> Value:
+        """Emit a call of an LLVM intrinsic or an external function, declared on first use."""
+        kind = ir.FunctionType(result, [value.type for value in values])
+        callee = self.module.globals.get(name) or ir.Function(self.module, kind, name=name)
+        return self.build.call(callee, values)
+
+    # --- control ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def loop(self, start: Value | int, stop: Value | int, step: int = 1) -> Iterator[Value]:
+        """Emit a counting loop from start (inclusive) to stop (exclusive); yields the 64-bit counter."""
+        start, stop = self.int64(start), self.int64(stop)
+        entry = self.build.block
+        header, body, after = (self.build.append_basic_block() for _ in range(3))
+        self.build.branch(header)
+        self.build.position_at_end(header)
+        number = self.build.phi(I64)
+        number.add_incoming(start, entry)
+        self.build.cbranch(self.build.icmp_signed("<", number, stop), body, after)
+        self.build.position_at_end(body)
+        yield number
+        number.add_incoming(self.build.add(number, self.int64(step)), self.build.block)
+        self.build.branch(header)
+        self.build.position_at_end(after)
+
+    def each_vector(self, width: Value) -> Iterator[tuple[Value, int]]:
+        """Yield (first column, accumulator number) of each vector of a row, `UNROLLED_VECTORS` per emitted iteration.
+
+        The vectors that remain are emitted as a loop over single vectors, whose accumulator number is 0.
+        """
+        block = UNROLLED_VECTORS * self.lanes
+        blocked_end = self.mul(self.build.sdiv(width, self.int64(block)), block)
+        with self.loop(0, blocked_end, block) as start:
+            for number in range(UNROLLED_VECTORS):
+                yield self.add(start, number * self.lanes), number
+        with self.loop(blocked_end, width, self.lanes) as column:
+            yield column, 0
+
+    def when_any(self, conditions: Value) -> Any:
+        """Emit the body of `with` under the condition that any element of a vector of conditions is true."""
+        bits = self._bits(conditions)
+        return self.when(self.build.icmp_unsigned("!=", bits, ir.Constant(bits.type, 0)))
+
+    @contextmanager
+    def each_true_lane(self, conditions: Value) -> Iterator[Value]:
+        """Emit a loop over the true elements of a vector of conditions; yields the 64-bit lane number."""
+        remaining = self.variable(self._bits(conditions))
+        none = ir.Constant(ir.IntType(self.lanes), 0)
+        with self.when_any(conditions), self.do_while() as done:
+            bits = self.load_variable(remaining, none)
+            self.store(self.build.and_(bits, self.build.sub(bits, ir.Constant(none.type, 1))), remaining)
+            yield self.lowest_bit(bits)
+            done(self.build.icmp_unsigned("==", self.load_variable(remaining, none), none))
+
+    def _bits(self, conditions: Value) -> Value:
+        """Return a vector of conditions as an integer with one bit per lane."""
+        return self.build.bitcast(conditions, ir.IntType(self.lanes))
+
+    @contextmanager
+    def do_while(self) -> Iterator[Callable[[Value], None]]:
+        """Emit a do-while loop; the body must end by calling the yielded function with the exit condition."""
+        again, after = self.build.append_basic_block(), self.build.append_basic_block()
+        self.build.branch(again)
+        self.build.position_at_end(again)
+        yield lambda condition: self.build.cbranch(condition, after, again)
+        self.build.position_at_end(after)
+
+    def barrier(self, threads: Value) -> None:
+        """Emit a barrier, at which the threads of a call wait for one another if there are several."""
+        if self.threaded:
+            with self.when(self.build.icmp_signed(">", threads, self.int64(1))):
+                self.intrinsic("transduce_barrier", VOID)
+
+    def when(self, condition: Value) -> Any:
+        """Emit the body of `with` under a condition."""
+        return self.build.if_then(condition)
+
+    def lowest_bit(self, bits: Value) -> Value:
+        """Emit the index of the lowest set bit of a nonzero integer."""
+        wide = self.build.zext(bits, I64)
+        return self.intrinsic("llvm.cttz.i64", I64, wide, ir.Constant(ir.IntType(1), 0))
+
+    # --- numbers ---------------------------------------------------------------------------------------------------
+
+    def int64(self, value: Value | int) -> Value:
+        """Return a 64-bit integer constant, or the value itself if it is an LLVM value already."""
+        return ir.Constant(I64, value) if isinstance(value, int) else value
+
+    def float32(self, value: float) -> Value:
+        """Return a float32 constant."""
+        return ir.Constant(F32, value)
+
+    def float_from_bits(self, bits: Value) -> Value:
+        """Reinterpret the lower 32 bits of a 64-bit integer as a float32 (see `engine.float_bits`)."""
+        return self.build.bitcast(self.build.trunc(bits, I32), F32)
+
+    def is_nonzero(self, address: Value) -> Value:
+        """Emit the condition that a 64-bit address or flag is not 0."""
+        return self.build.icmp_signed("!=", address, self.int64(0))
+
+    def splat(self, value: Value | float) -> Value:
+        """Emit a vector with one value in all lanes."""
+        if isinstance(value, float):
+            return ir.Constant(self.floats, [value] * self.lanes if value else None)
+        kind = ir.VectorType(value.type, self.lanes)
+        first = self.build.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
+        return self.build.shuffle_vector(first, first, ir.Constant(self.ints, [0] * self.lanes))
+
+    def add(self, *values: Value | int) -> Value:
+        """Emit the sum of 64-bit integers."""
+        total = self.int64(values[0])
+        for value in values[1:]:
+            total = self.build.add(total, self.int64(value))
+        return total
+
+    def mul(self, *values: Value | int) -> Value:
+        """Emit the product of 64-bit integers."""
+        product = self.int64(values[0])
+        for value in values[1:]:
+            product = self.build.mul(product, self.int64(value))
+        return product
+
+    def thread_range(self, whole: Value, thread: Value, threads: Value) -> tuple[Value, Value]:
+        """Return the half-open range [first, last) of items that a thread processes, of `whole` items in all."""
+        start = self.build.sdiv(self.mul(whole, thread), threads)
+        return start, self.build.sdiv(self.mul(whole, self.add(thread, 1)), threads)
+
+    def madd(self, one: Value, other: Value, summand: Value) -> Value:
+        """Emit a fused multiply-add, one × other + summand, of scalars or vectors."""
+        kind = one.type
+        name = "f32" if kind == F32 else f"v{self.lanes}f32"
+        return self.intrinsic(f"llvm.fma.{name}", kind, one, other, summand)
+
+    def minimum(self, one: Value, other: Value) -> Value:
+        """Emit the minimum of two 64-bit integers."""
+        return self.build.select(self.build.icmp_signed("<", one, other), one, other)
+
+    def maximum(self, one: Value, other: Value) -> Value:
+        """Emit the maximum of two floats or, element by element, of two vectors; `other` if `one` is NaN."""
+        return self.build.select(self.build.fcmp_ordered(">", one, other), one, other)
+
+    def round_to_int(self, values: Value) -> Value:
+        """Emit the rounding of a vector of float32 to 32-bit integers, ties to even."""
+        return self.intrinsic(f"llvm.lrint.v{self.lanes}i32.v{self.lanes}f32", self.ints, values)
+
+    def reduce_max(self, values: Value) -> Value:
+        """Emit the maximum of a vector's elements.
+
+        LLVM's own reduction intrinsic handles every NaN and takes several instructions per element.
+        """
+        return self._fold(values, self.maximum)
+
+    def reduce_sum(self, values: Value) -> Value:
+        """Emit the sum of a vector's elements by repeated halving, in an order that is the same on every machine."""
+        return self._fold(values, self.build.fadd)
+
+    def reduce_sums(self, vectors: list[Value]) -> Value:
+        """Emit the sums (as by `total`) of lanes / 4 vectors at once; returns a vector of lanes / 4 sums."""
+        width, count = self.lanes, len(vectors)  # partial sums that remain of each vector
+        while len(vectors) > 1:
+            width //= 2
+            vectors = [self._join(*two, width) for two in zip(vectors[::2], vectors[1::2], strict=True)]
+        (values,) = vectors
+        while width > 1:
+            width //= 2
+            values = self.build.fadd(values, self._shuffle(values, values, [n ^ width for n in range(self.lanes)]))
+        return self._shuffle(values, values, [n * self.lanes // count for n in range(count)])
+
+    def _join(self, one: Value, other: Value, width: int) -> Value:
+        """Add the lower to the upper halves of the 2 × width-element segments of two vectors, in one vector."""
+        starts = range(0, 2 * self.lanes, 2 * width)  # of the segments in both vectors
+        low = [start + n for start in starts for n in range(width)]
+        halves = (self._shuffle(one, other, numbers) for numbers in (low, [n + width for n in low]))
+        return self.build.fadd(*halves)
+
+    def _shuffle(self, one: Value, other: Value, numbers: list[int]) -> Value:
+        """Emit a vector of elements of two vectors, by their indices in the concatenation."""
+        mask = ir.Constant(ir.VectorType(I32, len(numbers)), numbers)
+        return self.build.shuffle_vector(one, other, mask)
+
+    def _fold(self, values: Value, join: Callable[[Value, Value], Value]) -> Value:
+        """Reduce a vector to one element by repeatedly combining its halves."""
+        width = self.lanes
+        while width > 1:
+            width //= 2
+            sides = (range(width), range(width, 2 * width))
+            halves = (self._shuffle(values, values, list(numbers)) for numbers in sides)
+            values = join(*halves)
+        return self.build.extract_element(values, ir.Constant(I32, 0))
+
+    def pointer(self, address: Value | int) -> Value:
+        """Convert a 64-bit address to a pointer."""
+        return self.build.inttoptr(self.int64(address), POINTER)
+
+    # --- memory ----------------------------------------------------------------------------------------------------
+
+    def element_pointer(self, place: Value, index: Value | int, kind: Any = F32) -> Value:
+        """Emit a pointer to element `index` of an array whose elements have the LLVM type `kind`."""
+        return self.build.gep(place, [self.int64(index)], source_etype=kind)
+
+    def load(self, place: Value, kind: Any = F32) -> Value:
+        """Emit a load of a scalar or of a vector that need not be aligned."""
+        return self.build.load(place, typ=kind, align=_alignment(kind))
+
+    def load_floats(self, place: Value, index: Value | int = 0) -> Value:
+        """Emit the load of a float32 vector from element `index` of an array on."""
+        return self.load(self.element_pointer(place, index), self.floats)
+
+    def store(self, value: Value, place: Value) -> None:
+        """Emit a store of a scalar or of a vector to an address that need not be aligned."""
+        self.build.store(value, place, align=_alignment(value.type))
+
+    def load_as_float32(self, place: Value, index: Value | int, kind: Any, *, mask: Value | None = None) -> Value:
+        """Emit a load of F32, bfloat16 (I16) or F16 elements, converted to a float32 vector.
+
+        Args:
+            place: the array.
+            index: the first element.
+            kind: the element type.
+            inside: a mask of the lanes to load, zeros elsewhere; for F32 and bfloat16 only.
+        """
+        elements = ir.VectorType(kind, self.lanes)
+        at = self.element_pointer(place, index, kind)
+        values = self.load(at, elements) if mask is None else self._load_inside(at, elements, mask)
+        if kind == F32:
+            return values
+        if kind == F16:
+            return self.build.fpext(values, self.floats)
+        bits = self.build.shl(self.build.zext(values, self.ints), self.splat_int(16))
+        return self.build.bitcast(bits, self.floats)
+
+    def store_float32_as(
+        self, values: Value, place: Value, index: Value | int, kind: Any, *, mask: Value | None = None
+    ) -> None:
+        """Emit a store of a float32 vector as F32 or bfloat16 (I16), rounded to nearest even; NaN remains NaN.
+
+        `inside` is an optional mask of the lanes to store.
+        """
+        at = self.element_pointer(place, index, kind)
+        values = values if kind == F32 else self.to_bfloat16(values)
+        if mask is None:
+            self.store(values, at)
+        else:
+            name = f"llvm.masked.store.v{self.lanes}{'f32' if kind == F32 else 'i16'}.p0"
+            self.intrinsic(name, VOID, values, at, mask)
+
+    def _load_inside(self, at: Value, elements: Any, mask: Value) -> Value:
+        """Emit a masked load; other lanes are zero."""
+        name = f"llvm.masked.load.v{self.lanes}{'f32' if elements.element == F32 else 'i16'}.p0"
+        return self.intrinsic(name, elements, at, mask, ir.Constant(elements, None))
+
+    def to_bfloat16(self, values: Value) -> Value:
+        """Emit the conversion of a float32 vector to bfloat16 bits, rounded to nearest even; NaN remains NaN.
+
+        The processor's instruction, where there is one, flushes subnormal numbers to zero.
+        """
+        if self._narrows:
+            kind = ir.VectorType(BFloat(), self.lanes)
+            return self.build.bitcast(
+                self.intrinsic("llvm.x86.avx512bf16.cvtneps2bf16.512", kind, values), ir.VectorType(I16, self.lanes)
+            )
+        bits = self.build.bitcast(values, self.ints)
+        odd = self.build.and_(self.build.lshr(bits, self.splat_int(16)), self.splat_int(1))
+        rounded = self.build.add(self.build.add(bits, self.splat_int(0x7FFF)), odd)
+        is_nan = self.build.fcmp_unordered("uno", values, values)
+        rounded = self.build.select(is_nan, self.splat_int(0x7FC00000), rounded)
+        return self.build.trunc(self.build.lshr(rounded, self.splat_int(16)), ir.VectorType(I16, self.lanes))
+
+    def splat_int(self, number: int) -> Value:
+        """Return a constant vector with one 32-bit integer in all lanes."""
+        return ir.Constant(self.ints, [number] * self.lanes)
+
+    def prefetch(self, place: Value, *, to_write: bool = False, level: int = 1) -> None:
+        """Emit a prefetch of an address into the cache of this level."""
+        flags = [
+            ir.Constant(I32, number) for number in (int(to_write), 4 - level, 1)
+        ]  # locality 3: keep; 1: data cache
+        self.intrinsic("llvm.prefetch.p0", VOID, place, *flags)
+
+    def store_nontemporal(self, value: Value, place: Value) -> None:
+        """Emit a non-temporal store, which bypasses the caches, of a 64-byte vector to a 64-byte-aligned address.
+
+        LLVM loses its own non-temporal marker in later passes, so this is inline assembly. A kernel must call
+        `store_fence` afterwards.
+        """
+        floats = self.build.bitcast(value, self.floats)
+        kind = ir.FunctionType(VOID, [self.floats, POINTER])
+        self.build.asm(kind, "vmovntps $0, ($1)", "v,r,~{memory}", [floats, place], side_effect=True)
+
+    def store_fence(self) -> None:
+        """Emit a store fence, so that other threads see streamed data before anything stored later."""
+        self.intrinsic("llvm.x86.sse.sfence", VOID)
+
+    def copy(self, source: Value, target: Value, count: Value) -> None:
+        """Emit a copy of `count` 32-bit elements from source to target."""
+        volatile = ir.Constant(ir.IntType(1), 0)
+        self.intrinsic("llvm.memcpy.p0.p0.i64", VOID, target, source, self.mul(count, 4), volatile)
+
+    def variable(self, start: Value) -> Value:
+        """Allocate a variable on the stack with an initial value, and return its address."""
+        with self.build.goto_entry_block():
+            address = self.build.alloca(start.type)
+        self.build.store(start, address)
+        return address
+
+    def load_variable(self, place: Value, type_of: Value) -> Value:
+        """Emit a load of a variable whose type is that of `like`."""
+        return self.build.load(place, typ=type_of.type)
+
+    def accumulators(self, start: float = 0.0) -> list[Value]:
+        """Allocate `UNROLLED_VECTORS` float32 vector accumulators for `each_vector`."""
+        return [self.variable(self.splat(start)) for _ in range(UNROLLED_VECTORS)]
+
+    def accumulate(
+        self, variables: list[Value], number: int, value: Value, join: Callable[[Value, Value], Value]
+    ) -> None:
+        """Combine a vector with accumulator `number` by the operation `join`."""
+        self.store(join(value, self.load_variable(variables[number], value)), variables[number])
+
+    def combine_accumulators(self, variables: list[Value], join: Callable[[Value, Value], Value]) -> Value:
+        """Combine all accumulators into one vector, pairwise, by the operation `join`."""
+        values = [self.build.load(each, typ=self.floats) for each in variables]
+        while len(values) > 1:
+            values = [join(one, other) for one, other in zip(values[::2], values[1::2], strict=True)]
+        return values[0]
+
+
+def _alignment(kind: Any) -> int:
+    """Return the alignment in bytes that loads and stores may assume: that of one element."""
+    element = kind.element if isinstance(kind, ir.VectorType) else kind
+    return {I8: 1, I16: 2, F16: 2}.get(element, 4)

@@ -1,0 +1,240 @@
+"""Run a recorded list of kernel calls as one call, for fixed sizes and with other addresses each time.
+
+Between two separate calls, Python and PyTorch run with caches that the first call has evicted, which takes some hundred
+microseconds. A single call avoids that.
+"""
+
+import ctypes
+import math
+import mmap
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from threading import RLock
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transduce.kernels.cpu.jit.compiler import (
+    CompiledKernel,
+    compile_kernels,
+    kernel,
+    new_builder,
+    require_integer_tile,
+)
+from transduce.kernels.cpu.jit.ir_builder import I64
+from transduce.kernels.cpu.jit.tile import Tile
+
+# --- arena ---
+# Allocate many named arrays in one block of memory, and give kernels their addresses.
+# A PyTorch allocation takes 1–3 µs however small it is, and a search has two dozen arrays: separate allocations
+# took a fifth of the time of decoding a single sentence.
+
+
+_LINE = 64  # bytes of a cache line, to which arrays are aligned
+_IN_C: dict[torch.dtype, Any] = {
+    torch.int32: ctypes.c_int32,
+    torch.int64: ctypes.c_int64,
+    torch.float32: ctypes.c_float,
+    torch.float64: ctypes.c_double,
+}
+
+
+def round_up_to_cache_lines(count: int) -> int:
+    """Round a size in bytes up to whole cache lines, at least one, so that empty arrays have distinct addresses too."""
+    return -(-max(count, 1) // _LINE) * _LINE
+
+
+class Arena:
+    """A block of memory with named arrays, which live as long as the arena."""
+
+    def __init__(self, arrays: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], *, zeroed: bool = False) -> None:
+        """Allocate arrays of these dtypes and shapes, zeroed or uninitialized."""
+        self._arrays = arrays
+        self._sizes = {name: math.prod(shape) * dtype.itemsize for name, (dtype, shape) in arrays.items()}
+        self._starts, end = {}, 0
+        for name, size in self._sizes.items():
+            self._starts[name] = end
+            end += round_up_to_cache_lines(size)
+        self._memory = (torch.zeros if zeroed else torch.empty)(end, dtype=torch.uint8)
+        base = self._memory.data_ptr()
+        self.addresses = {name: base + start for name, start in self._starts.items()}
+        """The address of each array by name."""
+        self._tensors: dict[str, Tensor] = {}
+        self._numbers: dict[str, Any] = {}
+
+    def tensor(self, name: str) -> Tensor:
+        """Return an array as a tensor that shares the arena's memory."""
+        if name not in self._tensors:
+            (dtype, shape), start = self._arrays[name], self._starts[name]
+            self._tensors[name] = self._memory[start : start + self._sizes[name]].view(dtype).view(shape)
+        return self._tensors[name]
+
+    def ctypes_array(self, name: str) -> Any:
+        """Return an array as a flat ctypes array, for fast access to a few elements.
+
+        The ctypes array does not keep the memory alive.
+        """
+        if name not in self._numbers:
+            kind = _IN_C[self._arrays[name][0]]
+            count = self._sizes[name] // ctypes.sizeof(kind)
+            self._numbers[name] = (kind * count).from_address(self.addresses[name])
+        return self._numbers[name]
+
+
+# --- kept stack ---
+# Allocate, on one stack, what a training layer keeps for its backward pass and its scratch space.
+# Batch sizes vary, so blocks of some 10 MB fragment the C library's heap: a sixth of it lay idle. The layer that
+# ran last runs its backward pass first, which suits a stack. It reserves as much address space as the machine has
+# memory; pages that were never used take none.
+
+
+class MemoryBlock:
+    """A block of uninitialized memory, freed when the object is released or garbage-collected."""
+
+    def __init__(self, stack: "StackAllocator", address: int) -> None:
+        self.address = address
+        self._stack = stack
+
+    def free(self) -> None:
+        """Free the block."""
+        self._stack.live.pop(self.address, None)
+
+    def __del__(self) -> None:
+        self.free()
+
+
+class StackAllocator:
+    """A stack allocator: each new block follows all blocks in use."""
+
+    def __init__(self, size: int) -> None:
+        """Reserve `size` bytes of address space; if the system refuses, every block comes from the heap."""
+        self.live: dict[int, int] = {}
+        """The end address of each block in use, by its start address."""
+        self._first = self._end = 0
+        self._lock = RLock()
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        try:
+            self._memory = mmap.mmap(-1, size, flags=flags)
+        except (OSError, OverflowError):
+            return
+        self._first = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._end = self._first + size
+
+    def allocate(self, count: int) -> MemoryBlock:
+        """Allocate `count` bytes, on the heap if the stack is full."""
+        with self._lock:
+            start = max([*self.live.values()], default=self._first)
+            end = start + round_up_to_cache_lines(count)
+            if end <= self._end:
+                self.live[start] = end
+                return MemoryBlock(self, start)
+        return _HeapBlock(self, torch.empty(count, dtype=torch.uint8))
+
+
+class _HeapBlock(MemoryBlock):
+    """A block on the heap, for when the stack is full."""
+
+    def __init__(self, stack: StackAllocator, memory: torch.Tensor) -> None:
+        super().__init__(stack, memory.data_ptr())
+        self._memory: torch.Tensor | None = memory
+
+    def free(self) -> None:
+        """Free the block."""
+        self._memory = None
+
+
+@cache
+def process_stack() -> StackAllocator:
+    """Return the stack of this process, created on first use."""
+    return StackAllocator(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+# --- memory ---
+
+
+class MemoryOffset(NamedTuple):
+    """An address as an offset in bytes from a base, whose address is known when the steps run."""
+
+    base: int
+    """The index of the base among those passed to `Steps.run`."""
+    bytes: int = 0
+    """The offset in bytes."""
+
+    def advance(self, count: int) -> "MemoryOffset":
+        """Return the spot `count` bytes later."""
+        return MemoryOffset(self.base, self.bytes + count)
+
+
+class Room:
+    """An allocator that plans the memory of a list of steps, in the order of the steps."""
+
+    def __init__(self, base: int) -> None:
+        self.base = base
+        self.size = 0
+        """The peak memory in bytes."""
+        self._taken: dict[int, int] = {}
+
+    def allocate(self, count: int) -> MemoryOffset:
+        """Allocate `count` bytes in the first gap that is large enough."""
+        start, needed = 0, round_up_to_cache_lines(count)
+        for allocated in sorted(self._taken):
+            if allocated - start >= needed:
+                break
+            start = allocated + self._taken[allocated]
+        self._taken[start] = needed
+        self.size = max(self.size, start + needed)
+        return MemoryOffset(self.base, start)
+
+    def free(self, spots: Iterable[MemoryOffset]) -> None:
+        """Free spots for later steps; spots with another base are ignored."""
+        for spot in spots:
+            if spot.base == self.base:
+                del self._taken[spot.bytes]
+
+
+class StepList:
+    """A list of steps under construction, each a kernel with its arguments (numbers or spots)."""
+
+    def __init__(self) -> None:
+        self._table: list[tuple[int, int]] = []
+        self._spots: list[MemoryOffset] = []
+
+    def add(self, step: CompiledKernel, numbers: Sequence[int | MemoryOffset]) -> None:
+        """Append a step."""
+        self._table.append((step.address, len(self._spots)))
+        # Base 0 has the address 0, so a plain number is an offset from it.
+        self._spots += [each if isinstance(each, MemoryOffset) else MemoryOffset(0, each) for each in numbers]
+
+    def finish(self) -> "CompiledSteps":
+        """Return the steps in executable form."""
+        return CompiledSteps(self._table, self._spots)
+
+
+class CompiledSteps:
+    """An executable list of kernel calls, with a barrier after each."""
+
+    def __init__(self, table: list[tuple[int, int]], spots: list[MemoryOffset]) -> None:
+        self._table = np.array(table, dtype=np.int64)
+        self._bases, self._bytes = np.array(spots, dtype=np.int64).T.copy()
+        self._table_address = self._table.ctypes.data
+
+    def run(self, bases: Sequence[int], threads: int) -> None:
+        """Run all steps with these base addresses, the first one 0, on `threads` threads; nothing is checked."""
+        numbers = np.array(bases, dtype=np.int64)[self._bases]
+        numbers += self._bytes
+        _runner(require_integer_tile()).run(self._table_address, len(self._table), numbers.ctypes.data, threads=threads)
+
+
+@cache
+def _runner(tile: Tile) -> CompiledKernel:
+    """Compile the kernel `run_steps(table, steps, numbers)`, which calls each step's kernel."""
+    k = new_builder("steps", tile)
+    with kernel(k, "run_steps", 3) as ((table, steps, numbers), thread, threads), k.loop(0, steps) as step:
+        entry = k.element_pointer(k.pointer(table), k.mul(step, 2), I64)
+        address, first = (k.load(k.element_pointer(entry, number, I64), I64) for number in range(2))
+        k.call_address(address, k.element_pointer(k.pointer(numbers), first, I64), thread, threads)
+        k.barrier(threads)
+    return compile_kernels(k, ("run_steps",))["run_steps"]

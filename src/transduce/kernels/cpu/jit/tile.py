@@ -1,0 +1,198 @@
+"""Define GEMM tiles of decoding: the shape of a register block, and the number format that rows are quantized to.
+
+With 8-bit weights, rows are quantized to one of four integer formats:
+
+* `bytes`: 8 bits, for instructions that add four byte products to a 32-bit sum (`vpdpbusd`, and AMX's `tdpbusd`);
+* `halves`: 12 bits on the same machines, as two 6-bit halves that are multiplied one after the other as bytes; more
+  exact, and half as fast;
+* `sextets`: 6 bits on other machines, where `vpmaddubsw` adds two byte products in 16 bits (8 bits would overflow);
+* `words`: 12 bits on other machines, where `vpmaddwd` adds pairs of 16-bit products in 32 bits.
+
+All but `words` are unsigned for their instructions, so a zero point is added to each activation. What it contributes
+to a sum depends only on the weights, and each sum starts with the negative of that.
+
+Two formats are floating-point, with weights of the same format and float32 sums that start with the bias:
+
+* `pairs`: bfloat16, of which two neighboring products are added to a sum at once (`vpdpbf16ps`, AMX's `tdpbf16ps`);
+* `floats`: float32, unchanged.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+from transduce.kernels.cpu.jit.ir_builder import F16, F32, I8, I16, I64, POINTER, KernelBuilder, Value
+
+Kind = Literal["bytes", "halves", "sextets", "words", "pairs", "floats"]
+
+HALF_BITS = 6
+"""Bits of one half of a 12-bit activation."""
+_MOST_HALF = 65504.0  # the greatest finite float16
+
+
+class Tile(NamedTuple):
+    """The shape and number format of a GEMM register block, which is what a micro-kernel computes."""
+
+    lanes: int
+    """32-bit elements per vector register."""
+    vectors: int
+    """Registers of outputs in a block."""
+    rows: int
+    """Rows of activations in a block."""
+    kind: Kind
+    """The format that rows are quantized to."""
+    amx: bool = False
+    """True if rows are multiplied by AMX.
+
+    For integers this applies to batches of enough rows, as the sums are equal; for `pairs` it applies to all.
+    """
+
+    @property
+    def is_float(self) -> bool:
+        """Return whether activations and weights are floating-point (float32 or bfloat16), not scaled integers."""
+        return self.kind in ("pairs", "floats")
+
+    @property
+    def max_quantized(self) -> int:
+        """The greatest quantized magnitude of an activation.
+
+        With 12 bits it is small enough that sums of `max_inputs` products fit in 32 bits.
+        """
+        return {"bytes": 127, "halves": 2047, "sextets": 31, "words": 2047}[self.kind]
+
+    @property
+    def zero_point(self) -> int:
+        """The zero point that is added to quantized activations."""
+        return {"bytes": 128, "halves": 2048, "sextets": 32, "words": 0}[self.kind]
+
+    @property
+    def max_inputs(self) -> int:
+        """The greatest number of inputs D of a linear layer for which 32-bit sums cannot overflow."""
+        return 8192 if self.kind in ("halves", "words") else 65_536
+
+    @property
+    def element(self) -> Any:
+        """The LLVM type of a stored activation, or of half of one for `halves`."""
+        return {"floats": F32, "pairs": I16, "words": I16}.get(self.kind, I8)
+
+    @property
+    def weight(self) -> Any:
+        """The LLVM type of a weight."""
+        return self.element if self.is_float else I8
+
+    @property
+    def weight_bytes(self) -> int:
+        """The size of a weight in bytes."""
+        return {"floats": 4, "pairs": 2}.get(self.kind, 1)
+
+    @property
+    def elements_per_activation(self) -> int:
+        """Elements per activation; with 2, a row stores the high halves of all D activations, then the low halves."""
+        return 2 if self.kind == "halves" else 1
+
+    @property
+    def group(self) -> int:
+        """Neighboring inputs that fill 32 bits."""
+        return {"floats": 1, "pairs": 2, "words": 2}.get(self.kind, 4)
+
+    @property
+    def groups(self) -> int:
+        """Groups of inputs whose products are added in 16 bits before they join a 32-bit sum."""
+        return 2 if self.kind == "sextets" else 1
+
+    @property
+    def columns(self) -> int:
+        """Outputs per block of weights, C."""
+        return self.lanes * self.vectors
+
+    @property
+    def with_12_bits(self) -> "Tile":
+        """The tile of the same machine with 12-bit activations."""
+        return self._replace(kind="halves" if self.kind == "bytes" else "words")
+
+
+AVX512_TILE = Tile(lanes=16, vectors=4, rows=6, kind="bytes")
+"""The AVX-512 tile: 24 of the 32 registers of 512 bits hold sums."""
+AVX2_TILE = Tile(lanes=8, vectors=2, rows=6, kind="bytes")
+"""The AVX2 tile: 12 of the 16 registers of 256 bits hold sums."""
+MAX_LANES = AVX512_TILE.lanes
+
+
+class MicroKernelArguments(NamedTuple):
+    """Arguments of a micro-kernel, which multiplies a few rows by one block of C outputs."""
+
+    rounded: Value
+    """Pointer to the first quantized row, (rows, D × planes) in `Tile.element`."""
+    scales: Value
+    """Pointer to the rows' scales, float32; unused for floats."""
+    width: Value
+    """The number of inputs D."""
+    weights: Value
+    """Pointer to the block's weights, (D / group, C, group)."""
+    start: Value
+    """Pointer to the initial 32-bit integer sums, (C,)."""
+    steps: Value
+    """Pointer to the outputs' weight scales, float32 (C,)."""
+    bias: Value
+    """Pointer to the bias, float32 (C,)."""
+    out: Value
+    """Pointer to the first output of the first row."""
+    stride: Value
+    """Elements from one output row to the next."""
+
+
+MICRO_KERNEL_TYPES: tuple[Any, ...] = (POINTER, POINTER, I64, POINTER, POINTER, POINTER, POINTER, POINTER, I64)
+"""The LLVM types of `Place`'s fields."""
+
+
+def output_type(ending: str) -> Any:
+    """Return the LLVM type of an output element."""
+    return F16 if ending == "half" else F32
+
+
+def dequantize_and_store(
+    k: KernelBuilder, place: MicroKernelArguments, ending: str, row: Value | int, sums: dict[int, Value]
+) -> None:
+    """Emit the GEMM epilogue of one row: dequantize its integer sums, add the bias, and store the outputs.
+
+    `sums` maps the index of a vector within the block to its 32-bit sums.
+    """
+    scale = k.splat(k.load(k.element_pointer(place.scales, row)))
+    for vector, total in sums.items():
+        column = vector * k.lanes
+        size = k.build.fmul(scale, k.load_floats(place.steps, column))
+        value = k.madd(k.build.sitofp(total, k.floats), size, k.load_floats(place.bias, column))
+        store_outputs(k, place, ending, row, vector, value)
+
+
+def store_outputs(
+    k: KernelBuilder, place: MicroKernelArguments, ending: str, row: Value | int, vector: int, value: Value
+) -> None:
+    """Emit the store of one vector of a row's outputs with an epilogue.
+
+    Args:
+        k: the IR builder.
+        place: the micro-kernel's arguments.
+        ending: "store", "relu", "add" (to what `out` holds), or "half" (clamp and convert to float16).
+        row: the row within the block.
+        vector: the vector's index within the block.
+        value: float32 outputs.
+    """
+    target = k.element_pointer(place.out, k.add(k.mul(place.stride, row), vector * k.lanes), output_type(ending))
+    if ending == "relu":
+        value = k.maximum(value, k.splat(0.0))
+    elif ending == "add":
+        value = k.build.fadd(value, k.load(target, k.floats))
+    elif ending == "half":
+        value = k.maximum(k.splat(-_MOST_HALF), value)
+        value = k.build.select(k.build.fcmp_ordered(">", value, k.splat(_MOST_HALF)), k.splat(_MOST_HALF), value)
+        value = k.build.fptrunc(value, ir.VectorType(F16, k.lanes))
+    k.store(value, target)
+
+
+def shift_high_half(k: KernelBuilder, high: Value) -> Value:
+    """Emit the sum of the high halves' products times 2^HALF_BITS.
+
+    Overflow here cancels when the sum of the low halves' products is added.
+    """
+    return k.build.shl(high, ir.Constant(k.ints, [HALF_BITS] * k.lanes))

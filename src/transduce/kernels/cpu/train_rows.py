@@ -1,0 +1,597 @@
+"""Run the compiled row-wise kernels of training: dropout as an autograd function, softmax, and sums.
+
+Legend: N rows, D model width, V vocabulary size.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from transduce.kernels.cpu.decode_rows import exponential, means
+from transduce.kernels.cpu.jit.compiler import (
+    CompiledKernel,
+    compile_kernels,
+    find_integer_tile,
+    kernel,
+    new_builder,
+    require_integer_tile,
+)
+from transduce.kernels.cpu.jit.ir_builder import F32, I8, I16, I32, I64, KernelBuilder, Value
+from transduce.kernels.cpu.jit.tile import Tile
+
+# --- training rows ---
+# Emit row-wise and elementwise kernels of training: dropout, norms and their gradients, softmax, and sums.
+# Legend: N rows, D model width, V vocabulary size.
+
+
+_NEVER = float("-inf")
+_PAGE_BYTES = 4096  # of memory
+_HASHES = 16  # hashes per block of elements in dropout
+_BLOCK = 64  # elements of such a block, one for each of the four bytes of a hash
+_ROWS = 8  # rows that are added per update of the column sums
+# Rounds of a 32-bit hash: xor with the value shifted right by the first number, then multiply by the second.
+_ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1))
+
+
+class DropoutArguments(NamedTuple):
+    """Arguments of the kernel `drop`: out = residual + dropout(x), scaled by 256 / (256 - drop_of_256)."""
+
+    x: Any
+    """Address of the input, float32 or bfloat16."""
+    residual: Any
+    """Address of the residual, or 0; it may equal x, and so may `out`."""
+    out: Any
+    """Address of the output."""
+    count: Any
+    """The number of elements, a multiple of the lanes."""
+    seed: Any
+    """A 64-bit seed."""
+    drop_256ths: Any
+    """The dropout rate in 256ths."""
+
+
+class NormArguments(NamedTuple):
+    """Arguments of the kernels `norm` and `norm_back` (LayerNorm), `rms` and `rms_back` (RMSNorm).
+
+    They are addresses, unless stated otherwise.
+    """
+
+    x: Any
+    """Input, (N, D)."""
+    weight: Any
+    """Weight, (D,)."""
+    bias: Any
+    """Bias, (D,); for LayerNorm only."""
+    rows: Any
+    """The number of rows N."""
+    width: Any
+    """The width D, a multiple of the lanes."""
+    epsilon: Any
+    """The bits of a float32 epsilon."""
+    sums: Any
+    """float32 (N, 2): each row's mean (0 for RMSNorm) and the inverse of its standard deviation (root mean square)."""
+    out: Any
+    """Output: the norm, or in the backward pass the gradient of x, (N, D)."""
+    gradient: Any
+    """The gradient of the norm's output, (N, D); this and all that follow are for the backward pass only."""
+    kept: Any
+    """A gradient of x, (N, D), to add to the result; 0: none."""
+    thread_gradients: Any
+    """Scratch space, float32 (threads, 2, D): each thread's part of the weight and bias gradients."""
+    weight_sum: Any
+    """float32 (D,): the weight gradient is added to it."""
+    bias_sum: Any
+    """float32 (D,): the bias gradient is added to it; for LayerNorm only."""
+
+
+class SoftmaxArguments(NamedTuple):
+    """Arguments of the kernel `softmax`, which replaces rows of logits by probabilities."""
+
+    logits: Any
+    """Address of the logits, (N, V)."""
+    rows: Any
+    """The number of rows N."""
+    width: Any
+    """The vocabulary size V."""
+    normalizers: Any
+    """Address of the output float32 (N,): each row's log-sum-exp."""
+    room: Any
+    """Address of scratch space, float32 (threads, V + lanes)."""
+
+
+class ColumnSumArguments(NamedTuple):
+    """Arguments of the kernel `sum_columns`, which sums the rows of a matrix, optionally where a gate is positive."""
+
+    source: Any
+    """Address of the matrix, (N, D)."""
+    rows: Any
+    """The number of rows N."""
+    width: Any
+    """The width D, a multiple of the lanes."""
+    sums: Any
+    """Address of the output float32 (threads, D): each thread's part of the sum, initially zero."""
+    gate: Any
+    """Address of a gate (N, D), or 0; where it is not positive, the source counts as zero."""
+    gated: Any
+    """Address of the output (N, D): the source with these zeros; used only with a gate."""
+
+
+class AddArguments(NamedTuple):
+    """Arguments of the kernel `add`: total += part."""
+
+    total: Any
+    """Address of the total, float32 (count,)."""
+    part: Any
+    """Address of the part, (count,)."""
+    count: Any
+    """The number of elements, a multiple of the lanes."""
+
+
+class RowKernelEmitter:
+    """An emitter of the kernels `drop`, `norm`, `rms`, their `…_back`, `softmax`, `sum_columns` and `add`."""
+
+    names = ("drop", "norm", "norm_back", "rms", "rms_back", "softmax", "sum_columns", "add")
+    """The kernels' names."""
+
+    def __init__(self, k: KernelBuilder, kind: Any) -> None:
+        """Prepare for elements of type F32, or I16 for bfloat16."""
+        self.k = k
+        self.kind = kind
+
+    def write(self) -> None:
+        """Emit the kernels that `names` lists."""
+        k = self.k
+        with kernel(k, "drop", len(DropoutArguments._fields)) as (numbers, *share):
+            self._drop(DropoutArguments(*numbers), *share)
+        for name, work, is_centred in (
+            ("norm", self._norm, True),
+            ("norm_back", self._norm_back, True),
+            ("rms", self._norm, False),
+            ("rms_back", self._norm_back, False),
+        ):
+            with kernel(k, name, len(NormArguments._fields)) as (numbers, *share):
+                args = NormArguments(*numbers)
+                first, last = k.thread_range(args.rows, *share)
+                if work == self._norm_back:
+                    self._clear_share(args, share[0])
+                with k.loop(first, last) as row:
+                    work(args, row, share[0], is_centred=is_centred)
+                if work == self._norm_back:
+                    k.barrier(share[1])
+                    self._add_shares(args, *share, is_centred=is_centred)
+        with kernel(k, "softmax", len(SoftmaxArguments._fields)) as (numbers, *share):
+            softmax = SoftmaxArguments(*numbers)
+            scratch = k.element_pointer(k.pointer(softmax.room), k.mul(share[0], k.add(softmax.width, k.lanes)))
+            first, last = k.thread_range(softmax.rows, *share)
+            with k.loop(first, last) as row:
+                self._softmax(softmax, row, scratch)
+        with kernel(k, "sum_columns", len(ColumnSumArguments._fields)) as (numbers, *share):
+            self._sum_columns(ColumnSumArguments(*numbers), *share)
+        with kernel(k, "add", len(AddArguments._fields)) as (numbers, *share):
+            added = AddArguments(*numbers)
+            first, last = k.thread_range(k.build.sdiv(added.count, k.int64(k.lanes)), *share)
+            with k.loop(k.mul(first, k.lanes), k.mul(last, k.lanes), k.lanes) as number:
+                part, target = (
+                    k.load_as_float32(k.pointer(added.part), number, self.kind),
+                    k.element_pointer(k.pointer(added.total), number),
+                )
+                k.store(k.build.fadd(k.load_floats(target), part), target)
+
+    def _load(self, address: Value, row: Value | int, width: Value | int, column: Value) -> Value:
+        """Load a vector of a row as float32."""
+        k = self.k
+        return k.load_as_float32(k.pointer(address), k.add(k.mul(row, width), column), self.kind)
+
+    def _store(self, values: Value, address: Value, row: Value, width: Value, column: Value) -> None:
+        """Store a float32 vector to a row."""
+        k = self.k
+        k.store_float32_as(values, k.pointer(address), k.add(k.mul(row, width), column), self.kind)
+
+    def _fetch_later(self, address: Value, row: Value, width: Value, column: Value) -> None:
+        """Prefetch the element a page (4096 bytes) ahead: the hardware prefetcher stops at page boundaries."""
+        k = self.k
+        pointer = k.element_pointer(k.pointer(address), k.add(k.mul(row, width), column), self.kind)
+        k.prefetch(k.element_pointer(pointer, _PAGE_BYTES, I8), level=2)
+
+    # --- dropout -----------------------------------------------------------------------------------------------------
+
+    def _drop(self, args: DropoutArguments, thread: Value, threads: Value) -> None:
+        """Emit dropout of the thread's share of blocks."""
+        k = self.k
+        kept_of_256 = k.build.sitofp(k.build.sub(k.int64(256), args.drop_256ths), F32)
+        scale = k.splat(k.build.fdiv(k.float32(256.0), kept_of_256))
+        dropped = k.splat(k.build.trunc(args.drop_256ths, I32))
+        first, last = k.thread_range(k.build.sdiv(k.add(args.count, _BLOCK - 1), k.int64(_BLOCK)), thread, threads)
+        with k.loop(first, last) as block:
+            for vector, bytes_ in self._random_bytes(block, args.seed):
+                number = k.add(k.mul(block, _BLOCK), vector)
+                with k.when(k.build.icmp_signed("<", number, args.count)):
+                    self._drop_vector(args, number, k.build.icmp_signed(">=", bytes_, dropped), scale)
+
+    def _drop_vector(self, args: DropoutArguments, number: Value, is_kept: Value, scale: Value) -> None:
+        """Emit dropout of the vector that starts at element `number`."""
+        k = self.k
+        value = k.build.fmul(k.load_as_float32(k.pointer(args.x), number, self.kind), scale)
+        value = k.build.select(is_kept, value, k.splat(0.0))
+        result = k.variable(value)
+        with k.when(k.is_nonzero(args.residual)):
+            k.store(k.build.fadd(value, k.load_as_float32(k.pointer(args.residual), number, self.kind)), result)
+        k.store_float32_as(k.load_variable(result, value), k.pointer(args.out), number, self.kind)
+
+    def _random_bytes(self, block: Value, seed: Value) -> Iterator[tuple[int, Value]]:
+        """Yield each vector's first element within a block, and a random byte for each of its elements.
+
+        A 32-bit hash of the seed and an index provides bytes for four elements, which are 16 apart. 16 is the greatest
+        vector length, so results are the same on every processor.
+        """
+        k = self.k
+        low, high = (k.splat(k.build.trunc(each, I32)) for each in (seed, k.build.lshr(seed, k.int64(32))))
+        start = k.splat(k.build.trunc(k.mul(block, _HASHES), I32))
+        for first in range(0, _HASHES, k.lanes):
+            indices = ir.Constant(k.ints, list(range(first, first + k.lanes)))
+            bits = k.build.add(k.build.add(start, indices), low)
+            for shift, factor in _ROUNDS:
+                bits = k.build.xor(bits, k.build.lshr(bits, k.splat_int(shift)))
+                bits = k.build.xor(k.build.mul(bits, k.splat_int(factor)), high)
+            for byte in range(_BLOCK // _HASHES):
+                shifted = k.build.lshr(bits, k.splat_int(8 * byte))
+                yield byte * _HASHES + first, k.build.and_(shifted, k.splat_int(255))
+
+    # --- sums over rows ----------------------------------------------------------------------------------------------
+
+    def _sum_columns(self, args: ColumnSumArguments, thread: Value, threads: Value) -> None:
+        """Emit the column sums of the thread's share of rows, several rows at a time."""
+        k = self.k
+        sums = k.element_pointer(k.pointer(args.sums), k.mul(thread, args.width))
+        start, stop = k.thread_range(args.rows, thread, threads)
+        blocked_end = k.add(start, k.mul(k.build.sdiv(k.build.sub(stop, start), k.int64(_ROWS)), _ROWS))
+        for first, last, count in ((start, blocked_end, _ROWS), (blocked_end, stop, 1)):
+            with k.loop(first, last, count) as row, k.loop(0, args.width, k.lanes) as column:
+                total = k.load_floats(sums, column)
+                for number in range(count):
+                    total = k.build.fadd(total, self._gated(args, k.add(row, number), column))
+                k.store(total, k.element_pointer(sums, column))
+
+    def _gated(self, args: ColumnSumArguments, row: Value, column: Value) -> Value:
+        """Load a vector of the source; with a gate, zero and store what does not pass."""
+        k = self.k
+        value = self._load(args.source, row, args.width, column)
+        passed = k.variable(value)
+        with k.when(k.build.icmp_signed("!=", args.gate, k.int64(0))):
+            gate = self._load(args.gate, row, args.width, column)
+            is_closed = k.build.fcmp_ordered("<=", gate, k.splat(0.0))
+            gated = k.build.select(is_closed, k.splat(0.0), value)
+            self._store(gated, args.gated, row, args.width, column)
+            k.store(gated, passed)
+        return k.load_variable(passed, value)
+
+    # --- LayerNorm ---------------------------------------------------------------------------------------------------
+
+    def _norm(self, args: NormArguments, row: Value, _thread: Value, *, is_centred: bool) -> None:
+        """Emit the norm of a row: LayerNorm if `is_centred`, else RMSNorm."""
+        k, width = self.k, args.width
+
+        def element(column: Value, *, is_first: bool = False) -> Value:
+            """Load a vector of x, with a prefetch on the first pass."""
+            if is_first:
+                self._fetch_later(args.x, row, width, column)
+            return self._load(args.x, row, width, column)
+
+        (mean,) = means(k, width, lambda column: [element(column, is_first=True)]) if is_centred else (k.float32(0.0),)
+        mean_vector = k.splat(mean)
+
+        def deviation(column: Value) -> Value:
+            """Return a vector of x minus the mean."""
+            return k.build.fsub(element(column, is_first=not is_centred), mean_vector)
+
+        (variance,) = means(k, width, lambda column: [self._square(deviation(column))])
+        epsilon = k.float_from_bits(args.epsilon)
+        root = k.intrinsic("llvm.sqrt.f32", F32, k.build.fadd(variance, epsilon))
+        inverse = k.build.fdiv(k.float32(1.0), root)
+        sums = k.element_pointer(k.pointer(args.sums), k.mul(row, 2))
+        k.store(mean, k.element_pointer(sums, 0))
+        k.store(inverse, k.element_pointer(sums, 1))
+        scale = k.splat(inverse)
+        with k.loop(0, width, k.lanes) as column:
+            normalized = k.build.fmul(k.build.fsub(element(column), mean_vector), scale)
+            weight = k.load_as_float32(k.pointer(args.weight), column, self.kind)
+            value = k.build.fmul(normalized, weight)
+            if is_centred:
+                value = k.madd(normalized, weight, k.load_as_float32(k.pointer(args.bias), column, self.kind))
+            self._store(value, args.out, row, width, column)
+
+    def _norm_back(self, args: NormArguments, row: Value, thread: Value, *, is_centred: bool) -> None:
+        """Emit a row's gradient of x, and add to the thread's weight and bias gradients.
+
+        The gradient is (g w - mean(g w) - x' mean(g w x')) / deviation, where x' is the normalized row and g the
+        output's gradient. The term mean(g w) is omitted for RMSNorm.
+        """
+        k, width = self.k, args.width
+        sums = k.element_pointer(k.pointer(args.sums), k.mul(row, 2))
+        mean, inverse = (k.splat(k.load(k.element_pointer(sums, number))) for number in range(2))
+        thread_gradients = k.element_pointer(k.pointer(args.thread_gradients), k.mul(thread, 2, width))
+
+        def normalized(column: Value) -> Value:
+            """Return a vector of the normalized row."""
+            return k.build.fmul(k.build.fsub(self._load(args.x, row, width, column), mean), inverse)
+
+        def weighted(column: Value) -> Value:
+            """Return a vector of the gradient times the weight."""
+            weight = k.load_as_float32(k.pointer(args.weight), column, self.kind)
+            return k.build.fmul(self._load(args.gradient, row, width, column), weight)
+
+        def terms_at(column: Value) -> list[Value]:
+            """Add to the weight and bias gradients, and return the two terms whose means are needed."""
+            for address in (args.x, args.gradient):
+                self._fetch_later(address, row, width, column)
+            gradient, x = self._load(args.gradient, row, width, column), normalized(column)
+            terms = [(column, k.build.fmul(gradient, x)), (k.add(width, column), gradient)]
+            for index, term in terms if is_centred else terms[:1]:
+                k.store(
+                    k.build.fadd(k.load_floats(thread_gradients, index), term),
+                    k.element_pointer(thread_gradients, index),
+                )
+            weighted_gradient = weighted(column)
+            return [weighted_gradient, k.build.fmul(weighted_gradient, x)]
+
+        mean_gradient, mean_product = (k.splat(each) for each in means(self.k, width, terms_at, 2))
+        with k.loop(0, width, k.lanes) as column:
+            rest = k.build.fsub(weighted(column), mean_gradient) if is_centred else weighted(column)
+            rest = k.build.fsub(rest, k.build.fmul(normalized(column), mean_product))
+            result = k.build.fmul(rest, inverse)
+            with_kept = k.variable(result)
+            with k.when(k.is_nonzero(args.kept)):
+                k.store(k.build.fadd(self._load(args.kept, row, width, column), result), with_kept)
+            self._store(k.load_variable(with_kept, result), args.out, row, width, column)
+
+    def _clear_share(self, args: NormArguments, thread: Value) -> None:
+        """Zero a thread's part of the weight and bias gradients."""
+        k = self.k
+        size = k.mul(args.width, 2)
+        with k.loop(0, size, k.lanes) as index:
+            k.store(
+                k.splat(0.0), k.element_pointer(k.pointer(args.thread_gradients), k.add(k.mul(thread, size), index))
+            )
+
+    def _add_shares(self, args: NormArguments, thread: Value, threads: Value, *, is_centred: bool) -> None:
+        """Add all threads' weight and bias gradients to their sums, for the thread's share of columns."""
+        k, width = self.k, args.width
+        first, last = k.thread_range(k.build.sdiv(width, k.int64(k.lanes)), thread, threads)
+        with k.loop(k.mul(first, k.lanes), k.mul(last, k.lanes), k.lanes) as column:
+            for number, total in enumerate((args.weight_sum, args.bias_sum) if is_centred else (args.weight_sum,)):
+                target = k.element_pointer(k.pointer(total), column)
+                total_sum = k.variable(k.load_floats(target))
+                with k.loop(0, threads) as thread_index:
+                    offset = k.add(k.mul(k.add(k.mul(thread_index, 2), number), width), column)
+                    sum_so_far = k.load_variable(total_sum, k.splat(0.0))
+                    k.store(
+                        k.build.fadd(sum_so_far, k.load_floats(k.pointer(args.thread_gradients), offset)), total_sum
+                    )
+                k.store(k.load_variable(total_sum, k.splat(0.0)), target)
+
+    def _square(self, value: Value) -> Value:
+        """Return value²."""
+        return self.k.build.fmul(value, value)
+
+    # --- softmax -----------------------------------------------------------------------------------------------------
+
+    def _softmax(self, args: SoftmaxArguments, row: Value, scratch: Value) -> None:
+        """Emit the softmax of a row."""
+        k, width = self.k, args.width
+        maxima = k.accumulators(_NEVER)
+        for column, inside, number in self._vectors(width):
+            k.accumulate(maxima, number, self._logits(args, row, column, inside), k.maximum)
+        greatest = k.reduce_max(k.combine_accumulators(maxima, k.maximum))
+        totals = k.accumulators()
+        for column, inside, number in self._vectors(width):
+            value = self._logits(args, row, column, inside)
+            value = exponential(k, k.build.fsub(value, k.splat(greatest)), keeps_nan=True)
+            if inside is not None:
+                value = k.build.select(inside, value, k.splat(0.0))
+            k.store(value, k.element_pointer(scratch, column))
+            k.accumulate(totals, number, value, k.build.fadd)
+        total = k.reduce_sum(k.combine_accumulators(totals, k.build.fadd))
+        logarithm = k.intrinsic("llvm.log.f32", F32, total)
+        k.store(k.build.fadd(greatest, logarithm), k.element_pointer(k.pointer(args.normalizers), row))
+        scale = k.splat(k.build.fdiv(k.float32(1.0), total))
+        for column, inside, _ in self._vectors(width):
+            value = k.build.fmul(k.load_floats(scratch, column), scale)
+            offset = k.add(k.mul(row, width), column)
+            k.store_float32_as(value, k.pointer(args.logits), offset, self.kind, mask=inside)
+
+    def _logits(self, args: SoftmaxArguments, row: Value, column: Value, inside: Value | None) -> Value:
+        """Load a vector of logits; lanes outside the row are -inf."""
+        k = self.k
+        offset = k.add(k.mul(row, args.width), column)
+        value = k.load_as_float32(k.pointer(args.logits), offset, self.kind, mask=inside)
+        return value if inside is None else k.build.select(inside, value, k.splat(_NEVER))
+
+    def _vectors(self, width: Value) -> Iterator[tuple[Value, Value | None, int]]:
+        """Emit loops over a row's vectors; yields (column, mask or None, accumulator number).
+
+        The mask selects the lanes inside the row of an incomplete last vector.
+        """
+        k = self.k
+        vector_end = k.mul(k.build.sdiv(width, k.int64(k.lanes)), k.lanes)
+        for column, number in k.each_vector(vector_end):
+            yield column, None, number
+        with k.when(k.build.icmp_signed("<", vector_end, width)):
+            remaining = k.splat(k.build.trunc(k.build.sub(width, vector_end), I32))
+            yield vector_end, k.build.icmp_signed("<", ir.Constant(k.ints, list(range(k.lanes))), remaining), 0
+
+
+# --- training scatter ---
+# Emit the kernel that adds rows to indexed rows of a matrix: the gradient of an embedding.
+# Legend: N positions, D model width, V vocabulary size.
+
+
+class ScatterArguments(NamedTuple):
+    """Arguments of the kernel `scatter`: total[ids[n]] += factor · part[n], except for a frozen row."""
+
+    total: Any
+    """Address of the matrix, float32 (V, D)."""
+    ids: Any
+    """Address of row indices, int64 (N,)."""
+    part: Any
+    """Address of the rows to add, (N, D)."""
+    rows: Any
+    """The number of rows to add N."""
+    width: Any
+    """The width D, a multiple of the lanes."""
+    factor: Any
+    """The bits of a float32 factor."""
+    frozen: Any
+    """The row that nothing is added to, or -1."""
+
+
+class ScatterEmitter:
+    """An emitter of the kernel `scatter`."""
+
+    names = ("scatter",)
+    """The kernel's name."""
+
+    def __init__(self, k: KernelBuilder, kind: Any) -> None:
+        """Prepare for rows of type F32, or I16 for bfloat16."""
+        self.k = k
+        self.kind = kind
+
+    def write(self) -> None:
+        """Emit the kernel, in which a thread adds some columns of all rows.
+
+        Ids repeat, so splitting by rows would let two threads update one element.
+        """
+        k = self.k
+        with kernel(k, "scatter", len(ScatterArguments._fields)) as (numbers, thread, threads):
+            args = ScatterArguments(*numbers)
+            first, last = k.thread_range(k.build.sdiv(args.width, k.int64(k.lanes)), thread, threads)
+            factor = k.splat(k.float_from_bits(args.factor))
+            with k.loop(0, args.rows) as row:
+                row_id = k.load(k.element_pointer(k.pointer(args.ids), row, I64), I64)
+                with k.when(k.build.icmp_signed("!=", row_id, args.frozen)):
+                    self._add(args, (row_id, row), (k.mul(first, k.lanes), k.mul(last, k.lanes)), factor)
+
+    def _add(
+        self, args: ScatterArguments, rows: tuple[Value, Value], columns: tuple[Value, Value], factor: Value
+    ) -> None:
+        """Add a range of columns of one row; `rows` is the target and the source row."""
+        k = self.k
+        target_row, source_row = (k.mul(row, args.width) for row in rows)
+        with k.loop(*columns, k.lanes) as column:
+            target = k.element_pointer(k.pointer(args.total), k.add(target_row, column))
+            value = k.load_as_float32(k.pointer(args.part), k.add(source_row, column), self.kind)
+            k.store(k.madd(value, factor, k.load_floats(target)), target)
+
+
+# --- train rows ---
+
+
+LLVM_TYPES = {torch.float32: F32, torch.bfloat16: I16}
+"""LLVM types of the supported dtypes."""
+
+
+def supports_rows(x: Tensor) -> bool:
+    """Return whether the row-wise kernels take x: its width, dtype, device and layout."""
+    tile = find_integer_tile()
+    return tile is not None and x.shape[-1] % tile.lanes == 0 and supports_logits(x)
+
+
+def supports_logits(logits: Tensor) -> bool:
+    """Return whether `softmax_` takes these logits."""
+    kind_fits = logits.device.type == "cpu" and logits.dtype in LLVM_TYPES and find_integer_tile() is not None
+    return kind_fits and logits.is_contiguous() and logits.numel() > 0
+
+
+def dropout_add(residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
+    """Return residual + dropout(x), where `drop_of_256` of 256 elements are dropped."""
+    if residual is not None and (residual.shape, residual.dtype) != (x.shape, x.dtype):
+        raise ValueError(f"a residual of {describe(residual)} cannot be added to {describe(x)}")
+    out: Tensor = DropNode.apply(residual, x, drop_of_256)  # type: ignore[no-untyped-call]
+    return out
+
+
+def softmax_(logits: Tensor) -> Tensor:
+    """Replace logits (N, V) by their softmax, and return each row's log-sum-exp, float32 (N,)."""
+    rows, width = logits.shape
+    normalizers = torch.empty(rows, dtype=torch.float32)
+    scratch = torch.empty(torch.get_num_threads(), width + require_integer_tile().lanes, dtype=torch.float32)
+    arguments = SoftmaxArguments(logits.data_ptr(), rows, width, normalizers.data_ptr(), scratch.data_ptr())
+    row_kernels(logits.dtype)["softmax"].run(*arguments)
+    return normalizers
+
+
+def sum_columns(x: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Sum the rows of x (N, D); return x after gating, and the sums, float32 (D,).
+
+    Elements count as zero where the gate (N, D), if any, is not positive.
+    """
+    gated = x if gate is None else torch.empty_like(x)
+    sums = torch.zeros(torch.get_num_threads(), x.shape[1], dtype=torch.float32)
+    gate_address, gated_address = (0, 0) if gate is None else (gate.data_ptr(), gated.data_ptr())
+    rows, width = x.shape
+    row_kernels(x.dtype)["sum_columns"].run(
+        *ColumnSumArguments(x.data_ptr(), rows, width, sums.data_ptr(), gate_address, gated_address)
+    )
+    return gated, sums.sum(dim=0)
+
+
+def sum_rows(x: Tensor) -> Tensor:
+    """Return the sum of the rows of x (N, D), float32 (D,)."""
+    return sum_columns(x, None)[1]
+
+
+def add_in_place(total: Tensor, part: Tensor) -> None:
+    """Add `part` to the float32 tensor `total`, in place."""
+    if (total.shape, total.dtype) != (part.shape, torch.float32) or not total.is_contiguous():
+        raise ValueError(f"{describe(part)} cannot be added to {describe(total)}")
+    part = part.contiguous()
+    row_kernels(part.dtype)["add"].run(*AddArguments(total.data_ptr(), part.data_ptr(), part.numel()))
+
+
+def describe(x: Tensor) -> str:
+    """Return a tensor's dtype and shape for a message."""
+    return f"{x.dtype} {tuple(x.shape)}"
+
+
+class DropNode(torch.autograd.Function):
+    """Dropout and addition as an autograd function that keeps only the seed: the backward pass regenerates the mask."""
+
+    @staticmethod
+    def forward(ctx: Any, residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
+        seed = int(torch.empty((), dtype=torch.int64).random_())
+        ctx.seed, ctx.drop_of_256 = seed, drop_of_256
+        return _drop(x, None if residual is None else residual.contiguous(), seed, drop_of_256)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, None]:
+        gradient = gradients[0].contiguous()
+        by_residual = gradient if ctx.needs_input_grad[0] else None
+        return by_residual, _drop(gradient, None, ctx.seed, ctx.drop_of_256), None
+
+
+def _drop(x: Tensor, residual: Tensor | None, seed: int, drop_of_256: int) -> Tensor:
+    """Run the kernel `drop`."""
+    out = torch.empty_like(x)
+    residual_address = 0 if residual is None else residual.data_ptr()
+    row_kernels(x.dtype)["drop"].run(
+        *DropoutArguments(x.data_ptr(), residual_address, out.data_ptr(), x.numel(), seed, drop_of_256)
+    )
+    return out
+
+
+@cache
+def _kernels_of(dtype: torch.dtype, tile: Tile) -> dict[str, CompiledKernel]:
+    """Compile the kernels of `RowKernelEmitter`."""
+    k = new_builder("rows", tile)
+    RowKernelEmitter(k, LLVM_TYPES[dtype]).write()
+    return compile_kernels(k, RowKernelEmitter.names)
+
+
+def row_kernels(dtype: torch.dtype) -> dict[str, CompiledKernel]:
+    """Return the compiled kernels of `RowKernelEmitter` for a dtype."""
+    return _kernels_of(dtype, require_integer_tile())

@@ -1,0 +1,1 @@
+"""Training with CPU kernels: autograd functions, whole layers and optimizers."""

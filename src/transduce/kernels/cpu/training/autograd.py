@@ -1,0 +1,517 @@
+"""Provide rotary embeddings for training as a PyTorch autograd function.
+
+Legend: B sentences, T positions, C columns of a row, K width of a head.
+"""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from transduce.kernels.cpu.attention import (
+    AMX_KEYS,
+    AttentionArguments,
+    AttentionEmitter,
+    AttentionShape,
+    attention_scratch_size,
+)
+from transduce.kernels.cpu.attention_amx import AmxAttentionEmitter
+from transduce.kernels.cpu.decode_rows import emit_rotary_head
+from transduce.kernels.cpu.gemm.train_calls import (
+    GradientSums,
+    bfloat16_tile,
+    linear_backward,
+    multiply,
+    require_gemm_tile,
+    supports_gemm,
+)
+from transduce.kernels.cpu.jit.compiler import (
+    CompiledKernel,
+    address_of,
+    compile_kernels,
+    find_integer_tile,
+    float_bits,
+    kernel,
+    new_builder,
+    require_integer_tile,
+)
+from transduce.kernels.cpu.jit.tile import Tile
+from transduce.kernels.cpu.train_rows import (
+    LLVM_TYPES,
+    NormArguments,
+    ScatterArguments,
+    ScatterEmitter,
+    add_in_place,
+    describe,
+    row_kernels,
+    sum_columns,
+    supports_logits,
+)
+from transduce.model.backend import Rows
+from transduce.model.gradient_sums import (
+    LinearSums,
+    RowSums,
+    embed_rows,
+    in_kind_of,
+    known_or_new,
+    linear_sums,
+    sum_of_gradients,
+)
+from transduce.model.positions import Rotation
+
+# --- fused attention ---
+# Provide the compiled training attention as a PyTorch autograd function.
+# Legend: B sentences, H heads, Q queries, L keys, K width of a head's queries, keys and values.
+
+
+_MOST_KEYS = 256  # with more, PyTorch's GEMMs over blocks of scores are efficient
+_WIDEST = 128  # greatest head width
+
+
+def supports_attention(x: Tensor, num_keys: int, width: int) -> bool:
+    """Return whether `attend` takes heads of this width with so many keys, in x's dtype and on its device."""
+    tile = find_integer_tile()
+    if x.device.type != "cpu" or x.dtype not in LLVM_TYPES or tile is None:
+        return False
+    return width % tile.lanes == 0 and width <= _WIDEST and 0 < num_keys <= _MOST_KEYS and x.numel() > 0
+
+
+def attend(projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num_heads: int) -> Tensor:
+    """Apply scaled dot-product attention, equation (1), to all heads (implements `backend.TrainingKernels.attend`)."""
+    _check(projected, memory, lengths)
+    context: Tensor = _Attend.apply(projected, memory, lengths, num_heads)  # type: ignore[no-untyped-call]
+    return context
+
+
+def _check(projected: Tensor, memory: Tensor | None, lengths: Tensor | None) -> None:
+    """Raise ValueError unless the arguments' shapes and dtypes match; the machine code does not check bounds."""
+    batch = len(projected)
+    if memory is not None:
+        fits = len(memory) == batch and memory.shape[2] == 2 * projected.shape[2] and memory.dtype == projected.dtype
+        if not fits or lengths is None:
+            raise ValueError(
+                f"a memory of {tuple(memory.shape)} for queries of {tuple(projected.shape)}, or no lengths"
+            )
+    if lengths is not None and (lengths.dtype != torch.int64 or lengths.shape != (batch,)):
+        raise ValueError(f"lengths must be int64 of shape ({batch},), not {lengths.dtype} of {tuple(lengths.shape)}")
+
+
+class _Attend(torch.autograd.Function):
+    """Attention as an autograd function that recomputes the attention weights in the backward pass.
+
+    It stores only each query's greatest score and the inverse of its sum of exponentials.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num_heads: int) -> Tensor:
+        inputs = _Inputs(projected.contiguous(), None if memory is None else memory.contiguous(), lengths)
+        batch, num_queries, width = projected.shape
+        context = projected.new_empty(batch, num_queries, width // 3 if memory is None else width)
+        sums = torch.empty(batch, num_heads, num_queries, 2, dtype=torch.float32)
+        _run_attention("attend", inputs, context, sums)
+        ctx.save_for_backward(*inputs, sums)
+        return context
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        *saved, sums = ctx.saved_tensors
+        inputs = _Inputs(*saved)
+        memory = None if inputs.memory is None else torch.empty_like(inputs.memory)
+        input_gradients = _Inputs(torch.empty_like(inputs.projected), memory)
+        _run_attention("attend_back", inputs, gradients[0].contiguous(), sums, input_gradients)
+        return input_gradients.projected, input_gradients.memory, None, None
+
+
+class _Inputs(NamedTuple):
+    """The inputs of attention, or their gradients."""
+
+    projected: Tensor
+    """Queries, keys and values, (B, Q, 3 × H × K); with a memory, queries alone, (B, Q, H × K)."""
+    memory: Tensor | None
+    """Keys and values of the memory, (B, L, 2 × H × K)."""
+    lengths: Tensor | None = None
+    """The number of keys of each sentence, int64 (B,); None: a causal mask."""
+
+    def starts(self, inner: int) -> tuple[int, int, int]:
+        """Return the addresses of the first query, key and value."""
+        size = inner * self.projected.element_size()
+        start = self.projected.data_ptr()
+        if self.memory is None:
+            return start, start + size, start + 2 * size
+        return start, self.memory.data_ptr(), self.memory.data_ptr() + size
+
+
+def _run_attention(name: str, inputs: _Inputs, context: Tensor, sums: Tensor, gradients: _Inputs | None = None) -> None:
+    """Run the kernel `attend`, or `attend_back` with `found` for the resulting gradients."""
+    batch, num_heads, num_queries, _ = sums.shape
+    inner = context.shape[2]
+    key_source = inputs.projected if inputs.memory is None else inputs.memory
+    shape = attention_shape(inner // num_heads, key_source.dtype)
+    scratch = torch.empty(
+        torch.get_num_threads(), attention_scratch_size(shape, key_source.shape[1], num_queries), dtype=torch.float32
+    )
+    queries, keys, values = inputs.starts(inner)
+    query_gradient, key_gradient, value_gradient = (0, 0, 0) if gradients is None else gradients.starts(inner)
+    arguments = AttentionArguments(
+        queries=queries,
+        keys=keys,
+        values=values,
+        query_stride=inputs.projected.shape[2],
+        key_stride=key_source.shape[2],
+        batch=batch,
+        heads=num_heads,
+        num_queries=num_queries,
+        num_keys=key_source.shape[1],
+        lengths=0 if inputs.lengths is None else inputs.lengths.data_ptr(),
+        context=context.data_ptr(),
+        sums=sums.data_ptr(),
+        query_gradient=query_gradient,
+        key_gradient=key_gradient,
+        value_gradient=value_gradient,
+        room=scratch.data_ptr(),
+        own_room=scratch.shape[1],
+    )
+    attention_kernels(shape)[name].run(*arguments)
+
+
+def attention_shape(width: int, dtype: torch.dtype) -> AttentionShape:
+    """Return what to compile attention kernels for, given a head width and dtype, on this processor."""
+    lanes, pairs = require_integer_tile().lanes, bfloat16_tile()
+    has_pairs = dtype == torch.bfloat16 and width % AMX_KEYS == 0 and pairs is not None and pairs.lanes == lanes
+    return AttentionShape(width, LLVM_TYPES[dtype], lanes, has_pairs and require_gemm_tile(torch.bfloat16).amx)
+
+
+def attention_kernels(shape: AttentionShape) -> dict[str, CompiledKernel]:
+    """Return the compiled kernels `attend` and `attend_back`, compiled on first use."""
+    return _attention_kernels(shape, require_integer_tile())
+
+
+@cache
+def _attention_kernels(shape: AttentionShape, tile: Tile) -> dict[str, CompiledKernel]:
+    """Compile `attend` and `attend_back`."""
+    k = new_builder("attention", tile)
+    (AmxAttentionEmitter if shape.amx else AttentionEmitter)(k, shape).write()
+    return compile_kernels(k, ("attend", "attend_back"))
+
+
+# --- fused norms ---
+# Provide LayerNorm and RMSNorm for training as a PyTorch autograd function.
+# Legend: N rows, D model width.
+
+
+def residual_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Return x and its norm: LayerNorm, or RMSNorm without a bias; see `backend.TrainingKernels.fork_norm`."""
+    for each in (weight, bias):
+        if each is not None and (each.shape, each.dtype) != (x.shape[-1:], x.dtype):
+            raise ValueError(f"{describe(each)} cannot be the weight or bias of a norm of {describe(x)}")
+    return NormNode.apply(x, weight, bias, epsilon)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+    """Apply LayerNorm over the last dimension of x."""
+    return residual_norm(x, weight, bias, epsilon)[1]
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Apply RMSNorm over the last dimension of x."""
+    return residual_norm(x, weight, None, epsilon)[1]
+
+
+class NormNode(torch.autograd.Function):
+    """A norm as an autograd function that returns x and norm(x), for residual connections.
+
+    It is LayerNorm, or RMSNorm without a bias. The backward pass adds the gradient of the returned x in the same pass,
+    and adds weight and bias gradients to float32 sums where these exist.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        flat, weight, bias = x.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous()
+        out, sums = torch.empty_like(flat), torch.empty(x.numel() // x.shape[-1], 2, dtype=torch.float32)
+        _run_norm("rms" if bias is None else "norm", (flat, weight, bias), epsilon, sums, out)
+        ctx.save_for_backward(flat, weight, bias, sums)
+        ctx.epsilon = epsilon
+        return x, out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        by_residual, by_out = gradients
+        if by_out is None:
+            return by_residual, None, None, None
+        x, weight, bias, sums = ctx.saved_tensors
+        by_out, by_residual = by_out.contiguous(), None if by_residual is None else by_residual.contiguous()
+        by_x = torch.empty_like(x)
+        total, by_weight = known_or_new(sum_of_gradients(weight), weight)
+        bias_total, by_bias = (None, None) if bias is None else known_or_new(sum_of_gradients(bias), bias)
+        thread_gradients = torch.empty(torch.get_num_threads(), 2, x.shape[-1], dtype=torch.float32)
+        name, backward_tensors = (
+            "rms_back" if bias is None else "norm_back",
+            (by_out, by_residual, thread_gradients, total, bias_total),
+        )
+        _run_norm(name, (x, weight, bias), ctx.epsilon, sums, by_x, backward_tensors)
+        return by_x, in_kind_of(weight, by_weight), None if bias is None else in_kind_of(bias, by_bias), None
+
+
+def _run_norm(
+    name: str,
+    tensors: tuple[Tensor, Tensor, Tensor | None],
+    epsilon: float,
+    sums: Tensor,
+    out: Tensor,
+    backward_tensors: tuple[Tensor | None, ...] = (None,) * 5,
+) -> None:
+    """Run a norm kernel.
+
+    For the backward pass, `backward_tensors` holds `gradient`, `kept`, `shares` and the two sums of `NormArguments`.
+    """
+    x, weight, bias = tensors
+    arguments = NormArguments(
+        x.data_ptr(),
+        weight.data_ptr(),
+        address_of(bias),
+        len(sums),
+        x.shape[-1],
+        float_bits(epsilon),
+        sums.data_ptr(),
+        out.data_ptr(),
+        *map(address_of, backward_tensors),
+    )
+    row_kernels(x.dtype)[name].run(*arguments)
+
+
+# --- fused linear ---
+# Provide linear layers for training as a PyTorch autograd function, with fused bias, ReLU and gradient sums.
+# The GEMMs are compiled kernels where these are faster (`fused_products.py`), else PyTorch's. PyTorch alone takes
+# separate passes for the bias gradient and the ReLU mask. It also computes the weight gradient in bfloat16 first,
+# and adds it up in float32 afterwards.
+# Legend: N positions, I inputs and O outputs.
+
+
+def supports_linear(x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
+    """Return whether `linear` takes this input, this weight and these rows of it."""
+    tile = find_integer_tile()
+    kinds = x.dtype == weight.dtype and x.dtype in LLVM_TYPES and x.device.type == weight.device.type == "cpu"
+    if tile is None or not kinds or not weight.is_contiguous() or x.shape[-1] != weight.shape[1]:
+        return False
+    start, stop = rows or Rows(0, len(weight))
+    return start % tile.lanes == stop % tile.lanes == weight.shape[1] % tile.lanes == 0 and x.numel() > 0
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activation: str | None = None
+) -> Tensor:
+    """Return activation(x · weightᵀ + bias); see `backend.TrainingKernels.linear` for the shapes."""
+    sums = linear_sums(weight, bias, rows, activation=activation)
+    out: Tensor = _Linear.apply(x.contiguous(), weight, bias, sums)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Linear(torch.autograd.Function):
+    """A linear layer as an autograd function that adds weight and bias gradients to float32 sums where these exist."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: LinearSums) -> Tensor:
+        rows = slice(*options.rows)
+        flat, rows_of_weight, rows_of_bias = x.view(-1, x.shape[-1]), weight[rows], None if bias is None else bias[rows]
+        if supports_gemm(flat, rows_of_weight):
+            out = multiply(flat, rows_of_weight, rows_of_bias, activation=options.activation).view(
+                *x.shape[:-1], len(rows_of_weight)
+            )
+        else:
+            out = F.linear(x, rows_of_weight, rows_of_bias)
+            out = out.relu_() if options.activation == "relu" else out
+        ctx.options = options
+        ctx.save_for_backward(x, weight, bias, None if options.activation is None else out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        x_saved, weight, bias, out = ctx.saved_tensors
+        options: LinearSums = ctx.options
+        rows, (needs_x, needs_weight, needs_bias) = slice(*options.rows), ctx.needs_input_grad[:3]
+        x, gradient = x_saved.view(-1, x_saved.shape[-1]), gradients[0].contiguous().view(-1, gradients[0].shape[-1])
+        gate = None if out is None else out.view_as(gradient)
+        total, by_weight = known_or_new(options.weight_sum, weight) if needs_weight else (None, None)
+        bias_total, by_bias = known_or_new(options.bias_sum, bias) if needs_bias else (None, None)
+        sums = GradientSums(*(None if each is None else each[rows] for each in (total, bias_total)))
+        if supports_gemm(x, weight[rows]):
+            if gate is not None:
+                gradient = torch.ops.aten.threshold_backward(gradient, gate, 0.0)
+            by_x = linear_backward(gradient, x, weight[rows], sums, by_x=needs_x)
+        else:
+            by_x = _backward_by_pytorch(gradient, x, weight[rows], gate, sums, by_x=needs_x)
+        by_x = None if by_x is None else by_x.view_as(x_saved)
+        return by_x, in_kind_of(weight, by_weight), in_kind_of(bias, by_bias), None
+
+
+def _backward_by_pytorch(
+    gradient: Tensor, x: Tensor, weight: Tensor, gate: Tensor | None, sums: GradientSums, *, by_x: bool
+) -> Tensor | None:
+    """Compute the gradients of a linear layer by PyTorch's GEMM: see `fused_products.linear_backward`."""
+    if gate is not None or sums.bias is not None:
+        gradient, columns = sum_columns(gradient, gate)
+        if sums.bias is not None:
+            sums.bias.add_(columns)
+    if sums.weight is not None:
+        _add_matmul(sums.weight, gradient.t(), x)
+    return gradient @ weight if by_x else None
+
+
+def _add_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left · right to total, in place."""
+    if right.dtype == total.dtype:
+        torch.addmm(total, left, right, out=total)
+    else:
+        add_in_place(total, left @ right)
+
+
+# --- fused embedding ---
+# Provide embedding look-ups for training with a compiled gradient, as a PyTorch autograd function.
+# PyTorch's embedding gradient is a dense (V, D) matrix, nearly all zeros, for each use of the embedding. In a model
+# of 6 + 6 layers × 512 with 8,000 tokens, creating and adding these took an eighth of the time outside GEMMs.
+# Legend: N positions, D model width, V vocabulary size.
+
+
+def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
+    """Return rows of a weight (V, D) times `scale`: ids (…), int64, to (…, D); see `backend.TrainingKernels.embed`."""
+    return embed_rows(ids, weight, RowSums(scale, frozen_row, sum_of_gradients(weight), add_rows_in_place))
+
+
+def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None) -> None:
+    """Add factor · part[n] (N, D) to total[ids[n]] (V, D), except to the frozen row.
+
+    See `backend.TrainingKernels.add_rows_in_place`. Raises ValueError or IndexError if the arguments do not fit.
+    """
+    ids, part = ids.flatten().contiguous(), part.reshape(-1, part.shape[-1]).contiguous()
+    fits = total.dim() == 2 and total.shape[1:] == part.shape[1:] and len(ids) == len(part)
+    if not fits or total.dtype != torch.float32 or ids.dtype != torch.int64 or not total.is_contiguous():
+        raise ValueError(
+            f"rows of {part.dtype} {tuple(part.shape)} cannot be added by {ids.dtype} {tuple(ids.shape)} "
+            f"to {total.dtype} {tuple(total.shape)}"
+        )
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(total):
+        raise IndexError(f"rows {int(ids.min())} to {int(ids.max())} of a matrix of {len(total)}")
+    arguments = ScatterArguments(
+        total=total.data_ptr(),
+        ids=ids.data_ptr(),
+        part=part.data_ptr(),
+        rows=len(ids),
+        width=part.shape[1],
+        factor=float_bits(factor),
+        frozen=-1 if frozen_row is None else frozen_row,
+    )
+    _kernels(part.dtype, require_integer_tile())["scatter"].run(*arguments)
+
+
+@cache
+def _kernels(dtype: torch.dtype, tile: Tile) -> dict[str, CompiledKernel]:
+    """Compile the kernel `scatter` for a dtype."""
+    k = new_builder("scatter", tile)
+    ScatterEmitter(k, LLVM_TYPES[dtype]).write()
+    return compile_kernels(k, ScatterEmitter.names)
+
+
+# --- autograd ---
+
+
+class _Arguments(NamedTuple):
+    """Arguments of the kernel."""
+
+    x: Any
+    """Address of the input, (B × T, C)."""
+    out: Any
+    """Address of the output, (B × T, C)."""
+    rows: Any
+    """The number of rows B × T."""
+    columns: Any
+    """The number of columns C."""
+    heads: Any
+    """The number of heads to rotate, the first ones of each row."""
+    length: Any
+    """The number of positions T."""
+    angles: Any
+    """Address of float32 cosines, then sines, (T, K)."""
+
+
+def supports_rotary(x: Tensor, width: int) -> bool:
+    """Return whether `turn` takes heads of this width, in x's dtype and on its device."""
+    tile = find_integer_tile()
+    return tile is not None and width % (2 * tile.lanes) == 0 and supports_logits(x)
+
+
+def apply_rotary(projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
+    """Rotate the first `heads` heads of each row by its position (rotary embedding), and copy the rest.
+
+    Args:
+        projected: (B, T, C).
+        rotation: the angles, (T, K / 2).
+        heads: the number of heads to rotate.
+
+    Returns:
+        (B, T, C).
+    """
+    length, half = rotation.cosine.shape
+    if projected.shape[1] != length or projected.shape[2] < 2 * half * heads:
+        raise ValueError(f"{heads} heads of {2 * half} at {length} positions are not in {tuple(projected.shape)}")
+    angles = torch.cat([rotation.cosine, rotation.sine], dim=1).float()
+    out: Tensor = _Rotate.apply(projected, angles, heads, rotation.interleaved)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Rotate(torch.autograd.Function):
+    """Rotary embedding as an autograd function whose gradient is rotated by the opposite angles."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, angles: Tensor, heads: int, interleaved: bool) -> Tensor:
+        ctx.save_for_backward(angles)
+        ctx.heads, ctx.interleaved = heads, interleaved
+        return _run(x, angles, heads, interleaved=interleaved)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (angles,) = ctx.saved_tensors
+        cosine, sine = angles.chunk(2, dim=1)
+        inverse_angles = torch.cat([cosine, -sine], dim=1)
+        return _run(gradients[0].contiguous(), inverse_angles, ctx.heads, interleaved=ctx.interleaved), None, None, None
+
+
+def _run(x: Tensor, angles: Tensor, heads: int, *, interleaved: bool) -> Tensor:
+    """Run the rotation kernel on x (B, T, C) with angles (T, K)."""
+    out = torch.empty_like(x)
+    length, width = angles.shape
+    run = _rotation_kernel(x.dtype, require_integer_tile(), width, interleaved=interleaved).run
+    run(
+        *_Arguments(
+            x.data_ptr(), out.data_ptr(), x.numel() // x.shape[-1], x.shape[-1], heads, length, angles.data_ptr()
+        )
+    )
+    return out
+
+
+@cache
+def _rotation_kernel(dtype: torch.dtype, tile: Tile, width: int, *, interleaved: bool) -> CompiledKernel:
+    """Compile the kernel for heads of this width; the columns behind the rotated heads are copied."""
+    k, kind = new_builder("turning", tile), LLVM_TYPES[dtype]
+    with kernel(k, "turn", len(_Arguments._fields)) as (numbers, *share):
+        args = _Arguments(*numbers)
+        first, last = k.thread_range(args.rows, *share)
+        with k.loop(first, last) as row:
+            angles = k.element_pointer(k.pointer(args.angles), k.mul(k.build.srem(row, args.length), width))
+            pointers = [
+                k.element_pointer(k.pointer(each), k.mul(row, args.columns), kind) for each in (args.x, args.out)
+            ]
+            with k.loop(0, args.heads) as head:
+                column = k.mul(head, width)
+                source, target = (k.element_pointer(place, column, kind) for place in pointers)
+                emit_rotary_head(k, width, (source, target), angles, interleaved=interleaved, kind=kind)
+            with k.loop(k.mul(args.heads, width), args.columns, k.lanes) as column:
+                k.store_float32_as(k.load_as_float32(pointers[0], column, kind), pointers[1], column, kind)
+    return compile_kernels(k, ("turn",))["turn"]

@@ -1,0 +1,147 @@
+"""Run attention on packed sequences on a GPU, with one Triton program per head and sentence.
+
+Sentences are short, so a program holds all scores of a head. Queries, keys and values are read from the projection's
+output, and their gradients are written in that layout, without transposing, splitting or joining. The backward pass
+recomputes the attention weights.
+
+Legend: N rows of queries, M rows of keys, B sentences, H heads, K width of a head.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from transduce.kernels.cuda.graphs import power_of_2, shared_bytes
+from transduce.kernels.cuda.triton import attention as programs
+from transduce.model.config import ModelConfig
+from transduce.model.masks import PackedMask, Packing
+
+LONGEST = 128
+"""The greatest sentence length in tokens, so that the scores of one head stay in registers."""
+LEAST_WIDTH, MOST_WIDTH = 16, 128
+"""The range of head widths."""
+
+
+class PackedHeads:
+    """Attention on packed batches by Triton kernels (implements `backend.PackedAttention`)."""
+
+    def suits_heads(self, config: ModelConfig, longest: int, weight: Tensor) -> bool:
+        """Return whether one head's data fits in shared memory, and all heads have one width, a power of two."""
+        width = config.key_width
+        plain = width == config.value_width and config.num_key_value_heads in (None, config.num_heads)
+        if not plain or longest > LONGEST or not LEAST_WIDTH <= width <= MOST_WIDTH or width & (width - 1):
+            return False
+        rows = max(16, power_of_2(longest))
+        # The backward pass multiplies four matrices of rows × width, and two of rows × rows.
+        return (4 * width + 2 * rows) * rows * weight.element_size() <= shared_bytes(weight.device)
+
+    def attend(self, projected: Tensor, memory: Tensor | None, mask: PackedMask, num_heads: int) -> Tensor:
+        """Apply attention, equation (1), to packed sentences; see `backend.PackedAttention.attend` for the shapes."""
+        return AttentionNode.apply(projected, memory, mask, num_heads)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class AttentionNode(torch.autograd.Function):
+    """Attention on packed sentences as an autograd function."""
+
+    @staticmethod
+    def forward(ctx: Any, projected: Tensor, memory: Tensor | None, mask: PackedMask, num_heads: int) -> Tensor:
+        queries = projected.contiguous()
+        keys = queries if memory is None else memory.contiguous()
+        ctx.save_for_backward(*((queries,) if memory is None else (queries, keys)))
+        ctx.mask, ctx.num_heads = mask, num_heads
+        inner = queries.shape[-1] // (3 if memory is None else 1)
+        out = queries.new_empty(*queries.shape[:-1], inner)
+        first = inner if memory is None else 0
+        grid, options = _launch_shape(mask, num_heads, inner)
+        programs.attend[grid](
+            queries, keys[..., first:], keys[..., first + inner :], out, *_spans(mask.queries), *_spans(mask.keys),
+            queries.shape[-1], keys.shape[-1], inner, (inner // num_heads) ** -0.5, CAUSAL=mask.causal, **options,
+        )  # fmt: skip
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        queries = ctx.saved_tensors[0]
+        has_memory = len(ctx.saved_tensors) == 2
+        keys = ctx.saved_tensors[-1]
+        mask, num_heads = ctx.mask, ctx.num_heads
+        by_out = gradients[0].contiguous()
+        inner = by_out.shape[-1]
+        by_queries = torch.empty_like(queries)
+        by_keys = torch.empty_like(keys) if has_memory else by_queries
+        first = 0 if has_memory else inner
+        grid, options = _launch_shape(mask, num_heads, inner)
+        programs.attend_back[grid](
+            queries, keys[..., first:], keys[..., first + inner :], by_out,
+            by_queries, by_keys[..., first:], by_keys[..., first + inner :],
+            *_spans(mask.queries), *_spans(mask.keys),
+            queries.shape[-1], keys.shape[-1], inner, (inner // num_heads) ** -0.5, CAUSAL=mask.causal, **options,
+        )  # fmt: skip
+        return by_queries, by_keys if has_memory else None, None, None
+
+
+def _spans(packing: Packing) -> tuple[Tensor, Tensor]:
+    """Return the sentences' offsets and lengths."""
+    return packing.starts, packing.counts
+
+
+def _launch_shape(mask: PackedMask, num_heads: int, inner: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """Return the launch grid and the compile-time block sizes."""
+    rows, columns = (max(16, power_of_2(each.longest)) for each in (mask.queries, mask.keys))
+    warps = {16: 1, 32: 2, 64: 4, 128: 8}[max(rows, columns)]
+    options = {"ROWS": rows, "COLUMNS": columns, "WIDTH": inner // num_heads, "num_warps": warps}
+    return (num_heads, len(mask.queries.starts)), options
+
+
+# --- cached attention ---
+# Run attention of a decoding step on a GPU: the newest tokens of each sentence's hypotheses attend to the KV cache.
+# The cache is read in place, and the newest keys and values are appended to it in the same pass.
+# Legend: B sentences, W hypotheses of each, L cached positions, H heads, K width of a head.
+
+
+_BLOCK_BYTES = 1 << 12  # of the keys in a block of cached positions
+
+
+class AttendedPositions(NamedTuple):
+    """A selection of the cached positions that hypotheses attend to; by default all."""
+
+    allowed: Tensor | None = None
+    """A mask of positions for each hypothesis, bool (B, W or 1, at least L)."""
+    counts: Tensor | None = None
+    """The number of positions of each sentence, int32 (B,)."""
+    position_list: Tensor | None = None
+    """Positions, int32 (B, capacity): 256 × position + a bit for each hypothesis that attends to it."""
+
+
+def attend_cached(
+    query: Tensor, cache: Tensor, length: int | Tensor, seen: AttendedPositions, num_heads: int
+) -> Tensor:
+    """Apply attention, equation (1), to the newest tokens.
+
+    Args:
+        query: queries, (B, W, H × K); or queries, keys and values, (B, W, 3 × H × K). The latter are appended to the
+            cache, and each token also attends to itself. Contiguous.
+        cache: keys and values, (B, capacity, 2 × H × K), contiguous within a sentence.
+        length: the number of cached positions L, as an integer or as a tensor of one number.
+        seen: the cached positions to attend to.
+        num_heads: H.
+
+    Returns:
+        (B, W, H × K); zeros for a sentence that attends to nothing.
+    """
+    sentences, width, columns = query.shape
+    inner = cache.shape[2] // 2
+    head = inner // num_heads
+    out = query.new_empty(sentences, width, inner)
+    rows = max(16, power_of_2(width))
+    allowed, counts, position_list = (query if tensor is None else tensor for tensor in seen)
+    row_stride = 0 if seen.allowed is None or allowed.shape[1] == 1 else allowed.stride(1)
+    programs.attend_cached[(num_heads, sentences)](
+        query, cache, allowed, position_list, counts, out, length, width, inner, columns, cache.stride(0),
+        allowed.stride(0), row_stride, position_list.stride(0), head**-0.5,
+        isinstance(length, Tensor), seen.counts is not None,
+        seen.position_list is not None, columns > inner, seen.allowed is not None,
+        rows, max(16, _BLOCK_BYTES // (head * query.element_size())), head, num_warps=1 if rows == 16 else 4,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,498 @@
+"""Decoding on a GPU, where a step takes as long as its operations take to be launched: the same as `MemoryState`.
+
+`TRITON` lists the models.
+Legend: B sentences in the rooms, N of them that are still decoded, W hypotheses of each, S source length, D model
+width.
+"""
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import NamedTuple, TypeGuard, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transduce.kernels.cuda.attention import AttendedPositions, attend_cached
+from transduce.kernels.cuda.graphs import recording
+from transduce.kernels.cuda.rows import add_and_norm, embed_step
+from transduce.model.attention import AttentionTrace
+from transduce.model.config import ModelConfig
+from transduce.model.feed_forward import FeedForward
+from transduce.model.layer_graph import description_of, table
+from transduce.model.layers import DecoderLayer, Residual
+from transduce.model.norms import LayerNorm, RMSNorm
+from transduce.model.positions import LearnedPositions
+from transduce.model.stack import each_layer
+from transduce.model.transformer import Transformer
+
+# --- step ---
+# Run a decoder step on a GPU with few operations: a decoder's layers written out.
+# Legend: B sentences, W hypotheses of each, S source length, D model width, H heads, K width of a head.
+
+
+class StepLayer:
+    """The modules of a decoder layer, with the projection of cross-attention split into queries and keys/values."""
+
+    def __init__(self, layer: DecoderLayer) -> None:
+        self_attention, memory = layer.self_attention, layer.memory_attention
+        self.heads = self_attention.num_heads
+        self.project, self.output = self_attention.projection, self_attention.output
+        rows = (memory.widths[0], sum(memory.widths[1:]))
+        weight, bias = memory.projection.weight, memory.projection.bias
+        self.query, self.key_value = weight.split(rows)
+        self.query_bias, self.key_value_bias = (None, None) if bias is None else bias.split(rows)
+        self.memory_output = memory.output
+        self.feed_forward = layer.feed_forward
+        self.residuals = (layer.self_attention_residual, layer.memory_attention_residual, layer.feed_forward_residual)
+
+    def keys_and_values(self, memory: Tensor) -> Tensor:
+        """Project encoder outputs (B, S, D) to keys and values (B, S, 2 × H × K)."""
+        return F.linear(memory, self.key_value, self.key_value_bias)
+
+
+class Caches:
+    """The KV caches of a step."""
+
+    past: Tensor
+    """Keys and values of the tokens so far, (layers, B, capacity, 2 × H × K)."""
+    memory: Tensor
+    """Keys and values of the encoder output, (layers, B, S, 2 × H × K)."""
+    length: Tensor
+    """The number of cached positions in `past`, int64 (1,)."""
+
+    @property
+    def attended_past(self) -> AttendedPositions:
+        """The positions in `past` to attend to."""
+        raise NotImplementedError
+
+    @property
+    def attended_memory(self) -> AttendedPositions:
+        """The positions in `memory` to attend to."""
+        raise NotImplementedError
+
+
+def run_layers(layers: Sequence[StepLayer], last_norm: nn.Module, x: Tensor, caches: Caches) -> Tensor:
+    """Run decoder layers and the last norm on embedded tokens: (B, W, D) to (B, W, D)."""
+    chain = _Chain(x, [residual for layer in layers for residual in layer.residuals], last_norm)
+    seen_past, seen_memory = caches.attended_past, caches.attended_memory
+    for layer, past, memory in zip(layers, caches.past, caches.memory, strict=True):
+        projected = layer.project(chain.next)
+        chain.add(layer.output(attend_cached(projected, past, caches.length, seen_past, layer.heads)))
+        query = F.linear(chain.next, layer.query, layer.query_bias)
+        chain.add(layer.memory_output(attend_cached(query, memory, memory.shape[1], seen_memory, layer.heads)))
+        chain.add(_feed_forward(layer.feed_forward, chain.next))
+    return chain.next
+
+
+class _Chain:
+    """The residual stream between sub-layers, which fuses each addition with the norm that follows."""
+
+    def __init__(self, x: Tensor, residuals: Sequence[Residual], last: nn.Module) -> None:
+        befores = [*(residual.norm_before for residual in residuals), last]
+        self._norms = iter(zip((residual.norm_after for residual in residuals), befores[1:], strict=True))
+        self._sum = x
+        self.next: Tensor = befores[0](x)  # the input of the next sub-layer
+
+    def add(self, y: Tensor) -> None:
+        """Add a sub-layer's output, and apply the norms of the model's order (pre-norm or post-norm)."""
+        after, before = next(self._norms)
+        if isinstance(after, LayerNorm | RMSNorm):  # post-norm
+            _, self._sum = _add_and_norm(self._sum, y, after)
+            self.next = before(self._sum)
+        elif isinstance(before, LayerNorm | RMSNorm):
+            self._sum, self.next = _add_and_norm(self._sum, y, before)
+        else:
+            self._sum = after(self._sum + y)
+            self.next = before(self._sum)
+
+
+def _add_and_norm(x: Tensor, y: Tensor, norm: LayerNorm | RMSNorm) -> tuple[Tensor, Tensor]:
+    """Return x + y and its norm."""
+    bias = norm.bias if isinstance(norm, LayerNorm) else None
+    if norm.eps is None or (isinstance(norm, LayerNorm) and bias is None):
+        total = x + y
+        return total, norm(total)
+    return add_and_norm(x, y, norm.weight, bias, norm.eps)
+
+
+def _feed_forward(layer: nn.Module, x: Tensor) -> Tensor:
+    """Apply a feed-forward network, with a fused ReLU if it is a plain one."""
+    if not isinstance(layer, FeedForward) or layer.activation is not F.relu or layer.inner.bias is None:
+        return layer(x)  # type: ignore[no-any-return]
+    hidden = torch._addmm_activation(layer.inner.bias, x.flatten(0, 1), layer.inner.weight.t())
+    return layer.outer(hidden).view_as(x)  # type: ignore[no-any-return]
+
+
+# --- recorded ---
+# Record a decoding step as a CUDA graph and replay it, so that single operations are not launched one by one.
+# A graph reads and writes fixed addresses, for a fixed number of sentences and hypotheses. So a step owns its
+# buffers, which later batches of similar size reuse.
+# Legend: B sentences, W hypotheses of each, S source length, D model width.
+
+
+_MOST_SHARE = 0.1  # greatest share of the GPU's memory for unused steps of a model
+_MOST_FREE_STEPS = 32  # greatest number of unused steps of a model
+_LEAST_SOURCE = 8  # smallest source length to allocate
+
+
+class StepSize(NamedTuple):
+    """The buffer sizes of a recorded step."""
+
+    sentences: int
+    """The number of sentences B."""
+    hypotheses: int
+    """The number of hypotheses of each sentence W."""
+    source: int
+    """The source length S."""
+    room: int
+    """The greatest number of cached positions, W per step."""
+    found: int = 0
+    """The number of finished hypotheses to keep of each sentence (`search_step.py`)."""
+
+
+class RecordedStep(Caches):
+    """A decoding step with its buffers and, once recorded, its CUDA graph."""
+
+    def __init__(self, model: Transformer, layers: Sequence[StepLayer], size: StepSize) -> None:
+        """Allocate zeroed buffers: masked elements are multiplied by zero, so they must be finite."""
+        weight = model.target_weight
+        columns = 2 * model.config.num_heads * model.config.key_width
+        device, needs_mask = weight.device, size.hypotheses > 1 and not size.found
+        # A step does not keep the model alive.
+        self.size, self._model, self.layers = size, weakref.ref(model), layers
+        self.past = weight.new_zeros(len(layers), size.sentences, size.room, columns)
+        self.memory = weight.new_zeros(len(layers), size.sentences, size.source, columns)
+        self.present = torch.zeros(size.sentences, 1, size.source, dtype=torch.bool, device=device)
+        mask_shape = (size.sentences, size.hypotheses, size.room)
+        self.allowed = torch.zeros(mask_shape, dtype=torch.bool, device=device) if needs_mask else None
+        self.length = torch.zeros(1, dtype=torch.int64, device=device)
+        self.sources = torch.zeros(size.sentences, dtype=torch.int32, device=device)
+        self.position = torch.zeros(1, dtype=torch.int64, device=device)
+        self.tokens = torch.zeros(size.sentences, size.hypotheses, dtype=torch.int64, device=device)
+        self._columns = torch.arange(size.hypotheses, device=device)
+        self._itself = torch.eye(size.hypotheses, dtype=torch.bool, device=device)
+        self._out: Tensor | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._ran = False
+        self._table: Tensor | None = None
+
+    @property
+    def attended_past(self) -> AttendedPositions:
+        """Positions that the hypotheses descend from."""
+        return AttendedPositions(self.allowed)
+
+    @property
+    def attended_memory(self) -> AttendedPositions:
+        """Source positions that are not padding."""
+        return AttendedPositions(self.present, self.sources)
+
+    @property
+    def bytes(self) -> int:
+        """The size of the caches in bytes."""
+        return self.past.nbytes + self.memory.nbytes
+
+    def run(self) -> Tensor:
+        """Run one step for `pieces`; returns the output (B, W, D), which the next step overwrites."""
+        if self._graph is not None:
+            self._graph.replay()
+        elif not self._ran or self.past.device.type != "cuda":
+            self._compute()  # the first step runs eagerly: recording needs initialized libraries and compiled kernels
+            self._ran = True
+        else:
+            self._record()
+        assert self._out is not None
+        return self._out
+
+    def _record(self) -> None:
+        """Record the step as a CUDA graph, and replay it once."""
+        with recording(self.past.device) as graph:
+            self._compute()
+        graph.replay()
+        self._graph = graph
+
+    def start_batch(self, memory: Tensor, present: Tensor) -> None:
+        """Start a batch with encoder outputs (N, S, D), of which the positions `present` (N, 1, S) are not padding."""
+        count, length = memory.shape[:2]
+        for layer, layer_memory in zip(self.layers, self.memory, strict=True):
+            layer_memory[:count, :length] = layer.keys_and_values(memory)
+        self.present.zero_()
+        self.present[:count, :, :length] = present
+        positions = torch.arange(1, length + 1, dtype=torch.int32, device=memory.device)
+        self.sources.zero_()[:count] = (present[:, 0] * positions).amax(
+            dim=1
+        )  # everything behind the last one is padding
+        self.length.zero_()
+        self.position.zero_()
+
+    def copy_sentences_from(self, old: "RecordedStep", slots: Tensor, length: int) -> None:
+        """Copy the sentences at slots (N,) from another step's buffers, with `length` cached positions."""
+        count = len(slots)
+        self.past[:, :count, :length] = old.past[:, :, :length].index_select(1, slots)
+        self.memory[:, :count] = old.memory.index_select(1, slots)
+        self.present.zero_()
+        self.present[:count] = old.present.index_select(0, slots)
+        self.sources.zero_()[:count] = old.sources.index_select(0, slots)
+        self.length.copy_(old.length)
+        self.position.copy_(old.position)
+
+    def decode(self, model: Transformer) -> Tensor:
+        """Return the last layer's output after each hypothesis' newest token, (B, W, D)."""
+        embedding = model.target_embedding
+        x = embed_step(embedding, self.tokens, model.target_weight, self.position, self.size.room)
+        # A growing table is replaced by a new tensor; the recorded graph still reads this one.
+        self._table = getattr(embedding.positions, "table", None)
+        return model.finish(run_layers(self.layers, model.decoder_norm, x, self))
+
+    def _compute(self) -> None:
+        """Run the operations of a step."""
+        model = self._model()
+        assert model is not None
+        self._out = self.decode(model)
+        if self.allowed is not None:
+            columns = self.length + self._columns
+            self.allowed.index_copy_(2, columns, self._itself.expand(self.size.sentences, -1, -1))
+        self.length.add_(self.size.hypotheses)
+        self.position.add_(1)
+
+
+class _FreeSteps:
+    """The unused recorded steps of one model, the most recently used last."""
+
+    def __init__(self) -> None:
+        self.layers: list[StepLayer] = []
+        self.places: tuple[int, ...] = ()
+        self.free: list[RecordedStep] = []
+
+
+_FREE_STEPS: WeakKeyDictionary[Transformer, _FreeSteps] = WeakKeyDictionary()
+_LOCK = threading.Lock()
+
+
+def layers_of(model: Transformer) -> list[StepLayer]:
+    """Return the decoder's layers; drops recorded steps if the model's parameters have moved to other addresses."""
+    addresses = tuple(parameter.data_ptr() for parameter in model.parameters())
+    with _LOCK:
+        pool = _FREE_STEPS.setdefault(model, _FreeSteps())
+        if pool.places != addresses:
+            layers = each_layer(model.decoder_layers, model.config.num_decoder_layers)
+            pool.layers = [StepLayer(layer) for layer in layers if isinstance(layer, DecoderLayer)]
+            pool.places, pool.free = addresses, []
+        return pool.layers
+
+
+def release_after(owner: object, model: Transformer, held: Sequence[RecordedStep]) -> None:
+    """Return steps to the pool of unused ones once `owner` is garbage-collected."""
+    model_reference = weakref.ref(model)
+
+    def give_back_all() -> None:
+        """Return all held steps, if the model still exists."""
+        if (model := model_reference()) is not None:
+            for step in held:
+                release_step(model, step)
+
+    weakref.finalize(owner, give_back_all).atexit = False
+
+
+_Step = TypeVar("_Step", bound=RecordedStep)
+
+
+def acquire_step(kind: type[_Step], model: Transformer, layers: Sequence[StepLayer], size: StepSize) -> _Step:
+    """Return a step of this class and size: an unused one if there is any, else a new one."""
+    with _LOCK:
+        free = _FREE_STEPS[model].free if model in _FREE_STEPS else []
+        for number, step in enumerate(free):
+            if isinstance(step, kind) and step.size == size and step.layers is layers:
+                del free[number]
+                return step
+    with (
+        torch.inference_mode(mode=False),
+        torch.no_grad(),
+    ):  # tensors made in inference mode could not be used outside of it
+        return kind(model, layers, size)
+
+
+def release_step(model: Transformer, step: RecordedStep) -> None:
+    """Return a step to the model's unused ones; the oldest are dropped beyond the limits."""
+    with _LOCK, contextlib.suppress(KeyError):
+        pool = _FREE_STEPS[model]
+        if step.layers is not pool.layers:
+            return
+        pool.free.append(step)
+        limit = _free_bytes_limit(step.past.device)
+        while len(pool.free) > _MOST_FREE_STEPS or sum(each.bytes for each in pool.free) > limit:
+            pool.free.pop(0)
+
+
+def round_up_size(count: int) -> int:
+    """Round a count up to a power of two or 1.5 times one, so that few sizes are recorded."""
+    power = 1 << max(0, count - 1).bit_length()
+    return power * 3 // 4 if count <= power * 3 // 4 and power >= 4 else power
+
+
+def round_up_source(positions: int) -> int:
+    """Round a source length up to one of few lengths."""
+    return max(_LEAST_SOURCE, round_up_size(positions))
+
+
+def _free_bytes_limit(device: torch.device) -> float:
+    """Return the limit in bytes on unused steps."""
+    if device.type != "cuda":
+        return float(1 << 28)
+    return _MOST_SHARE * torch.cuda.get_device_properties(device).total_memory
+
+
+# --- decode graph ---
+
+
+_KINDS = (torch.bfloat16, torch.float32)
+_MOST_COLUMNS = 8192
+_FIRST_STEPS, _LARGEST_FIRST_ROOM = 64, 256
+
+
+TRITON = table(
+    "the Triton decoder",
+    class_="Transformer",
+    linear_layers="Linear",
+    output_projection="Linear",
+    positions="sinusoidal learned none",
+    attention_window="none",
+    token_types="none",
+    norm="layer rms",
+    norm_order="pre post",
+    activation="relu gelu gelu-tanh silu swiglu geglu geglu-tanh reglu",
+    attention_score="scaled",
+    attention_kind="soft",
+    attention_scale="default",
+    key_value_heads="equal",
+    value_width="equal",
+)
+"""The models that `GpuState` computes."""
+
+
+def why_not_triton(model: nn.Module) -> str | None:
+    """Return a clause that says why `GpuState` cannot decode a model as it is now; None: it can."""
+    described = description_of(model)
+    if (reason := described.why_not(TRITON)) is not None:
+        return reason
+    if described.is_training:
+        return "the model is in training mode"
+    config: ModelConfig = model.config  # type: ignore[assignment]
+    dtype = next(model.parameters()).dtype
+    if dtype not in _KINDS:
+        return f"its weights are {dtype}"
+    if config.attention_dropout:
+        return "`model.attention_dropout` is set"
+    if config.key_width not in (16, 32, 64, 128) or config.d_model > _MOST_COLUMNS:
+        return f"the width of a head, {config.key_width}, or of the model, {config.d_model}, has no kernel"
+    return None
+
+
+def supports(model: nn.Module) -> TypeGuard[Transformer]:
+    """Return whether `GpuState` can decode a model as it is now."""
+    return why_not_triton(model) is None
+
+
+class GpuState:
+    """A batch in the middle of decoding. Implements `DecodingState`; attention weights cannot be traced."""
+
+    def __init__(self, model: Transformer, source_ids: Tensor) -> None:
+        """Encodes source_ids (N, S)."""
+        self.place = torch.cuda.device_of(source_ids)  # programs are launched on the GPU that is current
+        self.model, self.layers = model, layers_of(model)
+        memory, mask = model.encode(source_ids)
+        self.encoded: tuple[Tensor, Tensor] | None = memory, mask.allowed[:, 0]  # until rooms are found
+        self.source_shape = source_ids.shape
+        self._held: list[RecordedStep] = []  # a list, for whoever gives it back when this state is gone
+        release_after(self, model, self._held)
+        self._slots = torch.arange(len(source_ids), device=source_ids.device)  # (N,), of those still decoded
+        self._length = self._position = 0
+        # Which cached positions each hypothesis descends from, where the step's own mask does not say it: (N, W, L), or
+        # all.
+        self._ancestors: Tensor | None = None
+        self._sees_all = True
+
+    def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
+        """The last layer after each hypothesis' newest piece, (N, W) to (N, W, D)."""
+        if trace is not None:
+            raise ValueError("attention weights are not kept here: use the model's own state")
+        if tokens.shape[1] == 1 and not self._sees_all:
+            raise ValueError("hypotheses do not become one again here: use the model's own state")
+        positions, width = self.model.target_embedding.positions, tokens.shape[1]
+        if isinstance(positions, LearnedPositions):
+            positions.check(self._position + 1)
+        step = self._find_rooms(width)
+        step.tokens.index_copy_(0, self._slots, tokens)
+        with self.place:
+            out = step.run().index_select(0, self._slots)
+        self._sees_all = self._sees_all and width == 1
+        self._length += width
+        self._position += 1
+        return out
+
+    def reorder(self, parents: Tensor) -> None:
+        """Hypothesis w now continues what was hypothesis parents[b, w]."""
+        if self._sees_all:
+            return
+        allowed = self._held[0].allowed
+        assert allowed is not None
+        known = self._ancestors
+        if known is None:
+            known = allowed.index_select(0, self._slots)[:, :, : self._length]
+        moved = known.gather(1, parents[..., None].expand(-1, -1, self._length))
+        if parents.shape[1] == allowed.shape[1]:
+            allowed[self._slots, :, : self._length] = moved
+            self._ancestors = None
+        else:
+            self._ancestors = moved
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        """The other sentences leave the batch."""
+        self._slots = self._slots.index_select(0, rows)
+        if self._ancestors is not None:
+            self._ancestors = self._ancestors.index_select(0, rows)
+
+    def _find_rooms(self, width: int) -> RecordedStep:
+        """Those at hand, or others that fit: for more hypotheses, more positions, or half as many sentences."""
+        if self.encoded is not None:
+            count, length = self.source_shape
+            size = StepSize(round_up_size(count), width, round_up_source(length), first_room(width))
+            step = acquire_step(RecordedStep, self.model, self.layers, size)
+            step.start_batch(*self.encoded)
+            self.encoded, self._held[:] = None, [step]
+            return step
+        step = self._held[0]
+        size, needed = step.size, self._length + width
+        room = size.room if width == size.hypotheses else max(size.room, first_room(width))
+        while room < needed:
+            room *= 2
+        wanted = StepSize(round_up_size(len(self._slots)), width, size.source, room)
+        if wanted._replace(sentences=size.sentences) == size and 2 * wanted.sentences > size.sentences:
+            return step
+        found = acquire_step(RecordedStep, self.model, self.layers, wanted)
+        self._move(step, found)
+        self._held[0] = found
+        release_step(self.model, step)
+        return found
+
+    def _move(self, old: RecordedStep, new: RecordedStep) -> None:
+        count, length, slots = len(self._slots), self._length, self._slots
+        new.copy_sentences_from(old, slots, length)
+        if new.allowed is not None:
+            new.allowed.zero_()
+            if self._ancestors is not None:
+                new.allowed[:count, :, :length] = self._ancestors
+            elif self._sees_all or old.allowed is None:
+                new.allowed[:count, :, :length] = True
+            else:
+                new.allowed[:count, :, :length] = old.allowed.index_select(0, slots)[:, :, :length]
+        self._ancestors = None
+        self._slots = torch.arange(count, device=slots.device)
+
+
+def first_room(width: int) -> int:
+    """Cached positions that there is room for at first."""
+    return max(_FIRST_STEPS, min(_LARGEST_FIRST_ROOM, _FIRST_STEPS * width))

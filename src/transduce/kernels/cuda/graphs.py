@@ -1,0 +1,76 @@
+"""Record GPU operations as a CUDA graph, whose replay launches them all at once."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+
+# --- sizes ---
+# Compute launch sizes of Triton kernels.
+
+
+def ceil_div(count: int, size: int) -> int:
+    """Return count / size rounded up; Triton's own function is slower than some kernels."""
+    return -(-count // size)
+
+
+def power_of_2(least: int) -> int:
+    """Return the smallest power of two that is at least `least`, a positive number."""
+    return 1 << (least - 1).bit_length()
+
+
+@cache
+def shared_bytes(device: torch.device) -> int:
+    """Return the shared memory in bytes that a program may use; unlimited where Triton interprets kernels on a CPU."""
+    if device.type != "cuda":
+        return 1 << 30
+    properties = torch.cuda.get_device_properties(device)
+    return getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+
+
+# --- graphs ---
+
+
+Pool = Any
+"""A handle of memory that CUDA graphs share; a replay overwrites the results of the other graphs."""
+
+_STREAMS: dict[torch.device, torch.cuda.Stream] = {}  # one per GPU, as cuBLAS keeps a workspace for each stream
+_RECORDING = threading.Lock()
+
+
+def is_recording(device: torch.device) -> bool:
+    """Return whether this thread's operations on a device are being recorded and not run."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+@contextmanager
+def recording(device: torch.device, pool: Pool | None = None) -> Iterator[torch.cuda.CUDAGraph]:
+    """Record the operations in the body of `with` without running them; they must have run before."""
+    graph = torch.cuda.CUDAGraph()
+    with _RECORDING:
+        if device not in _STREAMS:
+            _STREAMS[device] = torch.cuda.Stream(device)
+        stream = _STREAMS[device]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")  # other threads may use the GPU
+            try:
+                yield graph
+            finally:
+                _end(graph, device)
+        torch.cuda.current_stream(device).wait_stream(stream)
+
+
+def _end(graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
+    """End a recording, and repair PyTorch's random number generator if it failed."""
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        # After a failed capture, PyTorch still treats the GPU's default generator as registered with the graph.
+        generator = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+        generator.graphsafe_set_state(torch.Generator(device).graphsafe_get_state())
+        generator.manual_seed(torch.initial_seed())
+        raise

@@ -1,0 +1,281 @@
+"""Run row-wise operations of training on a GPU by Triton kernels: dropout, sums over rows, vocabulary softmax.
+
+Each kernel reads its inputs once and writes its result once: memory bandwidth limits such operations.
+
+Legend: N rows, D columns, V vocabulary size.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transduce.kernels.cuda.graphs import ceil_div, power_of_2
+from transduce.kernels.cuda.triton import rows as programs
+from transduce.model.embedding import Embedding
+from transduce.model.gradient_sums import sum_of_gradients
+from transduce.model.positions import LearnedPositions, NoPositions, SinusoidalPositions
+
+# --- seeds ---
+# Provide dropout seeds on a GPU, from the CPU's generator or, in CUDA graphs, from a buffer.
+# The CPU's generator is seeded for every batch. A graph reads its seeds from a buffer, which is filled from that
+# generator before each replay.
+
+
+MAX_SEEDS = 1024
+"""The greatest number of seeds per batch."""
+
+
+class _Buffer:
+    """The addresses of the next seeds, if they come from a buffer."""
+
+    remaining: Iterator[Tensor] | None = None
+
+
+def draw_seeds(count: int) -> Tensor:
+    """Draw `count` seeds, int64 on the CPU; the sequence does not depend on how many are drawn at once."""
+    return torch.empty(count, dtype=torch.int64, device="cpu").random_()
+
+
+def next_seed() -> int | Tensor:
+    """Return a seed, or a tensor (1,) on the GPU that will hold one."""
+    if _Buffer.remaining is None:
+        return int(draw_seeds(1))
+    seed = next(_Buffer.remaining, None)
+    if seed is None:
+        raise RuntimeError(f"there are seeds for {MAX_SEEDS} dropouts, but the model has more")
+    return seed
+
+
+@contextmanager
+def seeds_from_buffer(places: Tensor) -> Iterator[None]:
+    """Take the seeds in the body of `with` from a buffer (N,), one after another."""
+    previous, _Buffer.remaining = _Buffer.remaining, iter(places.split(1))
+    try:
+        yield
+    finally:
+        _Buffer.remaining = previous
+
+
+# --- embedding ---
+# Embed a decoding step's tokens by one Triton kernel, if the model's embedding is a supported one.
+# Legend: B sentences, W hypotheses of each, D model width, V vocabulary size.
+
+
+def embed_step(embedding: Embedding, tokens: Tensor, weight: Tensor, position: Tensor, room: int) -> Tensor:
+    """Return the embeddings of tokens that are all at one position.
+
+    Args:
+        embedding: the model's embedding, which computes the result if the kernel does not support it.
+        pieces: token ids, (B, W), contiguous.
+        weight: the embedding matrix, (V, D).
+        position: int64, (1,).
+        room: the greatest number of positions.
+
+    Returns:
+        (B, W, D).
+    """
+    positions = embedding.positions
+    table, offset = weight, 0
+    if isinstance(positions, SinusoidalPositions):
+        table, offset = positions.until(positions.offset + room, weight), positions.offset
+    elif isinstance(positions, LearnedPositions):
+        table, offset = positions.weight, positions.offset
+    has_table = table is not weight
+    is_supported = has_table or isinstance(positions, NoPositions)
+    if (
+        not is_supported
+        or embedding.norm is not None
+        or embedding.token_types is not None
+        or table.dtype != weight.dtype
+    ):
+        limit = positions.length if isinstance(positions, LearnedPositions) else room
+        return embedding(tokens, weight, position, end=min(room, limit))  # type: ignore[no-any-return]
+    width = weight.shape[1]
+    out = weight.new_empty(*tokens.shape, width)
+    block = power_of_2(width)
+    programs.embed[(tokens.numel(),)](
+        tokens, weight, table, position, out, embedding.scale, offset, width, has_table, block,
+        num_warps=min(4, max(1, block // 256)),
+    )  # fmt: skip
+    return out
+
+
+# --- norms ---
+# Run LayerNorm and RMSNorm on a GPU by Triton kernels.
+# Legend: N rows, D columns.
+
+
+# The backward pass: number of programs, elements per iteration, and warps. Programs are few, as all of them add their
+# weight and bias gradients to the same sums.
+_PROGRAMS, _ELEMENTS, _WARPS = 132 * 2, 4096, 4
+
+
+def fork_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Return x and its norm: LayerNorm, or RMSNorm without a bias; see `backend.TrainingKernels.fork_norm`."""
+    return NormNode.apply(x, weight, bias, epsilon)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+    """Apply LayerNorm over the last dimension of x."""
+    return fork_norm(x, weight, bias, epsilon)[1]
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Apply RMSNorm over the last dimension of x."""
+    return fork_norm(x, weight, None, epsilon)[1]
+
+
+def add_and_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Return x + y and its norm (LayerNorm, or RMSNorm without a bias), without gradients; x and y are contiguous."""
+    total, out = torch.empty_like(x), torch.empty_like(x)
+    count, width = x.numel() // x.shape[-1], x.shape[-1]
+    rows, block, warps = _launch_shape(width)
+    shift, centered = (weight, False) if bias is None else (bias, True)
+    programs.add_and_norm[(ceil_div(count, rows),)](
+        x, y, weight, shift, total, out, count, width, epsilon, centered, rows, block, num_warps=warps
+    )
+    return total, out
+
+
+class NormNode(torch.autograd.Function):
+    """A norm as an autograd function that returns x and norm(x), for residual connections.
+
+    The backward pass adds the gradient of the returned x in the same pass.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        flat = x.contiguous()
+        count, width = flat.numel() // flat.shape[-1], flat.shape[-1]
+        out = torch.empty_like(flat)
+        means, roots = torch.empty(2, count, dtype=torch.float32, device=x.device)
+        rows, block, warps = _launch_shape(width)
+        shift, centered = (weight, False) if bias is None else (bias, True)
+        programs.norm[(ceil_div(count, rows),)](
+            flat, weight, shift, out, means, roots, count, width, epsilon, centered, rows, block, num_warps=warps
+        )
+        ctx.save_for_backward(flat, weight, means, roots)
+        ctx.centered = centered
+        ctx.slots = sum_of_gradients(weight), None if bias is None else sum_of_gradients(bias)
+        return x, out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        by_residual, by_out = gradients
+        if by_out is None:
+            return by_residual, None, None, None
+        x, weight, means, roots = ctx.saved_tensors
+        count, width = x.numel() // x.shape[-1], x.shape[-1]
+        by_x, by_out = torch.empty_like(x), by_out.contiguous()
+        by_weight, by_bias = (
+            torch.zeros_like(weight, dtype=torch.float32) if gradient_sum is None else gradient_sum
+            for gradient_sum in ctx.slots
+        )
+        block = power_of_2(width)
+        rows, warps = max(1, _ELEMENTS // block), max(_WARPS, block // 1024)
+        residual_gradient, has_residual = (by_out, False) if by_residual is None else (by_residual.contiguous(), True)
+        programs.norm_back[(min(_PROGRAMS, ceil_div(count, rows)),)](
+            x, weight, by_out, residual_gradient, means, roots, by_x, by_weight, by_bias, count, width,
+            ctx.centered, has_residual, rows, block, num_warps=warps,
+        )  # fmt: skip
+        weight_gradient = by_weight.to(weight.dtype) if ctx.slots[0] is None else None
+        bias_gradient = by_bias.to(weight.dtype) if ctx.centered and ctx.slots[1] is None else None
+        return by_x, weight_gradient, bias_gradient, None
+
+
+def _launch_shape(width: int) -> tuple[int, int, int]:
+    """Return rows per program, their width rounded up to a power of two, and warps.
+
+    A row uses few warps, so that they rarely wait for one another.
+    """
+    block = power_of_2(width)
+    return max(1, 1024 // block), block, max(1, block // 1024)
+
+
+# --- rows ---
+
+
+_EIGHTS = 256  # groups of 8 elements per program of dropout
+_SUM_ROWS, _SUM_COLUMNS, _ROWS_EACH = 32, 128, 256  # of sums: block of a program, and its rows in all
+
+
+def drop_and_add(residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
+    """Return residual + dropout(x), where `drop_of_256` of 256 elements are dropped."""
+    return DropNode.apply(residual, x, drop_of_256)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class DropNode(torch.autograd.Function):
+    """Dropout and addition as an autograd function that keeps only the seed: the backward pass regenerates the mask."""
+
+    @staticmethod
+    def forward(ctx: Any, residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
+        ctx.seed, ctx.drop_of_256 = next_seed(), drop_of_256
+        ctx.has_residual = residual is not None
+        return _drop(ctx, None if residual is None else residual.contiguous(), x.contiguous())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, None]:
+        return gradients[0] if ctx.has_residual else None, _drop(ctx, None, gradients[0].contiguous()), None
+
+
+def _drop(ctx: Any, residual: Tensor | None, x: Tensor) -> Tensor:
+    """Run the dropout kernel with the seed and rate of an autograd context."""
+    out, count = torch.empty_like(x), x.numel()
+    residual_or_x, has_residual = (x, False) if residual is None else (residual, True)
+    scale = 256.0 / (256 - ctx.drop_of_256)
+    grid = (ceil_div(count, 8 * _EIGHTS),)
+    is_address = isinstance(ctx.seed, Tensor)
+    programs.drop[grid](
+        residual_or_x, x, out, ctx.seed, count, ctx.drop_of_256, scale, has_residual, is_address, _EIGHTS
+    )
+    return out
+
+
+def add_sum_of_rows(x: Tensor, total: Tensor) -> None:
+    """Add the sum of the rows of x (N, D) to total, float32 (D,)."""
+    _sum(x, x, x, total, masked=False)
+
+
+def mask_and_sum_rows(x: Tensor, kept: Tensor, total: Tensor) -> Tensor:
+    """Return x where `kept`, of the same shape, is positive, else 0.
+
+    Also adds the sum of the result's rows to total, float32 (D,).
+    """
+    out = torch.empty_like(x)
+    _sum(x, kept, out, total, masked=True)
+    return out
+
+
+def sum_rows(x: Tensor) -> Tensor:
+    """Return the sum of the rows of x (N, D), float32 (D,)."""
+    total = torch.zeros(x.shape[1], dtype=torch.float32, device=x.device)
+    add_sum_of_rows(x.contiguous(), total)
+    return total
+
+
+def _sum(x: Tensor, kept: Tensor, out: Tensor, total: Tensor, *, masked: bool) -> None:
+    """Run the kernel that sums rows."""
+    count, width = x.shape
+    grid = (ceil_div(width, _SUM_COLUMNS), ceil_div(count, _ROWS_EACH))
+    programs.sum_rows[grid](x, kept, out, total, count, width, _ROWS_EACH, masked, _SUM_ROWS, _SUM_COLUMNS)
+
+
+def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None) -> None:
+    """Add factor · part[n] (N, D) to total[ids[n]] (V, D), except to the frozen row."""
+    width = part.shape[-1]
+    block = min(1024, power_of_2(width))
+    frozen = -1 if frozen_row is None else frozen_row
+    grid = (ids.numel(), ceil_div(width, block))
+    programs.add_rows[grid](total, ids.contiguous(), part.contiguous(), factor, frozen, width, block)
+
+
+def softmax_(logits: Tensor) -> Tensor:
+    """Replace logits (N, V) by their softmax, and return each row's log-sum-exp, float32 (N,)."""
+    normalizers = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    block = min(4096, power_of_2(logits.shape[1]))
+    programs.softmax_[(len(logits),)](logits, normalizers, logits.shape[1], block, num_warps=8 if block > 1024 else 4)
+    return normalizers

@@ -1,0 +1,282 @@
+"""Compute dropout, sums over rows, the gradient of embeddings, and the softmax of rows."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _hash(x, seed):
+    """Return a 32-bit hash of two rounds, in which every output bit depends on all input bits."""
+    x = x ^ seed.to(tl.uint32)
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    x = x ^ (x >> 16) ^ (seed >> 32).to(tl.uint32)
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit(do_not_specialize=["seed"])
+def drop(
+    residual, x, out, seed, count, drop_of_256, scale,
+    HAS_RESIDUAL: tl.constexpr, SEED_IS_PLACE: tl.constexpr, EIGHTS: tl.constexpr,
+):  # fmt: skip
+    """Compute residual + dropout(x), EIGHTS groups of 8 elements per program.
+
+    Each element is dropped by its own random byte; the 8 elements of a group share two hashes. With SEED_IS_PLACE,
+    `seed` is an address.
+    """
+    if SEED_IS_PLACE:
+        seed = tl.load(seed)
+    eighths = tl.program_id(0) * EIGHTS + tl.arange(0, EIGHTS)
+    lanes = tl.arange(0, 8)[None, :]
+    offsets = eighths[:, None].to(tl.int64) * 8 + lanes
+    exist = offsets < count
+    words = tl.where(
+        lanes < 4, _hash(eighths.to(tl.uint32) * 2, seed)[:, None], _hash(eighths.to(tl.uint32) * 2 + 1, seed)[:, None]
+    )
+    is_kept = ((words >> ((lanes & 3) * 8).to(tl.uint32)) & 255).to(tl.int32) >= drop_of_256
+    values = tl.where(is_kept, tl.load(x + offsets, mask=exist, other=0.0).to(tl.float32) * scale, 0.0)
+    if HAS_RESIDUAL:
+        values += tl.load(residual + offsets, mask=exist, other=0.0).to(tl.float32)
+    tl.store(out + offsets, values.to(out.dtype.element_ty), mask=exist)
+
+
+@triton.jit
+def sum_rows(
+    x, kept, out, total, count, width, rows_each,
+    MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Add the sum of rows to `total`; with MASKED only where `kept` is positive.
+
+    With MASKED, the masked rows are stored to `out`.
+    """
+    lanes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    first = tl.program_id(1) * rows_each
+    sums = tl.zeros((ROWS, BLOCK), tl.float32)  # reduced across threads only at the end
+    for start in range(first, tl.minimum(first + rows_each, count), ROWS):
+        rows = start + tl.arange(0, ROWS)
+        exist = (rows < count)[:, None] & (lanes < width)[None, :]
+        offsets = rows[:, None].to(tl.int64) * width + lanes[None, :]
+        values = tl.load(x + offsets, mask=exist, other=0.0)
+        if MASKED:
+            is_open = tl.load(kept + offsets, mask=exist, other=0.0).to(tl.float32) > 0
+            values = tl.where(is_open, values, 0.0).to(values.dtype)
+            tl.store(out + offsets, values, mask=exist)
+        sums += values.to(tl.float32)
+    tl.atomic_add(total + lanes, tl.sum(sums, axis=0), mask=lanes < width)
+
+
+@triton.jit
+def add_rows(total, ids, part, factor, frozen_row, width, BLOCK: tl.constexpr):
+    """Add factor × a row of `part` to the row ids[n] of `total`, except to the frozen row."""
+    row, lanes = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    target_row = tl.load(ids + row)
+    values = tl.load(part + row.to(tl.int64) * width + lanes, mask=lanes < width, other=0.0).to(tl.float32)
+    values *= tl.where(target_row == frozen_row, 0.0, factor)
+    tl.atomic_add(total + target_row * width + lanes, values, mask=lanes < width)
+
+
+@triton.jit
+def softmax_(logits, normalizers, width, BLOCK: tl.constexpr):
+    """Replace one row of logits per program by its softmax, and store its log-sum-exp."""
+    row = tl.program_id(0)
+    start = logits + row.to(tl.int64) * width
+    lanes = tl.arange(0, BLOCK)
+    greatest = tl.full((BLOCK,), float("-inf"), tl.float32)
+    sums = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, width, BLOCK):
+        values = tl.load(start + first + lanes, mask=first + lanes < width, other=float("-inf")).to(tl.float32)
+        more = tl.maximum(greatest, values)
+        # Lanes that have seen only -inf would give NaN.
+        sums = tl.where(more == float("-inf"), 0.0, sums * tl.exp(greatest - more) + tl.exp(values - more))
+        greatest = more
+    top = tl.max(greatest, axis=0)
+    normalizer = top + tl.log(tl.sum(tl.where(greatest == float("-inf"), 0.0, sums * tl.exp(greatest - top)), axis=0))
+    tl.store(normalizers + row, normalizer)
+    for first in range(0, width, BLOCK):
+        inside = first + lanes < width
+        values = tl.load(start + first + lanes, mask=inside, other=float("-inf")).to(tl.float32)
+        tl.store(start + first + lanes, tl.exp(values - normalizer).to(logits.dtype.element_ty), mask=inside)
+
+
+# --- norms ---
+# Compute LayerNorm and RMSNorm and their gradients, with whole rows in a program.
+
+
+@triton.jit
+def norm(
+    x, weight, bias, out, means, roots, count, width, epsilon,
+    CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Compute the norm of ROWS rows per program; LayerNorm if CENTERED, else RMSNorm.
+
+    Stores each row's mean and inverse standard deviation for the backward pass.
+    """
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    lanes = tl.arange(0, BLOCK)
+    inside = lanes < width
+    exist = (rows < count)[:, None] & inside[None, :]
+    offsets = rows[:, None].to(tl.int64) * width + lanes[None, :]
+    values = tl.load(x + offsets, mask=exist, other=0.0).to(tl.float32)
+    if CENTERED:
+        mean = tl.sum(values, axis=1) / width
+        values = tl.where(exist, values - mean[:, None], 0.0)
+        tl.store(means + rows, mean, mask=rows < count)
+    root = 1.0 / tl.sqrt(tl.sum(values * values, axis=1) / width + epsilon)
+    tl.store(roots + rows, root, mask=rows < count)
+    y = values * root[:, None] * tl.load(weight + lanes, mask=inside, other=0.0).to(tl.float32)[None, :]
+    if CENTERED:
+        y += tl.load(bias + lanes, mask=inside, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + offsets, y.to(out.dtype.element_ty), mask=exist)
+
+
+@triton.jit
+def norm_back(
+    x, weight, by_out, by_kept, means, roots, by_x, by_weight, by_bias, count, width,
+    CENTERED: tl.constexpr, KEPT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradient of x, and add the weight and bias gradients to their sums at the end.
+
+    Programs take blocks of rows in turns. With KEPT, `by_kept` is added to the gradient of x.
+    """
+    lanes = tl.arange(0, BLOCK)
+    inside = lanes < width
+    factors = tl.load(weight + lanes, mask=inside, other=0.0).to(tl.float32)[None, :]
+    weight_sum = tl.zeros((ROWS, BLOCK), tl.float32)
+    bias_sum = tl.zeros((ROWS, BLOCK), tl.float32)
+    for block in range(tl.program_id(0), tl.cdiv(count, ROWS), tl.num_programs(0)):
+        rows = block * ROWS + tl.arange(0, ROWS)
+        exist = (rows < count)[:, None] & inside[None, :]
+        offsets = rows[:, None].to(tl.int64) * width + lanes[None, :]
+        values = tl.load(x + offsets, mask=exist, other=0.0).to(tl.float32)
+        by_y = tl.load(by_out + offsets, mask=exist, other=0.0).to(tl.float32)
+        root = tl.load(roots + rows, mask=rows < count, other=0.0)[:, None]
+        if CENTERED:
+            values = values - tl.load(means + rows, mask=rows < count, other=0.0)[:, None]
+        unit = tl.where(exist, values * root, 0.0)
+        weight_sum += by_y * unit
+        by_unit = by_y * factors
+        change = by_unit - unit * (tl.sum(by_unit * unit, axis=1) / width)[:, None]
+        if CENTERED:
+            bias_sum += by_y
+            change -= (tl.sum(by_unit, axis=1) / width)[:, None]
+        change *= root
+        if KEPT:
+            change += tl.load(by_kept + offsets, mask=exist, other=0.0).to(tl.float32)
+        tl.store(by_x + offsets, change.to(by_x.dtype.element_ty), mask=exist)
+    tl.atomic_add(by_weight + lanes, tl.sum(weight_sum, axis=0), mask=inside)
+    if CENTERED:
+        tl.atomic_add(by_bias + lanes, tl.sum(bias_sum, axis=0), mask=inside)
+
+
+@triton.jit
+def add_and_norm(
+    x, y, weight, bias, total, out, count, width, epsilon,
+    CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Compute x + y and its norm, for ROWS rows per program; LayerNorm if CENTERED, else RMSNorm."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    lanes = tl.arange(0, BLOCK)
+    inside = lanes < width
+    exist = (rows < count)[:, None] & inside[None, :]
+    offsets = rows[:, None].to(tl.int64) * width + lanes[None, :]
+    values = tl.load(x + offsets, mask=exist, other=0.0).to(tl.float32)
+    values += tl.load(y + offsets, mask=exist, other=0.0).to(tl.float32)
+    rounded = values.to(total.dtype.element_ty)
+    tl.store(total + offsets, rounded, mask=exist)
+    values = rounded.to(tl.float32)
+    if CENTERED:
+        values = tl.where(exist, values - (tl.sum(values, axis=1) / width)[:, None], 0.0)
+    root = 1.0 / tl.sqrt(tl.sum(values * values, axis=1) / width + epsilon)
+    values = values * root[:, None] * tl.load(weight + lanes, mask=inside, other=0.0).to(tl.float32)[None, :]
+    if CENTERED:
+        values += tl.load(bias + lanes, mask=inside, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + offsets, values.to(out.dtype.element_ty), mask=exist)
+
+
+# --- embedding ---
+# Embed the newest tokens.
+
+
+@triton.jit
+def embed(
+    tokens, weight, table, position, out, scale, offset, width,
+    PLACED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Compute scale × embedding for one token per program; with PLACED, add the position encoding.
+
+    The embedding is rounded before the addition, as in the model's own module.
+    """
+    row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    inside = lanes < width
+    x = tl.load(weight + tl.load(tokens + row) * width + lanes, mask=inside, other=0.0).to(tl.float32) * scale
+    if PLACED:
+        encoding = table + (tl.load(position) + offset) * width + lanes
+        x = x.to(out.dtype.element_ty).to(tl.float32) + tl.load(encoding, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + lanes, x.to(out.dtype.element_ty), mask=inside)
+
+
+# --- update ---
+# Update parameters in one flat vector, a block of elements per program.
+
+
+@triton.jit
+def _finish_update(
+    master, offsets, exist, values, gradient, average, working, kept,
+    HAS_AVERAGE: tl.constexpr, HAS_WORKING: tl.constexpr,
+):  # fmt: skip
+    """Store new parameters, zero the gradient, and refresh the moving average and the bfloat16 copy."""
+    tl.store(master + offsets, values, mask=exist)
+    tl.store(gradient + offsets, tl.zeros_like(values), mask=exist)
+    if HAS_AVERAGE:
+        old_average = tl.load(average + offsets, mask=exist)
+        tl.store(average + offsets, old_average + (values - old_average) * (1.0 - kept), mask=exist)
+    if HAS_WORKING:
+        tl.store(working + offsets, values.to(working.dtype.element_ty), mask=exist)
+
+
+@triton.jit
+def adam(
+    master, gradient, average, working, mean, square, count,
+    factor, beta1, beta2, rate, inverse_root, epsilon, kept,
+    HAS_AVERAGE: tl.constexpr, HAS_WORKING: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Update the moments and parameters of a block by Adam."""
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    exist = offsets < count
+    slope = tl.load(gradient + offsets, mask=exist, other=0.0) * factor
+    first = tl.load(mean + offsets, mask=exist, other=0.0)
+    first += (slope - first) * (1.0 - beta1)
+    second = tl.load(square + offsets, mask=exist, other=0.0) * beta2 + slope * slope * (1.0 - beta2)
+    tl.store(mean + offsets, first, mask=exist)
+    tl.store(square + offsets, second, mask=exist)
+    values = tl.load(master + offsets, mask=exist, other=0.0)
+    values -= rate * first / (tl.sqrt(second) * inverse_root + epsilon)
+    _finish_update(master, offsets, exist, values, gradient, average, working, kept, HAS_AVERAGE, HAS_WORKING)
+
+
+@triton.jit
+def follow(
+    master, gradient, average, working, move, count, rate, kept,
+    HAS_MOVE: tl.constexpr, HAS_AVERAGE: tl.constexpr, HAS_WORKING: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Subtract rate × move from the parameters of a block, if there is a move, and refresh what depends on them."""
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    exist = offsets < count
+    values = tl.load(master + offsets, mask=exist, other=0.0)
+    if HAS_MOVE:
+        values -= rate * tl.load(move + offsets, mask=exist, other=0.0).to(tl.float32)
+    _finish_update(master, offsets, exist, values, gradient, average, working, kept, HAS_AVERAGE, HAS_WORKING)
+
+
+@triton.jit
+def take_momentum(gradient, momentum, out, count, factor, decay, BLOCK: tl.constexpr):
+    """Update Nesterov momentum, and store the decayed combination of momentum and gradient."""
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    exist = offsets < count
+    slope = tl.load(gradient + offsets, mask=exist, other=0.0) * factor
+    new_momentum = tl.load(momentum + offsets, mask=exist, other=0.0)
+    new_momentum += (slope - new_momentum) * (1.0 - decay)
+    tl.store(momentum + offsets, new_momentum, mask=exist)
+    tl.store(out + offsets, (slope + (new_momentum - slope) * decay).to(out.dtype.element_ty), mask=exist)

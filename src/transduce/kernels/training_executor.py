@@ -1,0 +1,427 @@
+"""Runs the components of a model with a backend's kernels, in training and validation.
+
+Each function of `_KERNELS` computes what the `forward` of one class computes. A component runs its own `forward` unless
+the layer graph knows it: it is exactly of that class, and nothing was overridden, hooked or parametrized. Wrappers that
+are registered with the layer graph stay fast: `fully_shard`, LoRA, and hooks that only observe.
+
+Legend: B sentences, Q queries, S source length, N and M target and source tokens of a packed batch, D model width.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+
+from transduce.model.attention import MultiHeadAttention
+from transduce.model.backend import Rows, TrainingKernels
+from transduce.model.embedding import Embedding
+from transduce.model.feed_forward import ACTIVATIONS, Dropout, FeedForward, Linear
+from transduce.model.gradient_sums import sum_of_gradients
+from transduce.model.layer_graph import LayerGraph, ModelGraph, Sublayer, description_of, graph_of, known_class, table
+from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
+from transduce.model.masks import AttentionMask, LookAheadMask, PackedBatch, PackedMask
+from transduce.model.norms import LayerNorm, RMSNorm, normalize
+from transduce.model.positions import EVERYWHERE, Reach
+from transduce.model.stack import each_layer
+from transduce.model.transformer import Transformer
+
+_ACTIVATION_NAMES = {function: name for name, function in ACTIVATIONS.items()}
+
+
+def execute(kernels: TrainingKernels, component: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Compute `component(*args, **kwargs)`, with kernels where they compute the same function."""
+    found = _kernel_of(component)
+    if found is None:
+        return nn.Module.__call__(component, *args, **kwargs)
+    if not _has_hooks(component):
+        return found(kernels, component, *args, **kwargs)
+    with _forward_of(component, partial(found, kernels, component)):
+        return nn.Module.__call__(component, *args, **kwargs)
+
+
+@contextmanager
+def _forward_of(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Replace a module's `forward` in the body of the `with` statement, so that its hooks run around another one."""
+    vars(module)["forward"] = forward
+    try:
+        yield
+    finally:
+        del vars(module)["forward"]
+
+
+def _kernel_of(component: nn.Module) -> Callable[..., Any] | None:
+    """Return the function that computes a component with kernels; None if the component has to compute itself."""
+    kind, own = type(component), vars(component)
+    if kind not in _KERNELS or _has_hooks(component):
+        known = known_class(component)
+        if known is None:
+            return None
+        kind = known
+    found = _KERNELS.get(kind)
+    if found is None or _has_any_global_hook() or "_compiled_call_impl" in own:
+        return None
+    is_changed = kind.forward is not found.replaces or not own.keys().isdisjoint(found.methods)
+    return None if is_changed else found.compute
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    own = vars(module)
+    return bool(
+        own["_forward_pre_hooks"] or own["_forward_hooks"] or own["_backward_pre_hooks"] or own["_backward_hooks"]
+    )
+
+
+def _is_bare(module: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """Return whether a kernel may compute a module without calling it: it has no hooks, not even observing ones."""
+    if _has_hooks(module) or _kernel_of(module) is None:
+        return False
+    return type(module) in kinds or known_class(module) in kinds
+
+
+# --- single components ----------------------------------------------------------------------------------------------
+
+
+def _linear(kernels: TrainingKernels, module: Linear, x: Tensor, rows: Rows | None = None) -> Tensor:
+    weight = module.weight
+    if not kernels.supports_linear(x, weight, rows):
+        return Linear.forward(module, x, rows)
+    return kernels.linear(x, weight, module.bias, rows)
+
+
+def _layer_norm(kernels: TrainingKernels, module: LayerNorm, x: Tensor) -> Tensor:
+    if module.bias is None or not kernels.supports_rows(x):
+        return LayerNorm.forward(module, x)
+    return kernels.layer_norm(x, module.weight, module.bias, module.eps)
+
+
+def _rms_norm(kernels: TrainingKernels, module: RMSNorm, x: Tensor) -> Tensor:
+    if module.eps is None or not kernels.supports_rows(x):
+        return RMSNorm.forward(module, x)
+    return kernels.rms_norm(x, module.weight, module.eps)
+
+
+def _dropout(kernels: TrainingKernels, module: Dropout, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    if not module.drops or not kernels.supports_rows(x):
+        return Dropout.forward(module, x, residual)
+    return kernels.dropout_add(residual, x, module.drop_of_256)
+
+
+def _embedding(
+    kernels: TrainingKernels, module: Embedding, ids: Tensor, weight: Tensor, *args: Any, **kwargs: Any
+) -> Tensor:
+    if not kernels.supports_rows(weight):
+        return Embedding.forward(module, ids, weight, *args, **kwargs)
+    return module.complete(kernels.embed(ids, weight, module.scale, module.frozen_row), *args, **kwargs)
+
+
+def _feed_forward(kernels: TrainingKernels, module: FeedForward, x: Tensor) -> Tensor:
+    """Compute the network with its activation inside the first linear layer."""
+    name, inner = _ACTIVATION_NAMES.get(module.activation), module.inner
+    if name not in kernels.linear_activations or not _is_bare(inner, Linear):
+        return FeedForward.forward(module, x)
+    weight = inner.weight
+    if not kernels.supports_linear(x, weight, None):
+        return FeedForward.forward(module, x)
+    hidden = kernels.linear(x, weight, inner.bias, None, activation=name)
+    return module.outer(module.dropout(hidden))  # type: ignore[no-any-return]
+
+
+def _residual(
+    kernels: TrainingKernels,
+    module: Residual,
+    x: Tensor,
+    sublayer: Callable[[Tensor], Tensor],
+    present: Tensor | None = None,
+) -> Tensor:
+    """Compute the norm in front of the sub-layer so that its gradient is added to the residual connection's."""
+    norm = module.norm_before
+    if not _is_bare(norm, LayerNorm, RMSNorm) or norm.eps is None or not kernels.supports_rows(x):
+        return Residual.forward(module, x, sublayer, present)
+    bias = norm.bias if isinstance(norm, LayerNorm) else None
+    has_kernel = bias is not None or isinstance(norm, RMSNorm)
+    found = kernels.residual_norm(x, cast("Tensor", norm.weight), bias, cast("float", norm.eps)) if has_kernel else None
+    if found is None:
+        return Residual.forward(module, x, sublayer, present)
+    x, y = found[0], sublayer(found[1])
+    if module.is_sandwich:
+        return module.dropout(normalize(module.norm_after, y, present), residual=x)  # type: ignore[no-any-return]
+    return normalize(module.norm_after, module.dropout(y, residual=x), present)
+
+
+# --- attention ------------------------------------------------------------------------------------------------------
+
+
+class KeyLengths(NamedTuple):
+    """The mask of an attention in the form that kernels take."""
+
+    lengths: Tensor | None
+    """The number of keys in each sentence, int64, (B,); None: the look-ahead mask."""
+
+
+def kernel_lengths(x: Tensor, memory: Tensor | None, mask: object) -> KeyLengths | None:
+    """Return the mask of an attention as lengths, or None if the mask is more than padding or look-ahead.
+
+    Args:
+        x: what attends, (B, Q, D).
+        memory: what is attended to, (B, S, D); None: x.
+        mask: the mask that a layer was called with.
+    """
+    if memory is None and isinstance(mask, LookAheadMask):
+        return KeyLengths(None)
+    num_keys = (x if memory is None else memory).shape[1]
+    if not isinstance(mask, AttentionMask) or mask.allowed.shape[-1] != num_keys or mask.lengths is None:
+        return None
+    if len(mask.lengths) not in (1, len(x)) or (memory is not None and len(memory) != len(x)):
+        return None
+    return KeyLengths(mask.lengths.expand(len(x)).contiguous())
+
+
+def is_plain(attention: MultiHeadAttention) -> bool:
+    """Return whether attention is scaled dot-product attention without dropout, all of its heads of one width."""
+    dropout = attention.dropout
+    drops_nothing = isinstance(dropout, Dropout) and not dropout.drops and _kernel_of(dropout) is not None
+    return attention.score is None and drops_nothing and len(set(attention.widths)) == 1
+
+
+def _attention(
+    kernels: TrainingKernels,
+    module: MultiHeadAttention,
+    x: Tensor,
+    memory: Tensor | None = None,
+    *,
+    mask: Any = None,
+    cache: Any = None,
+    weights_to: list[Tensor] | None = None,
+    reach: Reach = EVERYWHERE,
+) -> Tensor:
+    """Attend by a kernel that reads queries, keys and values from the projection's output."""
+    attend: Callable[[Tensor, Tensor | None], Tensor] | None = None
+    if isinstance(mask, PackedMask):
+        attend = partial(_packed_attend, kernels, mask, module.num_heads)
+    elif weights_to is None and cache is None:
+        attend = _padded_attend(kernels, module, x, memory, mask, reach)
+    if attend is None:
+        return MultiHeadAttention.forward(module, x, memory, mask=mask, cache=cache, weights_to=weights_to, reach=reach)
+    if memory is None:
+        return module.output(attend(module.projection(x), None))  # type: ignore[no-any-return]
+    inner = module.widths[0]
+    queries = module.projection(x, Rows(0, inner))  # (B, Q, H × K)
+    keys_and_values = module.projection(memory, Rows(inner, sum(module.widths)))  # (B, S, 2 × H × K)
+    return module.output(attend(queries, keys_and_values))  # type: ignore[no-any-return]
+
+
+def _packed_attend(
+    kernels: TrainingKernels, mask: PackedMask, num_heads: int, projected: Tensor, memory: Tensor | None
+) -> Tensor:
+    assert kernels.packed is not None
+    return kernels.packed.attend(projected, memory, mask, num_heads)
+
+
+def _padded_attend(
+    kernels: TrainingKernels,
+    module: MultiHeadAttention,
+    x: Tensor,
+    memory: Tensor | None,
+    mask: object,
+    reach: Reach,
+) -> Callable[[Tensor, Tensor | None], Tensor] | None:
+    """Return the kernel for an attention, as a function of what was projected; None if no kernel computes it."""
+    others, rotation = x if memory is None else memory, reach.rotation
+    if not is_plain(module) or not kernels.supports_attention(x, others.shape[1], module.d_k):
+        return None
+    known = kernel_lengths(x, memory, mask)
+    if known is None:
+        return None
+    if rotation is None:
+        return lambda projected, keyed: kernels.attend(projected, keyed, known.lengths, module.num_heads)
+    if memory is not None or rotation.cosine.dim() > 2 or not kernels.supports_rotary(x, module.d_k):
+        return None
+    heads = module.num_heads
+    return lambda projected, _: kernels.attend(
+        kernels.apply_rotary(projected, rotation, 2 * heads), None, known.lengths, heads
+    )
+
+
+# --- whole layers ---------------------------------------------------------------------------------------------------
+
+
+def _encoder_layer(kernels: TrainingKernels, layer: EncoderLayer, x: Tensor, mask: Any, **kwargs: Any) -> Tensor:
+    if _is_plain_call(layer, kwargs) and kernels.supports_rows(x):
+        found = kernels.run_layer(layer, x, None, (mask,))
+        if found is not None:
+            return found
+    return EncoderLayer.forward(layer, x, mask, **kwargs)
+
+
+def _decoder_layer(
+    kernels: TrainingKernels,
+    layer: DecoderLayer,
+    x: Tensor,
+    memory: Tensor,
+    *,
+    mask: Any,
+    memory_mask: Any,
+    **kwargs: Any,
+) -> Tensor:
+    if _is_plain_call(layer, kwargs) and kernels.supports_rows(x):
+        found = kernels.run_layer(layer, x, memory, (mask, memory_mask))
+        if found is not None:
+            return found
+    return DecoderLayer.forward(layer, x, memory, mask=mask, memory_mask=memory_mask, **kwargs)
+
+
+def _is_plain_call(layer: nn.Module, options: dict[str, Any]) -> bool:
+    """Return whether a layer is asked for its output alone, and nothing but its masks acts on its attention."""
+    asks = any(options.get(name) is not None for name in ("cache", "weights_to", "trace"))
+    return not asks and options.get("reach", EVERYWHERE).rotation is None and not _has_hooks(layer)
+
+
+_WHOLE_LAYERS = table(
+    "kernels of whole layers",
+    norm_order="pre post",
+    norm="layer rms",
+    linear_layers="Linear",
+    activation="relu",
+    attention_score="scaled",
+    attention_kind="soft",
+    attention_scale="default",
+    key_value_heads="equal",
+    value_width="equal",
+)
+
+
+class LayerPart(NamedTuple):
+    """A sub-layer as a kernel of whole layers computes it: a norm, two linear layers, dropout, and in between attention
+    or an activation.
+    """
+
+    sublayer: Sublayer
+    mask: object
+    """The mask of attention; None for a feed-forward network."""
+
+    @property
+    def attention(self) -> MultiHeadAttention | None:
+        """Return the attention module; None for a feed-forward network."""
+        found = self.sublayer.attention
+        return None if found is None else found.module
+
+    @property
+    def reads_memory(self) -> bool:
+        """Return whether this is cross-attention."""
+        found = self.sublayer.attention
+        return found is not None and found.reads_memory
+
+    @property
+    def activation(self) -> str | None:
+        """Return the name of the feed-forward network's activation; None for attention."""
+        found = self.sublayer.activation
+        return None if found is None else found.name
+
+    @property
+    def norm_is_before(self) -> bool:
+        """Return whether the norm precedes the sub-layer (pre-norm)."""
+        return self.sublayer.order == "pre"
+
+    @property
+    def norm(self) -> LayerNorm | RMSNorm:
+        """Return the sub-layer's norm."""
+        return cast("LayerNorm | RMSNorm", self.sublayer.norms[0].module)
+
+    @property
+    def linears(self) -> tuple[Linear, Linear]:
+        """Return the first and the last linear layer."""
+        first, last = (cast("Linear", each.module) for each in self.sublayer.linears)
+        return first, last
+
+    @property
+    def drop_of_256(self) -> int:
+        """Return how many of 256 elements of the sub-layer's output are dropped."""
+        dropout = self.sublayer.residual.dropout
+        return dropout.drop_of_256 if dropout.drops else 0
+
+    def parameters(self) -> list[Tensor | None]:
+        """Return weight and bias of the norm and of both linear layers; None where there is no bias."""
+        return [getattr(module, name, None) for module in (self.norm, *self.linears) for name in ("weight", "bias")]
+
+
+def parts_of(layer: nn.Module, masks: Sequence[object]) -> list[LayerPart] | None:
+    """Return the sub-layers of an encoder or decoder layer, or None if kernels of whole layers cannot compute it.
+
+    Args:
+        layer: in training.
+        masks: the mask of self-attention, then, in a decoder, the mask of cross-attention.
+
+    Returns:
+        None if the layer graph has other operations than those of `_WHOLE_LAYERS`, something is dropped inside a
+        sub-layer, or a gradient is not collected by `gradient_sums.py`.
+    """
+    description = description_of(layer)
+    graph = description.graph
+    if not isinstance(graph, LayerGraph) or description.why_not(_WHOLE_LAYERS) is not None:
+        return None
+    found = [LayerPart(each, mask) for each, mask in zip(graph.sublayers, (*masks, None), strict=True)]
+    inside = [part.sublayer.module.dropout for part in found]
+    if any(not isinstance(dropout, Dropout) or dropout.drops for dropout in inside):
+        return None
+    learned = [each for part in found for each in part.parameters() if each is not None]
+    return found if all(sum_of_gradients(each) is not None for each in learned) else None
+
+
+# --- packed batches -------------------------------------------------------------------------------------------------
+
+
+def is_known(model: nn.Module) -> bool:
+    """Return whether the layer graph knows each component of a model, so that kernels compute all of its attention."""
+    return isinstance(graph_of(model), ModelGraph)
+
+
+def packed_hidden(model: nn.Module, batch: PackedBatch) -> Tensor:
+    """Return the last layer of a Transformer's decoder for a packed batch, (1, N, D); a backend must be in use."""
+    assert isinstance(model, Transformer)
+    source, target = batch.source_packing, batch.target_packing
+    x = model.source_embedding(batch.source, model.source_weight, source.positions, end=source.longest)  # (1, M, D)
+    mask: Any = PackedMask(source, source)
+    for layer in each_layer(model.encoder_layers, model.config.num_encoder_layers):
+        x = layer(x, mask)
+    memory = model.encoder_norm(x)
+    y = model.target_embedding(batch.target_input, model.target_weight, target.positions, end=target.longest)
+    mask = PackedMask(target, target, causal=True)
+    for layer in each_layer(model.decoder_layers, model.config.num_decoder_layers):
+        y = layer(y, memory, mask=mask, memory_mask=PackedMask(target, source))
+    return model.finish(model.decoder_norm(y))
+
+
+# --- which component is computed by which function ------------------------------------------------------------------
+
+
+class _Kernel(NamedTuple):
+    compute: Callable[..., Any]
+    replaces: Callable[..., Any]
+    methods: frozenset[str]
+    """The names of the methods that our classes define; an instance attribute of such a name is an override."""
+
+
+_FUNCTIONS: dict[type[nn.Module], Callable[..., Any]] = {
+    Linear: _linear,
+    LayerNorm: _layer_norm,
+    RMSNorm: _rms_norm,
+    Dropout: _dropout,
+    Embedding: _embedding,
+    FeedForward: _feed_forward,
+    Residual: _residual,
+    MultiHeadAttention: _attention,
+    EncoderLayer: _encoder_layer,
+    DecoderLayer: _decoder_layer,
+}
+
+
+def _methods(kind: type[nn.Module]) -> frozenset[str]:
+    ours = [each for each in kind.__mro__ if each.__module__.startswith("transduce.")]
+    defined = {name for each in ours for name, value in vars(each).items() if callable(value)}
+    return frozenset(defined | {"forward", "_call_impl"})
+
+
+_KERNELS = {kind: _Kernel(compute, kind.forward, _methods(kind)) for kind, compute in _FUNCTIONS.items()}

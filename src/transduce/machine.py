@@ -1,0 +1,160 @@
+"""Detect the machine's cores, instruction sets and GPU. Defaults that change results depend only on this detection."""
+
+import os
+import platform
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+import msgspec
+import torch
+
+from transduce.argument_checks import as_integer
+from transduce.errors import TransduceError
+
+# --- precision ---
+# The precisions that a model computes in, by the names that settings and options have for them.
+
+
+Precision = Literal["fp32", "bf16"]
+DTYPES: Mapping[str, torch.dtype] = MappingProxyType({"fp32": torch.float32, "bf16": torch.bfloat16})
+
+
+# --- machine ---
+
+
+# Values of ONEDNN_MAX_CPU_ISA with which the user disables instruction sets.
+_WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"}
+_WITHOUT_AMX = _WITHOUT_BF16 | {"AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_256", "AVX10_1_512"}
+
+_MOST_THREADS = 1024  # with some ten thousand threads, the system kills the process
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """The properties of a machine that affect defaults."""
+
+    device: str
+    """PyTorch device, such as "cpu" or "cuda"."""
+    threads: int
+    """Number of compute threads."""
+    amx: bool
+    """AMX tiles for bfloat16 matrix multiplication, 5 to 8 times as fast as float32."""
+    avx512_bf16: bool
+    """AVX-512 dot products in bfloat16, about twice as fast as float32.
+
+    False on a processor with AMX that is disabled: there, these instructions are slower than float32
+    (docs/benchmarks.md, "Training by AMX").
+    """
+    gpu_bf16: bool = False
+    """True on a GPU that multiplies bfloat16: NVIDIA Ampere or later."""
+    processes: int = 1
+    """Number of processes that train one model together, on all machines."""
+
+    @property
+    def precision(self) -> Precision:
+        """The default precision: "bf16" if the hardware multiplies it faster than fp32, else "fp32"."""
+        return "bf16" if self.gpu_bf16 or (self.device == "cpu" and (self.amx or self.avx512_bf16)) else "fp32"
+
+    @property
+    def operations_per_second(self) -> float:
+        """A rough estimate of multiply-add operations per second in training on such a machine."""
+        if self.device.startswith("cuda"):
+            return 1e14
+        return self.threads * (3e11 if self.amx else 1e11 if self.avx512_bf16 else 4e10)
+
+    @property
+    def precision_reason(self) -> str:
+        """The reason for the default precision, for messages."""
+        if self.device.startswith("cuda"):
+            return "the GPU multiplies bfloat16 fastest" if self.gpu_bf16 else "this GPU has no units for bfloat16"
+        if self.amx:
+            return "this processor has AMX tiles for bfloat16"
+        if self.avx512_bf16:
+            return "this processor has AVX-512 instructions for bfloat16"
+        return "this processor has no instructions that multiply bfloat16 faster"
+
+
+def detect_machine(device: str = "auto", threads: int | None = None) -> Machine:
+    """Detect this machine's properties; on a GPU, also disable PyTorch's cuDNN attention.
+
+    Args:
+        device: "cpu", "cuda", "cuda:1", or "auto": a GPU if there is one.
+        threads: number of compute threads; None: `OMP_NUM_THREADS`, or else all cores that this process may use.
+
+    Raises:
+        TransduceError: the device does not exist, or the number of threads is out of range.
+    """
+    threads = None if threads is None else as_integer(threads, "threads", least=1, most=_MOST_THREADS)
+    isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    has_amx = bool(torch.cpu._is_amx_tile_supported())
+    device_name = _find_device(device)
+    if device_name.startswith("cuda"):
+        # cuDNN's attention makes a new plan for each shape, which takes longer than a decoding step, and keeps all
+        # plans.
+        torch.backends.cuda.enable_cudnn_sdp(enabled=False)
+    return Machine(
+        device=device_name,
+        threads=threads or _openmp_threads() or usable_cores(),
+        amx=has_amx and isa not in _WITHOUT_AMX,
+        avx512_bf16=isa not in (_WITHOUT_AMX if has_amx else _WITHOUT_BF16) and _has_avx512_bf16(),
+        gpu_bf16=device_name.startswith("cuda") and torch.cuda.get_device_capability(device_name) >= (8, 0),
+    )
+
+
+def _find_device(device: str) -> str:
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if not isinstance(device, str) or not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise TransduceError(f"`device` must be `auto`, `cpu`, `cuda` or `cuda:NUMBER`, but is `{device}`.")
+    gpus = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
+    if device != "cpu" and int(device.partition(":")[2] or 0) >= gpus:
+        available = "no GPU" if not gpus else "1 GPU" if gpus == 1 else f"{gpus} GPUs, counted from 0"
+        raise TransduceError(f"The device `{device}` was asked for, but PyTorch finds {available} here: use another.")
+    return device
+
+
+def _has_avx512_bf16() -> bool:
+    probe = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return bool(probe()) if probe is not None else False
+
+
+def _openmp_threads() -> int | None:
+    """Return $OMP_NUM_THREADS; None if it is not set, or if torchrun has set it to its default of 1."""
+    value = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(value) if value.isdecimal() and int(value) and "TORCHELASTIC_RUN_ID" not in os.environ else None
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use, by its CPU affinity and cgroup limit."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS, Windows
+        cores = os.cpu_count() or 1
+    limit = _cgroup_limit(Path("/sys/fs/cgroup"))
+    return max(1, cores if limit is None else min(cores, limit))
+
+
+def _cgroup_limit(root: Path) -> int | None:
+    """Return the CPU limit of a cgroup (version 2 or 1), rounded up; None without a limit."""
+    try:
+        if (root / "cpu.max").exists():
+            quota, period = (root / "cpu.max").read_text("ascii").split()
+        else:
+            quota = (root / "cpu" / "cpu.cfs_quota_us").read_text("ascii")
+            period = (root / "cpu" / "cpu.cfs_period_us").read_text("ascii")
+        if quota == "max" or int(quota) <= 0:
+            return None
+        return -(-int(quota) // int(period))
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+def describe(machine: Machine) -> str:
+    """Return a one-line description of the machine."""
+    extras = [name for name, has in (("AMX", machine.amx), ("AVX-512 bf16", machine.avx512_bf16)) if has]
+    threads = "1 thread" if machine.threads == 1 else f"{machine.threads} threads"
+    return f"{platform.system()} {platform.machine()}, {machine.device}, {threads}" + (
+        f", {' and '.join(extras)}" if extras else ""
+    )

@@ -1,0 +1,338 @@
+"""The interface between a model and the kernels that a process trains with.
+
+A model is written in plain PyTorch. Each `Component` asks the backend in use, if there is one, to compute the
+component's output; the backend does so with its kernels or calls the component's own `forward`. Training code asks for
+the remaining kernels (loss, optimizer) through `training_kernels`. Without a backend everything works, but slower.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from transduce.model.masks import PackedBatch, PackedMask
+from transduce.model.positions import Rotation
+
+
+class Rows(NamedTuple):
+    """A range of consecutive rows of a matrix."""
+
+    start: int
+    stop: int
+
+
+class UpdatedVectors(NamedTuple):
+    """The vectors that one optimizer update changes: equally long, and float32 except `working`."""
+
+    master: Tensor
+    gradient: Tensor
+    """The update reads the gradient and sets it to zero."""
+    average: Tensor | None
+    """The moving average of the masters, if the run keeps one."""
+    working: Tensor | None
+    """The masters rounded to the dtype that the model computes in, if that is not float32."""
+
+
+class AdamNumbers(NamedTuple):
+    """The scalars of the t-th update by Adam (section 5.3)."""
+
+    factor: float
+    """The factor that the gradient is multiplied by first."""
+    beta1: float
+    beta2: float
+    rate: float
+    """The learning rate divided by 1 - β1^t."""
+    inverse_root: float
+    """1 / √(1 - β2^t)."""
+    epsilon: float
+
+
+class Projection(Protocol):
+    """A matrix (V, D) prepared for multiplication by many blocks of rows (N, D); all tensors are contiguous."""
+
+    def logits(self, x: Tensor, out: Tensor) -> None:
+        """Write x · matrixᵀ, (N, V), to `out`."""
+
+    def back(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
+        """Compute the gradients from the gradient with respect to the logits, (N, V).
+
+        Args:
+            gradient: the gradient with respect to the logits, (N, V).
+            x: the rows that `logits` multiplied, (N, D).
+            by_x: receives the gradient with respect to x, (N, D).
+            weight_sum: float32, (V, D); the gradient with respect to the matrix is added to it.
+        """
+
+
+Polynomials = tuple[tuple[float, float, float], ...]
+"""The coefficients (a, b, c) of odd polynomials a x + b x³ + c x⁵, which are applied one after another."""
+
+
+class LossRecorder(Protocol):
+    """A function that computes losses of batches of few sizes; on a GPU it records each size and replays it."""
+
+    def __call__(
+        self, size: Hashable, numbers: NDArray[np.int64], compute: Callable[[Tensor], tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """Return a loss; its backward pass has to run before the next loss is computed.
+
+        Args:
+            size: identifies the sequence of operations, which must not depend on `numbers`.
+            numbers: the batch; equally long for equal sizes.
+            compute: computes two scalars from the batch on the model's device. It must not read values back to the
+                CPU, and may read no changing tensors except parameters. Only the first scalar has gradients.
+
+        Returns:
+            The two scalars of `compute`.
+        """
+
+
+class PackedAttention(Protocol):
+    """Training on batches without padding (`packing.py`), for backends on which that is faster."""
+
+    def supports(self, model: nn.Module, longest: int) -> bool:
+        """Return whether `hidden` can compute this model on sentences of at most `longest` tokens."""
+
+    def hidden(self, model: nn.Module, batch: PackedBatch) -> Tensor:
+        """Return the decoder's last layer for a packed batch, (1, N, D), before the projection to the vocabulary."""
+
+    def attend(self, projected: Tensor, memory: Tensor | None, mask: PackedMask, num_heads: int) -> Tensor:
+        """Compute scaled dot-product attention, equation (1), with all heads.
+
+        Args:
+            projected: queries, keys and values, (1, N, 3 × H × K); with a memory, queries alone, (1, N, H × K).
+            memory: the memory's keys and values, (1, M, 2 × H × K).
+            mask: where the sentences begin and end.
+            num_heads: H.
+
+        Returns:
+            (1, N, H × K).
+        """
+
+    def record_losses(self, model: nn.Module) -> LossRecorder:
+        """Return a recorder for the losses of a model in training."""
+
+
+class TrainingKernels(Protocol):
+    """A backend: kernels for training and validation, and the rules about when to use them."""
+
+    def execute(self, component: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Compute `component(*args, **kwargs)`, with kernels where they compute the same function."""
+
+    @property
+    def packed(self) -> PackedAttention | None:
+        """Return the backend's training on packed batches; None if padded batches are at least as fast."""
+
+    def run_layer(self, layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object]) -> Tensor | None:
+        """Compute a whole encoder or decoder layer in training, or return None if that is not supported.
+
+        Args:
+            layer: an encoder layer, or a decoder layer if there is a memory.
+            x: the layer's input, (B, T, D), or (1, N, D) for a packed batch; `supports_rows` must hold for it.
+            memory: the encoder's output, (B, S, D) or (1, M, D).
+            masks: the mask of self-attention, then, with a memory, the mask of cross-attention.
+
+        Returns:
+            The output of the layer, in the shape of x.
+        """
+
+    def supports_attention(self, x: Tensor, num_keys: int, width: int) -> bool:
+        """Return whether `attend` supports heads of this width and number of keys, in x's dtype on x's device."""
+
+    def attend(self, projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num_heads: int) -> Tensor:
+        """Compute scaled dot-product attention, equation (1), with all heads.
+
+        Args:
+            projected: queries, keys and values, (B, Q, 3 × H × K); with a memory, queries alone, (B, Q, H × K).
+            memory: the memory's keys and values, (B, L, 2 × H × K).
+            lengths: the number of keys in each sentence, at least 1, int64, (B,); None: the look-ahead mask.
+            num_heads: H.
+
+        Returns:
+            (B, Q, H × K).
+        """
+
+    def supports_rotary(self, x: Tensor, width: int) -> bool:
+        """Return whether `turn` supports heads of this width, in x's dtype on x's device."""
+
+    def apply_rotary(self, projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
+        """Apply a rotary embedding to the first `heads` heads of each row and copy the rest: (B, T, C) to (B, T, C).
+
+        The rotation is the same for all sentences of a batch, (T, K / 2).
+        """
+
+    def supports_rows(self, x: Tensor) -> bool:
+        """Return whether the kernels from `drop_and_add` to `add_rows_in_place` support x's dtype, device and width."""
+
+    def dropout_add(self, residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
+        """Return residual + dropout(x) (section 5.4), in x's shape and dtype; p is drop_of_256 / 256."""
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+        """Return (x - mean) / √(variance + ε) · weight + bias over the last dimension: (…, D) to (…, D)."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Return x / √(mean of x² + ε) · weight over the last dimension: (…, D) to (…, D)."""
+
+    def residual_norm(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return x and its norm, for a residual connection, or None if that is not supported.
+
+        The norm is LayerNorm, or RMSNorm if there is no bias. The backward pass adds the gradients of both outputs.
+        """
+
+    def sum_rows(self, x: Tensor) -> Tensor:
+        """Return the sum of the rows of x, (N, D), as float32, (D,)."""
+
+    def add_in_place(self, total: Tensor, part: Tensor) -> None:
+        """Add `part` to `total`, which is float32; both are contiguous."""
+
+    def embed(self, ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
+        """Return rows of an embedding matrix multiplied by a scale: ids (…), int64, to (…, D).
+
+        If the matrix has a `sum_of_gradients`, its gradient is added there instead of being returned to PyTorch. The
+        frozen row receives no gradient.
+        """
+
+    def add_rows_in_place(
+        self, total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None
+    ) -> None:
+        """Add factor · part[n] to total[ids[n]] for each n, except to the frozen row.
+
+        Args:
+            total: float32, (V, D), contiguous.
+            ids: int64, (N,).
+            part: (N, D); `supports_rows` must hold for it.
+            factor: multiplies each row of `part`.
+            frozen_row: the row of `total` that stays unchanged, or None.
+        """
+
+    @property
+    def linear_activations(self) -> frozenset[str]:
+        """Return the names of the activations that `linear` can apply to its output."""
+
+    def supports_linear(self, x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
+        """Return whether `linear` supports these tensors."""
+
+    def linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activation: str | None = None
+    ) -> Tensor:
+        """Return activation(x · weightᵀ + bias).
+
+        Args:
+            x: (…, I).
+            weight: (O, I). If it has a `sum_of_gradients`, its gradient is added there instead of being returned.
+            bias: (O,); its gradient is treated as that of the weight.
+            rows: the rows of weight and bias to use; None: all.
+            activation: one of `linear_activations`; None: no activation.
+
+        Returns:
+            (…, O), or as many columns as there are `rows`.
+        """
+
+    def project(self, hidden: Tensor, weight: Tensor) -> Projection | None:
+        """Prepare a matrix for multiplication by blocks of at least 8 rows; None if PyTorch is at least as fast."""
+
+    def supports_update(self, vectors: UpdatedVectors) -> bool:
+        """Return whether `update_by_adam`, `apply_update` and `take_momentum` support these vectors."""
+
+    def update_by_adam(
+        self, vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamNumbers, kept: float
+    ) -> None:
+        """Update parameters by Adam in one pass, together with their average and their rounded copy.
+
+        Args:
+            vectors: the vectors to change.
+            moments: the running means of the gradient and of its square, float32; both change.
+            numbers: the scalars of this update.
+            kept: the weight of the old average in the new one.
+        """
+
+    def update_momentum(self, gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
+        """Compute Nesterov momentum for vectors of one length.
+
+        Args:
+            gradient: float32; it is multiplied by the factor first, and does not change.
+            momentum: float32; becomes decay · momentum + (1 - decay) · gradient.
+            out: float32 or bfloat16; becomes decay · (new momentum) + (1 - decay) · gradient.
+            factor: multiplies the gradient.
+            decay: the decay rate of the momentum.
+        """
+
+    def apply_update(
+        self, vectors: UpdatedVectors, kept: float, move: Tensor | None = None, rate: float = 0.0, shrink: float = 1.0
+    ) -> None:
+        """Finish an update that was not made by Adam: move the masters, then update their average and rounded copy.
+
+        Args:
+            vectors: the vectors to change.
+            kept: the weight of the old average in the new one.
+            move: float32 or bfloat16; rate · move is subtracted from the masters.
+            rate: the learning rate.
+            shrink: multiplies the masters before they move.
+        """
+
+    def supports_orthogonalization(self, matrices: Sequence[Tensor]) -> bool:
+        """Return whether `orthogonalize_in_place` supports these matrices (R, C) and is faster than PyTorch."""
+
+    def orthogonalize_in_place(
+        self, matrices: Sequence[Tensor], polynomials: Polynomials, scale: float, *, by_gram_matrix: bool
+    ) -> list[bool]:
+        """Apply odd polynomials in place to matrices that are first divided by the square root of ‖x xᵀ‖.
+
+        Args:
+            matrices: (R, C) each.
+            polynomials: three of them.
+            scale: multiplies the result.
+            by_gram_matrix: whether to apply the polynomials to x xᵀ and multiply x once, which is faster if C is many
+                times R.
+
+        Returns:
+            For each matrix, whether it was changed: not if powers of its elements would overflow or underflow.
+        """
+
+    def supports_logits(self, logits: Tensor) -> bool:
+        """Return whether `softmax_` supports these logits."""
+
+    def softmax_(self, logits: Tensor) -> Tensor:
+        """Replace the logits of rows, (N, V), by their softmax, and return each row's log-sum-exp, float32, (N,)."""
+
+
+class _InUse:
+    """The backend that the whole process uses."""
+
+    backend: TrainingKernels | None = None
+
+
+@contextmanager
+def training_with(kernels: TrainingKernels | None) -> Iterator[None]:
+    """Use a backend in the body of the `with` statement; None: plain PyTorch."""
+    before, _InUse.backend = _InUse.backend, kernels
+    try:
+        yield
+    finally:
+        _InUse.backend = before
+
+
+def training_kernels() -> TrainingKernels | None:
+    """Return the backend in use, or None."""
+    return _InUse.backend
+
+
+class Component(nn.Module):
+    """A module whose output the backend in use may compute.
+
+    Subclasses define the mathematics in `forward`. This is the only place where a model asks the backend.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the module's output: computed by the backend in use, or by `forward` if there is none."""
+        if _InUse.backend is not None:
+            return _InUse.backend.execute(self, *args, **kwargs)
+        # As `nn.Module.__call__`, whose additional Python frame is noticeable in decoding.
+        if self._compiled_call_impl is not None:
+            return self._compiled_call_impl(*args, **kwargs)
+        return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]

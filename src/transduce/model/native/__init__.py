@@ -1,6 +1,0 @@
-"""Compile CPU kernels to machine code with LLVM, for decoding and for training (needs the optional package llvmlite).
-
-Decoding: one call runs a whole decoder step (`model_programs.py`) or a whole search (`search_program.py`), in every
-precision. Training: fused kernels replace several PyTorch operations each, and bfloat16 GEMM kernels replace PyTorch's
-(`training.py`). docs/decoding.md and docs/training.md list the files.
-"""

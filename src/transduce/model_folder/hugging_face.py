@@ -1,0 +1,269 @@
+"""Read Hugging Face folders from their own files, without the transformers library.
+
+Nothing is unpickled and no code from a folder is run. A model that the components here cannot compute is refused with
+an error that names the setting.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from transduce.errors import TransduceError
+from transduce.interop.hugging_face.import_families import FAMILIES, check_config, import_generation, start_id
+from transduce.interop.hugging_face.import_settings import ConfigReader, Settings
+from transduce.interop.hugging_face.import_tokenizer import ModelIds, TokenizerFiles, import_tokenizer
+from transduce.interop.hugging_face.import_weights import ImportedModel, StoredTensors, encoder_heads, import_model
+from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
+from transduce.model.config import Kind
+from transduce.model_folder.safety import MOST_VOCABULARY_BYTES, file_inside, read_bounded, read_json
+from transduce.search.settings import SearchSettings
+
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
+# A learned position table shorter than this limits the length of outputs; longer tables are hardly ever filled.
+_SHORT_TABLE = 512
+
+
+class HuggingFaceFolder(NamedTuple):
+    """A Hugging Face model converted to a transduce model."""
+
+    model_type: str
+    """The `model_type` of config.json, such as "marian"."""
+    model: ImportedModel
+    tokenizer: ForeignTokenizer
+    languages: tuple[str | None, str | None]
+    """Source and target language codes, as far as the folder names them."""
+
+
+def is_hugging_face_folder(folder: Path) -> bool:
+    """Return whether a folder's `config.json` describes a supported Hugging Face model that transduce did not write."""
+    if not (folder / "config.json").is_file():
+        return False
+    content = read_json(folder, "config.json", dict[str, Any], " as a model's configuration")
+    model_type = content.get("model_type")
+    is_known = isinstance(model_type, str) and model_type in FAMILIES
+    return "transduce" not in content and is_known and "auto_map" not in content
+
+
+def hugging_face_kind(folder: Path) -> Kind:
+    """Return the kind of a Hugging Face folder's model, such as "transformer".
+
+    Raises:
+        TransduceError: the model cannot be imported.
+    """
+    return FAMILIES[check_hugging_face_folder(folder)].kind
+
+
+def read_hugging_face_folder(folder: Path) -> HuggingFaceFolder:
+    """Read a Hugging Face folder in float32.
+
+    Raises:
+        TransduceError: a file is missing or damaged, or the model is not supported.
+    """
+    config = _config(folder)
+    model_type = str(config.get("model_type"))
+    generation = _optional_json(folder, "generation_config.json")
+    files = TokenizerFiles(_reader(folder), str(folder))
+    record = import_tokenizer(files, _model_ids(config, generation, model_type))
+    ids = {"pad_id": record.source.pad_id, "eos_id": record.source.eos_id}
+    if FAMILIES[model_type].kind == "transformer":
+        ids["start_id"] = start_id(model_type, generation, config, (ids["pad_id"], ids["eos_id"]))
+    elif record.source.before:
+        ids["start_id"] = record.source.before[0]
+    elif not isinstance(config.get("bos_token_id"), int):
+        ids["start_id"] = ids["eos_id"]
+    model = import_model(config, _stored_tensors(folder), ids)
+    tokenizer = ForeignTokenizer(record)
+    tokenizer_config = files.json("tokenizer_config.json")
+    languages = (
+        _text(tokenizer_config.get("src_lang") or tokenizer_config.get("source_lang")),
+        _text(tokenizer_config.get("tgt_lang") or tokenizer_config.get("target_lang")),
+    )
+    if record.languages is not None:
+        # The folder's languages are only a default; the tokenizer's tags list the available ones.
+        available = tuple(language if language in record.languages.tags else None for language in languages)
+        forced = generation.get("forced_bos_token_id")
+        forced_language = next((name for name, id in record.languages.tags.items() if id == forced), None)
+        languages = (available[0], forced_language or available[1])
+        tokenizer = tokenizer.for_languages(*languages)
+    return HuggingFaceFolder(model_type, model, tokenizer, languages)
+
+
+class HuggingFaceHeads(NamedTuple):
+    """The tasks of a Hugging Face encoder, from its weights and configuration."""
+
+    masked_language: bool
+    """True if the model predicts masked tokens."""
+    labels: tuple[str, ...]
+    """Names of the classes of a text classifier; empty for other models."""
+    length: int
+    """Maximum number of tokens, from the position table."""
+
+
+def hugging_face_heads(folder: Path) -> HuggingFaceHeads | None:
+    """Return the heads of a Hugging Face encoder; None for a model of another kind.
+
+    Raises:
+        TransduceError: the model cannot be imported, or its weights are missing.
+    """
+    if hugging_face_kind(folder) != "encoder":
+        return None
+    config = _config(folder)
+    model_type = str(config["model_type"])
+    heads = encoder_heads(model_type, _stored_tensors(folder))
+    settings = _settings(folder, config)
+    labels = _label_names(config, heads["num_labels"]) if _has_one_label(config, heads["num_labels"]) else ()
+    return HuggingFaceHeads(heads["masked_language_head"], labels, settings["max_positions"])
+
+
+def _settings(folder: Path, config: Mapping[str, Any]) -> Settings:
+    """Convert a checked `config.json` to transduce's settings."""
+    return FAMILIES[str(config["model_type"])].settings(ConfigReader(config, str(folder / "config.json")))
+
+
+def _has_one_label(config: Mapping[str, Any], classes: int) -> bool:
+    """Return whether a classifier assigns exactly one of several classes (no multi-label classifier, no regression)."""
+    return classes > 1 and config.get("problem_type") in (None, "single_label_classification")
+
+
+def _label_names(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
+    """Return the class names of `id2label`; if they do not fit, the names that transformers shows ("LABEL_0", …)."""
+    id2label = config.get("id2label")
+    labels = id2label if isinstance(id2label, dict) else {}
+    names = tuple(str(labels.get(str(number), f"LABEL_{number}")) for number in range(classes))
+    return names if len(set(names)) == classes else tuple(f"LABEL_{number}" for number in range(classes))
+
+
+def hugging_face_context(folder: Path) -> int | None:
+    """Return the context length in tokens of a Hugging Face language model; None if the folder does not specify it.
+
+    Raises:
+        TransduceError: the configuration cannot be read.
+    """
+    length = _config(folder).get("max_position_embeddings")
+    return length if isinstance(length, int) and length >= 2 else None
+
+
+def hugging_face_search_settings(folder: Path) -> SearchSettings:
+    """Return the default search settings of a Hugging Face folder.
+
+    Raises:
+        TransduceError: the folder uses a search option that transduce does not support.
+    """
+    config = _config(folder)
+    settings = _settings(folder, config)
+    is_short = settings.get("positions") == "learned" and settings["max_positions"] <= _SHORT_TABLE
+    greatest = settings["max_positions"] if is_short else None
+    generation = _optional_json(folder, "generation_config.json")
+    return import_generation(generation, config, str(folder), greatest=greatest)
+
+
+def check_hugging_face_folder(folder: Path) -> str:
+    """Return the `model_type` of a Hugging Face folder that can be imported.
+
+    Raises:
+        TransduceError: the folder cannot be imported.
+    """
+    if not folder.exists():
+        raise TransduceError(f"{folder} does not exist: name the folder of a model.")
+    if not (folder / "config.json").is_file():
+        raise TransduceError(
+            f"A Hugging Face folder holds a config.json, but {folder} does not: name the folder, not a file in it."
+        )
+    if "transduce" in read_json(folder, "config.json", dict[str, Any], " as a model's configuration"):
+        raise TransduceError(f"{folder} holds a model of transduce already: use it as it is.")
+    return str(_config(folder)["model_type"])
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    config = read_json(folder, "config.json", dict[str, Any], " as a model's configuration")
+    check_config(config, str(folder / "config.json"))
+    return config
+
+
+def _model_ids(config: Mapping[str, Any], generation: Mapping[str, Any], model_type: str) -> ModelIds:
+    size = config.get("vocab_size")
+    target_size = config.get("decoder_vocab_size") or size
+    if not isinstance(size, int) or not isinstance(target_size, int):
+        raise TransduceError(f"config.json must say `vocab_size`, a whole number, but says {size!r}.")
+    ends = _ends(config)
+    if FAMILIES[model_type].kind == "decoder":  # generation_config.json takes precedence over config.json
+        ends = _ends(generation) or ends
+    pad_id = config.get("pad_token_id")
+    return ModelIds(
+        model_type=model_type,
+        sizes=(size, target_size),
+        pad_id=pad_id if isinstance(pad_id, int) and pad_id >= 0 else None,
+        eos_id=ends[0] if ends and not FAMILIES[model_type].end_is_separator else None,
+        other_ends=ends[1:] if FAMILIES[model_type].kind == "decoder" else (),
+    )
+
+
+def _ends(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return all end-of-text token ids, the main one first."""
+    value = config.get("eos_token_id")
+    listed = value if isinstance(value, list) else [value]
+    return tuple(dict.fromkeys(id for id in listed if isinstance(id, int) and not isinstance(id, bool)))
+
+
+def _optional_json(folder: Path, name: str) -> dict[str, Any]:
+    return read_json(folder, name, dict[str, Any]) if (folder / name).is_file() else {}
+
+
+def _reader(folder: Path) -> Callable[[str], bytes | None]:
+    def read(name: str) -> bytes | None:
+        return read_bounded(folder, name, MOST_VOCABULARY_BYTES) if (folder / name).exists() else None
+
+    return read
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+# --- weights ----------------------------------------------------------------------------------------------------
+
+
+def _stored_tensors(folder: Path) -> StoredTensors:
+    """Return the tensors of a safetensors file, or of all files that the index lists; tensors are read on access."""
+    if (folder / _WEIGHTS).is_file():
+        names = [_WEIGHTS]
+    elif (folder / _INDEX).is_file():
+        index = read_json(folder, _INDEX, dict[str, Any])
+        try:
+            table = msgspec.convert(index.get("weight_map", {}), dict[str, str])
+        except msgspec.ValidationError as error:
+            raise TransduceError(f"{folder / _INDEX} must name the file of each tensor: {error}.") from error
+        names = sorted(set(table.values()))
+    else:
+        raise _no_weights(folder)
+    tensors: dict[str, Callable[[], Tensor]] = {}
+    for name in names:
+        tensors |= _file_tensors(file_inside(folder, name))
+    return StoredTensors(tensors, str(folder))
+
+
+def _file_tensors(path: Path) -> dict[str, Callable[[], Tensor]]:
+    if not path.is_file():
+        raise TransduceError(f"{path} cannot be read: there is no such file; copy the folder again.")
+    try:
+        file: Any = safe_open(path, framework="pt")
+        return {name: partial(file.get_tensor, name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise TransduceError(f"{path} cannot be read: {error}.") from error
+
+
+def _no_weights(folder: Path) -> TransduceError:
+    pickled = next((name for name in _PICKLES if (folder / name).is_file()), None)
+    if pickled is None:
+        return TransduceError(f"{folder} must hold {_WEIGHTS}, but does not: copy the folder again.")
+    return TransduceError(
+        f"{folder} holds its weights as {pickled}, which is not opened because it could run code: save the model as "
+        "safetensors where you trust it, and copy that."
+    )

@@ -1,0 +1,212 @@
+"""Format the one-line summary of a loaded model."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar, cast
+
+import msgspec
+import torch
+
+from transduce.errors import TransduceError
+from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
+from transduce.kernels.int8_fbgemm import quantize
+from transduce.kernels.prepacked import Packed
+from transduce.kernels.select import make_twin, product_maker
+from transduce.machine import DTYPES, Machine, Precision, detect_machine
+from transduce.model.build import AnyModel, EncoderDecoder, Model
+from transduce.model.decoder import Decoder
+from transduce.model.encoder import Encoder
+from transduce.model.transformer import Transformer
+from transduce.model_folder.read import ModelFolder, read_any_model_folder
+from transduce.process_environment import release_freed_memory
+from transduce.text.tokenizer import Tokenizer
+
+# --- precision ---
+# Set a model's precision: float32, bfloat16, or 8-bit integer weights that are quantized on loading.
+
+
+_Model = TypeVar("_Model", bound=Model)
+
+
+def check_precision(asked: str) -> None:
+    """Refuse an unknown precision.
+
+    Raises:
+        TransduceError: the precision is not "auto", "fp32", "bf16" or "int8".
+    """
+    if asked not in ("auto", "int8", *DTYPES):
+        raise TransduceError(f"`precision` must be `auto`, `fp32`, `bf16` or `int8`, but is `{asked}`.")
+
+
+def precision_of(model: Model) -> str:
+    """Return a model's precision: "fp32", "bf16" or "int8"; for models converted by hand, the dtype's name."""
+    if isinstance(model, Packed):
+        return "int8"
+    dtype = model.source_weight.dtype
+    return {torch.bfloat16: "bf16", torch.float32: "fp32"}.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def at_precision(model: _Model, asked: str, machine: Machine) -> _Model:
+    """Return the model at a precision, on the machine's device; "auto" is bf16 or fp32, whichever is faster.
+
+    The model is converted in place, except for "int8".
+
+    Raises:
+        TransduceError: `precision` is "int8" and the model or the device does not support it.
+    """
+    if asked == "int8":
+        return cast(
+            _Model, quantize_to_int8(model, machine.device)
+        )  # quantize returns an instance of the model's class
+    dtype = DTYPES[machine.precision if asked == "auto" else asked]
+    if machine.device == "cpu":
+        make_twin(model, dtype)
+    model.to(device=machine.device, dtype=dtype)
+    return model
+
+
+def quantize_to_int8(model: Model, device: str) -> Transformer | Decoder:
+    """Return the model with 8-bit weights; the original model must not be used afterwards.
+
+    Args:
+        model: the model in float32.
+        device: the device that the model will run on.
+
+    Raises:
+        TransduceError: the device is a GPU, the model is not a Transformer that generates text, or PyTorch has no 8-bit
+            matrix multiplication here.
+    """
+    if device != "cpu":
+        raise TransduceError(f"Precision `int8` is for CPUs, but the device is `{device}`: use `bf16` there.")
+    if not isinstance(model, Transformer | Decoder):
+        raise TransduceError(
+            "Precision `int8` is for Transformers that generate text, but this model is of the kind "
+            f"`{model.config.kind}`: use `fp32`."
+        )
+    quantized = quantize(model, make=product_maker())
+    release_freed_memory()  # the float32 weights take several times the memory of the quantized ones
+    return quantized
+
+
+# --- placement ---
+# Load a model of any kind at a precision and on a device.
+
+
+Placed = TypeVar("Placed", bound=Model)
+
+
+def load_model_at(
+    read: Callable[[Path], ModelFolder[Placed]],
+    folder: Path,
+    *,
+    precision: Precision | str,
+    device: str,
+    threads: int | None,
+) -> ModelFolder[Placed]:
+    """Read a model folder with a reader of `folder.py`, move the model to a device, and set the process's thread count.
+
+    Args:
+        read: a reader, such as `read_decoder_folder`.
+        folder: the model folder.
+        precision: "fp32", "bf16", "int8" or "auto".
+        device: "cpu", "cuda" or "auto".
+        threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
+
+    Raises:
+        TransduceError: the folder cannot be read, or an option is invalid.
+    """
+    check_precision(precision)
+    machine = detect_machine(device, threads)
+    torch.set_num_threads(machine.threads)
+    content = read(folder)
+    return msgspec.structs.replace(content, model=at_precision(content.model, precision, machine))
+
+
+def load_encoder_at(
+    folder: Path, *, precision: Precision | str, device: str, threads: int | None
+) -> tuple[Encoder, Tokenizer]:
+    """Load an encoder-only model and its tokenizer at a precision and on a device.
+
+    Raises:
+        TransduceError: the model is of another kind, the folder cannot be read, or an option is invalid.
+    """
+    content = load_model_at(read_any_model_folder, folder, precision=precision, device=device, threads=threads)
+    if not isinstance(content.model, Encoder):
+        raise TransduceError(
+            f"An encoder-only model is needed here, but the model in {folder} is of the kind "
+            f"`{content.model.config.kind}`: name another folder."
+        )
+    return content.model, content.tokenizer
+
+
+# --- languages ---
+# Set the languages of models with language tags: NLLB, mBART, M2M100, and OPUS models with several targets.
+
+
+M = TypeVar("M", bound=Model)
+
+
+def with_languages(content: ModelFolder[M], source: str | None, target: str | None) -> ModelFolder[M]:
+    """Return a model that translates between these languages; None keeps a side's default.
+
+    Raises:
+        TransduceError: the model has no language tags, or lacks a tag for a language.
+    """
+    if source is None and target is None:
+        return content
+    tokenizer = content.tokenizer
+    if not isinstance(tokenizer, ForeignTokenizer) or tokenizer.record.languages is None:
+        raise TransduceError(
+            f"The model has a fixed language pair and no language tags, but `{target or source}` was asked for: leave "
+            "it out."
+        )
+    languages = tokenizer.record.languages
+    if target is not None and languages.target_tag == "start":
+        content.model.config = msgspec.structs.replace(content.model.config, start_id=languages.id(target))
+    manifest = msgspec.structs.replace(
+        content.manifest,
+        source_language=source or content.manifest.source_language,
+        target_language=target or content.manifest.target_language,
+    )
+    return ModelFolder(content.model, tokenizer.for_languages(source, target), manifest)
+
+
+# --- ensembles ---
+# Check that models can translate together as an ensemble.
+
+
+def check_vocabularies(folders: Sequence[Path], contents: Sequence[ModelFolder[EncoderDecoder]]) -> None:
+    """Refuse models whose vocabularies or start tokens differ, which an ensemble cannot combine.
+
+    Raises:
+        TransduceError: the vocabularies or the start tokens differ.
+    """
+    for folder, content in zip(folders[1:], contents[1:], strict=True):
+        if content.tokenizer.fingerprint != contents[0].tokenizer.fingerprint:
+            raise TransduceError(
+                f"Models that translate together must have one vocabulary, but {folder} has another than {folders[0]}: "
+                "train them with the same tokenizer."
+            )
+        if content.model.config.start_id != contents[0].model.config.start_id:
+            raise TransduceError(
+                f"Models that translate together must begin alike, but {folder} starts with token "
+                f"{content.model.config.start_id} and {folders[0]} with token {contents[0].model.config.start_id}."
+            )
+
+
+# --- load ---
+
+
+def summary(name: str, model: AnyModel, *parts: str) -> str:
+    """Return a summary such as `Translator(zh → en, transformer, 6 + 6 layers × 512, fp32, cpu)`.
+
+    Args:
+        name: name of the class.
+        model: the model.
+        parts: further details; the first precedes the model's kind and size, the others follow.
+    """
+    config = model.config
+    one_side = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
+    layers = one_side.get(config.kind, f"{config.num_encoder_layers} + {config.num_decoder_layers}")
+    first, *others = parts
+    return f"{name}({', '.join([first, config.kind, f'{layers} layers × {config.d_model}', *others])})"

@@ -1,0 +1,247 @@
+"""Save a model that your own training loop trained or changed, as a folder that `load` and every command can read."""
+
+import shutil
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from transduce.argument_checks import as_path
+from transduce.atomic_io import file_sha256, replace_file, write_file
+from transduce.errors import TransduceError
+from transduce.interop.hugging_face.export import config_json, generation_config, to_folder_names
+from transduce.interop.hugging_face.tokenizer_files import tokenizer_files
+from transduce.model.config import ModelConfig
+from transduce.model.decoder import Decoder
+from transduce.model.recurrent import Recurrent
+from transduce.model.transformer import Transformer
+from transduce.model_folder.cards import SERIES_CARD, labels_among
+from transduce.model_folder.load import precision_of
+from transduce.model_folder.read import (
+    CONFIG,
+    FORMAT_VERSION,
+    MANIFEST,
+    TOKENIZER_CARD,
+    VOCABULARIES,
+    WEIGHTS,
+    Manifest,
+    check_tokenizer,
+)
+from transduce.model_folder.safety import MOST_VOCABULARY_BYTES, read_bounded, read_json
+from transduce.text.languages import valid_language
+from transduce.text.tokenizer import Tokenizer
+
+# --- kept tokenizer ---
+# Keep a Hugging Face tokenizer's own files in an imported model's folder, so that transformers can open the folder.
+
+
+_TOKENIZER_SETTINGS = "tokenizer_config.json"
+_VOCABULARIES = (
+    *("tokenizer.json", "vocab.json", "target_vocab.json", "vocab.txt", "merges.txt", "source.spm", "target.spm"),
+    *("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "sentencepiece.model"),
+)
+_TABLES = ("special_tokens_map.json", "added_tokens.json", "generation_config.json")
+
+
+def has_original_tokenizer(folder: Path) -> bool:
+    """Return whether a folder holds a Hugging Face tokenizer's vocabulary file."""
+    return any((folder / name).is_file() for name in _VOCABULARIES)
+
+
+def read_original_tokenizer(folder: Path, languages: tuple[str | None, str | None]) -> dict[str, bytes]:
+    """Read a Hugging Face tokenizer's files, and generation_config.json, by name.
+
+    Args:
+        folder: the folder with the files.
+        languages: source and target language, which replace those in the tokenizer's settings if these name any.
+
+    Raises:
+        TransduceError: a file cannot be read.
+    """
+    names = [name for name in (*_VOCABULARIES, *_TABLES) if (folder / name).is_file()]
+    files = {name: read_bounded(folder, name, MOST_VOCABULARY_BYTES) for name in names}
+    if (folder / _TOKENIZER_SETTINGS).is_file():
+        settings = read_json(folder, _TOKENIZER_SETTINGS, dict[str, Any])
+        settings.pop("auto_map", None)  # names custom code, which is never run
+        for side, language in zip(("src_lang", "tgt_lang"), languages, strict=True):
+            if side in settings and language is not None:
+                settings[side] = language
+        files[_TOKENIZER_SETTINGS] = msgspec.json.format(msgspec.json.encode(settings)) + b"\n"
+    return files
+
+
+def write_original_tokenizer(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write a tokenizer's files to a model's folder; an existing `generation_config.json` is replaced."""
+    for name, content in files.items():
+        write_file(folder / name, content)
+
+
+# --- folder writing ---
+# Write a model folder.
+# Every file is replaced atomically. The weights and their digest are in two files, so the manifest lists the old
+# and the new digest while the weights change. The folder is thus consistent at every moment.
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON to a file atomically, indented, in UTF-8."""
+    write_file(path, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
+
+
+def write_model_folder(
+    folder: Path,
+    *,
+    weights: Mapping[str, Tensor],
+    config: ModelConfig,
+    tokenizer: Tokenizer | None,
+    languages: tuple[str | None, str | None],
+    documents: Mapping[str, str],
+) -> None:
+    """Write or replace a complete model folder.
+
+    Args:
+        folder: the folder.
+        weights: the weights by parameter name, float32.
+        config: the model's configuration.
+        tokenizer: the tokenizer; None for a model of time series.
+        languages: language codes of source and target.
+        documents: further text files by name, such as the settings and README.md.
+
+    Raises:
+        TransduceError: the weights cannot be written, for example because the disk is full.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / CONFIG, config_json(config, labels_among(documents), weights.keys()))
+    if tokenizer is not None:
+        _write_tokenizer(folder, tokenizer, config, languages)
+    for name, text in documents.items():
+        write_file(folder / name, text.encode())
+    partial = folder / f".partial-{WEIGHTS}"
+    try:
+        save_file(to_folder_names(weights, config), partial, metadata={"format": "pt"})
+    except SafetensorError as error:  # also raised if the disk is full
+        partial.unlink(missing_ok=True)
+        raise TransduceError(
+            f"{folder / WEIGHTS} cannot be written ({error}): free disk space, then resume."
+        ) from error
+    shutil.copymode(folder / "config.json", partial)  # safetensors creates files that only the owner can read
+    new, old = file_sha256(partial), _known_digests(folder)
+    _write_manifest(folder, languages, [new, *old])
+    replace_file(partial, folder / WEIGHTS)
+    _write_manifest(folder, languages, [new])
+
+
+def _write_tokenizer(
+    folder: Path, tokenizer: Tokenizer, config: ModelConfig, languages: tuple[str | None, str | None]
+) -> None:
+    if (generation := generation_config(config, tokenizer.target.unk_id)) is not None:
+        write_json(folder / "generation_config.json", generation)
+    tokenizer.save(folder)
+    for name, content in tokenizer_files(tokenizer, config, languages).items():
+        write_json(folder / name, content)
+
+
+def _known_digests(folder: Path) -> list[str]:
+    """Return all digests that the manifest lists for the weights; several if an earlier write was interrupted."""
+    try:
+        return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest).sha256.get(WEIGHTS, [])
+    except (OSError, msgspec.MsgspecError):
+        return []
+
+
+def _write_manifest(folder: Path, languages: tuple[str | None, str | None], weights: list[str]) -> None:
+    other_files = [name for name in (CONFIG, TOKENIZER_CARD, SERIES_CARD, *VOCABULARIES) if (folder / name).exists()]
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        versions={name: version(name) for name in ("torch", "sentencepiece", "numpy")}
+        | {"transduce": version("transduce")},
+        source_language=languages[0],
+        target_language=languages[1],
+        sha256={WEIGHTS: weights} | {name: [file_sha256(folder / name)] for name in other_files},
+    )
+    write_json(folder / MANIFEST, manifest)
+
+
+# --- write ---
+
+
+# The settings file of runs and imported models; `save` writes none.
+_SETTINGS = "settings.toml"
+
+
+def save(
+    model: Transformer | Recurrent | Decoder,
+    folder: str | Path,
+    *,
+    tokenizer: Tokenizer,
+    languages: tuple[str | None, str | None] = (None, None),
+) -> None:
+    """Write a model folder: weights in float32, configuration, tokenizer and manifest.
+
+    If Hugging Face has a class for the model, that class can read the folder, too. An earlier save in the folder is
+    replaced file by file and stays readable throughout, so a training loop can save repeatedly.
+
+    Args:
+        model: a model on any device, in fp32 or bf16; it is not changed.
+        folder: a new or empty folder, or one that `save` wrote.
+        tokenizer: the tokenizer whose ids the model was trained with.
+        languages: language codes of source and target, for scores and the service; None if there is none.
+
+    Raises:
+        TransduceError: tokenizer and model do not match, the model is of another kind or in int8, or the folder holds
+            something else.
+    """
+    folder = as_path(folder, "The folder to save in")
+    _check_kind(model)
+    if not isinstance(tokenizer, Tokenizer):
+        raise TransduceError(f"`tokenizer` must be a Tokenizer, but is {tokenizer!r}.")
+    check_tokenizer(tokenizer, model.config, "`save`")
+    _check_languages(languages)
+    _check_folder(folder)
+    write_model_folder(
+        folder,
+        weights={name: tensor.to("cpu", torch.float32) for name, tensor in model.state_dict().items()},
+        config=model.config,
+        tokenizer=tokenizer,
+        languages=languages,
+        documents={},
+    )
+
+
+def _check_kind(model: object) -> None:
+    if not isinstance(model, Transformer | Recurrent | Decoder):
+        raise TransduceError(
+            f"`save` takes a Transformer, a recurrent model or a decoder of transduce, not {type(model).__name__}: "
+            "for what `load` returned, pass its `model`."
+        )
+    if precision_of(model) == "int8":
+        raise TransduceError(
+            "The model's weights are quantized to 8 bits, but a folder holds them in float32: load the model with "
+            '`precision="fp32"`, and save that.'
+        )
+
+
+def _check_languages(languages: tuple[str | None, str | None]) -> None:
+    if not isinstance(languages, tuple | list) or len(languages) != 2:
+        raise TransduceError(f"`languages` must be two codes, such as zh and en, but is {languages!r}.")
+    for code in languages:
+        if code is not None and not (isinstance(code, str) and valid_language(code)):
+            raise TransduceError(f"`languages` must be language codes such as zh or en, but one is {code!r}.")
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise TransduceError(f"{folder} is a file: name another folder to save in.")
+    if (folder / _SETTINGS).exists():
+        raise TransduceError(
+            f"{folder} holds a run or an imported model, which `save` does not replace: name another folder."
+        )
+    if any(folder.iterdir()) and not (folder / MANIFEST).exists():
+        raise TransduceError(f"{folder} holds other files: name a new or an empty folder to save in.")

@@ -1,0 +1,103 @@
+"""Tune the libraries below PyTorch through environment variables, and release memory that these libraries keep."""
+
+import ctypes
+import mmap
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+
+# --- own process ---
+# Start child processes that run this package from the location it was imported from.
+
+
+_PACKAGES = Path(__file__).resolve().parents[1]
+
+
+def module_command(name: str) -> list[str]:
+    """Return the start of a command line that runs a module.
+
+    The option -P keeps modules of the current folder from being imported.
+    """
+    return [sys.executable, "-P", "-m", name]
+
+
+def child_environment() -> dict[str, str]:
+    """Return the environment for such a command, in which Python finds this package before any other of its name."""
+    paths = [str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+# --- process environment ---
+
+
+_TRIM_THRESHOLD, _MOST_MAPPINGS = -1, -4  # parameter numbers of `mallopt` in glibc's malloc.h
+_MAPPINGS = Path("/proc/self/smaps")  # exists on Linux only
+_MAPPING = re.compile(
+    r"^(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) (?P<rights>\S+) \S+ \S+ \d+ +(?P<path>/.*)\n"
+    r"(?:.*\n)*?Anonymous: +(?P<own>\d+) kB\n(?:.*\n)*?Swap: +(?P<swapped>\d+) kB$",
+    re.MULTILINE,
+)
+
+
+def set_library_defaults() -> None:
+    """Set environment variables to better defaults for OpenMP and oneDNN, unless the user has set these variables.
+
+    * Threads that wait for one another spin for microseconds, not milliseconds, before they sleep. With OpenMP's
+    default,
+      training next to another busy process takes ten times as long as its share of the cores explains; with this
+      setting, about twice.
+    * oneDNN caches at most 64 compiled primitives, one for each shape. Batches have ever new shapes, so the default
+      cache of 1,024 primitives fills up with a gigabyte and more that is never used again.
+
+    Both figures are in docs/benchmarks.md.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(name, "64")
+
+
+def keep_freed_memory() -> None:
+    """Make the process keep freed memory, if the C library is glibc and the user has not configured malloc.
+
+    Each training step frees and allocates the same hundreds of megabytes. By default, glibc returns large blocks to the
+    system at once, and the system zeroes each page before it hands the page out again. That costs a tenth of the step's
+    time outside matrix multiplications. The peak memory of training stays the same.
+    """
+    is_configured = any(name.startswith("MALLOC_") for name in os.environ) or "malloc" in os.environ.get(
+        "GLIBC_TUNABLES", ""
+    )
+    if platform.libc_ver()[0] == "glibc" and not is_configured:
+        library = ctypes.CDLL(None)
+        library.mallopt(_MOST_MAPPINGS, 0)
+        library.mallopt(_TRIM_THRESHOLD, -1)
+
+
+def release_freed_memory() -> None:
+    """Return freed memory to the system, if the C library is glibc, which otherwise keeps it."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def release_library(name: str) -> None:
+    """Release the resident memory of a shared library that is not needed for now (Linux only).
+
+    Read-only pages are dropped and read from the file again on the next access. Pages that the process has written,
+    such as relocated addresses, cannot be read again and stay resident. `Anonymous` counts such pages even if a forked
+    process shares them.
+
+    Args:
+        name: prefix of the library's file name.
+    """
+    if not _MAPPINGS.exists():
+        return
+    for mapping in _MAPPING.finditer(_MAPPINGS.read_text(encoding="utf-8", errors="surrogateescape")):
+        if (
+            Path(mapping["path"]).name.startswith(name)
+            and "w" not in mapping["rights"]
+            and mapping["own"] == mapping["swapped"] == "0"
+        ):
+            start, end = int(mapping["start"], 16), int(mapping["end"], 16)
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)

@@ -1,0 +1,30 @@
+"""List the tasks by name."""
+
+from typing import Any
+
+from transduce.tasks.kinds.classification import Classification
+from transduce.tasks.kinds.denoising import Denoising
+from transduce.tasks.kinds.kind import TaskKind
+from transduce.tasks.kinds.language_model import LanguageModel
+from transduce.tasks.kinds.masked_language_model import MaskedLanguageModel
+from transduce.tasks.kinds.parsing import Parsing
+from transduce.tasks.kinds.time_series import TimeSeries
+from transduce.tasks.kinds.translation import Translation
+
+KINDS: dict[str, TaskKind[Any]] = {
+    kind.name: kind
+    for kind in (
+        Translation(),
+        LanguageModel(),
+        Denoising(),
+        MaskedLanguageModel(),
+        Classification(),
+        Parsing(),
+        TimeSeries(),
+    )
+}
+
+
+def kind_of(name: str) -> TaskKind[Any]:
+    """Return the task that `task.kind` names."""
+    return KINDS[name]

@@ -1,0 +1,383 @@
+"""Train text classifiers: an encoder, pretrained (`--from`) or not, on files of texts and labels.
+
+Legend: B texts, C classes.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from transduce.data.batches import Batch
+from transduce.data.labelled import LabeledBatch, LabeledPlan, LabeledTexts
+from transduce.data.prepared import PreparedCorpus
+from transduce.errors import TransduceError
+from transduce.model.build import AnyModel
+from transduce.model.config import ModelConfig
+from transduce.model.encoder import Encoder
+from transduce.model_folder.cards import TASK_CARD, TaskCard, find_task_card
+from transduce.tasks.corpus import TaskCorpus, TaskText
+from transduce.tasks.kinds.encoders import (
+    BERT,
+    DEFAULT_CONTEXT,
+    as_encoder,
+    build_encoder,
+    encoder_sizes,
+    linear_schedule,
+    read_store,
+    text_length,
+)
+from transduce.tasks.kinds.kind import (
+    Outcome,
+    Preparation,
+    Reinitialized,
+    RunPlacement,
+    Share,
+    front_matter,
+    model_dtype,
+    opening_hint,
+    pairs_of_files,
+)
+from transduce.tasks.kinds.text_kind import TextKind
+from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
+from transduce.text.corpus import read_pairs
+from transduce.text.files import count_noun
+from transduce.text.filters import PairFilter
+from transduce.text.special_tokens import SPECIAL_TOKENS, special_tokens_of
+from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import Vocabulary
+from transduce.training.choices import Choice, Preset
+from transduce.training.events import ValidationEvent
+from transduce.training.loss import Loss
+from transduce.training.prefetch import to_device
+from transduce.training.schedule import ScheduleName
+from transduce.training.settings import BestBy, OptimizerName
+
+_DEV_ROWS = 64
+_ROWS = 32
+_EPOCHS = 20
+# Settings of the vocabulary projection, which a classifier lacks, with values that settings files may still contain.
+_OF_PROJECTION = {"tie_output": True, "output_bias": False, "output_scale": 1.0}
+ACCURACY: Final = "accuracy"
+
+
+class ClassificationTask:
+    """The training objective of a text classifier."""
+
+    def __init__(self, model: Encoder, *, label_smoothing: float) -> None:
+        self.model = model
+        self.label_smoothing = label_smoothing
+
+    def loss(self, batch: Batch) -> Loss:
+        """Return the cross-entropy of the classes, summed over the texts."""
+        assert isinstance(batch, LabeledBatch)
+        logits = self.logits(batch)
+        labels = to_device(batch.target, logits.device)[:, 0]  # (B,)
+        own_logits = logits[: len(labels)]
+        likelihood = F.cross_entropy(own_logits, labels, reduction="sum")
+        smoothed = F.cross_entropy(own_logits, labels, reduction="sum", label_smoothing=self.label_smoothing)
+        # A process without own texts has a dummy text that counts nothing but takes part in the gradient.
+        return Loss(smoothed + 0.0 * logits.sum(), likelihood.detach(), len(labels))
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Return the logits of the classes, (B, C), float32."""
+        ids = to_device(batch.source, self.model.source_weight.device)
+        states, _ = self.model.encode(ids)
+        return self.model.classify(states).float()
+
+
+class LabeledDevSet:
+    """A labeled dev set: it measures the loss and the accuracy of a classifier."""
+
+    def __init__(self, config: ModelConfig, batches: Sequence[Batch], *, dtype: torch.dtype, device: str) -> None:
+        self.model = build_encoder(config).to(device=device, dtype=dtype).eval()
+        self.task = ClassificationTask(self.model, label_smoothing=0.0)
+        self.batches = batches
+
+    @torch.inference_mode()
+    def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
+        """Measure the loss and accuracy of these weights."""
+        started_at = time.monotonic()
+        self.model.load_state_dict(weights)
+        nats, correct, texts = 0.0, 0, 0
+        for batch in self.batches:
+            logits = self.task.logits(batch).cpu()
+            labels = torch.from_numpy(batch.target)[:, 0]
+            nats += float(F.cross_entropy(logits, labels, reduction="sum"))
+            correct += int((logits.argmax(-1) == labels).sum())
+            texts += len(labels)
+        loss = nats / max(1, texts)
+        return ValidationEvent(
+            step=step,
+            loss=loss,
+            perplexity=float(torch.tensor(min(loss, 100.0)).exp()),
+            scores={ACCURACY: 100.0 * correct / max(1, texts)},
+            validation_seconds=time.monotonic() - started_at,
+        )
+
+
+class Classification(TextKind):
+    """The task of text classification."""
+
+    name = "classification"
+    model_kinds = ("encoder",)
+    measures = ("loss", ACCURACY)
+    label_smoothing = 0.0
+    own_settings = ("context",)
+    instead_of_search = "leave it out"
+    idle_filters = ("max_pieces", "max_length_ratio", "drop_identical")
+
+    def check(self, settings: Settings) -> None:
+        """Refuse settings that classification does not use, including those of the vocabulary projection.
+
+        Raises:
+            TransduceError: a setting has no meaning for classification.
+        """
+        super().check(settings)
+        if not settings.tokenizer.joint:
+            raise TransduceError(
+                "`tokenizer.joint` = false is for separate vocabularies, but classification has one text with labels: "
+                "leave it out."
+            )
+        for name, default in _OF_PROJECTION.items():
+            # A base model may have its own value, which has no effect then.
+            if settings.start_from is None and getattr(settings.model, name) not in (None, default):
+                raise TransduceError(f"`model.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+
+    def marks(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
+        """Return [CLS], [SEP] and [MASK], so that a model pretrained later can share the vocabulary."""
+        return SPECIAL_TOKENS
+
+    def text(self, data: DataSettings) -> TaskText:
+        """Return the files of texts and labels; texts may have any length, because long ones are truncated."""
+        filters = msgspec.structs.replace(
+            data.filters, max_pieces=2**31 - 1, max_length_ratio=float(2**31), drop_identical=False
+        )
+        return msgspec.structs.replace(pairs_of_files(data), filters=filters, writes_text=False)
+
+    def prepare(self, request: Preparation) -> TaskCorpus:
+        """Prepare the corpus, and check that the vocabulary can spell the labels."""
+        text = self.text(request.settings.data)
+        if request.tokenizer is not None:
+            _check_labels(text, request.tokenizer.target, f"that of {request.settings.start_from}")
+        corpus = super().prepare(request)
+        if request.tokenizer is None:
+            _check_labels(text, corpus.tokenizer.target, "the one that was learned")
+        return corpus
+
+    def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
+        """Return the preset's sizes with BERT's inner width."""
+        return encoder_sizes(preset)
+
+    def model_settings(self, task: TaskSettings) -> dict[str, object]:
+        """Return BERT's settings, for a model that is trained from random weights."""
+        return BERT | {"output_bias": False, "max_positions": DEFAULT_CONTEXT if task.context is None else task.context}
+
+    def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
+        """Return the configuration with one class for each label, a pooler, and no masked-language-model head."""
+        return msgspec.structs.replace(
+            config, num_labels=len(class_names(corpus)), masked_language_head=False, pooler=True
+        )
+
+    def fresh(self, corpus: TaskCorpus) -> Reinitialized:
+        """Reinitialize the classifier if its labels differ; classifier and pooler may be missing in the base model."""
+        return Reinitialized(("classifier.", "pooler."), lambda folder: _other_classes(folder, class_names(corpus)))
+
+    def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:  # noqa: ARG002
+        """Choose the number of texts in a batch; each text has one label."""
+        return Choice(_ROWS, "texts; each has one label")
+
+    def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
+        """Choose twenty epochs."""
+        return Choice(max(300, _EPOCHS * -(-pairs // batch_tokens)), f"{_EPOCHS} epochs of {pairs:,} texts")
+
+    def choose_schedule(self, norm_order: str) -> Choice[ScheduleName]:  # noqa: ARG002
+        """Choose the linear schedule."""
+        return linear_schedule()
+
+    def choose_learning_rate(
+        self,
+        settings: Settings,
+        d_model: int,
+        schedule: ScheduleName,  # noqa: ARG002
+        warmup_steps: int,  # noqa: ARG002
+        batch_tokens: int,  # noqa: ARG002
+        optimizer: OptimizerName,  # noqa: ARG002
+    ) -> Choice[float]:
+        """Choose a learning rate proportional to 1 / d_model.
+
+        For a pretrained model, this is 6.5e-5 at BERT's width, where its authors used 2e-5 to 5e-5. It is five times as
+        high from random weights, and ten times as high for LoRA.
+        """
+        factor = 0.5 if settings.training.lora_rank else 0.25 if settings.start_from is None else 0.05
+        return Choice(factor / d_model, f"{factor} / d_model ({d_model})")
+
+    def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
+        """Choose the best model by accuracy, which still rises when the loss has started to increase."""
+        return Choice(ACCURACY, "of the dev texts")
+
+    def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
+        """Return the loss function: cross-entropy of the classes."""
+        return ClassificationTask(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
+
+    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> LabeledPlan:
+        """Return the training batches; `training.batch_tokens` counts texts."""
+        return LabeledPlan(
+            _texts(corpus.prepared, corpus, resolved),
+            rows=resolved.micro_batch_tokens,
+            seed=resolved.training.seed,
+            pad_id=resolved.model.pad_id,
+            share=share,
+        )
+
+    def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
+        """Return the batch of the longest texts."""
+        return [self.plan(corpus, resolved).largest_batches()]
+
+    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement) -> LabeledDevSet:
+        """Return the dev set with all dev texts."""
+        assert corpus.dev is not None
+        batches = _texts(corpus.dev, corpus, resolved).in_order(_DEV_ROWS, resolved.model.pad_id)
+        return LabeledDevSet(resolved.model, batches, dtype=model_dtype(resolved), device=place.device)
+
+    def describe_size(self, corpus: TaskCorpus) -> str:
+        """Describe the number of texts and classes, and name classes that occur only in the dev set."""
+        classes, training_labels = class_names(corpus), set(_labels(corpus.prepared, corpus.tokenizer))
+        unseen = ", ".join(f"“{label}”" for label in classes if label not in training_labels)
+        alone = f" (of the dev set alone: {unseen})" if unseen else ""
+        return f"{count_noun(corpus.pairs, 'text')} of {len(classes):,} classes{alone}"
+
+    def describe_batch(self, corpus: TaskCorpus, batch: LabeledBatch) -> dict[str, Any]:
+        """Describe a batch as JSON; a target is a class number, not token ids."""
+        classes: list[int] = batch.target[:, 0].tolist()
+        labels = class_names(corpus)
+        return corpus.describe(batch) | {"target": [labels[number] for number in classes], "target_ids": classes}
+
+    def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:
+        """Return the task card with the classes."""
+        length = _length(resolved)
+        return {TASK_CARD: TaskCard(kind="classification", labels=class_names(corpus), length=length).text()}
+
+    def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
+        """Return the model card during training, without scores."""
+        return self._card(corpus, resolved, step, "")
+
+    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement, step: int | None) -> Outcome:
+        """Measure the dev accuracy of the best model and write the final model card."""
+        from transduce.inference.classifier import load_classifier
+
+        classifier = load_classifier(
+            place.folder, precision=resolved.training.precision, device=place.device, threads=place.threads
+        )
+        event = self.validation(corpus, resolved, place).validate(classifier.model.state_dict(), step or 0)
+        texts = 0 if corpus.dev is None else corpus.dev.pairs
+        summary = f"Dev set: accuracy {event.scores[ACCURACY]:.2f} % of {texts:,} texts, {event.loss:.3f} nats a text"
+        return Outcome(
+            measured=f"{summary}.",
+            hint=f"Try: transduce classify {place.folder}",
+            files={
+                "README.md": self._card(corpus, resolved, step, f"{summary}.\n\n").encode(),
+                "dev_score.json": msgspec.json.format(msgspec.json.encode(event)),
+            },
+        )
+
+    def _card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None, score: str) -> str:
+        model = resolved.model
+        return (
+            f"{front_matter(corpus.languages, 'text-classification')}\n# A classifier\n\n"
+            f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on "
+            f"{self.describe_size(corpus)}{f', weights of step {step:,}' if step else ''}.\n\n"
+            f"    transduce classify THIS_FOLDER < texts.txt\n\n{opening_hint(model, corpus.tokenizer)}\n\n"
+            f"{score}All settings are in `settings.toml`.\n"
+        )
+
+
+def _check_labels(text: TaskText, vocabulary: Vocabulary, which: str) -> None:
+    """Refuse labels that the vocabulary does not spell exactly, because two of them could become the same.
+
+    Args:
+        text: training and dev set.
+        vocabulary: the vocabulary of the labels.
+        which: name of the vocabulary, for the error message.
+
+    Raises:
+        TransduceError: a label is spelled differently.
+    """
+    pair_filter, checked = PairFilter(text.filters), set[str]()
+    for files in filter(None, (text.files, text.dev)):
+        targets = dict(zip(files.source, files.target, strict=False))  # empty for files that hold both sides
+        for pair in read_pairs(files):
+            label = pair.target
+            if label in checked or pair_filter.text_reason(pair.source, label) is not None:
+                continue
+            checked.add(label)
+            spelled, lower = vocabulary.decode(vocabulary.encode(label)), label.lower()
+            if spelled != label:
+                stays = lower == vocabulary.decode(vocabulary.encode(lower))
+                raise TransduceError(
+                    f"{targets.get(pair.path, pair.path)}:{pair.line}: A vocabulary must spell labels exactly, but "
+                    f"{which} spells the label “{label}” as “{spelled}”: rename it to something that stays as it is, "
+                    f"such as {f'“{lower}” or ' if stays else ''}a number."
+                )
+
+
+def _other_classes(folder: Path, labels: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the prefix of the base model's classifier parameters, unless its labels are these.
+
+    A classifier of other labels may have the same shape, so shapes do not reveal it.
+    """
+    card = find_task_card(folder)
+    base_labels = card.labels if card is not None and card.kind == "classification" else ()
+    return () if base_labels == labels else ("classifier.",)
+
+
+def _length(resolved: ResolvedSettings) -> int:
+    """Return the maximum number of tokens read from a text."""
+    return text_length(resolved.model, resolved.task.context)
+
+
+def class_names(corpus: TaskCorpus) -> tuple[str, ...]:
+    """Return the class names of training and dev set, sorted.
+
+    Raises:
+        TransduceError: there is only one class.
+    """
+    classes = set(_labels(corpus.prepared, corpus.tokenizer))
+    if corpus.dev is not None:
+        classes |= set(_labels(corpus.dev, corpus.tokenizer))
+    if len(classes) < 2:
+        raise TransduceError(
+            f'Classification needs at least two labels, but all texts have the label "{classes.pop()}": add more texts.'
+        )
+    return tuple(sorted(classes))
+
+
+@lru_cache(maxsize=4)  # reading the whole corpus is slow, and every validation asks for it
+def _labels(corpus: PreparedCorpus, tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Return the label of each text, decoded from its token ids."""
+    store = read_store(corpus, tokenizer, "target")
+    decoded: dict[bytes, str] = {}
+    labels = []
+    for number in range(corpus.pairs):
+        ids = store.read(number, number + 1)
+        if ids.tobytes() not in decoded:
+            decoded[ids.tobytes()] = tokenizer.target.decode(ids.tolist())
+        labels.append(decoded[ids.tobytes()])
+    return tuple(labels)
+
+
+def _texts(prepared: PreparedCorpus, corpus: TaskCorpus, resolved: ResolvedSettings) -> LabeledTexts:
+    numbers = {label: number for number, label in enumerate(class_names(corpus))}
+    store = read_store(prepared, corpus.tokenizer, "source")
+    return LabeledTexts(
+        [store.read(number, number + 1).tolist() for number in range(prepared.pairs)],
+        [numbers[label] for label in _labels(prepared, corpus.tokenizer)],
+        special_tokens_of(corpus.tokenizer.source),
+        _length(resolved),
+    )

@@ -1,0 +1,185 @@
+"""Pretrain by denoising: the model restores a corrupted text (BART, Lewis et al. 2020; T5, Raffel et al. 2020).
+
+Denoising needs text only. The trained model is a base model for other tasks (`--from`).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from transduce.data.batches import Batch, BatchPlan
+from transduce.data.holdout import HoldOutSettings
+from transduce.model.build import AnyModel
+from transduce.model.recurrent import Recurrent
+from transduce.model.transformer import Transformer
+from transduce.tasks.corpus import TaskCorpus, TaskText
+from transduce.tasks.kinds.kind import Outcome, RunPlacement, Share, front_matter, model_dtype, text_only
+from transduce.tasks.kinds.text_kind import TextKind
+from transduce.tasks.kinds.texts import write_texts
+from transduce.tasks.kinds.translation import DevSet, TranslationTask, dev_batches
+from transduce.tasks.noise import NoiseSettings, add_noise, noise_tokens
+from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
+from transduce.text.files import count_noun
+from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import Vocabulary
+from transduce.training.loss import Loss
+
+# Makes the noise independent of other random numbers with the same seed and epoch.
+_NOISE = 23
+# The dev set's noise is the same in every run.
+_DEV_SEED = 0
+
+
+class NoiseGenerator:
+    """A generator of noise for batches of text, deterministic in (seed, epoch, index of the text).
+
+    Tokens that the vocabulary puts before and after every text, such as the end symbol, are not corrupted.
+    """
+
+    def __init__(self, noise: NoiseSettings, tokenizer: Tokenizer, seed: int) -> None:
+        self._noise, self._seed = noise, seed
+        self._source, self._target = tokenizer.source, tokenizer.target
+        self._marks = [tokenizer.source.id(mark) for mark in noise_tokens(noise)]
+
+    def corrupt(self, batch: Batch, epoch: int) -> Batch:
+        """Return a batch with the corrupted texts as sources and the texts to restore as targets."""
+        noised = [self._row(row, epoch, number) for row, number in zip(batch.target, batch.indices, strict=False)]
+        if not noised:
+            return batch
+        source, source_tokens = _padded([source for source, _ in noised], self._source)
+        target, target_tokens = _padded([target for _, target in noised], self._target)
+        return Batch(source, target, batch.indices, source_tokens, target_tokens)
+
+    def _row(self, row: NDArray[np.int64], epoch: int, number: int) -> tuple[list[int], list[int]]:
+        row_ids, prefix, suffix = row[row != self._target.pad_id], self._target.before, self._target.after
+        ids = row_ids[len(prefix) : len(row_ids) - len(suffix)]
+        key = np.random.SeedSequence((self._seed, _NOISE, epoch, int(number)))
+        source, target = add_noise(ids, self._noise, self._marks, np.random.Generator(np.random.Philox(key)))
+        return self._source.with_special_tokens(source.tolist()), self._target.with_special_tokens(target.tolist())
+
+
+def _padded(rows: list[list[int]], vocabulary: Vocabulary) -> tuple[NDArray[np.int64], int]:
+    """Return rows padded to one length, and the number of tokens without padding."""
+    padded = np.full((len(rows), max(map(len, rows))), vocabulary.pad_id, np.int64)
+    for number, row in enumerate(rows):
+        padded[number, : len(row)] = row
+    return padded, sum(map(len, rows))
+
+
+class NoisePlan:
+    """A plan of batches that are corrupted differently in each epoch."""
+
+    def __init__(self, plan: BatchPlan, spoiler: NoiseGenerator) -> None:
+        self._plan, self._spoiler = plan, spoiler
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch."""
+        return len(self._plan)
+
+    def batch(self, epoch: int, position: int) -> Batch:
+        """Return the corrupted batch at a position of an epoch."""
+        return self._spoiler.corrupt(self._plan.batch(epoch, position), epoch)
+
+
+class Denoising(TextKind):
+    """The task of denoising text."""
+
+    name = "denoising"
+    may_be_prepared = True
+    may_be_recorded = True
+    model_kinds = ("transformer", "recurrent")
+    own_settings = ("noise",)
+    idle_filters = ("drop_identical",)
+
+    def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
+        """Convert JSON lines to a file with one text per line."""
+        text_only(settings.data, "denoising model")
+        return write_texts(settings.data, folder, anew=anew)
+
+    def text(self, data: DataSettings) -> TaskText:
+        """Return the text, one per line; some lines are held out if there is no dev set."""
+        files, dev = text_only(data, "denoising model")
+        filters = msgspec.structs.replace(data.filters, drop_identical=False)
+        return TaskText(files=files, dev=dev, filters=filters, hold_out=None if dev else HoldOutSettings())
+
+    def marks(self, task: TaskSettings) -> tuple[str, ...]:
+        """Return the special tokens that replace removed tokens."""
+        return noise_tokens(_noise(task))
+
+    def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
+        """Return the loss function: the translation loss from corrupted text to the original."""
+        assert isinstance(model, Transformer | Recurrent)
+        training = resolved.training
+        return TranslationTask(model, label_smoothing=training.label_smoothing, record=training.record)
+
+    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> NoisePlan:
+        """Return batches of corrupted lines."""
+        seed = resolved.training.seed
+        plan = BatchPlan(corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=seed, share=share)
+        return NoisePlan(plan, NoiseGenerator(_noise(resolved.task), corpus.tokenizer, seed))
+
+    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement) -> DevSet:
+        """Return the dev set, which measures the loss of all dev lines."""
+        return DevSet(
+            config=resolved.model,
+            tokenizer=corpus.tokenizer,
+            sources=(),
+            references=(),
+            batches=self._dev_batches(corpus, resolved),
+            target_language=None,
+            dtype=model_dtype(resolved),
+            device=place.device,
+        )
+
+    def _dev_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Sequence[Batch]:
+        assert corpus.dev is not None
+        spoiler = NoiseGenerator(_noise(resolved.task), corpus.tokenizer, _DEV_SEED)
+        return [spoiler.corrupt(batch, 0) for batch in dev_batches(corpus.dev)]
+
+    def describe_size(self, corpus: TaskCorpus) -> str:
+        """Describe the corpus in lines."""
+        return count_noun(corpus.pairs, "line")
+
+    def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
+        """Return the model card during training, without scores."""
+        return _card(corpus, resolved, step, None)
+
+    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement, step: int | None) -> Outcome:
+        """Measure the dev loss of the best model and write the final model card."""
+        from transduce.model_folder.read import read_encoder_decoder_folder
+
+        weights = read_encoder_decoder_folder(place.folder).model.state_dict()
+        event = self.validation(corpus, resolved, place).validate(weights, step or 0)
+        summary = f"Dev lines: {event.loss:.3f} nats a token (perplexity {math.exp(min(event.loss, 100.0)):.2f})"
+        return Outcome(
+            measured=f"{summary}.",
+            hint=f"Go on with: transduce train --from {place.folder} --source … --target … --out DIR",
+            files={
+                "README.md": _card(corpus, resolved, step, summary).encode(),
+                "dev_score.json": msgspec.json.format(msgspec.json.encode(event)),
+            },
+        )
+
+
+def _noise(task: TaskSettings) -> NoiseSettings:
+    return NoiseSettings() if task.noise is None else task.noise
+
+
+def _card(corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None, score: str | None) -> str:
+    noise, model = _noise(resolved.task), resolved.model
+    shape = (
+        f"An encoder and a decoder of {model.num_encoder_layers}+{model.num_decoder_layers} layers × {model.d_model}"
+    )
+    trained = f"trained by transduce to restore {corpus.pairs:,} lines of text, corrupted by {noise.kind}"
+    weights = f", weights of step {step:,}" if step else ""
+    scores = f"{score}.\n\n" if score else ""
+    return (
+        f"{front_matter(corpus.languages, 'text2text-generation')}\n# A pretrained model\n\n"
+        f"{shape}, {trained}{weights}.\n\n"
+        f"    transduce train --from THIS_FOLDER --source … --target … --out DIR\n\n{scores}"
+        "All settings are in `settings.toml`.\n"
+    )

@@ -1,0 +1,144 @@
+"""Share BERT's settings and text handling between pretraining and classification."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from transduce.atomic_io import write_file
+from transduce.data.prepared import PreparedCorpus
+from transduce.data.sentence_pairs import SentenceStore
+from transduce.errors import TransduceError
+from transduce.model.build import AnyModel, build_model
+from transduce.model.config import ModelConfig
+from transduce.model.encoder import Encoder
+from transduce.tasks.corpus import TaskCorpus
+from transduce.tasks.kinds.texts import holds_texts
+from transduce.text.corpus import Format, read_texts
+from transduce.text.sentences import read_documents, sentences_of
+from transduce.text.tokenizer import Tokenizer
+from transduce.training.choices import Choice, Preset
+from transduce.training.schedule import ScheduleName
+
+# Default maximum number of tokens in a text, including special tokens.
+DEFAULT_CONTEXT = 128
+
+# Settings of BERT's encoder that differ from the defaults.
+BERT: dict[str, object] = {
+    "kind": "encoder",
+    "positions": "learned",
+    "activation": "gelu",
+    "norm_order": "post",
+    "norm_epsilon": 1e-12,
+    "embedding_norm": True,
+    "token_types": 2,
+    "scale_embeddings": False,
+    "output_bias": True,
+    "pooler": True,
+}
+
+
+def encoder_sizes(preset: Preset) -> dict[str, object]:
+    """Return a preset's encoder sizes, with BERT's feed-forward width and dropout."""
+    return {
+        "num_encoder_layers": preset.num_encoder_layers,
+        "d_model": preset.d_model,
+        "d_ff": 4 * preset.d_model,
+        "num_heads": preset.num_heads,
+        "dropout": 0.1,
+    }
+
+
+def text_length(model: ModelConfig, context: int | None) -> int:
+    """Return the maximum number of tokens read from a text, including special tokens.
+
+    This is the context, limited to the number of learned positions.
+    """
+    if model.positions != "learned":
+        return DEFAULT_CONTEXT if context is None else context
+    return model.max_positions if context is None else min(context, model.max_positions)
+
+
+def as_encoder(model: AnyModel) -> Encoder:
+    """Return the model as an encoder, which the task's settings guarantee."""
+    assert isinstance(model, Encoder)
+    return model
+
+
+def build_encoder(config: ModelConfig) -> Encoder:
+    """Build an encoder with random initial weights."""
+    return as_encoder(build_model(config))
+
+
+def read_store(corpus: PreparedCorpus, tokenizer: Tokenizer, side: Literal["source", "target"]) -> SentenceStore:
+    """Open one side of a prepared corpus as memory-mapped sentences."""
+    vocabulary = tokenizer.source if side == "source" else tokenizer.target
+    card = corpus.card.source if side == "source" else corpus.card.target
+    ids = np.memmap(corpus.folder / f"{side}.ids", dtype=np.dtype(card.dtype), mode="r")
+    offsets = np.memmap(corpus.folder / f"{side}.offsets", dtype=np.dtype("<i8"), mode="r")
+    return SentenceStore(ids, offsets, len(vocabulary.before), len(vocabulary.after))
+
+
+def linear_schedule() -> Choice[ScheduleName]:
+    """Return the choice of BERT's linear schedule."""
+    return Choice("linear", "a linear decay to zero, as in BERT")
+
+
+# --- running text ---
+# Prepare running text for masked language models: one sentence per line, with the end held out as a dev set.
+
+
+# Without a dev set, the end of the text is held out: this share of its sentences, up to a maximum.
+_DEV_SHARE = 0.02
+_MOST_DEV_SENTENCES = 2_000
+_LEAST_SENTENCES = 4
+
+
+def write_sentences(files: Sequence[str], chosen: Format, path: Path, *, anew: bool) -> str:
+    """Write the sentences of texts to a file, with an empty line after each document, and return the file's path.
+
+    Args:
+        files: files of text.
+        chosen: format of the files; "auto": by their suffixes.
+        path: the file to write, one sentence per line.
+        anew: overwrite an existing file.
+
+    Raises:
+        TransduceError: a text cannot be read, or there is none.
+    """
+    if anew or not path.exists():
+        documents = (document for file in files for document in _documents(file, chosen))
+        content = "".join("\n".join([*document, "", ""]) for document in documents)
+        if not content:
+            raise TransduceError(f"There is no sentence in {', '.join(files)}: name files with text.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, content.encode())
+    return str(path)
+
+
+def _documents(file: str, chosen: Format) -> Iterator[list[str]]:
+    """Yield the documents of a file as lists of sentences; each text of a JSON-lines file is a document."""
+    if holds_texts(file, chosen):
+        return filter(None, map(sentences_of, read_texts(file)))
+    return read_documents(file)
+
+
+def split_text(corpus: TaskCorpus) -> tuple[SentenceStore, SentenceStore]:
+    """Return training and dev text: of two files, or the start and the end of one.
+
+    Raises:
+        TransduceError: a single file has too few sentences for both.
+    """
+    text = read_store(corpus.prepared, corpus.tokenizer, "target")
+    if corpus.dev is not None:
+        return text, read_store(corpus.dev, corpus.tokenizer, "target")
+    filled = np.flatnonzero(text.lengths > 0)  # the other lines are empty and end documents
+    if len(filled) < 2 * _LEAST_SENTENCES:
+        raise TransduceError(
+            f"Pretraining needs running text of at least {2 * _LEAST_SENTENCES} sentences, half of them for "
+            f"validation, but this one has {len(filled)}: add more text, or name a dev text (`--dev-source`)."
+        )
+    dev = min(_MOST_DEV_SENTENCES, max(_LEAST_SENTENCES, int(len(filled) * _DEV_SHARE)))
+    cut = int(filled[-dev])
+    return text.part(0, cut), text.part(cut, len(text.offsets) - 1)

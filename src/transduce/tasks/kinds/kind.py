@@ -1,0 +1,474 @@
+"""Define the interface of a task: its text, model, batches, loss, metrics and final report.
+
+Each task is a class in its own file; `kinds.py` lists them by name. A task has no state: its methods receive all they
+work on.
+"""
+
+import tomllib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+
+import msgspec
+import torch
+from torch import Tensor
+
+from transduce.data.holdout import HoldOutSettings
+from transduce.errors import TransduceError
+from transduce.evaluation.scores import ScoreReport
+from transduce.exchange.exporters import formats_for
+from transduce.interop.hugging_face.export import automatic_class_for, class_for
+from transduce.interop.hugging_face.tokenizer_files import has_tokenizer
+from transduce.machine import DTYPES, Precision
+from transduce.model.build import AnyModel
+from transduce.model.config import ModelConfig
+from transduce.tasks.corpus import RunCorpus, TaskCorpus, TaskText
+from transduce.tasks.settings.choice_log import ChoiceLog
+from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
+from transduce.text.corpus import CorpusFiles
+from transduce.text.files import count_noun
+from transduce.text.sentencepiece_model import TokenizerSettings
+from transduce.text.tokenizer import Tokenizer
+from transduce.training.choices import (
+    PRESETS,
+    Choice,
+    CorpusSize,
+    Preset,
+    choose_batch_tokens,
+    choose_best_by,
+    choose_fine_tuning_rate,
+    choose_learning_rate,
+    choose_preset,
+    choose_schedule,
+    choose_steps,
+)
+from transduce.training.events import ProgressDisplay, ValidationEvent
+from transduce.training.loss import Loss
+from transduce.training.prefetch import Batches
+from transduce.training.schedule import ScheduleName
+from transduce.training.settings import BestBy, OptimizerName
+
+# --- card ---
+# Write the model card: README.md of a model folder, with the front matter that Hugging Face reads.
+
+
+def model_card(resolved: ResolvedSettings, corpus: TaskCorpus, *, step: int | None, report: ScoreReport | None) -> str:
+    """Return the text of a translation model's card.
+
+    Args:
+        resolved: the run's settings.
+        corpus: the training corpus.
+        step: step of the weights; None: unknown.
+        report: scores on the dev set; None: not scored.
+    """
+    model, (source, target) = resolved.model, corpus.languages
+    front = front_matter(corpus.languages, "translation")
+    among = ", back-translated ones among them" if resolved.data.back_translated else ""
+    scores = f"## Scores on the dev set\n\n```\n{report}\n```\n\n" if report else ""
+    return (
+        f"{front}\n# {source or 'source'} → {target or 'target'}\n\n"
+        f"{'A Transformer' if model.kind == 'transformer' else 'A recurrent model'} of "
+        f"{model.num_encoder_layers}+{model.num_decoder_layers} layers × {model.d_model} "
+        f"({_kind(model)}), trained by transduce on {corpus.pairs:,} sentence pairs{among}"
+        f"{f', weights of step {step:,}' if step else ''}.\n\n"
+        f"    transduce translate THIS_FOLDER < in.txt > out.txt\n\n{opening_hint(model, corpus.tokenizer)}\n\n"
+        f"{scores}All settings are in `settings.toml`.\n"
+    )
+
+
+def opening_hint(model: ModelConfig, tokenizer: Tokenizer) -> str:
+    """Return the sentence that names the Hugging Face class that opens the folder, or else the exports available."""
+    class_name = class_for(model)
+    if class_name is not None and has_tokenizer(tokenizer, model):
+        return (
+            f"The folder is also one of Hugging Face's class `{class_name}`: `{automatic_class_for(model)}` and "
+            "`AutoTokenizer` open it."
+        )
+    nothing = (
+        "No class of Hugging Face's holds this model" if class_name is None else "Hugging Face has no such tokenizer"
+    )
+    exports = [f"`--to {name}`" for name in formats_for(model) if name != "huggingface"]
+    for_others = f", and `transduce export` writes it for other programs: {' or '.join(exports)}" if exports else ""
+    return f"{nothing}; `transduce.load` opens it{for_others}."
+
+
+def front_matter(languages: tuple[str | None, str | None], pipeline_tag: str) -> str:
+    """Return the front matter that Hugging Face reads: the languages and the model's pipeline tag."""
+    codes = [code for code in languages if code]
+    lines = "".join(["language:\n", *(f"- {code}\n" for code in codes)]) if codes else ""
+    return f"---\n{lines}pipeline_tag: {pipeline_tag}\nlibrary_name: transduce\n---\n"
+
+
+def _kind(model: ModelConfig) -> str:
+    """Return the model's variant in a word, such as "GRU" or "pre-norm"."""
+    return model.recurrent_cell.upper() if model.kind == "recurrent" else f"{model.norm_order}-norm"
+
+
+# --- earlier training ---
+# Find out what a base model was trained for, which determines the learning rate.
+
+
+def continues_training(settings: Settings, kind: str) -> bool:
+    """Return whether training continues a whole base model on the same kind of task.
+
+    With LoRA, the answer is False, because only new adapter weights are trained.
+    """
+    if settings.start_from is None or settings.training.lora_rank:
+        return False
+    return _task_of(Path(settings.start_from)) in (kind, None)
+
+
+def _task_of(folder: Path) -> str | None:
+    """Return the task that the run in a folder was trained for; None if unknown, such as for an imported model."""
+    try:
+        content: dict[str, Any] = tomllib.loads((folder / "settings.toml").read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return None
+    task = content.get("task", {})
+    kind = task.get("kind") if isinstance(task, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
+# --- kind ---
+
+
+DEV_BATCH_TOKENS = 4_096
+# The default number of layers; settings of a resumed run may have it for layers that its model lacks.
+_UNUSED_LAYERS = 6
+
+# The share of a training process: (rank, world size).
+Share = tuple[int, int]
+
+
+class Validation(Protocol):
+    """A dev set that measures the quality of weights."""
+
+    def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
+        """Measure these weights on the dev set."""
+
+
+class RunPlacement(msgspec.Struct, frozen=True, kw_only=True):
+    """The folder, device and number of threads of a run."""
+
+    folder: Path
+    """The run's folder."""
+    device: str
+    """PyTorch device, such as "cpu" or "cuda"."""
+    threads: int
+    """Number of compute threads."""
+
+
+class Preparation(msgspec.Struct, frozen=True, kw_only=True):
+    """The inputs for preparing the corpus of a new run."""
+
+    settings: Settings
+    """The user's settings."""
+    folder: Path
+    """The run's folder."""
+    display: ProgressDisplay
+    """Shows what is read and left out."""
+    choose_tokenizer: Callable[[CorpusSize], TokenizerSettings]
+    """Chooses the tokenizer's settings from the size of the corpus."""
+    tokenizer: Tokenizer | None
+    """An existing tokenizer to use instead of learning one."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The results of a finished run besides its weights."""
+
+    measured: str
+    """The measured quality, as a sentence."""
+    hint: str
+    """A hint on how to use the model."""
+    files: Mapping[str, bytes]
+    """Files of the model folder by name; README.md is the model card."""
+
+
+class Reinitialized(NamedTuple):
+    """The weights that are not taken from the base model (`--from`), by prefixes of parameter names."""
+
+    may_lack: tuple[str, ...] = ()
+    """Parameters that the base model may lack; then the base model may also have others."""
+    reinitialize: Callable[[Path], tuple[str, ...]] | None = None
+    """Returns the parameters to reinitialize, from the base model's folder; None: none."""
+
+
+C = TypeVar("C", bound=RunCorpus)
+
+
+class TaskKind(ABC, Generic[C]):
+    """The interface of a task that learns from a corpus of type C, with defaults for what most tasks share.
+
+    Tasks that learn from text derive from `TextKind` in `text_kind.py`.
+    """
+
+    name: ClassVar[str]
+    """Name of the task, the value of `task.kind`."""
+    model_kinds: ClassVar[tuple[str, ...]]
+    """The kinds of model that can do the task; the first is the default."""
+    measures: ClassVar[tuple[str, ...]] = ("loss",)
+    """The metrics that `training.best_by` can select the best model by."""
+    may_be_recorded: ClassVar[bool] = False
+    """True if training steps support `training.record`."""
+    label_smoothing: ClassVar[float] = 0.1
+    """Default of `training.label_smoothing`."""
+    task_settings: ClassVar[tuple[str, ...]] = ()
+    """The settings of `task.*` that this task uses."""
+    scales_rate_with_batch: ClassVar[bool] = True
+    """True if small batches get a lower learning rate."""
+    keeps_spaces: ClassVar[bool] = False
+    """True if a vocabulary learned for the task keeps all spaces of a text."""
+    writes_translations: ClassVar[bool] = False
+    """True if each validation translates dev sentences, up to `training.translate_dev`."""
+    accepts_back_translations: ClassVar[bool] = False
+    """True if sources may be machine translations (`data.back_translated`)."""
+    search_advice: ClassVar[str | None] = None
+    """What to do instead of setting `search.*`, for a task that does not use these settings; None: it uses them."""
+    used_search_settings: ClassVar[tuple[str, ...]] = ()
+    """The settings of `search.*` that the task uses although it does not use the others."""
+
+    # --- before the corpus is read ---
+
+    def check(self, settings: Settings) -> None:
+        """Refuse settings that have no meaning for the task.
+
+        Raises:
+            TransduceError: a setting is for another task, or the model's kind cannot do this task.
+        """
+        defaults = TaskSettings()
+        for name in TaskSettings.__struct_fields__:
+            value = getattr(settings.task, name)
+            if name != "kind" and name not in self.task_settings and value != getattr(defaults, name):
+                raise TransduceError(f"`task.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+        if settings.data.back_translated and not self.accepts_back_translations:
+            raise TransduceError(
+                f"`data.back_translated` means nothing where `task.kind` is {self.name}: leave it out."
+            )
+        for name, first in (("monolingual", "has it translated back"), ("teacher", "has it translate")):
+            if getattr(settings.data, name):
+                raise TransduceError(
+                    f"`data.{name}` is for `transduce train` of a translation, which {first} first: leave it out."
+                )
+        if settings.model.kind is not None:
+            self.check_model(settings.model.kind)
+        used = self.sizes(PRESETS["tiny"], settings.model.kind or self.model_kinds[0])
+        for name, value in (
+            ("num_encoder_layers", settings.model.num_encoder_layers),
+            ("num_decoder_layers", settings.model.num_decoder_layers),
+        ):
+            if name not in used and value not in (None, _UNUSED_LAYERS):
+                raise TransduceError(f"`model.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+
+    def check_model(self, kind: str, where: str = "`model.kind`") -> None:
+        """Refuse a kind of model that cannot do the task; `where` names the setting or folder in the error message.
+
+        Raises:
+            TransduceError: the kind of model cannot do the task.
+        """
+        if kind not in self.model_kinds:
+            raise TransduceError(
+                f"{where} is {kind}, but `task.kind` = {self.name} takes {' or '.join(self.model_kinds)}: change one "
+                "of them."
+            )
+
+    def complete_settings(self, task: TaskSettings, kept: ModelConfig) -> TaskSettings:  # noqa: ARG002
+        """Complete the task's settings by values that the base model's configuration determines."""
+        return task
+
+    # --- the corpus ---
+
+    @abstractmethod
+    def prepare(self, request: Preparation) -> C:
+        """Prepare the corpus of a new run.
+
+        Raises:
+            TransduceError: files are missing, or are not what the task reads.
+        """
+
+    @abstractmethod
+    def reopen(self, settings: Settings, folder: Path) -> C:
+        """Open the corpus that `prepare` wrote to a run's folder; the settings are complete.
+
+        Raises:
+            TransduceError: the corpus is damaged, or differs from the one that the run started with.
+        """
+
+    def as_prepared(self, data: DataSettings, corpus: C) -> DataSettings:  # noqa: ARG002
+        """Return the data settings with the values of a corpus that was prepared earlier."""
+        return data
+
+    # --- choices ---
+
+    def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
+        """Return the model settings of a preset, by the names of `model.*`."""
+        return msgspec.structs.asdict(preset)
+
+    def model_settings(self, task: TaskSettings) -> dict[str, object]:  # noqa: ARG002
+        """Return the task's defaults of model settings that differ from the general ones."""
+        return {}
+
+    def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:  # noqa: ARG002
+        """Choose the model's preset by the number of pairs and of target tokens in an epoch."""
+        return choose_preset(pairs)
+
+    def epoch_tokens(self, corpus: C, model: ModelConfig, task: TaskSettings) -> int:  # noqa: ARG002
+        """Return the number of tokens in an epoch, as `training.batch_tokens` counts them."""
+        return corpus.target_tokens
+
+    def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:
+        """Choose the number of training steps."""
+        return choose_steps(pairs, epoch_tokens, batch_tokens)
+
+    def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
+        """Choose the number of target tokens in a batch."""
+        return choose_batch_tokens(epoch_tokens, device)
+
+    def choose_schedule(self, norm_order: str) -> Choice[ScheduleName]:
+        """Choose the learning-rate schedule."""
+        return choose_schedule(norm_order)
+
+    def choose_learning_rate(
+        self,
+        settings: Settings,
+        d_model: int,
+        schedule: ScheduleName,
+        warmup_steps: int,
+        batch_tokens: int,
+        optimizer: OptimizerName,
+    ) -> Choice[float]:
+        """Choose the peak learning rate; it is lower when training continues a model of the same task."""
+        if continues_training(settings, self.name):
+            return choose_fine_tuning_rate(d_model)
+        if not self.scales_rate_with_batch:
+            return choose_learning_rate(d_model, schedule, warmup_steps, optimizer=optimizer)
+        return choose_learning_rate(d_model, schedule, warmup_steps, batch_tokens, optimizer)
+
+    def choose_best_by(self, corpus: C, translated: int) -> Choice[BestBy]:  # noqa: ARG002
+        """Choose the metric for the best model; `translated` is the maximum number of dev sentences translated."""
+        return choose_best_by(translated)
+
+    def choose_precision(self, usual: Choice[Precision]) -> Choice[Precision]:
+        """Choose the precision; `usual` is what the machine computes fastest."""
+        return usual
+
+    def adapt_model(self, config: ModelConfig, corpus: C, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
+        """Adapt the model's configuration to the corpus, such as its number of classes.
+
+        Raises:
+            TransduceError: the model, such as a base model, cannot do what the task's settings ask for.
+        """
+        return config
+
+    def reinitialized(self, corpus: C) -> Reinitialized:  # noqa: ARG002
+        """Return the weights that are not taken from the base model; by default, all are taken."""
+        return Reinitialized()
+
+    def log_corpus_problems(self, corpus: C, resolved: ResolvedSettings, account: ChoiceLog) -> None:  # noqa: ARG002
+        """Log problems of the corpus with the settings of a new run.
+
+        Raises:
+            TransduceError: a setting would have no effect.
+        """
+        return
+
+    # --- training ---
+
+    @abstractmethod
+    def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Any], Loss]:
+        """Return the function that computes a batch's loss."""
+
+    @abstractmethod
+    def plan(self, corpus: C, resolved: ResolvedSettings, share: Share = (0, 1)) -> Batches:
+        """Return the training batches of one training process."""
+
+    @abstractmethod
+    def largest_batches(self, corpus: C, resolved: ResolvedSettings) -> list[Any]:
+        """Return the batches that need the most memory, to be tried before the first step."""
+
+    @abstractmethod
+    def validation(self, corpus: C, resolved: ResolvedSettings, place: RunPlacement) -> Validation:
+        """Return the dev set."""
+
+    def describe_batch(self, corpus: C, batch: Any) -> dict[str, Any]:
+        """Return a description of a batch that can be written as JSON."""
+        return corpus.describe(batch)
+
+    def describe_size(self, corpus: C) -> str:
+        """Describe the size of the training data in words."""
+        return count_noun(corpus.pairs, "pair")
+
+    # --- the model folder ---
+
+    def documents(self, corpus: C, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
+        """Return additional text files that the model folder needs, by name."""
+        return {}
+
+    @abstractmethod
+    def card(self, corpus: C, resolved: ResolvedSettings, step: int | None) -> str:
+        """Return the model card, README.md, during training."""
+
+    @abstractmethod
+    def finish(self, corpus: C, resolved: ResolvedSettings, place: RunPlacement, step: int | None) -> Outcome:
+        """Report the quality of the best model, once it is in the run's folder.
+
+        Args:
+            corpus: the run's corpus.
+            resolved: the run's settings.
+            place: the run's folder and device.
+            step: step of the best weights.
+        """
+
+
+def model_dtype(resolved: ResolvedSettings) -> torch.dtype:
+    """Return the data type of the model's precision."""
+    return DTYPES[resolved.training.precision]
+
+
+def text_only(data: DataSettings, name: str) -> tuple[CorpusFiles, CorpusFiles | None]:
+    """Return training and dev text of a task that learns from text only; each line is both sides of a pair.
+
+    Raises:
+        TransduceError: there is a target, or no source.
+    """
+    if not data.source:
+        raise TransduceError(f"A {name} learns from text: name it with --source, or in `data.source` in the settings.")
+    if data.format == "tsv":
+        raise TransduceError(
+            f"A {name} learns from text only, but `data.format` is tsv, for pairs: write the text to a file of lines, "
+            "and leave the format out."
+        )
+    for setting, files in (("target", data.target), ("dev_target", data.dev_target)):
+        if files:
+            raise TransduceError(
+                f"A {name} learns from text only, but `data.{setting}` names {files[0]}: leave it out, or name all "
+                f"files in `data.{setting.replace('target', 'source')}`."
+            )
+    return _both_sides(data.source), _both_sides(data.dev_source) if data.dev_source else None
+
+
+def _both_sides(files: tuple[str, ...]) -> CorpusFiles:
+    return CorpusFiles(source=files, target=files, format="lines")
+
+
+def pairs_of_files(data: DataSettings) -> TaskText:
+    """Return training and dev text of a task that learns from pairs; a dev set is held out if there is none.
+
+    Raises:
+        TransduceError: the settings name no text.
+    """
+    if not data.source:
+        raise TransduceError(
+            "There is no text to learn from: name it with --source and --target, or in `data.source` of the settings."
+        )
+
+    def files(source: tuple[str, ...], target: tuple[str, ...]) -> CorpusFiles:
+        return CorpusFiles(source=source, target=target, format=data.format, languages=data.languages)
+
+    training = files(data.source, data.target)
+    return TaskText(
+        files=msgspec.structs.replace(training, back_translated=data.back_translated),
+        dev=files(data.dev_source, data.dev_target) if data.dev_source else None,
+        filters=data.filters,
+        hold_out=None if data.dev_source else HoldOutSettings(),
+    )

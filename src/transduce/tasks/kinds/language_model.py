@@ -1,0 +1,291 @@
+"""Train language models: text as one stream of tokens, with the next token as target (Radford et al. 2019).
+
+The default model is GPT-2's: decoder-only, pre-norm, with learned positions and the tanh approximation of GELU.
+
+Legend: B windows, T tokens of a window.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from transduce.data.batches import Batch
+from transduce.errors import TransduceError
+from transduce.inference.generator import decode_with_line_feeds, load_generator
+from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
+from transduce.model.build import AnyModel, build_decoder
+from transduce.model.config import ModelConfig
+from transduce.model.decoder import Decoder
+from transduce.tasks.corpus import TaskCorpus, TaskText
+from transduce.tasks.kinds.kind import (
+    DEV_BATCH_TOKENS,
+    Outcome,
+    Preparation,
+    RunPlacement,
+    Share,
+    front_matter,
+    model_dtype,
+    opening_hint,
+    text_only,
+)
+from transduce.tasks.kinds.text_kind import TextKind
+from transduce.tasks.kinds.texts import Ids, WindowPlan, consecutive_batches, read_stream, write_texts
+from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
+from transduce.text.filters import FilterSettings
+from transduce.text.vocabulary import Vocabulary
+from transduce.training.choices import (
+    Choice,
+    Preset,
+    choose_language_model_batch_tokens,
+    choose_language_model_preset,
+    choose_language_model_steps,
+)
+from transduce.training.events import ValidationEvent
+from transduce.training.loss import Loss, projected_cross_entropy
+from transduce.training.prefetch import to_device
+
+USUAL_CONTEXT = 256
+# Without a dev set, the end of the text is held out: this share of its tokens, up to a maximum.
+_DEV_SHARE = 0.1
+_MAX_DEV_TOKENS = 1_000_000
+BITS_PER_CHARACTER = "bits_per_character"
+
+
+class LanguageModelTask:
+    """The training objective of a language model."""
+
+    def __init__(self, model: Decoder, *, label_smoothing: float) -> None:
+        self.model = model
+        self.label_smoothing = label_smoothing
+
+    def loss(self, batch: Batch) -> Loss:
+        """Return the cross-entropy of every next token, summed, from (B, T) inputs and labels."""
+        device = self.model.source_weight.device
+        inputs = to_device(batch.source, device)
+        labels = to_device(batch.target, device)
+        factors, config = self.model.logit_factors(self.model.hidden(inputs)), self.model.config
+        # Windows have no padding. If the line end has the padding's id (GPT-2), it must be learned.
+        pad_id = None if config.pad_id == config.eos_id else config.pad_id
+        frozen_row = None if pad_id is None else config.frozen_row
+        return projected_cross_entropy(
+            *factors, labels, pad_id=pad_id, frozen_row=frozen_row, label_smoothing=self.label_smoothing
+        )
+
+
+class LanguageModelDevSet:
+    """A dev text: it measures the loss of a language model per token and per character."""
+
+    def __init__(
+        self, model: Decoder, batches: Sequence[Batch], vocabulary: Vocabulary, *, dtype: torch.dtype, device: str
+    ) -> None:
+        self.model = model.to(device=device, dtype=dtype).eval()
+        self.task = LanguageModelTask(self.model, label_smoothing=0.0)
+        self.batches = batches
+        # Decoded at once, because a row alone would lose the space before its first word.
+        tokens = np.concatenate([batch.target.ravel() for batch in batches])
+        self.characters = len(decode_with_line_feeds(tokens.tolist(), vocabulary)) - _surplus(tokens, vocabulary)
+
+    @torch.inference_mode()
+    def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
+        """Measure these weights on the dev text."""
+        started_at = time.monotonic()
+        self.model.load_state_dict(weights)
+        losses = [self.task.loss(batch) for batch in self.batches]
+        nats = sum(float(loss.negative_log_likelihood) for loss in losses)
+        loss = nats / max(1, sum(loss.tokens for loss in losses))
+        return ValidationEvent(
+            step=step,
+            loss=loss,
+            perplexity=math.exp(min(loss, 100.0)),
+            scores={BITS_PER_CHARACTER: nats / math.log(2.0) / max(1, self.characters)},
+            validation_seconds=time.monotonic() - started_at,
+        )
+
+
+def _surplus(tokens: Ids, vocabulary: Vocabulary) -> int:
+    """Return how many characters too many the unknown tokens spell: sentencepiece writes " ⁇ " for one character."""
+    if vocabulary.unk_id == vocabulary.eos_id:
+        return 0  # in GPT-2, the line end
+    return int((tokens == vocabulary.unk_id).sum()) * (len(vocabulary.decode([vocabulary.unk_id])) - 1)
+
+
+class LanguageModel(TextKind):
+    """The task of language modeling."""
+
+    rate_follows_batch = False
+    name = "language-model"
+    may_be_prepared = True
+    model_kinds = ("decoder",)
+    label_smoothing = 0.0
+    keeps_spaces = True  # indentation matters in code
+    own_settings = ("context",)
+    instead_of_search = "pass it to `transduce generate` each time"
+    idle_filters = ("max_pieces", "max_length_ratio", "drop_empty", "drop_identical", "drop_duplicates")
+
+    def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
+        """Convert JSON lines to a file with one text per line."""
+        text_only(settings.data, "language model")
+        return write_texts(settings.data, folder, anew=anew)
+
+    def text(self, data: DataSettings) -> TaskText:
+        """Return all lines, including empty ones; only lines that cannot be decoded are left out."""
+        files, dev = text_only(data, "language model")
+        everything = FilterSettings(max_pieces=2**31 - 1, drop_empty=False, drop_identical=False)
+        return TaskText(files=files, dev=dev, filters=everything, hold_out=None)
+
+    def prepare(self, request: Preparation) -> TaskCorpus:
+        """Prepare the corpus; an imported model's tokenizer is changed to end each line with the end symbol."""
+        tokenizer = request.tokenizer
+        if isinstance(tokenizer, ForeignTokenizer):
+            request = msgspec.structs.replace(request, tokenizer=tokenizer.line_by_line())
+        return super().prepare(request)
+
+    def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
+        """Return the preset's sizes with GPT-2's feed-forward width and little dropout.
+
+        Little dropout suffices, because the text is read only a few times.
+        """
+        return {
+            "num_decoder_layers": preset.num_decoder_layers,
+            "d_model": preset.d_model,
+            "d_ff": 4 * preset.d_model,
+            "num_heads": preset.num_heads,
+            "dropout": 0.1,
+            "norm_order": preset.norm_order,
+        }
+
+    def model_settings(self, task: TaskSettings) -> dict[str, object]:
+        """Return GPT-2's settings of a decoder."""
+        return {
+            "kind": "decoder",
+            "positions": "learned",
+            "max_positions": self.context(task),
+            "activation": "gelu-tanh",
+            "scale_embeddings": False,
+        }
+
+    def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:  # noqa: ARG002
+        """Choose the preset by the number of tokens."""
+        return choose_language_model_preset(tokens)
+
+    def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
+        """Choose larger batches than for pairs."""
+        return choose_language_model_batch_tokens(epoch_tokens, device)
+
+    def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
+        """Choose the number of steps by the number of tokens."""
+        return choose_language_model_steps(epoch_tokens, batch_tokens)
+
+    def follow(self, task: TaskSettings, kept: ModelConfig) -> TaskSettings:
+        """Set the context to the number of the base model's learned positions, if it has them."""
+        if task.context is not None or kept.positions != "learned":
+            return task
+        return msgspec.structs.replace(task, context=kept.max_positions)
+
+    def context(self, task: TaskSettings) -> int:
+        """Return the number of tokens in a window."""
+        return USUAL_CONTEXT if task.context is None else task.context
+
+    def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
+        """Return the configuration unchanged, and check its positions.
+
+        Raises:
+            TransduceError: the model has fewer positions than the context.
+        """
+        context = self.context(task)
+        if config.positions == "learned" and context > config.max_positions:
+            raise TransduceError(
+                f"`task.context` is {context}, but the model has {config.max_positions} positions "
+                "(`model.max_positions`): make the context smaller."
+            )
+        return config
+
+    def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
+        """Return the loss function: cross-entropy of every next token."""
+        assert isinstance(model, Decoder)
+        return LanguageModelTask(model, label_smoothing=resolved.training.label_smoothing).loss
+
+    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> WindowPlan:
+        """Return windows of the training text as batches."""
+        context = self.context(resolved.task)
+        training, _ = split_stream(corpus)
+        return WindowPlan(
+            training,
+            context=context,
+            rows=max(1, resolved.micro_batch_tokens // context),
+            seed=resolved.training.seed,
+            pad_id=corpus.tokenizer.target.pad_id,
+            share=share,
+        )
+
+    def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
+        """Return one batch, because all batches have the same size."""
+        return [self.plan(corpus, resolved).largest_batches()]
+
+    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement) -> LanguageModelDevSet:
+        """Return the dev set: consecutive windows of the dev text."""
+        context = self.context(resolved.task)
+        _, dev = split_stream(corpus)
+        batches = consecutive_batches(dev, context=context, rows=max(1, DEV_BATCH_TOKENS // context))
+        return LanguageModelDevSet(
+            build_decoder(resolved.model),
+            batches,
+            corpus.tokenizer.target,
+            dtype=model_dtype(resolved),
+            device=place.device,
+        )
+
+    def describe_size(self, corpus: TaskCorpus) -> str:
+        """Describe the corpus in tokens."""
+        return f"{len(split_stream(corpus)[0]):,} tokens"
+
+    def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
+        """Return the model card during training, without scores."""
+        return _card(corpus, resolved, step, None)
+
+    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement, step: int | None) -> Outcome:
+        """Measure perplexity and bits per character of the best model and write the final model card."""
+        generator = load_generator(
+            place.folder, precision=resolved.training.precision, device=place.device, threads=place.threads
+        )
+        event = self.validation(corpus, resolved, place).validate(generator.model.state_dict(), step or 0)
+        summary = (
+            f"Dev text: {event.loss:.3f} nats a token (perplexity {event.perplexity:.2f}), "
+            f"{event.scores[BITS_PER_CHARACTER]:.3f} bits a character"
+        )
+        return Outcome(
+            measured=f"{summary}.",
+            hint=f'Try: transduce generate {place.folder} "the beginning"',
+            files={
+                "README.md": _card(corpus, resolved, step, summary).encode(),
+                "dev_score.json": msgspec.json.format(msgspec.json.encode(event)),
+            },
+        )
+
+
+def split_stream(corpus: TaskCorpus) -> tuple[Ids, Ids]:
+    """Return training and dev text as token streams: of two files, or the start and the end of one."""
+    stream = read_stream(corpus.prepared)
+    if corpus.dev is not None:
+        return stream, read_stream(corpus.dev)
+    split = max(len(stream) - _MAX_DEV_TOKENS, int(len(stream) * (1.0 - _DEV_SHARE)))
+    return stream[:split], stream[split:]
+
+
+def _card(corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None, score: str | None) -> str:
+    model = resolved.model
+    shape = f"A decoder of {model.num_decoder_layers} layers × {model.d_model}"
+    trained = f"trained by transduce on {corpus.target_tokens:,} tokens of text"
+    weights = f", weights of step {step:,}" if step else ""
+    scores = f"{score}.\n\n" if score else ""
+    return (
+        f"{front_matter(corpus.languages, 'text-generation')}\n# A language model\n\n{shape}, {trained}{weights}.\n\n"
+        f'    transduce generate THIS_FOLDER "the beginning"\n\n{opening_hint(model, corpus.tokenizer)}\n\n'
+        f"{scores}All settings are in `settings.toml`.\n"
+    )

@@ -1,0 +1,393 @@
+"""Pretrain BERT (Devlin et al. 2019): predict masked tokens, and whether one segment of text follows another.
+
+The trained encoder is a base model for classification.
+
+Legend: B rows, L tokens of a row, N masked tokens, D model width.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from transduce.data.batches import Batch
+from transduce.data.masking import MaskingSettings
+from transduce.data.sentence_pairs import PairSettings, SentencePairBatch, SentencePairPlan, SentenceStore
+from transduce.errors import TransduceError
+from transduce.inference.mask_filler import load_filler
+from transduce.model.build import AnyModel
+from transduce.model.config import ModelConfig
+from transduce.model.encoder import Encoder
+from transduce.model_folder.cards import TASK_CARD, TaskCard
+from transduce.tasks.corpus import TaskCorpus, TaskText
+from transduce.tasks.kinds.encoders import (
+    BERT,
+    DEFAULT_CONTEXT,
+    as_encoder,
+    build_encoder,
+    encoder_sizes,
+    linear_schedule,
+    split_text,
+    text_length,
+    write_sentences,
+)
+from transduce.tasks.kinds.kind import (
+    DEV_BATCH_TOKENS,
+    Outcome,
+    RunPlacement,
+    Share,
+    front_matter,
+    model_dtype,
+    opening_hint,
+    text_only,
+)
+from transduce.tasks.kinds.text_kind import TextKind
+from transduce.tasks.settings.choice_log import ChoiceLog
+from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
+from transduce.text.filters import FilterSettings
+from transduce.text.special_tokens import SPECIAL_TOKENS, special_tokens_of, text_token_ids
+from transduce.training.choices import (
+    Choice,
+    Preset,
+    choose_language_model_batch_tokens,
+    choose_language_model_preset,
+    choose_language_model_steps,
+)
+from transduce.training.events import ValidationEvent
+from transduce.training.loss import Loss, projected_cross_entropy
+from transduce.training.prefetch import to_device
+from transduce.training.schedule import ScheduleName
+from transduce.training.settings import OptimizerName
+
+# Files with one sentence per line, and an empty line after each document.
+_SENTENCES, _DEV_SENTENCES = "sentences.txt", "dev-sentences.txt"
+# If fewer rows have a following segment, next-sentence prediction is hardly learned.
+_FEW_FOLLOWERS = 0.1
+MASKED_ACCURACY, NEXT_ACCURACY = "masked_accuracy", "next_sentence_accuracy"
+
+
+class MaskedLanguageTask:
+    """The training objective of BERT: masked tokens and, optionally, next-sentence prediction.
+
+    The loss is a sum over rows, so that rows can be distributed over processes and micro-batches. For next-sentence
+    prediction, each row is weighted by the batch's masked tokens per row. The loss per masked token is then BERT's: the
+    mean over masked tokens plus the mean over rows.
+    """
+
+    def __init__(self, model: Encoder, *, label_smoothing: float = 0.0) -> None:
+        self.model = model
+        self.label_smoothing = label_smoothing
+
+    def loss(self, batch: Batch) -> Loss:
+        """Return the loss of a batch; the reported likelihood is that of the masked tokens only."""
+        assert isinstance(batch, SentencePairBatch)
+        states, labels = self.encode(batch)
+        present = labels != self.model.config.pad_id
+        hidden = self.model.hidden(states[present][None])  # (1, N, D)
+        masked_loss = projected_cross_entropy(
+            *self.model.logit_factors(hidden),
+            labels[present][None],
+            pad_id=self.model.config.pad_id,
+            frozen_row=self.model.config.frozen_row,
+            label_smoothing=self.label_smoothing,
+        )
+        if self.model.classifier is None:
+            return masked_loss
+        follows = to_device(batch.follows, states.device)
+        logits = self.model.classify(states).float()  # (B, 2)
+        # A process without own rows has a dummy row that counts nothing but takes part in the gradient.
+        rows = F.cross_entropy(logits[: len(follows)], follows, reduction="sum") + 0.0 * logits.sum()
+        return masked_loss._replace(total=masked_loss.total + batch.masked_per_row * rows)
+
+    def encode(self, batch: SentencePairBatch) -> tuple[Tensor, Tensor]:
+        """Return states (B, L, D) and labels (B, L), with the padding id where nothing is masked."""
+        device, config = self.model.source_weight.device, self.model.config
+        ids, labels, types = (to_device(array, device) for array in (batch.source, batch.target, batch.token_types))
+        # RoBERTa has one segment only.
+        states, _ = self.model.encode(
+            ids, token_types=types.clamp(max=config.token_types - 1) if config.token_types else None
+        )
+        return states, labels
+
+
+class MaskedDevSet:
+    """A dev text: it measures the accuracy of masked tokens and of next-sentence prediction."""
+
+    def __init__(self, config: ModelConfig, batches: Sequence[Batch], *, dtype: torch.dtype, device: str) -> None:
+        self.model = build_encoder(config).to(device=device, dtype=dtype).eval()
+        self.task = MaskedLanguageTask(self.model)
+        self.batches = batches
+
+    @torch.inference_mode()
+    def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
+        """Measure these weights on the dev text."""
+        started_at = time.monotonic()
+        self.model.load_state_dict(weights)
+        sums = np.sum([self._measure(batch) for batch in self.batches], axis=0)
+        nats, hidden, correct, rows, next_correct = sums.tolist()
+        loss = nats / max(1, hidden)
+        scores = {MASKED_ACCURACY: 100.0 * correct / max(1, hidden)}
+        if rows:
+            scores[NEXT_ACCURACY] = 100.0 * next_correct / rows
+        return ValidationEvent(
+            step=step,
+            loss=loss,
+            perplexity=math.exp(min(loss, 100.0)),
+            scores=scores,
+            validation_seconds=time.monotonic() - started_at,
+        )
+
+    def _measure(self, batch: Batch) -> tuple[float, int, int, int, int]:
+        """Return (nats, masked tokens, correct ones, next-sentence rows, correct ones) of a batch."""
+        assert isinstance(batch, SentencePairBatch)
+        states, labels = self.task.encode(batch)
+        present = labels != self.model.config.pad_id
+        targets = labels[present]
+        logits = self.model.project(self.model.hidden(states[present])).float()  # (N, V)
+        nats = float(F.cross_entropy(logits, targets, reduction="sum"))
+        correct = int((logits.argmax(-1) == targets).sum())
+        if self.model.classifier is None:
+            return nats, len(targets), correct, 0, 0
+        next_correct = self.model.classify(states).argmax(-1).cpu().numpy() == batch.follows
+        return nats, len(targets), correct, len(next_correct), int(next_correct.sum())
+
+
+class MaskedLanguageModel(TextKind):
+    """The task of pretraining a masked language model."""
+
+    name = "masked-language-model"
+    may_be_prepared = True
+    model_kinds = ("encoder",)
+    label_smoothing = 0.0
+    own_settings = ("context", "masking", "next_sentence")
+    instead_of_search = "leave it out"
+    idle_filters = FilterSettings.__struct_fields__
+
+    def marks(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
+        """Return [CLS], [SEP] and [MASK]."""
+        return SPECIAL_TOKENS
+
+    def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
+        """Join hard-wrapped lines and split sentences, into a file with one sentence per line."""
+        text_only(settings.data, "masked language model")
+        data = settings.data
+        source, dev = data.source, data.dev_source
+        if data.prepared is None:
+            source = (write_sentences(source, data.format, folder / _SENTENCES, anew=anew),)
+        if dev:
+            dev = (write_sentences(dev, data.format, folder / _DEV_SENTENCES, anew=anew),)
+        return msgspec.structs.replace(data, source=source, dev_source=dev, format="lines")
+
+    def text(self, data: DataSettings) -> TaskText:
+        """Return all sentences, and the empty lines between documents."""
+        files, dev = text_only(data, "masked language model")
+        everything = FilterSettings(max_pieces=2**31 - 1, drop_empty=False, drop_identical=False)
+        return TaskText(files=files, dev=dev, filters=everything, hold_out=None)
+
+    def check(self, settings: Settings) -> None:
+        """Refuse settings that the task does not use, and a context without space for text between the special tokens.
+
+        Raises:
+            TransduceError: a setting has no meaning for the task, or the context is too short.
+        """
+        super().check(settings)
+        least = 5 if _has_next_sentence(settings.task) else 3
+        if settings.task.context is not None and settings.task.context < least:
+            raise TransduceError(
+                f"`task.context` must be at least {least} here, including special tokens, but is "
+                f"{settings.task.context}."
+            )
+
+    def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
+        """Return the preset's sizes with BERT's feed-forward width."""
+        return encoder_sizes(preset)
+
+    def model_settings(self, task: TaskSettings) -> dict[str, object]:
+        """Return BERT's settings, with a classifier for next-sentence prediction."""
+        own = {"max_positions": _context(task), "num_labels": 2 if _has_next_sentence(task) else 0}
+        return BERT | own | ({} if _has_next_sentence(task) else {"pooler": False})
+
+    def follow(self, task: TaskSettings, kept: ModelConfig) -> TaskSettings:
+        """Return the settings unchanged, and check that the base model can predict masked tokens.
+
+        Raises:
+            TransduceError: the base model has no masked-language-model head, such as Hugging Face's `BertModel`.
+        """
+        if not (kept.masked_language_head or kept.num_labels):  # adapt_model reports classifiers
+            raise TransduceError(
+                "A masked language model needs a head for masked tokens, but the base model has none, only states: "
+                "start from one that has it, such as a BertForMaskedLM."
+            )
+        return task
+
+    def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
+        """Return the configuration unchanged, and check the base model's classes.
+
+        Raises:
+            TransduceError: the base model classifies texts, or contradicts `task.next_sentence`.
+        """
+        # A text classifier may also have two classes, but has no head for masked tokens.
+        if config.num_labels and (config.num_labels != 2 or not config.masked_language_head):
+            raise TransduceError(
+                f"A masked language model predicts whether one segment of text follows another, but the base model "
+                f"distinguishes {config.num_labels} classes of texts: start from another."
+            )
+        if task.next_sentence not in (None, config.num_labels == 2):
+            raise TransduceError(
+                f"`task.next_sentence` is {task.next_sentence}, but the base model has {config.num_labels} classes of "
+                "segments, and is kept: leave it out."
+            )
+        return config
+
+    def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:  # noqa: ARG002
+        """Choose the preset by the number of tokens."""
+        return choose_language_model_preset(tokens)
+
+    def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
+        """Choose larger batches than for pairs."""
+        return choose_language_model_batch_tokens(epoch_tokens, device)
+
+    def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
+        """Choose twice as many steps as for a language model, because only about a sixth of the tokens are targets."""
+        choice = choose_language_model_steps(epoch_tokens, batch_tokens)
+        return Choice(2 * choice.value, f"twice {choice.reason}")
+
+    def choose_schedule(self, norm_order: str) -> Choice[ScheduleName]:  # noqa: ARG002
+        """Choose the linear schedule."""
+        return linear_schedule()
+
+    def choose_learning_rate(
+        self,
+        settings: Settings,  # noqa: ARG002
+        d_model: int,
+        schedule: ScheduleName,  # noqa: ARG002
+        warmup_steps: int,  # noqa: ARG002
+        batch_tokens: int,  # noqa: ARG002
+        optimizer: OptimizerName,  # noqa: ARG002
+    ) -> Choice[float]:
+        """Choose half of the learning rate of pre-norm models."""
+        return Choice(0.25 / d_model, f"0.25 / d_model ({d_model})")
+
+    def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
+        """Return the loss function: masked tokens, and next-sentence prediction if the model has it."""
+        return MaskedLanguageTask(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
+
+    def epoch_tokens(self, corpus: TaskCorpus, model: ModelConfig, task: TaskSettings) -> int:
+        """Return the number of tokens in all rows, including special tokens and random segments."""
+        training, _ = split_text(corpus)
+        return _plan(corpus, training, model, task, tokens=DEV_BATCH_TOKENS, seed=0).tokens
+
+    def explain(self, corpus: TaskCorpus, resolved: ResolvedSettings, account: ChoiceLog) -> None:
+        """Log that hardly any segment of the text has a following one.
+
+        Raises:
+            TransduceError: no segment has one, and training starts from random weights.
+        """
+        if resolved.model.num_labels == 0 or (share := self.plan(corpus, resolved).has_next) >= _FEW_FOLLOWERS:
+            return
+        if share == 0.0 and resolved.start_from is None:
+            raise TransduceError(
+                "`task.next_sentence` predicts whether one segment of text follows another, but each document of "
+                "this text is a single segment: turn it off by --set task.next_sentence=false, or use longer documents."
+            )
+        problem = f"{share:.0%} of segments have another after them in their document: set false, or use longer ones"
+        account.record("task.next_sentence", None, Choice(value=True, reason=f"but {problem}"))
+
+    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> SentencePairPlan:
+        """Return rows of the training text as batches; `training.batch_tokens` counts input tokens."""
+        training, _ = split_text(corpus)
+        tokens, seed = resolved.micro_batch_tokens, resolved.training.seed
+        return _plan(corpus, training, resolved.model, resolved.task, tokens=tokens, seed=seed, share=share)
+
+    def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
+        """Return the largest batches among the rows of the first epoch."""
+        return [*self.plan(corpus, resolved).largest_batches()]
+
+    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement) -> MaskedDevSet:
+        """Return the dev set: the dev text once, always with the same masks."""
+        _, dev = split_text(corpus)
+        plan = _plan(corpus, dev, resolved.model, resolved.task, tokens=DEV_BATCH_TOKENS, seed=0)
+        batches = [plan.batch(0, position) for position in range(len(plan))]
+        return MaskedDevSet(resolved.model, batches, dtype=model_dtype(resolved), device=place.device)
+
+    def describe_size(self, corpus: TaskCorpus) -> str:
+        """Describe the corpus in sentences and tokens."""
+        training, _ = split_text(corpus)
+        return f"{int((training.lengths > 0).sum()):,} sentences of {int(training.lengths.sum()):,} tokens"
+
+    def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
+        """Return the task card with the maximum length."""
+        context = None if resolved.model.positions == "learned" else resolved.task.context
+        length = text_length(resolved.model, context)
+        return {TASK_CARD: TaskCard(kind="masked-language-model", length=length).text()}
+
+    def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
+        """Return the model card during training, without scores."""
+        return self._card(corpus, resolved, step, "")
+
+    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement, step: int | None) -> Outcome:
+        """Measure the best model on the dev text and write the final model card."""
+        filler = load_filler(
+            place.folder, precision=resolved.training.precision, device=place.device, threads=place.threads
+        )
+        event = self.validation(corpus, resolved, place).validate(filler.model.state_dict(), step or 0)
+        summary = (
+            f"Dev text: perplexity {event.perplexity:.2f}, {event.scores[MASKED_ACCURACY]:.1f} % of masked tokens found"
+        )
+        if NEXT_ACCURACY in event.scores:
+            summary += f", {event.scores[NEXT_ACCURACY]:.1f} % of next sentences predicted"
+        return Outcome(
+            measured=f"{summary}.",
+            hint=f'Try: transduce fill {place.folder} "a text with a [MASK] in it"',
+            files={
+                "README.md": self._card(corpus, resolved, step, f"{summary}.\n\n").encode(),
+                "dev_score.json": msgspec.json.format(msgspec.json.encode(event)),
+            },
+        )
+
+    def _card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None, score: str) -> str:
+        model = resolved.model
+        return (
+            f"{front_matter(corpus.languages, 'fill-mask')}\n# A masked language model\n\n"
+            f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on "
+            f"{self.describe_size(corpus)}{f', weights of step {step:,}' if step else ''}.\n\n"
+            f'    transduce fill THIS_FOLDER "a text with a [MASK] in it"\n\n'
+            f"{opening_hint(model, corpus.tokenizer)}\n\n{score}"
+            "All settings are in `settings.toml`.\n"
+        )
+
+
+def _context(task: TaskSettings) -> int:
+    return DEFAULT_CONTEXT if task.context is None else task.context
+
+
+def _has_next_sentence(task: TaskSettings) -> bool:
+    return task.next_sentence is not False
+
+
+def _plan(
+    corpus: TaskCorpus,
+    text: SentenceStore,
+    model: ModelConfig,
+    task: TaskSettings,
+    *,
+    tokens: int,
+    seed: int,
+    share: Share = (0, 1),
+) -> SentencePairPlan:
+    vocabulary = corpus.tokenizer.target
+    settings = PairSettings(
+        length=text_length(model, _context(task)),
+        batch_tokens=tokens,
+        seed=seed,
+        next_sentence=model.num_labels > 0,
+        masking=task.masking or MaskingSettings(),
+        pad_id=vocabulary.pad_id,
+    )
+    return SentencePairPlan(text, special_tokens_of(vocabulary), settings, np.array(text_token_ids(vocabulary)), share)

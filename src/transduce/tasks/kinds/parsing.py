@@ -1,0 +1,248 @@
+"""Train constituency parsers as sequence-to-sequence models (section 6.3): sentences in, linearized trees out.
+
+The treebank gives both sides: the words of its trees are the source; words with brackets and tags are the target.
+"""
+
+import itertools
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from torch import Tensor
+
+from transduce.atomic_io import write_file
+from transduce.errors import TransduceError
+from transduce.evaluation.brackets import BracketReport, score_trees
+from transduce.inference.parser import Parser, load_parser
+from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
+from transduce.model.transformer import Transformer
+from transduce.model_folder.cards import TASK_CARD, TaskCard
+from transduce.search.settings import SearchSettings
+from transduce.tasks.corpus import TaskCorpus, TaskText
+from transduce.tasks.kinds.kind import Outcome, RunPlacement, front_matter, model_dtype, opening_hint, pairs_of_files
+from transduce.tasks.kinds.translation import DevSet, Translation, dev_batches
+from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
+from transduce.text.files import count_noun, read_lines
+from transduce.text.sentencepiece_model import read_pieces
+from transduce.text.trees import (
+    MARK,
+    Tree,
+    build_tree,
+    clean,
+    frequent_runs,
+    linearize,
+    marked_tokens,
+    plain,
+    read_trees,
+    symbols_in,
+    write_line,
+)
+from transduce.training.choices import Choice
+from transduce.training.events import ValidationEvent
+from transduce.training.settings import BestBy
+
+# File of the tokens that tree symbols are written with; the other files hold sentences and trees, one per line.
+_SYMBOLS = "symbols.txt"
+_DEFAULT_MERGES = 1_000
+_WORDS, _TREES = "{}words.txt", "{}trees.txt"
+F1: Final = "f1"
+
+
+class ParsingDevSet:
+    """A dev set of parsing: the loss on all trees, and the bracket F1 of greedy parses of the first ones."""
+
+    def __init__(self, inner: DevSet, references: Sequence[Tree]) -> None:
+        self.inner = inner
+        assert isinstance(inner.model, Transformer)
+        self.parser = Parser(inner.model, inner.translator.tokenizer, search=SearchSettings(beam_size=1))
+        self.references = references
+
+    def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
+        """Measure these weights on the dev set."""
+        event = self.inner.validate(weights, step)
+        if not self.references:
+            return event
+        started_at = time.monotonic()
+        parses = self.parser.parse([reference.words() for reference in self.references])
+        report = score_trees([parse.tree for parse in parses], self.references)
+        shown = step // 7 % len(parses)
+        sample = (" ".join(parses[shown].words), str(self.references[shown]), str(parses[shown]))
+        return msgspec.structs.replace(
+            event,
+            scores={F1: report.all.f1},
+            samples=[sample],
+            validation_seconds=event.validation_seconds + time.monotonic() - started_at,
+        )
+
+
+class Parsing(Translation):
+    """The task of constituency parsing."""
+
+    name = "parsing"
+    may_be_prepared = False
+    takes_back_translations = False
+    model_kinds = ("transformer",)
+    measures = ("loss", F1)
+    own_settings = ("tags", "merges")
+    instead_of_search = "leave it out"
+    own_search = ("beam_size", "length_penalty")
+    idle_filters = ("max_length_ratio", "drop_identical")
+
+    def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
+        """Convert treebanks to files of sentences and linearized trees, one per line."""
+        data = settings.data
+        if not data.source:
+            raise TransduceError("Parsing learns from trees: name a treebank with --source, or in `data.source`.")
+        if data.format not in ("auto", "lines"):
+            raise TransduceError(f"A treebank has no other format, but `data.format` is {data.format}: leave it out.")
+        for name, files in (("target", data.target), ("dev_target", data.dev_target)):
+            if files:
+                raise TransduceError(
+                    f"A treebank's trees are both sides, but `data.{name}` names {files[0]}: leave it out, and name "
+                    f"treebanks in `data.{name.replace('target', 'source')}`."
+                )
+        parts = {"": data.source} | ({"dev-": data.dev_source} if data.dev_source else {})
+        if anew or not (folder / _SYMBOLS).exists():
+            existing_runs = None if settings.start_from is None else existing_symbol_runs(Path(settings.start_from))
+            write_parts(
+                parts, folder, tags=settings.task.tags is not False, merges=settings.task.merges, known=existing_runs
+            )
+        source, target, *dev = [str(path) for prefix in parts for path in _paths(folder, prefix)]
+        return msgspec.structs.replace(
+            data,
+            source=(source,),
+            target=(target,),
+            dev_source=tuple(dev[:1]),
+            dev_target=tuple(dev[1:]),
+            format="lines",
+        )
+
+    def text(self, data: DataSettings) -> TaskText:
+        """Return the files of sentences and linearized trees, with the tree symbols as special tokens."""
+        filters = msgspec.structs.replace(data.filters, max_length_ratio=float(2**31), drop_identical=False)
+        symbols = tuple(read_lines(Path(data.target[0]).with_name(_SYMBOLS)))
+        return msgspec.structs.replace(pairs_of_files(data), filters=filters, marks=symbols)
+
+    def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
+        """Choose the best model by F1 if dev sentences are parsed, or else by the loss."""
+        if translated:
+            return Choice(F1, f"of {translated:,} dev sentences at most, parsed at each validation")
+        return Choice("loss", "no dev sentence is parsed")
+
+    def validation(  # type: ignore[override]
+        self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement
+    ) -> ParsingDevSet:
+        """Return the dev set: the loss of all trees, and greedy parses of some."""
+        assert corpus.dev is not None
+        inner = DevSet(
+            config=resolved.model,
+            tokenizer=corpus.tokenizer,
+            sources=[],
+            references=[],
+            batches=dev_batches(corpus.dev),
+            target_language=None,
+            dtype=model_dtype(resolved),
+            device=place.device,
+        )
+        return ParsingDevSet(inner, dev_trees(corpus)[: resolved.training.translate_dev])
+
+    def describe_size(self, corpus: TaskCorpus) -> str:
+        """Describe the corpus in trees."""
+        return count_noun(corpus.pairs, "tree")
+
+    def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
+        """Return the task card of a parser."""
+        return {TASK_CARD: TaskCard(kind="parsing").text()}
+
+    def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
+        """Return the model card during training, without scores."""
+        return self._card(corpus, resolved, step, None)
+
+    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement, step: int | None) -> Outcome:
+        """Measure the bracket F1 of the best model and write the final model card."""
+        parser = load_parser(
+            place.folder, precision=resolved.training.precision, device=place.device, threads=place.threads
+        )
+        references = dev_trees(corpus)
+        parses = parser.parse([reference.words() for reference in references])
+        report = score_trees([parse.tree for parse in parses], references)
+        return Outcome(
+            measured=f"Dev set, labelled brackets, beam {parser.search.beam_size}:\n{report}",
+            hint=f'Try: echo "The cat sleeps ." | transduce parse {place.folder}',
+            files={
+                "README.md": self._card(corpus, resolved, step, report).encode(),
+                "dev_score.json": msgspec.json.format(msgspec.json.encode(report)),
+            },
+        )
+
+    def _card(
+        self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None, report: BracketReport | None
+    ) -> str:
+        model = resolved.model
+        scores = f"## Labelled brackets on the dev set\n\n```\n{report}\n```\n\n" if report else ""
+        return (
+            f"{front_matter(corpus.languages, 'token-classification')}\n# A constituency parser\n\n"
+            f"A Transformer of {model.num_encoder_layers}+{model.num_decoder_layers} layers × {model.d_model}, trained "
+            f"by transduce on {self.describe_size(corpus)}{f', weights of step {step:,}' if step else ''}.\n\n"
+            f"    transduce parse THIS_FOLDER < sentences.txt\n\n{opening_hint(model, corpus.tokenizer)}\n\n"
+            f"{scores}All settings are in `settings.toml`.\n"
+        )
+
+
+def write_parts(
+    parts: Mapping[str, Sequence[str]], folder: Path, *, tags: bool, merges: int | None, known: frozenset[str] | None
+) -> None:
+    """Write the sentences and trees of treebanks to files, one per line, and the tokens of tree symbols.
+
+    Args:
+        parts: treebank files by the prefix of the output files; the training set has the prefix "" and comes first.
+        folder: the run's folder.
+        tags: write the part-of-speech tag of each word.
+        merges: number of frequent symbol runs in the training set that become single tokens; None: 1,000.
+        known: symbol runs that an existing vocabulary has; None: the vocabulary is yet to be learned.
+
+    Raises:
+        TransduceError: a treebank has other content, or no tree with words.
+    """
+    sentences, rows = {}, {}
+    for prefix, files in parts.items():
+        trees = [tree for path in files for tree in map(clean, read_trees(path)) if tree is not None]
+        if not trees:
+            raise TransduceError(f"Parsing learns from trees, but there is none in {', '.join(files)}: check it.")
+        sentences[prefix] = [tree.words() for tree in trees]
+        try:
+            rows[prefix] = [linearize(tree, tags=tags) for tree in trees]
+        except TransduceError as error:
+            raise TransduceError(f"{', '.join(files)}: {error}") from None
+    runs = frequent_runs(rows[""], _DEFAULT_MERGES if merges is None else merges) if known is None else known
+    folder.mkdir(parents=True, exist_ok=True)
+    for prefix in parts:
+        pairs = list(zip(sentences[prefix], rows[prefix], strict=True))
+        source, target = _paths(folder, prefix)
+        _write_lines(source, (" ".join(map(plain, words)) for words, _ in pairs))
+        _write_lines(target, (write_line(words, row, runs) for words, row in pairs))
+    _write_lines(folder / _SYMBOLS, marked_tokens(itertools.chain(*rows.values()), runs))
+
+
+def existing_symbol_runs(folder: Path) -> frozenset[str]:
+    """Return the symbol runs that have tokens in a folder's vocabulary; empty for a model that is not a parser."""
+    model = load_tokenizer(folder).target.model_bytes
+    tokens = read_pieces(model) if model else ()
+    return frozenset(token.text.removeprefix(MARK) for token in tokens if token.text.startswith(MARK))
+
+
+def _paths(folder: Path, prefix: str) -> tuple[Path, Path]:
+    """Return the files of a part's sentences and trees."""
+    return folder / _WORDS.format(prefix), folder / _TREES.format(prefix)
+
+
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    write_file(path, "".join(f"{line}\n" for line in lines).encode())
+
+
+def dev_trees(corpus: TaskCorpus) -> list[Tree]:
+    """Return the trees of the dev set."""
+    pairs = zip(corpus.dev_sources, corpus.dev_targets, strict=True)
+    return [build_tree(symbols_in(target), source.split()) for source, target in pairs]

@@ -1,0 +1,169 @@
+"""Read files of text only, line by line; the texts of JSON-lines files are first written to text files."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from transduce.atomic_io import replace_file
+from transduce.data.batches import Batch, non_padding_id, permutation
+from transduce.data.prepared import PreparedCorpus
+from transduce.errors import TransduceError
+from transduce.tasks.settings.structs import DataSettings
+from transduce.text.corpus import Format, format_of, read_texts
+
+
+def write_texts(data: DataSettings, folder: Path, *, anew: bool) -> DataSettings:
+    """Write the texts of JSON-lines files to text files, and return settings that name these files.
+
+    Args:
+        data: names the files. Training text of a prepared corpus is not written again.
+        folder: folder of the written files.
+        anew: True for a new run; a resumed run reads only its dev text.
+
+    Raises:
+        TransduceError: a file has columns, or is not JSON lines of texts.
+    """
+    source, dev = data.source, data.dev_source
+    if anew and data.prepared is None:
+        source = tuple(_lines_of(path, data.format, folder / f"text-{n}.txt") for n, path in enumerate(source, 1))
+    dev = tuple(_lines_of(path, data.format, folder / f"dev-text-{n}.txt", anew=anew) for n, path in enumerate(dev, 1))
+    return msgspec.structs.replace(data, source=source, dev_source=dev, format="lines")
+
+
+def holds_texts(path: str, chosen: Format) -> bool:
+    """Return whether a file is JSON lines of texts; otherwise, it is text line by line.
+
+    Raises:
+        TransduceError: the file has columns.
+    """
+    file_format = format_of(path, chosen)
+    if file_format == "tsv":
+        raise TransduceError(
+            f"{path} has columns, but this task learns from text only: extract one (cut -f1 {path} > text.txt), or "
+            "use `--set data.format=lines` if its lines are the text."
+        )
+    return file_format == "jsonl"
+
+
+def _lines_of(path: str, chosen: Format, out: Path, *, anew: bool = True) -> str:
+    """Return the path of a file's text, one line per text line."""
+    if not holds_texts(path, chosen):
+        return path
+    if anew or not out.exists():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        _write(read_texts(path), out)
+    return str(out)
+
+
+def _write(texts: Iterable[str], out: Path) -> None:
+    partial = out.with_name(f".partial-{out.name}")
+    try:
+        with partial.open("wb") as file:
+            file.writelines(text.removesuffix("\n").encode() + b"\n" for text in texts)
+        replace_file(partial, out)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+# --- windows ---
+# Cut text into windows of one token stream, the training data of language models.
+# Line ends are tokens, so the stream is the text. Each epoch starts at another offset of the stream and takes the
+# windows in another order.
+# Legend: B windows, T tokens of a window.
+
+
+# Keys that make these random orders independent of each other and of those in the `data` package.
+_WINDOW_ORDER, _OFFSET = 21, 22
+_NO_LABEL = -1
+
+Ids = NDArray[np.unsignedinteger]
+"""Token ids of a stream."""
+
+
+def read_stream(corpus: PreparedCorpus) -> Ids:
+    """Return all tokens of a corpus in order, memory-mapped, (N,)."""
+    return np.memmap(corpus.folder / "target.ids", dtype=np.dtype(corpus.card.target.dtype), mode="r")
+
+
+class WindowPlan:
+    """A plan of the batches of all epochs, with random access; an epoch contains almost every token once."""
+
+    def __init__(
+        self, stream: Ids, *, context: int, rows: int, seed: int, pad_id: int, share: tuple[int, int] = (0, 1)
+    ) -> None:
+        """Lay out the windows.
+
+        Args:
+            stream: token ids, (N,).
+            context: tokens in a window, T.
+            rows: windows in a batch.
+            seed: seed of offsets and orders.
+            pad_id: an id that the largest batch must not contain, because padding may not count.
+            share: (rank, world size): this process gets every n-th window of a batch, from its rank on.
+
+        Raises:
+            TransduceError: the text is shorter than a window.
+        """
+        if len(stream) <= context:
+            raise TransduceError(
+                f"The text must have more tokens than `task.context` ({context:,}), but has {len(stream):,}: add more "
+                "text, or make the context smaller."
+            )
+        self._stream, self._context, self._seed, self._pad_id = stream, context, seed, pad_id
+        self._rows, self._share = rows, share
+        self.windows = max(1, (len(stream) - context) // context)
+        self._offsets = min(context, len(stream) - self.windows * context)
+        self._epoch: tuple[int, int, NDArray[np.int64]] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch."""
+        return (self.windows + self._rows - 1) // self._rows
+
+    def batch(self, epoch: int, position: int) -> Batch:
+        """Return the batch at a position of an epoch: inputs as source, the next tokens as target, (B, T) each."""
+        offset, order = self._epoch_order(epoch)
+        all_rows = order[position * self._rows : (position + 1) * self._rows]
+        first, step = self._share
+        own_rows = all_rows[first::step]
+        batch = cut_windows(
+            self._stream, offset + (own_rows if len(own_rows) else all_rows[:1]) * self._context, self._context
+        )
+        if len(own_rows):
+            return Batch(batch.source, batch.target, own_rows, batch.source_tokens, batch.target_tokens)
+        nothing = np.full_like(batch.target, _NO_LABEL)
+        return Batch(batch.source, nothing, own_rows, batch.source_tokens, 0)
+
+    def largest_batches(self) -> Batch:
+        """Return a batch of the maximum size, filled with an arbitrary id."""
+        ids = np.full((min(self._rows, self.windows), self._context), non_padding_id(self._pad_id), np.int64)
+        return Batch(ids, ids, np.full(len(ids), -1), ids.size, ids.size)
+
+    def _epoch_order(self, epoch: int) -> tuple[int, NDArray[np.int64]]:
+        if self._epoch is None or self._epoch[0] != epoch:
+            offset = int(permutation(self._offsets, self._seed, _OFFSET, epoch)[0])
+            self._epoch = epoch, offset, permutation(self.windows, self._seed, _WINDOW_ORDER, epoch)
+        return self._epoch[1:]
+
+
+def cut_windows(stream: Ids, starts: NDArray[np.int64], context: int) -> Batch:
+    """Cut windows at these start positions, with the next tokens as targets."""
+    windows = stream[starts[:, None] + np.arange(context + 1)].astype(np.int64)  # (B, T + 1)
+    size = len(starts) * context
+    return Batch(windows[:, :-1], windows[:, 1:], starts, size, size)
+
+
+def consecutive_batches(stream: Ids, *, context: int, rows: int) -> list[Batch]:
+    """Cut a text into consecutive windows for validation; a rest shorter than a window is left out.
+
+    Raises:
+        TransduceError: the text has fewer than two tokens.
+    """
+    if len(stream) < 2:
+        raise TransduceError("A validation text needs at least two tokens: add more text.")
+    context = min(context, len(stream) - 1)
+    starts = np.arange((len(stream) - 1) // context) * context
+    return [cut_windows(stream, starts[first : first + rows], context) for first in range(0, len(starts), rows)]

@@ -1,0 +1,474 @@
+"""Train forecasters of time series: a Transformer that reads past values and predicts the next ones.
+
+The model is the encoder-decoder Transformer with a linear input projection instead of the embedding, and a linear
+output instead of the vocabulary. Training, checkpoints and model folder are the same as for other tasks.
+
+Legend: B windows, S past points, T forecast points, C series.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from transduce.atomic_io import file_sha256, write_file
+from transduce.data.series import (
+    Numbers,
+    SeriesBatch,
+    SeriesPlan,
+    SeriesScale,
+    SeriesSettings,
+    WindowedSeries,
+    measure_scale,
+    read_table,
+)
+from transduce.errors import TransduceError
+from transduce.evaluation.forecasts import ForecastReport, find_season, score_forecasts
+from transduce.inference.forecaster import Forecaster, load_forecaster
+from transduce.machine import Precision
+from transduce.model.build import AnyModel
+from transduce.model.config import ModelConfig
+from transduce.model.series import SeriesTransformer
+from transduce.model_folder.cards import SERIES_CARD, TASK_CARD, SeriesCard, TaskCard
+from transduce.tasks.kinds.kind import Outcome, Preparation, RunPlacement, Share, TaskKind, front_matter, model_dtype
+from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings, VocabularySettings
+from transduce.text.filters import FilterSettings
+from transduce.training.choices import Choice, Preset
+from transduce.training.events import ValidationEvent
+from transduce.training.loss import Loss
+from transduce.training.prefetch import to_device
+from transduce.training.settings import BestBy
+
+# --- series corpus ---
+# Store the time series of a run: training and dev part, and their scale.
+# A new run reads the files once; a resumed run reads the stored numbers.
+# Legend: N points, C series.
+
+
+_FOLDER, _CARD = "series", "series.json"
+_PARTS = {"training": "training.f64", "dev": "dev.f64"}
+# Without a dev set, the end of each file is held out: this share of its points, but at least a horizon.
+_DEV_SHARE = 0.1
+
+
+class _StoredCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The metadata of the stored numbers."""
+
+    columns: tuple[str, ...]
+    lengths: dict[str, list[int]]
+    """Number of points in each series file, by part."""
+    sha256: dict[str, str]
+    season: int
+    scale: SeriesScale
+
+
+class SeriesCorpus(msgspec.Struct, frozen=True, kw_only=True):
+    """The time series of a run."""
+
+    columns: tuple[str, ...]
+    """Names of the series."""
+    training: WindowedSeries
+    """All windows of the training part."""
+    dev: WindowedSeries
+    """The windows of the dev part, one horizon apart."""
+    points: int
+    """Number of points in the training part."""
+    season: int
+    """Season length in points; 1: no season."""
+    horizon: int
+    """Number of points to forecast."""
+    scale: SeriesScale
+    """Scale of the series."""
+    tokenizer: None = None
+    tokenizer_settings: None = None
+    languages: tuple[None, None] = (None, None)
+
+    @property
+    def pairs(self) -> int:
+        """The number of training windows."""
+        return len(self.training)
+
+    @property
+    def target_tokens(self) -> int:
+        """The number of values predicted in an epoch."""
+        return len(self.training) * self.horizon * len(self.columns)
+
+    def describe(self, batch: SeriesBatch) -> dict[str, Any]:
+        """Return a batch's windows, each in its own scale, as JSON values."""
+        return {
+            "windows": batch.indices.tolist(),
+            "columns": list(self.columns),
+            "past": batch.past.tolist(),
+            "future": batch.future.tolist(),
+        }
+
+
+def prepare_series(data: DataSettings, settings: SeriesSettings, folder: Path) -> SeriesCorpus:
+    """Read the files of a new run and store their numbers in its folder.
+
+    Raises:
+        TransduceError: a file is missing, invalid, or too short for a window.
+    """
+    past, horizon = settings.past_points, settings.horizon
+    columns, read = _read(data.source, settings.columns)
+    training = list(read)
+    if data.dev_source:
+        dev_columns, dev = _read(data.dev_source, columns)
+        assert dev_columns == columns
+    else:
+        dev_starts = [len(values) - max(horizon, int(len(values) * _DEV_SHARE)) for values in read]
+        dev = [values[max(0, first - past) :] for values, first in zip(read, dev_starts, strict=True)]
+        training = [values[: max(0, first)] for values, first in zip(read, dev_starts, strict=True)]
+    for files, stretches, what in ((data.source, training, "training"), (data.dev_source or data.source, dev, "dev")):
+        _check_lengths(files, stretches, past + horizon, what, held_out=not data.dev_source)
+    points = np.concatenate(training)
+    season = find_season(points, past) if settings.season is None else settings.season
+    if season > past:
+        raise TransduceError(
+            f"`task.series.season` is {season}, but only {past} points are read (`task.series.past`): read at least "
+            "one season."
+        )
+    card = _StoredCard(
+        columns=columns,
+        lengths={"training": [len(values) for values in training], "dev": [len(values) for values in dev]},
+        sha256=_store(folder / _FOLDER, {"training": points, "dev": np.concatenate(dev)}),
+        season=season,
+        scale=measure_scale(points, settings.normalization),
+    )
+    write_file(folder / _FOLDER / _CARD, msgspec.json.format(msgspec.json.encode(card)) + b"\n")
+    return reopen_series(settings, folder)
+
+
+def reopen_series(settings: SeriesSettings, folder: Path) -> SeriesCorpus:
+    """Read the numbers that `prepare_series` stored.
+
+    Raises:
+        TransduceError: the stored numbers are missing or damaged.
+    """
+    path = folder / _FOLDER / _CARD
+    try:
+        card = msgspec.json.decode(path.read_bytes(), type=_StoredCard)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise TransduceError(f"{path} cannot be read ({error}): start another run with another --out.") from error
+    parts = {name: _load(folder / _FOLDER / file, card, name) for name, file in _PARTS.items()}
+    past, horizon = settings.past_points, settings.horizon
+    return SeriesCorpus(
+        columns=card.columns,
+        training=WindowedSeries(parts["training"], past=past, horizon=horizon),
+        dev=WindowedSeries(parts["dev"], past=past, horizon=horizon, stride=horizon),
+        points=sum(card.lengths["training"]),
+        season=card.season,
+        horizon=horizon,
+        scale=card.scale,
+    )
+
+
+def _read(files: Sequence[str], columns: Sequence[str]) -> tuple[tuple[str, ...], list[Numbers]]:
+    """Read files, and return their common columns and the numbers of each file."""
+    tables = [read_table(path, columns) for path in files]
+    first = tables[0].columns
+    for path, table in zip(files, tables, strict=True):
+        if table.columns != first:
+            raise TransduceError(
+                f"All files must have the same columns, but {files[0]} has {', '.join(first)} and {path} has "
+                f"{', '.join(table.columns)}: name those to use in `task.series.columns`."
+            )
+    return first, [table.values for table in tables]
+
+
+def _check_lengths(
+    files: Sequence[str], stretches: Sequence[Numbers], window: int, what: str, *, held_out: bool
+) -> None:
+    for path, stretch in zip(files, stretches, strict=True):
+        if len(stretch) < window:
+            end = ", without the end that is held out for the dev set" if held_out and what == "training" else ""
+            raise TransduceError(
+                f"{path}: a window is {window} points (`task.series.past` and `task.series.horizon`), but the {what} "
+                f"part{end} has {len(stretch)}: use more points, or make the window smaller."
+            )
+
+
+def _store(folder: Path, parts: dict[str, Numbers]) -> dict[str, str]:
+    """Write the numbers as little-endian float64; return the files' digests by part."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, values in parts.items():
+        write_file(folder / _PARTS[name], values.astype("<f8").tobytes())
+    return {name: file_sha256(folder / _PARTS[name]) for name in parts}
+
+
+def _load(path: Path, card: _StoredCard, part: str) -> list[Numbers]:
+    if not path.is_file() or file_sha256(path) != card.sha256[part]:
+        raise TransduceError(f"{path} is not what the run stored: start another run with another --out.")
+    values = np.fromfile(path, np.dtype("<f8")).reshape(-1, len(card.columns)).astype(np.float64)
+    return np.split(values, np.cumsum(card.lengths[part])[:-1])
+
+
+# --- time series ---
+
+
+SKILL: Final = "skill"
+_DEV_WINDOWS = 512  # maximum, spaced by the horizon from the start of the dev part
+_WINDOWS_A_STEP = 32
+_EPOCHS, _FEWEST_STEPS, _MOST_STEPS = 20, 500, 20_000
+_HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+
+
+class SeriesTask:
+    """The training objective of a forecaster."""
+
+    def __init__(self, model: SeriesTransformer) -> None:
+        self.model = model
+
+    def loss(self, batch: SeriesBatch) -> Loss:
+        """Return the teacher-forced loss: the sum of squared errors, or of negative log-likelihoods in nats."""
+        weight = self.model.head.weight
+        past = to_device(batch.past, weight.device).to(weight.dtype)
+        future = to_device(batch.future, weight.device)
+        predicted = self.model(past, torch.cat([past[:, -1:], future[:, :-1].to(weight.dtype)], dim=1))
+        errors = predicted.means.float() - future
+        if predicted.log_deviations is None:
+            losses = errors.square()
+        else:
+            logs = predicted.log_deviations.float()
+            losses = 0.5 * (errors * torch.exp(-logs)).square() + logs + _HALF_LOG_TWO_PI
+        own_losses = losses[: len(batch.indices)]
+        # A process without own windows has a dummy window that counts nothing but takes part in the gradient.
+        total = own_losses.sum() + 0.0 * losses.sum()
+        return Loss(total, total.detach(), own_losses.numel())
+
+
+class SeriesDevSet:
+    """A dev set of time series: the loss of each next value, and forecasts compared with repeating the last season."""
+
+    def __init__(self, corpus: SeriesCorpus, resolved: ResolvedSettings, *, device: str) -> None:
+        model = SeriesTransformer(resolved.model).to(device=device, dtype=model_dtype(resolved)).eval()
+        self.task = SeriesTask(model)
+        self.forecaster = Forecaster(model, series_card(corpus, resolved))
+        windows = np.arange(min(len(corpus.dev), _DEV_WINDOWS))
+        self.season = corpus.season
+        self.past, self.future = corpus.dev.cut(windows)
+        self.batches = [
+            corpus.dev.batch(windows[first : first + _WINDOWS_A_STEP], corpus.scale)
+            for first in range(0, len(windows), _WINDOWS_A_STEP)
+        ]
+
+    @torch.inference_mode()
+    def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
+        """Measure these weights on the dev windows."""
+        started_at = time.monotonic()
+        self.task.model.load_state_dict(weights)
+        losses = [self.task.loss(batch) for batch in self.batches]
+        loss = sum(float(each.total) for each in losses) / max(1, sum(each.tokens for each in losses))
+        return ValidationEvent(
+            step=step,
+            loss=loss,
+            perplexity=math.exp(min(loss, 100.0)),
+            scores={SKILL: self.score().skill},
+            validation_seconds=time.monotonic() - started_at,
+        )
+
+    def score(self) -> ForecastReport:
+        """Score the forecasts of the model's current weights."""
+        names = self.forecaster.card.columns
+        forecast = self.forecaster.forecast_windows(self.past, self.future.shape[1])
+        return score_forecasts(self.past, self.future, forecast.values, names=names, season=self.season)
+
+
+class TimeSeries(TaskKind[SeriesCorpus]):
+    """The task of time-series forecasting."""
+
+    rate_follows_batch = False
+    name = "time-series"
+    model_kinds = ("series",)
+    measures = ("loss", SKILL)
+    label_smoothing = 0.0
+    own_settings = ("series",)
+    instead_of_search = "leave it out"
+
+    def check(self, settings: Settings) -> None:
+        """Refuse settings of text.
+
+        Raises:
+            TransduceError: a setting of text is set.
+        """
+        super().check(settings)
+        data = settings.data
+        unusable = {
+            "start_from": settings.start_from,
+            "word_vectors": settings.word_vectors,
+            "data.target": data.target,
+            "data.dev_target": data.dev_target,
+            "data.prepared": data.prepared,
+            "data.format": data.format != "auto",
+            "data.languages": data.languages,
+            "data.filters": data.filters != FilterSettings(),
+            "tokenizer.vocabulary_size": settings.tokenizer.vocabulary_size,
+            "tokenizer.text": settings.tokenizer.text,
+            "tokenizer": settings.tokenizer != VocabularySettings(),
+            "training.label_smoothing": settings.training.label_smoothing,
+        }
+        for name, value in unusable.items():
+            if value:
+                raise TransduceError(f"`{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+        if not data.source:
+            raise TransduceError(
+                "A forecaster learns from tables of numbers: name them with --source, or in `data.source`."
+            )
+
+    # --- the corpus ---
+
+    def prepare(self, request: Preparation) -> SeriesCorpus:
+        """Read the tables and store their numbers."""
+        corpus = prepare_series(request.settings.data, _series(request.settings.task), request.folder)
+        request.display.say(
+            f"{corpus.points:,} points of {', '.join(corpus.columns)} to learn from; "
+            + (f"the season has {corpus.season} points" if corpus.season > 1 else "there is no season")
+        )
+        return corpus
+
+    def reopen(self, settings: Settings, folder: Path) -> SeriesCorpus:
+        """Open the numbers that the run stored."""
+        return reopen_series(_series(settings.task), folder)
+
+    # --- choices ---
+
+    def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
+        """Return half of the preset's layers with little dropout, because a number is less informative than a word."""
+        return {
+            "num_encoder_layers": max(1, preset.num_encoder_layers // 2),
+            "num_decoder_layers": max(1, preset.num_decoder_layers // 2),
+            "d_model": preset.d_model,
+            "d_ff": 4 * preset.d_model,
+            "num_heads": preset.num_heads,
+            "dropout": 0.1,
+            "norm_order": preset.norm_order,
+        }
+
+    def model_settings(self, task: TaskSettings) -> dict[str, object]:
+        """Return the settings of a Transformer for numbers."""
+        return {
+            "kind": "series",
+            "activation": "gelu",
+            "foretells_deviations": _series(task).likelihood == "gaussian",
+        }
+
+    def adapt_model(self, config: ModelConfig, corpus: SeriesCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
+        """Return the configuration with one series for each column."""
+        return msgspec.structs.replace(config, num_series=len(corpus.columns))
+
+    def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:
+        """Choose the preset by the number of values to predict."""
+        if tokens < 50_000_000:
+            return Choice("tiny", f"{tokens:,} numbers to predict, fewer than 50,000,000")
+        return Choice("small", f"{tokens:,} numbers to predict in {pairs:,} windows")
+
+    def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
+        """Choose small batches, because windows overlap."""
+        default = 8_192 if device.startswith("cuda") else 1_024
+        return Choice(
+            max(1, min(default, epoch_tokens)), "numbers to predict; windows overlap, so batches may be small"
+        )
+
+    def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:
+        """Choose the number of steps by the number of windows."""
+        rows = max(1, batch_tokens // max(1, epoch_tokens // max(1, pairs)))  # whole windows, at least one
+        steps = _EPOCHS * -(-pairs // rows)
+        reason = f"{_EPOCHS} epochs of {pairs:,} windows, between {_FEWEST_STEPS:,} and {_MOST_STEPS:,} steps"
+        return Choice(min(_MOST_STEPS, max(_FEWEST_STEPS, steps)), reason)
+
+    def choose_best_by(self, corpus: SeriesCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
+        """Choose the best model by its forecasts."""
+        return Choice(SKILL, "percent lower error of dev forecasts than repeating the last season")
+
+    def choose_precision(self, usual: Choice[Precision]) -> Choice[Precision]:  # noqa: ARG002
+        """Choose float32, because bfloat16 has too few digits for numbers."""
+        return Choice("fp32", "bf16 keeps 2 to 3 digits of a number")
+
+    # --- training ---
+
+    def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[SeriesBatch], Loss]:  # noqa: ARG002
+        """Return the loss function over every next value."""
+        assert isinstance(model, SeriesTransformer)
+        return SeriesTask(model).loss
+
+    def plan(self, corpus: SeriesCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> SeriesPlan:
+        """Return windows of the training part as batches; `training.batch_tokens` counts predicted values."""
+        rows = max(1, resolved.micro_batch_tokens // (corpus.horizon * len(corpus.columns)))
+        return SeriesPlan(corpus.training, corpus.scale, rows=rows, seed=resolved.training.seed, share=share)
+
+    def largest_batches(self, corpus: SeriesCorpus, resolved: ResolvedSettings) -> list[SeriesBatch]:
+        """Return one batch, because all batches have the same size."""
+        return [self.plan(corpus, resolved).batch(0, 0)]
+
+    def validation(self, corpus: SeriesCorpus, resolved: ResolvedSettings, place: RunPlacement) -> SeriesDevSet:
+        """Return the dev set: windows of the dev part, one horizon apart."""
+        return SeriesDevSet(corpus, resolved, device=place.device)
+
+    def describe_size(self, corpus: SeriesCorpus) -> str:
+        """Describe the corpus in points and windows."""
+        return f"{corpus.points:,} points, {corpus.pairs:,} windows"
+
+    # --- the model folder ---
+
+    def documents(self, corpus: SeriesCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:
+        """Return the task card, and the card of the series with their scale."""
+        return {
+            TASK_CARD: TaskCard(kind="time-series").text(),
+            SERIES_CARD: series_card(corpus, resolved).text(),
+        }
+
+    def card(self, corpus: SeriesCorpus, resolved: ResolvedSettings, step: int | None) -> str:
+        """Return the model card during training, without scores."""
+        return self._card(corpus, resolved, step, None)
+
+    def finish(
+        self, corpus: SeriesCorpus, resolved: ResolvedSettings, place: RunPlacement, step: int | None
+    ) -> Outcome:
+        """Score the best model's forecasts of the dev part and write the final model card."""
+        best = load_forecaster(place.folder, device=place.device, threads=place.threads)
+        dev = self.validation(corpus, resolved, place)
+        dev.task.model.load_state_dict(best.model.state_dict())
+        report = dev.score()
+        return Outcome(
+            measured=f"Dev part:\n{report}",
+            hint=f"Try: transduce forecast {place.folder} FILE.csv --steps {corpus.horizon}",
+            files={
+                "README.md": self._card(corpus, resolved, step, report).encode(),
+                "dev_score.json": msgspec.json.format(msgspec.json.encode(report)),
+            },
+        )
+
+    def _card(
+        self, corpus: SeriesCorpus, resolved: ResolvedSettings, step: int | None, report: ForecastReport | None
+    ) -> str:
+        model = resolved.model
+        scores = f"## The dev part\n\n```\n{report}\n```\n\n" if report else ""
+        return (
+            f"{front_matter(corpus.languages, 'time-series-forecasting')}\n# A forecaster\n\n"
+            f"An encoder and a decoder of {model.num_encoder_layers}+{model.num_decoder_layers} layers × "
+            f"{model.d_model}, trained by transduce on {self.describe_size(corpus)} of {', '.join(corpus.columns)}"
+            f"{f', weights of step {step:,}' if step else ''}.\n\n"
+            f"    transduce forecast THIS_FOLDER FILE.csv --steps {corpus.horizon}\n\n{scores}"
+            "All settings are in `settings.toml`.\n"
+        )
+
+
+def series_card(corpus: SeriesCorpus, resolved: ResolvedSettings) -> SeriesCard:
+    """Return the description of the series for the model folder."""
+    return SeriesCard(
+        columns=corpus.columns,
+        past=_series(resolved.task).past_points,
+        horizon=corpus.horizon,
+        season=corpus.season,
+        scale=corpus.scale,
+    )
+
+
+def _series(task: TaskSettings) -> SeriesSettings:
+    return SeriesSettings() if task.series is None else task.series

@@ -1,0 +1,272 @@
+"""Train translation models: pairs of texts, the loss, a dev set that is translated, and a final score.
+
+Any task with one text as input and another as output is trained this way, such as summarization or dialogue.
+
+Legend: B batch, S source length, T target length.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from transduce.data.batches import Batch, BatchPlan
+from transduce.data.prepared import PreparedCorpus
+from transduce.evaluation.scores import ScoreReport, mean_words_per_line, score
+from transduce.inference.batching import DEFAULT_MAX_SOURCE
+from transduce.inference.load import open_translator
+from transduce.inference.translator import Translator
+from transduce.kernels.select import temporary_twin
+from transduce.model.build import AnyModel, EncoderDecoder, build_encoder_decoder
+from transduce.model.config import IDLE_OF_RECURRENT, ModelConfig
+from transduce.model.recurrent import Recurrent
+from transduce.model.transformer import Transformer
+from transduce.search.settings import SearchSettings
+from transduce.tasks.corpus import TaskCorpus, TaskText
+from transduce.tasks.kinds.kind import DEV_BATCH_TOKENS, Outcome, RunPlacement, model_card, model_dtype, pairs_of_files
+from transduce.tasks.kinds.text_kind import TextKind
+from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
+from transduce.text.files import count_noun
+from transduce.text.languages import FILE_NAME as PROFILES_FILE
+from transduce.text.languages import learn_profiles
+from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import BACK_TRANSLATED
+from transduce.training.choices import Choice, Preset, choose_best_by
+from transduce.training.events import ValidationEvent
+from transduce.training.loss import Loss, projected_cross_entropy
+from transduce.training.prefetch import PackedLoss, to_device
+from transduce.training.settings import BestBy
+
+# If this many sentences are all translated exactly, at most 3 % of all sentences are wrong (95 % confidence).
+_MANY_SENTENCES = 100
+_PROFILE_PAIRS = 10_000  # half a million characters suffice to distinguish languages
+
+
+def target_input(target: Tensor, start_id: int) -> Tensor:
+    """Shift the target right by the start symbol, as decoder input for teacher forcing (section 3.1), (B, T)."""
+    start = torch.full_like(target[:, :1], start_id)
+    return torch.cat([start, target[:, :-1]], dim=1)
+
+
+class TranslationTask:
+    """The training objective of an encoder-decoder model."""
+
+    def __init__(self, model: EncoderDecoder, *, label_smoothing: float, record: bool = False) -> None:
+        """Create the objective.
+
+        Args:
+            model: an encoder-decoder model.
+            label_smoothing: ε of section 5.4.
+            record: record training steps on packed batches as graphs (`training/prefetch.py`).
+        """
+        self.model = model
+        self.label_smoothing = label_smoothing
+        self._packed = PackedLoss(model, label_smoothing, record=record) if isinstance(model, Transformer) else None
+
+    def __call__(self, batch: Batch) -> Loss:
+        """Return the loss of a batch, like `loss`; training calls the object itself, which can also prefetch."""
+        return self.loss(batch)
+
+    def prefetch(self, batch: Batch) -> None:
+        """Prepare the next batch while the current step runs (`training/prefetch.py`)."""
+        if self._packed is not None:
+            self._packed.prefetch(batch)
+
+    def loss(self, batch: Batch) -> Loss:
+        """Return the teacher-forced cross-entropy, summed over the target tokens."""
+        if self._packed is not None and (packed_loss := self._packed(batch)) is not None:
+            return packed_loss
+        device = self.model.source_weight.device
+        source = to_device(batch.source, device)
+        target = to_device(batch.target, device)
+        config = self.model.config
+        hidden = self.model.hidden(source, target_input(target, config.start_id))
+        factors = self.model.logit_factors(hidden)
+        return projected_cross_entropy(
+            *factors,
+            target,
+            pad_id=config.pad_id,
+            frozen_row=config.frozen_row,
+            label_smoothing=self.label_smoothing,
+        )
+
+
+class DevSet:
+    """A dev set of translation: it measures the loss on all pairs and scores translations of some."""
+
+    def __init__(
+        self,
+        *,
+        config: ModelConfig,
+        tokenizer: Tokenizer,
+        sources: Sequence[str],
+        references: Sequence[str],
+        batches: Sequence[Batch],
+        target_language: str | None,
+        dtype: torch.dtype,
+        device: str,
+        longest_source: int = DEFAULT_MAX_SOURCE,
+    ) -> None:
+        with torch.device(device):
+            self.model = build_encoder_decoder(config).to(dtype).eval()
+        self.task = TranslationTask(self.model, label_smoothing=0.0)
+        search = SearchSettings(beam_size=1)
+        self.translator = Translator(self.model, tokenizer, search=search, max_source_tokens=longest_source)
+        self.sources = list(sources)
+        self.references = list(references)
+        self.batches = batches
+        self.target_language = target_language
+
+    def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
+        """Measure these weights on the dev set."""
+        started_at = time.monotonic()
+        self.model.load_state_dict(weights)
+        loss = self._loss()
+        event = ValidationEvent(step=step, loss=loss, perplexity=math.exp(min(loss, 100.0)))
+        if self.sources:
+            event = self._translate(event)
+        return msgspec.structs.replace(event, validation_seconds=time.monotonic() - started_at)
+
+    @torch.inference_mode()
+    def _loss(self) -> float:
+        losses = [self.task.loss(batch) for batch in self.batches]
+        total = sum(float(loss.negative_log_likelihood) for loss in losses)
+        return total / max(1, sum(loss.tokens for loss in losses))
+
+    def _translate(self, event: ValidationEvent) -> ValidationEvent:
+        with temporary_twin(self.model):
+            translations = [t.text for t in self.translator.translate(self.sources, self.translator.search)]
+        report = score(translations, self.references, target_language=self.target_language)
+        # Show other samples at each validation, but the same ones in every run.
+        shown = {(event.step // 7 + shift) % len(self.sources) for shift in (0, 1, 2)}
+        return msgspec.structs.replace(
+            event,
+            bleu=report.bleu.value,
+            chrf=report.chrf.value,
+            signature=report.bleu.signature,
+            scores={"exact_match": report.exact_match / report.sentences},
+            perfect=report.exact_match == report.sentences >= _MANY_SENTENCES,
+            samples=[(self.sources[n], self.references[n], translations[n]) for n in sorted(shown)],
+        )
+
+
+class Translation(TextKind):
+    """The task of translation."""
+
+    name = "translation"
+    may_be_prepared = True
+    may_be_recorded = True
+    model_kinds: ClassVar[tuple[str, ...]] = ("transformer", "recurrent")
+    measures: ClassVar[tuple[str, ...]] = ("loss", "bleu", "chrf", "exact_match")
+    writes_translations = True
+    takes_back_translations = True
+
+    def text(self, data: DataSettings) -> TaskText:
+        """Return the files of both sides; some pairs are held out if there is no dev set."""
+        return pairs_of_files(data)
+
+    def read_text(self, settings: Settings, folder: Path, *, anew: bool) -> TaskText:
+        """Add the tag of back-translated sources; it is left out with a base model, whose vocabulary may lack it."""
+        text = super().read_text(settings, folder, anew=anew)
+        tagged = bool(text.files.back_translated) and settings.start_from is None
+        return msgspec.structs.replace(text, marks=(*text.marks, BACK_TRANSLATED)) if tagged else text
+
+    def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:
+        """Return a preset's sizes; recurrent models have at most two layers on each side, as more are hard to train."""
+        sizes = super().sizes(preset, model_kind)
+        if model_kind == "recurrent":
+            sizes = {name: size for name, size in sizes.items() if name not in IDLE_OF_RECURRENT}
+            sizes |= {"num_encoder_layers": min(2, preset.num_encoder_layers)}
+            sizes |= {"num_decoder_layers": min(2, preset.num_decoder_layers)}
+        return sizes
+
+    def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:
+        """Choose BLEU, or chrF for short references, or the loss if nothing is translated."""
+        return choose_best_by(
+            translated, words=mean_words_per_line(corpus.dev_targets[:translated], corpus.languages[1])
+        )
+
+    def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
+        """Return the loss function: teacher-forced cross-entropy with label smoothing."""
+        assert isinstance(model, Transformer | Recurrent)
+        training = resolved.training
+        return TranslationTask(model, label_smoothing=training.label_smoothing, record=training.record)
+
+    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement) -> DevSet:
+        """Return the dev set: the loss of all pairs, and greedy translations of some."""
+        assert corpus.dev is not None
+        translated = resolved.training.translate_dev
+        return DevSet(
+            config=resolved.model,
+            tokenizer=corpus.tokenizer,
+            sources=corpus.dev_sources[:translated],
+            references=corpus.dev_targets[:translated],
+            batches=dev_batches(corpus.dev),
+            target_language=corpus.languages[1],
+            dtype=model_dtype(resolved),
+            device=place.device,
+            longest_source=resolved.data.filters.max_pieces,
+        )
+
+    def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
+        """Return the model card during training, without scores."""
+        return model_card(resolved, corpus, step=step, report=None)
+
+    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement, step: int | None) -> Outcome:
+        """Score the best model on the dev set with the run's search settings, and write the final model card."""
+        translator = open_translator(
+            place.folder, precision=resolved.training.precision, device=place.device, threads=place.threads
+        )
+        report = score_dev(translator, corpus, resolved)
+        beams = resolved.search.beam_size
+        return Outcome(
+            measured=f"Dev set, {count_noun(report.sentences, 'sentence')}, beam {beams}:\n{report}",
+            hint=f"Try: transduce translate {place.folder}",
+            files={
+                "README.md": model_card(resolved, corpus, step=step, report=report).encode(),
+                "dev_score.json": msgspec.json.format(msgspec.json.encode(report)),
+                **_language_profiles(corpus),
+            },
+        )
+
+
+def _language_profiles(corpus: TaskCorpus) -> dict[str, bytes]:
+    """Return language profiles of source and target, with which a service detects the language of its input."""
+    source, target = corpus.languages
+    if source is None or target is None or source == target:
+        return {}
+    runs = corpus.prepared.read(0, min(corpus.pairs, _PROFILE_PAIRS))
+    tokenizers = (corpus.tokenizer.source, corpus.tokenizer.target)
+    texts = {
+        language: [vocabulary.decode(ids.tolist()) for ids in np.split(run.ids, run.offsets[1:-1])]
+        for language, vocabulary, run in zip((source, target), tokenizers, runs, strict=True)
+    }
+    return {PROFILES_FILE: learn_profiles(texts).content()}
+
+
+def dev_batches(corpus: PreparedCorpus) -> list[Batch]:
+    """Return all dev pairs as batches."""
+    plan = BatchPlan(corpus, batch_tokens=DEV_BATCH_TOKENS, seed=0)
+    return [plan.batch(0, position) for position in range(len(plan))]
+
+
+def score_dev(translator: Translator, corpus: TaskCorpus, resolved: ResolvedSettings) -> ScoreReport:
+    """Score translations of the dev set with the run's search settings."""
+    search = resolved.search
+    hypotheses = [t.text for t in translator.translate(list(corpus.dev_sources), search)]
+    return score(
+        hypotheses,
+        corpus.dev_targets,
+        target_language=corpus.languages[1],
+        decoding={
+            "beam_size": search.beam_size,
+            "length_penalty": search.length_penalty,
+            "precision": translator.precision,
+        },
+    )

@@ -1,0 +1,1 @@
+"""A training run from text files to a model folder."""

@@ -1,0 +1,344 @@
+"""Create the initial weights of a run: random, or those of a base model (`--from`).
+
+The base model's tokenizer and model settings are kept. The run stores a copy of the settings, so that it can resume
+when the base model's folder is gone. If checkpoints do not hold all weights, `stored_beginning.py` stores them, too.
+"""
+
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from transduce.atomic_io import file_sha256, replace_file, write_file
+from transduce.errors import TransduceError
+from transduce.interop.word_vectors import Coverage, FoundVectors, find_vectors, put_vectors, vector_width
+from transduce.model.build import AnyModel, Model, build_any_model, build_model
+from transduce.model.config import ModelConfig
+from transduce.model.recurrent import Recurrent
+from transduce.model.transformer import Transformer
+from transduce.model_folder.read import ModelFolder, read_any_model_folder
+from transduce.tasks.kinds.kind import Reinitialized
+from transduce.tasks.prepared_folder import check_vocabulary
+from transduce.tasks.settings.choice_log import ChoiceLog
+from transduce.tasks.settings.structs import ResolvedSettings, Settings
+from transduce.text.tokenizer import Tokenizer
+from transduce.training.choices import PRESETS, Choice
+from transduce.training.lora import adapt, count_parameters, freeze_rows, low_rank_settings
+
+# --- stored beginning ---
+# Store initial weights that checkpoints do not contain, in the run's folder.
+# LoRA leaves the base model's weights unchanged, and checkpoints contain only the adapter weights. Embeddings may
+# start as word vectors, some of which may be frozen. With the stored weights, a run can resume without the base
+# model and the vectors.
+
+
+_WEIGHTS = "beginning.safetensors"
+_CARD = "beginning.json"
+# Prefix of tensors in the file that are not weights: the rows of a matrix that have a word vector.
+_ROWS_PREFIX = "rows."
+
+
+class StoredWeightsCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The metadata of the stored weights."""
+
+    sha256: str
+    """SHA-256 digest of the weights' file."""
+    word_vectors: dict[str, Coverage] = {}
+    """How many tokens of each side have a word vector."""
+
+
+def check_adaptation(settings: Settings) -> None:
+    """Refuse settings of LoRA and word vectors that are impossible, before any text is read.
+
+    Raises:
+        TransduceError: LoRA without a base model; word vectors with a base model, of the wrong width, or frozen with an
+            optimizer that would change them.
+    """
+    training, vector_settings = settings.training, settings.word_vectors
+    if training.lora_rank and settings.start_from is None:
+        raise TransduceError(
+            f"`training.lora_rank` is {training.lora_rank}, which keeps a model's weights fixed, but they would "
+            "be random: name the base model with --from, or leave it out."
+        )
+    if vector_settings is None:
+        return
+    if settings.start_from is not None:
+        raise TransduceError(
+            f"`word_vectors` fill random embeddings, but those of the model in {settings.start_from} are already "
+            "trained: leave one of them out."
+        )
+    check_frozen(settings)
+    width = settings.model.d_model
+    for path in filter(None, (vector_settings.source, vector_settings.target)):
+        width = vector_width(path, width)
+
+
+def check_frozen(settings: Settings) -> None:
+    """Refuse training settings that would change frozen embedding rows.
+
+    Raises:
+        TransduceError: a setting would change frozen rows.
+    """
+    training, vector_settings = settings.training, settings.word_vectors
+    if vector_settings is None or not vector_settings.frozen:
+        return
+    for name, conflicts in (("weight_decay", bool(training.weight_decay)), ("sharded", training.sharded)):
+        if conflicts:
+            raise TransduceError(
+                f"`word_vectors.frozen` keeps rows of the embeddings as they are, which `training.{name}` would not: "
+                "leave one of them out."
+            )
+
+
+def log_adaptation(resolved: ResolvedSettings, account: ChoiceLog, fresh: tuple[str, ...]) -> None:
+    """Log the share of the parameters that LoRA trains.
+
+    Raises:
+        TransduceError: the model has none of the selected projections.
+    """
+    settings = low_rank_settings(resolved.training)
+    if settings is None:
+        return
+    with torch.device("meta"):
+        meta_model = build_model(resolved.model)
+    adapt(meta_model, settings, fresh=fresh)
+    trainable, total = count_parameters(meta_model)
+    reason = f"{trainable:,} parameters are trained, {trainable / total:.2%} of the model's {total:,}"
+    account.record("training.lora_rank", None, Choice(settings.rank, reason))
+
+
+def needs_stored_weights(resolved: ResolvedSettings | Settings) -> bool:
+    """Return whether the run stores its initial weights."""
+    return resolved.training.lora_rank > 0 or resolved.word_vectors is not None
+
+
+def store_initial_weights(folder: Path, model: Model, vectors: dict[str, FoundVectors]) -> None:
+    """Write the initial weights, and the indices of the rows that word vectors filled."""
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    for side, filled in vectors.items():
+        name, _ = embeddings_of(model)[side]
+        tensors[_ROWS_PREFIX + name] = torch.cat(
+            [tensors.get(_ROWS_PREFIX + name, filled.rows[:0]), filled.rows]
+        ).unique()
+    partial = folder / f".partial-{_WEIGHTS}"
+    save_file(tensors, partial)
+    card = StoredWeightsCard(
+        sha256=file_sha256(partial), word_vectors={side: filled.coverage for side, filled in vectors.items()}
+    )
+    replace_file(partial, folder / _WEIGHTS)
+    write_file(folder / _CARD, msgspec.json.format(msgspec.json.encode(card)) + b"\n")
+
+
+def load_initial_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the initial weights, and by parameter name the indices of the rows that word vectors filled.
+
+    Raises:
+        TransduceError: a file is missing or damaged.
+    """
+    path = folder / _WEIGHTS
+    try:
+        card = msgspec.json.decode((folder / _CARD).read_bytes(), type=StoredWeightsCard)
+        if file_sha256(path) != card.sha256:
+            raise TransduceError(f"{path} is not what the run wrote: start another run with another --out.")
+        tensors = load_file(path)
+    except (OSError, msgspec.MsgspecError, SafetensorError) as error:
+        raise TransduceError(
+            f"{path}, the weights that the run started with, cannot be read ({error}): start another run with another "
+            "--out."
+        ) from error
+    rows = {
+        name.removeprefix(_ROWS_PREFIX): tensor for name, tensor in tensors.items() if name.startswith(_ROWS_PREFIX)
+    }
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(_ROWS_PREFIX)}, rows
+
+
+def fill_with_vectors(
+    model: Model, resolved: ResolvedSettings, tokenizer: Tokenizer, account: ChoiceLog
+) -> dict[str, FoundVectors]:
+    """Copy word vectors into the embeddings, and log how many tokens have one.
+
+    Returns:
+        The vectors found, by side. In a shared matrix, the target's vectors override the source's.
+
+    Raises:
+        TransduceError: a file is invalid, or the model has no such side.
+    """
+    vector_settings = resolved.word_vectors
+    assert vector_settings is not None
+    found: dict[str, FoundVectors] = {}
+    sides = {"source": (vector_settings.source, tokenizer.source), "target": (vector_settings.target, tokenizer.target)}
+    for side, (path, vocabulary) in sides.items():
+        if path is None:
+            continue
+        if side not in embeddings_of(model):
+            raise TransduceError(
+                f"`word_vectors.target` is {path}, but `task.kind` = {resolved.task.kind} has one text and one "
+                "embedding matrix: name the file in `word_vectors.source`."
+            )
+        _, weight = embeddings_of(model)[side]
+        found[side] = find_vectors(vocabulary, path, weight.shape[1])
+        put_vectors(weight, found[side], rescale=vector_settings.rescale)
+        account.record(f"word_vectors.{side}", None, Choice(Path(path).name, str(found[side].coverage)))
+    return found
+
+
+def embeddings_of(model: Model) -> dict[str, tuple[str, torch.nn.Parameter]]:
+    """Return the name and the embedding matrix of each side that reads text."""
+    embeddings = {"source": ("source_weight", model.source_weight)}
+    if isinstance(model, Transformer | Recurrent):
+        tied = model.own_target_weight is None
+        embeddings["target"] = embeddings["source"] if tied else ("own_target_weight", model.target_weight)
+    return embeddings
+
+
+def restrict_training(model: AnyModel, resolved: ResolvedSettings, folder: Path, fresh: tuple[str, ...]) -> None:
+    """Add LoRA adapters to the model, or freeze the rows of word vectors, as the settings specify.
+
+    Raises:
+        TransduceError: the stored row indices cannot be read.
+    """
+    settings = low_rank_settings(resolved.training)
+    if settings is not None:
+        adapt(model, settings, fresh=fresh)
+    if resolved.word_vectors is not None and resolved.word_vectors.frozen:
+        for name, rows in load_initial_weights(folder)[1].items():
+            freeze_rows(model.get_parameter(name), rows)
+
+
+# --- initial weights ---
+
+
+_CONFIG_COPY = "started_from.json"
+TAKE_ALL = Reinitialized()
+
+
+def read_base_model(settings: Settings) -> ModelFolder[Model] | None:
+    """Read the base model that training starts from; None if training starts from random weights.
+
+    Raises:
+        TransduceError: the folder holds no model, or the settings ask for another vocabulary or size.
+    """
+    if settings.start_from is None:
+        return None
+    content = read_any_model_folder(Path(settings.start_from))
+    width = content.model.config.d_model
+    if settings.preset is not None and PRESETS[settings.preset].d_model != width:
+        raise TransduceError(
+            f"`preset` is {settings.preset}, which is {PRESETS[settings.preset].d_model} wide, but the model in "
+            f"{settings.start_from} has a width of {width}, and its weights are kept: leave it out."
+        )
+    if settings.tokenizer.text:
+        raise TransduceError(
+            f"`tokenizer.text` is for a vocabulary that is learned, but that of {settings.start_from} is kept: leave "
+            "it out."
+        )
+    check_vocabulary(settings.tokenizer, content.tokenizer, settings.start_from)
+    vocabulary_size, size = settings.tokenizer.vocabulary_size, content.tokenizer.target.size
+    if vocabulary_size is not None and vocabulary_size != size:
+        raise TransduceError(
+            f"`tokenizer.vocabulary_size` is {vocabulary_size:,}, but the model in {settings.start_from} has {size:,} "
+            "tokens, and its tokenizer is kept: leave it out."
+        )
+    return content
+
+
+def store_base_config(folder: Path, config: ModelConfig) -> None:
+    """Store the base model's settings in the run's folder."""
+    write_file(folder / _CONFIG_COPY, msgspec.json.format(msgspec.json.encode(config)) + b"\n")
+
+
+def load_base_config(folder: Path) -> ModelConfig:
+    """Return the base model's settings that `store_base_config` stored in the run's folder.
+
+    Raises:
+        TransduceError: the file is missing or damaged.
+    """
+    path = folder / _CONFIG_COPY
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ModelConfig)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise TransduceError(f"{path} cannot be read ({error}): start another run with another --out.") from error
+
+
+def prepare_initial_weights(
+    folder: Path | None,
+    resolved: ResolvedSettings,
+    tokenizer: Tokenizer | None,
+    account: ChoiceLog,
+    fresh: Reinitialized = TAKE_ALL,
+) -> None:
+    """Log what LoRA and word vectors do to the initial weights, and store these weights if the run needs them.
+
+    Args:
+        folder: the run's folder; None: only update the choice log.
+        resolved: the run's settings.
+        tokenizer: the tokenizer; None for a task without text.
+        account: the choice log.
+        fresh: the weights that are not taken from the base model.
+
+    Raises:
+        TransduceError: a file of word vectors is invalid, or the model has no layers to adapt.
+    """
+    if resolved.word_vectors is not None and tokenizer is None:
+        raise TransduceError(
+            f"`word_vectors` are for text, but `task.kind` = {resolved.task.kind} learns from numbers: leave them out."
+        )
+    log_adaptation(resolved, account, fresh.may_lack)
+    if not needs_stored_weights(resolved) or (folder is None and resolved.word_vectors is None):
+        return
+    torch.manual_seed(resolved.training.seed)
+    model, vectors = _build(resolved, fresh), {}
+    if resolved.word_vectors is not None and tokenizer is not None:
+        vectors = fill_with_vectors(model, resolved, tokenizer, account)
+    if folder is not None:
+        store_initial_weights(folder, model, vectors)
+
+
+def build_initial_model(
+    resolved: ResolvedSettings, folder: Path, *, trained: bool, fresh: Reinitialized = TAKE_ALL
+) -> AnyModel:
+    """Return the model with its initial weights.
+
+    Args:
+        resolved: the run's settings.
+        folder: the run's folder, which holds the weights if `prepare_initial_weights` stored them.
+        trained: True if a checkpoint will replace all weights, so that the initial ones need not be read.
+        fresh: the weights that are not taken from the base model.
+
+    Raises:
+        TransduceError: the base model cannot be read or has changed since.
+    """
+    if needs_stored_weights(resolved):
+        model = build_model(resolved.model)
+        model.load_state_dict(load_initial_weights(folder)[0])
+        return model
+    if trained or resolved.start_from is None:
+        return build_any_model(resolved.model)
+    return _build(resolved, fresh)
+
+
+def _build(resolved: ResolvedSettings, fresh: Reinitialized) -> Model:
+    model = build_model(resolved.model)
+    if resolved.start_from is None:
+        return model
+    folder = Path(resolved.start_from)
+    base_weights = read_any_model_folder(folder).model.state_dict()
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    if fresh.reinitialize is not None:
+        reinitialized = fresh.reinitialize(folder)
+        base_weights = {name: tensor for name, tensor in base_weights.items() if not name.startswith(reinitialized)}
+    if fresh.may_lack:
+        base_weights = {name: tensor for name, tensor in base_weights.items() if shapes.get(name) == tensor.shape}
+        shapes = {
+            name: shape for name, shape in shapes.items() if name in base_weights or not name.startswith(fresh.may_lack)
+        }
+    if {name: tensor.shape for name, tensor in base_weights.items()} != shapes:
+        raise TransduceError(
+            f"The model in {resolved.start_from} is not the one that this run was started from: start another run with "
+            "another --out."
+        )
+    model.load_state_dict(base_weights, strict=not fresh.may_lack)
+    return model

@@ -1,0 +1,592 @@
+"""Check a run's settings up front (preflight), before reading a corpus, which may take minutes."""
+
+import math
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from transduce.errors import TransduceError
+from transduce.inference.decoding import check_search
+from transduce.interop.word_vectors import vector_width
+from transduce.kernels.select import forecast_decoder
+from transduce.machine import Machine
+from transduce.model.build import Model, build_any_model
+from transduce.model.config import IDLE_OF_RECURRENT, ModelConfig
+from transduce.model.decoder import Decoder
+from transduce.model.transformer import Transformer
+from transduce.model_folder.read import ModelFolder
+from transduce.search.settings import SearchSettings
+from transduce.tasks.corpus import RunCorpus
+from transduce.tasks.kinds.all_kinds import kind_of
+from transduce.tasks.kinds.kind import C, TaskKind
+from transduce.tasks.kinds.text_kind import TextKind
+from transduce.tasks.run.initial_weights import check_adaptation, read_base_model
+from transduce.tasks.settings.choice_log import ChoiceLog
+from transduce.tasks.settings.structs import ModelSettings, ResolvedSettings, Settings, TaskSettings, VocabularySettings
+from transduce.text.sentencepiece_model import EOS_ID, PAD_ID, TokenizerSettings
+from transduce.text.tokenizer import Tokenizer
+from transduce.training.choices import (
+    PRESETS,
+    Choice,
+    CorpusSize,
+    choose_accumulate,
+    choose_average_decay,
+    choose_dropout,
+    choose_kernels,
+    choose_label_smoothing,
+    choose_optimizer,
+    choose_patience,
+    choose_preset_in_time,
+    choose_record,
+    choose_vocabulary_size,
+    choose_warmup_steps,
+    choose_weight_decay,
+    count_multiplied_weights,
+    tokens_in_time,
+)
+from transduce.training.lora import choose_lora_alpha
+from transduce.training.settings import Kernels, OptimizerName, ResolvedTraining, TrainingSettings
+
+# --- resolve model ---
+# Resolve a run's model configuration from the user's settings, the corpus and the task.
+
+
+_CHANGEABLE = ("dropout", "attention_dropout", "activation_dropout")
+
+
+class VocabularyProperties(NamedTuple):
+    """The properties of a tokenizer that a model configuration contains."""
+
+    source_size: int
+    """Size of the source vocabulary."""
+    target_size: int
+    """Size of the target vocabulary."""
+    pad_id: int
+    """Id of the padding token."""
+    eos_id: int
+    """Id of the end symbol."""
+    joint: bool
+    """True if both sides share one vocabulary."""
+
+
+def vocabulary_properties(tokenizer: Tokenizer | None) -> VocabularyProperties | None:
+    """Return the properties of a tokenizer; None for None."""
+    if tokenizer is None:
+        return None
+    source, target = tokenizer.source, tokenizer.target
+    return VocabularyProperties(source.size, target.size, target.pad_id, target.eos_id, tokenizer.joint)
+
+
+def resolve_model(
+    settings: Settings,
+    preset: str,
+    tokens: VocabularyProperties | None,
+    account: ChoiceLog,
+    *,
+    epochs: float = math.inf,
+) -> ModelConfig:
+    """Return the model's configuration, and log its settings with reasons.
+
+    Args:
+        settings: the user's settings.
+        preset: name of the preset of sizes.
+        pieces: properties of the tokenizer; None: a model of time series.
+        account: the choice log.
+        epochs: expected number of epochs, which determines dropout.
+
+    Raises:
+        TransduceError: the task does not support this kind of model, or settings contradict each other.
+    """
+    kind = kind_of(settings.task.kind)
+    kind.check(settings)
+    specified = {name: value for name, value in msgspec.structs.asdict(settings.model).items() if value is not None}
+    task_defaults = kind.model_settings(settings.task)
+    if specified.get("positions", "learned") != "learned":
+        # without a position table, it has no meaning
+        task_defaults = {name: value for name, value in task_defaults.items() if name != "max_positions"}
+    model_kind = specified.get("kind", task_defaults.get("kind", kind.model_kinds[0]))
+    choices: dict[str, Choice[Any]] = {
+        name: Choice(value, f"default for `task.kind` {kind.name}") for name, value in task_defaults.items()
+    }
+    fitting = _fit_vectors(settings, PRESETS[preset].num_heads)
+    sizes = msgspec.structs.replace(
+        PRESETS[preset],
+        **{name: choice.value for name, choice in fitting.items()},
+        **{name: specified[name] for name in ("d_model",) if name in specified},
+    )
+    for name, value in kind.sizes(sizes, model_kind).items():
+        choices[name] = Choice(value, fitting[name].reason if name in fitting else f"preset {preset}")
+    if choices["dropout"].value == PRESETS[preset].dropout:  # the task sets no dropout
+        choices["dropout"] = choose_dropout(preset, epochs)
+    values = {name: account.record(f"model.{name}", specified.get(name), choice) for name, choice in choices.items()}
+    _log_specified(specified, account)
+    return ModelConfig(**_vocabularies(tokens, model_kind) | specified | values)
+
+
+def _log_specified(specified: dict[str, Any], account: ChoiceLog) -> None:
+    """Log the user's model settings that are not logged yet."""
+    logged = {line.name for line in account.lines}
+    for name, value in specified.items():
+        if f"model.{name}" not in logged:
+            account.record(f"model.{name}", value, None)
+
+
+def _vocabularies(properties: VocabularyProperties | None, model_kind: str) -> dict[str, Any]:
+    if properties is None:
+        # `TaskKind.adapt_model` sets the number of series.
+        return {"source_vocabulary_size": 0, "target_vocabulary_size": 0, "num_series": 1}
+    return {
+        "source_vocabulary_size": properties.source_size,
+        "target_vocabulary_size": properties.target_size,
+        "tie_source_target": properties.joint,
+        "pad_id": properties.pad_id,
+        "eos_id": properties.eos_id,
+        "start_id": properties.pad_id if model_kind in ("transformer", "recurrent") else properties.eos_id,
+    }
+
+
+def _fit_vectors(settings: Settings, num_heads: int) -> dict[str, Choice[int]]:
+    """Return the model sizes that word vectors determine, unless the user specified them."""
+    vector_settings = settings.word_vectors
+    if vector_settings is None or settings.model.d_model is not None:
+        return {}
+    path = vector_settings.source or str(vector_settings.target)
+    width = vector_width(path)
+    heads = max(number for number in range(1, num_heads + 1) if width % number == 0)
+    return {
+        "d_model": Choice(width, f"as the vectors in {path}"),
+        "num_heads": Choice(heads, f"divides {width}, the vectors' width"),
+    }
+
+
+def keep_base_config(settings: Settings, config: ModelConfig, folder: str, account: ChoiceLog) -> ModelConfig:
+    """Return the base model's configuration; only dropout may be changed.
+
+    Raises:
+        TransduceError: a setting differs from the base model's.
+    """
+    specified = {name: value for name, value in msgspec.structs.asdict(settings.model).items() if value is not None}
+    for name, value in specified.items():
+        if value != getattr(config, name) and name not in _CHANGEABLE:
+            raise TransduceError(
+                f"`model.{name}` is {value}, but the model in {folder} has {getattr(config, name)}, and its weights "
+                "are kept: leave it out."
+            )
+    used = kind_of(settings.task.kind).sizes(PRESETS["tiny"], config.kind)
+    for name in ("kind", "num_encoder_layers", "num_decoder_layers", "d_model", "dropout"):
+        if name in used or name == "kind":
+            account.record(f"model.{name}", specified.get(name), Choice(getattr(config, name), f"as in {folder}"))
+    _log_specified(specified, account)
+    return msgspec.structs.replace(config, **{name: specified[name] for name in _CHANGEABLE if name in specified})
+
+
+def follow_base_model(settings: Settings, config: ModelConfig, account: ChoiceLog) -> Settings:
+    """Complete the task's settings by values of the base model, and log them."""
+    task = kind_of(settings.task.kind).complete_settings(settings.task, config)
+    for name in TaskSettings.__struct_fields__:
+        if getattr(task, name) != getattr(settings.task, name):
+            account.record(f"task.{name}", None, Choice(getattr(task, name), f"as in {settings.start_from}"))
+    return msgspec.structs.replace(settings, task=task)
+
+
+def predict_epochs(
+    settings: Settings, machine: Machine, preset: str, *, pairs: int, epoch_tokens: int, vocabulary_size: int | None
+) -> float:
+    """Predict how often training will read the text, by the steps or by the minutes and the machine's speed."""
+    kind, training = kind_of(settings.task.kind), settings.training
+    if training.minutes is not None:
+        parameters = count_multiplied_weights(PRESETS[preset], vocabulary_size or 0)
+        speed = machine.operations_per_second
+        return tokens_in_time(parameters, minutes=training.minutes, operations_per_second=speed) / max(1, epoch_tokens)
+    batch_tokens = training.batch_tokens or kind.choose_batch_tokens(epoch_tokens, machine.device).value
+    steps = training.steps or kind.choose_steps(pairs, epoch_tokens, batch_tokens).value
+    return steps * batch_tokens / max(1, epoch_tokens)
+
+
+def resolve_preset(
+    settings: Settings,
+    machine: Machine,
+    account: ChoiceLog,
+    *,
+    pairs: int,
+    tokens: int = 0,
+    vocabulary_size: int | None = None,
+) -> str:
+    """Choose the preset by the number of pairs or target tokens, and by the time limit."""
+    choice = kind_of(settings.task.kind).choose_preset(pairs, tokens)
+    if settings.training.minutes is not None and vocabulary_size is not None:
+        choice = choose_preset_in_time(
+            choice,
+            minutes=settings.training.minutes,
+            operations_per_second=machine.operations_per_second,
+            vocabulary_size=vocabulary_size,
+        )
+    name: str = account.record("preset", settings.preset, choice)
+    return name
+
+
+# --- resolve ---
+# Resolve a run's settings: choose what the user left open, with reasons.
+
+
+MOST_CHARACTERS = 40_000
+# Training settings that are copied unchanged.
+_COPIED = (
+    "seed",
+    "minutes",
+    "momentum",
+    "beta1",
+    "beta2",
+    "epsilon",
+    "clip_norm",
+    "sharded",
+    "report_every",
+    "validate_every",
+    "save_every",
+    "keep_checkpoints",
+    "lora_rank",
+    "lora_projections",
+)
+
+
+def resolve_tokenizer(settings: Settings, size: CorpusSize, account: ChoiceLog) -> TokenizerSettings:
+    """Choose the tokenizer's settings by the size of the corpus."""
+    given_settings, by_character = settings.tokenizer, settings.tokenizer.kind == "character"
+    choice = Choice(MOST_CHARACTERS, "at most; every character") if by_character else choose_vocabulary_size(size)
+    return TokenizerSettings(
+        kind=given_settings.kind,
+        vocabulary_size=account.record("tokenizer.vocabulary_size", given_settings.vocabulary_size, choice),
+        joint=given_settings.joint,
+        byte_fallback=not by_character if given_settings.byte_fallback is None else given_settings.byte_fallback,
+        character_coverage=given_settings.character_coverage,
+        nfc=given_settings.nfc,
+        keep_spaces=kind_of(settings.task.kind).keeps_spaces,
+    )
+
+
+def explain_languages(settings: Settings, found: tuple[str | None, str | None], account: ChoiceLog) -> None:
+    """Log the languages of translations, by which BLEU tokenizes.
+
+    Args:
+        settings: the user's settings.
+        found: language codes of source and target.
+        account: the choice log.
+    """
+    names = " ".join(language or "?" for language in found)
+    reason = (
+        "the files' suffixes" if all(found) else "unknown from the files' suffixes: pass `--languages`, for BLEU too"
+    )
+    account.record("data.languages", names if settings.data.languages else None, Choice(names, reason))
+
+
+def check_training(settings: Settings, model: ModelConfig, machine: Machine) -> None:
+    """Refuse training settings that do not suit the task, the model or the machine.
+
+    Raises:
+        TransduceError: a setting is unsuitable.
+    """
+    kind, training = kind_of(settings.task.kind), settings.training
+    if training.best_by is not None and training.best_by not in kind.measures:
+        raise TransduceError(
+            f"`training.best_by` is {training.best_by}, but `task.kind` = {kind.name} is measured by "
+            f"{' or '.join(kind.measures)}: choose one of these."
+        )
+    if training.optimizer == "muon" and model.kind == "recurrent":
+        raise TransduceError(
+            "`training.optimizer` is muon, which updates the matrices of attention and feed-forward layers, but "
+            "`model.kind` is recurrent, which has none: leave it out, or choose adam."
+        )
+    optimizer = training.optimizer or _choose_optimizer(settings, model).value
+    if optimizer == "adam" and training.momentum != TrainingSettings().momentum:
+        raise TransduceError(
+            f"`training.momentum` ({training.momentum:g}) is Muon's, but `training.optimizer` is adam: leave it out, "
+            "or set `training.beta1`."
+        )
+    if training.kernels == "native" and (choice := choose_kernels(machine.device, machine.threads)).value != "native":
+        raise TransduceError(
+            f"`training.kernels` is native, but {choice.reason}: change that, or use --set training.kernels=torch."
+        )
+    if training.record and not (record_choice := _choose_record(settings, model, machine, processes=1)).value:
+        raise TransduceError(f"`training.record` is true, but {record_choice.reason}: leave it out.")
+
+
+def _choose_record(settings: Settings, model: ModelConfig, machine: Machine, processes: int) -> Choice[bool]:
+    training, kind = settings.training, kind_of(settings.task.kind)
+    if not kind.may_be_recorded:
+        return Choice(value=False, reason=f"`task.kind` = {kind.name} does not support recorded steps")
+    if not model.can_be_packed:
+        return Choice(value=False, reason="batches of such a model are padded")
+    if training.sharded and machine.processes > 1:
+        return Choice(value=False, reason="with `training.sharded`, parameters move in memory")
+    kernels = training.kernels or choose_kernels(machine.device, machine.threads, compiled=training.compile).value
+    return choose_record(machine.device, kernels, processes)
+
+
+def resolve_training(
+    settings: Settings,
+    model: ModelConfig,
+    machine: Machine,
+    *,
+    corpus: RunCorpus,
+    account: ChoiceLog,
+) -> ResolvedTraining:
+    """Choose the settings of training by the corpus and the machine."""
+    kind, training, take = kind_of(settings.task.kind), settings.training, account.record
+    check_training(settings, model, machine)
+    pairs, epoch_tokens = corpus.pairs, kind.epoch_tokens(corpus, model, settings.task)
+    translated = training.translate_dev if kind.writes_translations else 0
+    batch_tokens = take(
+        "training.batch_tokens", training.batch_tokens, kind.choose_batch_tokens(epoch_tokens, machine.device)
+    )
+    if training.minutes is not None:
+        take("training.minutes", training.minutes, None)
+        steps = None
+    else:
+        steps = take("training.steps", training.steps, kind.choose_steps(pairs, epoch_tokens, batch_tokens))
+    # The paper's schedule is for post-norm models that start from random weights.
+    order = model.norm_order if settings.start_from is None and model.kind != "recurrent" else "pre"
+    schedule = take("training.schedule", training.schedule, kind.choose_schedule(order))
+    warmup = take("training.warmup_steps", training.warmup_steps, choose_warmup_steps(steps))
+    if steps is not None and schedule in ("linear", "cosine") and warmup > (most := max(1, steps // 2)):
+        account.amend("training.warmup_steps", most, "half of the steps, as the rate falls in the rest; you set {}")
+    optimizer = take("training.optimizer", training.optimizer, _choose_optimizer(settings, model))
+    rate = take(
+        "training.learning_rate",
+        training.learning_rate,
+        kind.choose_learning_rate(settings, model.d_model, schedule, warmup, batch_tokens, optimizer),
+    )
+    precision = take(
+        "training.precision",
+        training.precision,
+        kind.choose_precision(Choice(machine.precision, machine.precision_reason)),
+    )
+    # Accumulate at most the batches of one epoch.
+    parts = choose_accumulate(min(batch_tokens, epoch_tokens), model.d_model, precision, machine.device)
+    return ResolvedTraining(
+        steps=steps,
+        batch_tokens=batch_tokens,
+        accumulate=_resolve_accumulate(training.accumulate, parts, account, batch_tokens),
+        optimizer=optimizer,
+        learning_rate=rate,
+        schedule=schedule,
+        warmup_steps=warmup,
+        weight_decay=_resolve_weight_decay(
+            settings, choose_weight_decay(optimizer, schedule, rate, warmup, steps), account
+        ),
+        label_smoothing=take(
+            "training.label_smoothing",
+            training.label_smoothing,
+            choose_label_smoothing(kind.name, kind.label_smoothing),
+        ),
+        precision=precision,
+        compile=training.compile,
+        kernels=_resolve_kernels(training, machine, account),
+        record=_resolve_record(training.record, _choose_record(settings, model, machine, machine.processes), account),
+        average_decay=take("training.average_decay", training.average_decay, choose_average_decay(steps)),
+        adapt_dropout=_adapts_dropout(settings),
+        best_by=take("training.best_by", training.best_by, kind.choose_best_by(corpus, translated)),
+        patience=take("training.patience", training.patience, choose_patience()),
+        translate_dev=translated,
+        lora_alpha=take("training.lora_alpha", training.lora_alpha, choose_lora_alpha(training.lora_rank))
+        if training.lora_rank
+        else None,
+        **{name: getattr(training, name) for name in _COPIED},
+    )
+
+
+def _choose_optimizer(settings: Settings, model: ModelConfig) -> Choice[OptimizerName]:
+    return choose_optimizer(model.kind, model.norm_order, start_from=settings.start_from)
+
+
+def _resolve_accumulate(specified: int | None, choice: Choice[int], account: ChoiceLog, batch_tokens: int) -> int:
+    if specified is not None and specified > batch_tokens:
+        raise TransduceError(
+            f"`training.accumulate` must be at most `training.batch_tokens` ({batch_tokens:,}), one token each, but is "
+            f"{specified:,}."
+        )
+    if specified is None and choice.value == 1:
+        return 1  # not worth a log entry
+    parts: int = account.record("training.accumulate", specified, choice)
+    return parts
+
+
+def _resolve_weight_decay(settings: Settings, choice: Choice[float | None], account: ChoiceLog) -> float | None:
+    specified, frozen = (
+        settings.training.weight_decay,
+        settings.word_vectors is not None and settings.word_vectors.frozen,
+    )
+    if specified is not None:
+        account.record("training.weight_decay", specified, None)
+        return specified
+    if choice.value == 0.0 or frozen:
+        return 0.0  # not worth a log entry; frozen embedding rows must not decay
+    shown = Choice("later" if choice.value is None else choice.value, choice.reason)
+    account.record("training.weight_decay", None, shown)
+    return choice.value
+
+
+def _adapts_dropout(settings: Settings) -> bool:
+    specified, model = settings.training.adapt_dropout, settings.model
+    return (
+        {model.dropout, model.attention_dropout, model.activation_dropout} == {None} if specified is None else specified
+    )
+
+
+def _resolve_kernels(training: TrainingSettings, machine: Machine, account: ChoiceLog) -> Kernels:
+    if training.kernels == "torch":
+        return account.record("training.kernels", training.kernels, Choice(training.kernels, ""))  # type: ignore[no-any-return]
+    choice = choose_kernels(machine.device, machine.threads, compiled=training.compile)
+    kernels: Kernels = account.record("training.kernels", training.kernels, choice)
+    return kernels
+
+
+def explain_decoding(config: ModelConfig, device: str, account: ChoiceLog) -> None:
+    """Enter what will decode the model in the choice log, and why no faster backend does."""
+    if config.kind not in ("transformer", "decoder"):
+        return
+    with torch.device("meta"):
+        model = build_any_model(config)
+    assert isinstance(model, Transformer | Decoder)
+    backend, refused = forecast_decoder(model.eval(), device)
+    reasons = [f"not {name}, because {reason}" for name, reason in refused.items()]
+    account.record("decoding kernels", None, Choice(backend, reasons[0] if reasons else "the fastest that there is"))
+
+
+def _resolve_record(specified: bool | None, choice: Choice[bool], account: ChoiceLog) -> bool:
+    if specified is None and not choice.value:
+        return False  # not worth a log entry
+    return account.record("training.record", specified, choice)  # type: ignore[no-any-return]
+
+
+def as_settings(resolved: ResolvedSettings) -> Settings:
+    """Return settings that leave nothing open, to resume the run or to repeat it."""
+    tokenizer, model = msgspec.to_builtins(resolved.tokenizer), msgspec.to_builtins(resolved.model)
+    return Settings(
+        preset=resolved.preset,
+        start_from=resolved.start_from,
+        task=resolved.task,
+        data=resolved.data,
+        tokenizer=VocabularySettings()
+        if tokenizer is None
+        else VocabularySettings(**_common(tokenizer, VocabularySettings), text=resolved.tokenizer_text),
+        word_vectors=resolved.word_vectors,
+        model=ModelSettings(**_common(model, ModelSettings)),
+        training=TrainingSettings(**msgspec.to_builtins(resolved.training)),
+        search=resolved.search,
+    )
+
+
+def _common(values: dict[str, Any], struct: type[msgspec.Struct]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name in struct.__struct_fields__}
+
+
+# --- resolving ---
+
+
+_ATTENTION_SETTINGS = ("attention_score", "attention_kind", "attention_scale", "attention_dropout")
+_PLACEHOLDER_SIZE = 1 << 15  # placeholder vocabulary size
+
+
+def preflight(
+    kind: TaskKind[C], settings: Settings, machine: Machine, account: ChoiceLog
+) -> tuple[Settings, ModelFolder[Model] | None]:
+    """Check settings that no corpus could make valid, and complete them from the base model.
+
+    Args:
+        kind: the task.
+        settings: the user's settings.
+        machine: the machine that trains.
+        account: the choice log.
+
+    Returns:
+        The settings, with values that the base model determines, and the base model, if there is one.
+
+    Raises:
+        TransduceError: settings are invalid for any text. No text has been read.
+    """
+    kind.check(settings)
+    _refuse_idle_search(kind, settings)
+    _log_unused(settings, account)
+    check_adaptation(settings)
+    base_model = read_base_model(settings)
+    base_config = None if base_model is None else base_model.model.config
+    if base_config is not None:
+        kind.check_model(base_config.kind, f"The model in {settings.start_from}")
+        settings = follow_base_model(settings, base_config, account)
+    check_consistency(settings, base_config, machine)
+    return settings, base_model
+
+
+def _refuse_idle_search(kind: TaskKind[C], settings: Settings) -> None:
+    """Refuse search settings that the task does not use.
+
+    Raises:
+        TransduceError: such a setting has another value than its default.
+    """
+    if kind.search_advice is None:
+        return
+    defaults = SearchSettings()
+    for name in SearchSettings.__struct_fields__:
+        if name not in kind.used_search_settings and getattr(settings.search, name) != getattr(defaults, name):
+            raise TransduceError(
+                f"`search.{name}` does nothing where `task.kind` is {kind.name}: {kind.search_advice}."
+            )
+
+
+def _log_unused(settings: Settings, account: ChoiceLog) -> None:
+    """Log settings that a recurrent model does not use; settings files may have them for several kinds of model."""
+    model = settings.model
+    if model.kind != "recurrent":
+        return
+    defaults = {field.name: field.default for field in msgspec.structs.fields(ModelConfig)}
+    unused = dict.fromkeys(IDLE_OF_RECURRENT, "has no effect: a recurrent model has none")
+    if not model.embedding_norm:
+        unused["norm_epsilon"] = "has no effect: a recurrent model has no norms but that of `model.embedding_norm`"
+    if model.recurrent_attention == "none" and not model.recurrent_self_attention:
+        unused |= dict.fromkeys(_ATTENTION_SETTINGS, "has no effect: this model has no attention")
+    for name, reason in unused.items():
+        value = getattr(model, name)
+        if value not in (None, defaults[name]):
+            account.record(f"model.{name}", None, Choice(value, reason))
+
+
+def check_consistency(settings: Settings, kept: ModelConfig | None, machine: Machine) -> None:
+    """Refuse contradictory settings of model and training, whatever the corpus.
+
+    Args:
+        settings: the user's settings.
+        kept: the configuration of the base model, if there is one.
+        machine: the machine that trains.
+
+    Raises:
+        TransduceError: settings of the model or of training contradict each other.
+    """
+    model = (
+        _trial_model(settings)
+        if kept is None
+        else keep_base_config(settings, kept, str(settings.start_from), ChoiceLog())
+    )
+    check_training(settings, model, machine)
+    if kind_of(settings.task.kind).writes_translations:
+        search = msgspec.structs.replace(settings.search, generate=None)  # its token ids are not known yet
+        check_search(search, [model], width=search.beam_size)
+
+
+def _trial_model(settings: Settings) -> ModelConfig:
+    """Return the model's configuration for the chosen preset, or for the first preset it can be built with.
+
+    Raises:
+        TransduceError: no preset is possible.
+    """
+    reads_text = isinstance(kind_of(settings.task.kind), TextKind)
+    properties = (
+        VocabularyProperties(_PLACEHOLDER_SIZE, _PLACEHOLDER_SIZE, PAD_ID, EOS_ID, joint=True) if reads_text else None
+    )
+    refusals = []
+    for preset in PRESETS if settings.preset is None else (settings.preset,):
+        try:
+            return resolve_model(settings, preset, properties, ChoiceLog())
+        except TransduceError as refusal:
+            refusals.append(refusal)
+    raise refusals[0]

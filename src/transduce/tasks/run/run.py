@@ -1,0 +1,479 @@
+"""Run training from text files to a model folder; this module combines all the parts."""
+
+import dataclasses
+import platform
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from transduce.atomic_io import write_file
+from transduce.errors import TransduceError
+from transduce.inference.decoding import check_search
+from transduce.kernels.select import kernels_of_training
+from transduce.machine import Machine, describe, detect_machine, usable_cores
+from transduce.model.backend import training_with
+from transduce.model.config import ModelConfig
+from transduce.model_folder.write import write_model_folder
+from transduce.process_environment import keep_freed_memory
+from transduce.tasks.corpus import RunCorpus, changed_text_files
+from transduce.tasks.kinds.all_kinds import kind_of
+from transduce.tasks.kinds.kind import Preparation, RunPlacement
+from transduce.tasks.run.initial_weights import (
+    build_initial_model,
+    check_frozen,
+    load_base_config,
+    needs_stored_weights,
+    prepare_initial_weights,
+    restrict_training,
+    store_base_config,
+)
+from transduce.tasks.run.resolving import (
+    as_settings,
+    explain_decoding,
+    explain_languages,
+    keep_base_config,
+    predict_epochs,
+    preflight,
+    resolve_model,
+    resolve_preset,
+    resolve_tokenizer,
+    resolve_training,
+    vocabulary_properties,
+)
+from transduce.tasks.run.run_folder import (
+    SETTINGS_FILE,
+    RunFolder,
+    adapt_to_machine,
+    apply_changes,
+    changes_between,
+    is_disk_error,
+    lock_run,
+    read_stored,
+    refuse_resume_without_text,
+    refuse_to_overwrite,
+)
+from transduce.tasks.settings.choice_log import ChoiceLog
+from transduce.tasks.settings.reading import make_settings, to_toml
+from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
+from transduce.training.checkpoint import Environment, RunState, load_newest, newest_state
+from transduce.training.distributed import Processes, explain_lost_processes, join_processes
+from transduce.training.engine import compile_layers
+from transduce.training.events import ProgressDisplay, ValidationEvent, format_duration
+from transduce.training.interruption import ignore_hangup
+from transduce.training.loop import CHECKPOINTS, Safeguards, Trainer, TrainResult
+from transduce.training.lora import count_parameters
+from transduce.training.out_of_memory import explain_model_out_of_memory
+from transduce.training.prefetch import PrefetchedBatches
+from transduce.training.settings import Kernels
+
+# --- precautions ---
+# Collect what a run needs to detect and report trouble: largest batches, readable batches, and its environment.
+
+
+def environment_of(machine: Machine, kernels: Kernels) -> Environment:
+    """Return the properties of a machine and its kernels that determine the order of floating-point sums."""
+    on_gpu = machine.device.startswith("cuda")
+    bfloat16 = [name for name, has in (("AVX512_BF16", machine.avx512_bf16), ("AMX", machine.amx)) if has]
+    return Environment(
+        device=torch.cuda.get_device_name(machine.device) if on_gpu else machine.device,
+        instructions=" ".join([platform.machine(), torch.backends.cpu.get_cpu_capability(), *bfloat16]),
+        threads=machine.threads,
+        torch=str(torch.__version__),
+        kernels=kernels,
+        processes=machine.processes,
+    )
+
+
+def machine_share(machine: Machine, processes: Processes, *, threads_specified: bool) -> Machine:
+    """Return the share of the machine for one of several training processes: a GPU, or a part of the cores."""
+    if processes.count == 1:
+        return machine
+    machine = msgspec.structs.replace(machine, processes=processes.count)
+    if machine.device.startswith("cuda"):
+        return msgspec.structs.replace(machine, device=f"cuda:{processes.local_rank}")
+    threads = machine.threads if threads_specified else max(1, machine.threads // processes.local_count)
+    return msgspec.structs.replace(machine, threads=threads)
+
+
+def make_safeguards(
+    machine: Machine,
+    largest: Sequence[Any],
+    describe: Callable[[Any], dict[str, Any]],
+    processes: int = 1,
+    *,
+    kernels: Kernels = "torch",
+) -> Safeguards:
+    """Return the largest batches, a function that describes a batch, and the machine's environment.
+
+    With several processes, each tries the first process's share of the largest batches, which is the largest share.
+    """
+    return Safeguards(
+        largest=[_share(batch, processes) for batch in largest],
+        describe=describe,
+        surroundings=environment_of(machine, kernels),
+    )
+
+
+def _share(batch: Any, processes: int) -> Any:
+    """Return the first process's rows of a batch; all its arrays have a row for each example."""
+    arrays = {field.name: vars(batch)[field.name] for field in dataclasses.fields(batch)}
+    rows = {name: array[::processes] for name, array in arrays.items() if isinstance(array, np.ndarray)}
+    return dataclasses.replace(batch, **rows) if processes > 1 else batch
+
+
+# --- run ---
+
+
+class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of a training run."""
+
+    settings: Mapping[str, Any]
+    """The settings, nested as in a settings file."""
+    out: Path
+    """The run's folder."""
+    resume: bool = False
+    """Resume the run in the folder, if there is one."""
+    dry_run: bool = False
+    """Show all choices without training."""
+    device: str = "auto"
+    """"cpu", "cuda" or "auto"."""
+    threads: int | None = None
+    """Number of compute threads; None: $OMP_NUM_THREADS, or all usable cores."""
+    said_reason: str = "as you said"
+    """The reason that the choice log gives for the user's own settings."""
+
+
+class Run:
+    """A training run in progress: its settings, task, machine and processes."""
+
+    def __init__(self, request: RunRequest) -> None:
+        self.request = request
+        self.settings = make_settings(request.settings)
+        self.kind = kind_of(self.settings.task.kind)
+        self.machine: Machine = detect_machine(request.device, request.threads)
+        self.processes = join_processes(self.machine.device)
+        self.machine = machine_share(self.machine, self.processes, threads_specified=request.threads is not None)
+        self.has_checkpoint = False  # True if the run continues from a checkpoint
+        self.new_run: RunFolder | None = None  # set by the process that creates the folder
+        self.display = ProgressDisplay(None if self.processes.is_first else Console(quiet=True))
+        torch.set_num_threads(self.machine.threads)
+
+    def start(self, folder: Path) -> tuple[ResolvedSettings, RunCorpus]:
+        """Choose what the user left open, prepare the corpus, and print the choices with their reasons."""
+        account = ChoiceLog(self.request.said_reason)
+        settings, base_model = preflight(self.kind, self.settings, self.machine, account)
+        base_config = None if base_model is None else base_model.model.config
+        corpus = self.kind.prepare(
+            Preparation(
+                settings=settings,
+                folder=folder,
+                display=self.display,
+                choose_tokenizer=lambda size: resolve_tokenizer(settings, size, account),
+                tokenizer=None if base_model is None else base_model.tokenizer,
+            )
+        )
+        if corpus.tokenizer_settings is not None and corpus.tokenizer_settings.kind != "character":
+            size = corpus.tokenizer_settings.vocabulary_size
+            account.amend("tokenizer.vocabulary_size", size, "what the text and the task need; first chosen: {}")
+        if self.kind.writes_translations:
+            explain_languages(settings, corpus.languages, account)
+        if base_config is not None:
+            store_base_config(folder, base_config)
+        resolved = self._resolve(settings, corpus, base_config, account)
+        self.kind.log_corpus_problems(corpus, resolved, account)
+        explain_decoding(resolved.model, self.machine.device, account)
+        stored_in = None if self.request.dry_run else folder
+        prepare_initial_weights(stored_in, resolved, corpus.tokenizer, account, self.kind.reinitialized(corpus))
+        self._say_choices(account)
+        return resolved, corpus
+
+    def _resolve(
+        self, settings: Settings, corpus: RunCorpus, base_config: ModelConfig | None, choice_log: ChoiceLog
+    ) -> ResolvedSettings:
+        preset, vocabulary_size = settings.preset, None if corpus.tokenizer is None else corpus.tokenizer.target.size
+        if base_config is None:
+            pairs, tokens = corpus.pairs, corpus.target_tokens
+            preset = resolve_preset(
+                settings, self.machine, choice_log, pairs=pairs, tokens=tokens, vocabulary_size=vocabulary_size
+            )
+            epochs = predict_epochs(
+                settings, self.machine, preset, pairs=pairs, epoch_tokens=tokens, vocabulary_size=vocabulary_size
+            )
+            model = resolve_model(settings, preset, vocabulary_properties(corpus.tokenizer), choice_log, epochs=epochs)
+        else:
+            model = keep_base_config(settings, base_config, str(settings.start_from), choice_log)
+        model = self.kind.adapt_model(model, corpus, settings.task)
+        if self.kind.writes_translations:
+            check_search(settings.search, [model], width=settings.search.beam_size)
+        training = resolve_training(settings, model, self.machine, corpus=corpus, account=choice_log)
+        return ResolvedSettings(
+            preset=preset,
+            start_from=settings.start_from,
+            task=settings.task,
+            data=_with_languages(self.kind.as_prepared(settings.data, corpus), corpus.languages),
+            tokenizer=corpus.tokenizer_settings,
+            tokenizer_text=settings.tokenizer.text,
+            word_vectors=settings.word_vectors,
+            model=model,
+            training=training,
+            search=settings.search,
+        )
+
+    def _say_choices(self, choice_log: ChoiceLog) -> None:
+        self.display.say(f"Machine: {describe(self.machine)}")
+        width = max(len(line.name) for line in choice_log.lines)
+        values = max(len(line.value) for line in choice_log.lines)
+        for line in choice_log.lines:
+            self.display.say(f"  {line.name:{width}}  {line.value:>{values}}  {line.reason}")
+
+    def resume(self) -> tuple[ResolvedSettings, RunCorpus]:
+        """Restore the settings, the corpus and the number of threads of a run that was stopped."""
+        state = newest_state(self.request.out / CHECKPOINTS)
+        stored = read_stored(self.request.out / SETTINGS_FILE)
+        settings = apply_changes(
+            stored, self.request.settings, trained=state is not None or needs_stored_weights(stored)
+        )
+        check_frozen(settings)
+        for change in (*changes_between(stored, settings), *changed_text_files(self.request.out)):
+            self.display.say(change)
+        self.kind = kind_of(settings.task.kind)
+        self.has_checkpoint = state is not None
+        if state is not None:
+            self._refuse_too_few_steps(state)
+        environment = None if state is None else state.surroundings
+        if environment is not None:
+            self._use_threads_of(environment)
+        settings = adapt_to_machine(settings, self.request.settings.get("training", {}), self.machine, environment)
+        corpus = self.kind.reopen(settings, self.request.out)
+        base_config = None if settings.start_from is None else load_base_config(self.request.out)
+        resolved = self._resolve(settings, corpus, base_config, ChoiceLog())
+        if not self.request.dry_run and self.processes.is_first:
+            write_settings(self.request.out, resolved)
+        return resolved, corpus
+
+    def _refuse_too_few_steps(self, newest: RunState) -> None:
+        last = self.request.settings.get("training", {}).get("steps")
+        if not isinstance(last, int) or last >= newest.step:
+            return
+        # The newest checkpoint may be damaged; then the run resumes from an earlier one.
+        loaded, _ = load_newest(self.request.out / CHECKPOINTS)
+        if loaded is not None and last < (state := loaded.state).step:
+            raise TransduceError(
+                f"`training.steps` must be at least {state.step:,}, because the run in {self.request.out} has already "
+                f"taken as many, but is {last:,}: the model of step {state.best_step or state.step:,} is there already."
+            )
+
+    def _use_threads_of(self, environment: Environment) -> None:
+        """Use as many threads as before, for the same results bit by bit.
+
+        Not if the user specified a number, or if the process has fewer cores now. With another number of processes,
+        results differ anyway, and each process takes its share of the cores.
+        """
+        if self.request.threads is not None or environment.processes not in (None, self.processes.count):
+            return
+        if environment.threads <= max(1, usable_cores() // self.processes.local_count):
+            self.machine = msgspec.structs.replace(self.machine, threads=environment.threads)
+            torch.set_num_threads(environment.threads)
+
+
+def _with_languages(data: DataSettings, languages: tuple[str | None, str | None]) -> DataSettings:
+    """Store the languages that the files' suffixes gave, unless one is unknown."""
+    source, target = languages
+    return data if source is None or target is None else msgspec.structs.replace(data, languages=(source, target))
+
+
+def write_settings(folder: Path, resolved: ResolvedSettings) -> None:
+    """Write a run's complete settings to its folder."""
+    write_file(folder / SETTINGS_FILE, to_toml(as_settings(resolved)).encode())
+
+
+def train_run(request: RunRequest) -> TrainResult | None:
+    """Run training as requested; return None for a dry run.
+
+    Training continues if its terminal is closed.
+
+    Raises:
+        TransduceError: settings or files are invalid, memory or disk space ran out, or training diverged.
+    """
+    with ignore_hangup(), explain_lost_processes():
+        return _train_run(request)
+
+
+def _train_run(request: RunRequest) -> TrainResult | None:
+    run = Run(request)
+    has_run = (request.out / SETTINGS_FILE).exists()
+    if request.dry_run:
+        if run.processes.is_first:
+            _dry_run(run, is_resumed=request.resume and has_run)
+        return None
+    with ExitStack() as resources:
+        resolved, corpus = _open_run(run, resources, has_run=has_run)
+        result = _train(run, resolved, corpus)
+        if run.processes.is_first:
+            _finish(run, resolved, corpus, result)
+    run.processes.leave()
+    return result
+
+
+def _open_run(run: Run, resources: ExitStack, *, has_run: bool) -> tuple[ResolvedSettings, RunCorpus]:
+    """Prepare a new run or resume one; with several processes, the others wait for the first."""
+    request = run.request
+    if not run.processes.is_first:
+        run.processes.wait()
+        return run.resume()
+    if request.resume and has_run:
+        resources.enter_context(lock_run(request.out))
+        resolved, corpus = run.resume()
+    else:
+        refuse_resume_without_text(request.out, run.settings.data, resume=request.resume)
+        refuse_to_overwrite(request.out, resume=request.resume)
+        new = RunFolder(request.out)
+        resources.enter_context(lock_run(new.make()))
+        resolved, corpus = _start_run(run, new)
+    run.processes.wait()
+    return resolved, corpus
+
+
+def prepare_run(request: RunRequest) -> ResolvedSettings:
+    """Do everything before the first step; the folder then holds a run without checkpoints."""
+    refuse_to_overwrite(request.out, resume=request.resume)
+    resolved, _ = _start_run(Run(request), RunFolder(request.out))
+    return resolved
+
+
+def _dry_run(run: Run, *, is_resumed: bool) -> None:
+    """Print all choices without leaving files behind."""
+    if is_resumed:
+        resolved, _ = run.resume()
+        run.display.say(f"The run in {run.request.out} would resume with:\n{to_toml(as_settings(resolved))}")
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            run.start(Path(folder))
+    run.display.say("Dry run: nothing was trained.")
+
+
+def _start_run(run: Run, new: RunFolder) -> tuple[ResolvedSettings, RunCorpus]:
+    """Start a run; if that fails, the folder is restored to its earlier state."""
+    try:
+        resolved, corpus = run.start(new.folder)
+        write_settings(new.folder, resolved)
+    except BaseException:
+        new.undo()
+        raise
+    run.new_run = new
+    return resolved, corpus
+
+
+def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResult:
+    """Train to the end; settings or data that make training impossible leave no new run behind."""
+    keep_freed_memory()
+    try:
+        with explain_model_out_of_memory():
+            trainer = _make_trainer(run, resolved, corpus)
+    except TransduceError as error:
+        if run.new_run is not None and not is_disk_error(error):
+            run.new_run.undo()
+        raise
+    with training_with(kernels_of_training(resolved.training.kernels, run.machine.device)):
+        return trainer.run()
+
+
+def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Trainer:
+    """Create the trainer, restored from the newest checkpoint or before the first step."""
+    training, place, fresh = resolved.training, _place(run), run.kind.reinitialized(corpus)
+    torch.manual_seed(training.seed)
+    model = build_initial_model(resolved, place.folder, trained=run.has_checkpoint, fresh=fresh).to(place.device)
+    restrict_training(model, resolved, place.folder, fresh.may_lack)
+    if training.compile:
+        compile_layers(model, place.device)
+    batches = run.kind.plan(corpus, resolved, (run.processes.rank, run.processes.count))
+    loss = run.kind.loss(model, resolved)
+    batches = PrefetchedBatches(batches, loss) if place.device.startswith("cuda") else batches
+    dev = run.kind.validation(corpus, resolved, place) if run.processes.is_first else None
+    writer = _FolderWriter(run, resolved, corpus)
+    trainer = Trainer(
+        model=model,
+        loss=loss,
+        batches=batches,
+        settings=training,
+        folder=place.folder,
+        validate=None if dev is None else dev.validate,
+        keep_model=writer.write,
+        display=run.display,
+        safeguards=make_safeguards(
+            run.machine,
+            run.kind.largest_batches(corpus, resolved),
+            lambda batch: run.kind.describe_batch(corpus, batch),
+            run.processes.count,
+            kernels=training.kernels,
+        ),
+    )
+    if run.request.resume:
+        restored = trainer.resume()
+        if (
+            run.has_checkpoint
+            and not restored
+            and resolved.start_from is not None
+            and not needs_stored_weights(resolved)
+        ):
+            # The initial weights were left random, because a checkpoint was to replace them.
+            raise TransduceError(
+                f"Every checkpoint in {run.request.out} is damaged: start again with --from and another --out."
+            )
+        run.display.say(
+            f"Resuming after step {trainer.step:,}."
+            if restored
+            else f"No {'intact' if run.has_checkpoint else 'saved'} checkpoint in {run.request.out}: "
+            "starting from step 0."
+        )
+    trainable, total = count_parameters(model)
+    of_total = f" of a model of {total:,}" if trainable < total else ""
+    run.display.say(f"Training {trainable:,} parameters{of_total} on {run.kind.describe_size(corpus)}.")
+    return trainer
+
+
+def _place(run: Run) -> RunPlacement:
+    return RunPlacement(folder=run.request.out, device=run.machine.device, threads=run.machine.threads)
+
+
+class _FolderWriter:
+    """A callback that writes the best weights so far to the run's folder, as a complete model folder."""
+
+    def __init__(self, run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> None:
+        self.folder, self.kind, self.resolved, self.corpus = run.request.out, run.kind, resolved, corpus
+
+    def write(self, weights: Mapping[str, Tensor], event: ValidationEvent | None) -> None:
+        """Write the weights and the model card."""
+        card = self.kind.card(self.corpus, self.resolved, event.step if event else None)
+        write_model_folder(
+            self.folder,
+            weights=weights,
+            config=self.resolved.model,
+            tokenizer=self.corpus.tokenizer,
+            languages=self.corpus.languages,
+            documents={"README.md": card} | dict(self.kind.documents(self.corpus, self.resolved)),
+        )
+
+
+def _finish(run: Run, resolved: ResolvedSettings, corpus: RunCorpus, result: TrainResult) -> None:
+    """Report how training ended, and the quality of the best model."""
+    display, out = run.display, run.request.out
+    display.say(
+        f"Stopped after step {result.step:,} ({result.reason}), {format_duration(result.elapsed_seconds)} of training."
+    )
+    if result.reason.startswith("SIG"):
+        display.say("Everything is saved: continue with --resume.")
+        return
+    outcome = run.kind.finish(corpus, resolved, _place(run), result.best_step)
+    for name, content in outcome.files.items():
+        write_file(out / name, content)
+    display.say(outcome.measured)
+    display.say(f"The model of step {result.best_step or result.step:,} is in {out}. {outcome.hint}")

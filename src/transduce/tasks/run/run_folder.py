@@ -1,0 +1,262 @@
+"""Resume a run: its settings are kept, except for those that may change without making it another run."""
+
+import contextlib
+import shutil
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from safetensors import SafetensorError
+
+from transduce.atomic_io import exclusive_lock
+from transduce.errors import TransduceError
+from transduce.kernels.cuda.available import why_no_triton
+from transduce.machine import Machine
+from transduce.model_folder.read import CONFIG, MANIFEST, TOKENIZER_CARD, VOCABULARIES, WEIGHTS
+from transduce.tasks.settings.reading import make_settings
+from transduce.tasks.settings.structs import DataSettings, Settings
+from transduce.training.checkpoint import Environment
+from transduce.training.choices import choose_kernels, choose_record
+
+# --- sole run ---
+# Lock the folder of a training run: two processes that trained in it would overwrite each other's files.
+
+
+LOCK_FILE = ".lock"
+
+
+@contextmanager
+def lock_run(folder: Path) -> Iterator[None]:
+    """Hold the lock of a training run's folder while the context runs.
+
+    Raises:
+        TransduceError: another process holds the folder's lock.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(exclusive_lock(folder / LOCK_FILE))
+        except BlockingIOError as error:
+            raise TransduceError(
+                f"Another process is training in {folder}: wait until it has ended, or name another folder with --out."
+            ) from error
+        yield
+
+
+# --- new run ---
+# Create a run's folder safely; a run that fails before training leaves the folder as it was.
+
+
+SETTINGS_FILE = "settings.toml"
+# Other files that a run writes, which could replace the user's files of the same name.
+RUN_FILES = ("README.md", CONFIG, MANIFEST, "metrics.jsonl", "checkpoints", "tensorboard")
+_TOKENIZER_FILES = (*VOCABULARIES, "tokenizer.json")
+
+
+def refuse_resume_without_text(folder: Path, data: DataSettings, *, resume: bool) -> None:
+    """Refuse `--resume` in a folder without a run if the settings name no text to start a run with.
+
+    Raises:
+        TransduceError: there is neither a run nor text.
+    """
+    if resume and not data.source and not data.prepared and not (folder / SETTINGS_FILE).exists():
+        raise TransduceError(
+            f"{folder} holds no run to resume, and no text is named to start one: name the run's folder with "
+            "--out, or pass --source and --target."
+        )
+
+
+def refuse_to_overwrite(folder: Path, *, resume: bool) -> None:
+    """Refuse to start a run in a folder that holds another run, a model, or files that would be replaced.
+
+    Raises:
+        TransduceError: the folder holds such files, and the run is not resumed.
+    """
+    has_run = (folder / SETTINGS_FILE).exists()
+    if has_run and not resume:
+        raise TransduceError(
+            f"{folder} holds a run already: continue with --resume, or name another folder with --out."
+        )
+    if not has_run and (folder / WEIGHTS).exists():
+        raise TransduceError(
+            f"{folder} holds a model, which training would replace, but no run: name another folder with --out."
+        )
+    # A run that stopped before training may have left its tokenizer, with the tokenizer's card.
+    names = RUN_FILES if (folder / TOKENIZER_CARD).exists() else (*RUN_FILES, *_TOKENIZER_FILES)
+    conflicts = [name for name in names if (folder / name).exists()]
+    if not has_run and conflicts:
+        raise TransduceError(f"{folder / conflicts[0]} would be replaced by a run's: name another folder with --out.")
+
+
+class RunFolder:
+    """The state of a folder before a run starts in it, which can be restored."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._settings = folder, folder / SETTINGS_FILE
+        self._was_there, self._had_run = folder.exists(), self._settings.exists()
+        self._made = [parent for parent in folder.parents if not parent.exists()]  # innermost first
+
+    def make(self) -> Path:
+        """Create the folder and return it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self.folder
+
+    def undo(self) -> None:
+        """Restore the folder's earlier state after a failure.
+
+        A folder that did not exist is removed, with the parents created for it. In a folder that existed, only the
+        run's settings are removed.
+        """
+        if not self._was_there:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # fails if other files are there
+                for parent in self._made:
+                    parent.rmdir()
+        elif not self._had_run:
+            self._settings.unlink(missing_ok=True)
+
+
+def is_disk_error(error: BaseException) -> bool:
+    """Return whether an error came from reading or writing a file, not from the settings or the data."""
+    return isinstance(error.__cause__, OSError | SafetensorError)
+
+
+# --- run folder ---
+
+
+# Settings that may change when a run is resumed. The others affect steps already taken, but before the first step, all
+# settings of these tables may change.
+_UNTRAINED = ("training.", "model.")
+# Exceptions, because the stored initial weights depend on them.
+_PREPARED = "training.lora_"
+_CHANGEABLE = {
+    f"training.{name}"
+    for name in (
+        "steps",
+        "learning_rate",
+        "compile",
+        "kernels",
+        "record",
+        "sharded",
+        "report_every",
+        "validate_every",
+        "save_every",
+        "best_by",
+        "patience",
+        "translate_dev",
+        "keep_checkpoints",
+    )
+}
+
+# Each of these sets when to stop, and replaces the other.
+_INSTEAD = {"training.steps": "minutes", "training.minutes": "steps"}
+
+
+def read_stored(path: Path) -> Settings:
+    """Read the settings file that a run wrote.
+
+    Raises:
+        TransduceError: the file is damaged or from another version.
+    """
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+        # Runs that name no optimizer used Adam.
+        training = {"optimizer": "adam"} | content.get("training", {})
+        return msgspec.convert(content | {"training": training}, Settings)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise TransduceError(f"{path} cannot be read as the settings of a run: {error}.") from error
+
+
+def apply_changes(stored: Settings, said: Mapping[str, Any], *, trained: bool = True) -> Settings:
+    """Return a run's settings with the user's changes.
+
+    Args:
+        stored: the settings that the run started with.
+        said: the user's settings, nested as in a settings file.
+        trained: True if a checkpoint or initial weights were saved.
+
+    Raises:
+        TransduceError: a setting differs that may not change.
+    """
+    content = msgspec.json.decode(msgspec.json.encode(stored))
+    for name, leaf in _leaves(said):
+        value = list(leaf) if isinstance(leaf, tuple) else leaf
+        table, last = _find(content, name)
+        old = table.get(last)
+        is_moved = name == "data.prepared" and None not in (old, value)  # the corpus is compared when it is opened
+        may_change = name in _CHANGEABLE or is_moved
+        if may_change or (not trained and name.startswith(_UNTRAINED) and not name.startswith(_PREPARED)):
+            table[last] = value
+            if name in _INSTEAD:
+                table[_INSTEAD[name]] = None
+        elif old != value:
+            raise TransduceError(
+                f"`{name}` was {_shown(old)} when this run started, and cannot become {_shown(value)} on --resume: "
+                "leave it as it was, or start another run with another --out."
+            )
+    return make_settings(content)
+
+
+def changes_between(stored: Settings, settings: Settings) -> list[str]:
+    """Return the changed settings, one line each."""
+    old, new = (dict(_leaves(msgspec.to_builtins(each))) for each in (stored, settings))
+    return [
+        f"{name}: {_shown(new.get(name))}, which was {_shown(old.get(name))}"
+        for name in dict.fromkeys((*old, *new))
+        if old.get(name) != new.get(name)
+    ]
+
+
+def adapt_to_machine(
+    settings: Settings, said: Mapping[str, Any], machine: Machine, before: Environment | None
+) -> Settings:
+    """Adapt kernels, compiled layers and recorded steps to this machine.
+
+    They stay as before, for the same results bit by bit, unless the user changed them or this machine does not support
+    them.
+
+    Args:
+        settings: the run's settings.
+        said: the user's changes in `training`.
+        machine: the machine that the run resumes on.
+        before: the environment of the last checkpoint; None if there is none.
+    """
+    training = settings.training
+    kernels, compiled, record = training.kernels, training.compile, training.record
+    if "kernels" not in said:
+        if kernels is None and before is not None:
+            kernels = before.kernels  # a run of a version without this setting
+        if kernels == "native":
+            kernels = choose_kernels(machine.device, machine.threads, compiled=compiled).value
+    if "compile" not in said and compiled:
+        compiled = machine.device != "cpu" and why_no_triton(machine.device) is None
+    if "record" not in said and record:
+        # With the same number of processes, an explicit choice is kept; otherwise it is chosen as for a new run.
+        same_processes = before is not None and before.processes == machine.processes > 1
+        can_record = not training.sharded and choose_record(machine.device, kernels or "torch", processes=1).value
+        record = True if same_processes and can_record else None
+    changed = msgspec.structs.replace(training, kernels=kernels, compile=compiled, record=record)
+    return msgspec.structs.replace(settings, training=changed)
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else str(value)
+
+
+def _leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _find(content: dict[str, Any], name: str) -> tuple[dict[str, Any], str]:
+    *tables, last = name.split(".")
+    for table in tables:
+        content = {last: None} if content.get(table, {}) is None else content.get(table, {})
+    if last not in content:
+        raise TransduceError(f"There is no setting `{name}`.")
+    return content, last

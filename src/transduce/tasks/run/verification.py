@@ -1,0 +1,229 @@
+"""Verify that a run that was killed and resumed ends like an uninterrupted one, by a few steps of each."""
+
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from transduce.errors import TransduceError
+from transduce.process_environment import child_environment, module_command
+from transduce.tasks.run.run import RunRequest, prepare_run
+from transduce.tasks.settings.reading import make_settings, put_setting
+from transduce.training.checkpoint import Environment, load_checkpoint
+from transduce.training.events import ProgressDisplay
+from transduce.training.loop import CHECKPOINTS
+
+_CHECKPOINT_STEPS = 4  # steps between checkpoints; fewer for a short run
+_FEWEST_STEPS = 6
+_STEPS_FOR_MINUTES = 1_000
+_DEV_SENTENCES = 4
+_TIMES = ("tokens_per_second", "elapsed_seconds", "validation_seconds")
+_POLL_SECONDS = 0.02
+
+
+class ResumeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of comparing a resumed run with an uninterrupted one."""
+
+    equal: bool
+    """True if both runs are equal bit by bit."""
+    killed_after_step: int
+    """Last step before the run was killed."""
+    resumed_from_step: int
+    """Step of the checkpoint that the run resumed from."""
+    compared_at_step: int
+    """Step at which both runs are compared."""
+    differences: list[str]
+    """What differs: kinds of tensors, and the first step with different metrics."""
+    repeatable: bool | None
+    """True if two uninterrupted runs are equal; None if this was not tested."""
+    surroundings: Environment
+    """The machine and libraries that the results depend on."""
+    notes: list[str]
+    """Remarks on settings that were changed for the test."""
+
+    def __str__(self) -> str:
+        used = self.surroundings
+        threads = f"{used.threads} thread{'s' if used.threads > 1 else ''}"
+        around = f"{used.device}, {used.instructions}, {threads}, torch {used.torch}"
+        tried = (
+            f"A run of these settings ({around}) was killed after step {self.killed_after_step}, resumed from the "
+            f"checkpoint of step {self.resumed_from_step}, and compared at step {self.compared_at_step} with one that "
+            "was never stopped."
+        )
+        return "\n".join([tried, self._verdict(), *self.notes])
+
+    def _verdict(self) -> str:
+        if self.equal:
+            return "Equal: weights, optimizer moments, weight average and the metrics of every step agree in every bit."
+        differences = f"Not equal: {', '.join(self.differences)}."
+        if self.repeatable:
+            return f"{differences} Two uninterrupted runs are equal, so resuming is at fault: please report this."
+        return (
+            f"{differences} Two uninterrupted runs differ as well, so the difference is not due to resuming: sums are "
+            f"computed in another order each time on `{self.surroundings.device}`. `--device cpu` is exact."
+        )
+
+
+def verify_resume(request: RunRequest) -> ResumeReport:
+    """Train a few steps in a temporary folder: once killed by SIGKILL and resumed, and once without interruption.
+
+    Args:
+        request: the arguments of `train`; `out` is not used.
+
+    Returns:
+        The result of the comparison.
+
+    Raises:
+        TransduceError: settings or files are invalid, or training fails.
+    """
+    display = ProgressDisplay()
+    with tempfile.TemporaryDirectory(prefix="transduce-verify-") as name:
+        return _Verification(request, Path(name), display).report()
+
+
+class _Verification:
+    """Runs training up to three times from one prepared folder: `stopped`, `whole`, and `again` if they differ."""
+
+    def __init__(self, request: RunRequest, folder: Path, display: ProgressDisplay) -> None:
+        content, self.notes = _shortened(request.settings)
+        self.folder, self.display = folder, display
+        self.request = msgspec.structs.replace(request, settings=content, out=folder / "prepared")
+        display.say("Preparing the corpus.")
+        self.resolved = prepare_run(self.request)
+        training = self.resolved.training
+        assert training.steps is not None
+        assert training.save_every is not None
+        self.last, self.every = training.steps, training.save_every
+
+    def report(self) -> ResumeReport:
+        """Run the training processes and compare them."""
+        killed, resumed, compared = self._stop_and_resume()
+        self.display.say(f"Training again without interruption, to step {compared}.")
+        self._train_until("whole", lambda run: _has_checkpoint(run, compared))
+        differences = _differences(self.folder / "stopped", self.folder / "whole", compared)
+        repeatable = None
+        if differences:
+            self.display.say("The runs differ. Training once more without interruption.")
+            self._train_until("again", lambda run: _has_checkpoint(run, compared))
+            repeatable = not _differences(self.folder / "again", self.folder / "whole", compared)
+        state = load_checkpoint(_checkpoint(self.folder / "whole", compared)).state
+        assert state.surroundings is not None
+        return ResumeReport(
+            equal=not differences,
+            killed_after_step=killed,
+            resumed_from_step=resumed,
+            compared_at_step=compared,
+            differences=differences,
+            repeatable=repeatable,
+            surroundings=state.surroundings,
+            notes=self.notes,
+        )
+
+    def _stop_and_resume(self) -> tuple[int, int, int]:
+        """Return the last step before the kill, the step of its newest checkpoint, and the step to compare at."""
+        self.display.say("Training a run that is killed.")
+        run = self._train_until("stopped", lambda run: _last_step(run) > self.every and _newest(run) > 0)
+        killed, resumed = _last_step(run), _newest(run)
+        compared = min(self.last, resumed + 2 * self.every)
+        if compared == resumed:
+            raise TransduceError(
+                f"The run ended after {self.last} steps, before it could be killed: set more `training.steps`."
+            )
+        self.display.say(f"Killed after step {killed}; resuming from step {resumed} to step {compared}.")
+        self._train_until("stopped", lambda run: _has_checkpoint(run, compared))
+        return killed, resumed, compared
+
+    def _train_until(self, name: str, ready: Callable[[Path], bool]) -> Path:
+        """Run the command in a separate process, and kill it when `ready` returns True for the run's folder."""
+        run = self.folder / name
+        if not run.exists():
+            shutil.copytree(self.folder / "prepared", run)
+        command = [*module_command("transduce"), "train", "--resume", "--out", str(run)]
+        command += ["--device", self.request.device]
+        command += [] if self.request.threads is None else ["--threads", str(self.request.threads)]
+        log = self.folder / "said.txt"
+        environment = child_environment()
+        with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file, env=environment) as process:
+            try:
+                while not ready(run) and process.poll() is None:
+                    time.sleep(_POLL_SECONDS)
+            finally:
+                process.kill()
+        if not ready(run):
+            last = log.read_text("utf-8", "replace").strip().split("\n")[-1]
+            raise TransduceError(f"Training ended before the comparison, with the words: {last}")
+        return run
+
+
+def _shortened(settings: Any) -> tuple[dict[str, Any], list[str]]:
+    """Return settings with frequent checkpoints, validations and reports, and notes on the changes.
+
+    Such settings do not affect the results.
+    """
+    content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(settings))
+    training, notes = make_settings(content).training, []
+    if training.minutes is not None:
+        content["training"].pop("minutes")
+        put_setting(content, "training.steps", _STEPS_FOR_MINUTES)
+        notes.append(
+            f"`training.minutes` ({training.minutes:g}) was replaced by {_STEPS_FOR_MINUTES} steps: minutes are "
+            "converted to steps once the speed is known, and a run that is stopped before that measures it again."
+        )
+    steps = training.steps or _STEPS_FOR_MINUTES
+    if steps < _FEWEST_STEPS:
+        raise TransduceError(f"`training.steps` must be at least {_FEWEST_STEPS} for this test, but is {steps}.")
+    every = min(_CHECKPOINT_STEPS, steps // 3)
+    overrides = {"save_every": every, "validate_every": every + 1, "report_every": 1, "keep_checkpoints": 1_000_000}
+    for name, value in (
+        overrides | {"patience": 0, "translate_dev": min(training.translate_dev, _DEV_SENTENCES)}
+    ).items():
+        put_setting(content, f"training.{name}", value)
+    return content, notes
+
+
+def _checkpoint(run: Path, step: int) -> Path:
+    return run / CHECKPOINTS / f"step-{step:09d}"
+
+
+def _has_checkpoint(run: Path, step: int) -> bool:
+    return _checkpoint(run, step).is_dir()
+
+
+def _newest(run: Path) -> int:
+    """Return the step of the newest checkpoint; 0 if there is none."""
+    folder = run / CHECKPOINTS
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return max((int(name.removeprefix("step-")) for name in names if name.startswith("step-")), default=0)
+
+
+def _events(run: Path) -> list[dict[str, Any]]:
+    """Return the complete lines of the metrics, without values that depend on the clock."""
+    path = run / "metrics.jsonl"
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    events = [msgspec.json.decode(line, type=dict[str, Any]) for line in lines]
+    return [{name: value for name, value in event.items() if name not in _TIMES} for event in events]
+
+
+def _last_step(run: Path) -> int:
+    return max((event["step"] for event in _events(run)), default=0)
+
+
+def _differences(run: Path, reference: Path, step: int) -> list[str]:
+    """Return the kinds of tensors that differ at a step, and the first step with different metrics."""
+    ours, theirs = (load_checkpoint(_checkpoint(one, step)) for one in (run, reference))
+    different = [
+        kind
+        for kind, tensors in theirs.tensors.items()
+        if not all(torch.equal(ours.tensors[kind][name], tensor) for name, tensor in tensors.items())
+    ]
+    if ours.state.updates != theirs.state.updates:
+        different.append("the number of updates")
+    pairs = zip(*([event for event in _events(one) if event["step"] <= step] for one in (run, reference)), strict=False)
+    unequal = next((our_event["step"] for our_event, their_event in pairs if our_event != their_event), None)
+    return different if unequal is None else [*different, f"the metrics from step {unequal} on"]

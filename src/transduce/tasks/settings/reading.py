@@ -1,0 +1,314 @@
+"""Read the settings of a run: a TOML file, changed by ``--set key=value``, with errors that name the mistake."""
+
+import difflib
+import math
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from transduce.errors import TransduceError
+from transduce.tasks.settings.structs import Settings
+
+# --- toml text ---
+# Write settings as TOML.
+
+
+def to_toml(settings: msgspec.Struct) -> str:
+    """Return settings as the text of a TOML file; settings that are None are left out."""
+    return "\n".join(_toml_lines(msgspec.to_builtins(settings), "")).strip() + "\n"
+
+
+def _toml_lines(content: Mapping[str, Any], prefix: str) -> Iterable[str]:
+    for key, value in content.items():
+        if value is not None and not isinstance(value, Mapping):
+            yield f"{key} = {_toml_value(value)}"
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            yield f"\n[{prefix}{key}]"
+            yield from _toml_lines(value, f"{prefix}{key}.")
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    # JSON strings, numbers and booleans are valid TOML, except for DEL, which TOML requires to be escaped.
+    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
+
+
+# --- settings file ---
+# Find the line of a setting in a settings file, for error messages; a wrong value may also come from `--set`.
+
+
+_TABLE = re.compile(r"\s*\[([^\[\]]+)\]\s*(?:#.*)?$")
+_KEY = re.compile(r"\s*([\w.\"'-]+)\s*=")
+_NAME = re.compile(r"`([\w.]+)`")
+
+
+class FileSettings(dict[str, Any]):
+    """Nested tables of settings that know the line of each setting in their file."""
+
+    def __init__(self, content: Mapping[str, Any], path: Path, text: str) -> None:
+        """Create the settings of a file from its content, path and text."""
+        super().__init__(content)
+        self._path = path
+        self._lines: dict[str, int | None] = dict.fromkeys(_setting_names(content, ""))
+        self._lines |= {name: line for name, line in _keys(text) if name in self._lines}
+
+    def drop_location(self, name: str) -> None:
+        """Forget the line of a setting or table that is overridden elsewhere."""
+        self._lines = {
+            name_in_file: line
+            for name_in_file, line in self._lines.items()
+            if not f"{name_in_file}.".startswith(f"{name}.")
+        }
+
+    def location_of(self, sentence: str) -> str | None:
+        """Return the file and line of the first setting that an error message names; None if no file sets it."""
+        for mentioned in _NAME.findall(sentence.partition(": ")[0]):  # after the colon, the message states the remedy
+            matches = [setting for setting in self._lines if setting == mentioned or setting.endswith(f".{mentioned}")]
+            tables = [setting for setting in self._lines if mentioned.startswith(f"{setting}.")]
+            if setting := next(iter(matches), None) or max(tables, key=len, default=None):
+                line = self._lines[setting]
+                return str(self._path) if line is None else f"{self._path}, line {line}"
+        return None
+
+
+def _setting_names(content: Mapping[str, Any], prefix: str) -> Iterable[str]:
+    """Yield the full names of all settings that have a value; tables are left out."""
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            yield from _setting_names(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key
+
+
+def _keys(text: str) -> Iterable[tuple[str, int]]:
+    """Yield the full name and line number of each key at the start of a line, not inside inline tables."""
+    table = ""
+    for number, line in enumerate(text.split("\n"), 1):
+        if match := _TABLE.match(line):
+            table = f"{_bare(match[1])}."
+        elif match := _KEY.match(line):
+            yield table + _bare(match[1]), number
+
+
+def _bare(key: str) -> str:
+    return re.sub(r"[\s\"']", "", key)
+
+
+# --- reading ---
+
+
+_UNIONS = (Union, UnionType)
+# Common names of values in other toolkits and papers, for suggestions.
+_OTHER_NAMES = {
+    "rope": "rotary",
+    "lm": "language-model",
+    "gpt": "language-model",
+    "mlm": "masked-language-model",
+    "bert": "masked-language-model",
+    "bart": "denoising",
+    "layernorm": "layer",
+    "rmsnorm": "rms",
+    "batchnorm": "batch",
+    "luong": "general",
+    "lstm": "recurrent",
+    "gru": "recurrent",
+}
+
+
+def read_settings(path: Path | None, assignments: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the content of a settings file, with ``key.name=value`` assignments applied in order.
+
+    Raises:
+        TransduceError: the file is not valid TOML, or an assignment is malformed.
+    """
+    content: dict[str, Any] = {}
+    # parsed first, because a malformed assignment may have been taken for the path
+    pairs = [_parse(assignment) for assignment in assignments]
+    if path is not None:
+        try:
+            text = path.read_text("utf-8-sig")
+            content = FileSettings(tomllib.loads(text), path, text)
+        except OSError as error:
+            raise TransduceError(f"The settings file {path} cannot be read: {error.strerror}.") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise TransduceError(f"The settings file {path} is not valid TOML: {error}.") from error
+    for name, value in pairs:
+        put_setting(content, name, value)
+    return content
+
+
+def _parse(assignment: str) -> tuple[str, Any]:
+    key, equals, text = assignment.partition("=")
+    if not equals or not re.fullmatch(r"\w+(\.\w+)*", key.strip()):
+        raise TransduceError(
+            f"`--set` takes a key and a value, such as training.steps=2000, but was given `{assignment}`."
+        )
+    return key.strip(), _parse_value(text.strip())
+
+
+def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
+    """Set a setting by its dotted name in nested tables; a table is merged with an existing one.
+
+    Raises:
+        TransduceError: a table on the way is a value, or the name is not a text.
+    """
+    if not isinstance(name, str):
+        raise TransduceError(f"A setting's name is a text, such as `training.steps`, but one is {name!r}.")
+    if isinstance(content, FileSettings):
+        content.drop_location(name)
+    *tables, last = name.split(".")
+    for table in tables:
+        inner = content.setdefault(table, {})
+        if not isinstance(inner, dict):
+            raise TransduceError(f"`{name}` belongs to the table `{table}`, but `{table}` was set to {inner!r}.")
+        content = inner
+    if not isinstance(value, Mapping):
+        content[last] = _plain(value)
+        return
+    content.setdefault(last, {})
+    for key, inner_value in value.items():
+        put_setting(content, f"{last}.{key}", inner_value)
+
+
+def _plain(value: Any) -> Any:
+    """Convert NumPy scalars to Python numbers, and paths to texts."""
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
+
+
+def _parse_value(text: str) -> Any:
+    """Parse a TOML value; anything invalid is a string, so that quotes may be omitted, except numbers such as `.5`."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return float(text) if re.fullmatch(r"[+-]?(\.\d+|\d+\.)(e[+-]?\d+)?", text, re.ASCII | re.I) else text
+
+
+def make_settings(content: Mapping[str, Any]) -> Settings:
+    """Check keys and types, and return the settings.
+
+    Raises:
+        TransduceError: a key does not exist, with the nearest one that does; or a value has the wrong type. For
+            settings of a file, the message starts with file and line.
+    """
+    try:
+        return _checked(content)
+    except TransduceError as error:
+        location = content.location_of(str(error)) if isinstance(content, FileSettings) else None
+        if location is None:
+            raise
+        raise TransduceError(f"{location}: {error}") from error
+
+
+def _checked(content: Mapping[str, Any]) -> Settings:
+    _refuse_unknown_keys(content, Settings, ())
+    _refuse_infinite(content, "")
+    try:
+        return msgspec.convert(dict(content), Settings)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, TransduceError):
+            raise error.__cause__ from None
+        _, _, location = str(error).partition(" - at `$.")
+        raise TransduceError(_wrong_value(location.partition("[")[0].rstrip("`").split("."), content)) from error
+
+
+def _refuse_infinite(content: Mapping[str, Any], prefix: str) -> None:
+    """Refuse infinite values and NaN, which a settings file cannot store."""
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            _refuse_infinite(value, f"{prefix}{name}.")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise TransduceError(f"`{prefix}{name}` must be finite, but is {value}.")
+
+
+def _wrong_value(path: Sequence[str], content: Any) -> str:
+    hint: Any = Settings
+    for name in path:
+        hint = get_type_hints(struct_of(hint) or Settings)[name]
+        content = content[name]
+    expected, value = _kinds(hint), str(content)
+    intended = _OTHER_NAMES.get(value.lower())
+    close_names = [intended] if intended in _names(hint) else difflib.get_close_matches(value, _names(hint), 1, 0.6)
+    suggestion = f": did you mean `{close_names[0]}`?" if close_names else "."
+    return f"`{'.'.join(path)}` must be {expected}, but is `{value}`{suggestion}"
+
+
+def _kinds(hint: Any) -> str:
+    """Describe the values that a setting accepts, in words."""
+    if struct_of(hint) is not None:
+        return "a table"
+    if get_origin(hint) in _UNIONS:
+        return " or ".join(dict.fromkeys(_kinds(inner) for inner in get_args(hint) if inner is not type(None)))
+    if names := _names(hint):
+        return "one of " + ", ".join(names)
+    if get_origin(hint) in (tuple, list):
+        count = "" if get_origin(hint) is list or ... in get_args(hint) else f" of {len(get_args(hint))}"
+        return f'a list{count}, such as ["a", "b"]'
+    return {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, "a text")
+
+
+def _names(hint: Any) -> list[str]:
+    """Return the names that a setting can be set to."""
+    if get_origin(hint) is Literal:
+        return [str(name) for name in get_args(hint)]
+    return [name for inner in get_args(hint) for name in _names(inner)] if get_origin(hint) in _UNIONS else []
+
+
+def _refuse_unknown_keys(content: Mapping[str, Any], struct: type[msgspec.Struct], path: tuple[str, ...]) -> None:
+    hints = get_type_hints(struct)
+    for key, value in content.items():
+        if key not in hints:
+            raise TransduceError(_unknown_key((*path, key, *_first_inside(value))))
+        inner = struct_of(hints[key])
+        if inner is not None and isinstance(value, Mapping):
+            _refuse_unknown_keys(value, inner, (*path, key))
+
+
+def _first_inside(value: Any) -> tuple[str, ...]:
+    """Return the path to the first setting inside an unknown table, whose last word best shows what was meant."""
+    if not isinstance(value, Mapping) or not value:
+        return ()
+    key, inner = next(iter(value.items()))
+    return (key, *_first_inside(inner))
+
+
+def _unknown_key(path: tuple[str, ...]) -> str:
+    name = ".".join(path)
+    existing = list(setting_names())
+    close_names = difflib.get_close_matches(name, existing, 1, 0.5)
+    same_word = [other for other in existing if other.split(".")[-1] == path[-1]]
+    near_word = difflib.get_close_matches(path[-1], [other.split(".")[-1] for other in existing], 1, 0.6)
+    same_last_word = [other for other in existing if other.split(".")[-1] in near_word]
+    suggestion = next(iter(same_word or close_names or same_last_word), None)
+    hint = f"did you mean `{suggestion}`?" if suggestion else "docs/settings.md lists all there are."
+    return f"There is no setting `{name}`: {hint}"
+
+
+def setting_names(struct: type[msgspec.Struct] = Settings, prefix: str = "") -> Iterable[str]:
+    """Yield the full names of all settings."""
+    for key, hint in get_type_hints(struct).items():
+        inner = struct_of(hint)
+        if inner is None:
+            yield prefix + key
+        else:
+            yield from setting_names(inner, f"{prefix}{key}.")
+
+
+def struct_of(hint: Any) -> type[msgspec.Struct] | None:
+    """Return the settings struct that a field of this type holds, or None."""
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return hint
+    if get_origin(hint) in _UNIONS:
+        return next((s for s in map(struct_of, get_args(hint)) if s is not None), None)
+    return None

@@ -1,0 +1,356 @@
+"""Distill a translation model: train on the translations that a teacher model makes first.
+
+Sequence-level distillation (Kim and Rush 2016, "Sequence-Level Knowledge Distillation"): the teacher's translations are
+more regular than human ones, and so easier to learn for a much smaller model. The teacher may have any size, model
+family and vocabulary. Several teachers translate as an ensemble.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from transduce.atomic_io import file_sha256, write_file
+from transduce.errors import TransduceError
+from transduce.inference.bulk_files import ReportClock, ResumableFile, portion_size, portions, skip_lines
+from transduce.inference.load import open_translator
+from transduce.inference.redecoding import estimate_quality
+from transduce.inference.translator import Translator
+from transduce.tasks.run.resolving import preflight
+from transduce.tasks.run.run import Run, RunRequest, train_run
+from transduce.tasks.run.run_folder import SETTINGS_FILE, refuse_to_overwrite
+from transduce.tasks.settings.choice_log import ChoiceLog
+from transduce.tasks.settings.reading import make_settings, put_setting
+from transduce.tasks.settings.structs import DataSettings, Settings
+from transduce.text.corpus import format_of
+from transduce.text.files import read_lines
+from transduce.text.languages import language_of
+from transduce.training.events import ProgressDisplay, format_duration
+from transduce.training.loop import TrainResult
+
+# --- translated files ---
+# Translate whole files before training, for distillation and back-translation; an interrupted translation resumes.
+
+
+class TranslatedFile(msgspec.Struct, frozen=True):
+    """A text file and the file of its translation, line by line."""
+
+    text: str
+    """Path of the text."""
+    path: Path
+    """Path of the translation."""
+
+
+def check_translated(settings: Settings, name: str, by_hand: str) -> None:
+    """Refuse runs for which text cannot be translated first.
+
+    Args:
+        settings: the run's settings.
+        name: the setting of `data.*` that asks for the translation.
+        by_hand: advice for runs with several processes, for the error message.
+
+    Raises:
+        TransduceError: the task is not translation, or there are several processes.
+    """
+    if settings.task.kind != "translation":
+        raise TransduceError(f"`data.{name}` means nothing where `task.kind` is {settings.task.kind}: leave it out.")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise TransduceError(f"`data.{name}` is for one process: {by_hand}.")
+
+
+def preflight_run(request: RunRequest) -> None:
+    """Check a run's settings up front, before anything is translated for it.
+
+    Raises:
+        TransduceError: the settings are invalid for any text.
+    """
+    run = Run(request)
+    preflight(run.kind, run.settings, run.machine, ChoiceLog())
+
+
+def translate_files(
+    files: Sequence[TranslatedFile],
+    translator: Translator,
+    models: Sequence[Path],
+    display: ProgressDisplay,
+) -> None:
+    """Translate each file that is not finished; translations with quality warnings become empty lines.
+
+    Training leaves out empty lines.
+
+    Args:
+        files: the files to translate.
+        translator: the translator, with its default search settings.
+        models: folders of the translator's models, whose weights identify an unfinished translation.
+        display: shows the progress.
+
+    Raises:
+        TransduceError: an unfinished translation is of another text or by another model.
+    """
+    weights = [file_sha256(path) for model in models for path in sorted(model.glob("*.safetensors"))]
+    for each in files:
+        with ResumableFile(each.path, options=msgspec.json.encode([each.text, *weights]), resume=True) as file:
+            text_sha256, note = file_sha256(Path(each.text)), each.path.with_name(f"{each.path.name}.text_sha256")
+            if file.is_finished:
+                _refuse_another_text(each, note, text_sha256)
+                continue
+            write_file(note, text_sha256.encode())
+            _translate(translator, models[0], each.text, file, display)
+
+
+def _refuse_another_text(file: TranslatedFile, note: Path, text_sha256: str) -> None:
+    """Refuse a finished translation of a text that has changed; older versions did not record the text."""
+    if note.is_file() and note.read_text("ascii") != text_sha256:
+        raise TransduceError(
+            f"{file.path} was translated from another text than {file.text} holds now: restore the text, or "
+            f"delete {file.path} to translate it again."
+        )
+
+
+def _translate(translator: Translator, model: Path, text: str, file: ResumableFile, display: ProgressDisplay) -> None:
+    remaining = portions(read_lines(text, keep_undecodable=True), size=portion_size(str(translator.device)))
+    if file.progress.lines:
+        finished, remaining = skip_lines(remaining, file.progress.lines)
+        file.skip(finished)
+    file.open()
+    display.say(f"Translating {text}, from line {file.progress.lines + 1:,} on.")
+    clock, lines, left_out = ReportClock(), 0, 0
+    for portion in remaining:
+        written = list(_texts(translator, portion.lines))
+        lines, left_out = lines + len(written), left_out + written.count("")
+        file.append(portion.lines, "".join(f"{line}\n" for line in written))
+        if clock.is_due():
+            display.say(f"{file.progress.lines:,} lines, {format_duration(clock.elapsed_seconds)}")
+    file.finish()
+    display.say(
+        f"{lines:,} lines translated in {format_duration(clock.elapsed_seconds)}; {left_out:,} of them "
+        "empty or with quality warnings, and left out."
+    )
+    if 2 * left_out > lines:
+        display.say(f"warning: These are most of them: the model in {model} is not suited to such text.")
+
+
+def _texts(translator: Translator, lines: Sequence[str]) -> Iterator[str]:
+    translations = translator.translate(lines, translator.search)
+    for translation, doubts in zip(translations, estimate_quality(translator, translations), strict=True):
+        yield "" if doubts else translation.text
+
+
+# --- monolingual ---
+# Train a translation model with monolingual target text, which a reverse model translates back first.
+# Back-translation (Sennrich et al. 2016, "Improving Neural Machine Translation Models with Monolingual Data"): the
+# final model learns from the original and the back-translated pairs. Target sides are always human text;
+# machine-translated sources start with a tag.
+
+
+REVERSE_FOLDER = "reverse"
+"""The folder inside the run's folder that holds the reverse model and the back-translations."""
+# The reverse model's share of `training.minutes`; if steps are specified, it takes half as many.
+_SHARE_OF_REVERSE = 1 / 3
+# Settings of the final model that the reverse model shares.
+_COMMON = ("training.seed", "training.precision", "training.kernels")
+
+
+def train_with_monolingual(request: RunRequest) -> TrainResult | None:
+    """Train a model on the pairs and on `data.monolingual`, which is back-translated first.
+
+    All three stages can be resumed: training the reverse model, translating, and training the final model.
+
+    Raises:
+        TransduceError: the text cannot be translated back, or training fails as in `train_run`.
+    """
+    settings = make_settings(request.settings)
+    _check_monolingual(settings, request)
+    display, training_request = (
+        ProgressDisplay(),
+        msgspec.structs.replace(request, settings=_with_translations(request, settings)),
+    )
+    if not (request.resume and (request.out / SETTINGS_FILE).exists()):
+        refuse_to_overwrite(request.out, resume=request.resume)
+        preflight_run(training_request)
+        display.say(
+            "First, a reverse model is trained, which translates the monolingual text back. It gets a third of the "
+            "minutes, or half of the steps, if you specified any."
+        )
+        reverse = train_run(_reverse_request(request, settings))
+        if request.dry_run:
+            display.say("Then the text would be translated back, and a model would be trained on all pairs.")
+            return None
+        if reverse is None or reverse.reason.startswith("SIG"):
+            return reverse
+        folder = request.out / REVERSE_FOLDER
+        translator = open_translator(folder, device=request.device, threads=request.threads)
+        translate_files(_back_translation_files(request, settings.data), translator, [folder], display)
+        del translator  # frees its memory for training
+    return train_run(training_request)
+
+
+def _check_monolingual(settings: Settings, request: RunRequest) -> None:
+    """Refuse settings with which back-translation is not possible."""
+    data = settings.data
+    check_translated(
+        settings,
+        "monolingual",
+        "train the other direction, translate, and name the translations with --back-translated (docs/monolingual.md)",
+    )
+    if not data.target:
+        raise TransduceError(
+            "`data.monolingual` is translated back by a model that learns from the same pairs in reverse, which takes "
+            "a file for each side: pass --source and --target."
+        )
+    for path in data.monolingual:
+        if not Path(path).is_file():
+            raise TransduceError(f"{path} does not exist: `data.monolingual` names text in the target's language.")
+    if request.dry_run and request.resume:
+        raise TransduceError("`--dry-run` shows what a new run would do: leave `--resume` out.")
+
+
+def _reverse_request(request: RunRequest, settings: Settings) -> RunRequest:
+    """Return the request of the reverse model: swapped pairs, with the same tokenizer settings and seed.
+
+    It gets a share of the time; all other settings are default.
+    """
+    data, steps = settings.data, settings.training.steps
+    languages = None if data.languages is None else list(data.languages[::-1])
+    content: dict[str, Any] = {"tokenizer": request.settings.get("tokenizer", {})}
+    for name, value in {
+        "data.source": list(data.target),
+        "data.target": list(data.source),
+        "data.dev_source": list(data.dev_target),
+        "data.dev_target": list(data.dev_source),
+        "data.languages": languages,
+        "data.filters": request.settings.get("data", {}).get("filters", {}),
+        "training.minutes": _minutes(settings, _SHARE_OF_REVERSE),
+        "training.steps": None if steps is None else -(-steps // 2),
+        **{name: _setting(request.settings, name) for name in _COMMON},
+    }.items():
+        if value not in (None, [], {}):
+            put_setting(content, name, value)
+    resume = request.resume and not request.dry_run
+    return msgspec.structs.replace(
+        request, settings=content, out=request.out / REVERSE_FOLDER, resume=resume, said_reason="by what you said"
+    )
+
+
+def _setting(settings: Mapping[str, Any], name: str) -> Any:
+    table, key = name.split(".")
+    return settings.get(table, {}).get(key)
+
+
+def _minutes(settings: Settings, share: float) -> float | None:
+    minutes = settings.training.minutes
+    return None if minutes is None else minutes * share
+
+
+def _back_translation_files(request: RunRequest, data: DataSettings) -> list[TranslatedFile]:
+    """Return the file for the translation of each text, named after the source language."""
+    language = (data.languages or (language_of(data.source[0]), None))[0] or "source"
+    folder = request.out / REVERSE_FOLDER
+    return [
+        TranslatedFile(text, folder / f"back-translated-{number}.{language}")
+        for number, text in enumerate(data.monolingual, 1)
+    ]
+
+
+def _with_translations(request: RunRequest, settings: Settings) -> dict[str, Any]:
+    """Return the final model's settings: the original pairs and the back-translated ones."""
+    data, translated = settings.data, [str(file.path) for file in _back_translation_files(request, settings.data)]
+    content = msgspec.json.decode(msgspec.json.encode(dict(request.settings)))
+    del content["data"]["monolingual"]
+    for name, value in {
+        "data.source": [*data.source, *translated],
+        "data.target": [*data.target, *data.monolingual],
+        "data.back_translated": [*data.back_translated, *translated],
+        "training.minutes": _minutes(settings, 1 - _SHARE_OF_REVERSE),
+    }.items():
+        if value is not None:
+            put_setting(content, name, value)
+    return content  # type: ignore[no-any-return]
+
+
+# --- synthetic data ---
+
+
+TEACHER_FOLDER = "taught"
+"""The folder inside the run's folder that holds the teacher's translations."""
+
+
+def train_with_teacher(request: RunRequest) -> TrainResult | None:
+    """Translate the sources with the teacher of `data.teacher`, then train a model on the translations.
+
+    Both stages can be resumed.
+
+    Raises:
+        TransduceError: the teacher cannot translate the text, or training fails as in `train_run`.
+    """
+    settings = make_settings(request.settings)
+    _check(settings, request)
+    if request.resume and (request.out / SETTINGS_FILE).exists():
+        return train_run(_training_request(request, None))
+    return train_run(_have_translated(request, settings.data))
+
+
+def _have_translated(request: RunRequest, data: DataSettings) -> RunRequest:
+    """Translate with the teacher, and return the request of the training run on the translations."""
+    refuse_to_overwrite(request.out, resume=request.resume)
+    _refuse_to_restart(request)
+    translator = open_translator(data.teacher, device=request.device, threads=request.threads)
+    files = _files(request, data, translator.target_language)
+    training_request = _training_request(request, [str(file.path) for file in files])
+    preflight_run(training_request)
+    (request.out / TEACHER_FOLDER).mkdir(parents=True, exist_ok=True)
+    translate_files(files, translator, [Path(folder) for folder in data.teacher], ProgressDisplay())
+    return training_request
+
+
+def _check(settings: Settings, request: RunRequest) -> None:
+    """Refuse settings with which no teacher can translate."""
+    data = settings.data
+    by_hand = "translate first, and train on the translations (docs/distillation.md)"
+    check_translated(settings, "teacher", by_hand)
+    if not data.source or any(format_of(path, data.format) != "lines" for path in data.source):
+        raise TransduceError(
+            "`data.teacher` translates files of sentences, a sentence a line: name them with --source, which neither "
+            "files of pairs nor a prepared corpus can be."
+        )
+    if data.target:
+        raise TransduceError(
+            "`data.teacher` writes the targets, in place of `data.target`: leave one of them out "
+            "(docs/distillation.md explains how to learn from both)."
+        )
+    for path in data.source:
+        if not Path(path).is_file():
+            raise TransduceError(f"{path} does not exist: `data.source` names the text that the teacher translates.")
+    if request.dry_run:
+        raise TransduceError(
+            "`--dry-run` describes a run on a given text, but the teacher has not translated the text yet: leave "
+            "`--dry-run` out, or translate first (docs/distillation.md)."
+        )
+
+
+def _files(request: RunRequest, data: DataSettings, written: str | None) -> list[TranslatedFile]:
+    """Return the file for the translation of each text, named after the target language."""
+    language = data.languages[1] if data.languages else written or "target"
+    return [
+        TranslatedFile(text, request.out / TEACHER_FOLDER / f"taught-{number}.{language}")
+        for number, text in enumerate(data.source, 1)
+    ]
+
+
+def _refuse_to_restart(request: RunRequest) -> None:
+    if (request.out / TEACHER_FOLDER).is_dir() and not request.resume:
+        raise TransduceError(
+            f"{request.out} holds a run already, which stopped before its own training: continue with --resume, or "
+            "name another folder with --out."
+        )
+
+
+def _training_request(request: RunRequest, taught: list[str] | None) -> RunRequest:
+    """Return the request of the training run: without the teacher, and with the translated files if there are any."""
+    content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(request.settings)))
+    del content["data"]["teacher"]
+    if taught is not None:
+        put_setting(content, "data.target", taught)
+    return msgspec.structs.replace(request, settings=content)

@@ -1,0 +1,156 @@
+"""The processes that train one model together, and their communication.
+
+`torchrun` starts them and passes each its rank in the environment. With a single process every method is a no-op.
+"""
+
+import datetime
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from transduce.errors import TransduceError
+
+T = TypeVar("T")
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+# One process may prepare a corpus or validate for hours, while the others wait for it.
+_LONGEST_WAIT = datetime.timedelta(days=7)
+# Gradients lie on GPUs; the few numbers that processes must agree on lie on the CPU, which NCCL does not support.
+_GPU_BACKENDS = "cpu:gloo,cuda:nccl"
+
+
+class Processes:
+    """All processes of a run, seen from one of them."""
+
+    def __init__(self, rank: int = 0, count: int = 1, *, local_rank: int = 0, local_count: int = 1) -> None:
+        self.rank = rank
+        self.count = count
+        self.local_rank = local_rank  # among those on this machine
+        self.local_count = local_count
+
+    @property
+    def is_first(self) -> bool:
+        """True if this process prepares data, validates, reports and saves."""
+        return self.rank == 0
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Return each value's sum over all processes, in float64, equal in every process."""
+        if self.count == 1:
+            return list(values)
+        total = torch.tensor(values, dtype=torch.float64, device="cpu")
+        dist.all_reduce(total)
+        return [float(value) for value in total.tolist()]
+
+    def share(self, value: T, kind: type[T]) -> T:
+        """Return the first process's value in every process; the others wait for it without a time limit.
+
+        Args:
+            value: a value that can be written as JSON; only that of the first process counts.
+            kind: the type of the value.
+        """
+        if self.count == 1:
+            return value
+        content = torch.frombuffer(bytearray(msgspec.json.encode(value)), dtype=torch.uint8)
+        size = torch.tensor(len(content))
+        dist.broadcast(size, src=0, group=_patient_group())
+        received = content if self.is_first else torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(received, src=0, group=_patient_group())
+        return msgspec.json.decode(received.numpy().tobytes(), type=kind)
+
+    def start_broadcast(self, tensor: Tensor, source: int) -> dist.Work | None:
+        """Start to broadcast a tensor from one process; the tensor must not be used until that is complete.
+
+        Args:
+            tensor: of equal shape in all processes; overwritten in all but the source.
+            source: the rank of the sender.
+
+        Returns:
+            A handle to wait for; None if there is a single process.
+        """
+        return None if self.count == 1 else dist.broadcast(tensor, src=source, async_op=True)
+
+    def wait(self) -> None:
+        """Wait until all processes have called this."""
+        if self.count > 1:
+            dist.barrier(group=_patient_group())
+
+    def leave(self) -> None:
+        """Close the connections to the other processes."""
+        if self.count > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+            _groups.clear()
+
+
+def join_processes(device: str) -> Processes:
+    """Connect to the processes that `torchrun` started with this one; return this one alone if there are none.
+
+    Args:
+        device: "cpu" or "cuda"; each process of a machine uses the GPU of its local rank.
+
+    Raises:
+        TransduceError: the environment is incomplete.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return Processes()
+    try:
+        rank, count, local_rank, local_count = (int(os.environ[name]) for name in _VARIABLES)
+    except (KeyError, ValueError) as error:
+        raise TransduceError(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(_VARIABLES)} are not all numbers ({error}): "
+            "start the processes with torchrun, or unset WORLD_SIZE."
+        ) from error
+    if not dist.is_initialized():
+        if device.startswith("cuda"):
+            torch.cuda.set_device(local_rank)
+        dist.init_process_group(_GPU_BACKENDS if device.startswith("cuda") else "gloo", timeout=_LONGEST_WAIT)
+    return Processes(rank, count, local_rank=local_rank, local_count=local_count)
+
+
+def current_processes() -> Processes:
+    """Return the processes that `join_processes` has connected, or this one alone."""
+    if not dist.is_available() or not dist.is_initialized():
+        return Processes()
+    return join_processes("cpu")
+
+
+@contextmanager
+def explain_lost_processes() -> Iterator[None]:
+    """Replace errors in the body of `with` by one message in the first process if another process has ended.
+
+    Raises:
+        TransduceError: in the first process.
+        SystemExit: in the others, without a message.
+    """
+    try:
+        yield
+    except (RuntimeError, dist.DistBackendError) as error:
+        processes = current_processes()
+        if processes.count == 1 or not _is_lost_connection(error):
+            raise
+        if not processes.is_first:
+            raise SystemExit(1) from error
+        raise TransduceError(
+            f"One of the {processes.count} processes has ended, so this one stops too. Read its message above, then "
+            "continue with --resume."
+        ) from error
+
+
+def _is_lost_connection(error: BaseException) -> bool:
+    text = str(error).lower()
+    return isinstance(error, dist.DistBackendError) or "connection" in text or "gloo" in text
+
+
+_groups: list[dist.ProcessGroup] = []
+
+
+def _patient_group() -> dist.ProcessGroup:
+    """Return a gloo group with a long timeout; waiting in NCCL would keep the GPU busy."""
+    if not _groups:
+        _groups.append(dist.new_group(backend="gloo", timeout=_LONGEST_WAIT))
+    return _groups[0]

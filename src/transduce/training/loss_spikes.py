@@ -1,0 +1,237 @@
+"""Records of skipped steps: the batch, its text, and the first module or gradient with a non-finite number."""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from transduce.atomic_io import write_file
+from transduce.model.known_classes import only_observes
+from transduce.training.loss import Loss
+from transduce.training.prefetch import recording_disabled
+
+# --- watch ---
+# Detection of loss spikes, whose batches are skipped, and of divergence, which ends a run.
+# A loss jumps for one of two reasons. A single bad batch is skipped: its step changes nothing. If the weights have
+# gone astray, every batch has a high loss and skipping does not help: the run must train on and recover, or stop.
+# * A step is **skipped** if the loss of a micro-batch is not finite. It is also skipped if its mean loss, over all
+# micro-batches and processes, exceeds that of the last 128 steps in three ways. It is above it by more than six
+# standard deviations (the limit of OLMo-core's optimizer that skips steps), more than twice as high, and higher by
+# more than 3 nats. Batches are grouped by length, and those of the longest sentences are the hardest: once a model
+# has learned the short ones, they may have more than twice the mean (the limit of llm-foundry's KillLossSpike) and
+# must still be trained on. * At most 4 steps **in a row** are skipped for a high loss (KillLossSpike also waits for
+# the fifth). The following losses are taken as the new level, and the window starts afresh. * A run has
+# **diverged** when the mean of 64 steps is 1.5 times the lowest such mean before, and 2 nats above it; or when 20
+# steps in a row had no finite loss and gradient.
+# The window contains only the finite losses of steps that changed the weights, so a NaN does not corrupt it. It is
+# stored in each checkpoint: a resumed run decides as an uninterrupted one.
+
+
+_WINDOW_STEPS = 128
+_FEWEST_STEPS = 8  # with fewer losses in the window no step is skipped for a high loss
+_DEVIATIONS = 6.0
+_LEAST_JUMP_NATS, _JUMP_MEANS = 3.0, 2.0
+_MOST_SKIPPED_HIGH = 4
+_LEVEL_STEPS = 64
+_DIVERGED_NATS = 2.0
+_DIVERGED_SHARE = 0.5
+_MOST_SKIPPED = 20
+
+NO_FINITE_LOSS = "No model was kept, as the dev loss was not finite at any validation: lower `training.learning_rate`."
+
+
+class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A window of recent losses (means per target token, in nats), with counts of skipped steps."""
+
+    losses: list[float] = []
+    """Losses of the last steps that changed the weights, newest last."""
+    refused_in_a_row: int = 0
+    """Steps skipped for a high loss since the last step that changed the weights."""
+    skipped_in_a_row: int = 0
+    """Steps skipped for any reason since the last step that changed the weights."""
+    lowest_mean: float | None = None
+    """The lowest mean of 64 consecutive losses in the run; None if there are fewer losses."""
+    lowest_step: int = 0
+    """The last of those 64 steps."""
+
+    def limit(self) -> float:
+        """Return the highest loss that is accepted; infinity while the window is too short."""
+        if len(self.losses) < _FEWEST_STEPS or self.refused_in_a_row >= _MOST_SKIPPED_HIGH:
+            return math.inf
+        mean = fmean(self.losses)
+        deviation = math.sqrt(fmean((loss - mean) ** 2 for loss in self.losses))
+        return mean + max(_DEVIATIONS * deviation, _JUMP_MEANS * mean, _LEAST_JUMP_NATS)
+
+    def learnt(self, step: int, loss: float) -> None:
+        """Record a step that changed the weights."""
+        if self.refused_in_a_row >= _MOST_SKIPPED_HIGH:
+            self.losses = []
+        self.refused_in_a_row = self.skipped_in_a_row = 0
+        self.losses = [*self.losses[-_WINDOW_STEPS + 1 :], loss]
+        level = self.level()
+        if level is not None and (self.lowest_mean is None or level < self.lowest_mean):
+            self.lowest_mean, self.lowest_step = level, step
+
+    def skipped(self, *, high: bool) -> None:
+        """Record a step that changed nothing, because its loss was too high or something was not finite."""
+        self.skipped_in_a_row += 1
+        self.refused_in_a_row += high
+
+    def level(self) -> float | None:
+        """Return the mean of the last 64 losses; None while there are fewer."""
+        return fmean(self.losses[-_LEVEL_STEPS:]) if len(self.losses) >= _LEVEL_STEPS else None
+
+    def verdict(self, step: int) -> str | None:
+        """Return why the run should stop, as the first half of a sentence; None if it should continue."""
+        if self.skipped_in_a_row >= _MOST_SKIPPED:
+            return f"No gradient was finite over the last {self.skipped_in_a_row} steps (until step {step})"
+        level, lowest = self.level(), self.lowest_mean
+        if level is None or lowest is None or level <= lowest + max(_DIVERGED_NATS, _DIVERGED_SHARE * lowest):
+            return None
+        return (
+            f"Training has diverged: the mean loss of the last {_LEVEL_STEPS} steps (until step {step}) is "
+            f"{level:.2f} nats per token, and was {lowest:.2f} until step {self.lowest_step}"
+        )
+
+
+# --- loss spikes ---
+
+
+FOLDER = "faults"
+_MOST_FILES = 50  # per run; later skipped steps are only reported
+_MOST_PARAMETERS = 10
+
+
+class MicroBatch(NamedTuple):
+    """A micro-batch of a step, with its loss."""
+
+    position: int
+    """The number of micro-batches of the run before this one."""
+    batch: Any
+    loss: float
+    """Mean loss per target token, in nats."""
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """The first non-finite numbers found when a batch was computed once more."""
+
+    module: str | None = None
+    """The name of the first module whose output was not finite."""
+    parameters: list[str] = []
+    """The names of the first parameters whose gradient was not finite."""
+
+
+class SkippedStep(NamedTuple):
+    """A training step that changed no weights."""
+
+    step: int
+    parts: Sequence[MicroBatch]
+    """The micro-batches of this process."""
+    loss: float
+    """Mean loss per target token over all micro-batches of all processes."""
+    limit: float
+    """The highest loss that would have been accepted."""
+    gradient_norm: float
+    learning_rate: float
+
+    @property
+    def at_fault(self) -> Sequence[MicroBatch]:
+        """The micro-batches whose loss caused the skip; empty if only the gradient was not finite."""
+        if self.is_high:
+            return [part for part in self.parts if part.loss > self.limit]
+        return [part for part in self.parts if not math.isfinite(part.loss)]
+
+    @property
+    def suspects(self) -> Sequence[MicroBatch]:
+        """The micro-batches to record: those with a bad loss, or all if only the gradient was not finite."""
+        return self.at_fault or self.parts
+
+    @property
+    def is_high(self) -> bool:
+        """True if the step was skipped because its finite loss exceeds the limit."""
+        return math.isfinite(self.loss) and self.loss > self.limit
+
+    @property
+    def reason(self) -> str:
+        """Why the step was skipped, for a message."""
+        if self.is_high:
+            return f"its loss of {self.loss:.4g} nats per token is above the limit of {self.limit:.4g}"
+        if not math.isfinite(self.loss):
+            return f"its loss is {self.loss:g}"
+        return f"the norm of its gradient is {self.gradient_norm:g}"
+
+    def write(self, folder: Path, describe: Callable[[Any], dict[str, Any]] | None, origin: Origin) -> Path | None:
+        """Write a record of the step into the run folder; None if there are too many records or the disk is full."""
+        path = folder / FOLDER / f"step-{self.step:09d}.json"
+        content = {
+            "step": self.step,
+            "reason": self.reason,
+            "limit": _shown(self.limit),
+            "gradient_norm": _shown(self.gradient_norm),
+            "learning_rate": self.learning_rate,
+            "first_module_not_finite": origin.module,
+            "first_gradients_not_finite": origin.parameters,
+            "micro_batches": [
+                {"position": part.position, "loss": _shown(part.loss)} | (describe(part.batch) if describe else {})
+                for part in self.suspects
+            ],
+        }
+        try:
+            path.parent.mkdir(exist_ok=True)
+            if len(list(path.parent.iterdir())) >= _MOST_FILES and not path.exists():
+                return None
+            write_file(path, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
+        except OSError:
+            return None
+        return path
+
+
+def _shown(number: float) -> float | str:
+    """Return a number in a form that JSON can hold, which has no NaN or infinity."""
+    return number if math.isfinite(number) else f"{number:g}"
+
+
+def find_origin(model: nn.Module, compute: Callable[[], Loss]) -> Origin:
+    """Compute a micro-batch once more and find the first non-finite module output and parameter gradients.
+
+    Args:
+        model: the model, to whose gradients this computation adds.
+        compute: computes the loss with the same random numbers as before.
+    """
+    outputs: list[str] = []  # inner modules come before those that contain them
+    gradients: list[str] = []
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if name:
+                hook = only_observes(_watch_output(name, outputs))
+                hooks.callback(module.register_forward_hook(hook).remove)
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                hooks.callback(parameter.register_hook(_watch_gradient(name, gradients)).remove)
+        # Compiled layers and recorded steps do not run hooks.
+        with torch.compiler.set_stance("force_eager"), recording_disabled():
+            compute().total.backward()
+    bad = [name for name, _ in model.named_parameters() if name in gradients]
+    return Origin(next(iter(outputs), None), bad[:_MOST_PARAMETERS])
+
+
+def _watch_output(name: str, names: list[str]) -> Callable[[nn.Module, Any, Any], None]:
+    def look(module: nn.Module, inputs: Any, output: Any) -> None:  # noqa: ARG001
+        if isinstance(output, Tensor) and not bool(output.isfinite().all()):
+            names.append(name)
+
+    return look
+
+
+def _watch_gradient(name: str, names: list[str]) -> Callable[[Tensor], None]:
+    def look(gradient: Tensor) -> None:
+        if not bool(gradient.isfinite().all()):
+            names.append(name)
+
+    return look

@@ -1,0 +1,315 @@
+"""The loss of a packed batch, for kernels that need packed batches; a step runs directly or as a recorded CUDA graph.
+
+Legend: N target tokens of all sentences.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from transduce.data.batches import Batch
+from transduce.model.backend import LossRecorder, PackedAttention, training_kernels
+from transduce.model.masks import PackedBatch, Packing
+from transduce.model.transformer import Transformer
+from transduce.training.loss import Loss, row_cross_entropy
+
+# --- ahead ---
+# Prefetching: a background thread prepares the next batch while a GPU computes the current one.
+
+
+class Batches(Protocol):
+    """A source of micro-batches by position: a pure function of the corpus and the seed."""
+
+    def __len__(self) -> int:
+        """Return the number of micro-batches in an epoch."""
+
+    def batch(self, epoch: int, position: int) -> Any:
+        """Return one micro-batch of an epoch."""
+
+
+@runtime_checkable
+class Prefetching(Protocol):
+    """A loss that can do part of its work on a batch before the batch is computed."""
+
+    def prefetch(self, batch: Any) -> None:
+        """Prepare a batch on the CPU; any thread may call this."""
+
+
+class PrefetchedBatches:
+    """A wrapper of `Batches` that prepares each batch in a background thread while the previous one is computed.
+
+    With a GPU that thread would otherwise idle. On a CPU it would take time from the computation.
+    """
+
+    def __init__(self, batches: Batches, loss: object = None) -> None:
+        """Prefetch from `batches`; a loss with `look_ahead` prepares each batch in the background thread."""
+        self._batches = batches
+        self._look_ahead = loss.prefetch if isinstance(loss, Prefetching) else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self._next: tuple[tuple[int, int], Future[Any]] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of micro-batches in an epoch."""
+        return len(self._batches)
+
+    def batch(self, epoch: int, position: int) -> Any:
+        """Return a micro-batch, and start preparing the one after it."""
+        requested, prefetched = (epoch, position), self._next
+        future = prefetched[1] if prefetched is not None and prefetched[0] == requested else self._begin(requested)
+        batch = future.result()
+        following = divmod(epoch * len(self) + position + 1, len(self))
+        self._next = following, self._begin(following)
+        return batch
+
+    def _begin(self, position: tuple[int, int]) -> "Future[Any]":
+        return self._thread.submit(self._make, position)
+
+    def _make(self, position: tuple[int, int]) -> Any:
+        batch = self._batches.batch(*position)
+        if self._look_ahead is not None:
+            self._look_ahead(batch)
+        return batch
+
+
+def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """Return an array of a batch as a tensor on `device`; a copy to a GPU overlaps with computation."""
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+# --- packed ---
+# Packing of a batch on the CPU, from the arrays as they were read, so that no step waits for the GPU.
+# Legend: B sentences, S source length, T target length, M source tokens, N target tokens of all sentences.
+
+
+Ids = NDArray[np.int64]
+
+# Capacity steps between two powers of two: a 32nd of the capacity is unused on average. Training steps have similar
+# numbers of target tokens, for which finer steps fit better.
+_STEPS, _TARGET_STEPS = 32, 64
+_LEAST_STEP, _LEAST_LENGTH = 64, 16
+
+
+class PackedSize(NamedTuple):
+    """The sizes of a packed batch, on which alone a recorded step depends."""
+
+    sentences: int
+    source: int
+    """M, the number of source tokens."""
+    target: int
+    """N, the number of target tokens."""
+    longest: tuple[int, int]
+    """The length of the longest source and of the longest target, in tokens."""
+    counted: bool = False
+    """Whether the batch stores its number of target tokens, since the buffers are larger."""
+
+
+class PackedArrays(NamedTuple):
+    """A batch as one array, which is copied to a GPU at once instead of as ten tensors."""
+
+    numbers: Ids
+    size: PackedSize
+
+
+def pack_arrays(
+    source: Ids, target: Ids, *, pad_id: int, start_id: int, capacity_for: int | None = None
+) -> PackedArrays | None:
+    """Return a batch without its padding.
+
+    Args:
+        source: (B, S), padded at the right.
+        target: (B, T), padded at the right.
+        pad_id: the padding id.
+        start_id: the first input of the decoder.
+        rooms_for: if batches must have few distinct sizes: the greatest permitted sentence length. Unused capacity is
+            filled with sentences of padding, which do not count. None: the sizes are exact.
+
+    Returns:
+        None if a sentence is empty or has padding between tokens.
+    """
+    sources, targets = _Side.of(source, pad_id), _Side.of(target, pad_id)
+    if sources is None or targets is None:
+        return None
+    inputs = np.concatenate([np.full_like(target[:, :1], start_id), target[:, :-1]], axis=1)
+    ids = [sources.take(source), targets.take(inputs), targets.take(target)]
+    longest = int(sources.counts.max()), int(targets.counts.max())
+    if capacity_for is None:
+        size = PackedSize(len(source), len(ids[0]), len(ids[1]), longest)
+        return PackedArrays(_concatenated(ids, sources.counts, targets.counts), size)
+    capacity_length = max(*longest, min(capacity_for, max(_LEAST_LENGTH, _power_of_2(max(longest)))))
+    size = _padded_size(len(source), len(ids[0]), len(ids[1]), capacity_length)
+    empty = size.source - len(ids[0]), size.target - len(ids[1])
+    ends = empty[0], empty[1], empty[1]
+    ids = [np.pad(each, (0, end), constant_values=pad_id) for each, end in zip(ids, ends, strict=True)]
+    # A filler's target attends to its source, which must have a token: `_padded_size` leaves enough.
+    fillers = max(-(-left // capacity_length) for left in empty)
+    no_tokens = np.zeros(size.sentences - len(source) - fillers, np.int64)
+    source_counts = np.concatenate([sources.counts, _shares(empty[0], fillers), no_tokens])
+    target_counts = np.concatenate([targets.counts, _shares(empty[1], fillers), no_tokens])
+    return PackedArrays(np.append(_concatenated(ids, source_counts, target_counts), len(targets.offsets)), size)
+
+
+def unpack(numbers: Tensor, size: PackedSize) -> PackedBatch:
+    """Split a laid-out batch into the tensors of a packed batch, on its device, without waiting for its values."""
+    source, target, labels, *rest = numbers.split(_lengths(size))
+    packings = [
+        Packing(starts.to(torch.int32), counts.to(torch.int32), positions, longest)
+        for (positions, starts, counts), longest in zip((rest[:3], rest[3:6]), size.longest, strict=True)
+    ]
+    present = torch.arange(size.target, device=numbers.device) < rest[6] if size.counted else None
+    return PackedBatch(source[None], packings[0], target[None], packings[1], labels[None], present)
+
+
+def _lengths(size: PackedSize) -> list[int]:
+    sentences = size.sentences
+    sides = [size.source, sentences, sentences, size.target, sentences, sentences]
+    return [size.source, size.target, size.target, *sides, *[1] * size.counted]
+
+
+class _Side(NamedTuple):
+    """The tokens of the sources or of the targets of a padded batch."""
+
+    offsets: Ids
+    """The offset of each token in the flattened padded batch."""
+    counts: Ids
+    """The number of tokens of each sentence, (B,)."""
+
+    @staticmethod
+    def of(ids: Ids, pad_id: int) -> "_Side | None":
+        """Return the tokens of a padded batch; None if a sentence is empty or has padding between tokens."""
+        present = ids != pad_id
+        counts = present.sum(axis=1)
+        if not len(ids) or counts.min() < 1 or not np.array_equal(present, np.arange(ids.shape[1]) < counts[:, None]):
+            return None
+        return _Side(np.flatnonzero(present), counts)
+
+    def take(self, ids: Ids) -> Ids:
+        """Return the tokens of a padded array as one vector."""
+        return ids.ravel()[self.offsets]
+
+
+def _concatenated(ids: list[Ids], *counts: Ids) -> Ids:
+    """Return the ids and, for each side, positions, starts and counts as one vector, which `unpack` splits."""
+    parts = list(ids)
+    for each in counts:
+        starts = np.cumsum(each) - each
+        parts += [np.arange(int(each.sum())) - np.repeat(starts, each), starts, each]
+    return np.concatenate(parts)
+
+
+def _padded_size(sentences: int, source: int, target: int, longest: int) -> PackedSize:
+    """Return capacities for a number of sentences and tokens, with filler sentences of length `longest`."""
+    targets = _rounded_up(target, _TARGET_STEPS)
+    sources = _rounded_up(source + -(-(targets - target) // longest), _STEPS)
+    fillers = max(-(-left // longest) for left in (targets - target, sources - source))
+    return PackedSize(_power_of_2(sentences + fillers), sources, targets, (longest, longest), counted=True)
+
+
+def _rounded_up(tokens: int, steps: int) -> int:
+    """Round a number of tokens up to a capacity."""
+    step = max(_LEAST_STEP, _power_of_2(tokens) // (2 * steps))
+    return -(-tokens // step) * step
+
+
+def _shares(total: int, count: int) -> Ids:
+    """Split `total` into `count` numbers that differ by at most one, larger ones first."""
+    return np.full(count, total // max(1, count)) + (np.arange(count) < total % max(1, count))
+
+
+def _power_of_2(least: int) -> int:
+    return 1 << max(0, least - 1).bit_length()
+
+
+# --- prefetch ---
+
+
+class _Recording:
+    """A switch that disables recorded steps while hooks must see every operation."""
+
+    is_watched = False
+
+
+@contextmanager
+def recording_disabled() -> Iterator[None]:
+    """Disable recorded steps in the body of `with`, so that hooks of modules and gradients run."""
+    before, _Recording.is_watched = _Recording.is_watched, True
+    try:
+        yield
+    finally:
+        _Recording.is_watched = before
+
+
+class PackedLoss:
+    """Teacher-forced cross-entropy of a Transformer, summed over the target tokens."""
+
+    def __init__(self, model: Transformer, label_smoothing: float, *, record: bool = False) -> None:
+        """Compute the loss of a model; `record` replays training steps as CUDA graphs, in a single process only."""
+        self._model, self._label_smoothing, self._records = model, label_smoothing, record
+        self._recorder: LossRecorder | None = None
+        self._prefetched: WeakKeyDictionary[Batch, PackedArrays] = WeakKeyDictionary()
+
+    def __call__(self, batch: Batch) -> Loss | None:
+        """Return the loss of a batch; None if packing does not suit the batch."""
+        model = self._model
+        packed = _packed_attention(model, batch)
+        if packed is None:
+            return None
+        records = self._records and not _Recording.is_watched and model.training and torch.is_grad_enabled()
+        laid = self._prefetched.pop(batch, None)
+        if laid is None or laid.size.counted != records:
+            laid = self._lay_out(batch, in_rooms=records)
+        if laid is None:
+            return None
+        if records:
+            self._recorder = self._recorder or packed.record_losses(model)
+            return self._play(packed, self._recorder, laid, batch.target_tokens)
+        return self._loss(packed, unpack(to_device(laid.numbers, model.source_weight.device), laid.size))
+
+    def prefetch(self, batch: Batch) -> None:
+        """Pack a training batch before it is computed; this implements `ahead.Prefetching`."""
+        if _packed_attention(self._model, batch) is not None:
+            laid = self._lay_out(batch, in_rooms=self._records)
+            if laid is not None:
+                self._prefetched[batch] = laid
+
+    def _lay_out(self, batch: Batch, *, in_rooms: bool) -> PackedArrays | None:
+        config = self._model.config
+        longest = config.max_positions if config.positions == "learned" else 1 << 30
+        rooms_for = longest if in_rooms else None
+        return pack_arrays(
+            batch.source, batch.target, pad_id=config.pad_id, start_id=config.start_id, capacity_for=rooms_for
+        )
+
+    def _play(self, packed: PackedAttention, recorder: LossRecorder, laid: PackedArrays, tokens: int) -> Loss:
+        def compute(numbers: Tensor) -> tuple[Tensor, Tensor]:
+            return self._loss(packed, unpack(numbers, laid.size))[:2]
+
+        return Loss(*recorder(laid.size, laid.numbers, compute), tokens)
+
+    def _loss(self, packed: PackedAttention, batch: PackedBatch) -> Loss:
+        hidden, weight = self._model.logit_factors(packed.hidden(self._model, batch))
+        return row_cross_entropy(
+            hidden[0],
+            weight,
+            batch.labels[0],
+            present=batch.present,
+            frozen_row=self._model.config.frozen_row,
+            label_smoothing=self._label_smoothing,
+        )
+
+
+def _packed_attention(model: Transformer, batch: Batch) -> PackedAttention | None:
+    """Return the kernels for packed batches; None if the batch must not be packed."""
+    kernels = training_kernels()
+    packed = None if kernels is None else kernels.packed
+    longest = max(batch.source.shape[1], batch.target.shape[1])
+    return packed if packed is not None and packed.supports(model, longest) else None

@@ -1,0 +1,117 @@
+"""Running statistics of BatchNorm, which a model stores besides its weights.
+
+They change in every forward pass, even if its step is skipped, abandoned or only a trial. So there are two copies:
+the live one, and one from the last complete update, which a checkpoint stores.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import msgspec
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+# --- rows ---
+# Tensors cut by rows: one part in each process, or in each file of a checkpoint.
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """The rows of a complete tensor that a part holds."""
+
+    start: int
+    whole: list[int]
+    """The shape of the complete tensor."""
+
+
+class Sliceable(Protocol):
+    """An interface of tensors in memory or in files whose rows can be read."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """The shape of the tensor."""
+
+    def __getitem__(self, rows: slice, /) -> Tensor:
+        """Return a range of rows."""
+
+
+class _Part(NamedTuple):
+    path: Path
+    start: int
+    stop: int
+
+
+class StoredTensor:
+    """A tensor whose rows lie in several files and are read on demand."""
+
+    def __init__(self, name: str, shape: Sequence[int]) -> None:
+        self.name = name
+        self.shape = shape
+        self.parts: list[_Part] = []
+
+    def __getitem__(self, rows: slice, /) -> Tensor:
+        """Read a range of rows from the files that hold them."""
+        start, stop, _ = rows.indices(self.shape[0])
+        parts = []
+        for part in self.parts:
+            first, last = max(start, part.start), min(stop, part.stop)
+            if first < last:
+                with safe_open(part.path, framework="pt") as file:
+                    parts.append(file.get_slice(self.name)[first - part.start : last - part.start])
+        return torch.cat(parts) if parts else torch.empty(0, *self.shape[1:])
+
+
+def open_parts(paths: Sequence[Path]) -> dict[str, StoredTensor]:
+    """Return the tensors whose rows the files hold, by name."""
+    tensors: dict[str, StoredTensor] = {}
+    for path in paths:
+        with safe_open(path, framework="pt") as file:
+            for name, encoded in (file.metadata() or {}).items():
+                rows = msgspec.json.decode(encoded, type=Rows)
+                length = file.get_slice(name).get_shape()[0]
+                tensor = tensors.setdefault(name, StoredTensor(name, rows.whole))
+                tensor.parts.append(_Part(path, rows.start, rows.start + length))
+    for tensor in tensors.values():
+        tensor.parts.sort(key=lambda part: part.start)
+    return tensors
+
+
+# --- shards ---
+
+
+KIND = "statistics"
+"""The kind of these tensors in a checkpoint."""
+
+
+class RunningStatistics:
+    """The persistent buffers of a model; most models have none, and every method is then a no-op."""
+
+    def __init__(self, model: nn.Module) -> None:
+        stored = model.state_dict().keys()
+        self._live = {name: buffer for name, buffer in model.named_buffers() if name in stored}
+        self.accepted = {name: buffer.detach().clone() for name, buffer in self._live.items()}
+        """The buffers by name, as of the last complete update."""
+
+    @torch.no_grad()
+    def accept(self) -> None:
+        """Keep the current statistics after a complete update."""
+        _copy(self._live, self.accepted)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Discard changes to the statistics since the last complete update."""
+        _copy(self.accepted, self._live)
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Sliceable]) -> None:
+        """Load the statistics of a checkpoint."""
+        for name, accepted in self.accepted.items():
+            stored = tensors[name]
+            accepted.copy_(stored if isinstance(stored, Tensor) else stored[:])
+        self.restore()
+
+
+def _copy(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
+    for name, tensor in target.items():
+        tensor.copy_(source[name])

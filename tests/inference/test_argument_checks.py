@@ -1,0 +1,107 @@
+"""Test which types of arguments callers may pass, and that others are rejected with one sentence."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transduce.errors import TransduceError
+from transduce.inference.load import TranslationPipeline, load
+from transduce.inference.redecoding import estimate_quality, redecode
+from transduce.inference.translator import Translator
+from transduce.search.rules import GenerateSettings
+from transduce.search.settings import SearchSettings
+
+SOURCE = "我吃鱼。"
+
+
+def test_phrases_may_come_one_by_one(translator: Translator) -> None:
+    word = "tea" if "tea" not in translator(SOURCE).text else "milk"
+    for found in translator([SOURCE, SOURCE], phrases=(each for each in [word])):
+        assert word in found.text
+    search = translator.search
+    texts, phrases = (each for each in [SOURCE, SOURCE]), ((one for one in own) for own in ([word], []))
+    first, second = translator.translate(texts, search, phrases=phrases)
+    assert word in first.text
+    assert second.text == translator(SOURCE).text
+
+
+def test_one_sentence_is_not_its_characters(translator: Translator) -> None:
+    assert translator.translate(SOURCE, translator.search) == [translator(SOURCE)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"phrases": [["tea"]]}, "Pass one list of phrases for each sentence: there are 2 sentences, but 1 of these"),
+        ({"phrases": [["tea"]] * 3}, "there are 2 sentences, but 3 of these"),
+        ({"phrases": ["tea", "tea"]}, "Phrases are a list of texts, but `tea` is one text"),
+        ({"places": [7]}, "Pass one place for each sentence: there are 2 sentences, but 1 of these"),
+        ({"search": None}, "`search` must be a `SearchSettings`, but is None"),
+        ({"prefix": 3}, r"Pass one text \(a `str`\), not 3"),
+    ],
+)
+def test_what_does_not_fit_the_sentences_is_told(options: dict[str, Any], message: str, translator: Translator) -> None:
+    with pytest.raises(TransduceError, match=message):
+        translator.translate([SOURCE, SOURCE], **({"search": translator.search} | options))
+
+
+def test_streams_take_what_translations_take(translator: Translator) -> None:
+    anything: Any = None
+    for text, options in ((anything, {}), (SOURCE, {"prefix": anything}), (SOURCE, {"phrases": "tea"})):
+        with pytest.raises(TransduceError):
+            list(translator.stream(text, **options))
+
+
+@pytest.mark.parametrize("penalty", [math.nan, -5.0, math.inf, 1e9, "x", None])
+def test_scores_are_over_a_penalty_that_a_search_could_have(penalty: Any, translator: Translator) -> None:
+    with pytest.raises(TransduceError, match="`length_penalty` must"):
+        translator.score([SOURCE], ["tea"], length_penalty=penalty)
+
+
+def test_pieces_that_are_none_are_refused(translator: Translator) -> None:
+    size = translator.tokenizer.target.size
+    search = SearchSettings(generate=GenerateSettings(forbidden_ids=(size,)))
+    with pytest.raises(TransduceError, match=rf"must be a token id of the vocabulary, 0 to {size - 1}, but is {size}"):
+        translator(SOURCE, search=search)
+
+
+def test_a_beam_has_a_limit() -> None:
+    with pytest.raises(TransduceError, match="`beam_size` must be at most 10,000, but is 1,000,000,000"):
+        SearchSettings(beam_size=10**9)
+
+
+@pytest.mark.parametrize("given", [["text"], [None], "text", 3])
+def test_what_is_no_translation_is_not_reviewed(given: Any, translator: Translator) -> None:
+    for judge in (estimate_quality, redecode):
+        with pytest.raises(TransduceError, match=r"Pass a list of translations|Pass the `Translation`s"):
+            judge(translator, given)
+
+
+def test_a_single_translation_is_no_list_of_them(translator: Translator) -> None:
+    anything: Any = translator(SOURCE)
+    with pytest.raises(TransduceError, match="Pass a list of translations"):
+        estimate_quality(translator, anything)
+    assert estimate_quality(translator, iter([anything])) == estimate_quality(translator, [anything])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_length": "x"}, "`max_length` must be a whole number, but is 'x'"),
+        ({"max_length": 1}, "`max_length` must be at least 2, but is 1"),
+        ({"min_length": "x"}, "`min_length` must be a whole number, but is 'x'"),
+    ],
+)
+def test_a_pipeline_checks_what_it_counts_otherwise(
+    options: dict[str, Any], message: str, translator: Translator
+) -> None:
+    with pytest.raises(TransduceError, match=message):
+        TranslationPipeline(translator)(SOURCE, **options)
+
+
+@pytest.mark.parametrize("options", [{"threads": "x"}, {"threads": 1.5}, {"device": 3}, {"device": None}])
+def test_where_to_compute_is_checked(options: dict[str, Any], trained: Path) -> None:
+    with pytest.raises(TransduceError, match=r"`(threads|device)` must be"):
+        load(trained, **options)

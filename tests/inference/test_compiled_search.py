@@ -1,0 +1,180 @@
+"""Test that the compiled search gives the same results as the search that runs step by step."""
+
+import itertools
+from collections.abc import Collection, Iterator
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
+
+from transduce.inference.decoding import CompiledSearch, find_compiled_search
+from transduce.inference.scorers import TransformerScorer, install_search_kernels
+from transduce.kernels.cpu.jit.compiler import find_integer_tile
+from transduce.kernels.cpu.logits import NativeReductions
+from transduce.kernels.int8_fbgemm import quantize
+from transduce.kernels.prepacked import PackedTransformer
+from transduce.kernels.select import product_maker
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+from transduce.search.beam import Beam, BeamSearch
+from transduce.search.greedy import GreedySearch, take_argmax
+from transduce.search.scorer import Bounds, Hypothesis, Search, run
+from transduce.search.selection import use_kernels
+
+if find_integer_tile() is None:
+    pytest.skip("there are no kernels for this processor", allow_module_level=True)
+pytestmark = pytest.mark.usefixtures("every_thread")
+
+PAD, END, V = 0, 1, 200
+LONGEST = [40, 3, 17, 1, 25, 40, 9]
+
+
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def kernels() -> Iterator[None]:
+    """Both searches normalise and choose by the same kernels, whatever the tests before left."""
+    install_search_kernels()
+    before = use_kernels(NativeReductions())
+    yield
+    use_kernels(before)
+
+
+@cache
+def build(seed: int = 1, end: float = 4.0, **changes: object) -> PackedTransformer:
+    """Build a model whose sentences end after some tokens, the earlier the larger `end` is."""
+    torch.manual_seed(seed)
+    sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 128, "num_heads": 2}
+    vocabulary = {"source_vocabulary_size": V, "target_vocabulary_size": V, "output_bias": True}
+    model = Transformer(ModelConfig(**(vocabulary | sizes | changes))).eval()  # type: ignore[arg-type]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        assert model.output_bias is not None
+        model.output_bias[END] = end
+    return quantize(model, make=product_maker())
+
+
+def sources(count: int = len(LONGEST)) -> Tensor:
+    generator = torch.Generator().manual_seed(2)
+    lengths = [1 + number * 3 % 11 for number in range(count)]
+    rows = torch.full((count, max(lengths) + 1), PAD)
+    for row, length in zip(rows, lengths, strict=True):
+        row[:length] = torch.randint(2, V, (length,), generator=generator)
+        row[length] = END
+    return rows
+
+
+def both(model: PackedTransformer, beam: Beam, longest: list[int]) -> tuple[CompiledSearch, Search]:
+    """Return the compiled search, and the equivalent search that runs step by step."""
+    bounds = Bounds(PAD, END, torch.tensor(longest))
+    program = find_compiled_search(TransformerScorer(model, sources(len(longest))), bounds, beam)
+    assert program is not None
+    scorer = TransformerScorer(model, sources(len(longest)))
+    if beam.beam_size == 1:
+        return program, GreedySearch(scorer, bounds, take_argmax, alpha=beam.alpha)
+    return program, BeamSearch(scorer, bounds, beam)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize(("beam_size", "n_best"), [(1, 1), (2, 1), (4, 1), (4, 3), (5, 5)])
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+@torch.inference_mode()
+def test_it_finds_the_same_hypotheses(beam_size: int, n_best: int, alpha: float) -> None:
+    ended = set()
+    for seed in (1, 2):
+        program, stepwise = both(build(seed), Beam(beam_size=beam_size, n_best=n_best, alpha=alpha), LONGEST)
+        found = run(program)
+        assert found == run(stepwise)
+        assert [len(own) for own in found] == [
+            n_best if limit > 1 or beam_size == 1 else len(found[3]) for limit in LONGEST
+        ]
+        ended |= {hypothesis.ended for own in found for hypothesis in own}
+    assert ended == {True, False}  # both kinds were there
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"norm_order": "post"},
+        {"positions": "learned", "max_positions": 40},
+        {"share_layers": True},
+        {"positions": "rotary", "embedding_norm": True},
+        {"positions": "relative", "activation": "geglu"},
+    ],
+    ids=str,
+)
+@torch.inference_mode()
+def test_with_other_models_too(changes: dict[str, object]) -> None:
+    program, stepwise = both(build(**changes), Beam(beam_size=4, n_best=2), LONGEST)
+    assert run(program) == run(stepwise)
+
+
+@torch.inference_mode()
+def test_a_long_search_needs_more_room_than_there_was_at_first() -> None:
+    model = build(end=-100.0)
+    for beam_size in (1, 3):
+        program, stepwise = both(model, Beam(beam_size=beam_size), [150, 70])
+        found = run(program)
+        assert found == run(stepwise)
+        assert [len(own[0].ids) for own in found] == [150, 70]
+
+
+@torch.inference_mode()
+def test_a_sentence_is_found_alike_alone_and_among_others() -> None:
+    model = build()
+    beam = Beam(beam_size=4)
+    together = run(both(model, beam, [30] * 5)[0])
+    for number, row in enumerate(sources(5)):
+        scorer = TransformerScorer(model, row[None])
+        alone = find_compiled_search(scorer, Bounds(PAD, END, torch.tensor([30])), beam)
+        assert alone is not None
+        assert run(alone)[0] == together[number]
+
+
+class Watching:
+    """An observer that records what it is called with, and gives sentences up at some steps."""
+
+    def __init__(self, giving_up: dict[int, list[int]]) -> None:
+        self.giving_up = giving_up
+        self.steps = itertools.count(1)
+        self.seen: list[tuple[list[int], list[object]]] = []
+
+    def after_step(self, rows: Tensor, pieces: Tensor) -> Collection[int]:
+        self.seen.append((rows.tolist(), pieces.tolist()))
+        return self.giving_up.get(next(self.steps), [])
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+@torch.inference_mode()
+def test_who_watches_sees_the_same_and_may_give_sentences_up(beam_size: int) -> None:
+    giving_up = {2: [0, 5], 4: [1, 6, 99], 6: [4, 2]}
+    results: list[list[list[Hypothesis]]] = []
+    watching = []
+    for search in both(build(), Beam(beam_size=beam_size, n_best=2 if beam_size > 1 else 1), LONGEST):
+        watching.append(Watching(giving_up))
+        results.append(run(search, watching[-1]))
+    assert watching[0].seen == watching[1].seen
+    assert results[0] == results[1]
+    assert len(watching[0].seen) >= 6
+
+
+@torch.inference_mode()
+def test_it_stands_aside_where_something_sways_the_choice() -> None:
+    model, bounds = build(), Bounds(PAD, END, torch.tensor(LONGEST))
+    scorer = TransformerScorer(model, sources())
+    assert find_compiled_search(scorer, bounds, Beam(beam_size=4, groups=2)) is None
+    assert find_compiled_search(scorer, bounds, Beam(beam_size=V)) is None
+    roomy = Bounds(PAD, END, torch.full((len(LONGEST),), 1_000_000))
+    assert find_compiled_search(scorer, roomy, Beam(beam_size=4)) is None
+    attentive = TransformerScorer(model, sources(), attentive=True)
+    assert find_compiled_search(attentive, bounds, Beam(beam_size=4)) is None

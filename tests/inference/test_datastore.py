@@ -1,0 +1,216 @@
+"""Translating by examples: votes by hand, pairs that a model learns without being trained, and what is refused."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import transduce
+from transduce.commands.main import main
+from transduce.errors import TransduceError
+from transduce.inference.datastore import Datastore, build_datastore
+from transduce.inference.load import open_translator
+from transduce.inference.retrieval import (
+    DatastoreCard,
+    NeighborIndex,
+    RetrievalCandidates,
+    Retriever,
+    decoder_states,
+    read_datastore,
+)
+from transduce.inference.translator import Translator
+from transduce.search.settings import SamplingSettings, SearchSettings
+
+COMPUTING = ["--precision", "fp32", "--device", "cpu", "--threads", "1"]
+Pairs = tuple[list[str], list[str]]
+
+
+@pytest.fixture(scope="module")
+def pairs(toy_corpus: Path) -> Pairs:
+    """The corpus, but for every tea a beer, which no translation that it was trained on has."""
+    sources, targets = ((toy_corpus / f"train.{side}").read_text("utf-8").split("\n")[:-1] for side in ("zh", "en"))
+    return sources, [target.replace("tea", "beer") for target in targets]
+
+
+@pytest.fixture(scope="module")
+def memory(translator: Translator, pairs: Pairs) -> Datastore:
+    return build_datastore(translator, *pairs)
+
+
+@pytest.fixture(scope="module")
+def written(memory: Datastore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("examples") / "beer.examples"
+    memory.write(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def remembering(trained: Path, written: Path) -> Translator:
+    return open_translator(trained, precision="fp32", threads=1, datastore=written)
+
+
+@pytest.fixture(scope="module")
+def about_tea(toy_corpus: Path) -> list[str]:
+    return [line for line in (toy_corpus / "dev.zh").read_text("utf-8").split("\n") if "茶" in line]
+
+
+def test_votes_by_hand() -> None:
+    states = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]])  # (M, D)
+    card = DatastoreCard(pairs=3, weight=0.25, temperature=0.5)
+    neighbours = Retriever([RetrievalCandidates(states, states.square().sum(-1), torch.tensor([4, 2, 4]))], card)
+    query = torch.tensor([[[1.0, 1.0]]])  # of squared distances 2, 1 and 2
+    model = torch.tensor([-torch.inf, 0.1, 0.2, 0.3, 0.4]).log().view(1, 1, 5)
+    model[..., 0] = -torch.inf
+    weights = [math.exp(-distance / 0.5) for distance in (2.0, 1.0, 2.0)]
+    total = sum(weights)
+    expected = [0.0, 0.075, 0.15 + 0.25 * weights[1] / total, 0.225, 0.3 + 0.25 * (weights[0] + weights[2]) / total]
+    torch.testing.assert_close(neighbours.interpolate(query, model).exp()[0, 0], torch.tensor(expected))
+
+
+def test_what_the_model_was_not_trained_on_is_translated_by_examples(
+    translator: Translator, remembering: Translator, about_tea: list[str]
+) -> None:
+    plain, by_examples = ([found.text for found in each(about_tea)] for each in (translator, remembering))
+    assert len(about_tea) > 3
+    assert not any("beer" in text for text in plain)
+    assert sum("beer" in text for text in by_examples) > 0.8 * len(about_tea)
+
+
+def test_a_batch_finds_what_its_sentences_find(remembering: Translator, toy_corpus: Path) -> None:
+    sentences = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[:20]
+    for beam_size in (1, 4):
+        together = remembering(sentences, beam_size=beam_size, n_best=beam_size)
+        for sentence, found in zip(sentences, together, strict=True):
+            alone = remembering(sentence, beam_size=beam_size, n_best=beam_size)
+            assert found.text == alone.text
+            assert found.score == pytest.approx(alone.score, abs=1e-4)
+
+
+def test_scores_are_those_of_the_mixture(remembering: Translator, about_tea: list[str]) -> None:
+    """Step by step, by the whole model and all states of the nearest pairs at once."""
+    found, examples, model = remembering(about_tea[0], beam_size=1), remembering.examples, remembering.model
+    assert examples is not None
+    source = remembering.tokenizer.source.with_special_tokens(remembering.tokenizer.source.encode(about_tea[0]))
+    text = remembering.tokenizer.target
+    ids = text.with_special_tokens(text.encode(found.text))
+    states = decoder_states(model, [source], [ids])
+    with torch.inference_mode():
+        log_probabilities = model.project(states)
+        log_probabilities[:, model.config.pad_id] = -torch.inf
+        neighbours = examples.retriever_for(model, [source])
+        mixed = neighbours.interpolate(states[None], log_probabilities.log_softmax(-1)[None])[0]
+    expected = mixed.gather(-1, torch.tensor(ids)[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(found.alternatives[0].piece_log_probabilities), expected, atol=2e-3, rtol=0)
+
+
+def test_the_weight_is_chosen_by_what_examples_help(translator: Translator, pairs: Pairs, memory: Datastore) -> None:
+    assert memory.after < memory.before - 0.02
+    assert memory.left_out == 0
+    sources, targets = pairs
+    by_dev = build_datastore(translator, sources[:100], targets[:100], dev=(sources[100:120], targets[100:120]))
+    assert by_dev.after < by_dev.before
+    shuffled = build_datastore(translator, sources[:100], targets[50:100] + targets[:50], dev=(sources[100:120], [
+        translation.text for translation in translator(sources[100:120])
+    ]))  # fmt: skip
+    assert shuffled.examples.card.weight == 0.1  # of no use
+
+
+def test_pairs_without_text_are_left_out(translator: Translator, pairs: Pairs) -> None:
+    sources, targets = (side[:20] for side in pairs)
+    found = build_datastore(translator, ["", *sources, "我" * 4000], ["nothing", *targets, "long"])
+    assert found.left_out == 2
+    assert found.examples.card.pairs == 20
+    with pytest.raises(TransduceError, match="No pair is left"):
+        build_datastore(translator, [""], [""])
+    with pytest.raises(TransduceError, match="20 sources and 19 targets"):
+        build_datastore(translator, sources, targets[:19])
+    with pytest.raises(TransduceError, match="No dev pair is left for tuning: both sides need text of at most 256"):
+        build_datastore(translator, sources, targets, dev=([""], ["x"]))
+    several = Translator(translator.model, translator.tokenizer, ensemble=[translator.model])
+    with pytest.raises(TransduceError, match="belongs to one model, but the translator has several: name one"):
+        build_datastore(several, sources, targets)
+    with pytest.raises(TransduceError, match="same source"):
+        build_datastore(translator, sources[:1] * 5, targets[:5])
+
+
+def test_other_ways_of_searching(remembering: Translator, about_tea: list[str]) -> None:
+    drawn = SearchSettings(sampling=SamplingSettings(seed=3), n_best=2)
+    first, again = (remembering.translate(about_tea[:3], drawn) for _ in range(2))
+    assert [each.text for each in first] == [each.text for each in again]
+    assert all("beer" in each.text for each in remembering(about_tea[:3], phrases=["beer"]))
+    (streamed,) = ["".join(remembering.stream(about_tea[0], SearchSettings(beam_size=1)))]
+    assert streamed == remembering(about_tea[0], beam_size=1).text
+    with pytest.raises(TransduceError, match="cannot be combined with a datastore"):
+        remembering.translate(about_tea, SearchSettings(strict=True))
+
+
+def test_files_that_hold_no_examples_of_the_model(
+    trained: Path, written: Path, tmp_path: Path, toy_settings: Any
+) -> None:
+    with pytest.raises(TransduceError, match=r"is not a datastore .* `transduce remember`"):
+        open_translator(trained, datastore=trained / "config.json")
+    with pytest.raises(TransduceError, match="is not a datastore"):
+        open_translator(trained, datastore=trained / "model.safetensors")
+    with pytest.raises(TransduceError, match="is not a datastore"):
+        open_translator(trained, datastore=tmp_path / "nothing")
+    other = transduce.train(out=tmp_path / "other", settings=toy_settings | {"training.steps": 1, "training.seed": 9})
+    assert other is not None
+    with pytest.raises(TransduceError, match="of another model: build it again"):
+        open_translator(tmp_path / "other", datastore=written)
+    with pytest.raises(TransduceError, match="belongs to one model, but there are 2"):
+        open_translator([trained, trained], datastore=written)
+    remembered = read_datastore(written, open_translator(trained, precision="fp32").model).tensors
+    card = msgspec.json.encode({"format_version": 1, "pairs": 3, "weights": 1.0}).decode()
+    save_file(remembered._asdict(), tmp_path / "damaged", metadata={"transduce.examples": card})
+    with pytest.raises(TransduceError, match="is not a datastore"):
+        open_translator(trained, datastore=tmp_path / "damaged")
+
+
+def test_by_another_precision(trained: Path, written: Path, remembering: Translator, about_tea: list[str]) -> None:
+    expected = [found.text for found in remembering(about_tea)]
+    for precision in ("bf16", "int8"):
+        found = [
+            each.text for each in open_translator(trained, precision=precision, threads=1, datastore=written)(about_tea)
+        ]
+        assert sum(one == other for one, other in zip(found, expected, strict=True)) >= 0.8 * len(expected)
+
+
+def test_few_pairs_and_sentences_that_none_is_like(translator: Translator, pairs: Pairs) -> None:
+    found = build_datastore(translator, pairs[0][:2], pairs[1][:2])
+    few = NeighborIndex(found.examples.tensors, msgspec.structs.replace(found.examples.card, weight=0.3))
+    by_few = Translator(translator.model, translator.tokenizer, examples=few)
+    assert [each.text != "" for each in by_few(["我", "qwz", ""])] == [True, True, False]
+
+
+def test_by_commands(
+    capsys: pytest.CaptureFixture[str], trained: Path, toy_corpus: Path, pairs: Pairs, tmp_path: Path
+) -> None:
+    for name, lines in zip(("zh", "en"), pairs, strict=True):
+        (tmp_path / f"beer.{name}").write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    files = ["--source", str(tmp_path / "beer.zh"), "--target", str(tmp_path / "beer.en")]
+    out = str(tmp_path / "beer.examples")
+    assert main(["remember", str(trained), *files, "--out", out, "--json", "-", *COMPUTING]) == 0
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    assert report["pairs"] == len(pairs[0])
+    assert report["loss_with"] < report["loss_without"]
+    assert f"transduce translate {trained} --examples {out}" in captured.err
+    text = str(toy_corpus / "dev.zh")
+    translate = ["translate", str(trained), text, "--examples", out, *COMPUTING, "--output"]
+    assert main([*translate, str(tmp_path / "one")]) == 0
+    assert main([*translate, str(tmp_path / "two"), "--workers", "2"]) == 0
+    assert (tmp_path / "one").read_text("utf-8") == (tmp_path / "two").read_text("utf-8")
+    assert "beer" in (tmp_path / "one").read_text("utf-8")
+    capsys.readouterr()
+    reference = ["--source", text, "--reference", str(toy_corpus / "dev.en"), "--json", "-"]
+    assert main(["evaluate", str(trained), *reference, "--examples", out, *COMPUTING]) == 0
+    assert json.loads(capsys.readouterr().out)["decoding"]["examples"] == out
+    assert main([*translate[:3], "--examples", out, "--strict", *COMPUTING]) == 2
+    assert "--strict cannot be combined with --examples" in capsys.readouterr().err
+    assert main(["remember", str(trained), *files, "--out", out, "--dev-source", text, *COMPUTING]) == 2
+    assert "pass both --dev-source and --dev-target" in capsys.readouterr().err

@@ -1,0 +1,229 @@
+"""Going on with a text: the cache against reading everything anew, drawing, beams, streams, lines."""
+
+import msgspec
+import pytest
+import torch
+
+from transduce.errors import TransduceError
+from transduce.inference.generator import Generator
+from transduce.inference.scorers import ContinuingScorer
+from transduce.kernels.select import decoded_model, make_twin
+from transduce.model.config import ModelConfig
+from transduce.model.decoder import Decoder
+from transduce.search.rules import GenerateSettings
+from transduce.search.settings import SamplingSettings, SearchSettings
+from transduce.text.corpus import Pair
+from transduce.text.sentencepiece_model import TokenizerSettings
+from transduce.text.tokenizer import Tokenizer
+
+CONTEXT = 12
+GREEDY = SearchSettings(beam_size=1, length_penalty=0.0, max_length=40)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    pairs = [Pair("abc def ghi", "", 1), Pair("  gab  hid ", "", 2)]
+    return Tokenizer.train(lambda: pairs, TokenizerSettings(kind="character", byte_fallback=False))
+
+
+@pytest.fixture(scope="module", params=["PyTorch", "machine code"])
+def generator(tokenizer: Tokenizer, request: pytest.FixtureRequest) -> Generator:
+    """Return a float32 generator, computed by PyTorch or by kernels."""
+    torch.manual_seed(3)
+    size = tokenizer.target.size
+    config = ModelConfig(
+        kind="decoder",
+        source_vocabulary_size=size,
+        target_vocabulary_size=size,
+        num_decoder_layers=2,
+        d_model=64,
+        d_ff=128,
+        num_heads=2,
+        positions="learned",
+        max_positions=CONTEXT,
+        pad_id=tokenizer.target.pad_id,
+        eos_id=tokenizer.target.eos_id,
+        start_id=tokenizer.target.eos_id,
+    )
+    model = Decoder(config).eval()
+    if request.param == "machine code":
+        make_twin(model, torch.float32)
+        if decoded_model(model) is model:
+            pytest.skip("there are no kernels for this processor")
+    return Generator(model, tokenizer, context=CONTEXT)
+
+
+def window_of(text: list[int], prompt: int) -> list[int]:
+    """Return the part of a text that the model sees after a prompt of this length.
+
+    The window grows to the context, then keeps its second half.
+    """
+    start = 0
+    for length in range(prompt, len(text) + 1):
+        if length - start > CONTEXT:
+            start = length - CONTEXT // 2
+    return text[start:]
+
+
+def test_greedy_continuations_are_those_of_reading_everything_anew(generator: Generator) -> None:
+    found = generator("abc\nd", search=GREEDY).continuations[0]
+    ids = generator.prompt_ids("abc\nd")
+    prompt, values = len(ids), []
+    with torch.inference_mode():
+        for _ in range(40):
+            logits = generator.model(torch.tensor([window_of(ids, prompt)]))[0, -1].float()
+            logits[[generator.vocabulary.pad_id, generator.vocabulary.unk_id]] = float("-inf")
+            ids.append(int(logits.argmax()))
+            values.append(float(logits.log_softmax(dim=-1).max()))
+    assert list(found.pieces) == generator.vocabulary.pieces(ids[prompt:])
+    assert found.piece_log_probabilities == pytest.approx(values, abs=1e-4)
+    assert not found.ended
+
+
+def test_texts_side_by_side_are_those_one_by_one(generator: Generator) -> None:
+    """Prompts of several lengths, some of which leave, and then a window that moves along."""
+    prompts = [generator.prompt_ids(text) for text in ("abc def", "g", "hi\nab")]
+    never = [generator.vocabulary.pad_id]
+
+    def scorer(*chosen: int) -> ContinuingScorer:
+        own = [prompts[number] for number in chosen]
+        return ContinuingScorer(generator.model, own, context=CONTEXT, excluded_ids=never)
+
+    with torch.inference_mode():
+        together, alone = scorer(0, 1, 2), [scorer(0), scorer(1), scorer(2)]
+        for step in torch.randint(3, 8, (3, 3)):
+            logits = together.step(step[:, None])
+            each = torch.cat([own.step(piece.view(1, 1)) for own, piece in zip(alone, step, strict=True)])
+            torch.testing.assert_close(logits, each, atol=1e-5, rtol=1e-4)
+        together.keep_sentences(torch.tensor([0]))
+        for piece in torch.randint(3, 8, (2 * CONTEXT, 1, 1)):
+            torch.testing.assert_close(together.step(piece), alone[0].step(piece), atol=1e-5, rtol=1e-4)
+
+
+def test_reordered_texts_go_on_from_their_parents(generator: Generator) -> None:
+    prompt = generator.prompt_ids("abc")
+    never = [generator.vocabulary.pad_id]
+    with torch.inference_mode():
+        scorer = ContinuingScorer(generator.model, [prompt], context=CONTEXT, excluded_ids=never)
+        scorer.step(torch.tensor([[prompt[-1]]]))
+        scorer.reorder(torch.tensor([[0, 0]]))
+        scorer.step(torch.tensor([[3, 4]]))
+        scorer.reorder(torch.tensor([[1, 1]]))
+        logits = scorer.step(torch.tensor([[5, 6]]))[0]
+        for row, newest in zip(logits, (5, 6), strict=True):
+            wanted = generator.model(torch.tensor([[*prompt, 4, newest]]))[0, -1]
+            wanted[never] = float("-inf")
+            torch.testing.assert_close(row, wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_what_is_drawn_follows_from_the_seed(generator: Generator) -> None:
+    one, other = generator("abc", seed=1), generator("abc", seed=2)
+    assert one == generator("abc", seed=1)
+    assert one != other
+    several = generator("abc", seed=1, n_best=3)
+    assert len({each.text for each in several.continuations}) == 3
+    assert len(several.continuations[0].pieces) == 200
+
+
+def test_a_stream_joined_is_the_continuation(generator: Generator) -> None:
+    for search in (GREEDY, SearchSettings(max_length=50, sampling=SamplingSettings(seed=7))):
+        parts = list(generator.stream("abc d", search))
+        assert len(parts) > 20
+        assert "".join(parts) == generator("abc d", search=search).continuations[0].text
+    beam = SearchSettings(beam_size=3, max_length=20)
+    assert "".join(generator.stream("a", beam)) == generator("a", search=beam).continuations[0].text
+
+
+def test_a_stream_takes_the_length_and_the_seed_of_a_call(generator: Generator) -> None:
+    found = generator("abc", max_length=30, seed=3)
+    assert "".join(generator.stream("abc", max_length=30, seed=3)) == found.continuations[0].text
+    assert "".join(generator.stream("abc", max_length=30, seed=4)) != found.continuations[0].text
+    with pytest.raises(TransduceError, match="`seed` is 3, but `search` does not sample"):
+        next(generator.stream("abc", GREEDY, seed=3))
+
+
+def test_a_line_ends_where_that_was_asked_for(generator: Generator) -> None:
+    search = SearchSettings(max_length=60, n_best=8, sampling=SamplingSettings(temperature=2.0))
+    endless, lines = generator("ab", search=search), generator("ab", search=search, one_line=True)
+    assert any("\n" in each.text for each in endless.continuations)
+    assert not any("\n" in each.text for each in lines.continuations)
+    assert any(each.ended for each in lines.continuations)
+    assert not any(each.ended for each in endless.continuations)
+
+
+def test_beams_find_no_less_probable_texts_than_the_greedy_one(generator: Generator) -> None:
+    beam = SearchSettings(beam_size=4, n_best=4, length_penalty=0.0, max_length=8)
+    found = generator("ab", search=beam).continuations
+    greedy = generator("ab", search=GREEDY, max_length=8).continuations[0]
+    assert [each.score for each in found] == sorted((each.score for each in found), reverse=True)
+    assert found[0].score >= greedy.score - 1e-4
+
+
+def test_a_least_length_is_for_texts_that_end(generator: Generator) -> None:
+    search = SearchSettings(beam_size=1, max_length=30, min_length=12)
+    found = generator("ab", search=search, one_line=True).continuations[0]
+    assert len(found.pieces) >= 12
+    with pytest.raises(TransduceError, match="`min_length` keeps a text from ending, but is 12"):
+        generator("ab", search=search)
+
+
+def test_rules_hold(generator: Generator) -> None:
+    search = SearchSettings(max_length=30, no_repeated_ngrams=2, sampling=SamplingSettings())
+    pieces = generator("ab", search=search).continuations[0].pieces
+    pairs = list(zip(pieces, pieces[1:]))  # noqa: B905, RUF007
+    assert len(set(pairs)) == len(pairs)
+
+
+def test_the_score_of_a_text_is_the_sum_over_its_pieces(generator: Generator) -> None:
+    ids = generator.prompt_ids("abc def")
+    with torch.inference_mode():
+        probabilities = generator.model(torch.tensor([ids[:-1]]))[0].log_softmax(dim=-1)
+    wanted = -float(probabilities.gather(1, torch.tensor(ids[1:])[:, None]).sum())
+    found = generator.score("abc def")
+    assert (found.pieces, found.characters) == (7, 7)
+    assert found.nats == pytest.approx(wanted, abs=1e-4)
+    assert generator.score("abc def ghi" * 10).pieces == 110  # through several windows
+
+
+def test_an_empty_prompt_begins_a_line(generator: Generator) -> None:
+    assert generator.prompt_ids("") == [generator.vocabulary.eos_id]
+    assert generator.prompt_ids("a\n") == [generator.vocabulary.eos_id, generator.vocabulary.id("a"), 1]
+    assert len(generator(search=GREEDY).text) >= 1
+
+
+@pytest.mark.parametrize(
+    ("search", "name"),
+    [
+        (SearchSettings(coverage_penalty=0.2), "coverage_penalty"),
+        (SearchSettings(diverse_groups=2), "diverse_groups"),
+        (SearchSettings(strict=True), "strict"),
+        (SearchSettings(generate=GenerateSettings()), "generate"),
+    ],
+)
+def test_what_only_translators_do_is_refused(generator: Generator, search: SearchSettings, name: str) -> None:
+    with pytest.raises(TransduceError, match=f"`{name}` is for models that translate"):
+        generator("abc", search=search)
+    with pytest.raises(TransduceError, match=f"`{name}` is for models that translate"):
+        next(generator.stream("abc", search))
+
+
+def test_a_seed_does_not_turn_a_search_into_a_drawing(generator: Generator) -> None:
+    with pytest.raises(TransduceError, match="`seed` is 3, but `search` does not sample"):
+        generator("abc", search=GREEDY, seed=3)
+
+
+def test_a_generator_shows_itself_in_a_line(generator: Generator) -> None:
+    assert repr(generator) == "Generator(text, decoder, 2 layers × 64, fp32, cpu)"
+    found = generator("abc", search=GREEDY).continuations[0]
+    assert repr(found) == f"Continuation({found.text!r}, score={found.score:.4f})"
+
+
+def test_a_line_may_end_where_the_end_symbol_is_the_padding_too(generator: Generator, tokenizer: Tokenizer) -> None:
+    config = msgspec.structs.replace(generator.model.config, pad_id=tokenizer.target.eos_id, zero_padding_row=False)
+    model = Decoder(config).eval()
+    model.load_state_dict(generator.model.state_dict())
+    found = ContinuingScorer(model, [generator.prompt_ids("abc\n")], context=CONTEXT, excluded_ids=())
+    expected = ContinuingScorer(generator.model, [generator.prompt_ids("abc\n")], context=CONTEXT, excluded_ids=())
+    newest = torch.tensor([[config.eos_id]])
+    for _ in range(3):
+        torch.testing.assert_close(found.step(newest), expected.step(newest))

@@ -1,0 +1,154 @@
+"""Translations contain what a glossary says, in one go, in streams, in long texts and in portions of large files."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transduce.errors import TransduceError
+from transduce.inference.batching import Part
+from transduce.inference.bulk_files import Job, portions, translate_portions
+from transduce.inference.glossary_search import MAX_TERM_TOKENS, as_glossary, check_glossary, parts_lacking_terms
+from transduce.inference.redecoding import estimate_quality, redecode
+from transduce.inference.translation import Translation, empty_alternative
+from transduce.inference.translator import Translator
+from transduce.search.settings import SamplingSettings, SearchSettings
+from transduce.text.glossary import Glossary, Term, contains_phrase
+
+SENTENCES = ["我吃鱼。", "老师喝茶。", "我们喝水。"]
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_terms_are_translated_as_the_glossary_says(translator: Translator, beam_size: int) -> None:
+    plain = translator(SENTENCES, beam_size=beam_size)
+    found = translator(SENTENCES, beam_size=beam_size, glossary={"鱼": "milk", "茶": ["the water", "apples"]})
+    assert contains_phrase(found[0].text, "milk")
+    assert contains_phrase(found[1].text, "the water") or contains_phrase(found[1].text, "apples")
+    assert found[2].text == plain[2].text  # has no term
+    assert all(each.alternatives[0].ended for each in found)
+
+
+def test_a_term_that_the_model_writes_anyway_changes_nothing(translator: Translator) -> None:
+    plain = translator("我吃鱼。")
+    assert translator("我吃鱼。", glossary={"鱼": plain.text.split()[1]}) == plain
+
+
+def test_any_form_will_do_without_capitals_where_the_model_has_none(translator: Translator) -> None:
+    target, glossary = translator.tokenizer.target, Glossary([Term("鱼", ("fish", "a fish"))])
+    spellings = check_glossary(glossary, SearchSettings(), target)["鱼"]
+    assert {target.decode(list(spelling)) for spelling in spellings} == {"fish", "a fish"}
+
+
+def test_a_file_a_mapping_and_an_object_are_one(translator: Translator, tmp_path: Path) -> None:
+    path = tmp_path / "terms.tsv"
+    path.write_text("鱼\tmilk\n", encoding="utf-8")
+    found = {translator("我吃鱼。", glossary=given).text for given in (path, str(path), {"鱼": "milk"})}
+    assert found == {translator("我吃鱼。", glossary=as_glossary({"鱼": "milk"})).text}
+
+
+def test_streams_have_them_too(translator: Translator) -> None:
+    glossary = {"鱼": "milk"}
+    assert "".join(translator.stream("我吃鱼。", glossary=glossary)) == translator("我吃鱼。", glossary=glossary).text
+
+
+def test_each_part_of_a_long_text_has_its_own_terms(translator: Translator) -> None:
+    long = "".join(SENTENCES) * 30
+    found = translator.translate([long], SearchSettings(beam_size=2), glossary={"鱼": "milk"})[0]
+    assert found.parts > 20
+    assert found.text.count("milk") >= 20
+
+
+def test_alternatives_do_not_change_the_best(translator: Translator) -> None:
+    """Alternatives that contain the terms stay, in their order."""
+    glossary = {"鱼": "milk", "茶": "apples"}
+    for sentence in SENTENCES[:2]:
+        one = translator(sentence, glossary=glossary)
+        several = translator(sentence, n_best=3, glossary=glossary)
+        assert one.text == several.text or not contains_phrase(one.text, "milk")
+        assert all(
+            contains_phrase(each.text, "milk") or contains_phrase(each.text, "apples") for each in several.alternatives
+        )
+
+
+def test_what_ends_badly_does_not_take_the_place_of_the_translation(translator: Translator) -> None:
+    search = SearchSettings(no_repeated_ngrams=1)
+    plain = translator.translate(["我吃鱼。"], search)
+    assert translator.translate(["我吃鱼。"], search, glossary={"鱼": "milk milk milk"}) == plain
+
+
+def test_all_alternatives_have_them(translator: Translator) -> None:
+    for search in (SearchSettings(n_best=3), SearchSettings(n_best=3, max_length=20, no_repeated_ngrams=2)):
+        (found,) = translator.translate(["我吃鱼。"], search, glossary={"鱼": "fish"})
+        assert 1 <= len(found.alternatives) <= 3
+        assert all(contains_phrase(each.text, "fish") for each in found.alternatives)
+
+
+def test_where_there_is_no_room_a_term_is_left_out(translator: Translator) -> None:
+    search = SearchSettings(max_length=4)
+    for prefix in ("", "we"):
+        found = translator.translate(["我吃鱼。"], search, prefix=prefix, glossary={"鱼": "milk and the water"})
+        assert found == translator.translate(["我吃鱼。"], search, prefix=prefix)
+
+
+def test_terms_go_together_with_phrases_and_prefixes(translator: Translator) -> None:
+    found = translator("我吃鱼。", prefix="she likes", phrases=["tea"], glossary={"鱼": "milk"})
+    assert found.text.startswith("she likes")
+    assert contains_phrase(found.text, "tea")
+    assert contains_phrase(found.text, "milk")
+
+
+def test_of_very_many_terms_the_first_are_taken(translator: Translator) -> None:
+    """The beam is as wide as the number of required tokens, so very many terms would use up all memory."""
+    glossary = Glossary(Term(chr(0x4E00 + number), ("fish tea milk",)) for number in range(200))
+    part = Part("".join(chr(0x4E00 + number) for number in range(200)), 0, 0, [5, 1])
+    found = {part.key: Translation(part.text, (empty_alternative(),))}
+    for search, most in ((SearchSettings(), MAX_TERM_TOKENS), (SearchSettings(max_length=12), 11)):
+        (again,) = parts_lacking_terms([part], found, glossary, search, translator.tokenizer.target)
+        sizes = [min(map(len, phrase)) for phrase in again.phrases]
+        assert sum(sizes) <= most < sum(sizes) + max(sizes)
+
+
+def test_portions_of_a_file_have_them(translator: Translator) -> None:
+    job = Job(search=SearchSettings(beam_size=2), terms=(Term("鱼", ("milk",)),))
+    ((_, text),) = translate_portions(translator, job, portions(SENTENCES))
+    glossary = {"鱼": "milk"}
+    assert text.splitlines() == [each.text for each in translator(SENTENCES, beam_size=2, glossary=glossary)]
+
+
+def test_what_a_glossary_wants_and_is_not_there_is_a_doubt(translator: Translator) -> None:
+    plain = translator(["我吃鱼。"])
+    assert not any(doubt.kind == "terms" for doubt in estimate_quality(translator, plain)[0])
+    (doubts,) = estimate_quality(translator, plain, glossary={"鱼": ["milk", "tea"]})
+    assert [str(doubt) for doubt in doubts if doubt.kind == "terms"] == ["terms (`鱼` as `milk` or `tea`)"]
+    (better,) = redecode(translator, plain, glossary={"鱼": ["milk", "tea"]})
+    assert contains_phrase(better.text, "milk") or contains_phrase(better.text, "tea")
+
+
+@pytest.mark.parametrize(
+    ("glossary", "search", "message"),
+    [
+        ({"鱼": "☃"}, SearchSettings(), "A translation cannot contain `☃`"),
+        ({"鱼": ""}, SearchSettings(), r"A term needs a text .* of '鱼' and \[''\]"),
+        ({"鱼": []}, SearchSettings(), r"A term needs a text .* of '鱼' and \[\]"),
+        ({"": "fish"}, SearchSettings(), "A term needs a text for the source"),
+        ({"鱼": 3}, SearchSettings(), "A glossary maps texts to texts, but '鱼' is mapped to 3"),
+        ({"鱼": ["fish", 3]}, SearchSettings(), "Each text must be a `str`, but text number 2 is 3"),
+        (["鱼"], SearchSettings(), r"A glossary must map terms .* not \['鱼'\]: write"),
+        ({"鱼": "fish"}, SearchSettings(n_best=1, sampling=SamplingSettings()), "are searched for: leave sampling out"),
+        ({"鱼": "fish"}, SearchSettings(diverse_groups=2), "`diverse_groups` is 2"),
+        ({"鱼": "a fish"}, SearchSettings(forbidden=("fish",)), "must contain `a fish`, but `fish` is forbidden in it"),
+        ({"鱼": "fish " * 70}, SearchSettings(), "may have 64 tokens, but that of `鱼` has [0-9]+: make it shorter"),
+    ],
+)
+def test_what_cannot_be_had_is_told_also_where_no_sentence_has_the_term(
+    translator: Translator, glossary: Any, search: SearchSettings, message: str
+) -> None:
+    with pytest.raises(TransduceError, match=message):
+        translator.translate(["我们喝水。"], search, glossary=glossary)
+
+
+def test_a_term_that_cannot_be_written_is_told_with_its_line(translator: Translator, tmp_path: Path) -> None:
+    path = tmp_path / "terms.tsv"
+    path.write_text("茶\ttea\n鱼\t☃\n", encoding="utf-8")
+    with pytest.raises(TransduceError, match=r"terms\.tsv, line 2: A translation cannot contain `☃`"):
+        translator("我吃鱼。", glossary=path)

@@ -1,0 +1,75 @@
+"""`transduce translate` warns of a source in another language and of lost sentences, once a run."""
+
+import io
+from pathlib import Path
+
+import pytest
+
+import transduce
+from transduce.commands.main import main
+from transduce.inference.line_warnings import LineWarnings
+from transduce.inference.quality_estimation import find_quality_warnings
+from transduce.inference.translation import Alternative, Translation
+
+Capture = pytest.CaptureFixture[str]
+
+
+def translation(source: str, text: str) -> Translation:
+    return Translation(source, (Alternative(text, (text,), (-0.1,), -0.1, ended=True),))
+
+
+def kinds(source: str, text: str, source_language: str | None, target_language: str | None) -> dict[str, str]:
+    found = find_quality_warnings(
+        translation(source, text), source_language=source_language, target_language=target_language
+    )
+    return {doubt.kind: doubt.found for doubt in found}
+
+
+def test_both_are_doubts() -> None:
+    source = "玛丽看了他的书吗？谁需要你的同学？"
+    assert kinds(source, "Did Mary read his book?", "zh", "en") == {"sentences": "1 sentence of 2"}
+    assert kinds(source, "Did Mary read his book? Who needs you?", "zh", "en") == {}
+    assert kinds("Where have all of you been?", "I like tea.", "zh", "en") == {"language": "looks English, not Chinese"}
+    # A summary, or a model whose languages are not known, may write less.
+    assert kinds("We went home. It was late then.", "We went home.", "en", "en") == {}
+    assert kinds("We went home. It was late then.", "We went home.", None, None) == {}
+
+
+def test_one_warning_of_each_kind_with_the_first_lines() -> None:
+    warnings = LineWarnings("zh", "en")
+    for number in range(1, 8):
+        warnings.add(number, "What is the matter with you?", "Tea.")
+    warnings.add(8, "我们去了学校。老师不在那里。", "We went to school.")
+    warnings.add(9, "我们去了学校。老师不在那里。", "We went to school. The teacher was not there.")
+    assert str(warnings) == (
+        "warning: 7 lines (1, 2, 3, 4, 5, …) look English, not Chinese: the translation is then fluent nonsense; use a "
+        "model that reads this language.\n"
+        "warning: line 8 has fewer sentences in the translation than in the source: put each sentence on a line of its "
+        "own.\n"
+    )
+    assert str(LineWarnings("zh", "en")) == ""
+    others = LineWarnings("zh", "en")
+    for number in (1, 2):
+        others.add(number, "Я не знаю, где он живёт.", None)
+    assert str(others).startswith("warning: 2 lines (1, 2) are in Cyrillic letters, not in Chinese: ")
+
+
+def test_the_command_warns_and_translates_all_the_same(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    options = ["--device", "cpu", "--threads", "1", "--precision", "fp32", "--max-length", "12"]
+    lines = "我喜欢苹果。\nWe do not know where he is.\n我喜欢苹果。老师昨天买茶。他明天吃鱼。\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
+    assert main(["translate", str(trained), *options]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.count("\n") == 3
+    assert "warning: line 2 looks English, not Chinese" in captured.err
+    assert "warning: line 1 " not in captured.err
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("我喜欢苹果。\n".encode())))
+    assert main(["translate", str(trained), *options, "--n-best", "2"]) == 0
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_a_review_reports_it(translator: transduce.Translator) -> None:
+    (doubts,) = transduce.estimate_quality(translator, [translation("Where have all of you been?", "I like tea.")])
+    assert "language" in [doubt.kind for doubt in doubts]

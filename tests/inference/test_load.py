@@ -1,0 +1,42 @@
+"""Test that one function opens every model folder, rejects other tasks than the requested one, and has
+precise types.
+"""
+
+from pathlib import Path
+from typing import Any, assert_type
+
+import pytest
+
+from transduce.errors import TransduceError
+from transduce.inference.classifier import Classifier
+from transduce.inference.forecaster import Forecaster
+from transduce.inference.generator import Generator
+from transduce.inference.load import load
+from transduce.inference.mask_filler import Filler
+from transduce.inference.parser import Parser
+from transduce.inference.translator import Translator
+
+HERE: dict[str, Any] = {"device": "cpu", "threads": 1}
+
+
+def test_a_task_says_what_comes_back(trained: Path) -> None:
+    assert_type(load(trained, task="translation", device="cpu", threads=1), Translator)
+    both = load([trained, trained], task="translation", device="cpu", threads=1)
+    assert repr(both).startswith("Translator(zh → en, transformer, 2 + 2 layers × 32, 2 models, ")
+    anything = load(trained, device="cpu", threads=1)
+    assert_type(anything, Translator | Generator | Filler | Classifier | Parser | Forecaster)
+    assert isinstance(anything, Translator)
+
+
+@pytest.mark.parametrize(
+    "task", ["language-model", "masked-language-model", "classification", "parsing", "time-series"]
+)
+def test_a_folder_of_another_task_is_refused(task: Any, trained: Path) -> None:
+    with pytest.raises(TransduceError, match=f"`task` is `{task}`, but the model in .* is for `translation`"):
+        load(trained, task=task, **HERE)
+
+
+def test_a_task_that_there_is_not_is_refused(trained: Path) -> None:
+    wrong: Any = "translating"
+    with pytest.raises(TransduceError, match=r"`task` must be one of translation, .* but is `translating`"):
+        load(trained, task=wrong, **HERE)

@@ -1,0 +1,112 @@
+"""Test the maximum length of a text: the one that training kept, limited by the model's positions."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from transduce.errors import TransduceError
+from transduce.inference.batching import split_long_sentences
+from transduce.inference.load import open_translator
+from transduce.inference.translator import Translator
+from transduce.model.build import build_encoder_decoder
+from transduce.search.settings import SearchSettings
+from transduce.text.vocabulary import Vocabulary
+
+GREEDY = SearchSettings(beam_size=1, max_length=8)
+SENTENCE = "老师喜欢苹果。"
+
+
+def with_limit(trained: Path, folder: Path, limit: str) -> Path:
+    """The folder of a run that said so of `max_pieces`."""
+    shutil.copytree(trained, folder)
+    settings = folder / "settings.toml"
+    text = settings.read_text("utf-8")
+    assert "max_pieces = 256\n" in text
+    settings.write_text(text.replace("max_pieces = 256\n", limit), "utf-8")
+    return folder
+
+
+def open_with_limit(trained: Path, folder: Path, pieces: int) -> Translator:
+    limited = with_limit(trained, folder, f"max_pieces = {pieces}\n")
+    return open_translator(limited, precision="fp32", device="cpu", threads=1)
+
+
+def document(translator: Translator, pieces: int) -> str:
+    """Return sentences with at least this number of tokens, and few more."""
+    return SENTENCE * (pieces // len(translator.tokenizer.source.encode(SENTENCE)) + 1)
+
+
+def test_a_model_of_long_texts_takes_them_whole(trained: Path, translator: Translator, tmp_path: Path) -> None:
+    long = open_with_limit(trained, tmp_path / "long", 600)
+    text = document(long, 500)
+    assert translator(text, search=GREEDY).parts == text.count("。")
+    assert long(text, search=GREEDY).parts == 1
+    assert "".join(long.stream(text, GREEDY)) == long(text, search=GREEDY).text
+
+
+def test_what_is_longer_still_is_cut_into_as_few_parts_as_take_it(trained: Path, tmp_path: Path) -> None:
+    long = open_with_limit(trained, tmp_path / "long", 600)
+    text = document(long, 1500)
+    assert long(text, search=GREEDY).parts == 3
+    parts = split_long_sentences([text], long.tokenizer.source, 600)
+    assert "".join(part.text for part in parts) == text
+    assert all(part.text.endswith("。") and len(part.ids) <= 600 + 1 for part in parts)
+    assert long(text, search=GREEDY).text == " ".join(
+        t.text for t in long([part.text for part in parts], search=GREEDY)
+    )
+
+
+def test_a_model_of_short_texts_takes_short_ones(trained: Path, tmp_path: Path) -> None:
+    short = open_with_limit(trained, tmp_path / "short", 30)
+    text = document(short, 60)
+    assert short(text, search=GREEDY).parts == text.count("。")
+
+
+@pytest.mark.parametrize("limit", ["", None])
+def test_a_folder_that_says_nothing_has_the_usual_limit(trained: Path, tmp_path: Path, limit: str | None) -> None:
+    folder = with_limit(trained, tmp_path / "older", limit or "")
+    if limit is None:
+        (folder / "settings.toml").unlink()
+    assert open_translator(folder, precision="fp32", device="cpu", threads=1).longest_source == 256
+
+
+@pytest.mark.parametrize("limit", ["max_pieces = 0\n", 'max_pieces = "many"\n'])
+def test_a_limit_that_means_nothing_is_refused(trained: Path, tmp_path: Path, limit: str) -> None:
+    folder = with_limit(trained, tmp_path / "wrong", limit)
+    with pytest.raises(TransduceError, match=r"settings\.toml cannot be used: .*max_pieces"):
+        open_translator(folder, precision="fp32", device="cpu", threads=1)
+
+
+def test_models_that_translate_together_take_what_each_of_them_takes(trained: Path, tmp_path: Path) -> None:
+    long = with_limit(trained, tmp_path / "long", "max_pieces = 600\n")
+    assert open_translator([long, trained], precision="fp32", device="cpu", threads=1).longest_source == 256
+    assert open_translator([long, long], precision="fp32", device="cpu", threads=1).longest_source == 600
+
+
+def test_learned_positions_end_a_source_and_what_is_written(translator: Translator) -> None:
+    config = msgspec.structs.replace(translator.model.config, positions="learned", max_positions=40)
+    limited = Translator(build_encoder_decoder(config).eval(), translator.tokenizer, max_source_tokens=600)
+    assert limited.longest_source == 39  # and the end symbol
+    assert limited("我" * 200, beam_size=1, max_length=8).parts > 5
+    # The model is untrained and does not generate the end symbol.
+    (written,) = limited("我" * 30, beam_size=1).alternatives
+    assert (len(written.pieces), written.ended) == (40, False)
+
+
+class Characters(Vocabulary):
+    """A vocabulary in which spaces are tokens too, as in some imported ones."""
+
+    def __init__(self) -> None:
+        self.before, self.after = (), (1,)
+
+    def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:  # noqa: ARG002
+        return [[ord(character) for character in text] for text in texts]
+
+
+def test_no_part_is_too_long_where_spaces_are_pieces() -> None:
+    parts = split_long_sentences(["a  b. " * 500], Characters(), 300)
+    assert max(len(part.ids) - 1 for part in parts) <= 300
+    assert len(parts) < 30

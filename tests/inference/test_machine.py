@@ -1,0 +1,168 @@
+"""Test machine detection: limits of control groups, restricted instruction sets, missing devices."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from transduce.errors import TransduceError
+from transduce.machine import Machine, _cgroup_limit, describe, detect_machine, usable_cores
+
+
+def write_group(root: Path, files: dict[str, str]) -> Path:
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, "ascii")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "200000 100000\n"}, 2),
+        ({"cpu.max": "150000 100000\n"}, 2),  # one and a half
+        ({"cpu.max": "50000 100000\n"}, 1),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu.max": "nonsense\n"}, None),
+        ({"cpu.max": "100000 0\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "400000\n"}, None),
+        ({}, None),
+    ],
+)
+def test_the_limit_of_a_control_group(tmp_path: Path, files: dict[str, str], cores: int | None) -> None:
+    assert _cgroup_limit(write_group(tmp_path, files)) == cores
+
+
+def test_cores_are_those_of_affinity_and_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    for limit, cores in ((None, 3), (2, 2), (8, 3)):
+        monkeypatch.setattr("transduce.machine._cgroup_limit", lambda _, limit=limit: limit)
+        assert usable_cores() == cores
+
+
+@pytest.mark.parametrize(
+    ("said", "threads"), [("3", 3), (" 2 ", 2), ("5,2", 5), ("", 4), ("0", 4), ("-1", 4), ("many", 4), ("²", 4)]
+)
+def test_threads_are_those_of_openmp_where_it_was_told(
+    monkeypatch: pytest.MonkeyPatch, said: str, threads: int
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    monkeypatch.setattr("transduce.machine.usable_cores", lambda: 4)
+    assert detect_machine("cpu").threads == threads
+    assert detect_machine("cpu", 7).threads == 7
+
+
+def test_what_torchrun_tells_openmp_is_not_what_a_person_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr("transduce.machine.usable_cores", lambda: 4)
+    assert detect_machine("cpu").threads == 4
+
+
+def test_cores_where_there_is_no_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    monkeypatch.setattr("transduce.machine._cgroup_limit", lambda _: None)
+    assert usable_cores() == 1
+
+
+@pytest.mark.parametrize(
+    ("isa", "amx", "bf16"),
+    [
+        ("", True, True),
+        ("DEFAULT", True, True),
+        ("AVX512_CORE_AMX", True, True),
+        ("AVX512_CORE_FP16", False, False),
+        ("AVX512_CORE_BF16", False, False),
+        ("avx512_core", False, False),
+        ("AVX2", False, False),
+        ("AVX2_VNNI_2", False, False),
+    ],
+)
+def test_instructions_that_are_held_back_are_not_counted_on(
+    monkeypatch: pytest.MonkeyPatch, isa: str, amx: bool, bf16: bool
+) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", isa)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True, raising=False)
+    machine = detect_machine("cpu", 1)
+    assert (machine.amx, machine.avx512_bf16) == (amx, bf16)
+    assert machine.precision == ("bf16" if bf16 else "fp32")
+
+
+def test_vectors_of_bfloat16_count_where_there_is_no_amx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With AMX, a processor has slower ones."""
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True, raising=False)
+    for has_amx, precision in ((False, "bf16"), (True, "fp32")):
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda has_amx=has_amx: has_amx)
+        assert detect_machine("cpu", 1).precision == precision
+
+
+def test_a_processor_without_them_computes_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False, raising=False)
+    machine = detect_machine("cpu", 3)
+    assert (machine.precision, machine.threads) == ("fp32", 3)
+    assert machine.precision_reason == "this processor has no instructions that multiply bfloat16 faster"
+
+
+@pytest.mark.parametrize(("device", "amx", "bf16", "reason"), [
+    ("cuda", True, True, "the GPU"), ("cpu", True, True, "AMX"), ("cpu", False, True, "AVX-512"),
+])  # fmt: skip
+def test_bf16_says_why(device: str, amx: bool, bf16: bool, reason: str) -> None:
+    machine = Machine(device=device, threads=1, amx=amx, avx512_bf16=bf16, gpu_bf16=device == "cuda")
+    assert machine.precision == "bf16"
+    assert reason in machine.precision_reason
+
+
+def test_an_old_gpu_computes_in_fp32() -> None:
+    machine = Machine(device="cuda", threads=1, amx=True, avx512_bf16=True)
+    assert (machine.precision, machine.precision_reason) == ("fp32", "this GPU has no units for bfloat16")
+
+
+@pytest.mark.parametrize("device", ["tpu", "cudaa", "cuda:", "cuda:x", "CPU", "cpu:0", ""])
+def test_an_unknown_device_is_refused(device: str) -> None:
+    with pytest.raises(
+        TransduceError, match=f"`device` must be `auto`, `cpu`, `cuda` or `cuda:NUMBER`, but is `{device}`"
+    ):
+        detect_machine(device)
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert detect_machine("auto", 1).device == "cpu"
+    with pytest.raises(TransduceError, match="`cuda` was asked for, but PyTorch finds no GPU here"):
+        detect_machine("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5) if device == "cuda:1" else (9, 0))
+    assert detect_machine("auto", 1).device == "cuda"
+    assert [detect_machine(device, 1).precision for device in ("cuda", "cuda:1")] == ["bf16", "fp32"]
+    assert detect_machine("cuda:1", 1).device == "cuda:1"
+    with pytest.raises(TransduceError, match="`cuda:2` was asked for, but PyTorch finds 2 GPUs, counted from 0 here"):
+        detect_machine("cuda:2")
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_threads_must_be_positive(threads: int) -> None:
+    with pytest.raises(TransduceError, match=f"`threads` must be at least 1, but is {threads}"):
+        detect_machine("cpu", threads)
+
+
+def test_more_threads_than_any_machine_has_are_refused() -> None:
+    """With so many threads, the system would kill the process."""
+    with pytest.raises(TransduceError, match="`threads` must be at most 1,024, but is 100,000"):
+        detect_machine("cpu", 100_000)
+
+
+def test_a_machine_in_one_line() -> None:
+    line = describe(Machine(device="cpu", threads=1, amx=True, avx512_bf16=True))
+    assert line.endswith("cpu, 1 thread, AMX and AVX-512 bf16")
+    assert describe(Machine(device="cuda", threads=8, amx=False, avx512_bf16=False)).endswith("cuda, 8 threads")

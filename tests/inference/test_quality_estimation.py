@@ -1,0 +1,272 @@
+"""Test quality warnings, that good translations have none, and that re-decoding selects results with fewer warnings."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from transduce.inference.quality_estimation import (
+    UNLIKELY_NATS,
+    QualityWarning,
+    count_warnings,
+    find_quality_warnings,
+    missing_numbers,
+)
+from transduce.inference.redecoding import estimate_quality, redecode
+from transduce.inference.scoring import as_translation
+from transduce.inference.translation import Alternative, Translation
+from transduce.inference.translator import Translator
+from transduce.search.settings import SearchSettings
+from transduce.text.glossary import Glossary
+
+
+def translation(source: str, *texts: str, nats: float = 0.1, ended: bool = True) -> Translation:
+    return Translation(source, tuple(Alternative(text, (), (-nats,) * 3, -3 * nats, ended) for text in texts))
+
+
+def told(source: str, text: str, languages: str = "zh-en", **options: Any) -> list[str]:
+    one, other = languages.split("-")
+    found = find_quality_warnings(translation(source, text, **options), source_language=one, target_language=other)
+    return [str(doubt) for doubt in found]
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "doubts"),
+    [
+        ("我来自中国。", "I am from from from China.", ["repeated (3 × from)"]),
+        ("I am from China.", "我来自来自来自来自中国。", ["repeated (4 × 来自)"]),
+        ("Whether he comes?", "ich weiß nicht, ob er, ich weiß nicht, ob er", ["repeated (2 × ich weiß nicht ob er)"]),
+        ("我爱你。", "我爱你", ["copied (我爱你)"]),
+        ("Ich sehe sie.", "ich sehe sie!", ["copied (ich sehe sie!)"]),
+        ("我喜欢苹果。", "I like 苹果.", ["untranslated (苹果)"]),
+        ("Он живёт в Москве.", "He lives in Москве.", ["untranslated (Москве)"]),
+        ("他生于1990年。", "He was born in 1980.", ["numbers (1990)"]),
+        ("Es kostet 1.234,50 Euro und 77 Cent.", "It costs 1,243.50 euros and 77 cents.", ["numbers (1.234,50)"]),
+        ("Das ist ein Tapir.", "This is a <unk>.", ["unknown (<unk>)"]),
+        ("我喜欢。", "", ["empty"]),
+        ("Oh.", "  ", ["empty"]),
+    ],
+)
+def test_what_is_doubted(source: str, text: str, doubts: list[str]) -> None:
+    assert told(source, text, "xx-en") == doubts  # sources of several languages
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("我爱你。", "I love you."),
+        ("不，不，不！", "No, no, no!"),  # so often it stands in the source
+        ("Very, very, very good.", "非常非常非常好。"),
+        ("Ha ha ha!", "哈哈哈！"),
+        ("He laughed.", "他哈哈哈大笑。"),
+        ("Das ist das, was das Kind will.", "That is that which that child wants."),
+        ("Tom!", "Tom!"),  # names stay
+        ("汤姆用iPhone。", "Tom uses an iPhone."),
+        ("Tom benutzt Linux.", "汤姆用Linux。"),
+        ("Es kostet 1.234,50 Euro.", "It costs 1,234.50 euros."),
+        ("Um 10:45 Uhr.", "At 10.45."),
+        ("３０％の人", "30% of the people"),
+        ("٤٥ شخصا", "45 people"),
+        ("他有3万元。", "He has 30,000 yuan."),  # another way of counting
+        ("90年代", "the 1990s"),
+        (
+            "他十二岁，有 2 只狗和 12 条鱼。",
+            "He is twelve and has two dogs and twelve fish.",
+        ),  # small numbers are words
+        ("What is <unk>?", "Was ist <unk>?"),
+        ("", ""),
+        ("…", ""),
+    ],
+)
+def test_what_is_not_doubted(source: str, text: str) -> None:
+    assert told(source, text, "xx-en") == []
+
+
+def test_what_the_search_says() -> None:
+    assert told("我爱你。", "I love", ended=False) == ["cut"]
+    assert told("我爱你。", "I love you.", nats=UNLIKELY_NATS + 0.01) == [
+        f"unlikely ({UNLIKELY_NATS + 0.01:.2f} nats a token)"
+    ]
+    assert told("我爱你。", "I love you.", nats=UNLIKELY_NATS) == []
+    given_up = Translation("我爱你。", (Alternative("I", (), (-0.1,), -0.1, ended=False),), given_up=True)
+    assert find_quality_warnings(given_up) == ()
+
+
+def test_within_one_language_words_and_numbers_may_stay_or_go() -> None:
+    for source, text in (("a b c", "a b c"), ("In 1990 there were 45 people.", "People.")):
+        assert told(source, text, "en-en") == []
+        assert find_quality_warnings(translation(source, text), target_language="en") == ()
+    assert told("a b c", "x x x x", "en-en") == ["repeated (4 × x)"]
+
+
+def test_what_letters_are_foreign_depends_on_the_target() -> None:
+    assert told("我喜欢苹果。", "私はリンゴと苹果。", "zh-ja") == []
+    assert told("Привіт, світе", "Привет, мир", "uk-ru") == []
+    assert told("Привет, мир", "Привет, свят, hello", "ru-en") == ["untranslated (Приветсвят)"]
+    assert told("你好，世界", "世界, Привет", "zh_Hant-ru") == ["untranslated (世界)"]
+
+
+def test_missing_numbers_are_told_as_they_stand() -> None:
+    assert missing_numbers("Von 1.990 bis 2.050, 15 und 45", "from 1990 to") == ["2.050", "45"]
+    assert missing_numbers("十、1990", "") == ["1990"]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "missing"),
+    [
+        ("1 234 lidí", "1,234 people", []),
+        ("12 345,50 Kč", "12,345.50 crowns", []),
+        ("10 000 ludzi", "10 000 personnes", []),
+        ("1,234 people", "1 234 lidí", []),
+        ("In 2023 100 people", "2023 100 lidí", []),
+        ("room 45 300 times", "300 times in room 45", []),  # or two numbers
+        ("1 234 lidí", "1,243 people", ["1 234"]),
+        ("room 45 300 times", "30 times in room 45", ["300"]),
+        ("am 24.12.2023", "on 12/24/2023", []),
+        ("am 24.12.2023", "on 24 December 2023", []),
+        ("am 24.12.23", "2023-12-24", []),
+        ("2023年12月24日", "24.12.2023", []),
+        ("am 24.12.2023", "on 12/25/2023", ["24.12.2023"]),
+        ("am 24.12.2023", "on 12/24/1923", ["24.12.2023"]),
+        ("am 24.12.2023", "on December 25, 2023", ["24.12.2023"]),
+        ("um 14:30 Uhr", "at 2:30 pm", []),
+        ("at 2:30 pm", "14.30 Uhr", []),
+        ("14.30 Uhr", "2:30 pm", []),
+        ("um 14:30 Uhr", "à 14 h 30", []),
+        ("um 0:45 Uhr", "at 12:45 am", []),
+        ("um 21:00 Uhr", "at nine", []),
+        ("um 14:30 Uhr", "at 3:30 pm", ["14:30"]),
+        ("um 14:30 Uhr", "at 2 pm", ["14:30"]),
+        ("es kostet 14.30", "it costs 2.30", ["14.30"]),  # which is no time of day
+        ("0" * 5_000 + "12", "twelve", []),
+    ],
+)
+def test_what_numbers_are_the_same(source: str, target: str, missing: list[str]) -> None:
+    assert missing_numbers(source, target) == missing
+
+
+def test_counts_go_by_kind() -> None:
+    doubts = [(QualityWarning("cut", ""), QualityWarning("unlikely", "2")), (), (QualityWarning("cut", ""),)]
+    assert count_warnings(doubts) == {"cut": 2, "unlikely": 1}
+
+
+class Scripted:
+    """A stand-in for a translator, which records requests and returns scripted alternatives by source."""
+
+    source_language: str | None = "zh"
+    target_language: str | None = "en"
+    search = SearchSettings(beam_size=2, length_penalty=0.5)
+    tokenizer = SimpleNamespace(
+        source=SimpleNamespace(unread=lambda _: ""),
+        target=SimpleNamespace(unk_id=2, encode=lambda text: [2 if "9999" in text else 5]),
+    )
+
+    def __init__(self, answers: dict[str, list[list[str]]]) -> None:
+        self.answers = answers
+        self.asked: list[tuple[list[str], SearchSettings, str, list[list[str]], list[str]]] = []
+
+    def translate(
+        self,
+        sentences: list[str],
+        search: SearchSettings,
+        *,
+        prefix: str,
+        phrases: list[list[str]],
+        glossary: Glossary | None,
+    ) -> list[Translation]:
+        terms = [] if glossary is None else [str(term) for term in glossary.terms]
+        self.asked.append((sentences, search, prefix, phrases, terms))
+        return [translation(sentence, *self.answers[sentence].pop(0)) for sentence in sentences]
+
+
+def again(scripted: Scripted, found: Sequence[Translation], **options: Any) -> list[Translation]:
+    return redecode(scripted, found, **options)  # type: ignore[arg-type]
+
+
+def test_only_what_is_doubted_is_looked_for_again_with_what_was_missing() -> None:
+    scripted = Scripted({"他生于1990年。": [["He was born in 1890.", "He was born in 1990."]]})
+    found = [translation("我爱你。", "I love you."), translation("他生于1990年。", "He was born in 1980.")]
+    better = again(scripted, found, prefix="He", phrases=[[], ["born"]])
+    assert [each.text for each in better] == ["I love you.", "He was born in 1990."]
+    assert better[0] is found[0]
+    ((sentences, search, prefix, phrases, terms),) = scripted.asked
+    assert (sentences, prefix, phrases, terms) == (["他生于1990年。"], "He", [["born"]], ["`1990` as `1990`"])
+    assert (search.beam_size, search.n_best, search.length_penalty, search.no_repeated_ngrams) == (8, 8, 0.5, 0)
+
+
+@pytest.mark.parametrize(
+    ("number", "options"),
+    [
+        ("9999", {}),  # the model has no tokens for this number
+        ("1990", {"forbidden": ("1990",)}),
+        ("1990", {"max_length": 3}),  # the number may not fit into the length
+    ],
+)
+def test_a_number_that_cannot_be_had_is_not_asked_for(number: str, options: dict[str, Any]) -> None:
+    source = f"{number}年"
+    scripted = Scripted({source: [["In that year"]]})
+    again(scripted, [translation(source, "A year")], search=SearchSettings(**options))
+    assert scripted.asked[0][3:] == ([[]], [])
+
+
+def test_no_form_of_a_date_or_time_is_forced() -> None:
+    source = "Am 24.12.2023 um 14:30 kamen 1 234 Leute."
+    scripted = Scripted({source: [["People came."]]})
+    again(scripted, [translation(source, "A man came.")])
+    assert scripted.asked[0][4] == ["`1 234` as `1 234`"]
+
+
+def test_what_repeats_is_forbidden_to_until_it_does_not() -> None:
+    scripted = Scripted({"来自": [["from from from us"], ["from there"]]})
+    (better,) = again(scripted, [translation("来自", "from from from from")])
+    assert better.text == "from there"
+    assert [search.no_repeated_ngrams for _, search, *_ in scripted.asked] == [3, 2]
+
+
+def test_the_former_stays_where_nothing_has_fewer_doubts() -> None:
+    scripted = Scripted({"我爱你。": [["爱我你", "我爱你"]]})
+    (same,) = again(scripted, [translation("我爱你。", "我爱你", "me")])
+    assert [each.text for each in same.alternatives] == ["我爱你", "me"]
+
+
+def test_as_many_alternatives_come_back_as_there_were() -> None:
+    scripted = Scripted({"我爱你。": [["I love you", "I like you"]]})
+    (better,) = again(scripted, [translation("我爱你。", "我爱你", "I love you")])
+    assert [each.text for each in better.alternatives] == ["I love you", "我爱你"]
+
+
+def test_where_languages_are_not_known_copies_are_no_doubt() -> None:
+    scripted = Scripted({})
+    scripted.source_language = None
+    assert estimate_quality(scripted, [translation("a b c", "a b c")]) == [()]  # type: ignore[arg-type]
+
+
+def test_a_number_that_the_vocabulary_cannot_write_ends_nothing(translator: Translator) -> None:
+    translator = Translator(
+        translator.model, translator.tokenizer, source_language="zh", target_language="en", search=translator.search
+    )
+    assert translator.tokenizer.target.unk_id in translator.tokenizer.target.encode("1990")
+    found = [translation("他生于1990年", "he is easy")]
+    doubts = {doubt.kind: doubt.found for doubt in estimate_quality(translator, found)[0]}
+    assert list(doubts) == ["unread", "numbers"]
+    assert "1990" in doubts["unread"]
+    assert len(redecode(translator, found)) == 1
+
+
+def test_what_was_not_read_is_not_looked_for_again(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [translation("我吃☃☃鱼", "I eat fish")]
+    assert estimate_quality(translator, found) == [(QualityWarning("unread", "☃☃"),)]
+    monkeypatch.setattr(Translator, "translate", None)
+    assert redecode(translator, found) == found
+
+
+def test_a_trained_model_reviews_its_own_and_given_translations(translator: Translator) -> None:
+    found = translator(["我爱你", "我们学习中文"], beam_size=1)
+    assert len(estimate_quality(translator, found)) == 2
+    (score,) = translator.score(["我爱你"], ["the the the the"])
+    kinds = {doubt.kind for doubt in estimate_quality(translator, [as_translation(score)])[0]}
+    assert {"repeated", "unlikely"} <= kinds
+    longer = redecode(translator, [as_translation(score)])
+    assert longer[0].source == "我爱你"
+    assert len(estimate_quality(translator, longer)[0]) < len(kinds)

@@ -1,0 +1,186 @@
+"""Test locating marked parts in a translation: by loss of word probability, nested and separate."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from transduce.errors import TransduceError
+from transduce.inference.scoring import Score
+from transduce.inference.spans import MarkedSentence, align_marked
+from transduce.inference.translator import Translator
+from transduce.search.settings import SearchSettings
+from transduce.text.vocabulary import Vocabulary
+from transduce.text.word_spans import Span
+
+# For words of the toy corpus: the source word of each, and the nats that it loses without that.
+CAUSES = {
+    "teacher": ("老师", 8.0),
+    "the": ("老师", 3.0),
+    "student": ("学生", 8.0),
+    "likes": ("喜欢", 6.0),
+    "eat": ("吃", 5.0),
+    "fish": ("鱼", 7.0),
+    "tea": ("茶", 7.0),
+    "red": ("红", 6.0),
+}
+
+
+@pytest.fixture
+def vocabulary(translator: Translator) -> Vocabulary:
+    return translator.tokenizer.target
+
+
+def found(vocabulary: Vocabulary, source: str, text: str, *parts: str) -> list[str]:
+    """Return the translation's parts; a part of the source is its first occurrence, unless `@n` gives its offset."""
+    asked: list[tuple[str, str]] = []
+
+    def score(sources: Sequence[str], targets: Sequence[str]) -> list[Score]:
+        asked.extend(zip(sources, targets, strict=True))
+        return [_score(vocabulary, *pair) for pair in zip(sources, targets, strict=True)]
+
+    spans = [Span(source.index(part), source.index(part) + len(part)) for part in parts]
+    (places,) = align_marked([MarkedSentence(source, text, spans)], vocabulary, score)
+    assert len(places) == len(parts)
+    return [text[place.start : place.end] for place in places]
+
+
+def _score(vocabulary: Vocabulary, source: str, target: str) -> Score:
+    values: list[float] = []
+    for word in target.split():
+        cause, nats = CAUSES.get(word.strip("“”.!,").lower().removesuffix("'s"), ("", 0.0))
+        count = len(vocabulary.encode(word))
+        values += [(-0.1 - (nats if cause and cause not in source else 0.0)) / count] * count
+    return Score(source, target, tuple("x" * len(values)), (*values, -0.1), sum(values))
+
+
+def test_a_part_is_where_the_words_are_that_depend_on_it(vocabulary: Vocabulary) -> None:
+    source, text = "老师喜欢吃鱼", "the teacher likes eat fish"
+    assert found(vocabulary, source, text, "鱼") == ["fish"]
+    assert found(vocabulary, source, text, "吃鱼") == ["eat fish"]
+    assert found(vocabulary, source, text, "老师") == ["the teacher"]  # an article loses enough
+    assert found(vocabulary, source, text, "鱼", "老师", "喜欢") == ["fish", "the teacher", "likes"]
+
+
+def test_of_what_is_torn_apart_the_part_that_loses_most_is_taken(vocabulary: Vocabulary) -> None:
+    assert found(vocabulary, "老师喜欢吃鱼", "fish the teacher likes eat", "吃鱼") == ["fish"]
+
+
+def test_what_is_in_another_part_stays_in_it(vocabulary: Vocabulary) -> None:
+    source, text = "老师喝红茶", "red fish drink red tea the teacher"
+    outer, inner = found(vocabulary, source, text, "红茶", "红")
+    assert (outer, inner) == ("red tea", "red")
+    assert found(vocabulary, source, text, "红", "红茶") == ["red", "red tea"]  # in whatever order
+
+
+def test_parts_that_are_apart_share_no_word(vocabulary: Vocabulary) -> None:
+    """A part for which no word is left gets a position between words."""
+    assert found(vocabulary, "水茶", "tea", "水", "茶") == ["", "tea"]
+    assert found(vocabulary, "水茶鱼", "tea fish", "水", "茶") == ["fish", "tea"]
+
+
+def test_all_words_are_the_whole_translation(vocabulary: Vocabulary) -> None:
+    assert found(vocabulary, "“老师吃鱼。”", "“the teacher eat fish.”", "老师吃鱼") == ["“the teacher eat fish.”"]
+    assert found(vocabulary, "鱼", "fish tea", "鱼", "鱼") == ["fish tea", "fish tea"]
+
+
+def test_punctuation_goes_with_a_part_that_has_some(vocabulary: Vocabulary) -> None:
+    source, text = "老师说：“鱼！”学生", "“fish!” the teacher student"
+    assert found(vocabulary, source, text, "“鱼！”") == ["“fish!”"]
+    assert found(vocabulary, source, text, "鱼") == ["fish"]
+
+
+def test_a_part_that_no_word_depends_on_is_as_far_along(vocabulary: Vocabulary) -> None:
+    assert found(vocabulary, "大大小小红红绿绿", "one two three four", "小小") == ["two"]
+    assert found(vocabulary, "大大小小红红绿绿", "one two three four", "绿绿", "大大") == ["four", "one"]
+
+
+def test_a_part_without_words_is_a_place_between_them(vocabulary: Vocabulary) -> None:
+    source, text = "老师 吃鱼!", "the teacher eat fish!"
+    (places,) = align_marked(
+        [MarkedSentence(source, text, [Span(0, 0), Span(6, 6), Span(2, 3)])], vocabulary, lambda _, __: []
+    )
+    assert [place.start == place.end for place in places] == [True] * 3
+    assert places[0].start == 0
+    assert places[1].start == len(text)
+    assert text[: places[2].start] in ("the ", "the teacher ", "the teacher eat ")
+
+
+def test_what_is_too_long_to_be_scored_is_placed_without(vocabulary: Vocabulary) -> None:
+    asked = MarkedSentence("大大小小红红绿绿", "one two three four", [Span(2, 4)], is_scored=False)
+
+    def score(sources: Sequence[str], targets: Sequence[str]) -> list[Score]:
+        raise AssertionError((sources, targets))
+
+    ((place,),) = align_marked([asked], vocabulary, score)
+    assert asked.text[place.start : place.end] == "two"
+
+
+def test_nothing_written_has_room_for_all_marks(vocabulary: Vocabulary) -> None:
+    assert found(vocabulary, "老师吃鱼", "", "鱼", "老师") == ["", ""]
+
+
+def test_a_translator_locates_in_one_go(translator: Translator) -> None:
+    pairs = [("老师吃鱼。", "the teacher eat fish ."), ("我们喝茶。", "we drink tea .")]
+    spans = [[(2, 4), (3, 4)], [(0, 2)]]
+    together = translator.locate(pairs, spans)
+    assert together == [translator.locate([pair], [own])[0] for pair, own in zip(pairs, spans, strict=True)]
+    outer, inner = together[0]
+    assert outer.start <= inner.start <= inner.end <= outer.end
+
+
+@pytest.mark.parametrize(
+    ("pairs", "spans", "message"),
+    [
+        ([("我", "I"), ("你", "you")], [[]], "Pass one list of spans for each sentence: there are 2 sentences"),
+        (["我"], [[]], r"Pass a `Translation`, or a source and a text, not '我': write \(source, text\)"),
+        ([("我", "I")], [[(1, 0)]], r"is \(start, end\) in characters, from 0 to 1 here, not \(1, 0\)"),
+        ([("我", "I")], [[(0, 9)]], r"from 0 to 1 here, not \(0, 9\)"),
+        ([("我", "I")], [[(-1, 1)]], r"not \(-1, 1\)"),
+        ([("我", "I")], [[(0.5, 1)]], r"not \(0\.5, 1\)"),
+        ([("我", "I")], [[0]], "not 0"),
+        ([("我", "I")], [None], "not None"),
+        ([("我爱你", "I")], [[(0, 2), (1, 3)]], r"\(0, 2\) and \(1, 3\) overlap"),
+    ],
+)
+def test_what_is_no_part_is_refused(translator: Translator, pairs: Any, spans: Any, message: str) -> None:
+    with pytest.raises(TransduceError, match=message):
+        translator.locate(pairs, spans)
+
+
+def test_what_a_glossary_put_is_where_its_term_is(vocabulary: Vocabulary) -> None:
+    """The model knows nothing of milk; `fish` depends on the tea here, for whatever reason."""
+    source, text = "老师吃茶", "milk eat the teacher"
+    asked = MarkedSentence(source, text, [Span(3, 4), Span(0, 2)], ties=[(Span(3, 4), Span(0, 4))])
+
+    def score(sources: Sequence[str], targets: Sequence[str]) -> list[Score]:
+        return [_score(vocabulary, *pair) for pair in zip(sources, targets, strict=True)]
+
+    (places,) = align_marked([asked], vocabulary, score)
+    assert [text[place.start : place.end] for place in places] == ["milk", "the teacher"]
+
+
+def test_no_tag_comes_into_a_contraction(vocabulary: Vocabulary) -> None:
+    assert found(vocabulary, "老师吃鱼", "teacher doesn't fish's eat", "鱼") == ["fish's"]
+    assert found(vocabulary, "老师吃鱼", "teacher's eat fish", "老师") == ["teacher's"]
+
+
+def test_parts_of_a_long_text_are_in_their_own_parts(translator: Translator) -> None:
+    long = "老师吃鱼。我们喝茶。" * 40
+    (translation,) = translator.translate([long], SearchSettings(beam_size=1))
+    assert translation.parts == len(translation.joined) > 20
+    asked = [(0, 2), (50, 52), (390, 395), (0, 400)]
+    (places,) = translator.locate([translation], [asked])
+    ends: list[int] = []
+    for _, text in translation.joined:
+        start = translation.text.index(text, ends[-1] if ends else 0)
+        ends.append(start + len(text))
+    assert places[0].end <= ends[0]
+    assert ends[8] <= places[1].start <= places[1].end <= ends[10]
+    assert places[2].start >= ends[-3]
+    assert (places[3].start, places[3].end) == (0, len(translation.text))
+
+
+def test_very_long_sentences_are_located_too(translator: Translator) -> None:
+    ((place,),) = translator.locate([("老师吃鱼" * 600, "the teacher eat fish " * 600)], [[(2, 4)]])
+    assert 0 <= place.start < place.end

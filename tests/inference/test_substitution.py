@@ -1,0 +1,262 @@
+"""Test that glossary terms replace the words that depend on them, with a model of scripted scores."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from transduce.inference.batching import Part
+from transduce.inference.glossary_search import translate_with_terms
+from transduce.inference.quality_estimation import has_new_faults
+from transduce.inference.scoring import Score
+from transduce.inference.spans import word_spans
+from transduce.inference.substitution import TermModel, insert_terms, substitute
+from transduce.inference.translation import Alternative, Translation
+from transduce.inference.translator import Translator
+from transduce.search.settings import SearchSettings
+from transduce.text.glossary import Glossary, Term
+from transduce.text.vocabulary import Vocabulary
+
+
+class Opinions:
+    """A model that holds words for unlikely (5 nats) without their causes in the source, and dislikes some texts."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, causes: dict[str, str], dislikes: Sequence[str] = (), nats: float = 5.0
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.causes = causes
+        self.dislikes = dislikes
+        self.nats = nats
+        self.asked: list[tuple[str, str]] = []
+
+    def score(self, sources: Sequence[str], targets: Sequence[str]) -> list[Score]:
+        self.asked += zip(sources, targets, strict=True)
+        return [self._score(*pair) for pair in zip(sources, targets, strict=True)]
+
+    def _score(self, source: str, target: str) -> Score:
+        values, pieces = [], []
+        for word in target.split():
+            cause = self.causes.get(word.lower().strip("“”.,!"))
+            own = self.vocabulary.pieces(self.vocabulary.encode(word))
+            nats = -self.nats if cause is not None and cause not in source else -0.1
+            values += [nats / len(own)] * len(own)
+            pieces += own
+        end = -9.0 if any(text in target for text in self.dislikes) else -0.1
+        total = sum(values) + end
+        return Score(source, target, tuple(pieces), (*values, end), total)
+
+
+@pytest.fixture
+def vocabulary(translator: Translator) -> Vocabulary:
+    return translator.tokenizer.target
+
+
+def unasked(texts: Sequence[str]) -> list[Translation]:
+    """The toy translations are of a script with spaces, where nobody asks how terms are translated by themselves."""
+    assert list(texts) == []
+    return []
+
+
+CAUSES = {"fish": "鱼", "tea": "茶", "teacher": "老师", "the": "老师"}
+
+
+def put(vocabulary: Vocabulary, source: str, text: str, dislikes: Sequence[str] = (), **terms: str) -> str | None:
+    glossary = Glossary(Term(key, tuple(targets.split("/"))) for key, targets in terms.items())
+    opinions = Opinions(vocabulary, CAUSES, dislikes)
+    (changed,) = substitute([(source, text)], glossary, TermModel(vocabulary, opinions.score, unasked))
+    return None if changed is None else changed.target
+
+
+def test_a_term_replaces_the_word_that_depends_on_it(vocabulary: Vocabulary) -> None:
+    assert put(vocabulary, "我吃鱼。", "we eat fish.", 鱼="milk") == "we eat milk."
+    assert put(vocabulary, "鱼", "fish", 鱼="the water") == "the water"
+
+
+def test_several_terms_each_have_their_place(vocabulary: Vocabulary) -> None:
+    found = put(vocabulary, "老师吃鱼喝茶", "teacher eat fish tea.", 茶="milk", 鱼="apples", 老师="student")
+    assert found == "student eat apples milk."
+
+
+def test_what_begins_a_sentence_begins_it_with_a_capital(vocabulary: Vocabulary) -> None:
+    assert put(vocabulary, "鱼", "Fish eat", 鱼="milk") == "Milk eat"
+    assert put(vocabulary, "鱼", "Fish eat", 鱼="iPod") == "iPod eat"  # a name is as it is written
+    assert put(vocabulary, "鱼", "eat fish", 鱼="milk") == "eat milk"
+
+
+def test_the_form_is_the_one_that_the_model_likes_best(vocabulary: Vocabulary) -> None:
+    assert put(vocabulary, "我吃鱼", "we eat fish", 鱼="apple/apples", dislikes=["apples"]) == "we eat apple"
+    assert put(vocabulary, "我吃鱼", "we eat fish", 鱼="milk/apples", dislikes=["milk"]) == "we eat apples"
+
+
+def test_neighbours_go_with_it_where_the_model_likes_it_better(vocabulary: Vocabulary) -> None:
+    """`the` depends on the teacher, too."""
+    source, text = "老师吃鱼", "the teacher eat fish"
+    assert put(vocabulary, source, text, 老师="students", dislikes=["the students", "students teacher"]) == (
+        "students eat fish"
+    )
+
+
+def test_where_no_word_depends_on_it_nothing_is_put(vocabulary: Vocabulary) -> None:
+    assert put(vocabulary, "我吃鱼。", "we eat milk.", 鱼="apples") is None
+    assert put(vocabulary, "我吃鱼。", "", 鱼="apples") is None
+    assert put(vocabulary, "我吃鱼喝茶。", "we eat fish.", 鱼="apples", 茶="water") is None  # one of two
+
+
+def test_punctuation_is_no_word_and_characters_without_spaces_are() -> None:
+    text = "It's “fish” (我们吃), 1,234.5 or 6."
+    words = ["It", "s", "fish", "我", "们", "吃", "1,234.5", "or", "6"]
+    assert [text[start:end] for start, end in word_spans(text)] == words
+    assert word_spans("") == []
+
+
+def lacking(*texts: str) -> tuple[Part, Translation]:
+    part = Part("我吃鱼", 0, 0, [4, 5, 6, 1])
+    alternatives = tuple(
+        Alternative(text, tuple(text.split()), (-0.1,), -1.0 - n, True) for n, text in enumerate(texts)
+    )
+    return part, Translation(part.text, alternatives)
+
+
+def put_into(vocabulary: Vocabulary, search: SearchSettings, *texts: str) -> list[str] | None:
+    part, translation = lacking(*texts)
+    score = Opinions(vocabulary, CAUSES).score
+    glossary = Glossary([Term("鱼", ("milk",))])
+    found = insert_terms([part], {part.key: translation}, glossary, search, TermModel(vocabulary, score, unasked))
+    return [each.text for each in found[part.key].alternatives] if found else None
+
+
+def test_alternatives_have_their_terms_in_their_order_and_none_twice(vocabulary: Vocabulary) -> None:
+    search = SearchSettings(n_best=3)
+    found = put_into(vocabulary, search, "we eat fish", "we fish eat", "we eat milk")
+    assert found is not None
+    assert found == ["we eat milk", "we milk eat"]
+    assert put_into(vocabulary, search, "we eat tea", "we eat fish") == [
+        "we eat milk"
+    ]  # the other alternative has no position for the term
+    assert put_into(vocabulary, search, "we eat tea") is None
+
+
+def test_a_name_that_comes_twice_is_replaced_twice(vocabulary: Vocabulary) -> None:
+    assert put(vocabulary, "鱼 鱼", "fish likes Fish!", 鱼="milk") == "milk likes milk!"
+    assert put(vocabulary, "鱼", "fish likes tea fish!", 鱼="milk") == "milk likes tea milk!"
+
+
+def test_what_begins_another_sentence_begins_it_with_a_capital_too(vocabulary: Vocabulary) -> None:
+    assert put(vocabulary, "我吃鱼", "we eat. “Fish”", 鱼="milk") == "we eat. “Milk”"
+    assert put(vocabulary, "我吃鱼", "we eat, Fish", 鱼="milk") == "we eat, milk"
+
+
+def test_what_was_cut_is_left_as_it_is(vocabulary: Vocabulary) -> None:
+    part = Part("我吃鱼", 0, 0, [4, 5, 6, 1])
+    cut = Translation(part.text, (Alternative("we eat fish", ("we", "eat", "fish"), (-0.1,), -1.0, ended=False),))
+    glossary, score = Glossary([Term("鱼", ("milk",))]), Opinions(vocabulary, CAUSES).score
+    assert (
+        insert_terms([part], {part.key: cut}, glossary, SearchSettings(), TermModel(vocabulary, score, unasked)) == {}
+    )
+
+
+@pytest.mark.parametrize(
+    "search",
+    [SearchSettings(max_length=1), SearchSettings(forbidden=("eat milk",)), SearchSettings(no_repeated_ngrams=2)],
+)
+def test_what_the_search_asks_for_holds_here_too(vocabulary: Vocabulary, search: SearchSettings) -> None:
+    assert put_into(vocabulary, SearchSettings(), "we eat fish") == ["we eat milk"]
+    assert put_into(vocabulary, search, "we eat fish") is None
+
+
+def test_only_what_lacks_a_term_is_asked_about(vocabulary: Vocabulary) -> None:
+    opinions = Opinions(vocabulary, CAUSES)
+    part, translation = lacking("we eat milk")
+    glossary = Glossary([Term("鱼", ("milk",))])
+    model = TermModel(vocabulary, opinions.score, unasked)
+    assert insert_terms([part], {part.key: translation}, glossary, SearchSettings(), model) == {}
+    assert opinions.asked == []
+
+
+def test_strict_results_do_not_depend_on_the_others(translator: Translator) -> None:
+    strict, glossary = SearchSettings(strict=True, beam_size=2), {"鱼": "milk", "茶": "water"}
+    sentences = ["我吃鱼。", "老师喝茶。", "我们喝水。"]
+    together = translator.translate(sentences, strict, glossary=glossary)
+    alone = [translator.translate([sentence], strict, glossary=glossary)[0] for sentence in sentences]
+    assert together == alone
+
+
+def test_in_a_script_without_spaces_a_term_takes_the_place_of_its_usual_translation(vocabulary: Vocabulary) -> None:
+    """Pieces go over several words there, and so do their losses."""
+
+    def score(sources: Sequence[str], targets: Sequence[str]) -> list[Score]:
+        found = []
+        for source, target in zip(sources, targets, strict=True):
+            count = len(vocabulary.encode(target))
+            nats = -3.0 if "fish" in source else -6.0
+            found.append(Score(source, target, ("x",) * count, (*[nats] * count, -0.1), nats * count))
+        return found
+
+    glossary = Glossary([Term("fish", ("虾",))])
+    by_itself = TermModel(vocabulary, score, lambda texts: [Translation.of(text, "鱼。") for text in texts])
+    (changed,) = substitute([("fish", "我吃鱼。")], glossary, by_itself)
+    assert changed is not None
+    assert changed.target == "我吃虾。"
+    other = TermModel(vocabulary, score, lambda texts: [Translation.of(text, "鲤") for text in texts])
+    (changed,) = substitute([("fish", "我吃鱼。")], glossary, other)
+    assert changed is not None
+    assert "虾" in changed.target
+
+
+def searched_for(vocabulary: Vocabulary, plain: str, *again: str, nats: float = 5.0, milk: str = "milk") -> list[str]:
+    """Return the translation with terms if re-decoding finds these alternatives."""
+    part, translation = lacking(plain)
+    answer = lacking(*again)[1]
+    model = TermModel(vocabulary, Opinions(vocabulary, CAUSES, nats=nats).score, unasked)
+    found = translate_with_terms(
+        [part],
+        {part.key: translation},
+        Glossary([Term("鱼", (milk,))]),
+        SearchSettings(),
+        model,
+        lambda parts: {part.key: answer for part in parts},
+    )
+    return [each.text for each in found[part.key].alternatives]
+
+
+def test_a_second_search_is_taken_unless_it_spoils_the_translation(vocabulary: Vocabulary) -> None:
+    plain = "we eat tea apples."
+    assert searched_for(vocabulary, plain, "we eat milk.") == ["we eat milk."]
+    assert searched_for(vocabulary, plain, "we eat milk milk milk milk.") == [plain]
+    assert searched_for(vocabulary, plain, "we eat tea milk, we eat tea apples.") == [plain]  # begins anew
+    assert searched_for(vocabulary, plain, "we eat 45 milk.", "they eat milk.") == ["they eat milk."]
+    assert searched_for(vocabulary, plain, f"{plain} Milk.") == [f"{plain} Milk."]  # there is nothing better
+
+
+def test_a_word_that_depends_a_little_is_replaced_where_the_search_finds_no_good_place(vocabulary: Vocabulary) -> None:
+    plain = "we eat fish."
+    assert searched_for(vocabulary, plain, f"{plain} Milk.", nats=0.6) == ["we eat milk."]
+    assert searched_for(vocabulary, plain, "we eat milk milk milk milk.", nats=0.6) == ["we eat milk."]
+    assert searched_for(vocabulary, plain, "milk we eat.", nats=0.6) == ["milk we eat."]
+    assert searched_for(vocabulary, plain, f"{plain} Milk.", nats=0.2) == [f"{plain} Milk."]
+    assert searched_for(vocabulary, "fish eat fish tea fish.", "45 milk", nats=0.6) == ["fish eat fish tea fish."]
+
+
+@pytest.mark.parametrize(
+    ("source", "plain", "text", "spoilt"),
+    [
+        ("45 Fische", "45 fish", "45 milk", False),
+        ("45 Fische", "45 fish", "milk", True),
+        ("45 Fische", "fish", "milk", False),  # lost before
+        ("45 Fische", "45 fish", "45 milk 46", True),
+        ("Windows 95 Fische", "Windows 95 fish", "Windows 98 milk", False),  # as the glossary says
+        ("Fische", "fish", "milk milk milk milk", True),
+    ],
+)
+def test_what_spoils_a_translation(source: str, plain: str, text: str, spoilt: bool) -> None:
+    glossary = Glossary([Term("Fische", ("milk",)), Term("Windows 95", ("Windows 98",))])
+    assert has_new_faults(source, plain, text, glossary) == spoilt
+
+
+def test_a_number_is_not_replaced(vocabulary: Vocabulary) -> None:
+    part = Part("45 鱼", 0, 0, [4, 5, 6, 1])
+    translation = Translation(part.text, (Alternative("45", ("45",), (-0.1,), -1.0, True),))
+    model = TermModel(vocabulary, Opinions(vocabulary, {"45": "鱼"}).score, unasked)
+    assert (
+        insert_terms([part], {part.key: translation}, Glossary([Term("鱼", ("milk",))]), SearchSettings(), model) == {}
+    )

@@ -1,0 +1,179 @@
+"""Test that AMX gives the results of vector instructions, equal to the last bit for integers.
+
+On processors without AMX the same machine code runs: each AMX instruction raises a signal, whose handler (emulator.c)
+emulates the instruction.
+"""
+
+import copy
+import ctypes
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
+
+from transduce.kernels.cpu.gemm import decode
+from transduce.kernels.cpu.gemm.decode import amx_matches_vectors, make_int8_linear
+from transduce.kernels.cpu.gemm.train_calls import bfloat16_tile
+from transduce.kernels.cpu.jit import compiler
+from transduce.kernels.cpu.jit import threads as crew
+from transduce.kernels.cpu.jit.compiler import find_float_tile, find_integer_tile
+
+HERE = Path(__file__)
+TRAINING = ("test_gemm_kernels.py", "test_muon_kernels.py", "test_training_kernels.py")
+BEST = find_integer_tile()
+if BEST is None or BEST.kind != "bytes" or BEST.lanes != 16:
+    pytest.skip("AMX is for processors with AVX-512 and VNNI, and this is none", allow_module_level=True)
+if platform.system() != "Linux" or platform.machine() != "x86_64" or shutil.which("cc") is None:
+    pytest.skip("emulating AMX takes Linux on x86-64 and a C compiler", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library = tmp_path_factory.mktemp("amx") / "emulator.so"
+    source = HERE.with_name("emulator.c")
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    return library
+
+
+@pytest.mark.parametrize("case", ["products", "model", "pairs", "model of pairs", "training of pairs"])
+def test_sums_are_those_of_vectors(emulator: Path, case: str) -> None:
+    if "pairs" in case and find_float_tile("pairs") is None:
+        pytest.skip("products of bfloat16 are for processors that have instructions for them, and this is none")
+    # In a separate process, since a signal handler applies to the whole process.
+    done = subprocess.run(
+        [sys.executable, str(HERE), str(emulator), case], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout.split()[-1]) > 1000  # AMX instructions; otherwise AMX was not used
+
+
+def test_a_machine_whose_amx_differs_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert BEST is not None
+    monkeypatch.setattr(decode, "find_integer_tile", lambda: BEST._replace(amx=True))
+    weight = torch.randn(64, 64)
+    for agrees in (True, False):
+        monkeypatch.setattr(decode, "amx_matches_vectors", lambda _, agrees=agrees: agrees)
+        for use in ("layer", "memory", "vocabulary"):
+            assert make_int8_linear(weight, None, use).tile.amx is agrees  # type: ignore[union-attr]
+
+
+# --- in a separate process ------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def _compare_products() -> None:
+    assert BEST is not None
+    assert amx_matches_vectors(BEST._replace(amx=True))
+    torch.manual_seed(1)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for width in (48, 64, 512):
+            weight, bias = torch.randn(150, width), torch.randn(150)
+            for tile in (BEST, BEST.with_12_bits):
+                vectors = decode.NativeLinear(weight, bias, tile._replace(amx=False))
+                tiles = decode.NativeLinear(weight, bias, tile._replace(amx=True))
+                for rows in (1, 3, 4, 15, 16, 17, 31, 32, 33, 70):
+                    x = torch.randn(rows, width)
+                    assert torch.equal(tiles(x), vectors(x)), (tile, width, rows)
+
+
+@torch.inference_mode()
+def _compare_models() -> None:
+    from transduce.kernels.cpu.decoding.state import NativeState
+    from transduce.kernels.int8_fbgemm import quantize
+    from transduce.kernels.select import product_maker, start_fast
+    from transduce.model.config import ModelConfig
+    from transduce.model.transformer import Transformer
+
+    assert BEST is not None
+    torch.manual_seed(1)
+    sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 512, "num_heads": 2}
+    model = Transformer(ModelConfig(source_vocabulary_size=300, target_vocabulary_size=300, **sizes)).eval()  # type: ignore[arg-type]
+    sources, pieces = torch.randint(2, 300, (9, 12)), torch.randint(2, 300, (5, 9, 1))
+    found = []
+    for amx in (False, True):
+        setattr(decode, "find_integer_tile", lambda amx=amx: BEST._replace(amx=amx))  # noqa: B010
+        state = start_fast(quantize(copy.deepcopy(model), make=product_maker()), sources)
+        assert isinstance(state, NativeState)
+        assert state.output.tile.amx is amx
+        found.append([state.step(newest).clone() for newest in pieces])
+    assert all(map(torch.equal, *found))
+
+
+@torch.inference_mode()
+def _compare_pairs() -> None:
+    tile = find_float_tile("pairs")
+    assert tile is not None
+    tile = tile._replace(amx=True)
+    assert amx_matches_vectors(tile)
+    torch.manual_seed(1)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for width in (48, 64, 512):
+            weight, bias = torch.randn(150, width), torch.randn(150)
+            product = decode.NativeLinear(weight, bias, tile)
+            x = torch.randn(70, width)
+            whole = product(x)
+            expected = x.bfloat16().float() @ weight.bfloat16().float().T + bias
+            assert (whole - expected).abs().max() < 1e-5 * expected.abs().max(), width
+            for rows in (1, 3, 4, 15, 16, 17, 31, 32, 33):
+                assert torch.equal(product(x[:rows]), whole[:rows]), (width, rows)
+
+
+@torch.inference_mode()
+def _compare_models_of_pairs() -> None:
+    from transduce.kernels import select
+    from transduce.kernels.cpu.decoding.state import NativeState
+    from transduce.model.config import ModelConfig
+    from transduce.model.transformer import Transformer
+
+    torch.manual_seed(1)
+    sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 512, "num_heads": 2}
+    model = Transformer(ModelConfig(source_vocabulary_size=300, target_vocabulary_size=300, **sizes)).eval()  # type: ignore[arg-type]
+    sources, pieces = torch.randint(2, 300, (9, 12)), torch.randint(2, 300, (5, 9, 1))
+    found = []
+    for amx in (False, True):
+        setattr(compiler, "_has_amx_pairs", lambda amx=amx: amx)  # noqa: B010
+        own = copy.deepcopy(model)
+        select.make_twin(own, torch.bfloat16)
+        for count in (9, 1):
+            state = select.start_fast(own, sources[:count])
+            assert isinstance(state, NativeState)
+            assert state.output.tile.amx is amx
+            found.append([state.step(newest[:count]).clone() for newest in pieces])
+    vectors, _, tiles, alone = found
+    for one, other, first in zip(vectors, tiles, alone, strict=True):
+        assert (one - other).norm() < 0.01 * one.norm()
+        assert torch.equal(first[0], other[0])
+
+
+def _test_training() -> None:
+    """Run the tests of the training kernels with AMX."""
+    setattr(compiler, "_has_amx_pairs", lambda: True)  # noqa: B010
+    tile = bfloat16_tile()
+    assert tile is not None
+    assert tile.amx
+    files = [str(HERE.parent.parent / "model" / name) for name in TRAINING]
+    if code := pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:faulthandler", *files]):
+        sys.exit(int(code))
+
+
+if __name__ == "__main__":
+    library = ctypes.CDLL(sys.argv[1])
+    if not torch.cpu._is_amx_tile_supported():
+        assert library.install_amx() == 0
+    crew._THREAD_WORK = 1  # even the smallest work uses several threads
+    {
+        "products": _compare_products,
+        "model": _compare_models,
+        "pairs": _compare_pairs,
+        "model of pairs": _compare_models_of_pairs,
+        "training of pairs": _test_training,
+    }[sys.argv[2]]()
+    print(library.instructions_done() if not torch.cpu._is_amx_tile_supported() else 10**6)

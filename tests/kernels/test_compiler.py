@@ -1,0 +1,98 @@
+"""Test the cache of compiled code: it is reused, damaged files are recompiled, and failures to write are ignored."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
+
+from transduce.kernels.cpu.jit import compiler
+from transduce.kernels.cpu.jit.compiler import (
+    CACHE_VARIABLE,
+    cache_code,
+    cache_key,
+    find_integer_tile,
+    load_cached_code,
+)
+from transduce.kernels.cpu.jit.tile import AVX512_TILE
+
+if find_integer_tile() is None:
+    pytest.skip("there are no kernels for this processor", allow_module_level=True)
+
+PRODUCT = """
+import torch
+from transduce.kernels.cpu import engine
+from transduce.kernels.cpu.jit.compiler import find_float_tile
+from transduce.kernels.cpu.gemm.decode import NativeLinear
+made = []
+make = engine._make_code
+engine._make_code = lambda *values: made.append(values) or make(*values)
+weight, x = torch.eye(64) * 2.0, torch.arange(128.0).view(2, 64)
+assert torch.equal(NativeLinear(weight, None, find_float_tile("floats"))(x), 2.0 * x)
+print(len(made))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    return tmp_path / "kernels"
+
+
+def programs_made(**variables: str) -> int:
+    """Return how many modules a new process compiles."""
+    done = subprocess.run(
+        [sys.executable, "-c", PRODUCT], env=os.environ | variables, capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+def test_the_next_process_makes_nothing_anew_but_what_is_damaged(folder: Path) -> None:
+    assert programs_made() == 1
+    (file,) = folder.iterdir()
+    assert programs_made() == 0
+    whole = file.read_bytes()
+    for damaged in (whole[: len(whole) // 2], whole[:-1] + bytes([whole[-1] ^ 1]), b""):
+        file.write_bytes(damaged)
+        assert programs_made() == 1
+        assert file.read_bytes() == whole
+    tile = find_integer_tile()
+    if tile is not None and tile.lanes == AVX512_TILE.lanes:  # narrower vectors need other code
+        assert programs_made(ATEN_CPU_CAPABILITY="avx2") == 1
+
+
+def test_nothing_is_kept_where_somebody_does_not_want_it_or_it_cannot_be(tmp_path: Path) -> None:
+    assert programs_made(**{CACHE_VARIABLE: ""}) == 1
+    (tmp_path / "kernels").write_text("a file in the folder's place", encoding="utf-8")
+    for _ in range(2):
+        assert programs_made(**{CACHE_VARIABLE: str(tmp_path)}) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["kernels"]
+
+
+def test_names_differ_with_every_part() -> None:
+    assert len({cache_key("ab", "c"), cache_key("a", "bc"), cache_key("ab", "c", (1, 2)), cache_key("ab", "d")}) == 4
+
+
+def test_the_least_recently_used_files_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "_MOST_FILES", 3)
+    for number in range(3):
+        cache_code(f"name{number}", bytes([number]))
+        os.utime(folder / f"name{number}", (number, number))
+    assert load_cached_code("name0") == bytes([0])  # it is the most recently used now
+    cache_code("name3", bytes([3]))
+    assert sorted(path.name for path in folder.iterdir()) == ["name0", "name2", "name3"]
+    assert load_cached_code("name1") is None
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="files have no owners here")
+def test_nobody_else_can_read_the_folder_and_nobody_elses_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache_code("name", b"code")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+    assert load_cached_code("name") is None

@@ -1,0 +1,245 @@
+"""Test that a layer run as one kernel call forward and one backward equals its modules to the last bit."""
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
+
+from transduce.kernels.cpu.gemm.train_calls import gemm_tile
+from transduce.kernels.cpu.jit.memory import MemoryOffset, Room, StackAllocator, process_stack
+from transduce.kernels.cpu.training import layer as fused_layers
+from transduce.kernels.cpu.training import layer as layer_plan
+from transduce.kernels.cpu.training.layer import NativeTraining
+from transduce.model.backend import training_with
+from transduce.model.config import ModelConfig
+from transduce.model.gradient_sums import add_gradients_to
+from transduce.model.layers import EncoderLayer
+from transduce.model.masks import padding_mask
+from transduce.model.transformer import Transformer
+
+KINDS = [dtype for dtype in (torch.bfloat16, torch.float32) if gemm_tile(dtype) is not None]
+if not KINDS:
+    pytest.skip("there are no kernels for this processor", allow_module_level=True)
+
+of_each_kind = pytest.mark.parametrize("dtype", KINDS, ids=str)
+PAD = 0
+
+
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def config(**changes: Any) -> ModelConfig:
+    """Return a configuration with two encoder and two decoder layers."""
+    sizes: dict[str, Any] = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 96}
+    vocabulary = {"source_vocabulary_size": 50, "target_vocabulary_size": 50}
+    return ModelConfig(**(sizes | vocabulary | {"num_heads": 2, "dropout": 0.25} | changes))
+
+
+def layer_and_input(dtype: torch.dtype, **changes: Any) -> tuple[EncoderLayer, Tensor]:
+    """Return a layer in training mode, and an input of four sentences of nine tokens."""
+    layer = EncoderLayer(config(**changes)).to(dtype).train()
+    return layer, torch.randn(4, 9, 64).to(dtype).requires_grad_()
+
+
+def sums_of(module: torch.nn.Module) -> dict[str, Tensor]:
+    """Register gradient sums for all parameters, filled with ones, and return them by name."""
+    sums = {name: torch.ones_like(each, dtype=torch.float32) for name, each in module.named_parameters()}
+    for name, parameter in module.named_parameters():
+        add_gradients_to(parameter, sums[name])
+    return sums
+
+
+class Counting(NativeTraining):
+    """Training kernels that count how many layers were run as a whole."""
+
+    def __init__(self, *, whole: bool) -> None:
+        self.whole, self.layers = whole, 0
+
+    def run_layer(self, *given: Any) -> Tensor | None:
+        found = fused_layers.run_layer(*given) if self.whole else None
+        self.layers += found is not None
+        return found
+
+
+def learn(model: Transformer, *, whole: bool, times: int = 1) -> tuple[list[Tensor], int]:
+    """Run forward and backward passes, each layer as a whole or not.
+
+    Returns the states, gradient sums and other gradients, and the number of layers that ran as a whole.
+    """
+    sums, kernels = sums_of(model), Counting(whole=whole)
+    torch.manual_seed(3)
+    source, target = torch.randint(3, 50, (5, 9)), torch.randint(3, 50, (5, 7))
+    source[1, 4:] = target[2, 2:] = PAD
+    model.zero_grad()
+    states = torch.empty(0)
+    with training_with(kernels):
+        for _ in range(times):
+            states = model.hidden(source, target)
+            states.float().square().sum().backward()
+    others = [each.grad for each in model.parameters() if each.grad is not None]
+    return [states.detach(), *sums.values(), *others], kernels.layers
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"norm_order": "post"},
+    {"norm": "rms"},
+    {"norm": "rms", "norm_order": "post", "bias": False},
+    {"dropout": 0.0},
+    {"bias": False},
+    {"d_k": 48, "d_v": 48, "d_model": 96},
+    {"num_decoder_layers": 1, "num_encoder_layers": 3},
+]
+
+
+@pytest.mark.usefixtures("_threads")
+@of_each_kind
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("large", [False, True], ids=["norms kept", "norms made again"])
+def test_a_layer_is_its_bricks(settings: dict[str, Any], large: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(7)
+    model = Transformer(config(**settings)).to(dtype).train()
+    wanted, none = learn(model, whole=False, times=2)
+    fused_layers._plan_of.cache_clear()
+    with mock.patch.object(layer_plan, "_LARGE", 0 if large else 1 << 30):
+        found, layers = learn(model, whole=True, times=2)
+    fused_layers._plan_of.cache_clear()
+    assert (none, layers) == (0, 2 * (model.config.num_encoder_layers + model.config.num_decoder_layers))
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one, other)
+    assert not process_stack().live
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"activation": "gelu"},
+        {"activation": "swiglu"},
+        {"activation_dropout": 0.1},
+        {"norm_order": "sandwich"},
+        {"norm": "batch"},
+        {"positions": "rotary"},
+        {"attention_dropout": 0.1},
+        {"attention_score": "additive"},
+        {"num_key_value_heads": 1},
+        {"d_k": 16, "d_v": 16, "d_model": 48},
+    ],
+    ids=str,
+)
+def test_layers_of_other_bricks_are_left_to_them(settings: dict[str, Any]) -> None:
+    model = Transformer(config(**settings)).to(KINDS[0]).train()
+    assert learn(model, whole=True)[1] == 0
+
+
+@of_each_kind
+def test_what_others_want_to_see_is_left_to_them(dtype: torch.dtype) -> None:
+    layer, x = layer_and_input(dtype)
+    mask = padding_mask(torch.randint(3, 50, (4, 9)), PAD)
+    assert fused_layers.run_layer(layer, x, None, [mask]) is None  # nobody collects gradients
+    sums_of(layer)
+    assert fused_layers.run_layer(layer, x, None, [mask]) is not None
+    assert fused_layers.run_layer(layer, x.double(), None, [mask]) is None
+    assert fused_layers.run_layer(layer.double(), x, None, [mask]) is None
+    layer.to(dtype)
+    assert fused_layers.run_layer(layer, x[:1, :8], None, [mask]) is None  # the mask is another batch's
+    with torch.no_grad():
+        assert fused_layers.run_layer(layer, x, None, [mask]) is None
+    next(layer.parameters()).register_hook(lambda gradient: gradient)
+    assert fused_layers.run_layer(layer, x, None, [mask]) is None
+
+
+@of_each_kind
+def test_a_layer_goes_back_once_as_it_came(dtype: torch.dtype) -> None:
+    layer, x = layer_and_input(dtype)
+    mask, slopes = padding_mask(torch.randint(3, 50, (4, 9)), PAD), []
+    sums_of(layer)
+    for turns_off in (False, True):
+        layer.train()
+        torch.manual_seed(6)
+        found = fused_layers.run_layer(layer, x, None, [mask])
+        assert found is not None
+        layer.train(not turns_off)
+        slopes.append(torch.autograd.grad(found.sum(), x, retain_graph=True)[0])
+        with pytest.raises(RuntimeError, match="was taken before: compute it again"):
+            found.sum().backward()
+    assert torch.equal(*slopes)
+
+
+@of_each_kind
+def test_the_number_of_threads_may_change_on_the_way(dtype: torch.dtype) -> None:
+    layer, x = layer_and_input(dtype, dropout=0.0)
+    mask, slopes, before = padding_mask(torch.randint(3, 50, (4, 9)), PAD), [], torch.get_num_threads()
+    sums_of(layer)
+    for threads in (1, 2):
+        torch.set_num_threads(1)
+        found = fused_layers.run_layer(layer, x, None, [mask])
+        assert found is not None
+        torch.set_num_threads(threads)
+        slopes.append(torch.autograd.grad(found.sum(), x)[0])
+    torch.set_num_threads(before)
+    assert torch.equal(*slopes)
+
+
+def test_layers_that_never_go_back_give_up_their_memory() -> None:
+    layer, x = layer_and_input(KINDS[0])
+    sums_of(layer)
+    found = fused_layers.run_layer(layer, x, None, [padding_mask(torch.full((4, 9), 5), PAD)])
+    assert len(process_stack().live) == 1
+    del found
+    gc.collect()
+    assert not process_stack().live
+
+
+# --- memory -------------------------------------------------------------------------------------------------------
+
+
+def test_pieces_stand_behind_all_that_are_in_use() -> None:
+    stack = StackAllocator(1 << 20)
+    first, second = stack.allocate(1000), stack.allocate(64)
+    assert second.address - first.address == 1024  # whole lines of a cache
+    first.free()
+    third = stack.allocate(10)
+    assert third.address == second.address + 64
+    second.free()
+    third.free()
+    assert stack.allocate(5).address == first.address
+
+
+def test_a_piece_that_nobody_has_is_given_back() -> None:
+    stack = StackAllocator(1 << 20)
+    piece = stack.allocate(1000)
+    address = piece.address
+    del piece
+    assert stack.allocate(64).address == address
+
+
+@pytest.mark.parametrize("size", [1 << 12, 1 << 62], ids=["a full stack", "no stack"])
+def test_what_a_stack_has_no_room_for_is_of_the_heap(size: int) -> None:
+    stack = StackAllocator(size)
+    pieces = [stack.allocate(1 << 13), stack.allocate(1 << 13)]
+    assert abs(pieces[0].address - pieces[1].address) >= 1 << 13
+    assert not stack.live
+    for piece in pieces:
+        piece.free()
+
+
+def test_a_room_gives_the_first_gap_that_is_large_enough() -> None:
+    room = Room(3)
+    spots = [room.allocate(count) for count in (64, 128, 64)]
+    assert spots == [MemoryOffset(3, 0), MemoryOffset(3, 64), MemoryOffset(3, 192)]
+    room.free([spots[1], MemoryOffset(5, 64)])  # the last slot belongs to another buffer
+    assert room.allocate(129) == MemoryOffset(3, 256)
+    assert room.allocate(65) == MemoryOffset(3, 64)
+    assert room.size == 256 + 192

@@ -1,0 +1,273 @@
+"""Test decoding on float32 and bfloat16 kernels: linear layers, decoder steps, and inference copies."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
+
+from transduce.kernels import select
+from transduce.kernels.cpu.decoding.state import NativeState
+from transduce.kernels.cpu.gemm.decode import NativeLinear, NativeVocabulary
+from transduce.kernels.cpu.jit.compiler import find_float_tile, find_integer_tile
+from transduce.kernels.cpu.jit.tile import AVX2_TILE, Tile
+from transduce.kernels.eager import FlatState
+from transduce.kernels.select import decoded_model, make_twin, start_fast, temporary_twin
+from transduce.model.config import ModelConfig
+from transduce.model.layers import DecoderLayer
+from transduce.model.state import DecodingState, MemoryState
+from transduce.model.transformer import Transformer
+
+if find_integer_tile() is None:
+    pytest.skip("there are no kernels for this processor", allow_module_level=True)
+FLOATS, PAIRS = find_float_tile("floats"), find_float_tile("pairs")
+TILES = [tile for tile in (FLOATS, PAIRS, AVX2_TILE._replace(kind="floats")) if tile is not None]
+DTYPES = [torch.float32, *([torch.bfloat16] if PAIRS is not None else [])]
+pytestmark = pytest.mark.usefixtures("every_thread")
+
+Everywhere = Callable[[Callable[[Tensor], DecodingState], Tensor], list[Tensor]]  # of conftest.py
+PAD, V = 0, 300
+SOURCES = torch.tensor([[5, 6, 7, 8, 1], [9, 3, 1, PAD, PAD], [4, 1, PAD, PAD, PAD], [7, 7, 7, 1, PAD]])
+VARIANTS: dict[str, dict[str, object]] = {
+    "pre": {},
+    "post, RMSNorm, no bias": {"norm_order": "post", "norm": "rms", "bias": False},
+    "learned positions, untied": {"positions": "learned", "max_positions": 64, "tie_output": False},
+    "one layer used twice, output bias": {"share_layers": True, "output_bias": True},
+    "turned by positions": {"positions": "rotary"},
+    "turned in pairs, one head of keys": {"positions": "rotary-interleaved", "num_key_value_heads": 1},
+    "T5": {
+        "positions": "relative",
+        "attention_scale": 0.3,
+        "norm": "rms",
+        "bias": False,
+        "activation": "geglu-tanh",
+        "relative_buckets": 8,
+        "relative_max_distance": 12,
+        "output_scale": 0.125,
+        "scale_embeddings": False,
+    },
+    "BART": {
+        "positions": "learned",
+        "position_offset": 2,
+        "max_positions": 64,
+        "embedding_norm": True,
+        "activation": "gelu",
+        "norm_order": "post",
+        "scale_embeddings": False,
+    },
+    "Marian": {"activation": "silu", "norm_order": "post", "output_bias": True},
+    "unscaled scores, GELU by tanh": {"attention_score": "dot", "activation": "gelu-tanh"},
+    **{f"a gate, {gate}": {"activation": gate} for gate in ("swiglu", "geglu", "reglu")},
+}
+
+OTHERS: list[tuple[dict[str, object], type]] = [
+    ({"d_ff": 120}, FlatState),
+    ({"norm": "batch"}, MemoryState),
+    ({"norm_order": "sandwich"}, MemoryState),
+    ({"attention_window": 3}, MemoryState),
+    ({"attention_score": "additive"}, MemoryState),
+    ({"attention_kind": "hard"}, MemoryState),
+    ({"d_v": 64}, MemoryState),
+]
+
+
+def build(dtype: torch.dtype, changes: dict[str, object] | None = None) -> tuple[Transformer, Transformer]:
+    """Return a model with an inference copy, and the same model in float32 without one."""
+    torch.manual_seed(3)
+    sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 128, "num_heads": 2}
+    vocabulary = {"source_vocabulary_size": V, "target_vocabulary_size": V}
+    model = Transformer(ModelConfig(**(vocabulary | sizes | (changes or {})))).eval()  # type: ignore[arg-type]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    plain = copy.deepcopy(model)
+    make_twin(model, dtype)
+    return model, plain
+
+
+def first_logits(model: Transformer) -> Tensor:
+    state = start_fast(model, SOURCES)
+    assert isinstance(state, NativeState)
+    return state.step_to_logits(torch.full((len(SOURCES), 1), 7))[1].clone()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@torch.inference_mode()
+def test_only_in_float32_keys_and_values_are_kept_in_float32(dtype: torch.dtype) -> None:
+    state = start_fast(build(dtype)[0], SOURCES)
+    assert isinstance(state, NativeState)
+    kept = torch.float32 if dtype == torch.float32 else torch.float16
+    assert state.pool.entries.dtype == state.memory.dtype == kept
+
+
+# --- products -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@torch.inference_mode()
+def test_products_are_sums_of_float32_in_one_order(tile: Tile, threads: int) -> None:
+    torch.manual_seed(1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    dtype = torch.bfloat16 if tile.kind == "pairs" else torch.float32
+    for width in (48, 128):
+        weight, bias = torch.randn(150, width), torch.randn(150)
+        product = NativeLinear(weight, bias, tile)
+        x = torch.randn(40, width)
+        exact = x.to(dtype).double() @ weight.to(dtype).double().T + bias
+        whole = product(x)
+        torch.testing.assert_close(whole, exact.float(), rtol=1e-5, atol=1e-4)
+        for rows in (slice(0, 1), slice(0, 2), slice(3, 8), slice(17, 40), slice(39, 40)):
+            assert torch.equal(product(x[rows]), whole[rows])
+        assert product(x[:0]).shape == (0, 150)
+        assert bool(product(torch.full((2, width), float("nan"))).isnan().all())
+    torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(PAIRS is None, reason="this processor has no instructions for bfloat16")
+@torch.inference_mode()
+def test_likely_pieces_have_exact_logits_in_bfloat16() -> None:
+    torch.manual_seed(1)
+    assert PAIRS is not None
+    weight, bias, x = torch.randn(300, 64), torch.randn(300), torch.randn(40, 64)
+    found = NativeVocabulary(weight, bias, PAIRS)(x)
+    coarse, exact = NativeLinear(weight, bias, PAIRS)(x), x @ weight.T + bias
+    likely = coarse > coarse.amax(dim=-1, keepdim=True) - 2.0
+    torch.testing.assert_close(found[likely], exact[likely])
+    assert torch.equal(found[~likely], coarse[~likely])
+    assert not torch.allclose(coarse[likely], exact[likely], rtol=1e-5, atol=1e-5)
+
+
+# --- steps --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@torch.inference_mode()
+def test_steps_are_those_of_the_model(dtype: torch.dtype, changes: dict[str, object]) -> None:
+    model, plain = build(dtype, changes)
+    ours, expected = start_fast(model, SOURCES), plain.start(SOURCES)
+    assert isinstance(ours, NativeState)
+    pieces = torch.zeros(len(SOURCES), 1, dtype=torch.int64)
+    generator = torch.Generator().manual_seed(1)
+    for step in range(20):
+        one, other = ours.step(pieces), expected.step(pieces)
+        assert one.dtype == torch.float32
+        assert float((one - other).norm() / other.norm()) < (1e-5 if dtype == torch.float32 else 0.04)
+        parents = torch.randint(pieces.shape[1], (len(pieces), 3), generator=generator)
+        pieces = torch.randint(3, V, parents.shape, generator=generator)
+        for state in (ours, expected):
+            state.reorder(parents)
+            if step == 9:
+                state.keep_sentences(torch.tensor([2, 0]))
+        pieces = pieces[[2, 0]] if step == 9 else pieces
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@torch.inference_mode()
+def test_a_row_does_not_depend_on_batch_or_threads(dtype: torch.dtype, first_sentence_everywhere: Everywhere) -> None:
+    model, _ = build(dtype)
+    found = first_sentence_everywhere(lambda sources: start_fast(model, sources), SOURCES)
+    assert all(torch.equal(found[0], other) for other in found)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@torch.inference_mode()
+def test_a_target_that_is_given_has_the_logits_of_its_steps(dtype: torch.dtype) -> None:
+    model, _ = build(dtype, {"output_bias": True})
+    packed, target = decoded_model(model), torch.tensor([[0, 7, 9, 30, 4]])
+    whole = packed.project(packed.hidden(SOURCES[:1], target))[0]
+    state = start_fast(model, SOURCES[:1])
+    assert isinstance(state, NativeState)
+    for place, piece in enumerate(target[0]):
+        torch.testing.assert_close(state.step_to_logits(piece.view(1, 1))[1][0, 0], whole[place], rtol=1e-5, atol=1e-4)
+
+
+# --- the model and its twin ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_model_itself_remains_what_it_was(dtype: torch.dtype) -> None:
+    model, plain = build(dtype)
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()} == {
+        name: (tensor.shape, dtype) for name, tensor in plain.state_dict().items()
+    }
+    assert all(isinstance(module, type(other)) for module, other in zip(model.modules(), plain.modules(), strict=True))
+    target = torch.tensor([[0, 7]])
+    loss = model(SOURCES[:1], target).float().logsumexp(dim=-1).sum()
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    torch.testing.assert_close(model(SOURCES[:1], target), plain.to(dtype)(SOURCES[:1], target), rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_weights_that_somebody_changes_are_followed(dtype: torch.dtype) -> None:
+    model, _ = build(dtype)
+    layer = model.decoder_layers[0]
+    assert isinstance(layer, DecoderLayer)
+    with torch.inference_mode():
+        before = first_logits(model)
+    with torch.no_grad():
+        layer.feed_forward.outer.weight.mul_(2.0)
+    with torch.inference_mode():
+        changed = first_logits(model)
+        expected = model.project(FlatState(model, SOURCES).step(torch.full((len(SOURCES), 1), 7)))
+    assert not torch.allclose(changed, before, atol=0.05)
+    torch.testing.assert_close(changed, expected.float(), rtol=0.05, atol=0.2)
+    layer.feed_forward.outer.weight = torch.nn.Parameter(layer.feed_forward.outer.weight.detach() / 2.0)
+    with torch.inference_mode():
+        assert torch.allclose(first_logits(model), before, atol=0.05)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@torch.inference_mode()
+def test_what_somebody_put_in_a_modules_place_is_not_passed_over(dtype: torch.dtype) -> None:
+    model, _ = build(dtype)
+    layer = model.decoder_layers[0]
+    assert isinstance(layer, DecoderLayer)
+    own = layer.feed_forward
+    layer.feed_forward = torch.nn.Sequential(own)  # type: ignore[assignment]
+    assert isinstance(start_fast(model, SOURCES), MemoryState)
+    layer.feed_forward = own
+    assert isinstance(start_fast(model, SOURCES), NativeState)
+    vars(layer.self_attention.output)["forward"] = torch.zeros_like
+    assert isinstance(start_fast(model, SOURCES), MemoryState)
+
+
+@torch.inference_mode()
+def test_a_model_that_is_large_is_not_there_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = build(torch.float32)
+    size = 4 * sum(parameter.numel() for parameter in model.parameters())
+    for most, state in ((size, NativeState), (size - 1, FlatState)):
+        monkeypatch.setattr(select, "_MOST_TWIN_BYTES", most)
+        assert isinstance(start_fast(build(torch.float32)[0], SOURCES), state)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@torch.inference_mode()
+def test_a_temporary_twin_goes_when_its_time_is_over(dtype: torch.dtype) -> None:
+    _, model = build(torch.float32)
+    model.to(dtype)
+    assert isinstance(start_fast(model, SOURCES), FlatState)
+    with temporary_twin(model):
+        state = start_fast(model, SOURCES)
+        assert isinstance(state, NativeState)
+    expected = FlatState(model.float(), SOURCES).step(torch.full((len(SOURCES), 1), 7))
+    torch.testing.assert_close(state.step(torch.full((len(SOURCES), 1), 7)), expected, rtol=0.05, atol=0.05)
+    assert isinstance(start_fast(model, SOURCES), FlatState)
+
+
+@torch.inference_mode()
+def test_models_without_a_twin_are_decoded_by_pytorch() -> None:
+    model, plain = build(torch.float32)
+    assert isinstance(start_fast(plain, SOURCES), FlatState)
+    assert isinstance(start_fast(copy.deepcopy(model), SOURCES), FlatState)
+    assert decoded_model(plain) is plain
+    for changes, state in OTHERS:  # which compiled decoding does not support
+        other, _ = build(torch.float32, changes)
+        assert isinstance(start_fast(other, SOURCES), state)
+        assert decoded_model(other) is other
