@@ -70,7 +70,7 @@ def test_a_language_model_writes_its_own_line_feeds(vocabulary: ForeignVocabular
 
 def test_pieces_are_spelt_as_sentencepiece_would(vocabulary: ForeignVocabulary) -> None:
     text = "Café the apple 我"
-    spelt = vocabulary.spellings([*vocabulary.encode(text), vocabulary.eos_id])
+    spelt = vocabulary.token_texts([*vocabulary.encode(text), vocabulary.eos_id])
     assert spelt == [*"Caf", "<0xC3>", "<0xA9>", "▁the", "▁apple", "▁", "<0xE6>", "<0x88>", "<0x91>", "</s>"]
     assert [text[start:end] for start, end in token_spans(spelt, text)] == [
         *("C", "a", "f", "é", "é", "the", "apple", "", "我", "我", "我", "")

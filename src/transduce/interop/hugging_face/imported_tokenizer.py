@@ -120,7 +120,7 @@ class ForeignVocabulary(Vocabulary):
         """Return the token of an id, or `<unused N>` for an id N without a token."""
         return self._pieces.get(int(id), f"<unused {int(id)}>")
 
-    def stands_for_text(self, id: int) -> bool:
+    def is_text_token(self, id: int) -> bool:
         """Return whether an id belongs to a token of text, not to a special token or to no token."""
         return id in self._pieces and id not in self._silent
 
@@ -131,13 +131,13 @@ class ForeignVocabulary(Vocabulary):
         content = self._cutter.bytes_of(self.piece(id))
         return super().surface(id) if content is None else content
 
-    def unread(self, text: str) -> str:
+    def unknown_characters(self, text: str) -> str:
         """Return the words of a text that contain an unknown token, separated by spaces."""
         if self.unk_id not in self.encode(text):
             return ""
         return " ".join(word for word in text.split() if self.unk_id in self.encode(word))
 
-    def spellings(self, ids: Sequence[int]) -> list[str]:
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Return tokens in sentencepiece's spelling: ▁ for a space, <0xE6> for a byte, `</s>` and `<unk>`."""
         return [self._spelling(id) for id in ids]
 
