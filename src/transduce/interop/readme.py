@@ -102,8 +102,8 @@ sentencepiece with `{source}`, and detokenized with `{target}`."""
 _FOREIGN_CUTTING = """\
 The tokenizer is `foreign_tokenizer.json`:
 `transduce.interop.hugging_face.imported_tokenizer.ForeignTokenizer.load(".")` opens it. Its
-`source.with_special_tokens(source.encode(text))` returns a text's ids with special tokens, and `target.decode(ids)` returns the text
-of ids. {beginning}"""
+`source.with_special_tokens(source.encode(text))` returns a text's ids with special tokens, and `target.decode(ids)`
+returns the text of ids. {beginning}"""
 _FORCED = """\
 Every translation begins with
 {forced}: pass the ids in `target.forced` to the decoder after the start symbol, and continue from there."""
