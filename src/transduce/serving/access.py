@@ -1,4 +1,4 @@
-"""A model that several threads compute with, and that one of them may have to change for a moment."""
+"""A readers-writer lock for a model that threads share and that one thread may have to modify for a moment."""
 
 import threading
 from collections.abc import Iterator
@@ -6,19 +6,22 @@ from contextlib import contextmanager
 
 
 class Access:
-    """Any number of threads share it, or one has it alone. Who wants it alone goes before those who come later."""
+    """A readers-writer lock: many threads share it, or one holds it exclusively. Waiting exclusive use comes first.
+
+    Threads that want to share the lock wait while another thread waits to hold it exclusively.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._sharing = 0
-        self._wanting_alone = 0
-        self._is_alone = False
+        self._waiting_for_exclusive = 0
+        self._is_exclusive = False
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Within it nobody is alone."""
+        """Hold the lock together with other threads that share it, while no thread holds it exclusively."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._is_alone and not self._wanting_alone)
+            self._changed.wait_for(lambda: not self._is_exclusive and not self._waiting_for_exclusive)
             self._sharing += 1
         try:
             yield
@@ -29,15 +32,15 @@ class Access:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Within it there is nobody else."""
+        """Hold the lock exclusively, while no other thread holds it in any way."""
         with self._changed:
-            self._wanting_alone += 1
-            self._changed.wait_for(lambda: not self._is_alone and not self._sharing)
-            self._wanting_alone -= 1
-            self._is_alone = True
+            self._waiting_for_exclusive += 1
+            self._changed.wait_for(lambda: not self._is_exclusive and not self._sharing)
+            self._waiting_for_exclusive -= 1
+            self._is_exclusive = True
         try:
             yield
         finally:
             with self._changed:
-                self._is_alone = False
+                self._is_exclusive = False
                 self._changed.notify_all()

@@ -1,9 +1,8 @@
-"""Who is let in when more requests arrive at once than there is room for.
+"""Decide which requests are read when more arrive at once than the queue can take.
 
-The requests of a burst are all there in one turn of the event loop, before the first of them has been parsed and has
-taken its place in the queue. To parse them all, only to refuse most of them then, would keep every one of them waiting.
-So no more are let in per turn than there are places; the others are looked at again in the next turn, when those before
-them have taken their places or left them.
+All requests of a burst are in the sockets in one iteration of the event loop, before the first of them is parsed and
+queued. Parsing all of them only to refuse most would delay every client. So one iteration admits at most as many
+requests as the queue has free slots. The others are tried again in the next iteration.
 """
 
 import asyncio
@@ -11,34 +10,39 @@ from collections.abc import Callable
 
 from transduce.serving.request_error import RequestError
 
-# What translating begins with.
-_COSTLY = tuple(f"POST {path}".encode() for path in ("/translate", "/v2/translate", "/inspect", "/intervene"))
+# First bytes of the requests that need a decoding thread.
+_COSTLY_STARTS = tuple(f"POST {path}".encode() for path in ("/translate", "/v2/translate", "/inspect", "/intervene"))
 
 
 class Admission:
-    """One for all connections of a server."""
+    """A counter that limits the requests a server admits per event-loop iteration, shared by all its connections."""
 
     def __init__(self, room: Callable[[], int], refusal: Callable[[str], RequestError]) -> None:
-        """`room` tells how many more requests the queue would take; `refusal` what is told whom it has no room for."""
+        """Create a counter.
+
+        Args:
+            room: returns the number of further requests that the queue would accept.
+            refusal: makes the error for a request to a path that the queue cannot take.
+        """
         self.room = room
         self.refusal = refusal
-        self._entering = 0
-        """Let in during this turn of the event loop."""
+        self._admitted = 0
+        """Requests admitted during the current iteration of the event loop."""
 
     def enter(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Lets one more in, if fewer were in this turn than there are places."""
-        if self._entering >= self.room():
+        """Admit a request if this iteration has admitted fewer than the queue's free slots; return whether it was."""
+        if self._admitted >= self.room():
             return False
-        if not self._entering:
-            loop.call_soon(self._begin_turn)
-        self._entering += 1
+        if not self._admitted:
+            loop.call_soon(self._reset)
+        self._admitted += 1
         return True
 
-    def _begin_turn(self) -> None:
-        self._entering = 0
+    def _reset(self) -> None:
+        self._admitted = 0
 
 
 def costly_path(data: bytes) -> str | None:
-    """The path of a request that wants something costly, or what it begins with; None where it wants nothing such."""
-    start = next((start for start in _COSTLY if data.startswith(start)), None)
+    """Return the path of a request whose first bytes ask for a decoding, or None for any other request."""
+    start = next((start for start in _COSTLY_STARTS if data.startswith(start)), None)
     return None if start is None else start.decode().partition(" ")[2]

@@ -1,4 +1,4 @@
-"""Answers on the wire: JSON, and errors in the form that all errors have."""
+"""HTTP responses with JSON bodies, and errors in the format that each API's clients expect."""
 
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -13,12 +13,12 @@ from transduce.serving.request_error import RequestError
 
 
 def json_answer(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A message as JSON, in UTF-8."""
+    """Return a response whose body is the message as JSON in UTF-8."""
     return Response(msgspec.json.encode(content), status, headers=dict(headers or {}), media_type="application/json")
 
 
 def error_answer(error: RequestError, path: str) -> Response:
-    """One sentence, in the form that clients of this address know."""
+    """Return an error response in the format of the API that the path belongs to."""
     if path.startswith("/v1/"):
         return json_answer(chat_error(error), error.status, error.headers)
     message = error.sentence if path.startswith("/v2/") else msgspec.UNSET
@@ -26,8 +26,8 @@ def error_answer(error: RequestError, path: str) -> Response:
 
 
 def chat_error(error: RequestError) -> ChatError:
-    """As OpenAI's clients read it."""
-    is_ours = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    """Return an error as the message that OpenAI's clients read."""
+    is_server_error = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
     return ChatError(
-        error=ChatFault(message=error.sentence, type="server_error" if is_ours else "invalid_request_error")
+        error=ChatFault(message=error.sentence, type="server_error" if is_server_error else "invalid_request_error")
     )

@@ -1,9 +1,9 @@
-"""Strangers' requests, gathered into batches that decode well together.
+"""Gather requests of concurrent clients into batches that decode efficiently together.
 
 A request is waiting until one of its sentences goes into a batch, and running from then on. At most `max_running`
-run and `max_waiting` wait; what comes on top is refused at once. A batch has sentences of one model and one way to
-search, of like length, so that little of it is padding. It begins with the request that has waited longest since its
-last turn, so that a long text does not keep short ones out.
+requests run and `max_waiting` wait; further ones are refused at once. A batch has sentences of similar length, for
+one model and one set of search settings, so that little of it is padding. Each batch starts with the request that
+has waited longest since its last batch, so that long texts do not block short ones.
 """
 
 import threading
@@ -14,27 +14,27 @@ from typing import Any
 from transduce.serving.jobs import Job, Place
 from transduce.serving.request_error import RequestError
 
-_CANDIDATES_OF_A_JOB = 256  # so that a text of ten thousand lines is not sorted again for every batch
-# Fewer do not get a batch of their own while another worker is idle: every step of a batch has a price of its own,
-# which is about that of four sentences.
-_LEAST_APART = 16
+_CANDIDATES_OF_A_JOB = 256  # bounds the sorting per batch for texts of many thousand lines
+# Sentences per batch below which work is not split among idle workers: the fixed cost of a decoding step is about
+# that of four sentences.
+_MIN_SENTENCES_PER_WORKER = 16
 
 
 class Batch:
-    """Sentences that are decoded together."""
+    """A batch of sentences, possibly of several jobs, that are decoded together."""
 
     def __init__(self, places: list[Place]) -> None:
         self.places = places
-        self.jobs = list(dict.fromkeys(place.job for place in places))
-        """Those whose sentences are still decoded."""
+        self.jobs = list(dict.fromkeys(sentence.job for sentence in places))
+        """Jobs of this batch whose sentences are still being decoded."""
 
     def split(self) -> list["Batch"]:
-        """A batch for each job that is still in this one, which they replace."""
-        return [Batch([place for place in self.places if place.job is job]) for job in self.jobs]
+        """Return one batch per job that is still in this batch; together they replace it."""
+        return [Batch([sentence for sentence in self.places if sentence.job is job]) for job in self.jobs]
 
 
 class Batcher:
-    """The queue between the requests and the decoding threads."""
+    """A thread-safe queue between the HTTP requests and the decoding threads, which forms batches."""
 
     def __init__(
         self,
@@ -45,27 +45,35 @@ class Batcher:
         gather_seconds: float,
         report_wait: Callable[[float], None] = lambda seconds: None,  # noqa: ARG005
     ) -> None:
-        """`report_wait` learns how many seconds each job waited; the rest is explained in `ServingSettings`."""
+        """Create an empty queue.
+
+        Args:
+            max_running: see `ServingSettings`.
+            max_waiting: see `ServingSettings`.
+            batch_pieces: see `ServingSettings`.
+            gather_seconds: how long an idle worker waits for further requests before it decodes the first one.
+            report_wait: receives the seconds that each job waited before its first batch.
+        """
         self.max_running = max_running
         self.max_waiting = max_waiting
         self.batch_pieces = batch_pieces
         self.gather_seconds = gather_seconds
         self._report_wait = report_wait
         self._changed = threading.Condition()
-        self._queue: list[Job] = []  # with sentences still to go into a batch; whose turn is next comes first
+        self._queue: list[Job] = []  # jobs with sentences that are in no batch yet, in the order of service
         self._running: set[Job] = set()
         self.idle_workers = 0
-        """Those that wait for a batch."""
+        """Number of workers that are waiting for a batch."""
         self._closed = False
 
     @property
     def running(self) -> int:
-        """Requests of which something is being decoded."""
+        """Return the number of requests that have started decoding and are unfinished."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Requests of which nothing was begun."""
+        """Return the number of requests of which no sentence has gone into a batch yet."""
         with self._changed:
             return self._count_waiting()
 
@@ -73,36 +81,39 @@ class Batcher:
         return sum(job.started_at is None for job in self._queue)
 
     def room(self) -> int:
-        """How many more jobs would be taken in at this moment."""
+        """Return how many further jobs the queue would accept now."""
         with self._changed:
-            return self._room()
+            return self._count_free_slots()
 
-    def _room(self) -> int:
+    def _count_free_slots(self) -> int:
         return self.max_running + self.max_waiting - len(self._running) - self._count_waiting()
 
     def submit(self, *jobs: Job) -> None:
-        """Takes jobs in, all of them or none.
+        """Add jobs to the queue, all of them or none.
 
         Raises:
-            RequestError: there is no room, or the server is about to end.
+            RequestError: the queue has too few free slots, or the server is shutting down.
         """
         with self._changed:
             if self._closed:
                 raise shutting_down()
-            if self._room() < len(jobs):
+            if self._count_free_slots() < len(jobs):
                 raise busy()
             self._queue += jobs
             self._changed.notify_all()
 
     def abandon(self, job: Job) -> bool:
-        """Nobody waits for it any more. Tells whether it had begun; then its batches find out at their next step."""
+        """Cancel a job for which no client waits any more, and return whether it had started.
+
+        If the job had started, its batches drop its sentences at their next step.
+        """
         with self._changed:
             job.abandoned = True
-            self._forget(job)
+            self._dequeue(job)
             return job.started_at is not None
 
-    def _forget(self, job: Job) -> None:
-        """Nothing more of it is begun, and its room is free once nothing of it is being decoded."""
+    def _dequeue(self, job: Job) -> None:
+        """Start no further sentences of a job, and free its slot if none of its sentences is being decoded."""
         if job in self._queue:
             self._queue.remove(job)
         if not job.in_batches:
@@ -110,7 +121,7 @@ class Batcher:
         self._changed.notify_all()
 
     def take(self) -> Batch | None:
-        """The next batch, once there is one; None when no more will come."""
+        """Block until a batch is ready and return it, or return None once the queue is closed and empty."""
         with self._changed:
             self.idle_workers += 1
             try:
@@ -124,53 +135,53 @@ class Batcher:
                 if self._closed and not self._queue:
                     return None
                 self._changed.wait()
-            self._gather()
+            self._wait_for_more()
             self._drop_late()
             head = self._next_job()
             if head is not None:
-                return self._begin(self._pick(head))
+                return self._start_batch(self._pick(head))
 
     def _next_job(self) -> Job | None:
-        """The first that has begun already or finds room to begin."""
-        has_room = len(self._running) < self.max_running
-        return next((job for job in self._queue if has_room or job in self._running), None)
+        """Return the first queued job that is already running or may start now, or None."""
+        can_start = len(self._running) < self.max_running
+        return next((job for job in self._queue if can_start or job in self._running), None)
 
-    def _gather(self) -> None:
-        """Waits for company until the first job has been here for a moment, or there is enough for a batch."""
-        while self._queue and not self._closed and not self._is_enough():
-            left = min(job.accepted_at for job in self._queue) + self.gather_seconds - time.monotonic()
-            if left <= 0:
+    def _wait_for_more(self) -> None:
+        """Wait for further jobs until the oldest one has waited `gather_seconds` or a full batch is available."""
+        while self._queue and not self._closed and not self._can_fill_batch():
+            seconds_left = min(job.accepted_at for job in self._queue) + self.gather_seconds - time.monotonic()
+            if seconds_left <= 0:
                 return
-            self._changed.wait(left)
+            self._changed.wait(seconds_left)
 
-    def _is_enough(self) -> bool:
-        """Whether more would find no room in the next batch."""
-        pieces = sum(job.total_pieces * width(job) for job in self._queue)
-        return pieces >= self.batch_pieces or len(self._running) + self._count_waiting() >= self.max_running
+    def _can_fill_batch(self) -> bool:
+        """Return whether the queued jobs already fill a batch."""
+        tokens = sum(job.total_pieces * width(job) for job in self._queue)
+        return tokens >= self.batch_pieces or len(self._running) + self._count_waiting() >= self.max_running
 
     def _drop_late(self) -> None:
-        """What is late is not begun, nor gone on with."""
+        """Remove jobs whose deadline has passed from the queue."""
         for job in [job for job in self._queue if job.is_late]:
-            self._forget(job)
+            self._dequeue(job)
 
     def _pick(self, job: Job) -> list[Place]:
-        """The longest sentence of the job whose turn it is, and those of like length that go with it."""
+        """Return a job's longest waiting sentence and others of similar length, up to the batch's size limit."""
         head = Place(job, job.waiting[0])
-        others = sorted(self._candidates(head), key=lambda place: abs(place.pieces - head.pieces))
-        most_pieces, most_places = self.batch_pieces // width(job), self._share(1 + len(others))
+        others = sorted(self._candidates(head), key=lambda sentence: abs(sentence.pieces - head.pieces))
+        max_tokens, max_sentences = self.batch_pieces // width(job), self._sentences_per_worker(1 + len(others))
         chosen, jobs, longest = [head], self._running | {job}, head.pieces
-        for place in others:
-            if len(chosen) == most_places or (len(chosen) + 1) * max(longest, place.pieces) > most_pieces:
+        for sentence in others:
+            if len(chosen) == max_sentences or (len(chosen) + 1) * max(longest, sentence.pieces) > max_tokens:
                 break
-            if place.job in jobs or len(jobs) < self.max_running:
-                chosen.append(place)
-                jobs.add(place.job)
-                longest = max(longest, place.pieces)
+            if sentence.job in jobs or len(jobs) < self.max_running:
+                chosen.append(sentence)
+                jobs.add(sentence.job)
+                longest = max(longest, sentence.pieces)
         return chosen
 
-    def _share(self, sentences: int) -> int:
-        """How many of so many one worker takes, where others are idle too."""
-        parts = min(self.idle_workers, max(1, sentences // _LEAST_APART))
+    def _sentences_per_worker(self, sentences: int) -> int:
+        """Return how many of the given number of sentences one worker should take so that idle workers get some too."""
+        parts = min(self.idle_workers, max(1, sentences // _MIN_SENTENCES_PER_WORKER))
         return -(-sentences // max(1, parts))
 
     def _candidates(self, head: Place) -> Iterator[Place]:
@@ -180,30 +191,30 @@ class Batcher:
                     if (job, number) != head:
                         yield Place(job, number)
 
-    def _begin(self, places: list[Place]) -> Batch:
-        batch, now = Batch(places), time.monotonic()
+    def _start_batch(self, sentences: list[Place]) -> Batch:
+        batch, now = Batch(sentences), time.monotonic()
         for job in batch.jobs:
             if job.started_at is None:
                 job.started_at = now
                 self._report_wait(now - job.accepted_at)
             job.in_batches += 1
-            begun = {place.number for place in places if place.job is job}
-            job.waiting = [number for number in job.waiting if number not in begun]
+            started = {sentence.number for sentence in sentences if sentence.job is job}
+            job.waiting = [number for number in job.waiting if number not in started]
             self._running.add(job)
-        # Whose turn it was goes to the end of the queue; who has nothing left to begin leaves it.
-        head = places[0].job
+        # Round robin: the job that headed the batch moves to the end of the queue; finished jobs leave it.
+        head = sentences[0].job
         self._queue = [job for job in [*(job for job in self._queue if job is not head), head] if job.waiting]
         return batch
 
     def leave(self, batch: Batch, job: Job) -> None:
-        """A job's sentences leave a batch before its end, for nobody waits for them."""
+        """Remove a job's sentences from a batch that is still being decoded, because no client waits for them."""
         with self._changed:
             batch.jobs.remove(job)
             job.in_batches -= 1
-            self._forget(job)
+            self._dequeue(job)
 
     def finish(self, batch: Batch, results: list[Any] | Exception) -> None:
-        """Delivers a batch, or what went wrong with it. A job that has all its sentences is answered."""
+        """Deliver the results of a batch or its error to its jobs, and complete each job that has all its results."""
         with self._changed:
             if not isinstance(results, Exception):
                 for (job, number), result in zip(batch.places, results, strict=True):
@@ -221,18 +232,18 @@ class Batcher:
 
     def _fail(self, job: Job, error: Exception) -> None:
         job.abandoned = True
-        self._forget(job)
+        self._dequeue(job)
         if not job.future.done():
             job.future.set_exception(error)
 
     def close(self) -> None:
-        """Takes in no more; what was accepted is still worked on."""
+        """Accept no more jobs; the batcher still hands out those already accepted."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def give_up(self) -> None:
-        """Ends the rest: whoever still waits is told so, and whoever would be taken in from now on."""
+        """Fail every unfinished job with a "shutting down" error, and accept no more jobs."""
         with self._changed:
             self._closed = True
             for job in [*self._queue, *self._running]:
@@ -240,20 +251,20 @@ class Batcher:
 
 
 def width(job: Job) -> int:
-    """Hypotheses of a sentence that are decoded side by side."""
+    """Return how many hypotheses of each of a job's sentences are decoded in one batch."""
     return job.search.beam_size if job.search.sampling is None else job.search.n_best
 
 
 def busy() -> RequestError:
-    """There is no room."""
-    return RequestError(503, "The server is busy: come again in a moment.", retry_after_seconds=1)
+    """Return the error for a request that the queue has no free slot for."""
+    return RequestError(503, "The server is busy: try again in a moment.", retry_after_seconds=1)
 
 
 def late() -> RequestError:
-    """The deadline has passed."""
-    return RequestError(504, "The translation took longer than it may: send less text, or come again later.")
+    """Return the error for a request whose deadline has passed."""
+    return RequestError(504, "The translation exceeded its time limit: send less text, or try again later.")
 
 
 def shutting_down() -> RequestError:
-    """The server is about to end."""
-    return RequestError(503, "The server is shutting down: come again later.", retry_after_seconds=10)
+    """Return the error for a request to a server that is shutting down."""
+    return RequestError(503, "The server is shutting down: try again later.", retry_after_seconds=10)

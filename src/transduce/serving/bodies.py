@@ -1,4 +1,4 @@
-"""The body of a request, read within bounds: so many bytes, before and after uncompressing, within so many seconds."""
+"""Read a request's body within limits on its time and on its size, both compressed and decompressed."""
 
 import asyncio
 import zlib
@@ -8,33 +8,33 @@ from typing import Protocol
 from transduce.serving.request_error import RequestError
 from transduce.serving.settings import ServingSettings
 
-# What a client sends beyond the limit is thrown away up to here, so that it reads the refusal; then the line is cut.
-_MOST_DRAINED_BYTES = 64 << 20
-# wbits of zlib: 16 + 15 expects gzip's header, 15 zlib's, which `deflate` means.
+# An oversized body is read and discarded up to this size, so that the client gets to read the refusal.
+_MAX_DRAINED_BYTES = 64 << 20
+# zlib's `wbits`: 16 + 15 for a gzip header; 15 for a zlib header, which HTTP calls `deflate`.
 _WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
 class Incoming(Protocol):
-    """What is needed of a request."""
+    """A request whose body can be read: the part of Starlette's `Request` that this module uses."""
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """By lower-case name."""
+        """Return the headers by lower-case name."""
 
     def stream(self) -> AsyncIterator[bytes]:
-        """The body as it arrives."""
+        """Yield the body in chunks as they arrive."""
 
 
 async def read_body(request: Incoming, settings: ServingSettings) -> bytes:
-    """The whole body, uncompressed.
+    """Return the whole body of a request, decompressed.
 
     Raises:
-        RequestError: it is too large, too slow, or not compressed as it says.
+        RequestError: the body is too large, arrives too slowly, or is not compressed as its header says.
     """
     chunks = request.stream()
     try:
         async with asyncio.timeout(settings.read_seconds):
-            return await _collect(chunks, _decoder(request.headers), _announced(request.headers), settings)
+            return await _collect(chunks, _make_decoder(request.headers), _content_length(request.headers), settings)
     except TimeoutError:
         error = RequestError(408, f"The request's body must arrive within {settings.read_seconds:g} seconds.")
         error.close_connection = True
@@ -47,63 +47,63 @@ async def read_body(request: Incoming, settings: ServingSettings) -> bytes:
 async def _collect(
     chunks: AsyncIterator[bytes], decoder: "Decoder", announced: int, settings: ServingSettings
 ) -> bytes:
-    most = settings.max_body_bytes
+    max_bytes = settings.max_body_bytes
     body, received = bytearray(), 0
-    if announced > most:
-        raise too_large(most)
+    if announced > max_bytes:
+        raise too_large(max_bytes)
     async for chunk in chunks:
         received += len(chunk)
-        body += decoder.decode(chunk, most + 1 - len(body))
-        if max(received, len(body)) > most:
-            raise too_large(most)
+        body += decoder.decode(chunk, max_bytes + 1 - len(body))
+        if max(received, len(body)) > max_bytes:
+            raise too_large(max_bytes)
     decoder.finish()
     return bytes(body)
 
 
 def too_large(most: int) -> RequestError:
-    """The body has too many bytes."""
+    """Return the error for a body with more than `most` bytes."""
     return RequestError(413, f"The request's body must have at most {most:,} bytes, also when it is uncompressed.")
 
 
 async def _drain(chunks: AsyncIterator[bytes], seconds: float) -> bool:
-    """Throws away what is left of a body, and tells whether that was all of it."""
+    """Read and discard the rest of a body, and return whether its end was reached."""
     drained = 0
     try:
         async with asyncio.timeout(seconds):
             async for chunk in chunks:
                 drained += len(chunk)
-                if drained > _MOST_DRAINED_BYTES:
+                if drained > _MAX_DRAINED_BYTES:
                     return False
     except TimeoutError:
         return False
     return True
 
 
-def _announced(headers: Mapping[str, str]) -> int:
-    said = headers.get("content-length", "0")
-    return int(said) if said.isascii() and said.isdigit() else 0
+def _content_length(headers: Mapping[str, str]) -> int:
+    length = headers.get("content-length", "0")
+    return int(length) if length.isascii() and length.isdigit() else 0
 
 
 class Decoder:
-    """Bytes as they are."""
+    """A decoder of a body that is not compressed."""
 
     def decode(self, chunk: bytes, most: int) -> bytes:  # noqa: ARG002
-        """At most so many bytes out of a chunk, or a few more."""
+        """Return the decoded bytes of a chunk; subclasses stop after about `most` bytes."""
         return chunk
 
     def finish(self) -> None:
-        """Raises RequestError where something is missing."""
+        """Check that the body is complete; a RequestError says what is missing."""
 
 
 class Inflater(Decoder):
-    """Uncompresses, and never further than is asked for."""
+    """A decoder of gzip or deflate that never decompresses more bytes than requested."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._zlib = zlib.decompressobj(_WINDOW_BITS[name])
 
     def decode(self, chunk: bytes, most: int) -> bytes:
-        """At most so many bytes; whatever is compressed beyond them stays so."""
+        """Return at most `most` decompressed bytes of a chunk, and leave the rest undecoded."""
         if most <= 0:
             return b""
         try:
@@ -112,12 +112,12 @@ class Inflater(Decoder):
             raise RequestError(400, f"The request's body is not {self.name}, as its header says.") from None
 
     def finish(self) -> None:
-        """Compressed data says where it ends."""
+        """Check that the compressed data has ended, with nothing after its end."""
         if not self._zlib.eof or self._zlib.unused_data:
-            raise RequestError(400, f"The request's body is not one whole piece of {self.name}.")
+            raise RequestError(400, f"The request's body is not one complete {self.name} stream.")
 
 
-def _decoder(headers: Mapping[str, str]) -> Decoder:
+def _make_decoder(headers: Mapping[str, str]) -> Decoder:
     name = headers.get("content-encoding", "identity").strip().lower()
     if name in ("identity", ""):
         return Decoder()

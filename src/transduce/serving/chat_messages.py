@@ -1,47 +1,47 @@
-"""What travels in the part of OpenAI's API that its clients need for a chat: a text, and its translation."""
+"""Typed messages for the part of OpenAI's chat API that this server implements."""
 
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-Choices = Annotated[int, Meta(ge=1, le=1000, description="How many translations, the best first.")]
+Choices = Annotated[int, Meta(ge=1, le=1000, description="Number of translations, best first.")]
 
 
 class ChatPart(msgspec.Struct, kw_only=True, frozen=True):
-    """A part of a message."""
+    """A part of a message with several parts."""
 
-    type: Annotated[str, Meta(max_length=64, description="`text`: others are refused.")]
+    type: Annotated[str, Meta(max_length=64, description="`text`; other types are refused.")]
     text: str = ""
 
 
 class ChatMessage(msgspec.Struct, kw_only=True, frozen=True):
-    """What somebody said."""
+    """A message of the conversation."""
 
     role: Annotated[str, Meta(max_length=64, description="The last message of a `user` is translated.")]
     content: str | list[ChatPart] | None = None
 
 
 class ChatRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """What `POST /v1/chat/completions` is sent; further options of OpenAI are ignored."""
+    """The body of `POST /v1/chat/completions`; OpenAI's further options are ignored."""
 
-    model: Annotated[str, Meta(description="One of `GET /v1/models`.")]
+    model: Annotated[str, Meta(description="An `id` from `GET /v1/models`.")]
     messages: list[ChatMessage]
-    stream: Annotated[bool, Meta(description="Answer with server-sent events, the text as it becomes certain.")] | (
+    stream: Annotated[bool, Meta(description="Answer with server-sent events that add text once it is final.")] | (
         None
     ) = False
     n: Choices | None = 1
 
 
 class ChatAnswer(msgspec.Struct, kw_only=True, frozen=True):
-    """A translation, as what an assistant says."""
+    """A translation, in the form of an assistant's message."""
 
     content: str
     role: Literal["assistant"] = "assistant"
 
 
 class ChatChoice(msgspec.Struct, kw_only=True, frozen=True):
-    """One of the translations."""
+    """One of the returned translations."""
 
     index: int
     message: ChatAnswer
@@ -49,7 +49,7 @@ class ChatChoice(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True, frozen=True):
-    """What it answers."""
+    """The response of `POST /v1/chat/completions` without streaming."""
 
     id: str
     created: int
@@ -60,24 +60,24 @@ class ChatCompletion(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ChatDelta(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
-    """What an event adds to the translation."""
+    """The text that an event adds to the translation."""
 
     role: Literal["assistant"] | None = None
-    """In the first event alone."""
+    """Set in the first event only."""
     content: str | None = None
 
 
 class ChatDeltaChoice(msgspec.Struct, kw_only=True, frozen=True):
-    """The only translation of a stream."""
+    """The translation in an event of a stream; a stream has exactly one."""
 
     delta: ChatDelta
     index: Literal[0] = 0
     finish_reason: Literal["stop"] | None = None
-    """In the last event alone."""
+    """Set in the last event only."""
 
 
 class ChatChunk(msgspec.Struct, kw_only=True, frozen=True):
-    """The data of an event."""
+    """The data of an event of a streamed response."""
 
     id: str
     created: int
@@ -87,24 +87,24 @@ class ChatChunk(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ChatModel(msgspec.Struct, kw_only=True, frozen=True):
-    """A model, by the languages that it translates from and to."""
+    """A model, named by its source and target language."""
 
     id: str
     created: int
-    """When the server was started."""
+    """Time of the server's start, in seconds since 1970."""
     object: Literal["model"] = "model"
     owned_by: Literal["transduce"] = "transduce"
 
 
 class ChatModels(msgspec.Struct, kw_only=True, frozen=True):
-    """What `GET /v1/models` answers."""
+    """The response of `GET /v1/models`."""
 
     data: list[ChatModel]
     object: Literal["list"] = "list"
 
 
 class ChatFault(msgspec.Struct, kw_only=True, frozen=True):
-    """Why a request was not granted."""
+    """The reason why a request failed."""
 
     message: str
     """One sentence."""
@@ -114,6 +114,6 @@ class ChatFault(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ChatError(msgspec.Struct, kw_only=True, frozen=True):
-    """What every answer below `/v1` is that is no success."""
+    """The response to a request under `/v1` that failed."""
 
     error: ChatFault

@@ -1,4 +1,4 @@
-"""Who may ask, and how often."""
+"""API keys and the rate limit per client."""
 
 import hashlib
 import time
@@ -10,39 +10,39 @@ from transduce.errors import TransduceError
 from transduce.serving.request_error import RequestError
 
 _SCHEMES = ("bearer ", "deepl-auth-key ")
-_REMEMBERED_CLIENTS = 10_000
+_MAX_BUCKETS = 10_000
 
 
 class ApiKeys:
-    """The keys that are good; without any, everybody is welcome."""
+    """The set of valid API keys; if it is empty, requests need no key."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        # Digests are compared in place of keys, so how long it takes says nothing about how a key begins.
+        # Comparing digests instead of keys leaks nothing about a key through the time of the comparison.
         self._digests = {_digest(key) for key in keys}
 
     @property
     def are_required(self) -> bool:
-        """Whether one is needed."""
+        """Return whether requests need a key."""
         return bool(self._digests)
 
     def check(self, headers: Mapping[str, str], said: str | None = None) -> None:
-        """Lets a request pass whose key is good: in its Authorization header, or said in its fields.
+        """Check the key of a request, taken from its fields (`said`) or its Authorization header.
 
         Raises:
-            RequestError: 403.
+            RequestError: status 403, the key is missing or invalid.
         """
         key = said or _authorization(headers)
         if not self._digests or (key is not None and _digest(key) in self._digests):
             return
         if key is None:
             raise RequestError(403, "An API key is needed here: send it as api_key, or in the Authorization header.")
-        raise RequestError(403, "The API key is not a valid one: ask whoever runs this server for one.")
+        raise RequestError(403, "The API key is not valid: ask the operator of this server for one.")
 
 
 def _authorization(headers: Mapping[str, str]) -> str | None:
-    said = headers.get("authorization", "")
-    scheme = next((scheme for scheme in _SCHEMES if said.lower().startswith(scheme)), None)
-    return None if scheme is None else said[len(scheme) :].strip()
+    header = headers.get("authorization", "")
+    scheme = next((scheme for scheme in _SCHEMES if header.lower().startswith(scheme)), None)
+    return None if scheme is None else header[len(scheme) :].strip()
 
 
 def _digest(key: str) -> bytes:
@@ -50,40 +50,40 @@ def _digest(key: str) -> bytes:
 
 
 def read_api_keys(path: str | Path) -> tuple[str, ...]:
-    """The keys in a file, one a line; empty lines and those that begin with # are left out.
+    """Return the API keys in a file, one per line; empty lines and lines that start with # are skipped.
 
     Raises:
-        TransduceError: the file cannot be read, or holds none.
+        TransduceError: the file cannot be read, or holds no key.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        reason = "it is no UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
         raise TransduceError(
-            f"{path} must be a text file with an API key a line, but cannot be read ({reason}): name another."
+            f"{path} must be a text file with one API key per line, but cannot be read ({reason}): pass another file."
         ) from None
     keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
     if not keys:
-        raise TransduceError(f"{path} must hold an API key a line, but holds none: nobody could translate.")
+        raise TransduceError(f"{path} must hold one API key per line, but holds none: no client could translate.")
     return keys
 
 
 class RateLimiter:
-    """A bucket of requests for each client, which fills up evenly (a token bucket)."""
+    """A token bucket per client: it fills up evenly, and each request takes one token."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """0 a minute means: no limit."""
+        """Limit each client to `per_minute` requests a minute; 0 means no limit."""
         self.per_minute = per_minute
         self._clock = clock
-        # Address to requests left and when that was so. Who was not seen for longest is forgotten first; by then its
-        # bucket is full again, or there are more clients than any limit of this kind can hold back.
+        # Client address → (requests left, time of that count). The client seen longest ago is evicted first: its
+        # bucket is full again, unless there are more active clients than such a limiter can handle.
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, client: str) -> None:
-        """Counts a request.
+        """Count a request of a client.
 
         Raises:
-            RequestError: 429, the client has made too many.
+            RequestError: status 429, the client has sent too many requests.
         """
         if not self.per_minute:
             return
@@ -92,7 +92,7 @@ class RateLimiter:
         left = min(float(self.per_minute), left + (now - seen_at) * per_second)
         allowed = left >= 1.0
         self._buckets[client] = (left - 1.0 if allowed else left, now)
-        if len(self._buckets) > _REMEMBERED_CLIENTS:
+        if len(self._buckets) > _MAX_BUCKETS:
             self._buckets.popitem(last=False)
         if not allowed:
             raise RequestError(

@@ -1,4 +1,4 @@
-"""What travels in the part of DeepL's API (version 2) that its official clients need for translating text."""
+"""Typed messages for the part of DeepL's API (version 2) that this server implements."""
 
 from typing import Annotated, Literal
 
@@ -7,21 +7,21 @@ from msgspec import UNSET, Meta, UnsetType
 
 
 class DeepLRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """What `POST /v2/translate` is sent; further options of DeepL are ignored."""
+    """The body of `POST /v2/translate`; DeepL's further options are ignored."""
 
     text: Annotated[str | list[str], Meta(description="A text, or several.")]
     target_lang: str
-    source_lang: Annotated[str | None, Meta(description="Detected where nothing is said.")] = None
+    source_lang: Annotated[str | None, Meta(description="Detected if it is not set.")] = None
     tag_handling: Annotated[
-        Literal["html", "xml"] | None, Meta(description="Keep tags and translate what they mark.")
+        Literal["html", "xml"] | None, Meta(description="Keep the tags and translate the text between them.")
     ] = None
     glossary_id: Annotated[
-        str | None, Meta(description="Refused: the glossary is the server's own, for all requests.")
+        str | None, Meta(description="Refused: the server's own glossary applies to all requests.")
     ] = None
 
 
 class DeepLTranslation(msgspec.Struct, kw_only=True, frozen=True):
-    """One text's translation."""
+    """The translation of one text."""
 
     detected_source_language: str
     text: str
@@ -29,13 +29,13 @@ class DeepLTranslation(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class DeepLResponse(msgspec.Struct, kw_only=True, frozen=True):
-    """What it answers."""
+    """The response of `POST /v2/translate`."""
 
     translations: list[DeepLTranslation]
 
 
 class DeepLLanguagesRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """What `/v2/languages` is sent."""
+    """The parameters of `/v2/languages`."""
 
     type: Literal["source", "target"] = "source"
 
@@ -49,7 +49,7 @@ class DeepLLanguage(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class DeepLUsage(msgspec.Struct, kw_only=True, frozen=True):
-    """What `/v2/usage` answers: there is no quota, so the limit is a number that nobody reaches."""
+    """The response of `/v2/usage`. There is no quota, so the limit is a number that no client reaches."""
 
     character_count: int
     character_limit: int

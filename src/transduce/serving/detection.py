@@ -1,7 +1,7 @@
-"""Which of the known languages a text is in.
+"""Language detection among the languages that the server translates.
 
-By the profiles that models bring with them (`text.language_profiles`), which are learnt from their training text.
-Languages without a profile are told apart by their alphabets, as far as these differ.
+It uses the language profiles that models carry (`text.language_profiles`), which are learned from training text. If a
+language has no profile, languages are told apart by their scripts, as far as these differ.
 """
 
 import re
@@ -12,9 +12,9 @@ from transduce.serving.languages import base, canonical
 from transduce.serving.messages import DetectedLanguage
 from transduce.text.language_profiles import LanguageProfiles
 
-_MOST_CHARACTERS = 2000  # enough to be certain, and quick
+_MAX_CHARACTERS = 2000  # enough for a reliable result
 _LATIN = re.compile("LATIN")
-# As Unicode's names of characters begin. What is not listed is written in Latin letters.
+# Prefixes of the Unicode names of a language's letters. Languages that are not listed use Latin letters.
 _ALPHABETS = {
     "ar": re.compile("ARABIC"),
     "be": re.compile("CYRILLIC"),
@@ -45,41 +45,46 @@ _ALPHABETS = {
 
 
 class Detector:
-    """Tells the language of a text among those that are served."""
+    """A detector of a text's language among the languages that are served."""
 
     def __init__(self, codes: Sequence[str], profiles: LanguageProfiles | None = None) -> None:
-        """`codes` are canonical; the profiles' own codes may be spelt in any way."""
-        self.codes = list(codes)
-        known = {} if profiles is None else {canonical(code): code for code in profiles.runs}
-        self._profiles = profiles if set(self.codes) <= known.keys() else None
-        self._profile_codes = known
-
-    def detect(self, text: str, among: Sequence[str] | None = None) -> list[DetectedLanguage]:
-        """The languages with their confidence in percent, likeliest first.
+        """Create a detector.
 
         Args:
-            text: the first two thousand characters are looked at.
-            among: only these; all that are served where nothing is said.
+            codes: canonical codes of the served languages.
+            profiles: language profiles, whose codes may have any spelling; used only if they cover all `codes`.
         """
-        text, codes = text[:_MOST_CHARACTERS], self.codes if among is None else list(among)
+        self.codes = list(codes)
+        profile_codes = {} if profiles is None else {canonical(code): code for code in profiles.runs}
+        self._profiles = profiles if set(self.codes) <= profile_codes.keys() else None
+        self._profile_codes = profile_codes
+
+    def detect(self, text: str, among: Sequence[str] | None = None) -> list[DetectedLanguage]:
+        """Return the languages with their confidence in percent, likeliest first.
+
+        Args:
+            text: only its first 2,000 characters are used.
+            among: codes of the candidate languages; None for all served languages.
+        """
+        text, codes = text[:_MAX_CHARACTERS], self.codes if among is None else list(among)
         if self._profiles is None:
             shares = alphabet_shares(text, codes)
         else:
-            found = self._profiles.probabilities(text, [self._profile_codes[code] for code in codes])
-            shares = {code: found[self._profile_codes[code]] for code in codes}
+            probabilities = self._profiles.probabilities(text, [self._profile_codes[code] for code in codes])
+            shares = {code: probabilities[self._profile_codes[code]] for code in codes}
         order = sorted(codes, key=lambda code: (-shares[code], code))
         return [DetectedLanguage(language=code, confidence=round(100.0 * shares[code], 1)) for code in order]
 
 
 def alphabet_shares(text: str, codes: Sequence[str]) -> dict[str, float]:
-    """How likely each language is by the share of letters that are of its alphabet."""
+    """Return a probability for each language from the share of letters that belong to its script."""
     names = [unicodedata.name(letter, "") for letter in text if letter.isalpha()]
     weights = {code: _share(names, _ALPHABETS.get(base(code), _LATIN)) for code in codes}
-    # Japanese has characters that Chinese does not have; without them it is the less likely one.
+    # A text with Chinese characters but no kana is unlikely to be Japanese.
     if not any(name.startswith(("HIRAGANA", "KATAKANA")) for name in names):
         weights = {code: weight * (0.1 if base(code) == "ja" else 1.0) for code, weight in weights.items()}
-    whole = sum(weights.values())
-    return {code: weight / whole if whole else 1.0 / len(codes) for code, weight in weights.items()}
+    total = sum(weights.values())
+    return {code: weight / total if total else 1.0 / len(codes) for code, weight in weights.items()}
 
 
 def _share(names: Sequence[str], alphabet: re.Pattern[str]) -> float:

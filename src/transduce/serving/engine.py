@@ -1,4 +1,4 @@
-"""Requests in, translations out: the batcher, the threads behind it, and how a request waits for its answer."""
+"""Decode the jobs of requests: submit them to the batcher and await their results within the time limits."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,14 +13,20 @@ from transduce.serving.worker import Workers
 
 
 class ClientGoneError(Exception):
-    """Nobody is there to answer."""
+    """The client of a request has disconnected before its answer."""
 
 
 class Engine:
-    """Decodes jobs within the limits of the settings."""
+    """A batcher with its worker threads, which decodes jobs within the limits of the settings."""
 
     def __init__(self, settings: ServingSettings, metrics: Metrics, *, threads: int | None = None) -> None:
-        """`threads` compute, shared among the workers; None: as many as PyTorch is set to."""
+        """Create the batcher and the workers, which `start` starts.
+
+        Args:
+            settings: the limits.
+            metrics: counts what the workers do.
+            threads: compute threads in all workers together; None: PyTorch's current number.
+        """
         self.settings = settings
         self.metrics = metrics
         self.batcher = Batcher(
@@ -33,33 +39,34 @@ class Engine:
         self.workers = Workers(self.batcher, metrics, workers=settings.workers, threads=threads)
 
     def start(self) -> None:
-        """Begins to work."""
+        """Start the worker threads."""
         self.workers.start()
 
     def check_room(self) -> None:
-        """Refuses before a body is read what would be refused after it.
+        """Refuse a request before its body is read if the queue is full.
 
         Raises:
-            RequestError: 503.
+            RequestError: status 503, the queue is full.
         """
         if not self.batcher.room():
             raise busy()
 
     async def decode(self, jobs: Sequence[Job], gone: asyncio.Future[None]) -> list[list[Any]]:
-        """The results of jobs, for each of them one for each of its sentences. They are in the queue at once.
+        """Submit jobs together and return their results, one list per job with one result per sentence.
 
         Args:
-            jobs: of one request, not yet submitted. Where one fails the others are given up.
-            gone: done when the client has gone.
+            jobs: all jobs of one request, not yet submitted. If one fails, the others are abandoned.
+            gone: done once the client has disconnected.
 
         Raises:
-            RequestError: there was no room, they waited too long, or the deadline has passed.
-            ClientGoneError: the client went away first.
+            RequestError: the queue is full, the jobs waited too long, or the deadline has passed.
+            ClientGoneError: the client disconnected before the answer.
         """
         self.batcher.submit(*jobs)
         answers = [asyncio.wrap_future(job.future) for job in jobs]
         waiting = [
-            asyncio.ensure_future(self._first(job, answer, gone)) for job, answer in zip(jobs, answers, strict=True)
+            asyncio.ensure_future(self._await_answer(job, answer, gone))
+            for job, answer in zip(jobs, answers, strict=True)
         ]
         try:
             return list(await asyncio.gather(*waiting))
@@ -70,7 +77,7 @@ class Engine:
                     self.batcher.abandon(job)
                     answer.cancel()
 
-    async def _first(self, job: Job, answer: asyncio.Future[list[Any]], gone: asyncio.Future[None]) -> list[Any]:
+    async def _await_answer(self, job: Job, answer: asyncio.Future[list[Any]], gone: asyncio.Future[None]) -> list[Any]:
         begin_by = min(job.accepted_at + self.settings.queue_seconds, job.deadline)
         await _wait(answer, gone, begin_by)
         if not answer.done() and not gone.done():
@@ -85,11 +92,11 @@ class Engine:
         raise late()
 
     def stop(self) -> None:
-        """Takes in nothing more; what was accepted is still answered."""
+        """Accept no more jobs; those already accepted are still decoded."""
         self.batcher.close()
 
     def give_up(self) -> None:
-        """Tells everybody who still waits that the server ends."""
+        """Fail all unfinished jobs, because the server is shutting down."""
         self.batcher.give_up()
 
 
@@ -100,5 +107,7 @@ async def _wait(answer: asyncio.Future[list[Any]], gone: asyncio.Future[None], u
 
 
 def waited_too_long() -> RequestError:
-    """The queue is too slow for this request."""
-    return RequestError(503, "The server is busy: no room was found in time, come again later.", retry_after_seconds=5)
+    """Return the error for a request that did not start decoding in time."""
+    return RequestError(
+        503, "The server is busy: the request waited too long in the queue, try again later.", retry_after_seconds=5
+    )

@@ -1,4 +1,4 @@
-"""What surrounds every answer: cross-origin headers, the metrics, and an end to clients that take no answer."""
+"""Wrap the application to add cross-origin headers, count metrics and drop clients that read no answer."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from transduce.serving.metrics import Metrics
 from transduce.serving.request_error import RequestError
 
 _LOG = logging.getLogger("transduce.serving")
-# Anybody's page may ask: there are no cookies here that could be abused.
+# Pages of any origin may send requests: there are no cookies that they could abuse.
 _CROSS_ORIGIN = {"Access-Control-Allow-Origin": "*"}
 _PREFLIGHT = {
     "Access-Control-Allow-Methods": "GET, POST",
@@ -24,7 +24,7 @@ _PREFLIGHT = {
 
 
 class Envelope:
-    """An ASGI application around another one."""
+    """An ASGI middleware that adds cross-origin headers, counts requests and limits the time to send an answer."""
 
     def __init__(
         self,
@@ -35,14 +35,14 @@ class Envelope:
         send_seconds: float,
         refuse: Callable[[], RequestError | None],
     ) -> None:
-        """Wraps an application.
+        """Wrap an application.
 
         Args:
-            app: what answers, errors included.
-            metrics: what it counts in.
-            paths: those that are counted by their name.
-            send_seconds: a client that takes nothing for so long is left.
-            refuse: what every request is told at this moment, if anything.
+            app: answers all requests, with an error response where necessary.
+            metrics: counts the requests.
+            paths: paths with a metric label of their own; the others share the label "other".
+            send_seconds: a connection is dropped if its client reads nothing for this long.
+            refuse: returns the error to answer every request with now, or None.
         """
         self.app = app
         self.metrics = metrics
@@ -51,27 +51,27 @@ class Envelope:
         self.refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
+        """Answer one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         exchange = _Exchange(send, self.send_seconds)
         started_at = time.monotonic()
         try:
-            await self._app(scope)(scope, receive, exchange.send)
+            await self._select_app(scope)(scope, receive, exchange.send)
         except TimeoutError:
-            _LOG.info("A client took no answer for %g seconds", self.send_seconds)
+            _LOG.info("A client read nothing of its answer for %g seconds", self.send_seconds)
             raise
         except Exception:
             _LOG.exception("A request failed")
             raise
         finally:
-            # Strangers invent addresses without end.
+            # Clients can request any path; a label for each would let the metrics grow without bound.
             route = scope["path"] if scope["path"] in self.paths else "other"
             self.metrics.requests.labels(route, exchange.status).inc()
             self.metrics.request_seconds.observe(time.monotonic() - started_at)
 
-    def _app(self, scope: Scope) -> ASGIApp:
+    def _select_app(self, scope: Scope) -> ASGIApp:
         refusal = self.refuse()
         if refusal is not None:
             return error_answer(refusal, scope["path"])
@@ -81,7 +81,7 @@ class Envelope:
 
 
 class _Exchange:
-    """Sends an answer, adding what all have, and remembers its status."""
+    """A sender of one response that adds the common headers and records the status."""
 
     def __init__(self, send: Send, seconds: float) -> None:
         self._send = send
@@ -89,7 +89,7 @@ class _Exchange:
         self.status = 0
 
     async def send(self, message: Message) -> None:
-        """Sends a part of it."""
+        """Send one ASGI message of the response."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             MutableHeaders(scope=message).update(_CROSS_ORIGIN)

@@ -1,4 +1,4 @@
-"""Language codes as clients write them, and which models they lead to."""
+"""Normalize the language codes that clients send, and find the model for a language pair."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from transduce.serving.request_error import RequestError, invalid
 
 AUTO = "auto"
 
-# What LibreTranslate's clients say, and what it says to them. Chinese is told apart by its script.
+# Codes that LibreTranslate and its clients use, and their canonical forms. Chinese codes carry the script.
 _ALIASES = {
     "zh": "zh-Hans",
     "zh-cn": "zh-Hans",
@@ -68,7 +68,7 @@ _NAMES = {
 
 
 def canonical(code: str) -> str:
-    """A code in one spelling: zh, zh_CN and ZH-Hans are zh-Hans, en-us is en-US."""
+    """Return a language code in canonical spelling: zh, zh_CN and ZH-Hans become zh-Hans; en-us becomes en-US."""
     parts = code.strip().replace("_", "-").lower().split("-")
     alias = _ALIASES.get("-".join(parts))
     if alias is not None:
@@ -77,89 +77,97 @@ def canonical(code: str) -> str:
 
 
 def base(code: str) -> str:
-    """The language without script and region."""
+    """Return the language of a code, without script and region."""
     return code.partition("-")[0]
 
 
 def language_name(code: str) -> str:
-    """In English; the code itself where there is no name for it."""
+    """Return the English name of a language, or the code itself if the name is unknown."""
     return _NAMES.get(canonical(code)) or _NAMES.get(base(code)) or code
 
 
 class Routes:
-    """The models by what they translate from and to."""
+    """The served models by language pair."""
 
     def __init__(self, models: Iterable[Model]) -> None:
-        """Raises TransduceError when two models are for the same pair."""
+        """Index the models by their language pairs.
+
+        Raises:
+            TransduceError: two models have the same pair.
+        """
         self._models: dict[tuple[str, str], Model] = {}
         for model in models:
             pair = canonical(model.source_language), canonical(model.target_language)
             if pair in self._models:
                 raise TransduceError(
-                    f"Each pair of languages must have one model, but {pair[0]} → {pair[1]} has two: leave one out."
+                    f"Each language pair must have one model, but {pair[0]} → {pair[1]} has two: leave one out."
                 )
             self._models[pair] = model
         self.codes = sorted({code for pair in self._models for code in pair})
-        """All languages, by their canonical codes."""
+        """Canonical codes of all languages."""
 
     @property
     def sources(self) -> list[str]:
-        """Languages that something translates from."""
+        """Return the languages that some model translates from."""
         return sorted({source for source, _ in self._models})
 
     @property
     def all_targets(self) -> list[str]:
-        """Languages that something translates to."""
+        """Return the languages that some model translates to."""
         return sorted({target for _, target in self._models})
 
     @property
     def first(self) -> tuple[str, str]:
-        """The pair to begin with, where nobody chose."""
+        """Return the language pair that the page selects at first."""
         return next(iter(self._models))
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """From what to what, in the order in which the models were named."""
+        """Return the language pairs as canonical codes, in the order of the models."""
         return list(self._models)
 
     @property
     def named(self) -> list[tuple[str, str]]:
-        """The same by the codes that they were named with."""
+        """Return the language pairs with the codes that the models themselves use, in the order of the models."""
         return [(model.source_language, model.target_language) for model in self._models.values()]
 
     def targets(self, source: str) -> list[str]:
-        """What this language is translated to, itself included, as clients expect."""
-        return sorted({target for known, target in self._models if known == source} | {source})
+        """Return the target languages of a source language, and the language itself, as LibreTranslate does."""
+        return sorted({target for model_source, target in self._models if model_source == source} | {source})
 
     def find(self, code: str) -> str:
-        """The known language that a client means.
+        """Return the served language that a client's code means.
 
         Raises:
-            RequestError: there is none.
+            RequestError: no served language fits the code.
         """
-        wanted = canonical(code)
-        if wanted in self.codes:
-            return wanted
+        requested = canonical(code)
+        if requested in self.codes:
+            return requested
         # en-GB is served by a model of en, and pt by one of pt-BR.
-        near = [known for known in self.codes if base(known) == base(wanted) and base(wanted) in (known, wanted)]
-        if not near:
+        similar = [
+            served
+            for served in self.codes
+            if base(served) == base(requested) and base(requested) in (served, requested)
+        ]
+        if not similar:
             raise RequestError(400, f"{code[:32]} is not supported")
-        return near[0]
+        return similar[0]
 
     def model(self, source: str, target: str) -> Model | None:
-        """The model of a pair; None where nothing is to be done, for both are the same.
+        """Return the model for a language pair, or None if source and target are the same language.
 
         Raises:
-            RequestError: there is no model for it.
+            RequestError: there is no model for the pair.
         """
         if source == target:
             return None
-        found = self._models.get((source, target))
-        if found is None:
-            known = ", ".join(f"{source} → {target}" for source, target in self._models)
-            raise invalid(f"there is no model from {source} to {target}, only {known}")
-        return found
+        model = self._models.get((source, target))
+        if model is None:
+            served = ", ".join(f"{source} → {target}" for source, target in self._models)
+            raise invalid(f"there is no model from {source} to {target}, only {served}")
+        return model
 
     def candidates(self, target: str) -> list[str]:
-        """Languages that a text for this target may be in: those with a model for it, and itself."""
-        return sorted({source for source, known in self._models if known == target} | {target})
+        """Return the possible languages of a text to translate into `target`: those with a model, and `target`."""
+        return sorted({source for source, model_target in self._models if model_target == target} | {target})
