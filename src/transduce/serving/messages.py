@@ -1,7 +1,7 @@
-"""What travels in the LibreTranslate API, typed: requests are checked against it, and the OpenAPI document says it.
+"""Typed messages of the LibreTranslate API and of inspection, which also generate the OpenAPI document.
 
-Field names are LibreTranslate's (version 1.9). Its clients do not send what is ours: `stream`, `timeout`, `doubts` and
-`glossary`.
+Field names are LibreTranslate's (version 1.9). `stream`, `timeout`, `doubts` and `glossary` are extensions that its
+clients do not send.
 """
 
 from typing import Annotated, Literal
@@ -15,34 +15,34 @@ Seconds = Annotated[float, Meta(gt=0, le=3600)]
 Number = Annotated[int, Meta(ge=0, le=1_000_000)]
 Piece = Annotated[str, Meta(max_length=200)]
 Alternatives = Annotated[
-    int, Meta(ge=0, le=1000, description="The beam is as wide as for so many further translations.")
+    int, Meta(ge=0, le=1000, description="The beam is as wide as for this number of further translations.")
 ]
 
 
 class TranslateRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """What `POST /translate` is sent."""
+    """The body of `POST /translate`."""
 
     q: Annotated[str | list[str], Meta(description="A text, or several; lines are translated one by one.")]
     source: Annotated[str, Meta(description="A language code, or `auto`.", examples=["auto"])]
     target: Annotated[str, Meta(description="A language code.")]
     format: Annotated[
-        Literal["text", "html"] | None, Meta(description="In `html`, tags are kept and what they mark is translated.")
+        Literal["text", "html"] | None, Meta(description="`html` keeps the tags and translates the text between them.")
     ] = "text"
     alternatives: (
-        Annotated[int, Meta(ge=0, le=1000, description="How many further translations of each text.")] | None
+        Annotated[int, Meta(ge=0, le=1000, description="Number of further translations of each text.")] | None
     ) = 0
-    api_key: Annotated[str, Meta(description="Where the server asks for one.")] | None = None
+    api_key: Annotated[str, Meta(description="Required if the server has API keys.")] | None = None
     stream: Annotated[
-        bool, Meta(description="Answer with server-sent events: `progress` with what is certain so far, then `result`.")
+        bool, Meta(description="Answer with server-sent events: `progress` with the final text so far, then `result`.")
     ] = False
-    timeout: Annotated[Seconds, Meta(description="Give up after so many seconds.")] | None = None
-    doubts: Annotated[bool, Meta(description="Tell what speaks against each translation.")] = False
+    timeout: Annotated[Seconds, Meta(description="Give up after this number of seconds.")] | None = None
+    doubts: Annotated[bool, Meta(description="Return quality warnings for each translation.")] = False
     glossary: (
         Annotated[
             dict[str, str | list[str]],
             Meta(
-                description="Terms, and what translations contain of those in their texts: a text, or several of which "
-                "any will do. In place of the server's own glossary, also where there are none. In JSON alone.",
+                description="Source terms with the required translation of each: a text, or several alternatives. "
+                "It replaces the server's own glossary, even if it is empty. Only in JSON requests.",
                 examples=[{"Hund": ["dog", "dogs"]}],
             ),
         ]
@@ -51,73 +51,73 @@ class TranslateRequest(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class DetectedLanguage(msgspec.Struct, kw_only=True, frozen=True):
-    """A language that a text may be in."""
+    """A language that a text may be in, with the detector's confidence."""
 
     language: str
     confidence: Annotated[float, Meta(ge=0, le=100, description="In percent.")]
 
 
 class TranslateResponse(msgspec.Struct, kw_only=True, frozen=True, rename="camel"):
-    """What it answers: lists where `q` was a list."""
+    """The response of `POST /translate`; its fields are lists if `q` was a list."""
 
     translated_text: str | list[str]
     detected_language: DetectedLanguage | list[DetectedLanguage] | UnsetType = UNSET
-    """Where the source was `auto`."""
+    """Set if the source was `auto`."""
     alternatives: list[str | list[str]] | UnsetType = UNSET
-    """Where some were asked for; best first, none of them twice."""
+    """Set if the request asked for some; best first, without duplicates."""
     doubts: list[Doubt | list[Doubt]] | UnsetType = UNSET
-    """Where they were asked for."""
+    """Quality warnings, set if the request asked for them."""
 
 
 class Progress(msgspec.Struct, kw_only=True, frozen=True):
-    """The data of a `progress` event: how far a line of a text is."""
+    """The data of a `progress` event: the state of one line of a text."""
 
     index: int
-    """Which of the texts."""
+    """Index of the text in the request."""
     line: int
-    """Which of its lines that are not empty."""
+    """Index of the line among the text's lines that are not empty."""
     text: str
-    """What is certain: it only grows, and the result begins with it."""
+    """The final part of the translation: it only grows, and the result starts with it."""
     draft: str
-    """The same, and the best guess for what comes next, which may still change."""
+    """The final part, followed by the best guess for the rest, which may still change."""
 
 
 class DetectRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """What `POST /detect` is sent."""
+    """The body of `POST /detect`."""
 
     q: str
     api_key: str | None = None
 
 
 class Language(msgspec.Struct, kw_only=True, frozen=True):
-    """A language of `GET /languages`."""
+    """An entry of the response of `GET /languages`."""
 
     code: str
     name: str
     targets: list[str]
-    """What it is translated to."""
+    """Codes of the languages that it can be translated to."""
 
 
 class LanguageChoice(msgspec.Struct, kw_only=True, frozen=True):
-    """A language to begin with."""
+    """The language that a page selects at first."""
 
     code: str
     name: str
 
 
 class LanguageChoices(msgspec.Struct, kw_only=True, frozen=True):
-    """On both sides."""
+    """The source and target language that a page selects at first."""
 
     source: LanguageChoice
     target: LanguageChoice
 
 
 class FrontendSettings(msgspec.Struct, kw_only=True, frozen=True, rename="camel"):
-    """What `GET /frontend/settings` tells a page."""
+    """The response of `GET /frontend/settings`: settings for a web page."""
 
     char_limit: int
     frontend_timeout: int
-    """Milliseconds that a page waits after a keystroke before it asks for a translation."""
+    """Milliseconds that a page waits after a keystroke before it requests a translation."""
     api_keys: bool
     key_required: bool
     suggestions: bool
@@ -127,58 +127,60 @@ class FrontendSettings(msgspec.Struct, kw_only=True, frozen=True, rename="camel"
 
 
 class InspectRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """What `POST /inspect` is sent."""
+    """The body of `POST /inspect`."""
 
-    q: Annotated[str, Meta(description="One sentence, in one line.")]
-    source: Annotated[str, Meta(description="Its language.")]
+    q: Annotated[str, Meta(description="One sentence, without line breaks.")]
+    source: Annotated[str, Meta(description="The language of the sentence.")]
     target: Annotated[str, Meta(description="The language of the translation.")]
     alternatives: Alternatives | None = 0
-    api_key: Annotated[str, Meta(description="Where the server asks for one.")] | None = None
-    timeout: Annotated[Seconds, Meta(description="Give up after so many seconds.")] | None = None
+    api_key: Annotated[str, Meta(description="Required if the server has API keys.")] | None = None
+    timeout: Annotated[Seconds, Meta(description="Give up after this number of seconds.")] | None = None
 
 
 class HeadOff(msgspec.Struct, kw_only=True, frozen=True):
-    """A head that is to be switched off, counted from 0."""
+    """An attention head to switch off; layers and heads count from 0."""
 
-    kind: Annotated[Literal["encoder", "decoder", "memory"], Meta(description="`memory`: of target to source.")]
+    kind: Annotated[Literal["encoder", "decoder", "memory"], Meta(description="`memory` means cross-attention.")]
     layer: Number
     head: Number
 
 
 class InterveneRequest(InspectRequest, kw_only=True, frozen=True):
-    """What `POST /intervene` is sent: a sentence, and what is to be different."""
+    """The body of `POST /intervene`: a sentence, and the changes to compare its translation under."""
 
-    heads_off: Annotated[list[HeadOff], Meta(max_length=1000, description="What they find is replaced by zeros.")] = []
-    step: Annotated[Number, Meta(description="A place in the translation, from 0: what stands before it stays.")] | (
+    heads_off: Annotated[
+        list[HeadOff], Meta(max_length=1000, description="Heads whose output is replaced by zeros.")
+    ] = []
+    step: Annotated[
+        Number, Meta(description="A position in the translation, from 0; the tokens before it are kept.")
+    ] | (None) = None
+    force: Annotated[Piece, Meta(description="The token to force at this position, as the vocabulary spells it.")] | (
         None
     ) = None
-    force: Annotated[Piece, Meta(description="The piece that is written there, as the vocabulary spells it.")] | (
-        None
-    ) = None
-    forbid: Annotated[list[Piece], Meta(max_length=100, description="Pieces that are not written there.")] = []
-    changed: Annotated[str, Meta(description="Another sentence in the place of `q`.")] | None = None
+    forbid: Annotated[list[Piece], Meta(max_length=100, description="Tokens to forbid at this position.")] = []
+    changed: Annotated[str, Meta(description="Another source sentence to translate instead of `q`.")] | None = None
 
 
 class PageSettings(msgspec.Struct, kw_only=True, frozen=True, rename="camel"):
-    """What is written into the page that the server shows."""
+    """The settings that the server writes into its web page."""
 
     pairs: list[tuple[str, str]]
-    """Codes of the source and the target language of each model."""
+    """Source and target language code of each model."""
     most_characters: int
     most_alternatives: int
     needs_key: bool
 
 
 class Health(msgspec.Struct, kw_only=True, frozen=True):
-    """What `GET /health` answers while all is well."""
+    """The response of `GET /health` while the server can translate."""
 
     status: Literal["ok"] = "ok"
 
 
 class ErrorMessage(msgspec.Struct, kw_only=True, frozen=True):
-    """What every answer is that is no success."""
+    """The response to a request that failed."""
 
     error: str
-    """One sentence."""
+    """One sentence that describes the error."""
     message: str | msgspec.UnsetType = msgspec.UNSET
-    """The same below `/v2`, where DeepL's clients look for it."""
+    """The error again, in the field that DeepL's clients read; set under `/v2` only."""

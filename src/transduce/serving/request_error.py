@@ -1,10 +1,10 @@
-"""A request that is not granted: a status, and one sentence that says why and what to do."""
+"""Errors that refuse a request: an HTTP status and one sentence with the reason and the remedy."""
 
 import math
 
 
 class RequestError(Exception):
-    """Becomes `{"error": sentence}` with the status; who may come again learns when, in Retry-After."""
+    """An error that becomes the response `{"error": sentence}` with a status and, optionally, a Retry-After header."""
 
     def __init__(self, status: int, sentence: str, *, retry_after_seconds: float | None = None) -> None:
         super().__init__(sentence)
@@ -12,11 +12,11 @@ class RequestError(Exception):
         self.sentence = sentence
         self.retry_after_seconds = retry_after_seconds
         self.close_connection = False
-        """Where the rest of the request's body is not going to be read."""
+        """True if the rest of the request's body will not be read."""
 
     @property
     def headers(self) -> dict[str, str]:
-        """What goes with the answer."""
+        """Return the headers of the error response."""
         headers = {}
         if self.retry_after_seconds is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_seconds)))
@@ -26,5 +26,5 @@ class RequestError(Exception):
 
 
 def invalid(reason: str) -> RequestError:
-    """What the client sent makes no sense."""
+    """Return the error for a request that is malformed or exceeds a limit."""
     return RequestError(400, f"Invalid request: {reason}")

@@ -1,4 +1,4 @@
-"""The process: a socket, uvicorn on it, and an orderly end."""
+"""The server process: its socket, uvicorn on it, and a graceful shutdown."""
 
 import asyncio
 import contextlib
@@ -20,12 +20,12 @@ from transduce.serving.request_error import RequestError
 from transduce.serving.settings import ServingSettings
 
 _BACKLOG = 1024
-# After accepted requests were told that the server ends, their answers still have to be sent.
-_LAST_WORDS_SECONDS = 1
+# Time to send the "shutting down" errors after the remaining requests were given up.
+_FINAL_SECONDS = 1
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """A socket that is bound, so that nobody else takes the port, and does not listen yet.
+    """Return a socket bound to the address, which reserves the port but does not listen yet.
 
     Raises:
         TransduceError: the address is not this machine's, or the port is taken.
@@ -36,11 +36,11 @@ def open_socket(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise TransduceError(
-            f"`host` must be an address of this machine, but `{host}` is none ({reason}): 127.0.0.1 is this machine "
-            "alone, 0.0.0.0 all that reaches it."
+            f"`host` must be an address of this machine, but `{host}` is not ({reason}): use 127.0.0.1 for clients on "
+            "this machine only, or 0.0.0.0 for all clients."
         ) from None
     try:
-        if sys.platform != "win32":  # there it would let two servers share a port
+        if sys.platform != "win32":  # on Windows it would let two servers share a port
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind(address)
     except OSError as error:
@@ -51,21 +51,23 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 def address_of(opened: socket.socket) -> str:
-    """The URL of a bound socket."""
+    """Return the URL of a bound socket."""
     host, port = opened.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class Server(uvicorn.Server):
-    """Ends in order: what was accepted is answered, what comes new is refused, and the exit status is 0.
+    """A uvicorn server with a graceful shutdown and the exit status 0.
 
-    The first SIGTERM or SIGINT ends it; a further SIGTERM changes nothing, a further SIGINT gives up what is running.
+    The first SIGTERM or SIGINT makes it refuse new requests and finish those accepted. A further SIGTERM changes
+    nothing;
+    a further SIGINT gives up the requests that are still running.
     """
 
     def __init__(
         self, application: Application, settings: ServingSettings, announce: Callable[[], object] = lambda: None
     ) -> None:
-        """`announce` is called once requests are taken."""
+        """Configure uvicorn; `announce` is called once the server accepts requests."""
         admission = Admission(application.service.engine.batcher.room, self._refusal)
         config = uvicorn.Config(
             application,
@@ -79,41 +81,41 @@ class Server(uvicorn.Server):
             forwarded_allow_ips=list(settings.trusted_proxies),
             backlog=_BACKLOG,
             h11_max_incomplete_event_size=MOST_HEAD_BYTES,
-            timeout_graceful_shutdown=max(1, round(settings.shutdown_seconds)) + _LAST_WORDS_SECONDS,
+            timeout_graceful_shutdown=max(1, round(settings.shutdown_seconds)) + _FINAL_SECONDS,
         )
         super().__init__(config)
-        # What uvicorn would say is either said by ourselves or a stranger's fault.
+        # uvicorn's messages repeat ours or report invalid requests of clients.
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
         self.application = application
         self.settings = settings
         self.announce = announce
 
     def _refusal(self, path: str) -> RequestError:
-        """What a request for something costly is told while there is no room."""
+        """Count and return the error for a request that needs decoding while the queue is full."""
         self.application.service.metrics.requests.labels(path, busy().status).inc()
         return busy()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Has signals end the server; unlike uvicorn's own, they do not end the process after it."""
+        """Route signals to `handle_exit`; unlike uvicorn's version, do not raise them again after the shutdown."""
         with handled(self.handle_exit):
             yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Begins the end."""
+        """Start the shutdown; a repeated SIGINT also gives up the running requests."""
         if self.should_exit and sig == signal.SIGINT:
             self.application.service.engine.give_up()
         self.application.is_draining = True
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begins to translate, then to listen."""
+        """Start the decoding threads, then listen."""
         self.application.service.engine.start()
         await super().startup(sockets)
         self.announce()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuses what is new, waits for what was accepted, and gives it up when that takes too long."""
+        """Refuse new requests, wait for the accepted ones, and give them up after `shutdown_seconds`."""
         self.application.is_draining = True
         engine = self.application.service.engine
         engine.stop()
@@ -121,25 +123,25 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
         giving_up.cancel()
         engine.give_up()
-        engine.workers.join(_LAST_WORDS_SECONDS)
+        engine.workers.join(_FINAL_SECONDS)
 
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Has SIGTERM and SIGINT call a handler, where this is the main thread, which alone can take them."""
+    """Route SIGTERM and SIGINT to a handler within a `with` block in the main thread; in other threads, do nothing."""
     try:
-        before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+        previous = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
     except ValueError:
-        before = {}
+        previous = {}
     try:
         yield
     finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+        for number, previous_handler in previous.items():
+            signal.signal(number, previous_handler)
 
 
 def serve(
     application: Application, settings: ServingSettings, opened: socket.socket, announce: Callable[[], object]
 ) -> None:
-    """Serves until a signal comes; `announce` is called once requests are taken."""
+    """Serve until a signal ends the server; `announce` is called once it accepts requests."""
     Server(application, settings, announce).run(sockets=[opened])

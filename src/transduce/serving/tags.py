@@ -1,27 +1,26 @@
-"""HTML and XML in pieces: text, inline tags, and what breaks the flow.
+"""Split HTML and XML into tokens: text, inline tags, and everything else, which breaks the flow.
 
-Scripts, code, comments, and whatever is marked `translate="no"` or `class="notranslate"` are pieces that are copied.
+Scripts, code, comments, and elements with `translate="no"` or `class="notranslate"` are copied unchanged.
 """
 
 import re
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
-# Comments, sections of characters, declarations, tags. Possessive, so that broken markup costs no search for other ways
-# to read it.
+# Comments, CDATA sections, declarations, tags. Possessive quantifiers keep malformed markup from causing backtracking.
 _MARKUP = re.compile(
     r"<!--.*?(?:-->|\Z)|<!\[CDATA\[.*?(?:\]\]>|\Z)|<[!?][^<>]*+>|<(?P<end>/?)(?P<name>[A-Za-z][\w:.-]*+)"
     r"(?P<attributes>(?:[^<>\"']++|\"[^\"]*+\"|'[^']*+')*+)>",
     re.DOTALL,
 )
-# There are no tags in these, but for their end.
+# Scripts and styles contain no tags except their end tag.
 _RAW_END = re.compile(r"<(?P<end>/)(?P<name>script|style)(?P<attributes>[^<>]*+)>", re.IGNORECASE)
 _INLINE = re.compile(
     "a|abbr|acronym|b|bdi|bdo|big|cite|del|dfn|em|font|g|i|ins|label|mark|q|s|small|span|strike|strong|sub|sup|u"
 )
 _VOID = re.compile("area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr")
 _OPAQUE = re.compile("code|kbd|math|pre|samp|script|style|svg|textarea|var")
-_CLOSES_ITSELF = re.compile(r"(?:^|[\s\"'])/\s*$")  # and no value without quotation marks, as in src=/js/
+_CLOSES_ITSELF = re.compile(r"(?:^|[\s\"'])/\s*$")  # excludes a slash in an unquoted value, as in src=/js/
 _ATTRIBUTE = re.compile(
     r"""(?:^|(?<=\s))(?P<name>translate|class)\s*+=\s*+(?:"(?P<double>[^"]*+)|'(?P<single>[^']*+)|(?P<bare>[^\s"'>]++))""",
     re.IGNORECASE,
@@ -29,42 +28,42 @@ _ATTRIBUTE = re.compile(
 
 
 class Token(NamedTuple):
-    """A piece of the document."""
+    """A part of an HTML or XML document: a text or a tag."""
 
     kind: Literal["text", "start", "end", "other"]
-    """Text; an inline tag; anything else, which breaks the flow and is copied."""
+    """A text, an inline start or end tag, or anything else, which breaks the flow and is copied."""
     source: str
-    """As it stands in the document."""
+    """The part as it is in the document."""
     name: str = ""
-    """Of a tag, in lower case."""
+    """The name of a tag, in lower case."""
 
 
 def tokens(document: str) -> Iterator[Token]:
-    """The document in pieces, which put together are the document."""
+    """Yield the tokens of a document; their sources concatenate to the document."""
     start, opaque = 0, _Opaque()
-    while found := (_RAW_END if opaque.is_raw else _MARKUP).search(document, start):
-        if found.start() > start:
-            yield Token("other" if opaque.depth else "text", document[start : found.start()])
-        start = found.end()
-        yield _tag(found, opaque)
+    while match := (_RAW_END if opaque.is_raw else _MARKUP).search(document, start):
+        if match.start() > start:
+            yield Token("other" if opaque.depth else "text", document[start : match.start()])
+        start = match.end()
+        yield _tag(match, opaque)
     if start < len(document):
         yield Token("other" if opaque.depth else "text", document[start:])
 
 
-def _tag(found: re.Match[str], opaque: "_Opaque") -> Token:
-    """What a match of `_MARKUP` is."""
-    name = (found["name"] or "").lower()
-    is_single = not name or _VOID.fullmatch(name) or _CLOSES_ITSELF.search(found["attributes"])
-    inside = opaque.depth > 0
+def _tag(match: re.Match[str], opaque: "_Opaque") -> Token:
+    """Return the token for a match of `_MARKUP`."""
+    name = (match["name"] or "").lower()
+    is_single = not name or _VOID.fullmatch(name) or _CLOSES_ITSELF.search(match["attributes"])
+    is_inside = opaque.depth > 0
     if not is_single:
-        opaque.step(name, found["attributes"], is_end=bool(found["end"]))
-    if is_single or inside or opaque.depth or not _INLINE.fullmatch(name):
-        return Token("other", found[0])
-    return Token("end" if found["end"] else "start", found[0], name)
+        opaque.step(name, match["attributes"], is_end=bool(match["end"]))
+    if is_single or is_inside or opaque.depth or not _INLINE.fullmatch(name):
+        return Token("other", match[0])
+    return Token("end" if match["end"] else "start", match[0], name)
 
 
 class _Opaque:
-    """How deep inside an element we are whose content is not translated."""
+    """The nesting depth inside an element whose content is not translated."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -72,11 +71,11 @@ class _Opaque:
 
     @property
     def is_raw(self) -> bool:
-        """Whether it is one without tags."""
+        """Return whether the position is inside a script or style, which contains no tags."""
         return self.depth > 0 and self._name in ("script", "style")
 
     def step(self, name: str, attributes: str, *, is_end: bool) -> None:
-        """Counts the elements of the same name in it, so as to find its end."""
+        """Enter or leave an element, counting nested elements of the same name so as to find the end tag."""
         if not self.depth and not is_end and (_OPAQUE.fullmatch(name) or _is_untranslated(attributes)):
             self.depth, self._name = 1, name
         elif self.depth and name == self._name:
@@ -84,7 +83,7 @@ class _Opaque:
 
 
 def blocks(pieces: Iterable[Token]) -> Iterator[list[Token]]:
-    """Runs of text and inline tags; all else is a block of its own."""
+    """Group tokens into runs of text and inline tags; every other token is a block by itself."""
     block: list[Token] = []
     for token in pieces:
         if token.kind == "other":
@@ -97,10 +96,10 @@ def blocks(pieces: Iterable[Token]) -> Iterator[list[Token]]:
 
 
 def _is_untranslated(attributes: str) -> bool:
-    """Whether a tag with these attributes says that what it encloses stays as it is."""
-    for found in _ATTRIBUTE.finditer(attributes):
-        value = found["double"] or found["single"] or found["bare"] or ""
-        pattern = r"no\b" if found["name"].lower() == "translate" else r".*\bnotranslate\b"
+    """Return whether the attributes of a tag exclude its content from translation."""
+    for match in _ATTRIBUTE.finditer(attributes):
+        value = match["double"] or match["single"] or match["bare"] or ""
+        pattern = r"no\b" if match["name"].lower() == "translate" else r".*\bnotranslate\b"
         if re.match(pattern, value, re.IGNORECASE | re.DOTALL):
             return True
     return False

@@ -1,6 +1,6 @@
-"""A text of a request → the sentences to translate, and their translations → the text again.
+"""Split a text into sentences to translate, and assemble the translations into a text again.
 
-Lines are translated one by one, as `transduce translate` does it; line ends and empty lines stay as they are.
+Each line is translated by itself, as by `transduce translate`; line breaks and empty lines are kept.
 """
 
 import re
@@ -14,31 +14,37 @@ _LINE_ENDS = re.compile(r"(\r?\n)")
 
 
 class Plan(NamedTuple):
-    """What is to be translated, and what becomes of it."""
+    """The sentences of a text to translate, and the function that assembles the translated text."""
 
     sentences: list[str]
     assemble: Assemble
-    """The translations of the sentences, in order, and where their marks are in them, to the translated text."""
+    """Makes the translated text from the translations, in order, and the aligned spans of their marks."""
     marks: Mapping[int, Sequence[Span]] = {}
-    """The marked parts of those sentences that have some."""
+    """Spans of the inline elements in each sentence that has some, by sentence number."""
 
 
 def plan_text(text: str) -> Plan:
-    """Of plain text."""
-    pieces = _LINE_ENDS.split(text)  # lines at even places, line ends between them
-    spoken = [place for place in range(0, len(pieces), 2) if pieces[place].strip()]
+    """Return the plan of a plain text: one sentence per line that is not blank."""
+    parts = _LINE_ENDS.split(text)  # lines at even indices, line breaks at odd ones
+    line_indices = [index for index in range(0, len(parts), 2) if parts[index].strip()]
 
-    def assemble(translations: Sequence[str], places: Mapping[int, Sequence[Span]]) -> str:  # noqa: ARG001
-        translated = [piece if place % 2 else "" for place, piece in enumerate(pieces)]
-        for place, translation in zip(spoken, translations, strict=True):
-            translated[place] = translation
+    def assemble(translations: Sequence[str], spans: Mapping[int, Sequence[Span]]) -> str:  # noqa: ARG001
+        translated = [part if index % 2 else "" for index, part in enumerate(parts)]
+        for index, translation in zip(line_indices, translations, strict=True):
+            translated[index] = translation
         return "".join(translated)
 
-    return Plan([pieces[place] for place in spoken], assemble)
+    return Plan([parts[index] for index in line_indices], assemble)
 
 
 def plan(text: str, format: str, *, spaced: bool) -> Plan:
-    """Of text or HTML; `spaced` is whether the target language puts spaces between words."""
+    """Return the plan of a text in the format `text` or `html`.
+
+    Args:
+        text: the text to translate.
+        format: `text` or `html`.
+        spaced: whether the target language puts spaces between words.
+    """
     if format != "html":
         return plan_text(text)
     marked = markup_plan(text, spaced=spaced)

@@ -1,6 +1,6 @@
-"""The threads that decode.
+"""The decoding threads of the server.
 
-Legend: B sentences still decoded, W hypotheses of each, t pieces so far.
+Shapes: B is the number of sentences still being decoded, W the hypotheses of each, t the tokens so far.
 """
 
 import logging
@@ -22,7 +22,7 @@ _LOG = logging.getLogger("transduce.serving")
 
 
 class BatchObserver:
-    """Looks at a batch after every step: who still waits for it, and how far it is."""
+    """An observer of a search that reports progress and drops sentences of requests that no client waits for."""
 
     def __init__(
         self,
@@ -31,69 +31,81 @@ class BatchObserver:
         metrics: Metrics,
         share_threads: Callable[[], None] = lambda: None,
     ) -> None:
-        """`share_threads` is called where the next step may take more threads, or fewer, than the last one."""
+        """Observe a batch; `share_threads` is called at each step to adapt the number of threads."""
         self.batch = batch
         self.batcher = batcher
         self.metrics = metrics
         self._share_threads = share_threads
 
     def after_step(self, rows: Tensor, pieces: Tensor) -> Collection[int]:
-        """Reports progress, and gives up the sentences of requests that are late or whose client has gone."""
+        """Report progress, and return the rows of the sentences to drop, since their requests are late or abandoned.
+
+        Args:
+            rows: index in the batch of each sentence still being decoded, (B,).
+            pieces: tokens of all hypotheses, (B, W, t).
+        """
         self.metrics.steps.inc()
         self._share_threads()
-        # Lets the thread run that answers requests: a small model's steps hardly ever leave the interpreter to it.
+        # Release the GIL for the event loop: the steps of a small model hardly ever do.
         time.sleep(0)
         for job in [job for job in self.batch.jobs if job.is_late]:
             self.batcher.leave(self.batch, job)
-        places = rows.tolist()
-        self._report_progress(places, pieces)
-        return [row for row in places if self.batch.places[row].job not in self.batch.jobs]
+        row_list = rows.tolist()
+        self._report_progress(row_list, pieces)
+        return [row for row in row_list if self.batch.places[row].job not in self.batch.jobs]
 
-    def _report_progress(self, places: list[int], pieces: Tensor) -> None:
-        for number, row in enumerate(places):
-            place = job, sentence = self.batch.places[row]
-            # A sentence that was cut is decoded in several parts, side by side or not, which make no text yet.
-            is_whole = place.pieces - 1 <= job.model.longest_source and places.count(row) == 1
-            if job.progress is not None and job in self.batch.jobs and is_whole:
-                # What all hypotheses begin with is what the result will begin with.
+    def _report_progress(self, row_list: list[int], pieces: Tensor) -> None:
+        for number, row in enumerate(row_list):
+            entry = job, index = self.batch.places[row]
+            # The parts of a split sentence are decoded separately and make no text before the end.
+            is_unsplit = entry.pieces - 1 <= job.model.longest_source and row_list.count(row) == 1
+            if job.progress is not None and job in self.batch.jobs and is_unsplit:
+                # The longest common prefix of all hypotheses is final.
                 agreed = (pieces[number] == pieces[number, :1]).all(dim=0)  # (t,)
-                job.progress(sentence, pieces[number, 0].tolist(), int(agreed.cumprod(dim=0).sum()))
+                job.progress(index, pieces[number, 0].tolist(), int(agreed.cumprod(dim=0).sum()))
 
 
 class Workers:
-    """Threads that take batches and deliver translations until the batcher is closed and empty.
+    """Decoding threads that take batches and deliver translations until the batcher is closed and empty.
 
-    Those that have something to do share the cores: a single request is decoded by all of them, and of two batches each
-    by its own half, without waiting for one another at every product.
+    Busy workers share the cores: a single batch is decoded with all of them, and two batches with half of them each.
+    Separate threads avoid waiting for each other at every matrix multiplication.
     """
 
     def __init__(self, batcher: Batcher, metrics: Metrics, *, workers: int, threads: int | None = None) -> None:
-        """`threads` compute, in all workers together; None: as many as PyTorch is set to."""
+        """Create the worker threads, which `start` starts.
+
+        Args:
+            batcher: the queue to take batches from.
+            metrics: counts batches and sentences.
+            workers: number of decoding threads.
+            threads: compute threads in all workers together; None: PyTorch's current number.
+        """
         self.batcher = batcher
         self.metrics = metrics
         self._compute_threads = threads or torch.get_num_threads()
         self._lock = threading.Lock()
-        self._decoding = 0  # workers that have a batch
-        # A daemon does not keep the process from leaving, whatever it is in the middle of.
+        self._decoding = 0  # number of workers that have a batch
+        # Daemon threads do not keep the process alive when it exits.
         self._threads = [
             threading.Thread(target=self._work, name=f"decoder-{number}", daemon=True) for number in range(workers)
         ]
 
     def start(self) -> None:
-        """Begins to work."""
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
     @property
     def are_alive(self) -> bool:
-        """Whether every thread is there to work."""
+        """Return whether all threads are running."""
         return all(thread.is_alive() for thread in self._threads)
 
     def join(self, seconds: float) -> None:
-        """Waits until all have ended, but not longer than this."""
-        until = time.monotonic() + seconds
+        """Wait until all threads have ended, but at most this number of seconds."""
+        deadline = time.monotonic() + seconds
         for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _work(self) -> None:
         while (batch := self.batcher.take()) is not None:
@@ -105,7 +117,7 @@ class Workers:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Within it, this worker is one of those that compute."""
+        """Count this worker as decoding within a `with` block."""
         with self._lock:
             self._decoding += 1
         self._share_threads()
@@ -116,21 +128,24 @@ class Workers:
                 self._decoding -= 1
 
     def _share_threads(self) -> None:
-        """Has the thread that calls it compute with its share; PyTorch's number of threads is each thread's own."""
+        """Set the calling thread's number of PyTorch threads to its share; PyTorch keeps this number per thread."""
         share = max(1, self._compute_threads // max(1, self._decoding))
         if torch.get_num_threads() != share:
             torch.set_num_threads(share)
 
     def _decode(self, batch: Batch) -> None:
-        """Delivers translations. Strangers' sentences are decoded together: no fault of one may reach another."""
+        """Decode a batch and deliver its results; if it fails, decode each of its jobs separately.
+
+        A batch has sentences of several clients, so an error that one job causes must not reach the others.
+        """
         results: list[Any] | Exception
         try:
             results = self._results(batch)
         except TransduceError as error:
             results = RequestError(400, str(error))
-        except Exception:  # noqa: BLE001 - whatever it is, others' requests go on
+        except Exception:  # noqa: BLE001 - one failure must not end the worker or other requests
             _LOG.exception("A batch of %d sentences failed", len(batch.places))
-            results = RequestError(500, "The model failed on this text; the server's log says more.")
+            results = RequestError(500, "The model failed on this text; the server's log has the details.")
         if isinstance(results, Exception) and len(batch.jobs) > 1:
             for part in batch.split():
                 self._decode(part)
