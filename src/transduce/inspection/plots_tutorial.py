@@ -1,6 +1,6 @@
-"""The pictures with which a Transformer is explained, computed by the model's own bricks.
+"""Plots that explain the parts of a Transformer, computed with the model's own modules.
 
-Legend: T positions, D model width.
+Shapes: T positions, D model width.
 """
 
 import math
@@ -20,7 +20,7 @@ _POINTS = 400
 
 
 def plot_positions(*, length: int, d_model: int) -> Chart:
-    """The sinusoids of section 3.5 in the paper's layout: the whole table, and some of its columns.
+    """Return a chart of the sinusoids of section 3.5 in the paper's layout: the whole table, and some of its columns.
 
     Dimension 2i is sin(position / 10000^(2i/d_model)), dimension 2i + 1 the cosine.
     """
@@ -41,7 +41,8 @@ def plot_positions(*, length: int, d_model: int) -> Chart:
                 x_label="position",
                 y_label="value",
                 curves=tuple(
-                    curve(f"dimension {each}", np.arange(length), table[:, each]) for each in _readable(length, d_model)
+                    curve(f"dimension {dimension}", np.arange(length), table[:, dimension])
+                    for dimension in _readable(length, d_model)
                 ),
             ),
         )
@@ -49,20 +50,20 @@ def plot_positions(*, length: int, d_model: int) -> Chart:
 
 
 def _readable(length: int, d_model: int) -> list[int]:
-    """Even dimensions whose waves go round about eight times to once within the length."""
+    """Return even dimensions whose sines have about eight, four, two and one periods within the length."""
     exponents = [math.log(max(1.0, length / times / math.tau), 10000.0) for times in (8, 4, 2, 1)]
     return sorted({2 * min(round(exponent * d_model / 2), d_model // 2 - 1) for exponent in exponents})
 
 
 def plot_rotation(*, length: int, d_k: int) -> Chart:
-    """What a rotation (Su et al. 2021) does to a product: it depends on the distance of two positions alone.
+    """Return a chart showing that query-key products depend on distance only with rotary embeddings (Su et al. 2021).
 
-    The query and the key are the same vector of ones, divided by its length, so the product at distance 0 is 1.
+    The query and the key are the same vector of ones with norm 1, so their product at distance 0 is 1.
     """
     _check_even(d_k)
     vector = torch.full((1, 1, length, d_k), d_k**-0.5, dtype=torch.float64)
-    turned = RotaryPositions(d_k)(torch.arange(length), torch.float64).apply(vector)[0, 0]  # (T, K)
-    products = (turned @ turned.T).numpy()  # (T, T)
+    rotated = RotaryPositions(d_k)(torch.arange(length), torch.float64).apply(vector)[0, 0]  # (T, K)
+    products = (rotated @ rotated.T).numpy()  # (T, T)
     return Chart(
         (
             HeatMap(
@@ -74,7 +75,7 @@ def plot_rotation(*, length: int, d_k: int) -> Chart:
                 most=1.0,
             ),
             Curves(
-                title="The same by distance",
+                title="Query · key by distance",
                 x_label="key's position − query's position",
                 y_label="query · key",
                 curves=(
@@ -87,7 +88,7 @@ def plot_rotation(*, length: int, d_k: int) -> Chart:
 
 
 def plot_masks(*, length: int, padding: int) -> Chart:
-    """The masks of a target of this length whose last pieces are padding: 1 where a query may attend to a key."""
+    """Return a chart of the masks of a target whose last tokens are padding: 1 where a query may attend to a key."""
     if not 0 <= padding < length:
         raise TransduceError(f"`--padding` must be from 0 to {length - 1} (`--length` - 1), but is {padding}.")
     ids = torch.ones(1, length, dtype=torch.int64)
@@ -119,7 +120,7 @@ def plot_schedules(
     widths: Sequence[int],
     steps: int,
 ) -> Chart:
-    """Learning rates over the steps, for each schedule, warm-up and width, at the peak of the paper's equation (3)."""
+    """Return a chart of learning rates for each schedule, warm-up and width, with the peak of equation (3)."""
     x = np.unique(np.linspace(1, steps, min(steps, _POINTS)).round().astype(np.int64))
     curves = []
     for schedule in schedules:
@@ -135,7 +136,7 @@ def plot_schedules(
 
 
 def plot_activations() -> Chart:
-    """The functions inside the feed-forward layers, and their slopes."""
+    """Return a chart of the activation functions of feed-forward layers, and of their derivatives."""
     x = torch.linspace(-4.0, 4.0, _POINTS, dtype=torch.float64, requires_grad=True)
     values, slopes = [], []
     for name, function in ACTIVATIONS.items():

@@ -1,6 +1,6 @@
-"""What the logits may depend on, and what they must depend on: found by changing one thing at a time.
+"""Check what the logits depend on and what they must not depend on, by changing one input at a time.
 
-Legend: B batch, S source length, T target length, V vocabulary.
+Shapes: B batch, S source length, T target length, V vocabulary.
 """
 
 import torch
@@ -9,12 +9,12 @@ from torch import Tensor
 from transduce.inspection.doctor.probe import Check, Figure, Pieces, change, changed, padded, unchanged
 from transduce.inspection.doctor.subject import Subject
 
-_BATCH, _SOURCE, _TARGET = 3, 7, 9  # the target is longer, so that a memory added by position would be missed
+_BATCH, _SOURCE, _TARGET = 3, 7, 9  # different lengths: a model that adds the memory to the target by position fails
 
 
 def _probe(subject: Subject) -> tuple[Pieces, Tensor, Tensor]:
-    pieces = Pieces(subject)
-    return pieces, pieces.source(_BATCH, _SOURCE), pieces.target_input(_BATCH, _TARGET)
+    samples = Pieces(subject)
+    return samples, samples.source(_BATCH, _SOURCE), samples.target_input(_BATCH, _TARGET)
 
 
 def _repeatability(subject: Subject) -> Figure:
@@ -23,49 +23,51 @@ def _repeatability(subject: Subject) -> Figure:
 
 
 def _future(subject: Subject) -> Figure:
-    pieces, source, target = _probe(subject)
+    samples, source, target = _probe(subject)
     before = subject.logits(source, target)
     worst = 0.0
-    for place in range(1, _TARGET):
-        other = target.clone()
-        other[:, place:] = pieces.other_target(target[:, place:])
-        worst = max(worst, change(before[:, :place], subject.logits(source, other)[:, :place]))
+    for position in range(1, _TARGET):
+        changed_target = target.clone()
+        changed_target[:, position:] = samples.other_target(target[:, position:])
+        worst = max(worst, change(before[:, :position], subject.logits(source, changed_target)[:, :position]))
     return unchanged(subject, worst)
 
 
 def _past(subject: Subject) -> Figure | None:
     if not subject.everything_counts:
         return None
-    pieces, source, target = _probe(subject)
+    samples, source, target = _probe(subject)
     before = subject.logits(source, target)
-    least = float("inf")
-    for place in range(1, _TARGET - 1):
-        other = target.clone()
-        other[:, place] = pieces.other_target(target)[:, place]
-        after = subject.logits(source, other)
-        at_once = change(before[:, place : place + 1], after[:, place : place + 1])
-        least = min(least, at_once, change(before[:, place + 1 :], after[:, place + 1 :]))
-    return changed(subject, least)
+    smallest = float("inf")
+    for position in range(1, _TARGET - 1):
+        changed_target = target.clone()
+        changed_target[:, position] = samples.other_target(target)[:, position]
+        after = subject.logits(source, changed_target)
+        change_here = change(before[:, position : position + 1], after[:, position : position + 1])
+        smallest = min(smallest, change_here, change(before[:, position + 1 :], after[:, position + 1 :]))
+    return changed(subject, smallest)
 
 
 def _source(subject: Subject) -> Figure | None:
     if not subject.everything_counts:
         return None
-    pieces, source, target = _probe(subject)
+    samples, source, target = _probe(subject)
     before = subject.logits(source, target)
-    least = float("inf")
-    for place in range(_SOURCE - 1):
-        other = source.clone()
-        other[:, place] = pieces.other_source(source)[:, place]
-        least = min(least, change(before, subject.logits(other, target)))
-    return changed(subject, least)
+    smallest = float("inf")
+    for position in range(_SOURCE - 1):
+        changed_source = source.clone()
+        changed_source[:, position] = samples.other_source(source)[:, position]
+        smallest = min(smallest, change(before, subject.logits(changed_source, target)))
+    return changed(subject, smallest)
 
 
 def _source_padding(subject: Subject) -> Figure:
     _, source, target = _probe(subject)
     before = subject.logits(source, target)
-    longer = [padded(source, subject.pad_id, columns) for columns in (1, 4)]
-    return unchanged(subject, max(change(before, subject.logits(more, target)) for more in longer))
+    padded_sources = [padded(source, subject.pad_id, columns) for columns in (1, 4)]
+    return unchanged(
+        subject, max(change(before, subject.logits(padded_source, target)) for padded_source in padded_sources)
+    )
 
 
 def _target_padding(subject: Subject) -> Figure:
@@ -76,14 +78,14 @@ def _target_padding(subject: Subject) -> Figure:
 
 
 def _batch_mates(subject: Subject) -> Figure:
-    """Each sentence by itself, and as the first of a batch with longer ones."""
-    pieces, source, target = _probe(subject)
+    """Compare each sentence's logits alone with those as the first of a batch with longer sentences."""
+    samples, source, target = _probe(subject)
     worst = 0.0
     for row in range(_BATCH):
         alone = subject.logits(source[row : row + 1], target[row : row + 1])
-        mates = pieces.source(_BATCH, _SOURCE + 2), pieces.target_input(_BATCH, _TARGET + 3)
+        longer = samples.source(_BATCH, _SOURCE + 2), samples.target_input(_BATCH, _TARGET + 3)
         first = padded(source[row : row + 1], subject.pad_id, 2), padded(target[row : row + 1], subject.pad_id, 3)
-        together = subject.logits(torch.cat([first[0], mates[0]]), torch.cat([first[1], mates[1]]))
+        together = subject.logits(torch.cat([first[0], longer[0]]), torch.cat([first[1], longer[1]]))
         worst = max(worst, change(alone, together[:1, :_TARGET]))
     return unchanged(subject, worst)
 
@@ -97,17 +99,19 @@ def _source_positions(subject: Subject) -> Figure | None:
 
 
 def _target_positions(subject: Subject) -> Figure | None:
-    """One piece over and over: without positions the decoder's outputs would be the same everywhere."""
+    """Feed one repeated token: without positions, the decoder's outputs would be equal at all positions."""
     if not subject.uses_positions or subject.positions_are_relative:
         return None
-    pieces, source, target = _probe(subject)
-    same = pieces.other_target(target)[:, 1:2].expand(-1, _TARGET)
-    logits = subject.logits(source, same)
-    return changed(subject, min(change(logits[:, place], logits[:, place + 1]) for place in range(_TARGET - 1)))
+    samples, source, target = _probe(subject)
+    repeated = samples.other_target(target)[:, 1:2].expand(-1, _TARGET)
+    logits = subject.logits(source, repeated)
+    return changed(
+        subject, min(change(logits[:, position], logits[:, position + 1]) for position in range(_TARGET - 1))
+    )
 
 
 def _memory_order(subject: Subject) -> Figure | None:
-    """Attention sums over the memory, so its order is nothing to the decoder."""
+    """Permute the memory with its mask, which must not change the logits because attention sums over it."""
     if subject.split is None:
         return None
     _, source, target = _probe(subject)
@@ -120,7 +124,7 @@ def _memory_order(subject: Subject) -> Figure | None:
 
 
 def _all_padding(subject: Subject) -> Figure:
-    """A source of padding alone beside ordinary ones; it is the largest logit that must be finite."""
+    """Check that the largest logit is finite when one source of the batch consists of padding only."""
     _, source, target = _probe(subject)
     source[0] = subject.pad_id
     logits = subject.logits(source, target)
@@ -139,76 +143,76 @@ CHECKS = (
     ),
     Check(
         "future",
-        "later target pieces replaced; largest change of earlier logits",
-        "No position sees what it is to predict.",
-        "The decoder sees the future: its loss will look splendid and its translations will be noise. Look at the "
-        "look-ahead mask, and whether True means what the attention thinks it means.",
+        "later target tokens replaced; largest change of earlier logits",
+        "No position sees the token that it predicts.",
+        "The decoder sees the future: its loss will be very low and its translations will be noise. Check the "
+        "look-ahead mask, and whether the attention reads True in it as intended.",
         _future,
     ),
     Check(
         "past",
-        "each target piece replaced; least change of the logits there and after it",
-        "Every earlier piece counts.",
-        "The decoder does not see (all of) what it has written. Look at the look-ahead mask's diagonal and at the "
-        "decoder's self-attention.",
+        "each target token replaced; least change of the logits there and after it",
+        "Every earlier token has an effect.",
+        "The decoder does not see (all of) its earlier tokens. Check the look-ahead mask's diagonal and the decoder's "
+        "self-attention.",
         _past,
     ),
     Check(
         "source",
-        "each source piece replaced; least change of the logits",
-        "Every source piece counts.",
-        "The decoder does not see (all of) the source. Look at the attention to the memory and its mask.",
+        "each source token replaced; least change of the logits",
+        "Every source token has an effect.",
+        "The decoder does not see (all of) the source. Check the cross-attention and its mask.",
         _source,
     ),
     Check(
         "source padding",
         "padding added to the source; largest change of a logit",
         "Source padding changes nothing.",
-        "Padding is attended to. The mask must hide keys: its padding belongs to the last axis.",
+        "Padding is attended to. The mask must hide keys: it belongs on the last axis of the scores.",
         _source_padding,
     ),
     Check(
         "target padding",
         "padding added to the target; largest change of a real position's logits",
         "Target padding changes nothing.",
-        "Padding behind a sentence changes its logits.",
+        "Padding after a sentence changes its logits.",
         _target_padding,
     ),
     Check(
         "batch-mates",
-        "a sentence alone and beside longer ones; largest change of its logits",
-        "What stands beside a sentence in a batch changes nothing.",
-        "A sentence's logits depend on the sentences beside it. Look for a norm or a softmax over the wrong axis, and "
-        "for masks that are shared by the batch.",
+        "a sentence alone and in a batch with longer ones; largest change of its logits",
+        "The other sentences of a batch change nothing.",
+        "A sentence's logits depend on the other sentences of its batch. Look for a norm or a softmax over the wrong "
+        "axis, and for masks that the batch shares.",
         _batch_mates,
     ),
     Check(
         "source positions",
         "the source reversed; change of the logits",
         "The encoder sees the order of the source.",
-        "The source is a bag of pieces to the model: positions are not added, or are lost.",
+        "The model sees the source as a bag of tokens: positions are not added, or are lost.",
         _source_positions,
     ),
     Check(
         "target positions",
-        "one target piece over and over; least change from a position to the next",
+        "one target token repeated; least change from a position to the next",
         "The decoder sees its positions.",
-        "The decoder cannot tell its positions apart: they are not added, or are lost.",
+        "The decoder cannot distinguish positions: they are not added, or are lost.",
         _target_positions,
     ),
     Check(
         "memory order",
         "the memory shuffled with its mask; largest change of a logit",
-        "The memory reaches the decoder through attention alone.",
-        "The decoder uses the memory by its place: it is added to something, or its mask lies on another axis.",
+        "The memory reaches the decoder through attention only.",
+        "The decoder depends on the memory's order: the memory is added to something, or its mask is on a wrong axis.",
         _memory_order,
     ),
     Check(
         "all padding",
-        "a source of nothing but padding; largest logit",
-        "An empty row stays finite, and so does the batch that it stands in.",
-        "A row without anything to attend to becomes NaN, and with it the gradient of the whole batch. Masked scores "
-        "must be a large finite number, not minus infinity.",
+        "a source of padding only; largest logit",
+        "A row without keys stays finite, and so does its batch.",
+        "A row with nothing to attend to becomes NaN, and so does the gradient of the whole batch. Masked scores must "
+        "be a large negative finite number, not minus infinity.",
         _all_padding,
     ),
 )

@@ -1,4 +1,4 @@
-"""Runs all checks on a subject."""
+"""Run the doctor's checks on a model."""
 
 import time
 from collections.abc import Iterable
@@ -13,26 +13,26 @@ from transduce.inspection.doctor.subject import Subject
 
 CHECKS: tuple[Check, ...] = (*dependence.CHECKS, *decoding.CHECKS, *structure.CHECKS, *learning.CHECKS)
 
-# What a model that is wired wrongly raises, mostly because shapes clash.
+# Exceptions that a wrongly wired model may raise, mostly because shapes do not match.
 _MODEL_ERRORS = (RuntimeError, ValueError, IndexError, KeyError, TypeError, AssertionError)
 
 
 def examine(subject: Subject, checks: Iterable[Check] = CHECKS) -> DoctorReport:
-    """Tries a model, in evaluation mode and without changing its weights.
+    """Run checks on a model in evaluation mode, without changing its weights, and return a report.
 
     Args:
         subject: the model.
-        checks: which; all of them where nothing is said.
+        checks: the checks to run; all by default.
 
     Raises:
-        TransduceError: the vocabulary is too small to write sentences with.
+        TransduceError: the vocabulary is too small to draw random sentences from.
     """
     started_at = time.monotonic()
     was_training = subject.module.training
     subject.module.eval()
     try:
         with torch.no_grad():
-            results = tuple(_try(check, subject) for check in checks)
+            results = tuple(_run_check(check, subject) for check in checks)
     finally:
         subject.module.train(was_training)
     return DoctorReport(
@@ -43,16 +43,18 @@ def examine(subject: Subject, checks: Iterable[Check] = CHECKS) -> DoctorReport:
     )
 
 
-def _try(check: Check, subject: Subject) -> CheckResult:
+def _run_check(check: Check, subject: Subject) -> CheckResult:
     try:
         figure = check.measure(subject)
     except TransduceError:
         raise
     except _MODEL_ERRORS as error:
-        meaning = f"The model raised {type(error).__name__} ({error}). So this could not be looked at."
+        meaning = f"The model raised {type(error).__name__} ({error}), so this check could not run."
         return _result(check, None, "", passed=False, meaning=meaning)
     if figure is None:
-        return _result(check, None, "", passed=None, meaning="Left out: the model has, or shows, no such part.")
+        return _result(
+            check, None, "", passed=None, meaning="Skipped: the subject has no such part, or does not expose it."
+        )
     meaning = check.if_passed if figure.holds else check.if_failed
     return _result(check, figure.value, figure.bar, passed=figure.holds, meaning=meaning)
 

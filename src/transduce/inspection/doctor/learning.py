@@ -1,6 +1,6 @@
-"""The loss, and whether anything can be learnt by it.
+"""Check the training loss, and that a model can learn with it.
 
-Legend: B batch, S source length, T target length, V vocabulary.
+Shapes: B batch, S source length, T target length, V vocabulary.
 """
 
 import math
@@ -11,17 +11,18 @@ from torch import Tensor
 from transduce.inspection.doctor.probe import Check, Figure, Pieces, padded
 from transduce.inspection.doctor.subject import Subject
 
-_MOST_STEPS = 200
+_MAX_STEPS = 200
 _WARMUP_STEPS = 10
-_LEARNT = 0.1  # of ln V
-_NEAR_NATS = 1.5
+_GOAL_SHARE = 0.1  # of ln V, the loss of a uniform guess
+_INITIAL_TOLERANCE_NATS = 1.5
 
 
 def defined_loss(subject: Subject, source: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Mean cross-entropy per target token in nats, by its definition and in float64.
+    """Return the mean cross-entropy per target token in nats, computed from its definition in float64.
 
-    The decoder is fed the target shifted right by the start symbol; padding does not count. With smoothing, the label
-    has 1 - ε and every piece, the label too, ε / V (section 5.4).
+    The decoder's input is the target shifted right by the start symbol; padding does not count. With label smoothing,
+    the
+    target distribution is 1 - ε on the label plus ε / V on every token, the label included (section 5.4).
 
     Args:
         subject: the model.
@@ -39,10 +40,10 @@ def defined_loss(subject: Subject, source: Tensor, target: Tensor, label_smoothi
 
 
 def _batch(subject: Subject) -> tuple[Tensor, Tensor]:
-    """Four pairs of two lengths, so that there is padding."""
-    pieces = Pieces(subject)
-    sources = [padded(pieces.source(2, 4), subject.pad_id, 2), pieces.source(2, 6)]
-    targets = [pieces.target(2, 7), padded(pieces.target(2, 5), subject.pad_id, 2)]
+    """Return four sentence pairs of two different lengths, so that the batch contains padding."""
+    samples = Pieces(subject)
+    sources = [padded(samples.source(2, 4), subject.pad_id, 2), samples.source(2, 6)]
+    targets = [samples.target(2, 7), padded(samples.target(2, 5), subject.pad_id, 2)]
     return torch.cat(sources), torch.cat(targets)
 
 
@@ -50,8 +51,8 @@ def _loss(subject: Subject) -> Figure | None:
     if subject.loss is None:
         return None
     source, target = _batch(subject)
-    wanted = float(defined_loss(subject, source, target, subject.label_smoothing))
-    difference = abs(float(subject.loss(source, target)) - wanted) / max(1.0, abs(wanted))
+    expected = float(defined_loss(subject, source, target, subject.label_smoothing))
+    difference = abs(float(subject.loss(source, target)) - expected) / max(1.0, abs(expected))
     if math.isnan(difference):
         difference = float("inf")
     return Figure(difference, f"at most {subject.tolerance:g}", difference <= subject.tolerance)
@@ -63,8 +64,9 @@ def _first_loss(subject: Subject) -> Figure | None:
     fresh = subject.fresh()
     fresh.module.eval()
     nats = float(defined_loss(fresh, *_batch(fresh)))
-    blind = math.log(subject.target_vocabulary_size)
-    return Figure(nats, f"ln V = {blind:.2f}, {_NEAR_NATS:g} more or less", abs(nats - blind) <= _NEAR_NATS)
+    uniform_nats = math.log(subject.target_vocabulary_size)
+    bar = f"ln V = {uniform_nats:.2f} ± {_INITIAL_TOLERANCE_NATS:g}"
+    return Figure(nats, bar, abs(nats - uniform_nats) <= _INITIAL_TOLERANCE_NATS)
 
 
 def _gradient(subject: Subject) -> Figure | None:
@@ -74,12 +76,12 @@ def _gradient(subject: Subject) -> Figure | None:
     fresh.module.eval()
     with torch.enable_grad():
         defined_loss(fresh, *_batch(fresh)).backward()
-    # A vector may have no gradient: the bias of keys shifts all scores of a query alike.
-    unreached = [p for p in fresh.module.parameters() if p.requires_grad and not _reached(p)]
-    return Figure(float(len(unreached)), "none", not unreached)
+    # Vectors may have a zero gradient: a bias of the keys shifts all scores of a query equally.
+    without_gradient = [p for p in fresh.module.parameters() if p.requires_grad and not _has_gradient(p)]
+    return Figure(float(len(without_gradient)), "none", not without_gradient)
 
 
-def _reached(parameter: Tensor) -> bool:
+def _has_gradient(parameter: Tensor) -> bool:
     gradient = parameter.grad
     if gradient is None or not bool(torch.isfinite(gradient).all()):
         return False
@@ -87,17 +89,17 @@ def _reached(parameter: Tensor) -> bool:
 
 
 def _overfit(subject: Subject) -> Figure | None:
-    """Without dropout: the model stays in evaluation mode."""
+    """Train a new model on one batch in evaluation mode, so without dropout, and measure its final loss."""
     if subject.fresh is None:
         return None
     fresh = subject.fresh()
     fresh.module.eval()
     source, target = _batch(fresh)
-    goal = _LEARNT * math.log(subject.target_vocabulary_size)
+    goal = _GOAL_SHARE * math.log(subject.target_vocabulary_size)
     optimizer = torch.optim.Adam(fresh.module.parameters(), lr=fresh.learning_rate, betas=(0.9, 0.98), eps=1e-9)
     nats = float("inf")
     with torch.enable_grad():
-        for step in range(1, _MOST_STEPS + 1):
+        for step in range(1, _MAX_STEPS + 1):
             loss = defined_loss(fresh, source, target)
             nats = float(loss.detach())
             if nats <= goal or not math.isfinite(nats):
@@ -116,30 +118,30 @@ CHECKS = (
         "loss",
         "the training loss against its definition in float64; relative difference",
         "Shift, padding and smoothing of the loss are right.",
-        "The loss is not the cross-entropy of the next piece. Look at the shift between input and labels, at padding "
-        "in the mean, and at how the smoothing is spread.",
+        "The loss is not the cross-entropy of the next token. Check the shift between input and labels, the padding in "
+        "the mean, and how label smoothing spreads probability.",
         _loss,
     ),
     Check(
         "first loss",
-        "the loss of the newly initialised model, nats a piece",
-        "An untrained model guesses evenly.",
-        "An untrained model is not near guessing: its logits begin too large or uneven. Look at the initialisation "
-        "of the embeddings, which are multiplied by √d_model, and of the output.",
+        "the loss of the newly initialized model, nats per token",
+        "An untrained model predicts about uniformly.",
+        "An untrained model is far from uniform predictions: its logits are too large. Check the initialization of "
+        "the embeddings, which are multiplied by √d_model, and of the output projection.",
         _first_loss,
     ),
     Check(
         "gradient",
         "one backward pass; weights without a (finite) gradient",
         "The gradient reaches every weight.",
-        "Some weights cannot learn: they are cut off from the loss, or their gradient is not finite.",
+        "Some weights cannot learn: they are not connected to the loss, or their gradient is not finite.",
         _gradient,
     ),
     Check(
         "overfit",
-        f"a new model on one batch of four pairs, {_MOST_STEPS} steps at most; the loss, nats a piece",
+        f"a new model trained on one batch of four pairs, at most {_MAX_STEPS} steps; the loss, nats per token",
         "The model can learn.",
-        "The model cannot even learn four pairs by heart: somewhere the gradient or the signal is lost.",
+        "The model cannot even memorize four pairs: somewhere the gradient or the signal is lost.",
         _overfit,
     ),
 )

@@ -1,6 +1,6 @@
-"""Our own Transformer as a subject.
+"""Wrap this package's own Transformer as a subject of the doctor.
 
-Legend: B batch, S source length, T target length, D model width, V vocabulary.
+Shapes: B batch, S source length, T target length, D model width, V vocabulary.
 """
 
 import copy
@@ -18,22 +18,22 @@ from transduce.model.transformer import Transformer
 from transduce.runtime.scorer import TransformerScorer
 from transduce.tasks.translation import TranslationTask
 
-_MOST_PARAMETERS_IN_FLOAT64 = 100_000_000
-_SETTLING_BATCHES, _SETTLING_SHAPE = 40, (8, 12)
+_MAX_FLOAT64_PARAMETERS = 100_000_000
+_STATISTICS_BATCHES, _STATISTICS_SHAPE = 40, (8, 12)
 _RELATIVE = ("rotary", "rotary-interleaved", "relative")
 
 
 def subject_of(model: Transformer, *, name: str, label_smoothing: float = 0.1) -> Subject:
-    """A subject that has every part. The model is copied, in float64 unless it is very large.
+    """Return a subject for all checks, made from a copy of the model in float64 (float32 if it is very large).
 
     Args:
-        model: weights and configuration.
-        name: for the report.
-        label_smoothing: what it is trained with.
+        model: the model with its weights and configuration.
+        name: its name in the report.
+        label_smoothing: the label smoothing of its training loss.
     """
     size = sum(parameter.numel() for parameter in model.parameters())
     examined = copy.deepcopy(model)
-    examined = examined.double() if size <= _MOST_PARAMETERS_IN_FLOAT64 else examined.float()
+    examined = examined.double() if size <= _MAX_FLOAT64_PARAMETERS else examined.float()
     return _subject(examined, name, label_smoothing)
 
 
@@ -57,7 +57,7 @@ def _subject(model: Transformer, name: str, label_smoothing: float) -> Subject:
         label_smoothing=label_smoothing,
         position_table=_position_table(model),
         layers=_layers(model),
-        fresh=lambda: _subject(_new_model(config, model), f"{name}, newly initialised", label_smoothing),
+        fresh=lambda: _subject(_new_model(config, model), f"{name}, newly initialized", label_smoothing),
         learning_rate=min(1e-2, max(2e-4, 0.3 / config.d_model)),
     )
 
@@ -67,31 +67,34 @@ def _new_model(config: ModelConfig, like: Transformer) -> Transformer:
         torch.manual_seed(1)
         model = type(like)(config).to(like.source_weight.device)
         if config.norm == "batch":
-            _settle(model)
+            _collect_statistics(model)
         return model
 
 
-def _settle(model: Transformer) -> None:
-    """Lets BatchNorm, which evaluates by what it has seen, see random pieces."""
-    least = min(model.config.source_vocabulary_size, model.config.target_vocabulary_size)
+def _collect_statistics(model: Transformer) -> None:
+    """Run BatchNorm on random tokens, so that it has statistics for evaluation mode."""
+    smaller_vocabulary = min(model.config.source_vocabulary_size, model.config.target_vocabulary_size)
     with torch.no_grad():
-        for _ in range(_SETTLING_BATCHES):
-            pieces = torch.randint(least, _SETTLING_SHAPE, device=model.source_weight.device)
-            model(pieces, pieces)
+        for _ in range(_STATISTICS_BATCHES):
+            tokens = torch.randint(smaller_vocabulary, _STATISTICS_SHAPE, device=model.source_weight.device)
+            model(tokens, tokens)
 
 
 def _decode_steps(model: Transformer, source: Tensor, target: Tensor) -> Tensor:
-    """As beam search decodes: each sentence has a decoy beside it, and the two change places after every step."""
+    """Return the logits of a target decoded step by step with the cache, as beam search does it, (B, T, V).
+
+    Each sentence has a decoy hypothesis beside it, and the two swap rows after every step, which tests the reordering.
+    """
     scorer = TransformerScorer(model, source)
     decoy = target.flip(1)
     swap = torch.tensor([[1, 0]], device=source.device).expand(len(source), -1)
-    # At the first step a sentence has one hypothesis; its decoy parts from it after that.
+    # The first step has one hypothesis per sentence; the decoy branches off after it.
     logits = [scorer.step(target[:, :1])[:, 0]]
     scorer.reorder(torch.zeros_like(swap))
-    for place in range(1, target.shape[1]):
-        rows = torch.stack([target[:, place], decoy[:, place]], dim=1)  # (B, 2)
-        own = (place + 1) % 2  # where the sentence itself stands at this step
-        logits.append(scorer.step(rows.flip(1) if own else rows)[:, own])
+    for position in range(1, target.shape[1]):
+        rows = torch.stack([target[:, position], decoy[:, position]], dim=1)  # (B, 2)
+        own_row = (position + 1) % 2  # row of the sentence itself at this step
+        logits.append(scorer.step(rows.flip(1) if own_row else rows)[:, own_row])
         scorer.reorder(swap)
     return torch.stack(logits, dim=1)  # (B, T, V)
 
@@ -114,27 +117,27 @@ def _training_loss(model: Transformer, label_smoothing: float) -> Callable[[Tens
             source_tokens=int((source != pad_id).sum()),
             target_tokens=int((target != pad_id).sum()),
         )
-        found = task.loss(batch)
-        return found.total / found.tokens
+        sums = task.loss(batch)
+        return sums.total / sums.tokens
 
     return loss
 
 
 def _position_table(model: Transformer) -> Callable[[int], Tensor] | None:
-    """What the embedding adds to nothing, where that should be the paper's sinusoids."""
+    """Return a function from a length to the model's position table, or None if it is not the paper's sinusoids."""
     config = model.config
     if config.positions != "sinusoidal" or config.sinusoids_to_end:
         return None
 
     def table(length: int) -> Tensor:
-        nothing = model.source_weight.new_zeros(1, length, config.d_model)
-        return model.source_embedding.positions(nothing)[0]  # type: ignore[no-any-return]
+        zeros = model.source_weight.new_zeros(1, length, config.d_model)
+        return model.source_embedding.positions(zeros)[0]  # type: ignore[no-any-return]
 
     return table
 
 
 def _layers(model: Transformer) -> tuple[ResidualLayer, ...]:
-    """The layers, where their norms stand in one of the two usual places and look at one position at a time."""
+    """Return the residual layers, or none if their norms are not plain pre-norm or post-norm over single positions."""
     order, width = model.config.norm_order, model.config.d_model
     if order == "sandwich" or model.config.norm == "batch":
         return ()
@@ -144,11 +147,11 @@ def _layers(model: Transformer) -> tuple[ResidualLayer, ...]:
         return ResidualLayer(name=name, run=run, sublayers=modules, norm_order=order, d_model=width)
 
     encoder = (
-        shown(f"encoder layer {number}", layer, _encoder_run(layer), "self_attention", "feed_forward")
+        residual_layer(f"encoder layer {number}", layer, _encoder_run(layer), "self_attention", "feed_forward")
         for number, layer in enumerate(model.encoder_layers)
     )
     decoder = (
-        shown(
+        residual_layer(
             f"decoder layer {number}", layer, _decoder_run(layer), "self_attention", "memory_attention", "feed_forward"
         )
         for number, layer in enumerate(model.decoder_layers)

@@ -1,4 +1,4 @@
-"""A model folder, or a settings file, as a subject."""
+"""Open a model folder or a settings file as a subject of the doctor."""
 
 from pathlib import Path
 
@@ -22,19 +22,19 @@ from transduce.text.sentencepiece_model import EOS_ID, PAD_ID
 from transduce.training.choices import CorpusSize, choose_vocabulary_size
 
 _SETTINGS_FILE = "settings.toml"
-# Where the settings name no text, and so leave the sizes open.
+# Used if the settings name no training text.
 _ASSUMED = CorpusSize(pairs=100_000, unspaced_characters=0)
 
 
 def open_subject(place: Path, device: str = "cpu") -> Subject:
-    """What is examined: the model of a folder, or a new model as a settings file describes it.
+    """Return the model of a folder, or a newly initialized model from a settings file, as a subject.
 
     Args:
-        place: a model folder, or a settings file such as `transduce train` takes.
-        device: where to compute.
+        place: a model folder, or a settings file as for `transduce train`.
+        device: the device to compute on.
 
     Raises:
-        TransduceError: it is neither, or cannot be read.
+        TransduceError: the path is neither, or cannot be read.
     """
     if place.is_dir():
         model = read_model_folder(place).model
@@ -51,25 +51,30 @@ def open_subject(place: Path, device: str = "cpu") -> Subject:
             model = Transformer(described_model(settings))
     else:
         raise TransduceError(f"The doctor examines a model folder or a settings file, but {place} does not exist.")
-    said, usual = settings.training.label_smoothing, kind_of(settings.task.kind).label_smoothing
-    smoothing = usual if said is None else said
+    smoothing_setting, default_smoothing = (
+        settings.training.label_smoothing,
+        kind_of(settings.task.kind).label_smoothing,
+    )
+    smoothing = default_smoothing if smoothing_setting is None else smoothing_setting
     return subject_of(model.to(device), name=str(place), label_smoothing=smoothing)
 
 
 def _settings_beside(folder: Path) -> Settings:
-    """The settings of the run that wrote a model; the usual ones where it came without."""
+    """Return the settings of the run that wrote a model, or the defaults if its folder has none."""
     path = folder / _SETTINGS_FILE
     return make_settings(read_settings(path)) if path.is_file() else Settings()
 
 
 def described_model(settings: Settings) -> ModelConfig:
-    """The model that training would build from these settings.
+    """Return the configuration of the model that training would build from these settings.
 
-    Nothing is learnt from the text: it is counted, which settles the preset and the vocabulary's size.
+    The training text is only counted, to choose the preset and the vocabulary's size; nothing is trained.
     """
     data = settings.data
     files = CorpusFiles(source=data.source, target=data.target, format=data.format, languages=data.languages)
     size = measure(files) if data.source else _ASSUMED
-    pieces = settings.tokenizer.vocabulary_size or choose_vocabulary_size(size).value
-    preset = resolve_preset(settings, detect_machine(), Account(), pairs=size.pairs, vocabulary_size=pieces)
-    return resolve_model(settings, preset, Pieces(pieces, pieces, PAD_ID, EOS_ID, settings.tokenizer.joint), Account())
+    vocabulary_size = settings.tokenizer.vocabulary_size or choose_vocabulary_size(size).value
+    preset = resolve_preset(settings, detect_machine(), Account(), pairs=size.pairs, vocabulary_size=vocabulary_size)
+    return resolve_model(
+        settings, preset, Pieces(vocabulary_size, vocabulary_size, PAD_ID, EOS_ID, settings.tokenizer.joint), Account()
+    )

@@ -1,6 +1,6 @@
-"""Random sentences to try a model on, and how changes of logits are measured.
+"""Draw random sentences to test a model with, and measure how logits change.
 
-Legend: B batch, S source length, T target length, V vocabulary.
+Shapes: B batch, S source length, T target length, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -12,11 +12,11 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.inspection.doctor.subject import Subject
 
-_FEWEST_PIECES = 4
+_MIN_TOKENS = 4
 
 
 class Figure(NamedTuple):
-    """What a check measured, and whether it is as it must be."""
+    """The value that a check measured, the bound it must meet, and whether it does."""
 
     value: float
     bar: str
@@ -24,18 +24,18 @@ class Figure(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A check, and what it means for the person whose model it is."""
+    """A check of the doctor, with the messages for its two outcomes."""
 
     name: str
     tested: str
     if_passed: str
     if_failed: str
     measure: Callable[[Subject], Figure | None]
-    """None where the subject lacks the part that is tested."""
+    """Runs the check; returns None if the subject lacks the part to test."""
 
 
 class Pieces:
-    """Draws ids that stand in sentences, the same ones each time."""
+    """A generator of random token ids without special tokens; the sequence of draws is always the same."""
 
     def __init__(self, subject: Subject) -> None:
         self._generator = torch.Generator().manual_seed(1)
@@ -45,25 +45,25 @@ class Pieces:
         self._target = _ordinary(subject.target_vocabulary_size, reserved)
 
     def source(self, batch: int, length: int) -> Tensor:
-        """Source sentences with the end symbol, (B, S)."""
+        """Return random source sentences with the end symbol, (B, S)."""
         return _with_last(self._draw(self._source, batch, length), self._subject.eos_id)
 
     def target(self, batch: int, length: int) -> Tensor:
-        """Target sentences with the end symbol, (B, T)."""
+        """Return random target sentences with the end symbol, (B, T)."""
         return _with_last(self._draw(self._target, batch, length), self._subject.eos_id)
 
     def target_input(self, batch: int, length: int) -> Tensor:
-        """What the decoder is fed: the start symbol and pieces, (B, T)."""
+        """Return random decoder inputs: the start symbol, then tokens, (B, T)."""
         ids = self._draw(self._target, batch, length)
         ids[:, 0] = self._subject.start_id
         return ids
 
     def other_target(self, ids: Tensor) -> Tensor:
-        """Pieces of the target, each another one than stands there, (B, T)."""
+        """Return target tokens that differ from the given ones at every position, (B, T)."""
         return _differing(ids, self._target.to(ids.device))
 
     def other_source(self, ids: Tensor) -> Tensor:
-        """The same of the source."""
+        """Return source tokens that differ from the given ones at every position, (B, S)."""
         return _differing(ids, self._source.to(ids.device))
 
     def _draw(self, ordinary: Tensor, batch: int, length: int) -> Tensor:
@@ -73,17 +73,17 @@ class Pieces:
 
 def _ordinary(size: int, reserved: set[int]) -> Tensor:
     ids = torch.tensor([id for id in range(size) if id not in reserved])
-    if len(ids) < _FEWEST_PIECES:
+    if len(ids) < _MIN_TOKENS:
         raise TransduceError(
-            f"The doctor needs {_FEWEST_PIECES} pieces that may stand in sentences, but of the vocabulary's {size} "
-            f"only {len(ids)} may: give it a model with a larger vocabulary."
+            f"The doctor needs {_MIN_TOKENS} ordinary tokens, but only {len(ids)} of the vocabulary's {size} are: "
+            "pass a model with a larger vocabulary."
         )
     return ids
 
 
 def _differing(ids: Tensor, ordinary: Tensor) -> Tensor:
-    place = torch.searchsorted(ordinary, ids.contiguous()).clamp_max(len(ordinary) - 1)
-    return ordinary[(place + 1) % len(ordinary)]
+    index = torch.searchsorted(ordinary, ids.contiguous()).clamp_max(len(ordinary) - 1)
+    return ordinary[(index + 1) % len(ordinary)]
 
 
 def _with_last(ids: Tensor, last: int) -> Tensor:
@@ -92,12 +92,12 @@ def _with_last(ids: Tensor, last: int) -> Tensor:
 
 
 def padded(ids: Tensor, pad_id: int, columns: int) -> Tensor:
-    """The ids with so many columns of padding at the right."""
+    """Return the ids with this number of padding columns appended."""
     return torch.nn.functional.pad(ids, (0, columns), value=pad_id)
 
 
 def change(before: Tensor, after: Tensor) -> float:
-    """The largest change of a logit, in standard deviations of the logits; infinite where one is not finite."""
+    """Return the largest change of a logit in standard deviations of `before`; infinity if any logit is not finite."""
     if not bool(torch.isfinite(before).all() and torch.isfinite(after).all()):
         return float("inf")
     scale = before.double().std().clamp_min(1e-12)
@@ -105,11 +105,11 @@ def change(before: Tensor, after: Tensor) -> float:
 
 
 def unchanged(subject: Subject, value: float) -> Figure:
-    """A figure that must be zero but for rounding."""
+    """Return a figure that must be zero except for rounding errors."""
     return Figure(value, f"at most {subject.tolerance:g}", value <= subject.tolerance)
 
 
 def changed(subject: Subject, value: float) -> Figure:
-    """A figure that must be more than rounding."""
+    """Return a figure that must be clearly larger than rounding errors."""
     bar = 10 * subject.tolerance
     return Figure(value, f"more than {bar:g}", bar < value < float("inf"))

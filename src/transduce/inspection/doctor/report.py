@@ -1,23 +1,23 @@
-"""What a check found, and the page of all of them."""
+"""Results of the doctor's checks, and their report."""
 
 import msgspec
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the report."""
+    """The result of one check."""
 
     name: str
-    """By which scripts and tests know the check."""
+    """Identifies the check in scripts and tests."""
     tested: str
-    """What was done to the model, and what the figure is."""
+    """What was changed in the model or its input, and what the figure measures."""
     figure: float | None
-    """None where the check was left out, or the model raised an error."""
+    """The measured value; None if the check was skipped or the model raised an error."""
     bar: str
-    """What the figure must be."""
+    """The bound that the figure must meet."""
     passed: bool | None
-    """None where the check was left out."""
+    """None if the check was skipped."""
     meaning: str
-    """What follows from it."""
+    """What the result means for the model."""
 
     def __str__(self) -> str:
         verdict = {True: "pass", False: "FAIL", None: "  - "}[self.passed]
@@ -26,16 +26,16 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All checks of one model."""
+    """The results of all checks of one model."""
 
     subject: str
     passed: bool
-    """Whether no check failed."""
+    """True if no check failed."""
     checks: tuple[CheckResult, ...]
     elapsed_seconds: float
 
     def failed(self) -> list[str]:
-        """The names of the checks that failed."""
+        """Return the names of the checks that failed."""
         return [check.name for check in self.checks if check.passed is False]
 
     def __str__(self) -> str:

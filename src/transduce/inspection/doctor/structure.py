@@ -1,6 +1,6 @@
-"""How the layers are wired, where the subject shows them; and the table of positions.
+"""Check the residual connections and norms of layers that the subject exposes, and the table of positions.
 
-Legend: B batch, T length, D model width.
+Shapes: B batch, T length, D model width.
 """
 
 from collections.abc import Iterator
@@ -15,37 +15,37 @@ from transduce.inspection.doctor.subject import ResidualLayer, Subject
 from transduce.model.positions import sinusoids
 
 _POSITIONS = 50
-_MOST = 1e-3
+_MAX_DEVIATION = 1e-3
 
 
 def _residual(subject: Subject) -> Figure | None:
     if not subject.layers:
         return None
     parameter = next(subject.module.parameters())
-    worst = max(_departure(layer, parameter) for layer in subject.layers)
-    return Figure(worst, f"at most {_MOST:g}", worst <= _MOST)
+    worst = max(_residual_deviation(layer, parameter) for layer in subject.layers)
+    return Figure(worst, f"at most {_MAX_DEVIATION:g}", worst <= _MAX_DEVIATION)
 
 
-def _departure(layer: ResidualLayer, like: Tensor) -> float:
-    """How far a layer with silenced sub-layers is from what its order of norms makes of it.
+def _residual_deviation(layer: ResidualLayer, like: Tensor) -> float:
+    """Return how much a layer with zeroed sub-layers deviates from the function that its norm order implies.
 
-    Pre-norm lets its input through as it is. Post-norm normalises: twice the input gives the same, and another input
-    does not.
+    A pre-norm layer must then return its input. A post-norm layer must return the normalized input: doubling the input
+    changes nothing, while a different input changes the output.
     """
     generator = torch.Generator().manual_seed(1)
     x, other = (3.0 * torch.randn(2, 5, layer.d_model, generator=generator).to(like) + 1.0 for _ in range(2))
-    with _silenced(layer.sublayers):
-        once = layer.run(x)
+    with _zeroed(layer.sublayers):
+        output = layer.run(x)
         if layer.norm_order == "pre":
-            return float((once - x).abs().max())
-        if torch.allclose(once, layer.run(other)):
+            return float((output - x).abs().max())
+        if torch.allclose(output, layer.run(other)):
             return float("inf")
-        return float((layer.run(2.0 * x) - once).abs().max())
+        return float((layer.run(2.0 * x) - output).abs().max())
 
 
 @contextmanager
-def _silenced(modules: tuple[nn.Module, ...]) -> Iterator[None]:
-    """For a while these modules answer with zeros."""
+def _zeroed(modules: tuple[nn.Module, ...]) -> Iterator[None]:
+    """Replace the outputs of these modules by zeros within a `with` block."""
     handles = [module.register_forward_hook(_zeros) for module in modules]
     try:
         yield
@@ -61,30 +61,30 @@ def _zeros(module: nn.Module, inputs: Any, output: Any) -> Any:  # noqa: ARG001
 
 
 def _sinusoids(subject: Subject) -> Figure | None:
-    """Each of the paper's columns must be one of the table's; in which order is nothing to the model."""
+    """Check that the model's and the paper's position tables have the same columns, in any order."""
     if subject.position_table is None:
         return None
     table = subject.position_table(_POSITIONS).double().cpu()
-    wanted = sinusoids(_POSITIONS, table.shape[1]).double()
-    distances = torch.cdist(wanted.t(), table.t(), p=float("inf"))  # (D, D)
+    expected = sinusoids(_POSITIONS, table.shape[1]).double()
+    distances = torch.cdist(expected.t(), table.t(), p=float("inf"))  # (D, D)
     worst = float(torch.maximum(distances.min(dim=0).values, distances.min(dim=1).values).max())
-    return Figure(worst, f"at most {_MOST:g}", worst <= _MOST)
+    return Figure(worst, f"at most {_MAX_DEVIATION:g}", worst <= _MAX_DEVIATION)
 
 
 CHECKS = (
     Check(
         "residual",
-        "each layer with its sub-layers silenced; largest departure from its input (post-norm: from its normed input)",
-        "Every sub-layer adds to the stream, and the norms stand where they should.",
-        "The stream does not pass beside the sub-layers: a residual connection is missing, or a norm stands on it.",
+        "each layer with zeroed sub-layers; largest deviation from its input (post-norm: from its normed input)",
+        "Every sub-layer adds to the residual stream, and the norms are in the right positions.",
+        "The residual stream does not bypass the sub-layers: a residual connection is missing, or has a norm on it.",
         _residual,
     ),
     Check(
         "sinusoids",
-        "the table of positions against the paper's, column by column; largest difference",
+        "the position table compared with the paper's, column by column; largest difference",
         "The frequencies are those of section 3.5.",
         "The sinusoids are not the paper's: the exponent is 2i / d_model for the pair (2i, 2i + 1), so i counts pairs. "
-        "A well-known tutorial lets it count dimensions.",
+        "In a well-known tutorial it wrongly counts dimensions.",
         _sinusoids,
     ),
 )

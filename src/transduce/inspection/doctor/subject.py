@@ -1,6 +1,6 @@
-"""A model as the checks see it: a few functions, and which ids have a meaning of their own.
+"""The interface through which the doctor's checks use a model: a few functions and its special token ids.
 
-Legend: B batch, S source length, T target length, D model width, V target vocabulary.
+Shapes: B batch, S source length, T target length, D model width, V target vocabulary.
 """
 
 from collections.abc import Callable
@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualLayer:
-    """One encoder or decoder layer, to be tried with its sub-layers silenced."""
+    """An encoder or decoder layer, to be tested with its sub-layers' outputs set to zero."""
 
     name: str
     run: Callable[[Tensor], Tensor]
-    """The whole layer, (B, T, D) to (B, T, D), without masks; a decoder layer may be given any memory."""
+    """The whole layer, (B, T, D) to (B, T, D), without masks; a decoder layer may use any memory."""
     sublayers: tuple[nn.Module, ...]
-    """The modules whose outputs are added to the stream: each attention, and the feed-forward network."""
+    """Modules whose outputs are added to the residual stream: each attention, and the feed-forward network."""
     norm_order: Literal["pre", "post"]
     """pre: x + f(norm(x)); post: norm(x + f(x))."""
     d_model: int
@@ -27,25 +27,25 @@ class ResidualLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitModel:
-    """Encoder and decoder apart."""
+    """A model's encoder and decoder as separate functions."""
 
     encode: Callable[[Tensor], Tensor]
-    """Source ids (B, S) to the memory (B, S, D)."""
+    """Maps source ids (B, S) to the memory (B, S, D)."""
     decode: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """Target input ids (B, T), memory (B, S, D) and where it may be attended to (B, S), boolean, to logits."""
+    """Maps target input ids (B, T), the memory (B, S, D) and a boolean mask of valid memory (B, S) to logits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is examined. Only the first group is needed; a check whose part is missing is left out, and says so."""
+    """A model to examine. Only fields without a default are required; checks that need a missing part are skipped."""
 
     name: str
     module: nn.Module
-    """Holds the parameters. It is examined in evaluation mode."""
+    """The module with the parameters. It is examined in evaluation mode."""
     logits: Callable[[Tensor, Tensor], Tensor]
-    """Source ids (B, S) and target input ids (B, T), both padded at the right, to logits (B, T, V).
+    """Maps source ids (B, S) and target input ids (B, T), both padded on the right, to logits (B, T, V).
 
-    The target input is the start symbol, then the target's pieces.
+    The target input is the start symbol, then the target's tokens.
     """
     source_vocabulary_size: int
     target_vocabulary_size: int
@@ -54,34 +54,34 @@ class Subject:
     eos_id: int
 
     uses_positions: bool = True
-    """False for a model that is meant to see a bag of pieces."""
+    """False for a model that is meant to treat its input as a bag of tokens."""
     positions_are_relative: bool = False
-    """True where attention alone knows distances (rotation, bias): the same piece everywhere then looks the same."""
+    """True if only attention sees positions (rotary, bias), so that outputs for one repeated token are all equal."""
     everything_counts: bool = True
-    """False for attention that picks single pieces, which leaves others without influence."""
+    """False for hard attention, which selects single tokens and gives the others no influence."""
     reserved_ids: tuple[int, ...] = ()
-    """Further ids that no sentence has."""
+    """Further special ids that no sentence contains."""
     decode_steps: Callable[[Tensor, Tensor], Tensor] | None = None
-    """What `logits` computes, but position by position with the cache that search uses."""
+    """Computes the same as `logits`, but position by position with the cache that decoding uses."""
     split: SplitModel | None = None
     loss: Callable[[Tensor, Tensor], Tensor] | None = None
-    """Source ids (B, S) and target ids (B, T), end symbol included, to the mean loss per target token in nats."""
+    """Maps source ids (B, S) and target ids with the end symbol (B, T) to the mean loss per target token in nats."""
     label_smoothing: float = 0.0
-    """What `loss` smooths with: ε / V goes to every piece."""
+    """The label smoothing ε of `loss`, which gives ε / V to every token."""
     position_table: Callable[[int], Tensor] | None = None
-    """A length to the table of sinusoids (length, D) that the model adds; for models that have one."""
+    """Maps a length to the sinusoids (length, D) that the model adds; None if it adds none."""
     layers: tuple[ResidualLayer, ...] = ()
     fresh: Callable[[], "Subject"] | None = None
-    """The same model, newly initialised, in float32."""
+    """Returns the same model, newly initialized, in float32."""
     learning_rate: float = 1e-3
-    """Adam's, with which a fresh model learns one batch by heart."""
+    """Adam's learning rate at which a new model memorizes one batch."""
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Return the device of the model's parameters."""
         return next(self.module.parameters()).device
 
     @property
     def tolerance(self) -> float:
-        """What rounding alone may change, in standard deviations of the logits."""
+        """Return the largest change that rounding errors may cause, in standard deviations of the logits."""
         return 1e-9 if next(self.module.parameters()).dtype == torch.float64 else 1e-4
