@@ -1,12 +1,13 @@
-"""Which words translate each other, read off the attention to the memory.
+"""Align words that translate each other, from cross-attention.
 
-Averaging all heads is a poor aligner: heads have their own trades, a word's neighbours share its attention, and some
-words (articles) have no counterpart. So heads are *chosen*: from sentences whose alignment is known, a logistic
-regression learns how much each head says, at a pair of words and beside it. A second one looks at the first one's
-answers all around a pair, as a person would who fits a whole sentence together. A hundred known sentences are enough.
+The mean of all heads aligns poorly: heads have different functions, a word's neighbors share its attention, and some
+words (articles) have no counterpart. So heads are *chosen* with sentences whose alignment is known. A first logistic
+regression learns weights for the heads' attention at and next to a pair of words. A second one adds the first one's
+probabilities for all pairs around it. A hundred known alignments are enough.
 
-Without known alignments, all heads are averaged and words are linked that look at each other most, or mostly.
-Legend: N layers, H heads, T target words, S source words, F features.
+Without known alignments, all heads are averaged. Two words are then linked if each has the other's greatest attention,
+or if one has more than half of the other's.
+Shapes: N layers, H heads, T target words, S source words, F features.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,58 +29,64 @@ from transduce.runtime.translator import Translator
 
 Links = frozenset[tuple[int, int]]
 THRESHOLD = 0.45
-_FEWEST_KNOWN = 10
-_MOST_HEADS = 16  # more would take long to weigh, and the rest hardly align
+_MIN_KNOWN = 10
+_MAX_HEADS = 16  # further heads cost time and hardly help
 
 
 class KnownAlignment(msgspec.Struct, frozen=True):
-    """A sentence pair whose alignment is known."""
+    """A sentence pair whose word alignment is known."""
 
     pair: WordPair
     links: Links
-    """(source word, target word), both counted from 0."""
+    """(source word, target word), both from 0."""
 
 
 class HeadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What `choose_heads` learnt: how much every head says. It fits the model that it was learnt from, and no other."""
+    """The weights that `choose_heads` learned for a model's heads. They are valid for that model only."""
 
     num_layers: int
     """Decoder layers of that model."""
     num_heads: int
-    """Heads of each."""
+    """Heads per layer."""
     chosen: tuple[tuple[int, int], ...]
-    """(layer, head) of those that are listened to, the best aligner first."""
+    """(layer, head) of the heads used, best aligner first."""
     first: tuple[float, ...]
-    """Of the features at each pair of words."""
+    """Weights of the first regression, for the features at each pair of words."""
     second: tuple[float, ...]
-    """Of the first one's answers around each pair of words."""
+    """Weights of the second regression, which adds the first one's probabilities around each pair."""
 
 
 def choose_heads(translator: Translator, known: Sequence[KnownAlignment]) -> HeadWeights:
-    """Learns from known alignments how much each head of the attention to the memory says.
+    """Learn from known alignments how to weight the cross-attention heads of a model.
 
     Args:
-        translator: of any Transformer with a decoder.
-        known: some ten at least; a hundred are good, more are better.
+        translator: a translator with any Transformer that has a decoder.
+        known: at least ten known alignments; a hundred work well.
 
     Raises:
-        TransduceError: there are too few, or a link names a word that is not there.
+        TransduceError: there are too few alignments, or a link has a word that does not exist.
     """
-    if len(known) < _FEWEST_KNOWN:
+    if len(known) < _MIN_KNOWN:
         raise TransduceError(
-            f"Heads are chosen from at least {_FEWEST_KNOWN} known alignments, but there are {len(known)}: give more."
+            f"Choosing heads needs at least {_MIN_KNOWN} known alignments, but there are {len(known)}: pass more."
         )
     config = translator.model.config
     links = [_link_matrix(each) for each in known]
     maps = list(word_maps(translator, [each.pair for each in known]))
-    chosen = np.argsort(_errors(maps, known), kind="stable")[:_MOST_HEADS]
+    chosen = np.argsort(_errors(maps, known), kind="stable")[:_MAX_HEADS]
     features = [head_features(each.only(chosen)) for each in maps]
     first = fit_logistic(features, links)
-    # The second one must see answers as they will be on new sentences: each half's by what the other half teaches.
+    # Cross-validate the inputs of the second regression: each half gets probabilities learned from the other half.
     half = len(known) // 2
-    teachers = (fit_logistic(features[half:], links[half:]), fit_logistic(features[:half], links[:half]))
-    answers = [probability(each, teachers[number >= half]) for number, each in enumerate(features)]
-    second = fit_logistic([_second_look(each, answer) for each, answer in zip(features, answers, strict=True)], links)
+    half_weights = (fit_logistic(features[half:], links[half:]), fit_logistic(features[:half], links[:half]))
+    probabilities = [probability(each, half_weights[number >= half]) for number, each in enumerate(features)]
+    second = fit_logistic(
+        [
+            _second_features(each, probabilities_of_pair)
+            for each, probabilities_of_pair in zip(features, probabilities, strict=True)
+        ],
+        links,
+    )
     return HeadWeights(
         num_layers=config.num_decoder_layers,
         num_heads=config.num_heads,
@@ -90,15 +97,15 @@ def choose_heads(translator: Translator, known: Sequence[KnownAlignment]) -> Hea
 
 
 def align(translator: Translator, pairs: Iterable[WordPair], heads: HeadWeights | None = None) -> Iterable[Links]:
-    """The links of each pair: (source word, target word), both counted from 0.
+    """Yield the links of each pair: (source word, target word), both from 0.
 
     Args:
-        translator: its attention is what is read.
-        pairs: sentences with their translations; a few dozen are held at a time.
-        heads: what `choose_heads` learnt from this model; None: all heads alike.
+        translator: the translator whose attention is used.
+        pairs: sentences with their translations; they are read in batches.
+        heads: what `choose_heads` learned for this model; None: all heads equally.
 
     Raises:
-        TransduceError: the heads are another model's.
+        TransduceError: the heads belong to another model.
     """
     if heads is not None:
         _check_heads(translator, heads)
@@ -108,16 +115,16 @@ def align(translator: Translator, pairs: Iterable[WordPair], heads: HeadWeights 
 
 
 def alignment_error(found: Iterable[Links], known: Iterable[Links]) -> float:
-    """The alignment error rate (Och and Ney 2003) where all known links are sure: 1 - 2 |A ∩ K| / (|A| + |K|)."""
-    right = total = 0
+    """Return the alignment error rate (Och and Ney 2003) if all known links are sure: 1 - 2 |A ∩ K| / (|A| + |K|)."""
+    num_correct = total = 0
     for links, expected in zip(found, known, strict=True):
-        right += len(links & expected)
+        num_correct += len(links & expected)
         total += len(links) + len(expected)
-    return 1.0 - 2.0 * right / total if total else 0.0
+    return 1.0 - 2.0 * num_correct / total if total else 0.0
 
 
 def head_errors(translator: Translator, known: Sequence[KnownAlignment]) -> Matrix:
-    """The alignment error of each head by itself, (N, H): each source word to the target word that looks at it most."""
+    """Return the alignment error of each head alone, (N, H), linking each source word as `_link_sources` does."""
     config = translator.model.config
     errors = _errors(word_maps(translator, [each.pair for each in known]), known)
     return errors.reshape(config.num_decoder_layers, config.num_heads)
@@ -127,49 +134,49 @@ def head_errors(translator: Translator, known: Sequence[KnownAlignment]) -> Matr
 
 
 def _errors(maps: Iterable[WordMaps], known: Sequence[KnownAlignment]) -> Matrix:
-    """The alignment error of each head by itself, (N × H,)."""
+    """Return the alignment error of each head alone, (N × H,)."""
     found = [[_link_sources(head) for head in each.heads] for each in maps]
     expected = [each.links for each in known]
     return np.array([alignment_error(links, expected) for links in zip(*found, strict=True)])
 
 
 def _link_sources(head: Matrix) -> Links:
-    """Each source word with the target word that looks at it most."""
+    """Link each source word to the target word that pays most attention to it."""
     if not head.size:
         return frozenset()
     return frozenset((source, int(target)) for source, target in enumerate(head.argmax(axis=0)))
 
 
 def _link_matrix(known: KnownAlignment) -> Matrix:
-    """The known links, 1 or 0, (T, S)."""
+    """Return the known links as a matrix of 1 and 0, (T, S)."""
     shape = len(known.pair.target_words), len(known.pair.source_words)
     links = np.zeros(shape)
     for source, target in known.links:
         if not (0 <= source < shape[1] and 0 <= target < shape[0]):
             raise TransduceError(
-                f"The known link {source}-{target} names a word that is not there: `{known.pair.source}` has "
+                f"The known link {source}-{target} has a word that does not exist: `{known.pair.source}` has "
                 f"{shape[1]} words and `{known.pair.target}` has {shape[0]}, counted from 0."
             )
         links[target, source] = 1.0
     return links
 
 
-def _second_look(features: Matrix, answer: Matrix) -> Matrix:
+def _second_features(features: Matrix, answer: Matrix) -> Matrix:
     return np.concatenate([features, neighbour_features(answer)])
 
 
 def _link_probabilities(maps: WordMaps, heads: HeadWeights) -> Matrix:
-    """How likely each pair of words is a link, (T, S)."""
+    """Return the probability of a link for each pair of words, (T, S)."""
     if not maps.heads.size:
         return np.zeros(maps.heads.shape[1:])
     chosen = np.array([layer * heads.num_heads + head for layer, head in heads.chosen])
     features = head_features(maps.only(chosen))
     answer = probability(features, np.array(heads.first))
-    return probability(_second_look(features, answer), np.array(heads.second))
+    return probability(_second_features(features, answer), np.array(heads.second))
 
 
 def _link_mutual(maps: WordMaps) -> Matrix:
-    """Words that look at each other most, or that have more than half of one another's attention, boolean (T, S)."""
+    """Return which words have each other's greatest attention or more than half of it, boolean (T, S)."""
     mean = maps.heads.mean(axis=0)
     if not mean.size:
         return np.zeros(mean.shape, dtype=bool)

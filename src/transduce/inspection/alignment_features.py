@@ -1,6 +1,6 @@
-"""From attention between words to links: what a pair of words is judged by, and the regression that judges.
+"""Features of word pairs from attention, and the logistic regression that turns them into link probabilities.
 
-Legend: C heads of all layers, T target words, S source words, F features.
+Shapes: C heads of all layers, T target words, S source words, F features.
 """
 
 from collections.abc import Sequence
@@ -10,54 +10,59 @@ import numpy as np
 import numpy.typing as npt
 
 Matrix = npt.NDArray[Any]
-_LEAST = 1e-3  # in logarithms and quotients, so that nothing is infinite
-_PENALTY = 3.0  # on squared weights of standardised features: the prior that keeps few examples from saying too much
-_MOST_ITERATIONS = 25
+_EPSILON = 1e-3  # added in logarithms and divisors
+_PENALTY = 3.0  # L2 regularization of the weights of standardized features
+_MAX_ITERATIONS = 25
 _BESIDE = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
 _AROUND = tuple((target, source) for target in (-1, 0, 1) for source in (-1, 0, 1))
 
 
 class WordMaps(NamedTuple):
-    """Attention to the memory between words."""
+    """Cross-attention between the words of a sentence pair."""
 
     heads: Matrix
-    """How much each target word looks at each source word, (C, T, S)."""
+    """Attention of each target word to each source word, (C, T, S)."""
     nowhere: Matrix
-    """How much it looks at the end symbol instead: the sign of a word without a counterpart, (C, T, 1)."""
+    """Attention of each target word to the end symbol, which is high for words without a counterpart, (C, T, 1)."""
 
     def only(self, heads: Matrix) -> "WordMaps":
-        """These heads alone, by number."""
+        """Return the maps of these heads only, by number."""
         return WordMaps(self.heads[heads], self.nowhere[heads])
 
 
 def head_features(maps: WordMaps) -> Matrix:
-    """What every head says of a pair of words and of the pairs beside it, (F, T, S).
+    """Return features of each word pair and its adjacent pairs from every head, (F, T, S).
 
-    Each head speaks twice: of the attention that a target word gives, and of its share in what a source word receives.
-    The mean of all heads stands beside them, and how far the words' places in their sentences are apart.
+    Each head contributes the attention that a target word pays, and its share of the attention that a source word
+    receives. The mean of all heads and the distance of the words' relative positions are further features.
     """
     heads = np.concatenate([maps.heads, maps.heads.mean(axis=0, keepdims=True)])
-    said = np.concatenate([heads, heads / (heads.sum(axis=1, keepdims=True) + _LEAST)])
-    beside = np.concatenate([_shift(said, *place) for place in _BESIDE])
+    attention = np.concatenate([heads, heads / (heads.sum(axis=1, keepdims=True) + _EPSILON)])
+    adjacent = np.concatenate([_shift(attention, *offset) for offset in _BESIDE])
     targets, sources = maps.heads.shape[1:]
-    places = (np.arange(targets) + 0.5)[:, None] / max(targets, 1), (np.arange(sources) + 0.5) / max(sources, 1)
-    distance = np.abs(places[0] - places[1])
+    relative_positions = (
+        (np.arange(targets) + 0.5)[:, None] / max(targets, 1),
+        (np.arange(sources) + 0.5) / max(sources, 1),
+    )
+    distance = np.abs(relative_positions[0] - relative_positions[1])
     nowhere = np.broadcast_to(maps.nowhere, maps.heads.shape)
-    return np.concatenate([beside, np.log(beside + _LEAST), nowhere, distance[None], np.ones((1, targets, sources))])
+    return np.concatenate(
+        [adjacent, np.log(adjacent + _EPSILON), nowhere, distance[None], np.ones((1, targets, sources))]
+    )
 
 
 def neighbour_features(answer: Matrix) -> Matrix:
-    """The probabilities (T, S) of the pairs around each pair, and the strongest rivals in its row and column."""
-    given = answer / (answer.sum(axis=1, keepdims=True) + _LEAST)
-    received = answer / (answer.sum(axis=0) + _LEAST)
-    around = [_shift(each[None], *place) for each in (answer, given, received) for place in _AROUND]
-    logarithms = [np.log(_shift(answer[None], *place) + _LEAST) for place in _AROUND]
-    rivals = np.stack([_rival(answer, 0), _rival(answer, 1)])
-    return np.concatenate([*around, *logarithms, rivals, np.log(rivals + _LEAST)])
+    """Return features from the link probabilities (T, S) around each pair and in its row and column."""
+    row_normalized = answer / (answer.sum(axis=1, keepdims=True) + _EPSILON)
+    column_normalized = answer / (answer.sum(axis=0) + _EPSILON)
+    around = [_shift(each[None], *offset) for each in (answer, row_normalized, column_normalized) for offset in _AROUND]
+    logarithms = [np.log(_shift(answer[None], *offset) + _EPSILON) for offset in _AROUND]
+    strongest_others = np.stack([_strongest_other(answer, 0), _strongest_other(answer, 1)])
+    return np.concatenate([*around, *logarithms, strongest_others, np.log(strongest_others + _EPSILON)])
 
 
 def _shift(maps: Matrix, target: int, source: int) -> Matrix:
-    """Each pair's neighbour, so many words on; 0 where there is none."""
+    """Return the maps shifted by this number of target and source words, filled with 0."""
     shifted = np.zeros_like(maps)
     rows, columns = maps.shape[1:]
     if abs(target) < rows and abs(source) < columns:
@@ -71,8 +76,8 @@ def _overlap(step: int, length: int) -> tuple[slice, slice]:
     return slice(max(0, -step), length - max(0, step)), slice(max(0, step), length + min(0, step))
 
 
-def _rival(answer: Matrix, axis: int) -> Matrix:
-    """The greatest of the others in the same row or column."""
+def _strongest_other(answer: Matrix, axis: int) -> Matrix:
+    """Return the greatest other value in the same row or column of each entry."""
     if answer.shape[axis] < 2:
         return np.zeros_like(answer)
     ordered = np.sort(answer, axis=axis)
@@ -81,17 +86,17 @@ def _rival(answer: Matrix, axis: int) -> Matrix:
 
 
 def probability(features: Matrix, weights: Matrix) -> Matrix:
-    """The logistic function of the weighted sum of features (F, T, S), (T, S)."""
+    """Return the logistic function of the weighted sum of features (F, T, S), (T, S)."""
     total = np.einsum("fts,f->ts", features, weights)
     return np.asarray(1.0 / (1.0 + np.exp(-np.clip(total, -30.0, 30.0))))
 
 
 def fit_logistic(features: Sequence[Matrix], links: Sequence[Matrix]) -> Matrix:
-    """Logistic regression by Newton's method.
+    """Fit a logistic regression by Newton's method.
 
     Args:
-        features: of each sentence, (F, T, S).
-        links: 1 where two words translate each other and 0 elsewhere, (T, S).
+        features: features of each sentence, (F, T, S).
+        links: 1 if two words translate each other, else 0, (T, S).
 
     Returns:
         The weights, (F,).
@@ -101,10 +106,10 @@ def fit_logistic(features: Sequence[Matrix], links: Sequence[Matrix]) -> Matrix:
     scale = x.std(axis=0) + 1e-6
     x = x / scale
     weights = np.zeros(x.shape[1])
-    for _ in range(_MOST_ITERATIONS):
-        guess = 1.0 / (1.0 + np.exp(-np.clip(x @ weights, -30.0, 30.0)))
-        gradient = x.T @ (y - guess) - _PENALTY * weights
-        curvature = (x * (guess * (1.0 - guess))[:, None]).T @ x + _PENALTY * np.eye(len(weights))
+    for _ in range(_MAX_ITERATIONS):
+        predicted = 1.0 / (1.0 + np.exp(-np.clip(x @ weights, -30.0, 30.0)))
+        gradient = x.T @ (y - predicted) - _PENALTY * weights
+        curvature = (x * (predicted * (1.0 - predicted))[:, None]).T @ x + _PENALTY * np.eye(len(weights))
         step = np.linalg.solve(curvature, gradient)
         weights = weights + step
         if np.abs(step).max() < 1e-6:

@@ -1,4 +1,4 @@
-"""What a picture shows, whoever draws it: curves and heat maps, as data."""
+"""Charts as data, independent of what draws them: curves and heat maps."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ Numbers = npt.NDArray[np.float64]
 
 
 class Curve(msgspec.Struct, frozen=True):
-    """A line through points."""
+    """A curve through points."""
 
     name: str
     x: Numbers
@@ -18,18 +18,18 @@ class Curve(msgspec.Struct, frozen=True):
 
 
 class Curves(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines in one frame."""
+    """A panel with one or more curves."""
 
     title: str
     x_label: str
     y_label: str
     curves: tuple[Curve, ...]
     marked: bool = False
-    """Whether each point is marked: where there are few."""
+    """True to mark each point, for curves with few points."""
 
 
 class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
-    """A table of numbers as shades; the first row is at the top."""
+    """A panel with a table of numbers as shades; the first row is at the top."""
 
     title: str
     x_label: str
@@ -38,25 +38,25 @@ class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
     least: float
     most: float
     row_names: tuple[str, ...] = ()
-    """Names of the rows; numbers from 0 where there are none."""
+    """Names of the rows; if empty, rows are numbered from 0."""
     column_names: tuple[str, ...] = ()
 
 
 class Chart(msgspec.Struct, frozen=True):
-    """A picture of one or more panels, side by side."""
+    """A picture of one or more panels."""
 
     panels: tuple[Curves | HeatMap, ...]
     columns: int = 3
-    """Panels in a row, at most."""
+    """Maximum number of panels in a row."""
 
 
 def curve(name: str, x: Any, y: Any) -> Curve:
-    """A curve from anything that numpy reads as numbers."""
+    """Return a curve with coordinates from anything that numpy can convert."""
     return Curve(name, np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64))
 
 
 def texts(chart: Chart) -> list[str]:
-    """Everything that is written in the picture."""
+    """Return all texts of a chart."""
     found: list[str] = []
     for panel in chart.panels:
         found += [panel.title, panel.x_label, panel.y_label]

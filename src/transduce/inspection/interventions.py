@@ -143,7 +143,7 @@ def _zeroed_heads(output: torch.nn.Module, heads: Sequence[int], width: int) -> 
     forward, attributes = output.forward, vars(output)
     previous_forward = attributes.get("forward")
 
-    def silent(concatenated: Tensor) -> Tensor:
+    def zeroed_forward(concatenated: Tensor) -> Tensor:
         values = concatenated.clone()
         for head in heads:
             values[..., head * width : (head + 1) * width] = 0.0
@@ -166,8 +166,8 @@ def _find_attention(model: Transformer, head: Head) -> MultiHeadAttention:
     num_layers = config.num_encoder_layers if head.kind == "encoder" else config.num_decoder_layers
     if not (0 <= head.layer < num_layers and 0 <= head.head < config.num_heads):
         raise TransduceError(
-            f"A head of `{head.kind}` has a layer from 0 to {num_layers - 1} and a number from 0 to {config.num_heads - 1}, "
-            f"but is layer {head.layer}, head {head.head}: choose another."
+            f"A head of `{head.kind}` has a layer from 0 to {num_layers - 1} and a number from 0 to "
+            f"{config.num_heads - 1}, but layer {head.layer}, head {head.head} was named: choose another."
         )
     if len(layers) != num_layers:
         raise TransduceError(

@@ -1,6 +1,6 @@
-"""What shows itself in a notebook, as HTML without scripts: tables of shades and small heat maps.
+"""HTML without scripts for notebooks: shaded tables and small heat maps.
 
-Legend: N layers, H heads, Q queries, L keys.
+Shapes: N layers, H heads, Q queries, L keys.
 """
 
 import html
@@ -11,13 +11,13 @@ import numpy.typing as npt
 
 _RGB = "11, 110, 153"
 _CELL_PIXELS = 6
-_LEAST_SHOWN = 0.004
+_MIN_SHOWN = 0.004
 
 
 def shaded_table(
     rows: Sequence[str], columns: Sequence[str], weights: Sequence[Sequence[float]] | npt.NDArray[np.float32]
 ) -> str:
-    """A table with a shade and a figure for each weight from 0 to 1; columns are headed, rows begin with their name."""
+    """Return an HTML table with a shade and a number for each weight (0 to 1), and with row and column names."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
     body = "".join(
         f"<tr><th style='text-align: right'>{html.escape(name)}</th>{''.join(map(_shaded_cell, row))}</tr>"
@@ -32,7 +32,7 @@ def _shaded_cell(weight: float) -> str:
 
 
 def small_heat_maps(weights: npt.NDArray[np.float32]) -> str:
-    """Every head of every layer (N, H, Q, L) as a small picture: a row a layer, a column a head."""
+    """Return an HTML table with a small picture of each head (N, H, Q, L): a row per layer, a column per head."""
     heads = "".join(f"<th>head {number}</th>" for number in range(1, weights.shape[1] + 1))
     rows = "".join(
         f"<tr><th>layer {number}</th>{''.join(f'<td>{_small_heat_map(head)}</td>' for head in layer)}</tr>"
@@ -45,13 +45,13 @@ def _small_heat_map(weights: npt.NDArray[np.float32]) -> str:
     queries, keys = weights.shape
     cells = "".join(
         f"<rect x='{key}' y='{query}' width='1' height='1' fill-opacity='{weights[query, key]:.2f}'/>"
-        for query, key in np.argwhere(weights >= _LEAST_SHOWN).tolist()
+        for query, key in np.argwhere(weights >= _MIN_SHOWN).tolist()
     )
     size = f"width='{keys * _CELL_PIXELS}' height='{queries * _CELL_PIXELS}' viewBox='0 0 {keys} {queries}'"
     return f"<svg {size} style='border: 1px solid #ccc' fill='rgb({_RGB})'>{cells}</svg>"
 
 
 def framed(page: str, *, height_pixels: int = 720) -> str:
-    """A whole page inside a notebook, on its own so that its style touches nothing else."""
+    """Return a page in an iframe for a notebook, so that its style does not affect the notebook."""
     style = f"width: 100%; height: {height_pixels}px; border: 1px solid #ccc"
     return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{html.escape(page, quote=True)}"></iframe>'

@@ -1,4 +1,4 @@
-"""Charts as PNG, SVG or PDF, by matplotlib (the extra `plot`)."""
+"""Render charts as PNG, SVG or PDF with matplotlib (the extra `plot`)."""
 
 import importlib.util
 import io
@@ -13,7 +13,7 @@ from transduce.inspection.charts import Chart, Curves, HeatMap, texts
 from transduce.text.languages import unspaced_characters
 
 SUFFIXES = (".png", ".svg", ".pdf")
-# Any of these has the Chinese characters; the first that is installed is taken.
+# Fonts with Chinese characters, in order of preference.
 CHINESE_FONTS = (
     "Noto Sans CJK SC",
     "Noto Sans CJK JP",
@@ -28,7 +28,7 @@ CHINESE_FONTS = (
     "Droid Sans Fallback",
     "Arial Unicode MS",
 )
-_FILES_OF_CHINESE_FONTS = (
+_CHINESE_FONT_FILES = (
     "notosanscjk",
     "notosanssc",
     "sourcehansans",
@@ -40,35 +40,35 @@ _FILES_OF_CHINESE_FONTS = (
 )
 _ONE_PANEL_INCHES = (6.4, 4.4)
 _PANEL_INCHES = (4.6, 3.7)
-_SMALL_PANEL_INCHES = (3.1, 3.1)  # where there are more than three
-_MOST_NAMES = 60  # more cannot be read beside a heat map
-_MOST_SQUARES = 24  # a larger heat map fills its frame
+_SMALL_PANEL_INCHES = (3.1, 3.1)  # for more than three panels
+_MAX_NAMES = 60  # more are illegible next to a heat map
+_MAX_SQUARES = 24  # a larger heat map fills its frame
 _DOTS_PER_INCH = 110
 _NO_MATPLOTLIB = (
-    "Pictures in files need matplotlib, which is not installed: pip install 'transduce[plot]', or leave --out away to "
-    "draw in the terminal."
+    "Pictures in files need matplotlib, which is not installed: pip install 'transduce[plot]', or omit --out to draw "
+    "in the terminal."
 )
 
 
 def check_picture(path: Path) -> None:
-    """Refuses what could not be drawn, before there is anything to draw.
+    """Check that a picture can be rendered, before its chart is computed.
 
     Raises:
-        TransduceError: the suffix is another one, or matplotlib is missing.
+        TransduceError: the suffix is not supported, or matplotlib is missing.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise TransduceError(
-            f"A picture's name ends in {', '.join(SUFFIXES)}, but this one is {path.name}: change its suffix."
+            f"A picture's name must end in {', '.join(SUFFIXES)}, but this one is {path.name}: change its suffix."
         )
     if importlib.util.find_spec("matplotlib") is None:
         raise TransduceError(_NO_MATPLOTLIB)
 
 
 def save_chart(chart: Chart, path: Path) -> None:
-    """Writes the picture in the format that the file's suffix names.
+    """Write a chart to a file, in the format of its suffix.
 
     Raises:
-        TransduceError: the suffix is another one, matplotlib is missing, or no font has the characters.
+        TransduceError: the suffix is not supported, matplotlib is missing, or no font has the characters.
     """
     check_picture(path)
     content = render_chart(chart, path.suffix.lower().removeprefix("."))
@@ -76,7 +76,7 @@ def save_chart(chart: Chart, path: Path) -> None:
 
 
 def render_chart(chart: Chart, format: str) -> bytes:
-    """The picture's bytes; the same chart gives the same bytes."""
+    """Return the bytes of a picture; equal charts give equal bytes."""
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
@@ -95,7 +95,7 @@ def render_chart(chart: Chart, format: str) -> bytes:
         "legend.fontsize": 9,
     }
     with mpl.rc_context(settings), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of a rare glyph that no font has; the picture shows a box
+        warnings.simplefilter("ignore", UserWarning)  # about rare characters that no font has; the picture shows boxes
         rows, columns = _grid(chart)
         width, height = _panel_size(len(chart.panels))
         figure = Figure(figsize=(width * columns, height * rows), layout="constrained", dpi=_DOTS_PER_INCH)
@@ -106,7 +106,7 @@ def render_chart(chart: Chart, format: str) -> bytes:
             else:
                 _draw_heat_map(figure, axes, panel, with_bar=len(chart.panels) <= 2)
         buffer = io.BytesIO()
-        figure.savefig(buffer, format=format, metadata=_no_date(format))
+        figure.savefig(buffer, format=format, metadata=_metadata_without_date(format))
     return buffer.getvalue()
 
 
@@ -116,45 +116,47 @@ def _grid(chart: Chart) -> tuple[int, int]:
 
 
 def _panel_size(panels: int) -> tuple[float, float]:
-    """Width and height in inches."""
+    """Return the width and height of a panel in inches."""
     if panels == 1:
         return _ONE_PANEL_INCHES
     return _PANEL_INCHES if panels <= 3 else _SMALL_PANEL_INCHES
 
 
-def _no_date(format: str) -> dict[str, None]:
+def _metadata_without_date(format: str) -> dict[str, None]:
     return {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[format]
 
 
 def _draw_curves(axes: Any, panel: Curves) -> None:
     for number, each in enumerate(panel.curves):
-        # Later ones are thinner, so that an earlier one shows on both sides of a later one that covers it.
+        # Later curves are thinner, so that an earlier curve under them remains visible on both sides.
         width = max(1.2, 2.6 - 0.5 * number) if len(panel.curves) > 1 else 1.8
         axes.plot(each.x, each.y, label=each.name, linewidth=width, marker="o" if panel.marked else None, markersize=4)
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     axes.grid(alpha=0.25)
     if len(panel.curves) > 1:
-        axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2 if _short(panel) else 1)
+        axes.legend(
+            frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2 if _has_short_names(panel) else 1
+        )
 
 
-def _short(panel: Curves) -> bool:
-    """Whether two names fit beside each other."""
+def _has_short_names(panel: Curves) -> bool:
+    """Return whether two names fit side by side in the legend."""
     return all(len(each.name) <= 24 for each in panel.curves)
 
 
 def _draw_heat_map(figure: Any, axes: Any, panel: HeatMap, *, with_bar: bool) -> None:
-    colours = "RdBu_r" if panel.least < 0.0 else "Blues"
+    colors = "RdBu_r" if panel.least < 0.0 else "Blues"
     rows, columns = panel.values.shape
-    small = max(rows, columns) <= _MOST_SQUARES
+    has_few_cells = max(rows, columns) <= _MAX_SQUARES
     picture = axes.imshow(
         panel.values,
-        cmap=colours,
+        cmap=colors,
         vmin=panel.least,
         vmax=panel.most,
-        aspect="equal" if small else "auto",
+        aspect="equal" if has_few_cells else "auto",
         interpolation="nearest",
     )
-    if small:  # a thin line between the squares
+    if has_few_cells:  # a thin line between the squares
         axes.set_xticks([column - 0.5 for column in range(1, columns)], minor=True)
         axes.set_yticks([row - 0.5 for row in range(1, rows)], minor=True)
         axes.grid(which="minor", color="white", linewidth=0.8)
@@ -162,28 +164,28 @@ def _draw_heat_map(figure: Any, axes: Any, panel: HeatMap, *, with_bar: bool) ->
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     for spine in axes.spines.values():
         spine.set_visible(True)
-    if panel.column_names and len(panel.column_names) <= _MOST_NAMES:
+    if panel.column_names and len(panel.column_names) <= _MAX_NAMES:
         axes.set_xticks(range(len(panel.column_names)), map(_visible, panel.column_names), rotation=90)
-    if panel.row_names and len(panel.row_names) <= _MOST_NAMES:
+    if panel.row_names and len(panel.row_names) <= _MAX_NAMES:
         axes.set_yticks(range(len(panel.row_names)), map(_visible, panel.row_names))
     if with_bar:
         figure.colorbar(picture, ax=axes, shrink=0.9)
 
 
 def _visible(piece: str) -> str:
-    """A piece as it can be read: many fonts draw the mark of a space as a heavy block, and a $ begins a formula."""
+    """Return a token in readable form: many fonts draw ▁ as a heavy block, and $ would start a formula."""
     return piece.replace("▁", "_").replace("$", r"\$")
 
 
 def _font_families(chart: Chart) -> list[str]:
-    """The usual font, and one with Chinese characters where they are needed."""
+    """Return the default font and, if necessary, one with Chinese characters."""
     if not unspaced_characters("".join(texts(chart))):
         return ["DejaVu Sans"]
     name = _chinese_font()
     if name is None:
         raise TransduceError(
             "The picture has Chinese characters, but no font here has them: install one (on Debian and Ubuntu the "
-            "package fonts-noto-cjk), or leave --out away to draw in the terminal."
+            "package fonts-noto-cjk), or omit --out to draw in the terminal."
         )
     return ["DejaVu Sans", name]
 
@@ -192,11 +194,11 @@ def _chinese_font() -> str | None:
     from matplotlib import font_manager
 
     manager = font_manager.fontManager
-    known = {font.name for font in manager.ttflist}
-    if not known.intersection(CHINESE_FONTS):
-        # matplotlib remembers which fonts there were when it first ran.
+    installed = {font.name for font in manager.ttflist}
+    if not installed.intersection(CHINESE_FONTS):
+        # matplotlib caches the list of fonts from its first run.
         for path in map(Path, sorted(font_manager.findSystemFonts())):
-            if path.stem.lower().startswith(_FILES_OF_CHINESE_FONTS):
+            if path.stem.lower().startswith(_CHINESE_FONT_FILES):
                 manager.addfont(path)
-        known = {font.name for font in manager.ttflist}
-    return next((name for name in CHINESE_FONTS if name in known), None)
+        installed = {font.name for font in manager.ttflist}
+    return next((name for name in CHINESE_FONTS if name in installed), None)

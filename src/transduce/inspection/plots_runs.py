@@ -1,4 +1,4 @@
-"""Pictures of what was measured: a run's losses and BLEU, BLEU by length, and attention."""
+"""Plots of measurements: a run's losses and BLEU, BLEU by length, and attention."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,25 +14,25 @@ from transduce.inspection.charts import Chart, Curve, Curves, HeatMap, curve
 from transduce.inspection.payload import AttentionBytes, Inspection, from_bytes
 from transduce.text.word_spans import split_words
 
-_MOST_GROUPS = 6
-_LEAST_SENTENCES = 20  # of a group: BLEU of fewer says little
+_MAX_GROUPS = 6
+_MIN_SENTENCES = 20  # of a group; BLEU of fewer is unreliable
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """What is drawn of a line of metrics.jsonl."""
+    """The plotted fields of a line of metrics.jsonl."""
 
     event: str
     step: int
-    # None where nothing was learnt since the report before.
     loss: float | None
+    """None if no step updated the model since the last report."""
     bleu: float | None = None
 
 
 def plot_training(runs: Sequence[Path]) -> Chart:
-    """Losses and BLEU over the steps of one or several runs.
+    """Return a chart of losses and BLEU over the steps of one or several runs.
 
     Raises:
-        TransduceError: a folder holds no run's `metrics.jsonl`, or it is damaged.
+        TransduceError: a folder has no `metrics.jsonl`, or it is damaged.
     """
     lines = {name: _read_metrics(run) for name, run in zip(short_names(runs), runs, strict=True)}
     panels = [
@@ -44,7 +44,7 @@ def plot_training(runs: Sequence[Path]) -> Chart:
             marked=event == "validation",
         )
         for title, label, event, field in (
-            ("Training loss, as it is minimised", "nats per token", "train", "loss"),
+            ("Training loss", "nats per token", "train", "loss"),
             ("Dev loss", "nats per token", "validation", "loss"),
             ("Dev BLEU", "BLEU", "validation", "bleu"),
         )
@@ -58,14 +58,14 @@ def plot_training(runs: Sequence[Path]) -> Chart:
 def _curve_of(name: str, lines: Sequence[_Line], event: str, field: str) -> Curve:
     chosen = [line for line in lines if line.event == event]
     values = [(line.step, line.bleu if field == "bleu" else line.loss) for line in chosen]
-    known = [(step, value) for step, value in values if value is not None]
-    return curve(name, [step for step, _ in known], [value for _, value in known])
+    points = [(step, value) for step, value in values if value is not None]
+    return curve(name, [step for step, _ in points], [value for _, value in points])
 
 
 def _read_metrics(run: Path) -> list[_Line]:
     path = run / "metrics.jsonl"
     if not path.is_file():
-        raise TransduceError(f"{path} does not exist: name a folder that `transduce train` made.")
+        raise TransduceError(f"{path} does not exist: pass a folder that `transduce train` made.")
     lines = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:
@@ -76,7 +76,7 @@ def _read_metrics(run: Path) -> list[_Line]:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """The shortest ends of paths that tell them apart."""
+    """Return the shortest path endings that are unique."""
     parts = [path.resolve().parts for path in paths]
     for length in range(1, max(map(len, parts), default=1) + 1):
         names = ["/".join(each[-length:]) for each in parts]
@@ -92,16 +92,16 @@ def plot_lengths(
     *,
     target_language: str | None,
 ) -> Chart:
-    """BLEU of sentences of like length, group by group.
+    """Return a chart of BLEU by sentence length.
 
-    Length is counted in source words, or in characters where a script has no spaces. Groups have about as many
-    sentences each; a group's point stands at their mean length.
+    Length is counted in source words, or in characters for scripts without spaces. Groups have about equal numbers of
+    sentences; each is plotted at its mean length.
 
     Args:
-        sources: the test set.
-        references: its translations by people.
-        systems: translations to be scored, by name.
-        target_language: chooses sacreBLEU's tokenizer.
+        sources: the test set's source sentences.
+        references: reference translations.
+        systems: translations to score, by name.
+        target_language: selects sacreBLEU's tokenizer.
 
     Raises:
         TransduceError: line counts differ, or there are too few lines.
@@ -132,35 +132,35 @@ def plot_lengths(
 
 
 def group_by_length(lengths: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[list[int]]:
-    """Lines in groups of like length, shortest first; lines of one length are never parted.
+    """Return the indices of lines grouped by similar length, shortest first; lines of equal length stay together.
 
     Raises:
-        TransduceError: there are too few for one group.
+        TransduceError: there are too few lines for one group.
     """
-    if len(lengths) < _LEAST_SENTENCES:
+    if len(lengths) < _MIN_SENTENCES:
         raise TransduceError(
-            f"BLEU of a group needs at least {_LEAST_SENTENCES} sentences, but there are {len(lengths)}: give more."
+            f"BLEU of a group needs at least {_MIN_SENTENCES} sentences, but there are {len(lengths)}: pass more."
         )
-    wanted = min(_MOST_GROUPS, len(lengths) // _LEAST_SENTENCES)
-    each = len(lengths) / wanted
+    num_groups = min(_MAX_GROUPS, len(lengths) // _MIN_SENTENCES)
+    group_size = len(lengths) / num_groups
     groups: list[list[int]] = [[]]
     for length in np.unique(lengths).tolist():
-        same = np.nonzero(lengths == length)[0].tolist()
-        if groups[-1] and len(groups[-1]) + len(same) / 2 > each:
+        indices = np.nonzero(lengths == length)[0].tolist()
+        if groups[-1] and len(groups[-1]) + len(indices) / 2 > group_size:
             groups.append([])
-        groups[-1].extend(same)
-    if len(groups) > 1 and len(groups[-1]) < _LEAST_SENTENCES:
+        groups[-1].extend(indices)
+    if len(groups) > 1 and len(groups[-1]) < _MIN_SENTENCES:
         groups[-2].extend(groups.pop())
     return groups
 
 
 def plot_attention(inspection: Inspection, *, kind: str, layer: int | None) -> Chart:
-    """Every head of a layer, for one translated sentence.
+    """Return a chart with the attention of every head of a layer, for one translated sentence.
 
     Args:
-        inspection: of the sentence.
-        kind: memory (target to source), encoder, or decoder.
-        layer: from 1; the last one where nothing is said.
+        inspection: the inspection of the sentence.
+        kind: memory (cross-attention), encoder, or decoder.
+        layer: layer number from 1; None: the last one.
 
     Raises:
         TransduceError: there is no such layer.
@@ -171,7 +171,7 @@ def plot_attention(inspection: Inspection, *, kind: str, layer: int | None) -> C
         raise TransduceError(f"`--layer` must be from 1 to {layers}, but is {layer}.")
     chosen = layers if layer is None else layer
     weights = from_bytes(packed)[chosen - 1].astype(np.float64)  # (H, Q, L)
-    names = {"memory": "looks at the source", "encoder": "looks at the source", "decoder": "looks at the target"}
+    names = {"memory": "source token", "encoder": "source token", "decoder": "target token"}
     return Chart(
         tuple(
             HeatMap(
@@ -191,7 +191,7 @@ def plot_attention(inspection: Inspection, *, kind: str, layer: int | None) -> C
 
 
 def columns_of(heads: int) -> int:
-    """Panels in a row, so that the picture is about as wide as a page."""
+    """Return the number of panels per row that makes the picture about as wide as a page."""
     return min(4, math.ceil(heads / math.ceil(heads / 4)))
 
 

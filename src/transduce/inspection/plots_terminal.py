@@ -1,4 +1,4 @@
-"""Charts in block characters, for a terminal."""
+"""Draw charts with block characters for a terminal."""
 
 import math
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from transduce.inspection.charts import Chart, Curves, HeatMap, Numbers
 _SHADES = " ░▒▓█"
 _MARKS = "●×+○▲◆□*"
 _ROWS = 16
-_LEAST_COLUMNS = 20
-_MOST_SHOWN = 40  # rows of a heat map
+_MIN_COLUMNS = 20
+_MAX_ROWS = 40  # of a heat map
 
 
 def draw_chart(chart: Chart, *, columns: int = 80) -> str:
-    """The panels one below another, each at most so many columns wide."""
+    """Return the panels of a chart as text, one below another, each at most `columns` wide."""
     drawn = [
         _draw_curves(each, columns) if isinstance(each, Curves) else _draw_heat_map(each, columns)
         for each in chart.panels
@@ -25,7 +25,7 @@ def draw_chart(chart: Chart, *, columns: int = 80) -> str:
 
 
 def _draw_curves(panel: Curves, columns: int) -> str:
-    """A frame with a mark for each curve at each column; the last one drawn lies on top."""
+    """Draw a frame with one mark per curve and column; later curves cover earlier ones."""
     x = np.concatenate([each.x for each in panel.curves])
     y = np.concatenate([each.y for each in panel.curves])
     if not len(x):
@@ -33,10 +33,10 @@ def _draw_curves(panel: Curves, columns: int) -> str:
     low, high = _limits(y)
     scale = [f"{high:.4g}", f"{low:.4g}"]
     margin = max(map(len, scale)) + 1
-    width = max(_LEAST_COLUMNS, columns - margin - 1)
+    width = max(_MIN_COLUMNS, columns - margin - 1)
     grid = [[" "] * width for _ in range(_ROWS)]
     for number, each in enumerate(panel.curves):
-        for column, value in _columns(each.x, each.y, _limits(x), width):
+        for column, value in _interpolate_columns(each.x, each.y, _limits(x), width):
             row = round((high - value) / (high - low) * (_ROWS - 1))
             grid[row][column] = _MARKS[number % len(_MARKS)]
     labels = [scale[0], *[""] * (_ROWS - 2), scale[1]]
@@ -53,24 +53,24 @@ def _limits(values: Numbers) -> tuple[float, float]:
     return (low - 0.5, high + 0.5) if low == high else (low, high)
 
 
-def _columns(x: Numbers, y: Numbers, limits: tuple[float, float], width: int) -> list[tuple[int, float]]:
-    """The curve's height at each column that it spans, straight between its points."""
+def _interpolate_columns(x: Numbers, y: Numbers, limits: tuple[float, float], width: int) -> list[tuple[int, float]]:
+    """Return the columns that a curve spans with its height at each, interpolated linearly between its points."""
     if not len(x):
         return []
     order = np.argsort(x, kind="stable")
     first, last = ((float(value) - limits[0]) / (limits[1] - limits[0]) * (width - 1) for value in (x.min(), x.max()))
-    places = range(round(first), round(last) + 1)
-    at = [limits[0] + place / (width - 1) * (limits[1] - limits[0]) for place in places]
-    heights = np.interp(at, x[order], y[order])
-    return list(zip(places, heights.tolist(), strict=True))
+    column_numbers = range(round(first), round(last) + 1)
+    positions = [limits[0] + column / (width - 1) * (limits[1] - limits[0]) for column in column_numbers]
+    heights = np.interp(positions, x[order], y[order])
+    return list(zip(column_numbers, heights.tolist(), strict=True))
 
 
 def _draw_heat_map(panel: HeatMap, columns: int) -> str:
-    """A shade a number; a large table is shown by the means of its parts."""
+    """Draw one shade per value; a large table is reduced to the means of its blocks."""
     rows = list(panel.row_names) or [str(number) for number in range(len(panel.values))]
     margin = max(map(cell_len, rows)) + 1
-    width = max(_LEAST_COLUMNS, columns - margin)
-    values, row_step, column_step = _shrink(panel.values, _MOST_SHOWN, width)
+    width = max(_MIN_COLUMNS, columns - margin)
+    values, row_step, column_step = _shrink(panel.values, _MAX_ROWS, width)
     cell = max(1, min(2, width // values.shape[1]))
     share = np.clip((values - panel.least) / (panel.most - panel.least), 0.0, 1.0)
     shades = np.minimum((share * len(_SHADES)).astype(np.int64), len(_SHADES) - 1)
@@ -86,7 +86,7 @@ def _draw_heat_map(panel: HeatMap, columns: int) -> str:
 
 
 def _column_header(names: Sequence[str], margin: int, cell: int, step: int) -> list[str]:
-    """Names from top to bottom, a character a line; none where a column stands for several."""
+    """Return lines with the column names written vertically, or none if a column stands for several values."""
     if not names or step > 1:
         return []
     lines = []
@@ -98,10 +98,10 @@ def _column_header(names: Sequence[str], margin: int, cell: int, step: int) -> l
     return lines
 
 
-def _shrink(values: Numbers, most_rows: int, most_columns: int) -> tuple[Numbers, int, int]:
-    """Means over blocks, and how many rows and columns a block has."""
-    row_step = math.ceil(values.shape[0] / most_rows)
-    column_step = math.ceil(values.shape[1] / most_columns)
+def _shrink(values: Numbers, max_rows: int, max_columns: int) -> tuple[Numbers, int, int]:
+    """Return the means over blocks of a table, and the number of rows and columns per block."""
+    row_step = math.ceil(values.shape[0] / max_rows)
+    column_step = math.ceil(values.shape[1] / max_columns)
     by_rows = [values[first : first + row_step].mean(axis=0) for first in range(0, values.shape[0], row_step)]
     table = np.stack(by_rows)
     by_columns = [table[:, first : first + column_step].mean(axis=1) for first in range(0, table.shape[1], column_step)]

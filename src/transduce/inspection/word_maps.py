@@ -1,6 +1,6 @@
-"""Attention between the words of many sentence pairs, head by head.
+"""Compute attention between the words of sentence pairs, head by head.
 
-Legend: B sentences, C = N layers × H heads, S source and T target *words* in maps, pieces in what the model sees.
+Shapes: B sentences, C = N layers × H heads; S source and T target are *words* in maps and tokens in model inputs.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,22 +19,25 @@ from transduce.runtime.translator import Translator
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span, cut_at_words, locate_words, overlap, piece_spans, split_words
 
-# In a pass; weights of attention are kept, 4 bytes each.
-_MOST_PAIRS, _MOST_WEIGHTS = 32, 2**25
+# Limits of one forward pass, which keeps all attention weights as float32.
+_MAX_PAIRS, _MAX_WEIGHTS = 32, 2**25
 _SHOWN = 40
 
 
 class WordPair(msgspec.Struct, frozen=True):
-    """A sentence and its translation, and the words of both."""
+    """A sentence and its translation, with the spans of the words of both."""
 
     source: str
     target: str
     source_words: tuple[Span, ...]
     target_words: tuple[Span, ...]
     cut_source: bool = False
-    """Whether pieces of several words are cut where words end: right for words that somebody marked by hand. Without
-    it, each word of such a piece has the piece's whole attention."""
+    """True to tokenize each word separately, so that no token spans several words (for words marked by hand).
+
+    If False, each word of a token that spans several gets the token's whole attention.
+    """
     cut_target: bool = False
+    """Same meaning as `cut_source`, for the target."""
 
 
 def word_pair(
@@ -43,10 +46,10 @@ def word_pair(
     source_words: Sequence[str] | None = None,
     target_words: Sequence[str] | None = None,
 ) -> WordPair:
-    """A pair with the words that are given, or else with those that spaces separate (`split_words`).
+    """Return a sentence pair with the words passed, or else with those that spaces separate (`split_words`).
 
     Raises:
-        TransduceError: a word does not stand in its sentence.
+        TransduceError: a word does not occur in its sentence.
     """
     return WordPair(
         source,
@@ -59,36 +62,36 @@ def word_pair(
 
 
 class _Side(NamedTuple):
-    """A sentence as the model sees it."""
+    """A tokenized sentence, with the tokens of each word."""
 
     ids: list[int]
-    """With the end symbol, and what else stands around a text."""
+    """Token ids with the end symbol and other special tokens."""
     shares: Matrix
-    """Which pieces spell which word, 0 or 1, (words, pieces)."""
+    """Which tokens spell which word, 0 or 1, (words, tokens)."""
 
 
 def word_maps(translator: Translator, pairs: Iterable[WordPair]) -> Iterator[WordMaps]:
-    """The attention between the words of each pair, by passes over some pairs side by side.
+    """Yield the attention between the words of each pair, computed in batches.
 
     Raises:
-        TransduceError: a text has more pieces than attention has memory for.
+        TransduceError: a text has too many tokens for the memory that attention needs.
     """
     tokenizer, config = translator.tokenizer, translator.model.config
     heads = config.num_decoder_layers * config.num_heads
     batch: list[tuple[_Side, _Side]] = []
     longest_source = longest_target = 0
     for pair in pairs:
-        source = _side(tokenizer.source, pair.source, pair.source_words, cut=pair.cut_source)
-        target = _side(tokenizer.target, pair.target, pair.target_words, cut=pair.cut_target)
+        source = _tokenize(tokenizer.source, pair.source, pair.source_words, cut=pair.cut_source)
+        target = _tokenize(tokenizer.target, pair.target, pair.target_words, cut=pair.cut_target)
         for side, text in ((source, pair.source), (target, pair.target)):
             if len(side.ids) > MOST_PIECES:
                 raise TransduceError(
-                    f"A text must have at most {MOST_PIECES:,} pieces for its words to be linked, but "
-                    f"“{text[:_SHOWN]}…” has {len(side.ids):,}: cut it into sentences."
+                    f"A text must have at most {MOST_PIECES:,} tokens for its words to be aligned, but "
+                    f"“{text[:_SHOWN]}…” has {len(side.ids):,}: split it into sentences."
                 )
         longest_source, longest_target = max(longest_source, len(source.ids)), max(longest_target, len(target.ids))
         weights = heads * (len(batch) + 1) * longest_source * longest_target
-        if batch and (len(batch) == _MOST_PAIRS or weights > _MOST_WEIGHTS):
+        if batch and (len(batch) == _MAX_PAIRS or weights > _MAX_WEIGHTS):
             yield from _maps_of(translator, batch)
             batch, longest_source, longest_target = [], len(source.ids), len(target.ids)
         batch.append((source, target))
@@ -97,7 +100,7 @@ def word_maps(translator: Translator, pairs: Iterable[WordPair]) -> Iterator[Wor
 
 
 def _maps_of(translator: Translator, sides: Sequence[tuple[_Side, _Side]]) -> list[WordMaps]:
-    """By one pass."""
+    """Return the attention between the words of a batch of pairs, from one forward pass."""
     config = translator.model.config
     sources, targets = zip(*sides, strict=True)
     trace = AttentionTrace()
@@ -110,18 +113,18 @@ def _maps_of(translator: Translator, sides: Sequence[tuple[_Side, _Side]]) -> li
     return [_between_words(*each) for each in zip(weights, sources, targets, strict=True)]
 
 
-def _side(vocabulary: Vocabulary, text: str, words: Sequence[Span], *, cut: bool) -> _Side:
-    seen = vocabulary.as_seen(text)
-    if seen != text:
+def _tokenize(vocabulary: Vocabulary, text: str, words: Sequence[Span], *, cut: bool) -> _Side:
+    normalized = vocabulary.as_seen(text)
+    if normalized != text:
         words = [Span(*(len(vocabulary.as_seen(text[:place])) for place in word)) for word in words]
-    ids = cut_at_words(vocabulary, seen, words) if cut else vocabulary.encode(seen)
-    spelt = (overlap(words, piece_spans(vocabulary.spellings(ids), seen)) > 0).astype(np.float64)
-    # What stands around a text, such as the end symbol, spells none of its words.
-    return _Side(vocabulary.closed(ids), np.pad(spelt, ((0, 0), (len(vocabulary.before), len(vocabulary.after)))))
+    ids = cut_at_words(vocabulary, normalized, words) if cut else vocabulary.encode(normalized)
+    spells = (overlap(words, piece_spans(vocabulary.spellings(ids), normalized)) > 0).astype(np.float64)
+    # Special tokens around the text, such as the end symbol, belong to no word.
+    return _Side(vocabulary.closed(ids), np.pad(spells, ((0, 0), (len(vocabulary.before), len(vocabulary.after)))))
 
 
 def _between_words(weights: Matrix, source: _Side, target: _Side) -> WordMaps:
-    """Over a word's source pieces the sum, over its target pieces the mean."""
-    own = weights[:, : len(target.ids), : len(source.ids)].astype(np.float64)
+    """Return the attention summed over a word's source tokens and averaged over its target tokens."""
+    unpadded = weights[:, : len(target.ids), : len(source.ids)].astype(np.float64)
     means = target.shares / np.maximum(target.shares.sum(axis=1, keepdims=True), 1.0)  # (T, pieces)
-    return WordMaps(heads=means @ own @ source.shares.T, nowhere=means @ own[:, :, -1:])
+    return WordMaps(heads=means @ unpadded @ source.shares.T, nowhere=means @ unpadded[:, :, -1:])

@@ -1,4 +1,4 @@
-"""Characters that should not be there: what encodings, markup and other tools have left."""
+"""Find characters that indicate faults: wrong encodings, markup, and leftovers of other tools."""
 
 import re
 from collections.abc import Callable
@@ -12,7 +12,7 @@ _SEPARATOR = re.compile("[\r\u0085\u2028\u2029]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPE = re.compile(r"\\u[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}|\\n(?![a-zA-Z])")
 _MARKUP = re.compile(r"&(?:[a-zA-Z]{2,8}|#\d{2,6}|#x[0-9a-fA-F]{2,6});|</?[a-zA-Z][^<>]{0,80}>")
-# UTF-8 that was read as Latin-1 or Windows-1252 and written as UTF-8 again; or given up on.
+# UTF-8 that was decoded as Latin-1 or Windows-1252 and encoded again, or replacement characters.
 _DAMAGED = re.compile(
     "\ufffd|[ÃÂ][\u0080-\u00bf]|â€[\u0080-\u00ff™œ˜“”]|[ÐÑ][\u0080-\u00bf]|[\u00c2-\u00f4][\u0080-\u009f]"
 )
@@ -33,44 +33,57 @@ class _Pattern(NamedTuple):
 
 
 _PATTERNS = (
-    _Pattern("not UTF-8", _SURROGATE.search, "{count} not UTF-8; training leaves such pairs out, so mend the lines"),
-    _Pattern("control characters", _CONTROL.search, "{count} with NUL and its like; training leaves such pairs out"),
+    _Pattern("not UTF-8", _SURROGATE.search, "{count} not UTF-8; training leaves such pairs out, so fix the lines"),
+    _Pattern(
+        "control characters",
+        _CONTROL.search,
+        "{count} with control characters such as NUL; training leaves such pairs out",
+    ),
     _Pattern(
         "line separators",
         _SEPARATOR.search,
         "{count} with U+2028, U+0085 or a carriage return inside: one line here, two for other tools",
     ),
-    _Pattern("tabs", lambda line: "\t" in line, "{count} with a tab: look whether columns of a table were left in"),
+    _Pattern(
+        "tabs", lambda line: "\t" in line, "{count} with a tab: check whether they contain several columns of a table"
+    ),
     _Pattern(
         "invisible characters",
         _INVISIBLE.search,
-        "{count} with characters that are not seen, such as U+FEFF and U+200B: remove them",
+        "{count} with invisible characters, such as U+FEFF and U+200B: remove them",
     ),
     _Pattern("escapes", _ESCAPE.search, "{count} with escapes such as \\ud83d in the text: decode them"),
     _Pattern("markup", _MARKUP.search, "{count} with entities or tags such as &amp; or <b>: decode or remove them"),
     _Pattern(
-        "damaged characters", _DAMAGED.search, "{count} with U+FFFD or twice encoded text such as Ã©: read it anew"
+        "damaged characters", _DAMAGED.search, "{count} with U+FFFD or twice encoded text such as Ã©: decode it again"
     ),
     _Pattern(
         "full-width letters",
         _FULL_WIDTH.search,
-        "{count} with full-width letters or digits, or half-width kana: other pieces to the model than the usual ones",
+        "{count} with full-width letters or digits, or half-width kana: other tokens for the model than the usual ones",
         2.0,
     ),
 )
 
 
 def character_findings(text: CorpusText) -> list[Finding]:
-    """One finding a kind."""
+    """Return a finding for each kind of suspicious character."""
     found = []
     for name, matches, message, problem_share in _PATTERNS:
         source, target = ([n for n, line in enumerate(side.lines) if matches(line)] for side in text.sides)
         found.append(line_finding(text, name, (source, target), message, problem_share))
-    return [*found, _marks(text), _empty(text), _white_space(text), _punctuation(text), _quoted(text)]
+    return [
+        *found,
+        _windows_files(text),
+        _empty_lines(text),
+        _white_space(text),
+        _punctuation(text),
+        _quoted_side(text),
+    ]
 
 
-def _marks(text: CorpusText) -> Finding:
-    """What reading removes: byte order marks, carriage returns at line ends."""
+def _windows_files(text: CorpusText) -> Finding:
+    """Report byte order marks and carriage returns at line ends, which reading removes."""
     marks = sum(side.notes.byte_order_marks for side in text.sides)
     returns = sum(side.notes.carriage_returns for side in text.sides)
     return Finding(
@@ -84,37 +97,40 @@ def _marks(text: CorpusText) -> Finding:
     )
 
 
-def _empty(text: CorpusText) -> Finding:
+def _empty_lines(text: CorpusText) -> Finding:
     source, target = ([n for n, line in enumerate(side.lines) if not line] for side in text.sides)
     return line_finding(text, "empty lines", (source, target), "{count} empty; training leaves such pairs out", 0.05)
 
 
 def _white_space(text: CorpusText) -> Finding:
     source, target = ([n for n, line in enumerate(side.lines) if line and not line.strip()] for side in text.sides)
-    message = "{count} of white space alone; training leaves such pairs out"
+    message = "{count} of white space only; training leaves such pairs out"
     return line_finding(text, "white space only", (source, target), message, 0.05)
 
 
-def _quoted(text: CorpusText) -> Finding:
-    """A side whose lines stand in quotes, as spreadsheets write fields, where the other's do not."""
+def _quoted_side(text: CorpusText) -> Finding:
+    """Report a side whose lines are in quotes, as spreadsheets write fields, while the other side's are not."""
     numbers = [[n for n, line in enumerate(side.lines) if _QUOTED.fullmatch(line)] for side in text.sides]
-    shares = [len(own) / len(side.lines) for own, side in zip(numbers, text.sides, strict=True)]
+    shares = [len(quoted) / len(side.lines) for quoted, side in zip(numbers, text.sides, strict=True)]
     source, target = (
-        own if share >= _ALL_QUOTED and other <= 1 - _ALL_QUOTED else []
-        for own, share, other in zip(numbers, shares, reversed(shares), strict=True)
+        quoted if share >= _ALL_QUOTED and other_share <= 1 - _ALL_QUOTED else []
+        for quoted, share, other_share in zip(numbers, shares, reversed(shares), strict=True)
     )
-    message = "{count} in double quotes, as spreadsheets write fields: the model would learn them, so take them off"
+    message = "{count} in double quotes, as spreadsheets write fields: the model would learn them, so remove them"
     return line_finding(text, "quoted side", (source, target), message, 0.01)
 
 
 def _punctuation(text: CorpusText) -> Finding:
-    source, target = (_odd_marks(side.lines) for side in text.sides)
-    message = "{count} with full-width punctuation where the side has ASCII's, or the other way round"
+    source, target = (_odd_punctuation(side.lines) for side in text.sides)
+    message = "{count} with full-width punctuation where the side mostly has ASCII punctuation, or vice versa"
     return line_finding(text, "mixed punctuation", (source, target), message)
 
 
-def _odd_marks(lines: list[str]) -> list[int]:
-    """On a Chinese side, whichever is rarer: full-width marks, or ASCII's after characters. Elsewhere, the first."""
+def _odd_punctuation(lines: list[str]) -> list[int]:
+    """Return the lines with a side's rarer kind of punctuation.
+
+    On a Chinese side, that is full-width marks or ASCII marks after characters. On other sides, it is full-width marks.
+    """
     wide = [(number, line) for number, line in enumerate(lines) if not line.isascii()]
     full = [number for number, line in wide if _FULL_WIDTH_MARK.search(line)]
     if 2 * sum(_HAN.search(line) is not None for _, line in wide) < len(lines):

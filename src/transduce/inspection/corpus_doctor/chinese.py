@@ -1,6 +1,6 @@
-"""Simplified and traditional characters: which of the two a Chinese line is written in.
+"""Find Chinese lines in the other script: simplified or traditional characters.
 
-The list holds common characters that have one form here and another there, and neither form in both.
+The list has common characters whose simplified and traditional forms are never used in the other script.
 """
 
 import re
@@ -36,17 +36,17 @@ _PAIRS = (
 )
 SIMPLIFIED, TRADITIONAL = (frozenset(pair[place] for pair in _PAIRS.split()) for place in (0, 1))
 _KANA = re.compile("[\u3040-\u30ff]")
-_CHINESE_SHARE = 0.2  # of a side's lines that must have such a character for it to be Chinese
+_CHINESE_SHARE = 0.2  # least share of lines with such a character on a Chinese side
 
 
 def chinese_finding(text: CorpusText) -> Finding:
-    """Lines in the script that is the rarer one on a side, or in both at once."""
-    found = [_odd_lines(side) for side in text.sides]
+    """Report lines in the rarer script of a side, or in both scripts at once."""
+    line_numbers = [_rarer_script_lines(side) for side in text.sides]
     message = "{count} in the other of simplified and traditional Chinese, or in both: convert one into the other"
-    return line_finding(text, "mixed Chinese scripts", (found[0], found[1]), message, 0.01)
+    return line_finding(text, "mixed Chinese scripts", (line_numbers[0], line_numbers[1]), message, 0.01)
 
 
-def _odd_lines(side: Side) -> list[int]:
+def _rarer_script_lines(side: Side) -> list[int]:
     simplified, traditional, both = [], [], []
     for number, line in enumerate(side.lines):
         if line.isascii():
@@ -60,7 +60,7 @@ def _odd_lines(side: Side) -> list[int]:
         elif all(kinds):
             both.append(number)
     if sum(_KANA.search(side.lines[number]) is not None for number in both) > 0.1 * len(both):
-        return []  # Japanese has some of each
+        return []  # Japanese text mixes both forms
     if len(simplified) + len(traditional) + len(both) < _CHINESE_SHARE * len(side.lines):
         return []
     rarer = min(simplified, traditional, key=len)

@@ -1,6 +1,6 @@
-"""Lines as numbers that a translation keeps: length, end marks, commas, digits, codes, and rare words.
+"""Numeric features of lines that translation preserves: length, end marks, commas, digits, codes and rare words.
 
-Legend: N lines, C codes and W words kept of a line.
+Shapes: N lines, C codes and W words kept per line.
 """
 
 import hashlib
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 
-WORDS = 8  # of a line, the rarest
-CODES = 4  # of a line, the longest
-VOCABULARY = 3072  # words of a side that are looked at; 0 stands for none
-_FEWEST_LINES = 3  # in which a word must occur
-_SHORTEST_CODE = 3
+WORDS = 8  # the rarest of a line
+CODES = 4  # the longest of a line
+VOCABULARY = 3072  # words kept per side, including 0 for none
+_MIN_LINES = 3  # in which a word must occur
+_MIN_CODE_CHARACTERS = 3
 
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+")
@@ -28,24 +28,24 @@ _QUESTION, _EXCLAMATION, _COMMA = re.compile("[?？؟]"), re.compile("[!！]"), 
 
 
 class SideFeatures(NamedTuple):
-    """What is known of each line of one side."""
+    """The features of all lines of one side."""
 
     length: Floats
     """Characters, (N,)."""
     ending: Ints
-    """0 none, 1 question, 2 exclamation, 3 both, (N,)."""
+    """0 no mark, 1 question mark, 2 exclamation mark, 3 both, (N,)."""
     commas: Ints
-    """0, 1, or 2 for more, (N,)."""
+    """0, 1, or 2 for two or more, (N,)."""
     digits: NDArray[np.int64]
-    """A hash of the numbers in the line, 0 where there is none, (N,)."""
+    """A hash of the numbers in each line, or 0 if it has none, (N,)."""
     codes: NDArray[np.int64]
-    """Hashes of words with digits, as codes, addresses and years are, 0 where there are fewer, (N, C)."""
+    """Hashes of words with digits, such as product codes, addresses and years; padded with 0, (N, C)."""
     words: Ints
-    """The rarest words, numbered by frequency from 1, 0 where there are fewer, (N, W)."""
+    """The rarest words of each line as numbers by frequency from 1; padded with 0, (N, W)."""
 
 
 def side_features(lines: Sequence[str]) -> SideFeatures:
-    """Features of all lines of one side."""
+    """Return the features of all lines of one side."""
     return SideFeatures(
         length=np.array([len(line) for line in lines], dtype=np.float32),
         ending=np.array([_ending(line) for line in lines], dtype=np.int32),
@@ -72,13 +72,13 @@ def _hash(text: str) -> int:
 
 
 def _codes(lines: Sequence[str]) -> NDArray[np.int64]:
-    found = np.zeros((len(lines), CODES), dtype=np.int64)
+    table = np.zeros((len(lines), CODES), dtype=np.int64)
     for row, line in enumerate(lines):
-        words = [word for word in _WORD.findall(line.casefold()) if len(word) >= _SHORTEST_CODE]
+        words = [word for word in _WORD.findall(line.casefold()) if len(word) >= _MIN_CODE_CHARACTERS]
         codes = sorted({word for word in words if _DIGITS.search(word)}, key=lambda word: (-len(word), word))
         hashes = [_hash(code) for code in codes[:CODES]]
-        found[row, : len(hashes)] = hashes
-    return found
+        table[row, : len(hashes)] = hashes
+    return table
 
 
 def _rare_words(lines: Sequence[str]) -> Ints:
@@ -86,10 +86,10 @@ def _rare_words(lines: Sequence[str]) -> Ints:
     counts: Counter[str] = Counter()
     for each in words:
         counts.update(sorted(each))
-    frequent = sorted((word for word, count in counts.items() if count >= _FEWEST_LINES), key=lambda w: (-counts[w], w))
-    number = {word: place for place, word in enumerate(frequent[: VOCABULARY - 1], 1)}
-    found = np.zeros((len(lines), WORDS), dtype=np.int32)
+    frequent = sorted((word for word, count in counts.items() if count >= _MIN_LINES), key=lambda w: (-counts[w], w))
+    rank_by_word = {word: rank for rank, word in enumerate(frequent[: VOCABULARY - 1], 1)}
+    table = np.zeros((len(lines), WORDS), dtype=np.int32)
     for row, each in enumerate(words):
-        known = sorted((number[word] for word in each if word in number), reverse=True)[:WORDS]
-        found[row, : len(known)] = known
-    return found
+        ranks = sorted((rank_by_word[word] for word in each if word in rank_by_word), reverse=True)[:WORDS]
+        table[row, : len(ranks)] = ranks
+    return table

@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing else."""
+"""Render a corpus report as a self-contained HTML page."""
 
 from html import escape
 
@@ -10,11 +10,11 @@ table{border-collapse:collapse;width:100%}td{padding:.3rem .6rem;vertical-align:
 .problem{color:#a00;font-weight:bold}.look{color:#850}.fine{color:#070}code{font-size:85%;color:#555}
 @media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}td{border-color:#444}code{color:#aaa}
 .problem{color:#f77}.look{color:#fc6}.fine{color:#7d7}}"""
-_WORDS = {"problem": "to mend", "look": "look", "fine": "in order"}
+_LABELS = {"problem": "to fix", "look": "to check", "fine": "in order"}
 
 
 def html_page(report: CorpusReport) -> str:
-    """A page with the findings, the worst first."""
+    """Return an HTML page with the findings, worst first."""
     order = {"problem": 0, "look": 1, "fine": 2}
     rows = "\n".join(_row(finding) for finding in sorted(report.findings, key=lambda each: order[each.severity]))
     title = f"{' '.join(report.source)} and {' '.join(report.target)}"
@@ -30,6 +30,6 @@ def _row(finding: Finding) -> str:
         f"<br><code>{escape(example.place)}</code> {escape(example.text)}" for example in finding.examples
     )
     return (
-        f'<tr><td class="{finding.severity}">{_WORDS[finding.severity]}</td><td>{escape(finding.name)}</td>'
+        f'<tr><td class="{finding.severity}">{_LABELS[finding.severity]}</td><td>{escape(finding.name)}</td>'
         f"<td>{escape(finding.message)}{examples}</td></tr>"
     )

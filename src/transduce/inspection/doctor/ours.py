@@ -142,7 +142,7 @@ def _layers(model: Transformer) -> tuple[ResidualLayer, ...]:
     if order == "sandwich" or model.config.norm == "batch":
         return ()
 
-    def shown(name: str, layer: nn.Module, run: Callable[[Tensor], Tensor], *sublayers: str) -> ResidualLayer:
+    def residual_layer(name: str, layer: nn.Module, run: Callable[[Tensor], Tensor], *sublayers: str) -> ResidualLayer:
         modules = tuple(layer.get_submodule(sublayer) for sublayer in sublayers)
         return ResidualLayer(name=name, run=run, sublayers=modules, norm_order=order, d_model=width)
 
