@@ -69,7 +69,7 @@ def test_inspect_shows_where_the_heads_look_from_a_pronoun(
     drawn = capfdbinary.readouterr().out.decode()
     assert drawn.startswith("老师看见学生，他吃鱼。  →  ")
     assert "From `他` (candidates: 老, 师, 看, 见, 学生)" in drawn
-    assert "of 8 heads look at `学生` more than at any other candidate; by lot it would be 2." in drawn
+    assert "of 8 heads look at `学生` more than at any other candidate; by chance it would be 2." in drawn
     assert '"coreference":{"words":["老","师"' in page.read_text("utf-8")
     assert main(["inspect", str(trained), *asked, "--json", "-", *ONE_THREAD]) == 0
     found = json.loads(capfdbinary.readouterr().out)["coreference"]

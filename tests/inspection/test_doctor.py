@@ -205,7 +205,7 @@ def test_a_vocabulary_without_words_is_refused() -> None:
 def test_a_report_reads_and_is_data() -> None:
     report = examine(subject_of(build(), name="mine"), CHECKS[1:2])
     text = str(report)
-    assert text.startswith("The doctor on mine\npass  future            later target pieces replaced;")
+    assert text.startswith("The doctor on mine\npass  future            later target tokens replaced;")
     assert "all 1 passed" in text
     assert msgspec.json.decode(msgspec.json.encode(report), type=DoctorReport) == report
 

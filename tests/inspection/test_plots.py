@@ -152,7 +152,7 @@ def test_a_report_of_steps_that_learnt_nothing_is_left_out(tmp_path: Path) -> No
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TransduceError, match=r"metrics.jsonl does not exist: name a folder"):
+    with pytest.raises(TransduceError, match=r"metrics.jsonl does not exist: pass a folder"):
         plot_training([tmp_path])
     with pytest.raises(TransduceError, match="has no measurements yet"):
         plot_training([write_run(tmp_path / "a")])
