@@ -85,7 +85,7 @@ def test_a_batch_is_no_larger_than_memory_allows(
 ) -> None:
     pairs = [each.pair for each in known[:5]]
     wanted = [maps.heads for maps in word_maps(translator, pairs)]
-    monkeypatch.setattr("transduce.inspection.word_maps._MOST_WEIGHTS", 1)
+    monkeypatch.setattr("transduce.inspection.word_maps._MAX_WEIGHTS", 1)
     found = [maps.heads for maps in word_maps(translator, pairs)]
     assert all(np.allclose(one, other, atol=1e-5) for one, other in zip(found, wanted, strict=True))
     monkeypatch.setattr("transduce.inspection.word_maps.MOST_PIECES", 8)

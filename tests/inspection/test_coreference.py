@@ -134,7 +134,7 @@ def test_punctuation_is_no_part_of_a_word(translator: Translator) -> None:
 )
 def test_candidates_name_something(language: str | None, text: str, expected: str) -> None:
     words = text.split()
-    assert [words[number] for number in coreference._named(words, language)] == expected.split()
+    assert [words[number] for number in coreference._candidate_words(words, language)] == expected.split()
 
 
 def test_in_a_script_without_spaces_a_candidate_is_several_words(translator: Translator) -> None:

@@ -162,7 +162,7 @@ def test_which_side_has_too_many_lines_follows_from_how_the_lag_changes(
         sides = ("target", "source") if files[0] is source else ("source", "target")
         for part, where, side in zip(told, (first, then), sides, strict=True):
             assert where in part
-            assert f"(the {side} has lines too many" in part
+            assert f"(just before, the {side} has extra lines" in part
 
 
 # --- lines -----------------------------------------------------------------------------------------------------

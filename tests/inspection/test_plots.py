@@ -292,7 +292,7 @@ def test_without_a_font_for_chinese_the_picture_says_what_to_install(monkeypatch
 
 
 def test_an_unknown_suffix_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TransduceError, match=r"ends in .png, .svg, .pdf, but this one is a.jpg"):
+    with pytest.raises(TransduceError, match=r"end in .png, .svg, .pdf, but this one is a.jpg"):
         save_chart(Chart((LINES,)), tmp_path / "a.jpg")
 
 

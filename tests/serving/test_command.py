@@ -164,7 +164,7 @@ def test_a_host_that_is_elsewhere_is_told(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_host_that_is_no_name_is_told() -> None:
-    with pytest.raises(TransduceError, match=r"`host` must be an address of this machine, but `foo\.\.bar` is none"):
+    with pytest.raises(TransduceError, match=r"`host` must be an address of this machine, but `foo\.\.bar` is not"):
         open_socket("foo..bar", 0)
 
 

@@ -211,7 +211,7 @@ def test_keys_are_read_from_a_file(tmp_path: Any) -> None:
     path.write_text("# none\n", "utf-8")
     with pytest.raises(TransduceError, match=r"must hold one API key per line, but holds none"):
         read_api_keys(path)
-    with pytest.raises(TransduceError, match=r"cannot be read \(No such file or directory\): name another"):
+    with pytest.raises(TransduceError, match=r"cannot be read \(No such file or directory\): pass another file"):
         read_api_keys(tmp_path / "missing")
 
 

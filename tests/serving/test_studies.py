@@ -109,8 +109,8 @@ def test_an_intervention_is_what_the_library_gives(
         ("/intervene", {"heads_off": [{"kind": "none", "layer": 0, "head": 0}]}, "(?i)invalid enum value 'none'"),
         ("/intervene", {"heads_off": [{"kind": "memory", "layer": 0, "head": 0}] * 1001}, "length <= 1000"),
         ("/intervene", {"step": -1, "forbid": []}, ">= 0"),
-        ("/intervene", {"step": 999}, "from 0 to [0-9]+, but it is 999"),
-        ("/intervene", {"force": "▁fish"}, "say which `step`"),
+        ("/intervene", {"step": 999}, "from 0 to [0-9]+, but is 999"),
+        ("/intervene", {"force": "▁fish"}, "set `step` to it"),
         ("/intervene", {"step": 0, "force": "no such piece"}, "no token `no such piece`"),
         ("/intervene", {"changed": "a\nb"}, "`changed` must be one line"),
         ("/intervene", {"step": 0, "force": "x" * 201}, "length <= 200"),
@@ -325,7 +325,7 @@ def test_who_wants_a_model_alone_goes_before_those_who_come_later(wait_until: An
         if name == "two":
             wait_until(lambda: len(order) == 2)
         if name == "alone":
-            wait_until(lambda: access._wanting_alone == 1)
+            wait_until(lambda: access._waiting_for_exclusive == 1)
     assert sorted(order) == ["one", "two"]
     leave.set()
     for thread in threads:

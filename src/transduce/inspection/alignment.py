@@ -71,19 +71,19 @@ def choose_heads(translator: Translator, known: Sequence[KnownAlignment]) -> Hea
             f"Choosing heads needs at least {_MIN_KNOWN} known alignments, but there are {len(known)}: pass more."
         )
     config = translator.model.config
-    links = [_link_matrix(each) for each in known]
-    maps = list(word_maps(translator, [each.pair for each in known]))
+    links = [_link_matrix(item) for item in known]
+    maps = list(word_maps(translator, [item.pair for item in known]))
     chosen = np.argsort(_errors(maps, known), kind="stable")[:_MAX_HEADS]
-    features = [head_features(each.only(chosen)) for each in maps]
+    features = [head_features(item.only(chosen)) for item in maps]
     first = fit_logistic(features, links)
     # Cross-validate the inputs of the second regression: each half gets probabilities learned from the other half.
     half = len(known) // 2
     half_weights = (fit_logistic(features[half:], links[half:]), fit_logistic(features[:half], links[:half]))
-    probabilities = [probability(each, half_weights[number >= half]) for number, each in enumerate(features)]
+    probabilities = [probability(item, half_weights[number >= half]) for number, item in enumerate(features)]
     second = fit_logistic(
         [
-            _second_features(each, probabilities_of_pair)
-            for each, probabilities_of_pair in zip(features, probabilities, strict=True)
+            _second_features(item, probabilities_of_pair)
+            for item, probabilities_of_pair in zip(features, probabilities, strict=True)
         ],
         links,
     )
@@ -126,7 +126,7 @@ def alignment_error(found: Iterable[Links], known: Iterable[Links]) -> float:
 def head_errors(translator: Translator, known: Sequence[KnownAlignment]) -> Matrix:
     """Return the alignment error of each head alone, (N, H), linking each source word as `_link_sources` does."""
     config = translator.model.config
-    errors = _errors(word_maps(translator, [each.pair for each in known]), known)
+    errors = _errors(word_maps(translator, [item.pair for item in known]), known)
     return errors.reshape(config.num_decoder_layers, config.num_heads)
 
 
@@ -135,9 +135,9 @@ def head_errors(translator: Translator, known: Sequence[KnownAlignment]) -> Matr
 
 def _errors(maps: Iterable[WordMaps], known: Sequence[KnownAlignment]) -> Matrix:
     """Return the alignment error of each head alone, (N × H,)."""
-    found = [[_link_sources(head) for head in each.heads] for each in maps]
-    expected = [each.links for each in known]
-    return np.array([alignment_error(links, expected) for links in zip(*found, strict=True)])
+    links_by_head = [[_link_sources(head) for head in item.heads] for item in maps]
+    expected = [item.links for item in known]
+    return np.array([alignment_error(links, expected) for links in zip(*links_by_head, strict=True)])
 
 
 def _link_sources(head: Matrix) -> Links:

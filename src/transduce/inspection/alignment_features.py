@@ -55,7 +55,9 @@ def neighbour_features(answer: Matrix) -> Matrix:
     """Return features from the link probabilities (T, S) around each pair and in its row and column."""
     row_normalized = answer / (answer.sum(axis=1, keepdims=True) + _EPSILON)
     column_normalized = answer / (answer.sum(axis=0) + _EPSILON)
-    around = [_shift(each[None], *offset) for each in (answer, row_normalized, column_normalized) for offset in _AROUND]
+    around = [
+        _shift(matrix[None], *offset) for matrix in (answer, row_normalized, column_normalized) for offset in _AROUND
+    ]
     logarithms = [np.log(_shift(answer[None], *offset) + _EPSILON) for offset in _AROUND]
     strongest_others = np.stack([_strongest_other(answer, 0), _strongest_other(answer, 1)])
     return np.concatenate([*around, *logarithms, strongest_others, np.log(strongest_others + _EPSILON)])
@@ -101,8 +103,8 @@ def fit_logistic(features: Sequence[Matrix], links: Sequence[Matrix]) -> Matrix:
     Returns:
         The weights, (F,).
     """
-    x = np.concatenate([each.reshape(len(each), -1) for each in features], axis=1).T  # (words² of all, F)
-    y = np.concatenate([each.ravel() for each in links])
+    x = np.concatenate([matrix.reshape(len(matrix), -1) for matrix in features], axis=1).T  # (words² of all, F)
+    y = np.concatenate([matrix.ravel() for matrix in links])
     scale = x.std(axis=0) + 1e-6
     x = x / scale
     weights = np.zeros(x.shape[1])

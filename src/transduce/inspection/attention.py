@@ -143,8 +143,8 @@ def group_words(pieces: Sequence[str]) -> tuple[tuple[str, ...], list[list[int]]
     in byte tokens. A ▁ without a word after it is left out.
     """
     groups: list[list[int]] = []
-    for index, piece in enumerate(pieces):
-        is_start = index == 0 or _begins_word(pieces[index - 1], piece)
+    for index, token in enumerate(pieces):
+        is_start = index == 0 or _begins_word(pieces[index - 1], token)
         if is_start:
             groups.append([index])
         else:
@@ -153,17 +153,17 @@ def group_words(pieces: Sequence[str]) -> tuple[tuple[str, ...], list[list[int]]
     return tuple(word for word, _ in words if word), [group for word, group in words if word]
 
 
-def _begins_word(before: str, piece: str) -> bool:
-    byte = byte_of(piece)
+def _begins_word(before: str, token: str) -> bool:
+    byte = byte_of(token)
     if byte is not None:
         return byte >= 0xC0  # bytes from 0x80 to 0xBF continue a character; smaller ones are ASCII
-    return piece.startswith("▁") or bool(unspaced_characters(before + piece)) or byte_of(before) is not None
+    return token.startswith("▁") or bool(unspaced_characters(before + token)) or byte_of(before) is not None
 
 
-def _join_tokens(pieces: Sequence[str]) -> str:
+def _join_tokens(tokens: Sequence[str]) -> str:
     """Return the text that a word's tokens spell."""
     content = b""
-    for piece in pieces:
-        byte = byte_of(piece)
-        content += piece.encode() if byte is None else bytes([byte])
+    for token in tokens:
+        byte = byte_of(token)
+        content += token.encode() if byte is None else bytes([byte])
     return content.decode("utf-8", "replace").removeprefix("▁")

@@ -57,11 +57,11 @@ def curve(name: str, x: Any, y: Any) -> Curve:
 
 def texts(chart: Chart) -> list[str]:
     """Return all texts of a chart."""
-    found: list[str] = []
+    result: list[str] = []
     for panel in chart.panels:
-        found += [panel.title, panel.x_label, panel.y_label]
+        result += [panel.title, panel.x_label, panel.y_label]
         if isinstance(panel, Curves):
-            found += [each.name for each in panel.curves]
+            result += [item.name for item in panel.curves]
         else:
-            found += [*panel.row_names, *panel.column_names]
-    return found
+            result += [*panel.row_names, *panel.column_names]
+    return result

@@ -155,7 +155,7 @@ def _split_texts(text: str) -> list[str]:
 
 def _candidate_words(words: Sequence[str], language: str | None) -> tuple[int, ...]:
     """Return the indices of the words that may name something: those with letters that are not function words."""
-    lists = (
+    word_lists = (
         [_FUNCTION_WORD_SETS[language]]
         if language in _FUNCTION_WORD_SETS
         else []
@@ -165,7 +165,7 @@ def _candidate_words(words: Sequence[str], language: str | None) -> tuple[int, .
     return tuple(
         number
         for number, word in enumerate(words)
-        if any(map(str.isalpha, word)) and not any(_normalize_word(word) in each for each in lists)
+        if any(map(str.isalpha, word)) and not any(_normalize_word(word) in word_list for word_list in word_lists)
     )
 
 
@@ -258,9 +258,9 @@ def _between_words(reading: _Reading, spans: Sequence[Span], sentence: str, pron
     It is averaged over the pronoun's tokens and summed over a word's tokens. A token that spells parts of several words
     is divided between them by its characters.
     """
-    shared_characters = overlap(spans, piece_spans(reading.pieces, sentence)).astype(np.float64)  # (W, pieces)
+    shared_characters = overlap(spans, piece_spans(reading.pieces, sentence)).astype(np.float64)  # (W, tokens)
     to_words = shared_characters / np.maximum(shared_characters.sum(axis=0), 1.0)
-    pronoun_weights = shared_characters[pronoun] / max(1.0, shared_characters[pronoun].sum())  # (pieces,)
+    pronoun_weights = shared_characters[pronoun] / max(1.0, shared_characters[pronoun].sum())  # (tokens,)
     last = reading.first + len(reading.pieces)
     maps = reading.weights[:, :, reading.first : last, reading.first : last].astype(np.float64)
     return np.asarray(np.einsum("q,nhqk,wk->nhw", pronoun_weights, maps, to_words))

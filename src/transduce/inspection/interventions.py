@@ -198,7 +198,7 @@ def _token_constraints(
     prefix = list(before.ids[: change.step])
     if change.force is not None:
         return [*prefix, _token_id(translator, change.force)], {}
-    return prefix, {change.step: [_token_id(translator, piece) for piece in change.forbid]}
+    return prefix, {change.step: [_token_id(translator, token) for token in change.forbid]}
 
 
 def _token_id(translator: Translator, token: str) -> int:

@@ -172,9 +172,9 @@ def _draw_heat_map(figure: Any, axes: Any, panel: HeatMap, *, with_bar: bool) ->
         figure.colorbar(picture, ax=axes, shrink=0.9)
 
 
-def _visible(piece: str) -> str:
+def _visible(token: str) -> str:
     """Return a token in readable form: many fonts draw ▁ as a heavy block, and $ would start a formula."""
-    return piece.replace("▁", "_").replace("$", r"\$")
+    return token.replace("▁", "_").replace("$", r"\$")
 
 
 def _font_families(chart: Chart) -> list[str]:

@@ -40,7 +40,7 @@ def plot_training(runs: Sequence[Path]) -> Chart:
             title=title,
             x_label="step",
             y_label=label,
-            curves=tuple(_curve_of(name, each, event, field) for name, each in lines.items()),
+            curves=tuple(_curve_of(name, run_lines, event, field) for name, run_lines in lines.items()),
             marked=event == "validation",
         )
         for title, label, event, field in (
@@ -49,7 +49,7 @@ def plot_training(runs: Sequence[Path]) -> Chart:
             ("Dev BLEU", "BLEU", "validation", "bleu"),
         )
     ]
-    shown = [panel for panel in panels if any(len(each.x) for each in panel.curves)]
+    shown = [panel for panel in panels if any(len(run_lines.x) for run_lines in panel.curves)]
     if not shown:
         raise TransduceError(f"{runs[0]} has no measurements yet: let the run go on until its first report.")
     return Chart(tuple(shown))
@@ -79,7 +79,7 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     """Return the shortest path endings that are unique."""
     parts = [path.resolve().parts for path in paths]
     for length in range(1, max(map(len, parts), default=1) + 1):
-        names = ["/".join(each[-length:]) for each in parts]
+        names = ["/".join(path_parts[-length:]) for path_parts in parts]
         if len(set(names)) == len(set(parts)):
             return names
     return [str(path) for path in paths]

@@ -101,13 +101,13 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
         names = self.names
         lines = [f"From `{self.words[self.pronoun]}` (candidates: {', '.join(names)})"]
         widths = _width(self.words), _width(names)
-        for each in self.pointers:
-            most = f"{_fit(self.words[each.word], widths[0])} {_percent(each.weight)}"
-            best = f"{_fit(names[each.candidate], widths[1])} {_percent(each.candidate_weight)}"
-            mark = f"  {_MARK}" if each.points else ""
-            lines.append(f"layer {each.layer + 1:2}, head {each.head + 1:2}   {most}   {best}{mark}")
+        for pointer in self.pointers:
+            top_word = f"{_fit(self.words[pointer.word], widths[0])} {_percent(pointer.weight)}"
+            top_candidate = f"{_fit(names[pointer.candidate], widths[1])} {_percent(pointer.candidate_weight)}"
+            mark = f"  {_MARK}" if pointer.points else ""
+            lines.append(f"layer {pointer.layer + 1:2}, head {pointer.head + 1:2}   {top_word}   {top_candidate}{mark}")
         if self.antecedent is not None:
-            right = sum(each.points for each in self.pointers)
+            right = sum(pointer.points for pointer in self.pointers)
             lines.append(
                 f"{_MARK} {right} of {len(self.pointers)} heads look at `{names[self.antecedent]}` more than at any "
                 f"other candidate; by chance it would be {self.chance * len(self.pointers):.0f}."

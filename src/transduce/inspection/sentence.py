@@ -69,7 +69,7 @@ def inspect_sentence(
         memory=stack_layers(trace.memory),
         ended=best.ended,
     )
-    paths = [*beam.kept, *(closed_path(each, config.eos_id) for each in finished)]
+    paths = [*beam.kept, *(closed_path(hypothesis, config.eos_id) for hypothesis in finished)]
     sums = path_log_probabilities(model, memory, mask, paths)
     return Inspection(
         model=describe(model),
@@ -129,7 +129,8 @@ def _steps(translator: Translator, logits: Tensor, target_ids: list[int]) -> tup
             piece=vocabulary.piece(id),
             probability=_rounded(float(row[id])),
             candidates=tuple(
-                Candidate(vocabulary.piece(other), _rounded(value)) for other, value in zip(ids, values, strict=True)
+                Candidate(vocabulary.piece(candidate), _rounded(value))
+                for candidate, value in zip(ids, values, strict=True)
             ),
         )
         for id, row, ids, values in rows

@@ -110,13 +110,13 @@ def _maps_of(translator: Translator, sides: Sequence[tuple[_Side, _Side]]) -> li
         inputs = [[config.start_id, *side.ids[:-1]] for side in targets]
         translator.model.decode(pad(inputs, config.pad_id, translator.device), memory, mask, trace=trace)
     weights = torch.stack(trace.memory, dim=1).flatten(1, 2).float().cpu().numpy()  # (B, C, T, S)
-    return [_between_words(*each) for each in zip(weights, sources, targets, strict=True)]
+    return [_between_words(*example) for example in zip(weights, sources, targets, strict=True)]
 
 
 def _tokenize(vocabulary: Vocabulary, text: str, words: Sequence[Span], *, cut: bool) -> _Side:
     normalized = vocabulary.as_seen(text)
     if normalized != text:
-        words = [Span(*(len(vocabulary.as_seen(text[:place])) for place in word)) for word in words]
+        words = [Span(*(len(vocabulary.as_seen(text[:offset])) for offset in word)) for word in words]
     ids = cut_at_words(vocabulary, normalized, words) if cut else vocabulary.encode(normalized)
     spells = (overlap(words, piece_spans(vocabulary.spellings(ids), normalized)) > 0).astype(np.float64)
     # Special tokens around the text, such as the end symbol, belong to no word.
@@ -126,5 +126,5 @@ def _tokenize(vocabulary: Vocabulary, text: str, words: Sequence[Span], *, cut: 
 def _between_words(weights: Matrix, source: _Side, target: _Side) -> WordMaps:
     """Return the attention summed over a word's source tokens and averaged over its target tokens."""
     unpadded = weights[:, : len(target.ids), : len(source.ids)].astype(np.float64)
-    means = target.shares / np.maximum(target.shares.sum(axis=1, keepdims=True), 1.0)  # (T, pieces)
+    means = target.shares / np.maximum(target.shares.sum(axis=1, keepdims=True), 1.0)  # (T, tokens)
     return WordMaps(heads=means @ unpadded @ source.shares.T, nowhere=means @ unpadded[:, :, -1:])

@@ -167,10 +167,10 @@ class Batcher:
     def _pick(self, job: Job) -> list[Place]:
         """Return a job's longest waiting sentence and others of similar length, up to the batch's size limit."""
         head = Place(job, job.waiting[0])
-        others = sorted(self._candidates(head), key=lambda sentence: abs(sentence.pieces - head.pieces))
-        max_tokens, max_sentences = self.batch_pieces // width(job), self._sentences_per_worker(1 + len(others))
+        candidates = sorted(self._compatible_sentences(head), key=lambda sentence: abs(sentence.pieces - head.pieces))
+        max_tokens, max_sentences = self.batch_pieces // width(job), self._sentences_per_worker(1 + len(candidates))
         chosen, jobs, longest = [head], self._running | {job}, head.pieces
-        for sentence in others:
+        for sentence in candidates:
             if len(chosen) == max_sentences or (len(chosen) + 1) * max(longest, sentence.pieces) > max_tokens:
                 break
             if sentence.job in jobs or len(jobs) < self.max_running:
@@ -184,7 +184,7 @@ class Batcher:
         parts = min(self.idle_workers, max(1, sentences // _MIN_SENTENCES_PER_WORKER))
         return -(-sentences // max(1, parts))
 
-    def _candidates(self, head: Place) -> Iterator[Place]:
+    def _compatible_sentences(self, head: Place) -> Iterator[Place]:
         for job in self._queue:
             if job.goes_with(head.job):
                 for number in job.waiting[:_CANDIDATES_OF_A_JOB]:

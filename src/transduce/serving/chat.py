@@ -125,8 +125,8 @@ def said_last(messages: Sequence[ChatMessage]) -> str:
         raise invalid("there must be a message of the role `user`, whose content is translated")
     if isinstance(content, str):
         return content
-    if other := next((part.type for part in content if part.type != "text"), None):
-        raise invalid(f"a message must be text, but a part of one is of the type `{other}`")
+    if other_type := next((part.type for part in content if part.type != "text"), None):
+        raise invalid(f"a message must be text, but a part of one is of the type `{other_type}`")
     return "".join(part.text for part in content)
 
 

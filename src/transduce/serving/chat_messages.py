@@ -53,7 +53,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True, frozen=True):
 
     id: str
     created: int
-    """Seconds since 1970."""
+    """Time of the response, in seconds since 1970."""
     model: str
     choices: list[ChatChoice]
     object: Literal["chat.completion"] = "chat.completion"
@@ -107,7 +107,7 @@ class ChatFault(msgspec.Struct, kw_only=True, frozen=True):
     """The reason why a request failed."""
 
     message: str
-    """One sentence."""
+    """One sentence that describes the error."""
     type: Literal["invalid_request_error", "server_error"]
     param: None = None
     code: None = None

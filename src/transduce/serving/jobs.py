@@ -132,12 +132,12 @@ class Job:
 
     def decode(self, batch: Sequence["Place"], observer: Observer) -> list[Any]:
         """Return the results for a batch of sentences of this job and of jobs that go with it."""
-        sentences, places = [place.sentence for place in batch], [place.number for place in batch]
-        translations = self.model.translate(sentences, self.search, places, observer, self.glossary)
+        sentences, indices = [entry.sentence for entry in batch], [entry.number for entry in batch]
+        translations = self.model.translate(sentences, self.search, indices, observer, self.glossary)
         located: dict[int, list[list[Span]]] = {}
-        for number, place in enumerate(batch):
-            if place.marks and not place.job.is_late:  # locating is slow: skip it if no client waits
-                located[number] = self._locate(translations[number], place.marks)
+        for number, entry in enumerate(batch):
+            if entry.marks and not entry.job.is_late:  # locating is slow: skip it if no client waits
+                located[number] = self._locate(translations[number], entry.marks)
         return [Translated(translation, located.get(number, ())) for number, translation in enumerate(translations)]
 
     def _locate(self, translation: Translation, marks: Sequence[Span]) -> list[list[Span]]:

@@ -55,7 +55,7 @@ class LibreTranslate:
         """Answer `POST /translate`."""
         message = await self.gate.read(request, TranslateRequest)
         self.gate.check_key(request, message.api_key)
-        wish = Wish(
+        translation_request = Wish(
             texts=listed(message.q),
             source=message.source,
             target=message.target,
@@ -68,27 +68,27 @@ class LibreTranslate:
         gone = watch(request)
         if message.stream:
             latest = LatestProgress()
-            answering = asyncio.ensure_future(self._answer(message, wish, gone, latest))
+            answering = asyncio.ensure_future(self._answer(message, translation_request, gone, latest))
             return await stream_answer(answering, latest, gone.cancel)
         try:
-            return json_answer(await self._answer(message, wish, gone))
+            return json_answer(await self._answer(message, translation_request, gone))
         finally:
             gone.cancel()
 
     async def _answer(
         self,
         message: TranslateRequest,
-        wish: Wish,
+        translation_request: Wish,
         gone: asyncio.Future[None],
         latest: LatestProgress | None = None,
     ) -> TranslateResponse:
-        answers = await self.service.translate(wish, gone, None if latest is None else latest.put)
+        answers = await self.service.translate(translation_request, gone, None if latest is None else latest.put)
         is_list = not isinstance(message.q, str)
         return TranslateResponse(
             translated_text=[answer.text for answer in answers] if is_list else answers[0].text,
             detected_language=_detected_languages(answers, is_list=is_list),
-            alternatives=_alternatives(answers, is_list=is_list) if wish.alternatives else UNSET,
-            doubts=_quality_warnings(answers, is_list=is_list) if wish.doubts else UNSET,
+            alternatives=_alternatives(answers, is_list=is_list) if translation_request.alternatives else UNSET,
+            doubts=_quality_warnings(answers, is_list=is_list) if translation_request.doubts else UNSET,
         )
 
     async def detect(self, request: Request) -> Response:

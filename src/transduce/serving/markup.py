@@ -81,8 +81,8 @@ def _plan_block(
     if worded:
         marks[number] = tuple(Span(mark.start, mark.end) for mark in worded)
 
-    def assemble(translations: Sequence[str], places: Mapping[int, Sequence[Span]]) -> str:
-        span_by_mark = dict(zip(map(id, worded), places.get(number, ()), strict=True))
+    def assemble(translations: Sequence[str], spans: Mapping[int, Sequence[Span]]) -> str:
+        span_by_mark = dict(zip(map(id, worded), spans.get(number, ()), strict=True))
         root = Mark("", 0, "", len(parsed.text), parsed.marks)
         rendered = _render(root, parsed.text, Span(0, len(translations[number])), translations[number], span_by_mark)
         return parsed.before + rendered + parsed.after
@@ -158,7 +158,7 @@ def _has_words(text: str) -> bool:
     return any(map(str.isalnum, text))
 
 
-def _render(mark: Mark, source: str, part: Span, text: str, places: Mapping[int, Span]) -> str:
+def _render(mark: Mark, source: str, part: Span, text: str, spans_by_mark: Mapping[int, Span]) -> str:
     """Return the translation of what a mark encloses, with the tags of the marks nested in it.
 
     Args:
@@ -168,14 +168,14 @@ def _render(mark: Mark, source: str, part: Span, text: str, places: Mapping[int,
         text: the block's translation.
         places: spans in the translation of all marks with words, by `id`.
     """
-    spans = {id(child): places[id(child)] for child in mark.children if child.has_words}
+    spans = {id(child): spans_by_mark[id(child)] for child in mark.children if child.has_words}
     for number, child in enumerate(mark.children):
         if not child.has_words:
             spans[id(child)] = _place_wordless(mark, number, source, part, text, spans)
     rendered, position = "", part.start
     for child in sorted(mark.children, key=lambda child: spans[id(child)]):
         start, end = (min(max(edge, position), part.end) for edge in spans[id(child)])  # never render text twice
-        inner = _render(child, source, Span(start, end), text, places)
+        inner = _render(child, source, Span(start, end), text, spans_by_mark)
         rendered += _escape(text[position:start]) + child.opening + inner + child.closing
         position = end
     return rendered + _escape(text[position : part.end])

@@ -45,7 +45,7 @@ class Operation(NamedTuple):
 
 def document(operations: Sequence[Operation], settings: ServingSettings) -> dict[str, Any]:
     """Return the OpenAPI document of the operations as JSON values."""
-    types = [each for o in operations for each in (o.error, o.message or o.error, o.answer)]
+    types = [type_of_operation for o in operations for type_of_operation in (o.error, o.message or o.error, o.answer)]
     message_types = list(dict.fromkeys(type for type in types if not isinstance(type, str)))
     schemas, components = msgspec.json.schema_components(message_types, ref_template=_TEMPLATE)
     by_type = dict(zip(message_types, schemas, strict=True))

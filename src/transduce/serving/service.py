@@ -118,11 +118,11 @@ class Service:
             needs_key=self.keys.are_required,
         )
 
-    async def translate(self, wish: Wish, gone: asyncio.Future[None], report: Report | None = None) -> list[Answer]:
+    async def translate(self, request: Wish, gone: asyncio.Future[None], report: Report | None = None) -> list[Answer]:
         """Return the translation of each text of a request, in order.
 
         Args:
-            wish: the request.
+            request: what the client asks for.
             gone: done once the client has disconnected.
             report: receives the progress of each line, in the event loop.
 
@@ -130,33 +130,33 @@ class Service:
             RequestError: the request is invalid, exceeds a limit or was not decoded in time.
             ClientGoneError: the client disconnected before the answer.
         """
-        self._check_limits(wish)
-        tasks = self._tasks(wish)
-        self.metrics.characters.inc(sum(map(len, wish.texts)))
+        self._check_limits(request)
+        tasks = self._tasks(request)
+        self.metrics.characters.inc(sum(map(len, request.texts)))
         models = list(dict.fromkeys(task.model for task in tasks if task.model is not None and task.plan.sentences))
-        jobs = [self._job(model, tasks, wish, report) for model in models]
+        jobs = [self._job(model, tasks, request, report) for model in models]
         results_by_model = await self.engine.decode(jobs, gone)
         translations = {id(model): iter(results) for model, results in zip(models, results_by_model, strict=True)}
-        return [_answer(task, wish, translations.get(id(task.model), iter(()))) for task in tasks]
+        return [_answer(task, request, translations.get(id(task.model), iter(()))) for task in tasks]
 
-    def _check_limits(self, wish: Wish) -> None:
-        settings, characters = self.settings, wish.characters
-        if len(wish.texts) > settings.max_texts:
-            raise invalid(f"request ({len(wish.texts)} texts) exceeds text limit ({settings.max_texts})")
+    def _check_limits(self, request: Wish) -> None:
+        settings, characters = self.settings, request.characters
+        if len(request.texts) > settings.max_texts:
+            raise invalid(f"request ({len(request.texts)} texts) exceeds text limit ({settings.max_texts})")
         if characters > settings.max_characters:
             raise invalid(f"request ({characters}) exceeds text limit ({settings.max_characters} characters)")
-        if wish.glossary is not None and len(wish.glossary) > _MAX_TERMS:
-            raise invalid(f"glossary ({len(wish.glossary)} terms) exceeds limit ({_MAX_TERMS})")
-        if wish.alternatives > settings.max_alternatives:
-            raise invalid(f"alternatives ({wish.alternatives}) exceeds limit ({settings.max_alternatives})")
+        if request.glossary is not None and len(request.glossary) > _MAX_TERMS:
+            raise invalid(f"glossary ({len(request.glossary)} terms) exceeds limit ({_MAX_TERMS})")
+        if request.alternatives > settings.max_alternatives:
+            raise invalid(f"alternatives ({request.alternatives}) exceeds limit ({settings.max_alternatives})")
 
-    def _tasks(self, wish: Wish) -> list[Task]:
-        target = self.routes.find(wish.target)
+    def _tasks(self, request: Wish) -> list[Task]:
+        target = self.routes.find(request.target)
         spaced = not is_unspaced(target)
-        requested_source = None if wish.source.lower() == AUTO else self.routes.find(wish.source)
+        requested_source = None if request.source.lower() == AUTO else self.routes.find(request.source)
         tasks = []
-        for text in wish.texts:
-            text_plan = plan(text, wish.format, spaced=spaced)
+        for text in request.texts:
+            text_plan = plan(text, request.format, spaced=spaced)
             detected = None if requested_source else self._detect(text_plan, target)
             source = requested_source or (detected.language if detected else target)
             tasks.append(Task(text, text_plan, self.routes.model(source, target), source, detected))
@@ -166,7 +166,7 @@ class Service:
         """Return the detected language of a text, among the target and the languages that translate to it."""
         return self.detector.detect(" ".join(text_plan.sentences), self.routes.candidates(target))[0]
 
-    def _job(self, model: Model, tasks: Sequence[Task], wish: Wish, report: Report | None) -> Job:
+    def _job(self, model: Model, tasks: Sequence[Task], request: Wish, report: Report | None) -> Job:
         """Return the job with all sentences of a request that one model translates."""
         positions = [
             (index, line)
@@ -175,17 +175,17 @@ class Service:
             for line in range(len(task.plan.sentences))
         ]
         sentences = [tasks[index].plan.sentences[line] for index, line in positions]
-        seconds, glossary = self.settings.deadline_seconds, wish.terms_of(model)
-        search = with_alternatives(model.search, wish.alternatives)
-        if wish.glossary is not None:
-            _check_glossary(model, wish.glossary, search)
+        seconds, glossary = self.settings.deadline_seconds, request.terms_of(model)
+        search = with_alternatives(model.search, request.alternatives)
+        if request.glossary is not None:
+            _check_glossary(model, request.glossary, search)
         return Job(
             model,
             sentences,
             search,
-            seconds=min(seconds, wish.timeout_seconds or seconds),
+            seconds=min(seconds, request.timeout_seconds or seconds),
             progress=None
-            if report is None or wish.format == "html"
+            if report is None or request.format == "html"
             else _reporter(model, positions, report, _with_terms(sentences, glossary)),
             glossary=glossary,
             marks={
@@ -241,23 +241,25 @@ def _reporter(
     return progress
 
 
-def _answer(task: Task, wish: Wish, translations: Iterator[Translated]) -> Answer:
+def _answer(task: Task, request: Wish, translations: Iterator[Translated]) -> Answer:
     """Return the answer for one text, taking the translations of its sentences from the iterator."""
     if task.model is None:
         return Answer(task.text, [], task.source, task.detected)
     sentence_translations = [next(translations) for _ in task.plan.sentences]
     best, *alternatives = dict.fromkeys(
-        _assemble(task.plan, sentence_translations, rank) for rank in range(wish.alternatives + 1)
+        _assemble(task.plan, sentence_translations, rank) for rank in range(request.alternatives + 1)
     )
     doubts = (
-        _quality_warnings([translated.translation for translated in sentence_translations], task, wish, task.model)
-        if wish.doubts
+        _quality_warnings([translated.translation for translated in sentence_translations], task, request, task.model)
+        if request.doubts
         else ()
     )
     return Answer(best, alternatives, task.source, task.detected, doubts)
 
 
-def _quality_warnings(translations: Iterable[Translation], task: Task, wish: Wish, model: Model) -> tuple[Doubt, ...]:
+def _quality_warnings(
+    translations: Iterable[Translation], task: Task, request: Wish, model: Model
+) -> tuple[Doubt, ...]:
     """Return the quality warnings for the translations of a text's sentences."""
     return tuple(
         warning
@@ -265,9 +267,9 @@ def _quality_warnings(translations: Iterable[Translation], task: Task, wish: Wis
         for warning in find_doubts(
             translation,
             source_language=task.source,
-            target_language=wish.target,
+            target_language=request.target,
             unread=model.unread(translation.source),
-            glossary=wish.terms_of(model),
+            glossary=request.terms_of(model),
         )
     )
 

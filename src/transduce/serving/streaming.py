@@ -35,9 +35,9 @@ class LatestProgress:
     def take(self) -> list[Progress]:
         """Return the progress since the last call, at most one entry per line."""
         self._arrived.clear()
-        taken = list(self._latest.values())
+        progress = list(self._latest.values())
         self._latest.clear()
-        return taken
+        return progress
 
 
 class EventStream(Response):

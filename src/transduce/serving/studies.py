@@ -118,7 +118,10 @@ class Studies:
             raise invalid(f"`{name}` must be one line: only one line is inspected at a time")
 
     def _check_tokens(self, name: str, text: str, model: ServedModel) -> None:
-        limit, tokens = self.service.settings.max_study_pieces, model.count_pieces([text])[0] - 1  # without the end
+        limit, tokens = (
+            self.service.settings.max_study_pieces,
+            model.count_pieces([text])[0] - 1,
+        )  # without the end symbol
         if tokens > limit:
             raise invalid(f"`{name}` must have at most {limit} tokens to be inspected, but has {tokens}: shorten it")
 

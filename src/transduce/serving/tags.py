@@ -82,10 +82,10 @@ class _Opaque:
             self.depth += -1 if is_end else 1
 
 
-def blocks(pieces: Iterable[Token]) -> Iterator[list[Token]]:
+def blocks(document_tokens: Iterable[Token]) -> Iterator[list[Token]]:
     """Group tokens into runs of text and inline tags; every other token is a block by itself."""
     block: list[Token] = []
-    for token in pieces:
+    for token in document_tokens:
         if token.kind == "other":
             yield from ([block] if block else [])
             yield [token]

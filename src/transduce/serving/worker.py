@@ -153,6 +153,6 @@ class Workers:
             self.batcher.finish(batch, results)
 
     def _results(self, batch: Batch) -> list[Any]:
-        self.metrics.source_pieces.inc(sum(place.pieces for place in batch.places))
+        self.metrics.source_pieces.inc(sum(sentence.pieces for sentence in batch.places))
         observer = BatchObserver(batch, self.batcher, self.metrics, self._share_threads)
         return batch.places[0].job.decode(batch.places, observer)

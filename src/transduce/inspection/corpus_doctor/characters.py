@@ -68,12 +68,12 @@ _PATTERNS = (
 
 def character_findings(text: CorpusText) -> list[Finding]:
     """Return a finding for each kind of suspicious character."""
-    found = []
+    findings = []
     for name, matches, message, problem_share in _PATTERNS:
         source, target = ([n for n, line in enumerate(side.lines) if matches(line)] for side in text.sides)
-        found.append(line_finding(text, name, (source, target), message, problem_share))
+        findings.append(line_finding(text, name, (source, target), message, problem_share))
     return [
-        *found,
+        *findings,
         _windows_files(text),
         _empty_lines(text),
         _white_space(text),

@@ -84,12 +84,12 @@ def _codes(lines: Sequence[str]) -> NDArray[np.int64]:
 def _rare_words(lines: Sequence[str]) -> Ints:
     words = [set(_WORD.findall(line.casefold())) for line in lines]
     counts: Counter[str] = Counter()
-    for each in words:
-        counts.update(sorted(each))
+    for line_words in words:
+        counts.update(sorted(line_words))
     frequent = sorted((word for word, count in counts.items() if count >= _MIN_LINES), key=lambda w: (-counts[w], w))
     rank_by_word = {word: rank for rank, word in enumerate(frequent[: VOCABULARY - 1], 1)}
     table = np.zeros((len(lines), WORDS), dtype=np.int32)
-    for row, each in enumerate(words):
-        ranks = sorted((rank_by_word[word] for word in each if word in rank_by_word), reverse=True)[:WORDS]
+    for row, line_words in enumerate(words):
+        ranks = sorted((rank_by_word[word] for word in line_words if word in rank_by_word), reverse=True)[:WORDS]
         table[row, : len(ranks)] = ranks
     return table

@@ -95,6 +95,6 @@ def _unknown_tokens(text: CorpusText, sides: Sequence[_TokenCounts], *, is_train
         severity=severity_of(odd, tokens, math.inf if is_trained_here else 0.01),
         count=odd,
         share=share,
-        message=f"{share:.2%} of the tokens are bytes of characters or unknown (with {source})",
+        message=f"{share:.2%} of the tokens are bytes of characters or unknown (by {source})",
         examples=line_examples.examples,
     )

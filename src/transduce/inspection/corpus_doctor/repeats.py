@@ -22,8 +22,8 @@ def _keep_word_marks(between: re.Match[str]) -> str:
 
 def repeat_findings(text: CorpusText, test: CorpusText | None) -> list[Finding]:
     """Report duplicates, copies, sources with several translations and, if there is a test set, overlap with it."""
-    found = [_duplicates(text), _copies(text), _retranslated(text)]
-    return found if test is None else [*found, *_overlaps(text, test)]
+    findings = [_duplicates(text), _copies(text), _retranslated(text)]
+    return findings if test is None else [*findings, *_overlaps(text, test)]
 
 
 def _pair_finding(text: CorpusText, name: str, numbers: list[int], message: str, problem_share: float) -> Finding:

@@ -11,10 +11,10 @@ def _check_cache(subject: Subject) -> Figure | None:
     source, target = padded(samples.source(3, 6), subject.pad_id, 2), samples.target_input(3, 21)
     # Decoding may set the logits of special tokens to minus infinity, so these are not compared.
     columns = [id for id in (subject.pad_id, subject.start_id, *subject.reserved_ids) if id != subject.eos_id]
-    at_once = subject.logits(source, target)
-    one_by_one = subject.decode_steps(source, target).clone()
-    one_by_one[..., columns] = at_once[..., columns]
-    return unchanged(subject, change(at_once, one_by_one))
+    expected = subject.logits(source, target)
+    stepwise = subject.decode_steps(source, target).clone()
+    stepwise[..., columns] = expected[..., columns]
+    return unchanged(subject, change(expected, stepwise))
 
 
 CHECKS = (

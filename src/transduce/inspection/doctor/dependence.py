@@ -85,8 +85,8 @@ def _batch_mates(subject: Subject) -> Figure:
         alone = subject.logits(source[row : row + 1], target[row : row + 1])
         longer = samples.source(_BATCH, _SOURCE + 2), samples.target_input(_BATCH, _TARGET + 3)
         first = padded(source[row : row + 1], subject.pad_id, 2), padded(target[row : row + 1], subject.pad_id, 3)
-        together = subject.logits(torch.cat([first[0], longer[0]]), torch.cat([first[1], longer[1]]))
-        worst = max(worst, change(alone, together[:1, :_TARGET]))
+        batched = subject.logits(torch.cat([first[0], longer[0]]), torch.cat([first[1], longer[1]]))
+        worst = max(worst, change(alone, batched[:1, :_TARGET]))
     return unchanged(subject, worst)
 
 
