@@ -64,7 +64,7 @@ def neighbour_features(answer: Matrix) -> Matrix:
 
 
 def _shift(maps: Matrix, target: int, source: int) -> Matrix:
-    """Return the maps shifted by this number of target and source words, filled with 0."""
+    """Return the maps shifted so that each entry holds the pair this many words later; 0 if there is none."""
     shifted = np.zeros_like(maps)
     rows, columns = maps.shape[1:]
     if abs(target) < rows and abs(source) < columns:

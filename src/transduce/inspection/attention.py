@@ -26,7 +26,9 @@ class AttentionMaps(msgspec.Struct, frozen=True):
     """Attention weights of every layer and head for one sentence pair. Each row sums to 1."""
 
     source_pieces: tuple[str, ...]
+    """Source tokens with the end symbol."""
     target_pieces: tuple[str, ...]
+    """Target tokens, with the end symbol unless `ended` is False."""
     encoder: Weights
     """(N, H, S, S): row s is the attention from source token s to all source tokens."""
     decoder: Weights

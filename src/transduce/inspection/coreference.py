@@ -129,6 +129,7 @@ def _split(sentence: str) -> list[Span]:
 
 
 def _find_pronoun(words: Sequence[str], pronoun: str, sentence: str) -> int:
+    """Return the index of the pronoun's last occurrence among the words."""
     folded = unicodedata.normalize("NFC", pronoun).casefold()
     indices = [number for number, word in enumerate(words) if word.casefold() == folded]
     if not indices:
@@ -174,6 +175,7 @@ def _normalize_word(word: str) -> str:
 
 
 def _language(reader: object, translation_of: str | None) -> str | None:
+    """Return the language of the sentence, if the model's folder names it."""
     if isinstance(reader, Translator):
         return reader.source_language if translation_of is None else reader.target_language
     return reader.language if isinstance(reader, Generator) else None
@@ -183,6 +185,7 @@ def _language(reader: object, translation_of: str | None) -> str | None:
 
 
 def _read(reader: object, sentence: str, translation_of: str | None) -> _Reading:
+    """Run the model on the sentence and return its self-attention."""
     if translation_of is not None and not isinstance(reader, Translator):
         raise TransduceError("`translation_of` applies to translators only: leave it out for this model.")
     with torch.inference_mode():

@@ -124,7 +124,9 @@ class PronounPair(msgspec.Struct, frozen=True):
     """Attention of the same model in two sentences that differ in the pronoun's antecedent."""
 
     one: PronounAttention
+    """Attention in the first sentence."""
     other: PronounAttention
+    """Attention in the second sentence."""
 
     @property
     def resolving(self) -> tuple[tuple[int, int], ...]:

@@ -91,7 +91,7 @@ def inspect_sentence(
 
 
 def plain_search(search: SearchSettings, *, n_best: int) -> SearchSettings:
-    """Return the same search settings without sampling and without batch invariance."""
+    """Return a copy of search settings without sampling and without batch invariance."""
     return msgspec.structs.replace(search, n_best=n_best, sampling=None, strict=False)
 
 

@@ -32,7 +32,7 @@ class WordPair(msgspec.Struct, frozen=True):
     source_words: tuple[Span, ...]
     target_words: tuple[Span, ...]
     cut_source: bool = False
-    """True to tokenize each word separately, so that no token spans several words (for words marked by hand).
+    """True to split tokens that span several words at the word boundaries, which suits words marked by hand.
 
     If False, each word of a token that spans several gets the token's whole attention.
     """

@@ -25,6 +25,7 @@ class Batch:
 
     def __init__(self, places: list[Place]) -> None:
         self.places = places
+        """Sentences of the batch, in the order of the decoder's rows."""
         self.jobs = list(dict.fromkeys(sentence.job for sentence in places))
         """Jobs of this batch whose sentences are still being decoded."""
 

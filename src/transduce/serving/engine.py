@@ -13,7 +13,7 @@ from transduce.serving.worker import Workers
 
 
 class ClientGoneError(Exception):
-    """The client of a request has disconnected before its answer."""
+    """An error raised when a client disconnects before its answer is ready."""
 
 
 class Engine:

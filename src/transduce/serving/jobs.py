@@ -69,7 +69,7 @@ Progress = Callable[[int, Sequence[int], int], None]
 
 
 class Translated(NamedTuple):
-    """A sentence's translation, with the aligned spans of the sentence's marks."""
+    """A sentence's translation, with the aligned spans of the sentence's marks (inline HTML elements)."""
 
     translation: Translation
     places: Sequence[Sequence[Span]] = ()
@@ -110,14 +110,21 @@ class Job:
         self.accepted_at = time.monotonic()
         self.deadline = self.accepted_at + seconds
         self.pieces = model.count_pieces(sentences)
+        """Number of tokens of each sentence, including the end-of-sentence token."""
         self.total_pieces = sum(self.pieces)
         # Longest first: a batch starts with the longest sentence and fills up with slightly shorter ones.
         self.waiting = sorted(range(len(sentences)), key=lambda index: -self.pieces[index])
+        """Indices of the sentences that have not gone into a batch yet."""
         self.results: list[Any] = [None] * len(sentences)
+        """Result of each sentence, or None until it is decoded."""
         self.in_batches = 0
+        """Number of batches being decoded that contain sentences of this job."""
         self.started_at: float | None = None
+        """Time at which the first sentence went into a batch, or None."""
         self.abandoned = False
+        """True once no client waits for the results."""
         self.future: Future[list[Any]] = Future()
+        """Completed with the results of all sentences, or with an error."""
         # A running future cannot be canceled, so a worker may always set its result, even if the client has gone.
         self.future.set_running_or_notify_cancel()
 
@@ -131,7 +138,7 @@ class Job:
         return self.model is other.model and self.search == other.search and self.glossary is other.glossary
 
     def decode(self, batch: Sequence["Place"], observer: Observer) -> list[Any]:
-        """Return the results for a batch of sentences of this job and of jobs that go with it."""
+        """Return the results for a batch of sentences of this job and of compatible jobs."""
         sentences, indices = [entry.sentence for entry in batch], [entry.number for entry in batch]
         translations = self.model.translate(sentences, self.search, indices, observer, self.glossary)
         located: dict[int, list[list[Span]]] = {}

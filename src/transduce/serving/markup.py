@@ -38,7 +38,7 @@ class MarkedSentences(NamedTuple):
 
 @dataclass
 class Mark:
-    """An inline element: its tags, and the span that it encloses in the block's plain text."""
+    """An inline element: its tags, and the span that it encloses in the plain text of its block."""
 
     opening: str
     start: int

@@ -47,7 +47,7 @@ def _batch(subject: Subject) -> tuple[Tensor, Tensor]:
     return torch.cat(sources), torch.cat(targets)
 
 
-def _loss(subject: Subject) -> Figure | None:
+def _check_loss(subject: Subject) -> Figure | None:
     if subject.loss is None:
         return None
     source, target = _batch(subject)
@@ -58,7 +58,7 @@ def _loss(subject: Subject) -> Figure | None:
     return Figure(difference, f"at most {subject.tolerance:g}", difference <= subject.tolerance)
 
 
-def _first_loss(subject: Subject) -> Figure | None:
+def _check_first_loss(subject: Subject) -> Figure | None:
     if subject.fresh is None:
         return None
     fresh = subject.fresh()
@@ -69,7 +69,7 @@ def _first_loss(subject: Subject) -> Figure | None:
     return Figure(nats, bar, abs(nats - uniform_nats) <= _INITIAL_TOLERANCE_NATS)
 
 
-def _gradient(subject: Subject) -> Figure | None:
+def _check_gradient(subject: Subject) -> Figure | None:
     if subject.fresh is None:
         return None
     fresh = subject.fresh()
@@ -88,7 +88,7 @@ def _has_gradient(parameter: Tensor) -> bool:
     return parameter.dim() < 2 or bool(gradient.any())
 
 
-def _overfit(subject: Subject) -> Figure | None:
+def _check_overfit(subject: Subject) -> Figure | None:
     """Train a new model on one batch in evaluation mode, so without dropout, and measure its final loss."""
     if subject.fresh is None:
         return None
@@ -120,7 +120,7 @@ CHECKS = (
         "Shift, padding and smoothing of the loss are right.",
         "The loss is not the cross-entropy of the next token. Check the shift between input and labels, the padding in "
         "the mean, and how label smoothing spreads probability.",
-        _loss,
+        _check_loss,
     ),
     Check(
         "first loss",
@@ -128,20 +128,20 @@ CHECKS = (
         "An untrained model predicts about uniformly.",
         "An untrained model is far from uniform predictions: its logits are too large. Check the initialization of "
         "the embeddings, which are multiplied by √d_model, and of the output projection.",
-        _first_loss,
+        _check_first_loss,
     ),
     Check(
         "gradient",
         "one backward pass; weights without a (finite) gradient",
         "The gradient reaches every weight.",
         "Some weights cannot learn: they are not connected to the loss, or their gradient is not finite.",
-        _gradient,
+        _check_gradient,
     ),
     Check(
         "overfit",
         f"a new model trained on one batch of four pairs, at most {_MAX_STEPS} steps; the loss, nats per token",
         "The model can learn.",
         "The model cannot even memorize four pairs: somewhere the gradient or the signal is lost.",
-        _overfit,
+        _check_overfit,
     ),
 )

@@ -19,17 +19,24 @@ class Figure(NamedTuple):
     """The value that a check measured, the bound it must meet, and whether it does."""
 
     value: float
+    """The measured value."""
     bar: str
+    """The bound, as text for the report."""
     holds: bool
+    """True if the value meets the bound."""
 
 
 class Check(NamedTuple):
     """A check of the doctor, with the messages for its two outcomes."""
 
     name: str
+    """Identifies the check in scripts and tests."""
     tested: str
+    """What is changed in the model or its input, and what the figure measures."""
     if_passed: str
+    """What it means if the check passes."""
     if_failed: str
+    """What it means if the check fails, and where to look for the fault."""
     measure: Callable[[Subject], Figure | None]
     """Runs the check; returns None if the subject lacks the part to test."""
 
@@ -41,8 +48,8 @@ class Pieces:
         self._generator = torch.Generator().manual_seed(1)
         self._subject = subject
         reserved = {subject.pad_id, subject.start_id, subject.eos_id, *subject.reserved_ids}
-        self._source = _ordinary(subject.source_vocabulary_size, reserved)
-        self._target = _ordinary(subject.target_vocabulary_size, reserved)
+        self._source = _ordinary_ids(subject.source_vocabulary_size, reserved)
+        self._target = _ordinary_ids(subject.target_vocabulary_size, reserved)
 
     def source(self, batch: int, length: int) -> Tensor:
         """Return random source sentences with the end symbol, (B, S)."""
@@ -60,18 +67,19 @@ class Pieces:
 
     def other_target(self, ids: Tensor) -> Tensor:
         """Return target tokens that differ from the given ones at every position, (B, T)."""
-        return _differing(ids, self._target.to(ids.device))
+        return _next_ids(ids, self._target.to(ids.device))
 
     def other_source(self, ids: Tensor) -> Tensor:
         """Return source tokens that differ from the given ones at every position, (B, S)."""
-        return _differing(ids, self._source.to(ids.device))
+        return _next_ids(ids, self._source.to(ids.device))
 
     def _draw(self, ordinary: Tensor, batch: int, length: int) -> Tensor:
         drawn = torch.randint(len(ordinary), (batch, length), generator=self._generator)
         return ordinary[drawn].to(self._subject.device)
 
 
-def _ordinary(size: int, reserved: set[int]) -> Tensor:
+def _ordinary_ids(size: int, reserved: set[int]) -> Tensor:
+    """Return the ids of the vocabulary that are not reserved."""
     ids = torch.tensor([id for id in range(size) if id not in reserved])
     if len(ids) < _MIN_TOKENS:
         raise TransduceError(
@@ -81,7 +89,8 @@ def _ordinary(size: int, reserved: set[int]) -> Tensor:
     return ids
 
 
-def _differing(ids: Tensor, ordinary: Tensor) -> Tensor:
+def _next_ids(ids: Tensor, ordinary: Tensor) -> Tensor:
+    """Return ordinary ids that differ from the given ones at every position."""
     index = torch.searchsorted(ordinary, ids.contiguous()).clamp_max(len(ordinary) - 1)
     return ordinary[(index + 1) % len(ordinary)]
 

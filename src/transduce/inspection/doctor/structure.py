@@ -18,7 +18,7 @@ _POSITIONS = 50
 _MAX_DEVIATION = 1e-3
 
 
-def _residual(subject: Subject) -> Figure | None:
+def _check_residual(subject: Subject) -> Figure | None:
     if not subject.layers:
         return None
     parameter = next(subject.module.parameters())
@@ -60,7 +60,7 @@ def _zeros(module: nn.Module, inputs: Any, output: Any) -> Any:  # noqa: ARG001
     return tuple(_zeros(module, (), part) for part in output) if isinstance(output, tuple) else output
 
 
-def _sinusoids(subject: Subject) -> Figure | None:
+def _check_sinusoids(subject: Subject) -> Figure | None:
     """Check that the model's and the paper's position tables have the same columns, in any order."""
     if subject.position_table is None:
         return None
@@ -77,7 +77,7 @@ CHECKS = (
         "each layer with zeroed sub-layers; largest deviation from its input (post-norm: from its normed input)",
         "Every sub-layer adds to the residual stream, and the norms are in the right positions.",
         "The residual stream does not bypass the sub-layers: a residual connection is missing, or has a norm on it.",
-        _residual,
+        _check_residual,
     ),
     Check(
         "sinusoids",
@@ -85,6 +85,6 @@ CHECKS = (
         "The frequencies are those of section 3.5.",
         "The sinusoids are not the paper's: the exponent is 2i / d_model for the pair (2i, 2i + 1), so i counts pairs. "
         "In a well-known tutorial it wrongly counts dimensions.",
-        _sinusoids,
+        _check_sinusoids,
     ),
 )
