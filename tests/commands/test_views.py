@@ -56,7 +56,7 @@ def test_inspect_refuses_what_it_cannot_do(
     trained: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     assert main(["inspect", str(trained), " ", *ONE_THREAD]) == 2
-    assert b"it is empty" in capfdbinary.readouterr().err
+    assert b"is empty" in capfdbinary.readouterr().err
     assert main(["inspect", str(trained), "x", "--html", str(tmp_path / "no" / "page.html")]) == 2
     assert b"there is no folder" in capfdbinary.readouterr().err
 
@@ -201,7 +201,7 @@ def test_a_plot_in_a_file(tmp_path: Path) -> None:
         (["lengths", "x"], "pass --source and --reference"),
         (["positions", "--length", "0"], "`--length` must be at least 1, but is 0"),
         (["schedule", "--warmup", "0"], "`--warmup` must be at least 1, but is 0"),
-        (["masks", "--out", "masks.jpg"], "ends in .png, .svg, .pdf"),
+        (["masks", "--out", "masks.jpg"], "end in .png, .svg, .pdf"),
     ],
 )
 def test_plot_refuses_what_it_cannot_draw(
