@@ -166,7 +166,7 @@ def _render(mark: Mark, source: str, part: Span, text: str, spans_by_mark: Mappi
         source: the block's source text.
         part: span of the outer mark in the translation.
         text: the block's translation.
-        places: spans in the translation of all marks with words, by `id`.
+        spans_by_mark: spans in the translation of all marks with words, by `id`.
     """
     spans = {id(child): spans_by_mark[id(child)] for child in mark.children if child.has_words}
     for number, child in enumerate(mark.children):
