@@ -805,7 +805,7 @@ def check_a_search_among_logits_that_are_no_numbers_ends() -> None:
 @torch.inference_mode()
 def check_sentences_of_a_search_move_into_other_rooms() -> None:
     model, source = talkative(3.0), torch.tensor([SENTENCES[n % 5] for n in range(33)], device=DEVICE)
-    with mock.patch.object(gpu_search, "first_room", lambda width: 4 * width):  # which grow, after four pieces
+    with mock.patch.object(gpu_search, "initial_capacity", lambda width: 4 * width):  # which grow, after four pieces
         for beam, few in ((Beam(beam_size=1), 8), (Beam(beam_size=3), 8)):
             longest = [1 + n % 3 for n in range(33)]
             longest[7] = longest[20] = 11

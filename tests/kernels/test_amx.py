@@ -87,7 +87,7 @@ def _compare_products() -> None:
 def _compare_models() -> None:
     from transduce.kernels.cpu.decoding.state import NativeState
     from transduce.kernels.int8_fbgemm import quantize
-    from transduce.kernels.select import product_maker, start_fast
+    from transduce.kernels.select import int8_linear_maker, start_fast
     from transduce.model.config import ModelConfig
     from transduce.model.transformer import Transformer
 
@@ -99,7 +99,7 @@ def _compare_models() -> None:
     found = []
     for amx in (False, True):
         setattr(decode, "find_integer_tile", lambda amx=amx: BEST._replace(amx=amx))  # noqa: B010
-        state = start_fast(quantize(copy.deepcopy(model), make=product_maker()), sources)
+        state = start_fast(quantize(copy.deepcopy(model), make=int8_linear_maker()), sources)
         assert isinstance(state, NativeState)
         assert state.output.tile.amx is amx
         found.append([state.step(newest).clone() for newest in pieces])
@@ -141,7 +141,7 @@ def _compare_models_of_pairs() -> None:
     for amx in (False, True):
         setattr(compiler, "_has_amx_pairs", lambda amx=amx: amx)  # noqa: B010
         own = copy.deepcopy(model)
-        select.make_twin(own, torch.bfloat16)
+        select.make_inference_copy(own, torch.bfloat16)
         for count in (9, 1):
             state = select.start_fast(own, sources[:count])
             assert isinstance(state, NativeState)

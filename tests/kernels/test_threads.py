@@ -100,7 +100,7 @@ PROGRAM = """
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     import torch
     from transduce.model.config import ModelConfig
-    from transduce.kernels.select import make_twin, start_fast
+    from transduce.kernels.select import make_inference_copy, start_fast
     from transduce.kernels.cpu import crew
     from transduce.model.transformer import Transformer
 
@@ -108,7 +108,7 @@ PROGRAM = """
     sizes = ModelConfig(source_vocabulary_size=4000, target_vocabulary_size=4000, d_model=256, d_ff=1024, num_heads=4,
                         num_encoder_layers=1, num_decoder_layers=2)
     model = Transformer(sizes).eval()
-    make_twin(model, torch.float32)
+    make_inference_copy(model, torch.float32)
     ids = torch.full((64, 1), 7)
     with torch.inference_mode():
         state = start_fast(model, torch.full((64, 8), 7))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from transduce.argument_checks import as_texts
 from transduce.inference.translation import Translation, empty_alternative, join_parts
-from transduce.kernels.select import has_programs
+from transduce.kernels.select import has_compiled_steps
 from transduce.model.build import EncoderDecoder
 from transduce.search.constraints import Phrase
 from transduce.search.scorer import Observer
@@ -267,7 +267,7 @@ _Result = TypeVar("_Result")
 
 def num_parallel_batches(models: Sequence[EncoderDecoder], search: SearchSettings) -> int:
     """Return how many batches to decode in parallel: several only for compiled steps, which release Python's GIL."""
-    return 1 if search.strict or not all(map(has_programs, models)) else torch.get_num_threads()
+    return 1 if search.strict or not all(map(has_compiled_steps, models)) else torch.get_num_threads()
 
 
 def decode_in_parallel(

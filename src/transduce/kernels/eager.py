@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.kernels.prepacked import KeepingAttention, PackedMemoryAttention
+from transduce.kernels.prepacked import CachedAttention, PrepackedCrossAttention
 from transduce.model.attention import AttentionTrace, MultiHeadAttention
 from transduce.model.layer_graph import description_of, table
 from transduce.model.layers import DecoderLayer, EncoderLayer
@@ -138,7 +138,7 @@ class SlotCache:
 _ROWS_AT_ONCE = 128
 
 
-def encode_flat(model: Transformer, source_ids: Tensor) -> tuple[Tensor, AttentionMask]:
+def encode_without_padding(model: Transformer, source_ids: Tensor) -> tuple[Tensor, AttentionMask]:
     """The memory (B, S, D), zero where there is padding, and the mask that hides it.
 
     Args:
@@ -209,7 +209,7 @@ Product = Callable[[Tensor], Tensor]
 
 EAGER = table(
     "the eager decoder",
-    class_="Transformer PackedTransformer",
+    class_="Transformer PrepackedTransformer",
     parametrization="LowRankUpdate",
     linear_layers="Linear NativeLinear Int8Linear",
     output_projection="Linear NativeVocabulary Int8Linear",
@@ -225,11 +225,11 @@ EAGER = table(
     key_value_heads="equal",
     value_width="equal",
 )
-"""The models that `FlatState` computes."""
+"""The models that `EagerState` computes."""
 
 
 def why_not_eager(model: nn.Module) -> str | None:
-    """Return a clause that says why `FlatState` cannot decode a model as it is now; None: it can."""
+    """Return a clause that says why `EagerState` cannot decode a model as it is now; None: it can."""
     described = description_of(model)
     if (reason := described.why_not(EAGER)) is not None:
         return reason
@@ -240,19 +240,19 @@ def why_not_eager(model: nn.Module) -> str | None:
 
 
 def supports(model: nn.Module) -> TypeGuard[Transformer]:
-    """Return whether `FlatState` can decode a model as it is now."""
+    """Return whether `EagerState` can decode a model as it is now."""
     return why_not_eager(model) is None
 
 
-class FlatLayer:
+class EagerLayer:
     """A decoder layer's products and norms."""
 
     def __init__(self, layer: DecoderLayer) -> None:
         own, memory = layer.self_attention, layer.memory_attention
         self.project: Product = own.projection.forward
-        self.keep: Product | None = own.keep if isinstance(own, KeepingAttention) else None
+        self.keep: Product | None = own.keep if isinstance(own, CachedAttention) else None
         self.output: Product = own.output.forward
-        self.query, self.key_value = memory_products(memory)
+        self.query, self.key_value = cross_attention_projections(memory)
         self.memory_output: Product = memory.output.forward
         self.feed_forward: Product = layer.feed_forward.forward
         residuals = (layer.self_attention_residual, layer.memory_attention_residual, layer.feed_forward_residual)
@@ -260,9 +260,9 @@ class FlatLayer:
         self.after = [_norm(residual.norm_after) for residual in residuals]
 
 
-def memory_products(attention: MultiHeadAttention) -> tuple[Product, Product]:
+def cross_attention_projections(attention: MultiHeadAttention) -> tuple[Product, Product]:
     """The products for queries, (…, D) to (…, H × K), and for keys and values, (…, D) to (…, 2 × H × K)."""
-    if isinstance(attention, PackedMemoryAttention):
+    if isinstance(attention, PrepackedCrossAttention):
         return attention.query.forward, lambda memory: attention.keep(attention.key_value(memory))
     rows = (attention.widths[0], sum(attention.widths[1:]))
     weight, bias = attention.projection.weight, attention.projection.bias
@@ -283,16 +283,16 @@ def _layers(model: Transformer) -> Iterator[DecoderLayer]:
         yield layer
 
 
-class FlatState:
+class EagerState:
     """A batch in the middle of decoding. Implements `DecodingState`; attention weights cannot be traced."""
 
     def __init__(self, model: Transformer, source_ids: Tensor) -> None:
         """Encodes source_ids (B, S)."""
         config, rows = model.config, len(source_ids)
-        memory, mask = encode_flat(model, source_ids)
+        memory, mask = encode_without_padding(model, source_ids)
         self.model = model
         self.heads, self.width = config.num_heads, config.key_width
-        self.layers = [FlatLayer(layer) for layer in _layers(model)]
+        self.layers = [EagerLayer(layer) for layer in _layers(model)]
         empty = memory.new_empty(2, rows, self.heads, 0, self.width)
         self.past = [SlotCache(empty) for _ in self.layers]
         self.memory = [SlotCache(self._split(layer.key_value(memory))) for layer in self.layers]
@@ -349,7 +349,7 @@ class FlatState:
             whole = self.memory_bias.unflatten(0, (-1, self.heads))  # (B, H, 1, S)
             self.memory_bias = whole.index_select(0, slots).flatten(0, 1)
 
-    def _layer(self, layer: FlatLayer, x: Tensor, past: SlotCache, bias: Tensor | None, memory: SlotCache) -> Tensor:
+    def _layer(self, layer: EagerLayer, x: Tensor, past: SlotCache, bias: Tensor | None, memory: SlotCache) -> Tensor:
         """(B × W, D) to (B × W, D)."""
 
         def attend_to_past(y: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.errors import TransduceError
-from transduce.kernels.prepacked import MakeProduct, PackedDecoder, PackedTransformer, Use, pack
+from transduce.kernels.prepacked import LinearUse, MakeLinear, PrepackedDecoder, PrepackedTransformer, prepack
 from transduce.model.decoder import Decoder
 from transduce.model.feed_forward import Linear
 from transduce.model.known_classes import register_class
@@ -28,7 +28,7 @@ class Int8Linear(nn.Module):
     """x Wᵀ + b: (…, D) to (…, O), float32 outside and integers inside. Weights cannot be trained or read back."""
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None, _use: Use = "layer", /, *, activation_levels: int | None = None
+        self, weight: Tensor, bias: Tensor | None, _use: LinearUse = "layer", /, *, activation_levels: int | None = None
     ) -> None:
         """Of a float32 matrix (O, D), whatever its use; activations become integers from -activation_levels up to it.
 
@@ -73,10 +73,10 @@ def _pack(weight: Tensor) -> Any:
 
 
 @overload
-def quantize(model: Transformer, *, make: MakeProduct = ...) -> PackedTransformer: ...
+def quantize(model: Transformer, *, make: MakeLinear = ...) -> PrepackedTransformer: ...
 @overload
-def quantize(model: Decoder, *, make: MakeProduct = ...) -> PackedDecoder: ...
-def quantize(model: Transformer | Decoder, *, make: MakeProduct = Int8Linear) -> PackedTransformer | PackedDecoder:
+def quantize(model: Decoder, *, make: MakeLinear = ...) -> PrepackedDecoder: ...
+def quantize(model: Transformer | Decoder, *, make: MakeLinear = Int8Linear) -> PrepackedTransformer | PrepackedDecoder:
     """The model with 8-bit weights, made out of this one, which is used up.
 
     Args:
@@ -91,4 +91,4 @@ def quantize(model: Transformer | Decoder, *, make: MakeProduct = Int8Linear) ->
             "Precision `int8` takes PyTorch's FBGEMM, which is there on x86 processors with AVX2 only: use `fp32`."
         )
     torch.backends.quantized.engine = "fbgemm"
-    return pack(model, make)
+    return prepack(model, make)

@@ -26,49 +26,49 @@ from transduce.model.transformer import Transformer
 
 
 # What a product is for: errors of the memory's keys and values are in every step, and the vocabulary's decide.
-Use = Literal["layer", "memory", "vocabulary"]
+LinearUse = Literal["layer", "memory", "vocabulary"]
 
 
-class MakeProduct(Protocol):
+class MakeLinear(Protocol):
     """A float32 matrix (O, D) and a bias (O,) to a module that takes (…, D) to (…, O)."""
 
-    def __call__(self, weight: Tensor, bias: Tensor | None, use: Use = "layer", /) -> nn.Module: ...
+    def __call__(self, weight: Tensor, bias: Tensor | None, use: LinearUse = "layer", /) -> nn.Module: ...
 
 
-class KeepingAttention(MultiHeadAttention):
+class CachedAttention(MultiHeadAttention):
     """Attention of a decoder, whose keys and values are kept from step to step.
 
     They are kept in float16 where the products round more than that, so that a step has half as much to read.
     """
 
-    def __init__(self, attention: MultiHeadAttention, make: MakeProduct) -> None:
+    def __init__(self, attention: MultiHeadAttention, make: MakeLinear) -> None:
         """Takes the place of this one."""
         nn.Module.__init__(self)
         self.num_heads, self.num_key_value_heads = attention.num_heads, attention.num_key_value_heads
         self.d_k, self.d_v, self.widths = attention.d_k, attention.d_v, attention.widths
         self.dropout, self.score = attention.dropout, attention.score
-        self.output = _packed(attention.output, make)
-        self.kept_dtype = torch.float32
+        self.output = _prepack_linear(attention.output, make)
+        self.cache_dtype = torch.float32
 
     def _keep_by(self, product: nn.Module, *, turns: bool) -> None:
         """Of this product; in float32 where it is exact, or where its result is turned by positions."""
-        self.kept_dtype = torch.float16 if getattr(product, "rounds", False) and not turns else torch.float32
+        self.cache_dtype = torch.float16 if getattr(product, "rounds", False) and not turns else torch.float32
 
     def keep(self, projected: Tensor) -> Tensor:
         """Keys and values as they are kept; what is beyond float16's range becomes its greatest number."""
-        if self.kept_dtype == torch.float32:
+        if self.cache_dtype == torch.float32:
             return projected
-        most = torch.finfo(self.kept_dtype).max
-        return projected.clamp(-most, most).to(self.kept_dtype).to(projected.dtype)
+        most = torch.finfo(self.cache_dtype).max
+        return projected.clamp(-most, most).to(self.cache_dtype).to(projected.dtype)
 
 
-class PackedSelfAttention(KeepingAttention):
+class PrepackedSelfAttention(CachedAttention):
     """Attention of a decoder to itself."""
 
-    def __init__(self, attention: MultiHeadAttention, make: MakeProduct, *, turns: bool) -> None:
+    def __init__(self, attention: MultiHeadAttention, make: MakeLinear, *, turns: bool) -> None:
         """Takes the place of this one; whether positions turn its keys."""
         super().__init__(attention, make)
-        self.projection = _packed(attention.projection, make)
+        self.projection = _prepack_linear(attention.projection, make)
         self._keep_by(self.projection, turns=turns)
 
     def _project_self(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,10 +77,10 @@ class PackedSelfAttention(KeepingAttention):
         return self._heads(query, self.d_k), self._heads(key, self.d_k), self._heads(value, self.d_v)
 
 
-class PackedMemoryAttention(KeepingAttention):
+class PrepackedCrossAttention(CachedAttention):
     """Attention to the memory, whose queries and whose keys and values are separate products."""
 
-    def __init__(self, attention: MultiHeadAttention, make: MakeProduct, *, turns: bool) -> None:
+    def __init__(self, attention: MultiHeadAttention, make: MakeLinear, *, turns: bool) -> None:
         """Takes the place of this one; whether positions turn keys, be it those of others."""
         super().__init__(attention, make)
         projection = attention.projection
@@ -97,37 +97,41 @@ class PackedMemoryAttention(KeepingAttention):
         return self.keep(self.key_value(memory))
 
 
-class Packed(VocabularyModel):
+class PrepackedModel(VocabularyModel):
     """A model of such products."""
 
-    packed_output: nn.Module
+    prepacked_output: nn.Module
 
     def project(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary: (…, D) to (…, V)."""
-        return self.packed_output(hidden)  # type: ignore[no-any-return]
+        return self.prepacked_output(hidden)  # type: ignore[no-any-return]
 
 
-class PackedTransformer(Packed, Transformer):
+class PrepackedTransformer(PrepackedModel, Transformer):
     """An encoder and decoder of such products."""
 
 
-class PackedDecoder(Packed, Decoder):
+class PrepackedDecoder(PrepackedModel, Decoder):
     """A decoder alone of such products."""
 
 
-register_class(PackedSelfAttention, computes=MultiHeadAttention, children=("projection", "output", "dropout", "score"))
 register_class(
-    PackedMemoryAttention, computes=MultiHeadAttention, children=("query", "key_value", "output", "dropout", "score")
+    PrepackedSelfAttention, computes=MultiHeadAttention, children=("projection", "output", "dropout", "score")
 )
 register_class(
-    PackedTransformer,
+    PrepackedCrossAttention, computes=MultiHeadAttention, children=("query", "key_value", "output", "dropout", "score")
+)
+register_class(
+    PrepackedTransformer,
     computes=Transformer,
-    children=(*TRANSFORMER_PARTS, "packed_output"),
+    children=(*TRANSFORMER_PARTS, "prepacked_output"),
     tensors=VOCABULARY_WEIGHTS,
 )
-register_class(PackedDecoder, computes=Decoder, children=(*DECODER_PARTS, "packed_output"), tensors=VOCABULARY_WEIGHTS)
+register_class(
+    PrepackedDecoder, computes=Decoder, children=(*DECODER_PARTS, "prepacked_output"), tensors=VOCABULARY_WEIGHTS
+)
 
-PACKABLE = table(
+PREPACKABLE = table(
     "a prepacked model",
     class_="Transformer Decoder",
     linear_layers="Linear",
@@ -144,45 +148,45 @@ PACKABLE = table(
     key_value_heads="equal shared",
     value_width="equal other",
 )
-"""The models that `pack` takes."""
+"""The models that `prepack` takes."""
 
 
 @overload
-def pack(model: Transformer, make: MakeProduct) -> PackedTransformer: ...
+def prepack(model: Transformer, make: MakeLinear) -> PrepackedTransformer: ...
 @overload
-def pack(model: Decoder, make: MakeProduct) -> PackedDecoder: ...
-def pack(model: Transformer | Decoder, make: MakeProduct) -> PackedTransformer | PackedDecoder:
+def prepack(model: Decoder, make: MakeLinear) -> PrepackedDecoder: ...
+def prepack(model: Transformer | Decoder, make: MakeLinear) -> PrepackedTransformer | PrepackedDecoder:
     """The model with other products, made out of this one in float32, which is used up.
 
     Raises:
-        TransduceError: the model has a component that is not in `PACKABLE`.
+        TransduceError: the model has a component that is not in `PREPACKABLE`.
     """
-    if (reason := why_not(PACKABLE, model)) is not None:
+    if (reason := why_not(PREPACKABLE, model)) is not None:
         raise TransduceError(f"The weights cannot be prepacked, because {reason}: use `fp32` or `bf16`.")
     with torch.no_grad(), torch.device("meta"):
-        made = (PackedDecoder if isinstance(model, Decoder) else PackedTransformer)(model.config)
+        made = (PrepackedDecoder if isinstance(model, Decoder) else PrepackedTransformer)(model.config)
     made._modules, made._parameters, made._buffers = model._modules, model._parameters, model._buffers
     made._non_persistent_buffers_set = model._non_persistent_buffers_set
     turns = model.config.positions.startswith("rotary")
     with torch.no_grad():
-        made.packed_output = make(model.output_weight, model.output_bias, "vocabulary")
+        made.prepacked_output = make(model.output_weight, model.output_bias, "vocabulary")
         for module in list(made.modules()):
             if isinstance(module, DecoderLayer) or (isinstance(module, EncoderLayer) and isinstance(made, Decoder)):
-                module.self_attention = PackedSelfAttention(module.self_attention, make, turns=turns)
+                module.self_attention = PrepackedSelfAttention(module.self_attention, make, turns=turns)
             if isinstance(module, DecoderLayer):
-                module.memory_attention = PackedMemoryAttention(module.memory_attention, make, turns=turns)
+                module.memory_attention = PrepackedCrossAttention(module.memory_attention, make, turns=turns)
         for module in list(made.modules()):
-            if isinstance(module, MultiHeadAttention) and not isinstance(module, KeepingAttention):
-                module.projection = _packed(module.projection, make)
-                module.output = _packed(module.output, make)
+            if isinstance(module, MultiHeadAttention) and not isinstance(module, CachedAttention):
+                module.projection = _prepack_linear(module.projection, make)
+                module.output = _prepack_linear(module.output, make)
             elif isinstance(module, FeedForward | GatedFeedForward):
-                module.inner = _packed(module.inner, make)
-                module.outer = _packed(module.outer, make)
+                module.inner = _prepack_linear(module.inner, make)
+                module.outer = _prepack_linear(module.outer, make)
     made.own_output_weight = made.output_bias = None
     return made.eval()
 
 
-def _packed(linear: nn.Linear, make: MakeProduct) -> Any:
+def _prepack_linear(linear: nn.Linear, make: MakeLinear) -> Any:
     """`Any`, because it stands where the brick declares an `nn.Linear`, of which only the call is used."""
     return make(linear.weight, linear.bias)
 
@@ -190,24 +194,24 @@ def _packed(linear: nn.Linear, make: MakeProduct) -> Any:
 # --- prepacked ---
 
 
-class Twin:
+class InferenceCopy:
     """Of a model that somebody may still change."""
 
-    def __init__(self, model: Transformer | Decoder, make: MakeProduct) -> None:
+    def __init__(self, model: Transformer | Decoder, make: MakeLinear) -> None:
         """Lays out its matrices by these products, as float32 has them."""
         self._make = make
-        self._packed = pack(_in_float32(model), make)
+        self._prepacked = prepack(_in_float32(model), make)
         self._watch(model)
 
-    def of(self, model: Transformer | Decoder, graph: Graph) -> PackedTransformer | PackedDecoder:
-        """The twin as the model is now, of which this is the graph; it must be in `PACKABLE`."""
+    def of(self, model: Transformer | Decoder, graph: Graph) -> PrepackedTransformer | PrepackedDecoder:
+        """The twin as the model is now, of which this is the graph; it must be in `PREPACKABLE`."""
         weights = self._weights
         if graph != self._graph or any(
             holder.get(name) is not own or _version(own) != version for holder, name, own, version in weights
         ):
-            self._packed = pack(_in_float32(model), self._make)
+            self._prepacked = prepack(_in_float32(model), self._make)
             self._watch(model)
-        return self._packed
+        return self._prepacked
 
     def follow(self, model: nn.Module) -> None:
         """The model now has its weights in another precision, and is still the same."""

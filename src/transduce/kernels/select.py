@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from transduce.kernels.cuda.available import why_no_triton
-from transduce.kernels.eager import EAGER, FlatState, why_not_eager
+from transduce.kernels.eager import EAGER, EagerState, why_not_eager
 from transduce.kernels.int8_fbgemm import Int8Linear
-from transduce.kernels.prepacked import PACKABLE, MakeProduct, PackedDecoder, PackedTransformer, Twin
+from transduce.kernels.prepacked import PREPACKABLE, InferenceCopy, MakeLinear, PrepackedDecoder, PrepackedTransformer
 from transduce.model.backend import TrainingKernels
 from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
@@ -27,29 +27,29 @@ from transduce.model.state import BatchSearch, DecodingState, SearchBounds
 from transduce.model.transformer import Transformer
 
 if TYPE_CHECKING:
-    from transduce.kernels.cpu.decoding.compiled_steps import ModelPrograms
+    from transduce.kernels.cpu.decoding.compiled_steps import CompiledModel
     from transduce.kernels.cpu.decoding.state import NativeState
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _LEAST_LLVMLITE = (0, 50)
-_MOST_TWIN_BYTES = 2**30  # a larger model has no twin: it would take as much memory again
+_MAX_COPY_BYTES = 2**30  # a larger model has no twin: it would take as much memory again
 
 __all__ = [
     "Selection",
+    "compiled_state",
     "decoded_model",
     "exact_projection",
     "find_batch_search",
     "forecast_decoder",
+    "has_compiled_steps",
     "has_kernels",
-    "has_programs",
-    "kernels_of_training",
-    "make_twin",
-    "native_state",
-    "product_maker",
+    "int8_linear_maker",
+    "kernels_for_training",
+    "make_inference_copy",
     "select_decoder",
     "start_fast",
     "start_prompts",
-    "temporary_twin",
+    "temporary_inference_copy",
     "why_no_kernels",
 ]
 
@@ -76,7 +76,7 @@ def why_no_kernels(threads: int) -> str | None:
     return None
 
 
-def product_maker() -> MakeProduct:
+def int8_linear_maker() -> MakeLinear:
     """Products with 8-bit weights by our kernels, and by FBGEMM where they do not fit."""
     if not has_kernels():
         return Int8Linear
@@ -107,7 +107,7 @@ def _why_no_kernels(threads: int) -> str | None:
     return why_no_kernels(threads)
 
 
-def kernels_of_training(name: Literal["native", "torch"], device: str) -> TrainingKernels | None:
+def kernels_for_training(name: Literal["native", "torch"], device: str) -> TrainingKernels | None:
     """Those of this name for a device; None where PyTorch's operations are enough."""
     if name == "torch":
         return None
@@ -120,7 +120,7 @@ def kernels_of_training(name: Literal["native", "torch"], device: str) -> Traini
     return NativeTraining()
 
 
-def native_state(state: DecodingState) -> "NativeState | None":
+def compiled_state(state: DecodingState) -> "NativeState | None":
     """The state, if it is one of machine code."""
     if "transduce.kernels.cpu.decoding.state" not in sys.modules:
         return None
@@ -131,7 +131,7 @@ def native_state(state: DecodingState) -> "NativeState | None":
 
 def find_batch_search(state: DecodingState, bounds: SearchBounds) -> BatchSearch | None:
     """The search of a state that has done no step, where there is a program for it."""
-    native = native_state(state)
+    native = compiled_state(state)
     if native is not None:
         from transduce.kernels.cpu.decoding.search import NativeSearch, supports_compiled_search
 
@@ -169,10 +169,10 @@ def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
         from transduce.kernels.cpu.decoding.state import NativeState
 
         packed, programs = found
-        assert isinstance(packed, PackedTransformer)
+        assert isinstance(packed, PrepackedTransformer)
         return NativeState(packed, programs, source_ids)
     if why_not_eager(model) is None:
-        return FlatState(cast(Transformer, model), source_ids)
+        return EagerState(cast(Transformer, model), source_ids)
     if _why_not_triton(model) is None:
         from transduce.kernels.cuda.decode_graph import GpuState
 
@@ -180,7 +180,7 @@ def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
     return model.start(source_ids)
 
 
-def has_programs(model: EncoderDecoder) -> bool:
+def has_compiled_steps(model: EncoderDecoder) -> bool:
     """Whether machine code of our own decodes it, encoder and all, so that threads may decode a batch each."""
     return not isinstance(_find_compiled(model), str)
 
@@ -192,19 +192,21 @@ def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> Decodi
         from transduce.kernels.cpu.decoding.state import NativePromptState
 
         packed, programs = found
-        assert isinstance(packed, PackedDecoder)
+        assert isinstance(packed, PrepackedDecoder)
         return NativePromptState(packed, programs, prompt_ids, lengths)
     return model.start(prompt_ids, lengths)
 
 
-def _find_compiled(model: nn.Module) -> "tuple[PackedTransformer | PackedDecoder, ModelPrograms] | str":
+def _find_compiled(model: nn.Module) -> "tuple[PrepackedTransformer | PrepackedDecoder, CompiledModel] | str":
     """Return a model's prepacked form and its compiled steps, or why there are none."""
     packed = decoded_model(model)
-    if not isinstance(packed, PackedTransformer | PackedDecoder) or isinstance(packed.packed_output, Int8Linear):
+    if not isinstance(packed, PrepackedTransformer | PrepackedDecoder) or isinstance(
+        packed.prepacked_output, Int8Linear
+    ):
         return _why_not_packed(model) or "its weights were not prepacked"
-    from transduce.kernels.cpu.decoding.compiled_steps import find_programs
+    from transduce.kernels.cpu.decoding.compiled_steps import find_compiled_model
 
-    programs = find_programs(packed, is_private=packed is not model)
+    programs = find_compiled_model(packed, is_private=packed is not model)
     return programs if isinstance(programs, str) else (packed, programs)
 
 
@@ -272,60 +274,60 @@ def _is_for_kernels(model: nn.Module) -> TypeGuard[Transformer | Decoder]:
     return is_kind and not model.training and model.source_weight.device.type == "cpu"
 
 
-_TWINS: WeakKeyDictionary[nn.Module, Twin] = WeakKeyDictionary()
+_INFERENCE_COPIES: WeakKeyDictionary[nn.Module, InferenceCopy] = WeakKeyDictionary()
 
 
-def make_twin(model: nn.Module, dtype: torch.dtype) -> None:
+def make_inference_copy(model: nn.Module, dtype: torch.dtype) -> None:
     """From here on decoding on a CPU takes the kernels' products of this type, where there are any for the model.
 
     Args:
         model: in float32. It gets this type.
         dtype: float32, or bfloat16, whose products then take rounded rows and matrices; the rest stays in float32.
     """
-    twin = _twin_of(model, dtype)
+    twin = _make_copy(model, dtype)
     model.to(dtype)
     if twin is not None:
         twin.follow(model)
-        _TWINS[model] = twin
+        _INFERENCE_COPIES[model] = twin
 
 
 @contextmanager
-def temporary_twin(model: nn.Module) -> Iterator[None]:
+def temporary_inference_copy(model: nn.Module) -> Iterator[None]:
     """The same for a model that has its type already, for as long as the block takes."""
-    twin = _twin_of(model, next(model.parameters()).dtype)
+    twin = _make_copy(model, next(model.parameters()).dtype)
     if twin is not None:
-        _TWINS[model] = twin
+        _INFERENCE_COPIES[model] = twin
     try:
         yield
     finally:
-        _TWINS.pop(model, None)
+        _INFERENCE_COPIES.pop(model, None)
 
 
-def _twin_of(model: nn.Module, dtype: torch.dtype) -> Twin | None:
+def _make_copy(model: nn.Module, dtype: torch.dtype) -> InferenceCopy | None:
     if not _is_for_kernels(model) or not has_kernels():
         return None
     make = _make_floats(model, dtype)
-    return None if make is None else Twin(model, make)
+    return None if make is None else InferenceCopy(model, make)
 
 
-def _make_floats(model: Transformer | Decoder, dtype: torch.dtype) -> MakeProduct | None:
+def _make_floats(model: Transformer | Decoder, dtype: torch.dtype) -> MakeLinear | None:
     from transduce.kernels.cpu.decoding.compiled_steps import why_not_compilable
     from transduce.kernels.cpu.gemm.decode import make_float_linear
     from transduce.kernels.cpu.jit.compiler import find_float_tile
 
     tile = find_float_tile("pairs" if dtype == torch.bfloat16 else "floats")
     count = sum(parameter.numel() for parameter in model.parameters())
-    if tile is None or why_not_compilable(model) is not None or count * tile.weight_bytes > _MOST_TWIN_BYTES:
+    if tile is None or why_not_compilable(model) is not None or count * tile.weight_bytes > _MAX_COPY_BYTES:
         return None
     return make_float_linear(tile)
 
 
 def decoded_model(model: _Model) -> _Model:
     """What decoding computes with, to the last bit: the model's twin, or the model where it has none."""
-    twin = _TWINS.get(model)
+    twin = _INFERENCE_COPIES.get(model)
     if twin is None or not _is_for_kernels(model):
         return model
     described = description_of(model)
-    if described.is_training or described.why_not(PACKABLE) is not None:
+    if described.is_training or described.why_not(PREPACKABLE) is not None:
         return cast(_Model, model)
     return cast(_Model, twin.of(model, described.graph))  # an inference copy is of a class of the model's own

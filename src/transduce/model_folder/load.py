@@ -10,8 +10,8 @@ import torch
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
 from transduce.kernels.int8_fbgemm import quantize
-from transduce.kernels.prepacked import Packed
-from transduce.kernels.select import make_twin, product_maker
+from transduce.kernels.prepacked import PrepackedModel
+from transduce.kernels.select import int8_linear_maker, make_inference_copy
 from transduce.machine import DTYPES, Machine, Precision, detect_machine
 from transduce.model.build import AnyModel, EncoderDecoder, Model
 from transduce.model.decoder import Decoder
@@ -40,7 +40,7 @@ def check_precision(asked: str) -> None:
 
 def precision_of(model: Model) -> str:
     """Return a model's precision: "fp32", "bf16" or "int8"; for models converted by hand, the dtype's name."""
-    if isinstance(model, Packed):
+    if isinstance(model, PrepackedModel):
         return "int8"
     dtype = model.source_weight.dtype
     return {torch.bfloat16: "bf16", torch.float32: "fp32"}.get(dtype, str(dtype).removeprefix("torch."))
@@ -60,7 +60,7 @@ def at_precision(model: _Model, asked: str, machine: Machine) -> _Model:
         )  # quantize returns an instance of the model's class
     dtype = DTYPES[machine.precision if asked == "auto" else asked]
     if machine.device == "cpu":
-        make_twin(model, dtype)
+        make_inference_copy(model, dtype)
     model.to(device=machine.device, dtype=dtype)
     return model
 
@@ -83,7 +83,7 @@ def quantize_to_int8(model: Model, device: str) -> Transformer | Decoder:
             "Precision `int8` is for Transformers that generate text, but this model is of the kind "
             f"`{model.config.kind}`: use `fp32`."
         )
-    quantized = quantize(model, make=product_maker())
+    quantized = quantize(model, make=int8_linear_maker())
     release_freed_memory()  # the float32 weights take several times the memory of the quantized ones
     return quantized
 

@@ -85,7 +85,7 @@ _KINDS = (torch.bfloat16, torch.float32)
 _MOST_COLUMNS = 8192  # of rows that are held at once
 
 
-class _Packed(attention.PackedHeads):
+class _PackedBatches(attention.PackedHeads):
     """Implements `backend.PackedAttention` on a GPU."""
 
     record_losses = staticmethod(LossRecorder)
@@ -114,7 +114,7 @@ class GpuTraining:
         if place.type == "cuda" and place.index is not None:
             torch.cuda.set_device(place)
 
-    packed = _Packed()
+    packed = _PackedBatches()
     linear_activations = frozenset(("relu",))
     run_layer = staticmethod(layer.run_layer)
     dropout_add = staticmethod(rows.drop_and_add)

@@ -459,14 +459,14 @@ class GpuState:
         """Those at hand, or others that fit: for more hypotheses, more positions, or half as many sentences."""
         if self.encoded is not None:
             count, length = self.source_shape
-            size = StepSize(round_up_size(count), width, round_up_source(length), first_room(width))
+            size = StepSize(round_up_size(count), width, round_up_source(length), initial_capacity(width))
             step = acquire_step(RecordedStep, self.model, self.layers, size)
             step.start_batch(*self.encoded)
             self.encoded, self._held[:] = None, [step]
             return step
         step = self._held[0]
         size, needed = step.size, self._length + width
-        room = size.room if width == size.hypotheses else max(size.room, first_room(width))
+        room = size.room if width == size.hypotheses else max(size.room, initial_capacity(width))
         while room < needed:
             room *= 2
         wanted = StepSize(round_up_size(len(self._slots)), width, size.source, room)
@@ -493,6 +493,6 @@ class GpuState:
         self._slots = torch.arange(count, device=slots.device)
 
 
-def first_room(width: int) -> int:
+def initial_capacity(width: int) -> int:
     """Cached positions that there is room for at first."""
     return max(_FIRST_STEPS, min(_LARGEST_FIRST_ROOM, _FIRST_STEPS * width))

@@ -22,7 +22,7 @@ from transduce.kernels.cuda.decode_graph import (
     StepLayer,
     StepSize,
     acquire_step,
-    first_room,
+    initial_capacity,
     release_after,
     release_step,
     round_up_size,
@@ -173,7 +173,7 @@ class GpuSearch:
         self._held: list[SearchStep] = []
         release_after(self, state.model, self._held)
         self._penalties = bounds.penalties.to(state.encoded[0].device)
-        self._step = self._take_step(first_room(bounds.beam_size))
+        self._step = self._take_step(initial_capacity(bounds.beam_size))
         self._step.start_batch(*state.encoded)
         state.encoded = None
         self._begin()

@@ -17,7 +17,7 @@ from torch import Tensor
 from transduce.atomic_io import write_file
 from transduce.errors import TransduceError
 from transduce.inference.decoding import check_search
-from transduce.kernels.select import kernels_of_training
+from transduce.kernels.select import kernels_for_training
 from transduce.machine import Machine, describe, detect_machine, usable_cores
 from transduce.model.backend import training_with
 from transduce.model.config import ModelConfig
@@ -382,7 +382,7 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResu
         if run.new_run is not None and not is_disk_error(error):
             run.new_run.undo()
         raise
-    with training_with(kernels_of_training(resolved.training.kernels, run.machine.device)):
+    with training_with(kernels_for_training(resolved.training.kernels, run.machine.device)):
         return trainer.run()
 
 

@@ -16,12 +16,12 @@ from transduce.kernels.cpu.decode_rows import (
     emit_scaling,
     emit_sequence_embedding,
 )
-from transduce.kernels.cpu.decoding.writer import ModelWriter, StepArguments, Weights
+from transduce.kernels.cpu.decoding.writer import ModelEmitter, StepArguments, Weights
 from transduce.kernels.cpu.gemm.decode import NativeVocabulary
 from transduce.kernels.cpu.jit.compiler import CompiledKernel, compile_kernels, find_integer_tile, kernel, new_builder
 from transduce.kernels.cpu.jit.ir_builder import F16, F32, Value
 from transduce.kernels.cpu.logits import emit_refinement
-from transduce.kernels.prepacked import Packed, PackedDecoder, PackedSelfAttention, PackedTransformer
+from transduce.kernels.prepacked import PrepackedDecoder, PrepackedModel, PrepackedSelfAttention, PrepackedTransformer
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import GATES, FeedForward, GatedFeedForward
@@ -34,7 +34,7 @@ from transduce.model.stack import StackPositions, each_layer
 # Legend: N rows, D model width, S source pieces of all sentences, G heads of keys and values, K width of a head.
 
 
-def write_encoder(w: ModelWriter, model: PackedTransformer) -> None:
+def emit_encoder(w: ModelEmitter, model: PrepackedTransformer) -> None:
     """An encoder; then the memory's keys and values for each layer of the decoder."""
     config, heads, k = model.config, w.heads, w.k
     w.embed_runs(model.source_embedding, model.source_weight)
@@ -60,7 +60,7 @@ def write_encoder(w: ModelWriter, model: PackedTransformer) -> None:
         w.keep(memory.key_value, rounded, _entry(w, w.places.memory, number, w.numbers.sources))
 
 
-def write_step(w: ModelWriter, model: PackedTransformer, output: NativeVocabulary) -> None:
+def emit_decoder_step(w: ModelEmitter, model: PrepackedTransformer, output: NativeVocabulary) -> None:
     """A decoder's last layer after each row's newest piece, all at one position, and the logits."""
     config, k = model.config, w.k
     length = k.variable(w.numbers.length)
@@ -83,7 +83,7 @@ def write_step(w: ModelWriter, model: PackedTransformer, output: NativeVocabular
     w.project(output)
 
 
-def write_prompts(w: ModelWriter, model: PackedDecoder) -> None:
+def emit_prompts(w: ModelEmitter, model: PrepackedDecoder) -> None:
     """A decoder's last layer at all pieces of prompts, whose keys and values become the first entries of the pool."""
     w.embed_runs(model.embedding, model.source_weight)
     for number, layer in enumerate(each_layer(model.layers, model.config.num_decoder_layers)):
@@ -93,7 +93,7 @@ def write_prompts(w: ModelWriter, model: PackedDecoder) -> None:
     w.finish()
 
 
-def write_continuing(w: ModelWriter, model: PackedDecoder, output: NativeVocabulary) -> None:
+def emit_prompt_step(w: ModelEmitter, model: PrepackedDecoder, output: NativeVocabulary) -> None:
     """A decoder's last layer after each row's newest piece, each at a position of its own, and the logits."""
     w.embed(model.embedding, model.target_weight, is_ragged=True)
     lists = (w.places.lists, w.places.counts, w.numbers.list_stride)
@@ -105,9 +105,9 @@ def write_continuing(w: ModelWriter, model: PackedDecoder, output: NativeVocabul
 
 
 def _self_attention(
-    w: ModelWriter, number: int, layer: nn.Module, kinds: tuple[str, str], lists: tuple[Value, Value, Value]
+    w: ModelEmitter, number: int, layer: nn.Module, kinds: tuple[str, str], lists: tuple[Value, Value, Value]
 ) -> None:
-    """Attention to entries of the pool, the newest among them; kinds of `ModelWriter.turn` and `attend`."""
+    """Attention to entries of the pool, the newest among them; kinds of `ModelEmitter.turn` and `attend`."""
     assert isinstance(layer, EncoderLayer | DecoderLayer)
     turning, attending = kinds
     inner, entry = w.heads.queries, 2 * w.heads.keys
@@ -126,24 +126,24 @@ def _self_attention(
     w.sublayer(layer.self_attention_residual, attend)
 
 
-def _feed_forward(w: ModelWriter, layer: nn.Module) -> None:
+def _feed_forward(w: ModelEmitter, layer: nn.Module) -> None:
     assert isinstance(layer, EncoderLayer | DecoderLayer)
     network: FeedForward | GatedFeedForward = layer.feed_forward
     w.sublayer(layer.feed_forward_residual, lambda source: w.feed_forward(network, source))
 
 
-def _norm(w: ModelWriter, norm: nn.Module) -> None:
+def _norm(w: ModelEmitter, norm: nn.Module) -> None:
     """The one after a stack."""
     if not isinstance(norm, nn.Identity):
         w.norm(norm, w.places.x, w.places.x)
 
 
-def _run(w: ModelWriter) -> tuple[Value, Value, Value]:
+def _run(w: ModelEmitter) -> tuple[Value, Value, Value]:
     """What attention in runs is given for lists."""
     return w.places.firsts, w.places.counts, w.k.int64(0)
 
 
-def _entry(w: ModelWriter, place: Value, layer: int, entries: Value, number: Value | int = 0) -> Value:
+def _entry(w: ModelEmitter, place: Value, layer: int, entries: Value, number: Value | int = 0) -> Value:
     """Where an entry of a layer begins, of keys and values that are kept (layers, entries, 2 × G × K)."""
     k = w.k
     return k.element_pointer(place, k.mul(k.add(k.mul(entries, layer), number), 2 * w.heads.keys), w.kept)
@@ -168,12 +168,12 @@ _COMPONENTS = {
 }
 COMPILED = table(
     "the compiled decoder",
-    class_="PackedTransformer PackedDecoder",
+    class_="PrepackedTransformer PrepackedDecoder",
     linear_layers="NativeLinear",
     output_projection="NativeVocabulary",
     **_COMPONENTS,
 )
-"""The models that `ModelPrograms` computes."""
+"""The models that `CompiledModel` computes."""
 COMPILABLE = table(
     "the compiled decoder",
     class_="Transformer Decoder",
@@ -181,7 +181,7 @@ COMPILABLE = table(
     output_projection="Linear",
     **_COMPONENTS,
 )
-"""The models whose prepacked copy `ModelPrograms` computes."""
+"""The models whose prepacked copy `CompiledModel` computes."""
 
 
 def why_not_compilable(model: nn.Module) -> str | None:
@@ -209,24 +209,24 @@ def _why_not_sizes(config: ModelConfig) -> str | None:
     return next((f"{name}, {size}, is no multiple of {factor}" for name, size, factor in wrong), None)
 
 
-def output_of(model: Packed) -> NativeVocabulary:
+def output_projection_of(model: PrepackedModel) -> NativeVocabulary:
     """The product with the vocabulary."""
-    assert isinstance(model.packed_output, NativeVocabulary)
-    return model.packed_output
+    assert isinstance(model.prepacked_output, NativeVocabulary)
+    return model.prepacked_output
 
 
-class ModelPrograms:
+class CompiledModel:
     """What runs a model: one program that reads what is given, and one that does a step."""
 
-    def __init__(self, model: PackedTransformer | PackedDecoder) -> None:
+    def __init__(self, model: PrepackedTransformer | PrepackedDecoder) -> None:
         """Writes and compiles both programs."""
-        config, output = model.config, output_of(model)
+        config, output = model.config, output_projection_of(model)
         self.heads = HeadShape.of(config)
         self.d_model, self.d_ff, self.is_gated = config.d_model, config.d_ff, config.activation in GATES
-        self.kept_dtype = _kept_dtype(model)
+        self.cache_dtype = _kept_dtype(model)
         """Of the keys and values that steps attend to."""
         self.read_positions, self.step_positions = _position_tables(model)
-        is_ragged = isinstance(model, PackedDecoder)
+        is_ragged = isinstance(model, PrepackedDecoder)
         k = new_builder("model", output.tile)
         emit_refinement(k, output.tile.vectors)
         emit_embedding(k, is_ragged=is_ragged)
@@ -238,8 +238,8 @@ class ModelPrograms:
         row_work = {}
         for name, write in _writers(model, output).items():
             with kernel(k, name, len(StepArguments._fields)) as (numbers, thread, threads):
-                writer = ModelWriter(
-                    k, config, StepArguments(*numbers), (thread, threads), weights, _TYPES[self.kept_dtype]
+                writer = ModelEmitter(
+                    k, config, StepArguments(*numbers), (thread, threads), weights, _TYPES[self.cache_dtype]
                 )
                 write(writer)
                 row_work[name] = writer.row_work
@@ -253,25 +253,25 @@ class ModelPrograms:
         """Products of two numbers that they take for each row, but those of attention."""
 
 
-def _kept_dtype(model: PackedTransformer | PackedDecoder) -> torch.dtype:
-    layer = (model.layers if isinstance(model, PackedDecoder) else model.decoder_layers)[0]
+def _kept_dtype(model: PrepackedTransformer | PrepackedDecoder) -> torch.dtype:
+    layer = (model.layers if isinstance(model, PrepackedDecoder) else model.decoder_layers)[0]
     assert isinstance(layer, EncoderLayer | DecoderLayer)
-    assert isinstance(layer.self_attention, PackedSelfAttention)
-    return layer.self_attention.kept_dtype
+    assert isinstance(layer.self_attention, PrepackedSelfAttention)
+    return layer.self_attention.cache_dtype
 
 
 def _writers(
-    model: PackedTransformer | PackedDecoder, output: NativeVocabulary
-) -> dict[str, Callable[[ModelWriter], None]]:
+    model: PrepackedTransformer | PrepackedDecoder, output: NativeVocabulary
+) -> dict[str, Callable[[ModelEmitter], None]]:
     """What writes each program."""
-    if isinstance(model, PackedDecoder):
-        return {"read": lambda w: write_prompts(w, model), "step": lambda w: write_continuing(w, model, output)}
-    return {"read": lambda w: write_encoder(w, model), "step": lambda w: write_step(w, model, output)}
+    if isinstance(model, PrepackedDecoder):
+        return {"read": lambda w: emit_prompts(w, model), "step": lambda w: emit_prompt_step(w, model, output)}
+    return {"read": lambda w: emit_encoder(w, model), "step": lambda w: emit_decoder_step(w, model, output)}
 
 
-def _position_tables(model: PackedTransformer | PackedDecoder) -> tuple[GrowingTables, GrowingTables]:
+def _position_tables(model: PrepackedTransformer | PrepackedDecoder) -> tuple[GrowingTables, GrowingTables]:
     """Those of what is read, and of steps."""
-    if isinstance(model, PackedDecoder):
+    if isinstance(model, PrepackedDecoder):
         of_steps = _tables(model.embedding, model.positions, model.config)
         return of_steps, of_steps
     return (
@@ -288,10 +288,12 @@ def _tables(embedding: Embedding, positions: StackPositions, config: ModelConfig
     return GrowingTables(positions, added, config.max_positions if config.positions == "learned" else 2**31)
 
 
-_PROGRAMS: WeakKeyDictionary[nn.Module, tuple[Graph, ModelPrograms]] = WeakKeyDictionary()
+_PROGRAMS: WeakKeyDictionary[nn.Module, tuple[Graph, CompiledModel]] = WeakKeyDictionary()
 
 
-def find_programs(model: PackedTransformer | PackedDecoder, *, is_private: bool = False) -> ModelPrograms | str:
+def find_compiled_model(
+    model: PrepackedTransformer | PrepackedDecoder, *, is_private: bool = False
+) -> CompiledModel | str:
     """Return a model's compiled steps, made when they are first asked for; or why it cannot be compiled as it is now.
 
     Args:
@@ -308,5 +310,5 @@ def find_programs(model: PackedTransformer | PackedDecoder, *, is_private: bool 
     if reason is not None:
         return reason
     if known is None or known[0] is not described.graph:
-        known = _PROGRAMS[model] = described.graph, ModelPrograms(model)
+        known = _PROGRAMS[model] = described.graph, CompiledModel(model)
     return known[1]

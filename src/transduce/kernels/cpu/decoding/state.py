@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from transduce.kernels.cpu.decode_rows import PositionTables
-from transduce.kernels.cpu.decoding.compiled_steps import ModelPrograms, output_of
+from transduce.kernels.cpu.decoding.compiled_steps import CompiledModel, output_projection_of
 from transduce.kernels.cpu.decoding.writer import ROWS_AT_ONCE, StepArguments
 from transduce.kernels.cpu.gemm.amx import READABLE_EXTRA_ROWS
 from transduce.kernels.cpu.jit.compiler import (
@@ -24,7 +24,7 @@ from transduce.kernels.cpu.jit.ir_builder import I64
 from transduce.kernels.cpu.jit.memory import Arena
 from transduce.kernels.cpu.jit.threads import run_timed
 from transduce.kernels.cpu.jit.tile import MAX_LANES
-from transduce.kernels.prepacked import PackedDecoder, PackedTransformer
+from transduce.kernels.prepacked import PrepackedDecoder, PrepackedTransformer
 from transduce.model.attention import AttentionTrace
 
 # --- pool ---
@@ -124,8 +124,8 @@ class NativeSteps:
 
     def __init__(
         self,
-        model: PackedTransformer | PackedDecoder,
-        programs: ModelPrograms,
+        model: PrepackedTransformer | PrepackedDecoder,
+        programs: CompiledModel,
         sentences: int,
         *,
         extra_entries: int = 0,
@@ -137,10 +137,10 @@ class NativeSteps:
         self.position = 0  # of the newest token; the greatest one if rows differ
         self.longest_source = 0
         layers, width = model.config.num_decoder_layers, 2 * programs.heads.keys
-        self.pool = KVCachePool(layers, sentences, width, programs.kept_dtype, extra_entries=extra_entries)
+        self.pool = KVCachePool(layers, sentences, width, programs.cache_dtype, extra_entries=extra_entries)
         self.lists = torch.zeros(sentences, 0, dtype=torch.int32)  # (B × W, at least t)
         self.scratch: Scratch | None = None
-        self.output = output_of(model)
+        self.output = output_projection_of(model)
         self.logits_buffer = torch.empty(0, self.output.padded_outputs)
 
     def row_arguments(self) -> dict[str, int]:
@@ -256,7 +256,7 @@ def offsets_of(counts: list[int]) -> list[int]:
 class Scratch:
     """Scratch space of the read and step kernels."""
 
-    def __init__(self, programs: ModelPrograms, rows: int, scores: int) -> None:
+    def __init__(self, programs: CompiledModel, rows: int, scores: int) -> None:
         """Allocate scratch space for `rows` rows and `scores` attention scores."""
         heads, d_ff, d_model = programs.heads, programs.d_ff, programs.d_model
         self.rows, self.scores = rows, scores
@@ -288,7 +288,7 @@ class NativeState(NativeSteps):
     Attention weights cannot be traced.
     """
 
-    def __init__(self, model: PackedTransformer, programs: ModelPrograms, source_ids: Tensor) -> None:
+    def __init__(self, model: PrepackedTransformer, programs: CompiledModel, source_ids: Tensor) -> None:
         """Encode source_ids (B, S)."""
         super().__init__(model, programs, len(source_ids))
         pad_id = model.config.pad_id
@@ -299,7 +299,7 @@ class NativeState(NativeSteps):
         self.sources = _pairs(starts, counts)  # (2, B): offsets and numbers of tokens
         self.row_sources = _pairs(*(_repeat(numbers, counts) for numbers in (starts, counts)))  # (2, N)
         layers, _, width = self.pool.entries.shape
-        self.memory = torch.empty(layers, tokens, width, dtype=programs.kept_dtype)
+        self.memory = torch.empty(layers, tokens, width, dtype=programs.cache_dtype)
         self.read(source_ids[source_ids != pad_id])
         self.row_sources = self.sources  # (2, B × W)
 
@@ -353,7 +353,7 @@ class NativePromptState(NativeSteps):
     Its first step returns the prediction after the prompt and processes no token, as in `PromptState`.
     """
 
-    def __init__(self, model: PackedDecoder, programs: ModelPrograms, prompt_ids: Tensor, lengths: Tensor) -> None:
+    def __init__(self, model: PrepackedDecoder, programs: CompiledModel, prompt_ids: Tensor, lengths: Tensor) -> None:
         """Process the prompts prompt_ids (B, P) of these lengths (B,), at least 1."""
         counts: list[int] = lengths.tolist()
         starts, tokens = offsets_of(counts), sum(counts)

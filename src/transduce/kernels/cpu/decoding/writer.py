@@ -28,7 +28,7 @@ class StepArguments(NamedTuple):
     rows: Any
     """How many: N."""
     weights: Any
-    """The addresses of the model's weights: `ModelPrograms.weights`."""
+    """The addresses of the model's weights: `CompiledModel.weights`."""
     x: Any
     """Room for (N, D): what becomes of the pieces ends up here."""
     normed: Any
@@ -99,7 +99,7 @@ class Weights:
         return number
 
 
-class ModelWriter:
+class ModelEmitter:
     """Writes the calls of a program."""
 
     def __init__(

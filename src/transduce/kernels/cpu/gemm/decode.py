@@ -37,7 +37,7 @@ from transduce.kernels.cpu.jit.tile import (
 )
 from transduce.kernels.cpu.logits import emit_bfloat16_refinement, emit_refinement
 from transduce.kernels.int8_fbgemm import Int8Linear
-from transduce.kernels.prepacked import MakeProduct, Use
+from transduce.kernels.prepacked import LinearUse, MakeLinear
 from transduce.model.feed_forward import Linear
 from transduce.model.known_classes import register_class
 
@@ -427,8 +427,8 @@ for _kind, _more in ((NativeLinear, ()), (NativeVocabulary, ("exact",))):
     register_class(_kind, computes=Linear, tensors=_tensors, sizes=("width", "outputs"))
 
 
-def make_int8_linear(weight: Tensor, bias: Tensor | None, use: Use = "layer", /) -> nn.Module:
-    """Create a linear layer on 8-bit weights (implements `quantized.MakeProduct`).
+def make_int8_linear(weight: Tensor, bias: Tensor | None, use: LinearUse = "layer", /) -> nn.Module:
+    """Create a linear layer on 8-bit weights (implements `quantized.MakeLinear`).
 
     It runs on the compiled kernels, or on FBGEMM where these do not fit. Six bits per activation suffice only for the
     vocabulary projection, whose likeliest logits are recomputed; eight bits are too few for the keys and values of the
@@ -445,13 +445,13 @@ def make_int8_linear(weight: Tensor, bias: Tensor | None, use: Use = "layer", /)
     return (NativeVocabulary if use == "vocabulary" else NativeLinear)(weight, bias, tile)
 
 
-def make_float_linear(tile: Tile) -> MakeProduct:
+def make_float_linear(tile: Tile) -> MakeLinear:
     """Return a factory of floating-point linear layers for a tile (bfloat16 or float32); D a multiple of `MULTIPLE`."""
     if tile.amx and not amx_matches_vectors(tile):
         tile = tile._replace(amx=False)
 
-    def make(weight: Tensor, bias: Tensor | None, use: Use = "layer", /) -> nn.Module:
-        """Create a linear layer of the tile's format (implements `quantized.MakeProduct`)."""
+    def make(weight: Tensor, bias: Tensor | None, use: LinearUse = "layer", /) -> nn.Module:
+        """Create a linear layer of the tile's format (implements `quantized.MakeLinear`)."""
         return (NativeVocabulary if use == "vocabulary" else NativeLinear)(weight, bias, tile)
 
     return make
