@@ -815,7 +815,7 @@ def check_sentences_of_a_search_move_into_other_rooms() -> None:
             assert_same(found, run(usual_search(model, source, longest, beam)))
             size = cast("GpuSearch", search.search)._step.size
             assert size.sentences < 33
-            assert size.room > 4 * beam.beam_size
+            assert size.capacity > 4 * beam.beam_size
 
 
 @torch.inference_mode()

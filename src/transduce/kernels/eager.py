@@ -48,7 +48,7 @@ class Slots:
         """From the order of slots to that of rows."""
         return values if self._slot_of_row is None else values.index_select(0, self._slot_of_row)
 
-    def keep(self, rows: Tensor) -> tuple[Tensor, Tensor] | None:
+    def remove_other_rows(self, rows: Tensor) -> tuple[Tensor, Tensor] | None:
         """Keeps these rows, in this order.
 
         Returns:
@@ -250,7 +250,7 @@ class EagerLayer:
     def __init__(self, layer: DecoderLayer) -> None:
         own, memory = layer.self_attention, layer.memory_attention
         self.project: Product = own.projection.forward
-        self.keep: Product | None = own.keep if isinstance(own, CachedAttention) else None
+        self.keep: Product | None = own.round_to_cache_dtype if isinstance(own, CachedAttention) else None
         self.output: Product = own.output.forward
         self.query, self.key_value = cross_attention_projections(memory)
         self.memory_output: Product = memory.output.forward
@@ -263,7 +263,7 @@ class EagerLayer:
 def cross_attention_projections(attention: MultiHeadAttention) -> tuple[Product, Product]:
     """The products for queries, (…, D) to (…, H × K), and for keys and values, (…, D) to (…, 2 × H × K)."""
     if isinstance(attention, PrepackedCrossAttention):
-        return attention.query.forward, lambda memory: attention.keep(attention.key_value(memory))
+        return attention.query.forward, lambda memory: attention.round_to_cache_dtype(attention.key_value(memory))
     rows = (attention.widths[0], sum(attention.widths[1:]))
     weight, bias = attention.projection.weight, attention.projection.bias
     biases = (None, None) if bias is None else bias.split(rows)
@@ -326,7 +326,7 @@ class EagerState:
 
     def keep_sentences(self, rows: Tensor) -> None:
         """The other sentences leave the batch."""
-        moves = self.slots.keep(rows)
+        moves = self.slots.remove_other_rows(rows)
         if moves is None:
             self._select(self.slots.select(rows))
             return

@@ -50,11 +50,11 @@ class CachedAttention(MultiHeadAttention):
         self.output = _prepack_linear(attention.output, make)
         self.cache_dtype = torch.float32
 
-    def _keep_by(self, product: nn.Module, *, turns: bool) -> None:
+    def _choose_cache_dtype(self, product: nn.Module, *, has_rotary: bool) -> None:
         """Of this product; in float32 where it is exact, or where its result is turned by positions."""
-        self.cache_dtype = torch.float16 if getattr(product, "rounds", False) and not turns else torch.float32
+        self.cache_dtype = torch.float16 if getattr(product, "rounds", False) and not has_rotary else torch.float32
 
-    def keep(self, projected: Tensor) -> Tensor:
+    def round_to_cache_dtype(self, projected: Tensor) -> Tensor:
         """Keys and values as they are kept; what is beyond float16's range becomes its greatest number."""
         if self.cache_dtype == torch.float32:
             return projected
@@ -65,22 +65,22 @@ class CachedAttention(MultiHeadAttention):
 class PrepackedSelfAttention(CachedAttention):
     """Attention of a decoder to itself."""
 
-    def __init__(self, attention: MultiHeadAttention, make: MakeLinear, *, turns: bool) -> None:
+    def __init__(self, attention: MultiHeadAttention, make: MakeLinear, *, has_rotary: bool) -> None:
         """Takes the place of this one; whether positions turn its keys."""
         super().__init__(attention, make)
         self.projection = _prepack_linear(attention.projection, make)
-        self._keep_by(self.projection, turns=turns)
+        self._choose_cache_dtype(self.projection, has_rotary=has_rotary)
 
     def _project_self(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key_value = self.projection(x).split((self.widths[0], sum(self.widths[1:])), dim=-1)
-        key, value = self.keep(key_value).split(self.widths[1:], dim=-1)
+        key, value = self.round_to_cache_dtype(key_value).split(self.widths[1:], dim=-1)
         return self._heads(query, self.d_k), self._heads(key, self.d_k), self._heads(value, self.d_v)
 
 
 class PrepackedCrossAttention(CachedAttention):
     """Attention to the memory, whose queries and whose keys and values are separate products."""
 
-    def __init__(self, attention: MultiHeadAttention, make: MakeLinear, *, turns: bool) -> None:
+    def __init__(self, attention: MultiHeadAttention, make: MakeLinear, *, has_rotary: bool) -> None:
         """Takes the place of this one; whether positions turn keys, be it those of others."""
         super().__init__(attention, make)
         projection = attention.projection
@@ -88,13 +88,13 @@ class PrepackedCrossAttention(CachedAttention):
         biases = (None, None) if projection.bias is None else projection.bias.split(rows)
         query, key_value = zip(projection.weight.split(rows), biases, strict=True)
         self.query, self.key_value = make(*query), make(*key_value, "memory")
-        self._keep_by(self.key_value, turns=turns)
+        self._choose_cache_dtype(self.key_value, has_rotary=has_rotary)
 
     def _queries(self, x: Tensor) -> Tensor:
         return self.query(x)  # type: ignore[no-any-return]
 
     def _keys_and_values(self, memory: Tensor) -> Tensor:
-        return self.keep(self.key_value(memory))
+        return self.round_to_cache_dtype(self.key_value(memory))
 
 
 class PrepackedModel(VocabularyModel):
@@ -172,9 +172,9 @@ def prepack(model: Transformer | Decoder, make: MakeLinear) -> PrepackedTransfor
         made.prepacked_output = make(model.output_weight, model.output_bias, "vocabulary")
         for module in list(made.modules()):
             if isinstance(module, DecoderLayer) or (isinstance(module, EncoderLayer) and isinstance(made, Decoder)):
-                module.self_attention = PrepackedSelfAttention(module.self_attention, make, turns=turns)
+                module.self_attention = PrepackedSelfAttention(module.self_attention, make, has_rotary=turns)
             if isinstance(module, DecoderLayer):
-                module.memory_attention = PrepackedCrossAttention(module.memory_attention, make, turns=turns)
+                module.memory_attention = PrepackedCrossAttention(module.memory_attention, make, has_rotary=turns)
         for module in list(made.modules()):
             if isinstance(module, MultiHeadAttention) and not isinstance(module, CachedAttention):
                 module.projection = _prepack_linear(module.projection, make)
@@ -201,23 +201,23 @@ class InferenceCopy:
         """Lays out its matrices by these products, as float32 has them."""
         self._make = make
         self._prepacked = prepack(_in_float32(model), make)
-        self._watch(model)
+        self._record_weights(model)
 
-    def of(self, model: Transformer | Decoder, graph: Graph) -> PrepackedTransformer | PrepackedDecoder:
+    def current(self, model: Transformer | Decoder, graph: Graph) -> PrepackedTransformer | PrepackedDecoder:
         """The twin as the model is now, of which this is the graph; it must be in `PREPACKABLE`."""
         weights = self._weights
         if graph != self._graph or any(
             holder.get(name) is not own or _version(own) != version for holder, name, own, version in weights
         ):
             self._prepacked = prepack(_in_float32(model), self._make)
-            self._watch(model)
+            self._record_weights(model)
         return self._prepacked
 
-    def follow(self, model: nn.Module) -> None:
+    def accept_new_precision(self, model: nn.Module) -> None:
         """The model now has its weights in another precision, and is still the same."""
-        self._watch(model)
+        self._record_weights(model)
 
-    def _watch(self, model: nn.Module) -> None:
+    def _record_weights(self, model: nn.Module) -> None:
         # The model is not kept alive by its twin.
         self._graph = graph_of(model)
         self._weights = [

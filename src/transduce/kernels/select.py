@@ -287,7 +287,7 @@ def make_inference_copy(model: nn.Module, dtype: torch.dtype) -> None:
     twin = _make_copy(model, dtype)
     model.to(dtype)
     if twin is not None:
-        twin.follow(model)
+        twin.accept_new_precision(model)
         _INFERENCE_COPIES[model] = twin
 
 
@@ -330,4 +330,4 @@ def decoded_model(model: _Model) -> _Model:
     described = description_of(model)
     if described.is_training or described.why_not(PREPACKABLE) is not None:
         return cast(_Model, model)
-    return cast(_Model, twin.of(model, described.graph))  # an inference copy is of a class of the model's own
+    return cast(_Model, twin.current(model, described.graph))  # an inference copy is of a class of the model's own

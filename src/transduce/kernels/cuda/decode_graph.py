@@ -148,9 +148,9 @@ class StepSize(NamedTuple):
     """The number of hypotheses of each sentence W."""
     source: int
     """The source length S."""
-    room: int
+    capacity: int
     """The greatest number of cached positions, W per step."""
-    found: int = 0
+    finished: int = 0
     """The number of finished hypotheses to keep of each sentence (`search_step.py`)."""
 
 
@@ -161,13 +161,13 @@ class RecordedStep(Caches):
         """Allocate zeroed buffers: masked elements are multiplied by zero, so they must be finite."""
         weight = model.target_weight
         columns = 2 * model.config.num_heads * model.config.key_width
-        device, needs_mask = weight.device, size.hypotheses > 1 and not size.found
+        device, needs_mask = weight.device, size.hypotheses > 1 and not size.finished
         # A step does not keep the model alive.
         self.size, self._model, self.layers = size, weakref.ref(model), layers
-        self.past = weight.new_zeros(len(layers), size.sentences, size.room, columns)
+        self.past = weight.new_zeros(len(layers), size.sentences, size.capacity, columns)
         self.memory = weight.new_zeros(len(layers), size.sentences, size.source, columns)
         self.present = torch.zeros(size.sentences, 1, size.source, dtype=torch.bool, device=device)
-        mask_shape = (size.sentences, size.hypotheses, size.room)
+        mask_shape = (size.sentences, size.hypotheses, size.capacity)
         self.allowed = torch.zeros(mask_shape, dtype=torch.bool, device=device) if needs_mask else None
         self.length = torch.zeros(1, dtype=torch.int64, device=device)
         self.sources = torch.zeros(size.sentences, dtype=torch.int32, device=device)
@@ -242,7 +242,7 @@ class RecordedStep(Caches):
     def decode(self, model: Transformer) -> Tensor:
         """Return the last layer's output after each hypothesis' newest token, (B, W, D)."""
         embedding = model.target_embedding
-        x = embed_step(embedding, self.tokens, model.target_weight, self.position, self.size.room)
+        x = embed_step(embedding, self.tokens, model.target_weight, self.position, self.size.capacity)
         # A growing table is replaced by a new tensor; the recorded graph still reads this one.
         self._table = getattr(embedding.positions, "table", None)
         return model.finish(run_layers(self.layers, model.decoder_norm, x, self))
@@ -401,7 +401,7 @@ class GpuState:
 
     def __init__(self, model: Transformer, source_ids: Tensor) -> None:
         """Encodes source_ids (N, S)."""
-        self.place = torch.cuda.device_of(source_ids)  # programs are launched on the GPU that is current
+        self.device_guard = torch.cuda.device_of(source_ids)  # programs are launched on the GPU that is current
         self.model, self.layers = model, layers_of(model)
         memory, mask = model.encode(source_ids)
         self.encoded: tuple[Tensor, Tensor] | None = memory, mask.allowed[:, 0]  # until rooms are found
@@ -426,7 +426,7 @@ class GpuState:
             positions.check(self._position + 1)
         step = self._find_rooms(width)
         step.tokens.index_copy_(0, self._slots, tokens)
-        with self.place:
+        with self.device_guard:
             out = step.run().index_select(0, self._slots)
         self._sees_all = self._sees_all and width == 1
         self._length += width
@@ -466,17 +466,17 @@ class GpuState:
             return step
         step = self._held[0]
         size, needed = step.size, self._length + width
-        room = size.room if width == size.hypotheses else max(size.room, initial_capacity(width))
-        while room < needed:
-            room *= 2
-        wanted = StepSize(round_up_size(len(self._slots)), width, size.source, room)
+        capacity = size.capacity if width == size.hypotheses else max(size.capacity, initial_capacity(width))
+        while capacity < needed:
+            capacity *= 2
+        wanted = StepSize(round_up_size(len(self._slots)), width, size.source, capacity)
         if wanted._replace(sentences=size.sentences) == size and 2 * wanted.sentences > size.sentences:
             return step
-        found = acquire_step(RecordedStep, self.model, self.layers, wanted)
-        self._move(step, found)
-        self._held[0] = found
+        finished = acquire_step(RecordedStep, self.model, self.layers, wanted)
+        self._move(step, finished)
+        self._held[0] = finished
         release_step(self.model, step)
-        return found
+        return finished
 
     def _move(self, old: RecordedStep, new: RecordedStep) -> None:
         count, length, slots = len(self._slots), self._length, self._slots

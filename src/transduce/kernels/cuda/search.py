@@ -59,8 +59,8 @@ class SearchStep(RecordedStep):
     def __init__(self, model: Transformer, layers: Sequence[StepLayer], size: StepSize) -> None:
         """Allocate buffers in which every sentence is done."""
         super().__init__(model, layers, size)
-        device, sentences, width, kept = self.past.device, size.sentences, size.hypotheses, size.found
-        steps, rows = size.room // width, sentences * width
+        device, sentences, width, kept = self.past.device, size.sentences, size.hypotheses, size.finished
+        steps, rows = size.capacity // width, sentences * width
         self.count = 1 if width == 1 else 2 * width  # K: at most W candidates end, so W others remain
         config = model.config
         self._never = (*config.never_written, -1, -1)[:2]
@@ -71,7 +71,7 @@ class SearchStep(RecordedStep):
             return torch.zeros(*shape, dtype=dtype, device=device)
 
         # Positions that each sentence's hypotheses descend from, as in `AttendedPositions`; in greedy search all.
-        self.counts, self.listed = zeros(sentences), zeros(sentences, size.room) if width > 1 else None
+        self.counts, self.listed = zeros(sentences), zeros(sentences, size.capacity) if width > 1 else None
         self.done, self.remaining, self.limits = zeros(sentences) + 1, zeros(1), zeros(sentences)
         self.scores, self.sums = zeros(sentences, width, dtype=torch.float32), zeros(sentences, width).double()
         self.reaches, self.penalties = zeros(sentences, dtype=torch.float32) + 1, zeros(steps + 1).double() + 1
@@ -110,11 +110,11 @@ class SearchStep(RecordedStep):
                 _SENTENCES, num_warps=1,
             )  # fmt: skip
             return
-        width, kept = size.hypotheses, size.found
+        width, kept = size.hypotheses, size.finished
         programs.extend_beam[(size.sentences,)](
             self._values, self._best, self._normalizers, self.done, self.limits, self.reaches, self.penalties,
             self.scores, self.sums, self.tokens, self.history, self.records, self.finished, self.listed, self.counts,
-            self.sources, self.remaining, self.length, self.position, size.sentences, size.room, self.eos_id,
+            self.sources, self.remaining, self.length, self.position, size.sentences, size.capacity, self.eos_id,
             width, self.count, kept, power_of_2(width), power_of_2(width * self.count), power_of_2(kept + width),
             _COLUMNS, num_warps=1,
         )  # fmt: skip
@@ -215,7 +215,7 @@ class GpuSearch:
             self._ensure_capacity()
             if not self._indices:
                 break
-            with self.state.place:
+            with self.state.device_guard:
                 self._step.run()
             self.length += 1
             previous, current = current, _RemainingCount(self._step.remaining)
@@ -279,7 +279,7 @@ class GpuSearch:
         positions = self.state.model.target_embedding.positions
         if isinstance(positions, LearnedPositions):
             positions.check(self.length + 1)
-        capacity = self._step.size.room
+        capacity = self._step.size.capacity
         if (self.length + 1) * self.bounds.beam_size > capacity:
             self._move(2 * capacity)
 
@@ -321,7 +321,7 @@ class GpuSearch:
                 self._left[self._indices[row]] = snapshot, self._slots[row]
             self._keep([row for row, slot in enumerate(self._slots) if not done[slot]])
         if moving and self._indices and _is_worth_moving(len(self._indices), self._step.size):
-            self._move(self._step.size.room)
+            self._move(self._step.size.capacity)
 
     def _keep(self, rows: list[int]) -> None:
         """Keep only the sentences at these rows."""

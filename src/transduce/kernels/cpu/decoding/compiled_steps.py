@@ -43,9 +43,9 @@ def emit_encoder(w: ModelEmitter, model: PrepackedTransformer) -> None:
         assert isinstance(layer, EncoderLayer)
 
         def attend(source: Value, attention: Any = layer.self_attention) -> None:
-            w.product("store", attention.projection, w.round(source, attention.projection), w.places.projected)
-            w.turn("run", w.places.projected, projected, heads.number + heads.shared)
-            keys = k.element_pointer(w.places.projected, heads.queries)
+            w.gemm("store", attention.projection, w.quantize(source, attention.projection), w.pointers.projected)
+            w.rotate("run", w.pointers.projected, projected, heads.number + heads.shared)
+            keys = k.element_pointer(w.pointers.projected, heads.queries)
             w.attend("run", projected, (keys, projected), _run(w), element=F32)
             w.self_attention_output(attention.output)
 
@@ -55,24 +55,24 @@ def emit_encoder(w: ModelEmitter, model: PrepackedTransformer) -> None:
     memories: list[Any] = [
         layer.memory_attention for layer in each_layer(model.decoder_layers, config.num_decoder_layers)
     ]
-    rounded = w.round(w.places.x, memories[0].key_value)
+    rounded = w.quantize(w.pointers.x, memories[0].key_value)
     for number, memory in enumerate(memories):
-        w.keep(memory.key_value, rounded, _entry(w, w.places.memory, number, w.numbers.sources))
+        w.gemm_to_cache(memory.key_value, rounded, _entry(w, w.pointers.memory, number, w.arguments.sources))
 
 
 def emit_decoder_step(w: ModelEmitter, model: PrepackedTransformer, output: NativeVocabulary) -> None:
     """A decoder's last layer after each row's newest piece, all at one position, and the logits."""
     config, k = model.config, w.k
-    length = k.variable(w.numbers.length)
+    length = k.variable(w.arguments.length)
     w.embed(model.target_embedding, model.target_weight)
     for number, layer in enumerate(each_layer(model.decoder_layers, config.num_decoder_layers)):
         assert isinstance(layer, DecoderLayer)
-        memory_place = _entry(w, w.places.memory, number, w.numbers.sources)
-        lists = (w.places.lists, length, w.numbers.list_stride)
+        memory_place = _entry(w, w.pointers.memory, number, w.arguments.sources)
+        lists = (w.pointers.lists, length, w.arguments.list_stride)
 
         def attend_to_memory(source: Value, memory: Any = layer.memory_attention, place: Value = memory_place) -> None:
             inner, entry = w.heads.queries, 2 * w.heads.keys
-            w.product("store", memory.query, w.round(source, memory.query), w.places.projected)
+            w.gemm("store", memory.query, w.quantize(source, memory.query), w.pointers.projected)
             w.attend("run", inner, (place, entry), _run(w), to_memory=True)
             w.self_attention_output(memory.output)
 
@@ -90,13 +90,13 @@ def emit_prompts(w: ModelEmitter, model: PrepackedDecoder) -> None:
         _self_attention(w, number, layer, ("run", "run"), _run(w))
         _feed_forward(w, layer)
     _norm(w, model.norm)
-    w.finish()
+    w.scale_output()
 
 
 def emit_prompt_step(w: ModelEmitter, model: PrepackedDecoder, output: NativeVocabulary) -> None:
     """A decoder's last layer after each row's newest piece, each at a position of its own, and the logits."""
     w.embed(model.embedding, model.target_weight, is_ragged=True)
-    lists = (w.places.lists, w.places.counts, w.numbers.list_stride)
+    lists = (w.pointers.lists, w.pointers.counts, w.arguments.list_stride)
     for number, layer in enumerate(each_layer(model.layers, model.config.num_decoder_layers)):
         _self_attention(w, number, layer, ("each", "lists"), lists)
         _feed_forward(w, layer)
@@ -111,15 +111,15 @@ def _self_attention(
     assert isinstance(layer, EncoderLayer | DecoderLayer)
     turning, attending = kinds
     inner, entry = w.heads.queries, 2 * w.heads.keys
-    past = _entry(w, w.places.past, number, w.numbers.entries)
-    newest = _entry(w, w.places.past, number, w.numbers.entries, w.numbers.used)
+    past = _entry(w, w.pointers.past, number, w.arguments.entries)
+    newest = _entry(w, w.pointers.past, number, w.arguments.entries, w.arguments.used)
 
     def attend(source: Value, own: Any = layer.self_attention) -> None:
-        rounded = w.round(source, own.projection)
-        w.product("store", own.projection, rounded, w.places.projected, (0, inner))
-        w.keep(own.projection, rounded, newest, (inner, inner + entry))
-        w.turn(turning, w.places.projected, inner, w.heads.number)
-        w.turn(turning, newest, entry, w.heads.shared)
+        rounded = w.quantize(source, own.projection)
+        w.gemm("store", own.projection, rounded, w.pointers.projected, (0, inner))
+        w.gemm_to_cache(own.projection, rounded, newest, (inner, inner + entry))
+        w.rotate(turning, w.pointers.projected, inner, w.heads.number)
+        w.rotate(turning, newest, entry, w.heads.shared)
         w.attend(attending, inner, (past, entry), lists)
         w.self_attention_output(own.output)
 
@@ -135,18 +135,18 @@ def _feed_forward(w: ModelEmitter, layer: nn.Module) -> None:
 def _norm(w: ModelEmitter, norm: nn.Module) -> None:
     """The one after a stack."""
     if not isinstance(norm, nn.Identity):
-        w.norm(norm, w.places.x, w.places.x)
+        w.norm(norm, w.pointers.x, w.pointers.x)
 
 
 def _run(w: ModelEmitter) -> tuple[Value, Value, Value]:
     """What attention in runs is given for lists."""
-    return w.places.firsts, w.places.counts, w.k.int64(0)
+    return w.pointers.firsts, w.pointers.counts, w.k.int64(0)
 
 
 def _entry(w: ModelEmitter, place: Value, layer: int, entries: Value, number: Value | int = 0) -> Value:
     """Where an entry of a layer begins, of keys and values that are kept (layers, entries, 2 × G × K)."""
     k = w.k
-    return k.element_pointer(place, k.mul(k.add(k.mul(entries, layer), number), 2 * w.heads.keys), w.kept)
+    return k.element_pointer(place, k.mul(k.add(k.mul(entries, layer), number), 2 * w.heads.keys), w.cache_type)
 
 
 # --- compiled steps ---
@@ -242,14 +242,14 @@ class CompiledModel:
                     k, config, StepArguments(*numbers), (thread, threads), weights, _TYPES[self.cache_dtype]
                 )
                 write(writer)
-                row_work[name] = writer.row_work
+                row_work[name] = writer.multiplications_per_row
         self._kept = weights.tensors
         self.weights = torch.tensor([tensor.data_ptr() for tensor in self._kept])
         programs = compile_kernels(k, ("read", "step"))
         self.read: CompiledKernel = programs["read"]
         """The encoder, or prompts."""
         self.step: CompiledKernel = programs["step"]
-        self.read_work, self.step_work = row_work["read"], row_work["step"]
+        self.read_multiplications, self.step_multiplications = row_work["read"], row_work["step"]
         """Products of two numbers that they take for each row, but those of attention."""
 
 

@@ -77,7 +77,7 @@ class SearchArguments(NamedTuple):
     """The beam size W."""
     certain_count: Any
     """The number of hypotheses that must be certain before a sentence is done; 0: one finished hypothesis ends it."""
-    room: Any
+    capacity: Any
     """The capacity in tokens T."""
     positions: Any
     """The number of positions in the step's tables."""
@@ -415,7 +415,7 @@ class NativeSearch:
         self.sentences = len(bounds.longest)  # N
         self.rows = self.sentences * bounds.beam_size  # greatest number of hypotheses
         self.slots = bounds.beam_size + 1  # finished hypotheses per sentence, and a free slot
-        self.room = max(bounds.longest, default=0)  # T
+        self.capacity = max(bounds.longest, default=0)  # T
         self._zeroed = Arena(self._zeroed_arrays(), zeroed=True)
         self._uninitialized = Arena(self._uninitialized_arrays())
         self._addresses = self._zeroed.addresses | self._uninitialized.addresses
@@ -423,13 +423,13 @@ class NativeSearch:
         self._found = tuple(self._uninitialized.tensor(f"found_{name}").numpy() for name in ("tokens", "values"))
         # With a beam most cache entries are soon dropped; in greedy search all stay, and a target is about as long as
         # its source.
-        steps = RESERVED_STEPS if bounds.beam_size > 1 else min(self.room, state.longest_source + RESERVED_STEPS)
+        steps = RESERVED_STEPS if bounds.beam_size > 1 else min(self.capacity, state.longest_source + RESERVED_STEPS)
         state.pool.reserve(self.rows * steps)
-        self.tables = state.programs.step_positions.until(0)
+        self.tables = state.compiled.step_positions.until(0)
         self.positions = (
-            max(state.longest_source, self.room + 1) + MAX_LANES
+            max(state.longest_source, self.capacity + 1) + MAX_LANES
         )  # greatest number that a hypothesis attends to
-        self.scratch = Scratch(state.programs, self.rows, self.positions * self.threads)
+        self.scratch = Scratch(state.compiled, self.rows, self.positions * self.threads)
         self._begin()
         self._step = _Arguments(StepArguments, **self._step_arguments())
         self._select = _Arguments(SelectArguments, **self._select_arguments())
@@ -438,7 +438,7 @@ class NativeSearch:
     def _zeroed_arrays(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Return the dtype and shape of each array that starts with zeros."""
         by_sentence, by_row, by_slot = (self.sentences,), (self.rows,), (self.sentences, self.slots)
-        lists = (torch.int32, (self.rows, self.room + 1))
+        lists = (torch.int32, (self.rows, self.capacity + 1))
         return {
             "sources": (torch.int64, (2, *by_sentence)),
             "row_sources": (torch.int64, (2, *by_row)),
@@ -460,7 +460,7 @@ class NativeSearch:
     def _uninitialized_arrays(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Return the dtype and shape of each array that may start uninitialized."""
         output, beam_size = self.state.output, self.bounds.beam_size
-        history, finished = (self.rows, self.room), (self.sentences, self.slots, self.room)
+        history, finished = (self.rows, self.capacity), (self.sentences, self.slots, self.capacity)
         arrays: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
             "tokens": (torch.int32, history),
             "values": (torch.float32, history),
@@ -468,7 +468,7 @@ class NativeSearch:
             "next_values": (torch.float32, history),
             "found_tokens": (torch.int32, finished),
             "found_values": (torch.float32, finished),
-            "x": (torch.float32, (self.rows, self.state.programs.d_model)),
+            "x": (torch.float32, (self.rows, self.state.compiled.d_model)),
             "logits": (torch.float32, (self.rows, output.padded_outputs)),
             "select_room": (torch.float32, (self.threads, select_scratch_size(output.outputs, beam_size, beam_size))),
         }
@@ -511,7 +511,7 @@ class NativeSearch:
         self._numbers["steps"] = steps
         while self._numbers["sentences"] and self._numbers["steps"] > 0:
             self._ensure_capacity()
-            work = self._numbers["sentences"] * self.bounds.beam_size * self.state.programs.step_work
+            work = self._numbers["sentences"] * self.bounds.beam_size * self.state.compiled.step_multiplications
             run_timed(program, self._numbers.array, work, self.threads)
 
     def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
@@ -556,7 +556,7 @@ class NativeSearch:
             self._step["past"] = pool.entries.data_ptr()
             self._step["entries"] = pool.entries.shape[1]
         if position >= self._numbers["positions"]:
-            self.tables = self.state.programs.step_positions.until(position)
+            self.tables = self.state.compiled.step_positions.until(position)
             self._numbers["positions"] = self.tables.length
             for name, address in self.tables.addresses().items():
                 self._step[name] = address
@@ -595,7 +595,7 @@ class NativeSearch:
         state, addresses = self.state, self._addresses
         return {
             "rows": self.sentences,
-            "weights": state.programs.weights.data_ptr(),
+            "weights": state.compiled.weights.data_ptr(),
             "x": addresses["x"],
             **self.scratch.addresses,
             "room": self.positions,
@@ -607,7 +607,7 @@ class NativeSearch:
             "entries": state.pool.entries.shape[1],
             "used": 0,
             "lists": addresses["lists"],
-            "list_stride": self.room + 1,
+            "list_stride": self.capacity + 1,
             "length": 1,
             "ids": addresses["newest"],
             **self.tables.addresses(),
@@ -638,12 +638,12 @@ class NativeSearch:
             "sentences": self.sentences,
             "width": 1,
             "length": 0,
-            "step": self.state.programs.step.address,
+            "step": self.state.compiled.step.address,
             "step_arguments": ctypes.addressof(self._step.array),
             "select_arguments": ctypes.addressof(self._select.array),
             "beam_size": bounds.beam_size,
             "certain_count": bounds.n_best if bounds.beam_size > 1 else 0,
-            "room": self.room,
+            "room": self.capacity,
             "positions": self.tables.length,
             "never_count": len(bounds.never_written),
             "penalties": bounds.penalties.data_ptr(),

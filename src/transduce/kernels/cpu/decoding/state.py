@@ -11,7 +11,7 @@ from torch import Tensor
 
 from transduce.kernels.cpu.decode_rows import PositionTables
 from transduce.kernels.cpu.decoding.compiled_steps import CompiledModel, output_projection_of
-from transduce.kernels.cpu.decoding.writer import ROWS_AT_ONCE, StepArguments
+from transduce.kernels.cpu.decoding.writer import FEED_FORWARD_ROWS, StepArguments
 from transduce.kernels.cpu.gemm.amx import READABLE_EXTRA_ROWS
 from transduce.kernels.cpu.jit.compiler import (
     CompiledKernel,
@@ -132,7 +132,7 @@ class NativeSteps:
     ) -> None:
         """Prepare for `sentences` sentences, with `more` entries in the pool beyond those of the first steps."""
         self.model = model
-        self.programs = programs
+        self.compiled = programs
         self.width = 1
         self.position = 0  # of the newest token; the greatest one if rows differ
         self.longest_source = 0
@@ -172,8 +172,8 @@ class NativeSteps:
         self._ensure_capacity(rows)
         if rows > self.logits_buffer.shape[0]:
             self.logits_buffer = torch.empty(rows, self.output.padded_outputs)
-        x = torch.empty(rows, self.programs.d_model)
-        tables = self.programs.step_positions.until(self.position)
+        x = torch.empty(rows, self.compiled.d_model)
+        tables = self.compiled.step_positions.until(self.position)
         self._run(x, tables, tokens.contiguous(), is_step=True)
         self.position += 1
         self.pool.used += rows
@@ -204,8 +204,8 @@ class NativeSteps:
             bad_id = least if least < 0 else greatest
             reason = f"token ids range from 0 to {size - 1}, but one is {bad_id}"
             raise IndexError(f"{reason}: encode the text with the tokenizer of this model")
-        x = torch.empty(len(ids), self.programs.d_model)
-        tables = self.programs.read_positions.until(self.longest_source - 1)
+        x = torch.empty(len(ids), self.compiled.d_model)
+        tables = self.compiled.read_positions.until(self.longest_source - 1)
         self._run(x, tables, ids, is_step=False)
         self.scratch = None  # steps need less scratch space
         return x
@@ -224,12 +224,12 @@ class NativeSteps:
 
     def _run(self, x: Tensor, tables: PositionTables, ids: Tensor, *, is_step: bool) -> None:
         """Run a step with the newest tokens, or the read kernel; writes x (N, D)."""
-        programs, rows, scores = self.programs, x.shape[0], self._score_count()
+        compiled, rows, scores = self.compiled, x.shape[0], self._score_count()
         if self.scratch is None or not self.scratch.suffices(rows, scores):
-            self.scratch = Scratch(programs, rows, 2 * scores if is_step else scores)
+            self.scratch = Scratch(compiled, rows, 2 * scores if is_step else scores)
         arguments = StepArguments(
             rows=rows,
-            weights=programs.weights.data_ptr(),
+            weights=compiled.weights.data_ptr(),
             x=x.data_ptr(),
             **self.scratch.addresses,
             room=scores // torch.get_num_threads(),
@@ -244,7 +244,7 @@ class NativeSteps:
             **tables.addresses(),
             logits=self.logits_buffer.data_ptr() if is_step else 0,
         )
-        kernel, work = (programs.step, programs.step_work) if is_step else (programs.read, programs.read_work)
+        kernel, work = (compiled.step, compiled.step_multiplications) if is_step else (compiled.read, compiled.read_multiplications)
         run_timed(kernel, arguments, rows * work)
 
 
@@ -260,7 +260,7 @@ class Scratch:
         """Allocate scratch space for `rows` rows and `scores` attention scores."""
         heads, d_ff, d_model = programs.heads, programs.d_ff, programs.d_model
         self.rows, self.scores = rows, scores
-        chunk = min(rows, ROWS_AT_ONCE)
+        chunk = min(rows, FEED_FORWARD_ROWS)
         sizes = {
             "normed": rows * d_model,
             "rounded": (rows + READABLE_EXTRA_ROWS) * max(d_model, heads.queries) // 2,

@@ -19,7 +19,7 @@ from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import GATES, FeedForward, GatedFeedForward
 from transduce.model.layers import Residual
 
-ROWS_AT_ONCE = 128  # in the feed-forward network, so that its inner layer stays in the processor's cache
+FEED_FORWARD_ROWS = 128  # in the feed-forward network, so that its inner layer stays in the processor's cache
 
 
 class StepArguments(NamedTuple):
@@ -91,7 +91,7 @@ class Weights:
         self.tensors: list[Tensor] = []
         self._numbers: dict[int, int] = {}
 
-    def number_of(self, tensor: Tensor) -> int:
+    def index_of(self, tensor: Tensor) -> int:
         """Its place among them."""
         number = self._numbers.setdefault(tensor.data_ptr(), len(self.tensors))
         if number == len(self.tensors):
@@ -114,28 +114,28 @@ class ModelEmitter:
         self.k = k
         self.config = config
         self.heads = HeadShape.of(config)
-        self.numbers = numbers
+        self.arguments = numbers
         self.share = share
         self.weights = weights
-        self.kept = kept
+        self.cache_type = kept
         """The type of the keys and values that steps attend to."""
-        self.row_work = 0
+        self.multiplications_per_row = 0
         """Products of two numbers that a row takes, but those of attention."""
 
     @cached_property
-    def places(self) -> StepArguments:
+    def pointers(self) -> StepArguments:
         """The addresses as places."""
-        return StepArguments(*(self.k.pointer(number) for number in self.numbers))
+        return StepArguments(*(self.k.pointer(number) for number in self.arguments))
 
     def weight(self, tensor: Tensor, first_byte: int = 0) -> Value:
         """The place of a weight, or of what begins so many bytes behind."""
         k = self.k
-        address = k.load(k.element_pointer(self.places.weights, self.weights.number_of(tensor), I64), I64)
+        address = k.load(k.element_pointer(self.pointers.weights, self.weights.index_of(tensor), I64), I64)
         return k.element_pointer(k.pointer(address), first_byte, I8)
 
     def embed(self, embedding: Embedding, weight: Tensor, *, is_ragged: bool = False) -> None:
         """The newest pieces; their entries become the last of the lists. Ragged rows have positions of their own."""
-        k, numbers, places = self.k, self.numbers, self.places
+        k, arguments, places = self.k, self.arguments, self.pointers
         added, lists = places.added, places.lists
         if not is_ragged:
             added, lists = (
@@ -145,15 +145,15 @@ class ModelEmitter:
         k.call(
             "embed",
             places.ids,
-            numbers.rows,
+            arguments.rows,
             k.int64(self.config.d_model),
             self.weight(weight),
             k.float32(embedding.scale),
             added,
             places.x,
             lists,
-            numbers.list_stride,
-            numbers.used,
+            arguments.list_stride,
+            arguments.used,
             places.counts,
             *self.share,
         )
@@ -161,8 +161,8 @@ class ModelEmitter:
 
     def embed_runs(self, embedding: Embedding, weight: Tensor) -> None:
         """All pieces that are read, in runs."""
-        k, places = self.k, self.places
-        sizes = self.numbers.rows, k.int64(self.config.d_model)
+        k, places = self.k, self.pointers
+        sizes = self.arguments.rows, k.int64(self.config.d_model)
         table = self.weight(weight), k.float32(embedding.scale), places.added
         k.call("embed_run", places.ids, *sizes, *table, places.x, places.firsts, *self.share)
         self._norm_embedded(embedding)
@@ -171,12 +171,12 @@ class ModelEmitter:
         """As soon as all threads have embedded theirs."""
         self.k.barrier(self.share[1])
         if embedding.norm is not None:
-            self.norm(embedding.norm, self.places.x, self.places.x)
+            self.norm(embedding.norm, self.pointers.x, self.pointers.x)
 
     @property
     def position(self) -> Value:
         """The step's."""
-        return self.k.add(self.numbers.length, -1)
+        return self.k.add(self.arguments.length, -1)
 
     def norm(self, norm: nn.Module, x: Value, out: Value) -> None:
         """LayerNorm or RMSNorm of all rows."""
@@ -188,12 +188,12 @@ class ModelEmitter:
             name, epsilon, bias = "norm_rms", norm.eps or torch.finfo(torch.float32).eps, None
         weight_place, bias_place = self.weight(norm.weight), self.weight(self.weights.zeros if bias is None else bias)
         width = k.int64(norm.normalized_shape[0])
-        k.call(name, x, self.numbers.rows, width, weight_place, bias_place, k.float32(epsilon), out, *self.share)
+        k.call(name, x, self.arguments.rows, width, weight_place, bias_place, k.float32(epsilon), out, *self.share)
         k.barrier(self.share[1])
 
-    def round(self, x: Value, linear: Any) -> Value:
+    def quantize(self, x: Value, linear: Any) -> Value:
         """All rows (N, D) for this product, in `rounded` where they have to be rounded; where they are."""
-        return self._round(linear, x, self.numbers.rows, self.places.rounded)
+        return self._round(linear, x, self.arguments.rows, self.pointers.rounded)
 
     def _round(self, linear: Any, x: Value, rows: Value, rounded: Value) -> Value:
         k = self.k
@@ -202,20 +202,20 @@ class ModelEmitter:
         name = f"round_{linear.tile.kind}"
         if not k.has(name):
             emit_quantization(k, linear.tile)
-        k.call(name, x, rows, k.int64(linear.width), rounded, self.places.scales, *self.share)
+        k.call(name, x, rows, k.int64(linear.width), rounded, self.pointers.scales, *self.share)
         k.barrier(self.share[1])
         return rounded
 
-    def product(
+    def gemm(
         self, ending: str, linear: Any, rounded: Value, out: Value, outputs: tuple[int, int] | None = None
     ) -> None:
         """Rounded rows times a matrix, or times the rows of it from one to another."""
-        rows = (rounded, self.places.scales, self.numbers.rows, self.k.int64(linear.width))
+        rows = (rounded, self.pointers.scales, self.arguments.rows, self.k.int64(linear.width))
         self._product(ending, linear, rows, out, outputs)
 
-    def keep(self, linear: Any, rounded: Value, out: Value, outputs: tuple[int, int] | None = None) -> None:
+    def gemm_to_cache(self, linear: Any, rounded: Value, out: Value, outputs: tuple[int, int] | None = None) -> None:
         """Likewise, of keys and values that steps attend to."""
-        self.product("half" if self.kept == F16 else "store", linear, rounded, out, outputs)
+        self.gemm("half" if self.cache_type == F16 else "store", linear, rounded, out, outputs)
 
     def _product(
         self,
@@ -226,7 +226,7 @@ class ModelEmitter:
         outputs: tuple[int, int] | None = None,
     ) -> None:
         k, (first, last) = self.k, outputs or (0, linear.padded_outputs)
-        self.row_work += (last - first) * linear.width
+        self.multiplications_per_row += (last - first) * linear.width
         name = f"product_{linear.tile.kind}_{ending}"
         if not k.has(name):
             emit_gemm(k, linear.tile, (ending,))
@@ -235,15 +235,15 @@ class ModelEmitter:
         k.call(name, *rows, weights, *vectors, k.int64(last - first), out, *self.share)
         k.barrier(self.share[1])
 
-    def turn(self, kind: str, x: Value, stride: int, heads: int) -> None:
+    def rotate(self, kind: str, x: Value, stride: int, heads: int) -> None:
         """Heads of rows by their positions, where the model does: in a run, all at the step's, or each at its own."""
-        k, places = self.k, self.places
+        k, places = self.k, self.pointers
         if not self.config.positions.startswith("rotary"):
             return
         table = (
             k.element_pointer(places.turns, k.mul(self.position, self.heads.width)) if kind == "all" else places.turns
         )
-        sizes = (self.numbers.rows, k.int64(stride), k.int64(heads))
+        sizes = (self.arguments.rows, k.int64(stride), k.int64(heads))
         k.call(f"turn_{kind}", x, *sizes, table, places.counts if kind == "each" else places.firsts, *self.share)
         k.barrier(self.share[1])
 
@@ -258,9 +258,9 @@ class ModelEmitter:
         element: Any = None,
     ) -> None:
         """Of `projected` to keys, and values behind them, which have this stride, and this type or the kept one."""
-        k, places = self.k, self.places
+        k, places = self.k, self.pointers
         place, stride = keys
-        is_biased, element = self.config.positions == "relative" and not to_memory, element or self.kept
+        is_biased, element = self.config.positions == "relative" and not to_memory, element or self.cache_type
         k.call(
             emit_attention(k, self.heads, kind, is_biased=is_biased, element=element),
             places.projected,
@@ -270,34 +270,34 @@ class ModelEmitter:
             k.int64(stride),
             *lists,
             places.relative_bias,
-            self.numbers.relative_bias_stride,
-            self.numbers.rows,
+            self.arguments.relative_bias_stride,
+            self.arguments.rows,
             places.heads,
             places.scores,
-            self.numbers.room,
+            self.arguments.room,
             *self.share,
         )
         k.barrier(self.share[1])
 
     def sublayer(self, residual: Residual, write: Callable[[Value], None]) -> None:
         """Norms around what adds to x; pre-norm or post-norm."""
-        source = self.places.x
+        source = self.pointers.x
         if not isinstance(residual.norm_before, nn.Identity):
-            source = self.places.normed
-            self.norm(residual.norm_before, self.places.x, source)
+            source = self.pointers.normed
+            self.norm(residual.norm_before, self.pointers.x, source)
         write(source)
         if not isinstance(residual.norm_after, nn.Identity):
-            self.norm(residual.norm_after, self.places.x, self.places.x)
+            self.norm(residual.norm_after, self.pointers.x, self.pointers.x)
 
     def feed_forward(self, network: FeedForward | GatedFeedForward, source: Value) -> None:
         """The activation of x W1 + b1, times W2, plus b2, added to x, some rows at a time."""
-        k, places, inner, outer = self.k, self.places, network.inner, network.outer
+        k, places, inner, outer = self.k, self.pointers, network.inner, network.outer
         assert isinstance(inner, NativeLinear)
         assert isinstance(outer, NativeLinear)
         width, inner_width = k.int64(inner.width), k.int64(outer.width)
-        with k.loop(0, self.numbers.rows, ROWS_AT_ONCE) as first:
-            left = k.build.sub(self.numbers.rows, first)
-            count = k.minimum(left, k.int64(ROWS_AT_ONCE))
+        with k.loop(0, self.arguments.rows, FEED_FORWARD_ROWS) as first:
+            left = k.build.sub(self.arguments.rows, first)
+            count = k.minimum(left, k.int64(FEED_FORWARD_ROWS))
             some, there = (k.element_pointer(place, k.mul(first, width)) for place in (source, places.x))
             rows = (self._round(inner, some, count, places.rounded), places.scales, count, width)
             hidden = self._activate(inner, rows, k.mul(count, inner_width), inner_width)
@@ -307,7 +307,7 @@ class ModelEmitter:
 
     def _activate(self, inner: NativeLinear, rows: tuple[Value, ...], size: Value, inner_width: Value) -> Value:
         """The inner layer; where it is."""
-        k, activation, place = self.k, self.config.activation, self.places.inner
+        k, activation, place = self.k, self.config.activation, self.pointers.inner
         if activation == "relu":
             self._product("relu", inner, rows, place)
             return place
@@ -317,26 +317,26 @@ class ModelEmitter:
         k.barrier(self.share[1])
         return hidden
 
-    def finish(self) -> None:
+    def scale_output(self) -> None:
         """What the last layer is multiplied by."""
         k = self.k
         if self.config.output_scale != 1.0:
-            sizes = (self.numbers.rows, k.int64(self.config.d_model))
-            k.call("scale", self.places.x, *sizes, k.float32(self.config.output_scale), *self.share)
+            sizes = (self.arguments.rows, k.int64(self.config.d_model))
+            k.call("scale", self.pointers.x, *sizes, k.float32(self.config.output_scale), *self.share)
             k.barrier(self.share[1])
 
     def project(self, output: NativeVocabulary) -> None:
         """Of x to logits."""
-        k, places = self.k, self.places
-        self.finish()
-        self.product("store", output, self.round(places.x, output), places.logits)
+        k, places = self.k, self.pointers
+        self.scale_output()
+        self.gemm("store", output, self.quantize(places.x, output), places.logits)
         if not output.recomputes_likeliest:
             return
         weights = (self.weight(output.exact_weight), self.weight(output.bias))
-        sizes = (self.numbers.rows, k.int64(output.width))
+        sizes = (self.arguments.rows, k.int64(output.width))
         k.call("refine", places.x, *sizes, *weights, places.logits, k.int64(output.padded_outputs), *self.share)
         k.barrier(self.share[1])
 
     def self_attention_output(self, output: Any) -> None:
         """The heads, joined and projected, added to x."""
-        self.product("add", output, self.round(self.places.heads, output), self.places.x)
+        self.gemm("add", output, self.quantize(self.pointers.heads, output), self.pointers.x)

@@ -168,7 +168,7 @@ class MemoryOffset(NamedTuple):
         return MemoryOffset(self.base, self.bytes + count)
 
 
-class Room:
+class MemoryPlan:
     """An allocator that plans the memory of a list of steps, in the order of the steps."""
 
     def __init__(self, base: int) -> None:
