@@ -59,14 +59,14 @@ def decode(model: PrepackedTransformer, sources: torch.Tensor, beam_size: int) -
 @contextmanager
 def choosing(way: str, threads: int) -> Iterator[None]:
     """How many threads a step takes."""
-    kept = crew._THREAD_WORK, crew._LEAST_SHARE, crew._CREW
+    kept = crew._THREAD_WORK, crew._LEAST_SHARE, crew._LIMITER
     if way != "as chosen":
-        crew._THREAD_WORK, crew._LEAST_SHARE, crew._CREW = 1, 0.0, crew.ThreadLimiter()
+        crew._THREAD_WORK, crew._LEAST_SHARE, crew._LIMITER = 1, 0.0, crew.ThreadLimiter()
     torch.set_num_threads(1 if way == "one thread" else threads)
     try:
         yield
     finally:
-        crew._THREAD_WORK, crew._LEAST_SHARE, crew._CREW = kept
+        crew._THREAD_WORK, crew._LEAST_SHARE, crew._LIMITER = kept
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from transduce.kernels.cpu.gemm import decode
 from transduce.kernels.cpu.gemm.decode import amx_matches_vectors, make_int8_linear
 from transduce.kernels.cpu.gemm.train_calls import bfloat16_tile
 from transduce.kernels.cpu.jit import compiler
-from transduce.kernels.cpu.jit import threads as crew
+from transduce.kernels.cpu.jit import threads as threads_module
 from transduce.kernels.cpu.jit.compiler import find_float_tile, find_integer_tile
 
 HERE = Path(__file__)
@@ -168,7 +168,7 @@ if __name__ == "__main__":
     library = ctypes.CDLL(sys.argv[1])
     if not torch.cpu._is_amx_tile_supported():
         assert library.install_amx() == 0
-    crew._THREAD_WORK = 1  # even the smallest work uses several threads
+    threads_module._THREAD_WORK = 1  # even the smallest work uses several threads
     {
         "products": _compare_products,
         "model": _compare_models,

@@ -112,7 +112,7 @@ def test_a_layer_is_its_bricks(settings: dict[str, Any], large: bool, dtype: tor
     model = Transformer(config(**settings)).to(dtype).train()
     wanted, none = learn(model, whole=False, times=2)
     fused_layers._plan_of.cache_clear()
-    with mock.patch.object(layer_plan, "_LARGE", 0 if large else 1 << 30):
+    with mock.patch.object(layer_plan, "_LARGE_NORM", 0 if large else 1 << 30):
         found, layers = learn(model, whole=True, times=2)
     fused_layers._plan_of.cache_clear()
     assert (none, layers) == (0, 2 * (model.config.num_encoder_layers + model.config.num_decoder_layers))

@@ -187,7 +187,7 @@ def test_a_target_that_is_given_has_the_logits_of_its_steps(dtype: torch.dtype) 
         torch.testing.assert_close(state.step_to_logits(piece.view(1, 1))[1][0, 0], whole[place], rtol=1e-5, atol=1e-4)
 
 
-# --- the model and its twin ---------------------------------------------------------------------------------------
+# --- the model and its inference copy ---
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

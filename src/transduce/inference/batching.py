@@ -1,8 +1,4 @@
-"""Decode several batches in parallel, each on one thread.
-
-Threads that share a batch synchronize several times in each layer; threads with their own batches do not
-(docs/benchmarks.md). The translations are the same either way.
-"""
+"""Split long texts, batch texts by length, and decode several batches in parallel, each on one thread."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -24,8 +20,8 @@ from transduce.text.filters import FilterSettings
 from transduce.text.sentences import split_text
 from transduce.text.vocabulary import Vocabulary
 
-# --- parts ---
-# Split long sentences into parts, batch the parts by length, and join their translations.
+# --- parts of long texts ---
+# Long sentences are split into parts, and the translations of the parts are joined.
 
 
 # Maximum source length in tokens for models whose training settings do not specify one.
@@ -222,8 +218,8 @@ class PartsObserver:
         return [row for row, part in enumerate(self.batch) if part.sentence in self.given_up]
 
 
-# --- like lengths ---
-# Batch texts by length, so that little of a batch is padding.
+# --- batches of similar length ---
+# Similar lengths leave little padding in a batch.
 
 
 def batch_token_budget(device: torch.device) -> int:
@@ -258,7 +254,9 @@ def pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device, *, wid
     return torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows], device=device)
 
 
-# --- batching ---
+# --- parallel batches ---
+# Threads that share a batch synchronize several times in each layer; threads with their own batches do not
+# (docs/benchmarks.md). The translations are the same either way.
 
 
 _Batch = TypeVar("_Batch")

@@ -42,8 +42,7 @@ from transduce.text.glossary import contains_phrase
 from transduce.text.vocabulary import Vocabulary
 from transduce.training.out_of_memory import explain_out_of_memory
 
-# --- exhaustion ---
-# Explain out-of-memory errors during search.
+# --- out-of-memory errors ---
 
 
 def explain_search_out_of_memory(search: SearchSettings) -> AbstractContextManager[None]:
@@ -54,8 +53,7 @@ def explain_search_out_of_memory(search: SearchSettings) -> AbstractContextManag
     )
 
 
-# --- search defaults ---
-# Read the default search settings of a model folder, and the maximum source length of its training.
+# --- default search settings ---
 
 
 _RUN_SETTINGS = "settings.toml"
@@ -136,13 +134,12 @@ class _Run(msgspec.Struct, frozen=True):
     data: _Data = _Data()
 
 
-# --- search program ---
-# Run greedy search and beam search without rules as one compiled search, in machine code or on a GPU.
+# --- compiled search ---
 # Legend: B sentences still in the batch, W hypotheses of each, t tokens so far.
 
 
 class CompiledSearch:
-    """Implements `loop.Search` as a compiled search, equal to `BeamSearch`, or to `Walk` for a beam of one."""
+    """A compiled search, equal to `BeamSearch`, or to `GreedySearch` for a beam of one (implements `scorer.Search`)."""
 
     def __init__(self, search: BatchSearch, bounds: Bounds, beam: Beam) -> None:
         """Wrap a compiled search at its first step."""
@@ -233,7 +230,7 @@ def _penalties(alpha: float, blocks: int) -> Tensor:
     return torch.tensor([length_penalty(length, alpha) for length in range(64 * blocks)], dtype=torch.float64)
 
 
-# --- decoding ---
+# --- search of a batch ---
 
 
 class Batch(NamedTuple):

@@ -1,4 +1,4 @@
-"""Format the one-line summary of a loaded model."""
+"""Load a model folder at a precision and on a device, with its languages, alone or as part of an ensemble."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ from transduce.process_environment import release_freed_memory
 from transduce.text.tokenizer import Tokenizer
 
 # --- precision ---
-# Set a model's precision: float32, bfloat16, or 8-bit integer weights that are quantized on loading.
+# float32, bfloat16, or 8-bit integer weights that are quantized on loading.
 
 
 _Model = TypeVar("_Model", bound=Model)
@@ -88,8 +88,7 @@ def quantize_to_int8(model: Model, device: str) -> Transformer | Decoder:
     return quantized
 
 
-# --- placement ---
-# Load a model of any kind at a precision and on a device.
+# --- loading to a device ---
 
 
 Placed = TypeVar("Placed", bound=Model)
@@ -140,7 +139,7 @@ def load_encoder_at(
 
 
 # --- languages ---
-# Set the languages of models with language tags: NLLB, mBART, M2M100, and OPUS models with several targets.
+# For models with language tags: NLLB, mBART, M2M100, and OPUS models with several targets.
 
 
 M = TypeVar("M", bound=Model)
@@ -172,7 +171,6 @@ def with_languages(content: ModelFolder[M], source: str | None, target: str | No
 
 
 # --- ensembles ---
-# Check that models can translate together as an ensemble.
 
 
 def check_vocabularies(folders: Sequence[Path], contents: Sequence[ModelFolder[EncoderDecoder]]) -> None:
@@ -194,7 +192,7 @@ def check_vocabularies(folders: Sequence[Path], contents: Sequence[ModelFolder[E
             )
 
 
-# --- load ---
+# --- summary ---
 
 
 def summary(name: str, model: AnyModel, *parts: str) -> str:

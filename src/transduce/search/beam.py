@@ -70,7 +70,7 @@ class Beam:
 class BeamSearch:
     """A beam search in progress: the live hypotheses of a batch and the best finished ones of each sentence.
 
-    It implements `loop.Search`.
+    It implements `scorer.Search`.
     """
 
     def __init__(

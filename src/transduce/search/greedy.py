@@ -54,7 +54,7 @@ def take_argmax(logits: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG001
 class GreedySearch:
     """A search in which hypotheses grow together until each has ended or reached its greatest length.
 
-    It implements `loop.Search`.
+    It implements `scorer.Search`.
     """
 
     def __init__(

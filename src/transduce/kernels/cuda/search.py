@@ -1,4 +1,4 @@
-"""Run a beam or greedy search for a batch on a GPU by replaying a recorded step.
+"""Run a beam or greedy search for a batch on a GPU by replaying a recorded step that also selects tokens.
 
 The CPU reads the number of unfinished sentences one step late, while the GPU computes the next step, so neither waits.
 Hypotheses are copied to the CPU only when sentences leave the batch.
@@ -34,8 +34,8 @@ from transduce.model.positions import LearnedPositions
 from transduce.model.state import DecodingState, FoundHypothesis, SearchBounds
 from transduce.model.transformer import Transformer
 
-# --- search step ---
-# Define a recorded decoding step that also selects the next tokens, so that search runs without the CPU.
+# --- recorded step with selection ---
+# The step also selects the next tokens, so that search runs without the CPU.
 # Legend: B sentences, W hypotheses of each, D model width, V vocabulary size, T capacity in steps, K candidates per
 # hypothesis, N finished hypotheses that are kept of each sentence.
 
@@ -137,7 +137,7 @@ def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
     return hidden @ weight.t()
 
 
-# --- search ---
+# --- search of a batch ---
 
 
 _MOST_HYPOTHESES = 8
@@ -160,7 +160,7 @@ def find_search(state: DecodingState, bounds: SearchBounds) -> "GpuSearch | None
 
 
 class GpuSearch:
-    """A search for a batch on a GPU (implements `searching.BatchSearch`)."""
+    """A search for a batch on a GPU (implements `model.state.BatchSearch`)."""
 
     def __init__(self, state: GpuState, bounds: SearchBounds) -> None:
         """Start the search; `state` has encoded its sentences and run no step."""
@@ -266,7 +266,7 @@ class GpuSearch:
     # --- buffers ---------------------------------------------------------------------------------------------------
 
     def _take_step(self, capacity: int) -> SearchStep:
-        """Take a step with `room` cached positions for the current number of sentences."""
+        """Take a step with `capacity` cached positions for the current number of sentences."""
         state, bounds = self.state, self.bounds
         source = round_up_source(state.source_shape[1])
         size = StepSize(round_up_size(len(self._indices)), bounds.beam_size, source, capacity, bounds.n_best)
@@ -283,14 +283,14 @@ class GpuSearch:
         if (self.length + 1) * self.bounds.beam_size > capacity:
             self._move(2 * capacity)
 
-    def _move(self, room: int) -> None:
-        """Move the sentences that are still decoded to a step with `room` cached positions."""
+    def _move(self, capacity: int) -> None:
+        """Move the sentences that are still decoded to a step with `capacity` cached positions."""
         self._remove_finished(moving=False)
         if not self._indices:
             return
         old = self._step
         slots = torch.tensor(self._slots, device=old.done.device)
-        new, count, cached = self._take_step(room), len(slots), self.length * self.bounds.beam_size
+        new, count, cached = self._take_step(capacity), len(slots), self.length * self.bounds.beam_size
         new.copy_sentences_from(old, slots, cached)
         new.done.fill_(1)[:count] = 0
         new.counts.zero_()

@@ -1,4 +1,4 @@
-"""Run training from text files to a model folder; this module combines all the parts."""
+"""Run training from text files to a model folder, which combines data, model, loss and metrics."""
 
 import dataclasses
 import platform
@@ -74,8 +74,8 @@ from transduce.training.out_of_memory import explain_model_out_of_memory
 from transduce.training.prefetch import PrefetchedBatches
 from transduce.training.settings import Kernels
 
-# --- precautions ---
-# Collect what a run needs to detect and report trouble: largest batches, readable batches, and its environment.
+# --- detection of trouble ---
+# Largest batches, readable batches, and the run's environment.
 
 
 def environment_of(machine: Machine, kernels: Kernels) -> Environment:
@@ -129,7 +129,7 @@ def _share(batch: Any, processes: int) -> Any:
     return dataclasses.replace(batch, **rows) if processes > 1 else batch
 
 
-# --- run ---
+# --- training run ---
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):

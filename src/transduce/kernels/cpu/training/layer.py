@@ -1,4 +1,4 @@
-"""The backend that trains on this processor with kernels in machine code."""
+"""Train on a CPU with compiled kernels: whole layers as single calls, and the backend that offers all kernels."""
 
 from collections.abc import Sequence
 from enum import IntEnum
@@ -56,21 +56,21 @@ from transduce.kernels.cpu.training.optimizer import apply_update, supports_upda
 from transduce.kernels.training_executor import KeyLengths, LayerPart, execute, kernel_lengths, parts_of
 from transduce.model.gradient_sums import sum_of_gradients
 
-# --- layer plan ---
-# Plan the kernel calls and the memory of a whole training layer, forward and backward, for fixed sizes.
-# What the backward pass needs is kept in one block of memory, except large norms, which are recomputed.
-# Shorter-lived arrays share a second block.
-# Legend: B sentences, T positions of each, S of its source, D model width, N rows (B × T, or B × S of the memory),
-# I inputs and O outputs of a linear layer, H heads, K width of a head's queries, keys and values.
+# --- plan of a layer ---
+# A plan lists the kernel calls of a whole layer, forward and backward, for fixed sizes. What the backward pass needs
+# is saved in one block of memory, except large norms, which are recomputed. Shorter-lived arrays share a second
+# block.
+# Legend: B sentences, T positions of each, S source positions, D model width, N rows (B × T, or B × S of the encoder
+# output), I inputs and O outputs of a linear layer, H heads, K width of a head's queries, keys and values.
 
 
 _FLOAT = 4  # bytes
-_LARGE = 2 << 20  # norms of at least so many bytes are recomputed in the backward pass
+_LARGE_NORM = 2 << 20  # norms of at least so many bytes are recomputed in the backward pass
 _GRADIENTS = "query_gradient", "key_gradient", "value_gradient"
 
 
 class Base(IntEnum):
-    """Base addresses that spots are relative to, in the order in which they are passed to `Steps.run`."""
+    """Base addresses that offsets are relative to, in the order in which they are passed to `CompiledSteps.run`."""
 
     NOWHERE = 0
     """Address 0, for arguments that are plain numbers."""
@@ -135,7 +135,7 @@ class PartShape(NamedTuple):
     epsilon: float
     """The norm's epsilon."""
     has_biases: tuple[bool, bool]
-    """Whether the first and the last linear layer have a bias."""
+    """True for each of the first and the last linear layer that has a bias."""
     drop_of_256: int
     """The dropout rate in 256ths."""
 
@@ -156,7 +156,7 @@ class LayerShape(NamedTuple):
     threads: int
     """The number of threads to allocate scratch space for."""
     tile: Tile
-    """The GEMM tile."""
+    """The tile of the GEMM kernels."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -208,12 +208,12 @@ class LayerPlan:
 
 
 def _gradient_sum_of(parameter: MemoryOffset, bytes_each: int) -> MemoryOffset:
-    """Return the spot of the float32 gradient sum of a slice of a parameter, whose elements have `bytes_each` bytes."""
+    """Return the offset of the float32 gradient sum of a slice of a parameter with elements of `bytes_each` bytes."""
     return MemoryOffset(parameter.base + 1, parameter.bytes // bytes_each * _FLOAT)
 
 
 class _Part:
-    """A sub-layer, with the spots of what its forward pass keeps for its backward pass."""
+    """A sub-layer, with the offsets of what its forward pass saves for its backward pass."""
 
     def __init__(self, layer: LayerShape, number: int, kept: MemoryPlan) -> None:
         self.layer, self.shape, self.kept = layer, layer.parts[number], kept
@@ -221,7 +221,7 @@ class _Part:
         self.rows, self.memory_rows = layer.batch * layer.length, layer.batch * layer.memory_length
         self.item_bytes = layer.dtype.itemsize  # bytes of an element
         self.bytes = self.rows * layer.width * self.item_bytes
-        self.keeps_norm_output = self.bytes < _LARGE
+        self.keeps_norm_output = self.bytes < _LARGE_NORM
         self.last = _Matrix(PartBase.LAST, 0, layer.width, self.shape.inner)
         self.positive: MemoryOffset | None = None
         """A bit array of the positive elements of a feed-forward network's inner layer."""
@@ -231,7 +231,7 @@ class _Part:
         return _Matrix(PartBase.FIRST, start, stop, self.layer.width)
 
     def base_offset(self, base: PartBase) -> MemoryOffset:
-        """Return the spot of one of this sub-layer's bases."""
+        """Return the offset of one of this sub-layer's bases."""
         return MemoryOffset(self.first_base + base)
 
     def emit_forward(self, w: "_Writer", x: MemoryOffset, out: MemoryOffset) -> None:
@@ -279,7 +279,7 @@ class _Part:
         w.gemm(x, self.rows, self._first(0, inner), self.inner, positive=self.positive)
 
     def emit_backward(self, w: "_Writer", by_out: MemoryOffset, by_x: MemoryOffset) -> None:
-        """Append the backward pass: from the output's gradient to those of x, the parameters and the encoder output."""
+        """Append the backward pass, from the output's gradient to those of x, the parameters and the encoder output."""
         shape, scratch = self.shape, w.scratch
         by_sum = by_out
         if not shape.norm_is_before:
@@ -334,8 +334,8 @@ class _Part:
 class _Writer:
     """Appends kernel calls of one sub-layer to a list of steps, and allocates their scratch space."""
 
-    def __init__(self, part: _Part, steps: StepList, room: MemoryPlan) -> None:
-        self.part, self.steps, self.scratch = part, steps, room
+    def __init__(self, part: _Part, steps: StepList, scratch: MemoryPlan) -> None:
+        self.part, self.steps, self.scratch = part, steps, scratch
         self._rows = row_kernels(part.layer.dtype)
         self._products = gemm_kernels(part.layer.tile)
         self._multiplier = gemm_emitter_of(part.layer.tile)
@@ -455,11 +455,13 @@ class _Writer:
         self.scratch.free(scratch)
 
     def _parameters(self, matrix: _Matrix) -> tuple[MemoryOffset, MemoryOffset | None]:
-        """Return the spots of a matrix' first row and of that row's bias, None without a bias."""
+        """Return the offsets of a matrix' first row and of that row's bias, None without a bias."""
         part, (slot, start, _, inputs) = self.part, matrix
         has_bias = part.shape.has_biases[slot == PartBase.LAST]
         weight, bias = part.base_offset(slot), part.base_offset(PartBase(slot + 2))
-        return weight.advance(start * inputs * part.item_bytes), bias.advance(start * part.item_bytes) if has_bias else None
+        return weight.advance(start * inputs * part.item_bytes), bias.advance(
+            start * part.item_bytes
+        ) if has_bias else None
 
     def attend(self, context: MemoryOffset) -> None:
         """Append a call that attends with the sub-layer's projected queries, keys and values."""
@@ -488,14 +490,14 @@ class _Writer:
             context=context,
             sums=part.attention_sums,
             **dict(zip(_GRADIENTS, self._thirds(*gradients) if gradients else (0, 0, 0), strict=True)),
-            room=scratch,
-            own_room=scratch_each,
+            scratch=scratch,
+            scratch_per_thread=scratch_each,
         )
         self.steps.add(attention_kernels(kind)[name], arguments)
         self.scratch.free([scratch])
 
     def _thirds(self, projected: MemoryOffset, memory: MemoryOffset) -> tuple[MemoryOffset, MemoryOffset, MemoryOffset]:
-        """Return the spots of queries, keys and values.
+        """Return the offsets of queries, keys and values.
 
         Keys and values follow the queries, or are the memory's.
         """
@@ -504,64 +506,75 @@ class _Writer:
         return projected, memory.advance(first), memory.advance(first + size)
 
 
-# --- fused layers ---
-# A whole layer in machine code, as one node of PyTorch's graph that starts one program forward and one back.
-# Legend: B sentences, T positions of each, S of its source, D model width.
+# --- layers as autograd functions ---
+# Legend: B sentences, T positions of each, S source positions, D model width.
 
 
-_SHAPES = 512  # whose steps are kept
+_MAX_CACHED_PLANS = 512
 
 
 def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object]) -> Tensor | None:
-    """See `backend.TrainingKernels`: where our own products are used and the bricks are the usual ones."""
+    """Compute an encoder or decoder layer as one node of PyTorch's graph; return None if the kernels do not support it.
+
+    Args:
+        layer: an encoder or decoder layer.
+        x: its input, (B, T, D).
+        memory: the encoder output, (B, S, D), for a decoder layer.
+        masks: the mask of self-attention, then, in a decoder layer, that of cross-attention.
+    """
     if not torch.is_grad_enabled() or gemm_tile(x.dtype) is None:
         return None
     memories = (None, memory)[: len(masks)]
-    lengths = [kernel_lengths(x, others, mask) for others, mask in zip(memories, masks, strict=True)]
+    lengths = [kernel_lengths(x, attended, mask) for attended, mask in zip(memories, masks, strict=True)]
     parts = None if None in lengths else parts_of(layer, lengths)
-    if parts is None or not all(_suits(part, x, memory) for part in parts):
+    if parts is None or not all(_supports_part(part, x, memory) for part in parts):
         return None
     parameters = [each for part in parts for each in part.parameters()]
     return _Layer.apply(parts, x, memory, *parameters)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def _suits(part: LayerPart, x: Tensor, memory: Tensor | None) -> bool:
-    """Whether kernels take all that the part's bricks would give them."""
-    learnt = [each for each in part.parameters() if each is not None]
-    others = memory if part.reads_memory and memory is not None else x
-    if not all(each.dtype == x.dtype and each.is_contiguous() for each in (*learnt, others)):
+def _supports_part(part: LayerPart, x: Tensor, memory: Tensor | None) -> bool:
+    """Return whether the kernels support the dtypes, sizes and memory layout of a sub-layer."""
+    parameters = [each for each in part.parameters() if each is not None]
+    attended = memory if part.reads_memory and memory is not None else x
+    if not all(each.dtype == x.dtype and each.is_contiguous() for each in (*parameters, attended)):
         return False
     attention, (first, last) = part.attention, part.linears
-    if attention is not None and not supports_attention(x, others.shape[1], attention.d_k):
+    if attention is not None and not supports_attention(x, attended.shape[1], attention.d_k):
         return False
     inner, width = last.in_features, x.shape[-1]
-    rows, other_rows = x.numel() // width, others.numel() // width
+    rows, attended_rows = x.numel() // width, attended.numel() // width
     return (
         x.is_contiguous()
-        and supports_gemm_sizes(min(rows, other_rows), width, first.out_features, x.dtype)
-        and supports_gemm_sizes(rows, width, inner, x.dtype)  # queries alone, or all that is inside a network
+        and supports_gemm_sizes(min(rows, attended_rows), width, first.out_features, x.dtype)
+        # queries only, or the inner layer of a feed-forward network
+        and supports_gemm_sizes(rows, width, inner, x.dtype)
         and supports_gemm_sizes(rows, inner, width, x.dtype)
     )
 
 
 class _Layer(torch.autograd.Function):
-    """Gradients by parameters, which are arguments for their hooks alone, go where they are summed."""
+    """A whole layer as an autograd function.
+
+    Parameter gradients are added to their float32 sums. The parameters are arguments only so that their hooks run.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, parts: Sequence[LayerPart], x: Tensor, memory: Tensor | None, *parameters: Tensor | None
     ) -> Tensor:
         plan = _plan_of(_shape_of(parts, x, memory))
-        kept, scratch = process_stack().allocate(plan.saved_bytes), process_stack().allocate(plan.scratch_bytes)
+        saved, scratch = process_stack().allocate(plan.saved_bytes), process_stack().allocate(plan.scratch_bytes)
         out = torch.empty_like(x)
-        own = _addresses_of_parts(parts, parameters)
+        part_addresses = _addresses_of_parts(parts, parameters)
         plan.forward.run(
-            [0, *map(address_of, (x, memory, out)), kept.address, scratch.address, 0, 0, 0, *own], plan.threads
+            [0, *map(address_of, (x, memory, out)), saved.address, scratch.address, 0, 0, 0, *part_addresses],
+            plan.threads,
         )
         scratch.free()
         ctx.save_for_backward(x, memory)
-        # The parts hold the lengths, which the way back reads by their addresses.
-        ctx.plan, ctx.kept, ctx.own, ctx.parts, ctx.count = plan, kept, own, parts, len(parameters)
+        # Keeps the lengths alive, which the backward pass reads by address.
+        ctx.plan, ctx.kept, ctx.own, ctx.parts, ctx.count = plan, saved, part_addresses, parts, len(parameters)
         return out
 
     @staticmethod
@@ -572,15 +585,16 @@ class _Layer(torch.autograd.Function):
             raise RuntimeError("the backward pass of this layer was taken before: compute it again")
         by_out, by_x = gradients[0].contiguous(), torch.empty_like(x)
         by_memory = None if memory is None else torch.empty_like(memory)
-        given, found = map(address_of, (x, memory)), map(address_of, (by_out, by_x, by_memory))
-        scratch = process_stack().allocate(ctx.plan.back_room_bytes)
-        ctx.plan.back.run([0, *given, 0, ctx.kept.address, scratch.address, *found, *ctx.own], ctx.plan.threads)
+        inputs, outputs = map(address_of, (x, memory)), map(address_of, (by_out, by_x, by_memory))
+        scratch = process_stack().allocate(ctx.plan.backward_scratch_bytes)
+        ctx.plan.backward.run([0, *inputs, 0, ctx.kept.address, scratch.address, *outputs, *ctx.own], ctx.plan.threads)
         scratch.free()
         ctx.kept = None
         return None, by_x, by_memory, *[None] * ctx.count
 
 
 def _shape_of(parts: Sequence[LayerPart], x: Tensor, memory: Tensor | None) -> LayerShape:
+    """Return the shape of a layer for these tensors and the current number of threads."""
     batch, length, width = x.shape
     shapes = tuple(_part_shape_of(part) for part in parts)
     memory_length = 0 if memory is None else memory.shape[1]
@@ -588,6 +602,7 @@ def _shape_of(parts: Sequence[LayerPart], x: Tensor, memory: Tensor | None) -> L
 
 
 def _part_shape_of(part: LayerPart) -> PartShape:
+    """Return the shape of a sub-layer."""
     attention, (first, last) = part.attention, part.linears
     assert part.norm.eps is not None
     return PartShape(
@@ -604,32 +619,33 @@ def _part_shape_of(part: LayerPart) -> PartShape:
 
 
 def _addresses_of_parts(parts: Sequence[LayerPart], parameters: Sequence[Tensor | None]) -> list[int]:
-    """In the order of `PartBase`, part by part. The sums live as long as the parameters."""
+    """Return the base addresses of all sub-layers in the order of `PartBase`, with new dropout seeds."""
     seeds = torch.empty(len(parts), dtype=torch.int64)
     for seed, part in zip(seeds, parts, strict=True):
         if part.drop_of_256:
             seed.random_()
-    found: list[int] = []
+    addresses: list[int] = []
     each_count = len(parameters) // len(parts)
     for number, (seed, part) in enumerate(zip(seeds.tolist(), parts, strict=True)):
         lengths = part.mask.lengths if isinstance(part.mask, KeyLengths) else None
-        found += [seed, address_of(lengths)]
+        addresses += [seed, address_of(lengths)]
         for parameter in parameters[number * each_count : (number + 1) * each_count]:
             total = None if parameter is None else sum_of_gradients(parameter)
-            found += [address_of(parameter), address_of(total)]
-    return found
+            addresses += [address_of(parameter), address_of(total)]
+    return addresses
 
 
-@lru_cache(_SHAPES)
+@lru_cache(_MAX_CACHED_PLANS)
 def _plan_of(shape: LayerShape) -> LayerPlan:
+    """Return the plan for a layer's shape, cached."""
     return LayerPlan(shape)
 
 
-# --- layer ---
+# --- backend ---
 
 
 class NativeTraining:
-    """Implements `backend.TrainingKernels` on a CPU."""
+    """A training backend of compiled CPU kernels (implements `backend.TrainingKernels`)."""
 
     packed = None  # padding costs little here: attention skips it, and short batches stay in the cache
     linear_activations = frozenset(("relu",))
