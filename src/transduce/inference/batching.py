@@ -13,9 +13,9 @@ import msgspec
 import torch
 from torch import Tensor
 
+from transduce.acceleration import has_programs
 from transduce.argument_checks import as_texts
 from transduce.inference.translation import Translation, empty_alternative, join_parts
-from transduce.kernels.select import has_programs
 from transduce.model.build import EncoderDecoder
 from transduce.search.constraints import Phrase
 from transduce.search.scorer import Observer

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from transduce.acceleration import find_batch_search
 from transduce.errors import TransduceError
 from transduce.inference.batch_invariance import (
     MOST_SENTENCES,
@@ -22,7 +23,6 @@ from transduce.inference.batching import DEFAULT_MAX_SOURCE, pad
 from transduce.inference.phrases import forbid_texts, word_edges
 from transduce.inference.retrieval import NeighborIndex, RetrievalScorer
 from transduce.inference.scorers import TransformerScorer
-from transduce.kernels.select import find_batch_search
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
 from transduce.model.state import BatchSearch, SearchBounds

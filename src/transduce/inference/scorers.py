@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from transduce.kernels.select import exact_projection, has_kernels, start_fast, start_prompts
+from transduce.acceleration import exact_projection, search_reductions, start_fast, start_prompts
 from transduce.model.attention import AttentionTrace
 from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
@@ -26,10 +26,8 @@ from transduce.search.selection import use_kernels
 @cache
 def install_search_kernels() -> None:
     """Make search use compiled vocabulary reductions if this processor has them; later calls do nothing."""
-    if has_kernels():
-        from transduce.kernels.cpu.logits import NativeReductions
-
-        use_kernels(NativeReductions())
+    if (reductions := search_reductions()) is not None:
+        use_kernels(reductions)
 
 
 # --- scorer ---

@@ -157,11 +157,20 @@ def straight_through(weights: Tensor) -> Tensor:
     return best + (weights - weights.detach())
 
 
+SCORES: dict[str, type[ScoredAttention]] = {
+    "scaled": ScoredAttention,
+    "dot": ScoredAttention,
+    "general": ScoredAttention,
+    "additive": ScoredAttention,
+}
+"""The class of each score that `model.attention_score` names."""
+
+
 def build_score(config: ModelConfig, *, num_heads: int, d_k: int) -> ScoredAttention | None:
     """Build the attention that a configuration names; None stands for `attend`, the paper's."""
     if config.attention_score == "scaled" and config.attention_kind == "soft" and config.attention_scale is None:
         return None
-    return ScoredAttention(
+    return SCORES[config.attention_score](
         score=config.attention_score,
         kind=config.attention_kind,
         scale=config.attention_scale,

@@ -10,12 +10,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transduce.model.feed_forward import Dropout
 from transduce.model.masks import AttentionMask, BiasedMask, band_mask
-from transduce.model.positions import RelativePositions
 from transduce.model.scores import Attend
 
 _SHORTEST_BLOCK = 32
@@ -30,7 +29,7 @@ class Window(NamedTuple):
     """Whether each position is hidden from all before it."""
     present: Tensor | None
     """Which positions are no padding, (B, L); None: all."""
-    relative: RelativePositions | None
+    relative: nn.Module | None
     """A bias by distance; None: none."""
 
     @property

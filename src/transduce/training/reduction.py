@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from transduce.kernels.cuda.graphs import is_recording
+from transduce.acceleration import is_recording
 from transduce.model.backend import training_kernels
 from transduce.model.gradient_sums import add_gradients_to
 

@@ -14,10 +14,10 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from transduce.acceleration import kernels_of_training
 from transduce.atomic_io import write_file
 from transduce.errors import TransduceError
 from transduce.inference.decoding import check_search
-from transduce.kernels.select import kernels_of_training
 from transduce.machine import Machine, describe, detect_machine, usable_cores
 from transduce.model.backend import training_with
 from transduce.model.config import ModelConfig
