@@ -44,10 +44,9 @@ from transduce.kernels.cuda.backend import GpuTraining
 from transduce.kernels.cuda.decode_graph import GpuState, supports
 from transduce.kernels.cuda.search import GpuSearch
 from transduce.model.attention import AttentionTrace
-from transduce.model.backend import AdamNumbers, Rows, UpdatedVectors, training_with
+from transduce.model.backend import AdamNumbers, Rows, UpdatedVectors, add_gradients_to, training_with
 from transduce.model.config import ModelConfig
 from transduce.model.feed_forward import Dropout
-from transduce.model.gradient_sums import add_gradients_to
 from transduce.model.layers import EncoderLayer
 from transduce.model.masks import PackedMask, Packing
 from transduce.model.transformer import Transformer

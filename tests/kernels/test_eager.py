@@ -11,8 +11,7 @@ from transduce.kernels.eager import FlatState, encode_flat, supports
 from transduce.kernels.int8_fbgemm import Int8Linear, quantize, safe_levels
 from transduce.kernels.prepacked import PackedTransformer
 from transduce.model.config import ModelConfig
-from transduce.model.state import DecodingState
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import DecodingState, Transformer
 
 Walk = Callable[[DecodingState, int], list[Tensor]]  # of conftest.py
 PAD, V = 0, 50

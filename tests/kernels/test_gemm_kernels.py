@@ -24,8 +24,7 @@ from transduce.kernels.cpu.gemm.train_calls import (
 from transduce.kernels.cpu.jit import compiler
 from transduce.kernels.cpu.jit.tile import AVX2_TILE, Tile
 from transduce.kernels.cpu.training.layer import NativeTraining
-from transduce.model.backend import Rows, training_with
-from transduce.model.gradient_sums import add_gradients_to
+from transduce.model.backend import Rows, add_gradients_to, training_with
 from transduce.training.loss import projected_cross_entropy
 
 TILE = bfloat16_tile()

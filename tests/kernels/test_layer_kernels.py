@@ -16,9 +16,8 @@ from transduce.kernels.cpu.jit.memory import MemoryOffset, Room, StackAllocator,
 from transduce.kernels.cpu.training import layer as fused_layers
 from transduce.kernels.cpu.training import layer as layer_plan
 from transduce.kernels.cpu.training.layer import NativeTraining
-from transduce.model.backend import training_with
+from transduce.model.backend import add_gradients_to, training_with
 from transduce.model.config import ModelConfig
-from transduce.model.gradient_sums import add_gradients_to
 from transduce.model.layers import EncoderLayer
 from transduce.model.masks import padding_mask
 from transduce.model.transformer import Transformer

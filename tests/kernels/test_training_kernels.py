@@ -19,9 +19,8 @@ from transduce.kernels.cpu.train_rows import DropoutArguments
 from transduce.kernels.cpu.training.layer import NativeTraining
 from transduce.kernels.training_executor import execute
 from transduce.model.attention import MultiHeadAttention
-from transduce.model.backend import Rows, training_kernels, training_with
+from transduce.model.backend import Rows, add_gradients_to, training_kernels, training_with
 from transduce.model.config import ModelConfig
-from transduce.model.gradient_sums import add_gradients_to
 from transduce.model.masks import AttentionMask, BiasedMask, look_ahead_mask, padding_mask
 from transduce.model.positions import RotaryPositions
 from transduce.model.transformer import Transformer

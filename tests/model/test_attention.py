@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transduce.model.attention import MultiHeadAttention
+from transduce.model.attention import MultiHeadAttention, attend
 from transduce.model.feed_forward import Dropout
 from transduce.model.masks import AttentionMask, look_ahead_mask, padding_mask
-from transduce.model.scores import attend
 
 # One query, three keys and their values. The products with the keys are 2, 4 and 4.
 QUERY = torch.tensor([[[[1.0, 0.0, 2.0]]]])

@@ -27,8 +27,7 @@ from transduce.model.build import build_model
 from transduce.model.config import ModelConfig, RotaryScaling
 from transduce.model.decoder import Decoder
 from transduce.model.layer_graph import Unsupported, graph_of
-from transduce.model.state import DecodingState
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import DecodingState, Transformer
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.greedy import GreedySearch, take_argmax
 from transduce.search.scorer import Bounds, Search, run

@@ -19,11 +19,10 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.training.layer import NativeTraining
 from transduce.model.attention import MultiHeadAttention
-from transduce.model.backend import training_with
+from transduce.model.backend import add_gradients_to, training_with
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import Dropout, FeedForward, Linear
-from transduce.model.gradient_sums import add_gradients_to
 from transduce.model.known_classes import only_observes
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
 from transduce.model.norms import LayerNorm, RMSNorm

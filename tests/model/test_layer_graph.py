@@ -20,10 +20,9 @@ from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.feed_forward import ACTIVATIONS, FeedForward
 from transduce.model.layer_graph import LayerGraph, Unsupported, describe_layer, describe_model, graph_of
-from transduce.model.layers import DecoderLayer
+from transduce.model.layers import DecoderLayer, StackPositions
 from transduce.model.masks import BiasedMask
 from transduce.model.norms import LayerNorm
-from transduce.model.stack import StackPositions
 from transduce.model.transformer import Transformer
 from transduce.training.lora import LowRankSettings, adapt
 

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transduce.model.attention import KeyValueCache, MultiHeadAttention
+from transduce.model.attention import KeyValueCache, MultiHeadAttention, ScoredAttention, attend, straight_through
 from transduce.model.config import AttentionKind, AttentionScore
 from transduce.model.masks import AttentionMask, look_ahead_mask
-from transduce.model.scores import ScoredAttention, attend, straight_through
 
 H, K = 2, 5
 

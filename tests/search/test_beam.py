@@ -12,9 +12,8 @@ from transduce.inference.scorers import TransformerScorer
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search.beam import beam_search
-from transduce.search.coverage import length_penalty
 from transduce.search.greedy import greedy_search
-from transduce.search.scorer import Hypothesis
+from transduce.search.scorer import Hypothesis, length_penalty
 
 PIECES = ".Eabc"  # the start symbol, the end symbol, and three words
 START, END = 0, 1

@@ -21,7 +21,8 @@ from transduce.training import distributed
 from transduce.training.choices import choose_kernels
 from transduce.training.distributed import Processes, explain_lost_processes, join_processes
 from transduce.training.loss import projected_cross_entropy
-from transduce.training.reduction import GradientReduction, collect_gradients
+from transduce.training.optimizer import collect_gradients
+from transduce.training.reduction import GradientReduction
 from transduce.training.settings import ResolvedTraining
 
 Make = Callable[..., ResolvedTraining]

@@ -23,19 +23,28 @@ from transduce.inference.phrases import forbid_texts, word_edges
 from transduce.inference.retrieval import NeighborIndex, RetrievalScorer
 from transduce.inference.scorers import TransformerScorer
 from transduce.kernels.select import find_batch_search
+from transduce.model.batch_search import BatchSearch, SearchBounds
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
-from transduce.model.state import BatchSearch, SearchBounds
 from transduce.model_folder.hugging_face import hugging_face_search_settings, is_hugging_face_folder
 from transduce.model_folder.safety import read_json, read_toml
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.constraints import ConstrainedSelection, Phrase
-from transduce.search.coverage import Coverage, length_penalty, length_power
+from transduce.search.coverage import Coverage
 from transduce.search.generate import GenerateSearch, LogProbabilities
 from transduce.search.greedy import GreedySearch, make_hypothesis, take_argmax
 from transduce.search.rules import ForcedPrefix, MinimumLength, NoRepeatedNgrams, Rule, check_ids, generate_rules
 from transduce.search.sampling import Draw
-from transduce.search.scorer import Bounds, Ensemble, Hypothesis, MeanAttention, Scorer, Search
+from transduce.search.scorer import (
+    Bounds,
+    Ensemble,
+    Hypothesis,
+    MeanAttention,
+    Scorer,
+    Search,
+    length_penalty,
+    length_power,
+)
 from transduce.search.selection import BestSelection, DiverseSelection, Selection
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import contains_phrase

@@ -16,7 +16,7 @@ from transduce.kernels.select import exact_projection, has_kernels, start_fast, 
 from transduce.model.attention import AttentionTrace
 from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
-from transduce.model.state import DecodingState
+from transduce.model.transformer import DecodingState
 from transduce.search.selection import use_kernels
 
 # --- kernels ---

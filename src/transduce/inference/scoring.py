@@ -18,8 +18,8 @@ from transduce.inference.batching import pad
 from transduce.inference.translation import Alternative, Translation
 from transduce.kernels.select import decoded_model, exact_projection
 from transduce.model.build import EncoderDecoder
-from transduce.search.coverage import length_penalty, length_power
 from transduce.search.rules import GenerateSettings
+from transduce.search.scorer import length_penalty, length_power
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 

@@ -16,9 +16,8 @@ from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
 from transduce.model.layer_graph import Table, why_not
-from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
+from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, each_layer
 from transduce.model.positions import LearnedPositions, RelativePositions, SinusoidalPositions, sinusoids
-from transduce.model.stack import each_layer
 from transduce.model.transformer import Transformer
 
 # --- exported ---

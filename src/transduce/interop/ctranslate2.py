@@ -36,8 +36,7 @@ from transduce.model.decoder import Decoder
 from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
 from transduce.model.layer_graph import settings_outside, table
-from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
-from transduce.model.stack import StackPositions, each_layer
+from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, StackPositions, each_layer
 from transduce.model.transformer import Transformer
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary

@@ -18,11 +18,9 @@ from torch.nn import functional as F
 from transduce.kernels.prepacked import KeepingAttention, PackedMemoryAttention
 from transduce.model.attention import AttentionTrace, MultiHeadAttention
 from transduce.model.layer_graph import description_of, table
-from transduce.model.layers import DecoderLayer, EncoderLayer
+from transduce.model.layers import DecoderLayer, EncoderLayer, each_layer
 from transduce.model.masks import AttentionMask, padding_mask
-from transduce.model.stack import each_layer
-from transduce.model.state import Ancestry
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Ancestry, Transformer
 
 # --- slots ---
 # A cache for decoding at full speed: one tensor a layer, in which sentences that are finished leave without a copy.

@@ -19,12 +19,12 @@ from transduce.kernels.eager import EAGER, FlatState, why_not_eager
 from transduce.kernels.int8_fbgemm import Int8Linear
 from transduce.kernels.prepacked import PACKABLE, MakeProduct, PackedDecoder, PackedTransformer, Twin
 from transduce.model.backend import TrainingKernels
+from transduce.model.batch_search import BatchSearch, SearchBounds
 from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
 from transduce.model.embedding import VocabularyModel
 from transduce.model.layer_graph import Unsupported, description_of, graph_of, why_not
-from transduce.model.state import BatchSearch, DecodingState, SearchBounds
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import DecodingState, Transformer
 
 if TYPE_CHECKING:
     from transduce.kernels.cpu.decoding.compiled_steps import ModelPrograms

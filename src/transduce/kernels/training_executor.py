@@ -16,16 +16,14 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from transduce.model.attention import MultiHeadAttention
-from transduce.model.backend import Rows, TrainingKernels
+from transduce.model.backend import Rows, TrainingKernels, sum_of_gradients
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import ACTIVATIONS, Dropout, FeedForward, Linear
-from transduce.model.gradient_sums import sum_of_gradients
 from transduce.model.layer_graph import LayerGraph, ModelGraph, Sublayer, description_of, graph_of, known_class, table
-from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
+from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, each_layer
 from transduce.model.masks import AttentionMask, LookAheadMask, PackedBatch, PackedMask
 from transduce.model.norms import LayerNorm, RMSNorm, normalize
 from transduce.model.positions import EVERYWHERE, Reach
-from transduce.model.stack import each_layer
 from transduce.model.transformer import Transformer
 
 _ACTIVATION_NAMES = {function: name for name, function in ACTIVATIONS.items()}
@@ -356,7 +354,7 @@ def parts_of(layer: nn.Module, masks: Sequence[object]) -> list[LayerPart] | Non
 
     Returns:
         None if the layer graph has other operations than those of `_WHOLE_LAYERS`, something is dropped inside a
-        sub-layer, or a gradient is not collected by `gradient_sums.py`.
+        sub-layer, or a gradient is not collected by `model/backend.py:add_gradients_to`.
     """
     description = description_of(layer)
     graph = description.graph

@@ -1,122 +1,84 @@
-"""Multi-head attention (section 3.2.2), for training and decoding, self-attention and cross-attention.
+"""Multi-head attention (section 3.2), for training and decoding, self-attention and cross-attention.
+
+The file begins with the paper's attention. Key/value caches, other scores and attention in a window follow.
 
 Legend: B batch, Q queries, L keys, S source length, D model width, H query heads, G key/value heads, K width of a key,
 V width of a value.
 """
 
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from transduce.model.backend import Component, Rows
-from transduce.model.config import ModelConfig
+from transduce.model.config import AttentionKind, AttentionScore, ModelConfig
 from transduce.model.feed_forward import Dropout, Linear
-from transduce.model.masks import AttentionMask
-from transduce.model.positions import EVERYWHERE, Reach
-from transduce.model.scores import Attend, ScoredAttention, attend, build_score
-from transduce.model.window import Window, attend_in_window
+from transduce.model.masks import AttentionMask, BiasedMask, LookAheadMask, band_mask
+from transduce.model.positions import EVERYWHERE, Reach, RelativePositions
 
-# --- cache ---
-# The cache of keys and values that lets each decoding step compute only its newest position.
-# Hypotheses of one sentence share a row: beam search adds W positions to it in each step, and a mask shows each
-# hypothesis its own ones (`masks.ancestry_mask`). Nothing is therefore copied when hypotheses are reordered.
-# Legend: B sentences, H heads, L cached positions, K width of a key, V width of a value.
+# --- scaled dot-product attention (section 3.2.1) ---
 
 
-class KeyValueCache:
-    """The cached keys and values of one attention."""
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: AttentionMask | None = None,
+    *,
+    dropout: Dropout | None = None,
+    weights_to: list[Tensor] | None = None,
+) -> Tensor:
+    """Return softmax(Q Kᵀ / √d_k + mask) V, equation (1).
 
-    def __init__(self) -> None:
-        self._keys: Tensor | None = None  # (B, H, capacity, K)
-        self._values: Tensor | None = None  # (B, H, capacity, V)
-        self.length = 0
+    Args:
+        query: (B, H, Q, K).
+        key: (B, H, L, K).
+        value: (B, H, L, V).
+        mask: broadcastable to (B, H, Q, L), True = may attend.
+        dropout: applied to the weights.
+        weights_to: a list that receives the weights, (B, H, Q, L).
 
-    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add positions, (B, H, n, K) and (B, H, n, V), and return all cached keys and values in order."""
-        end = self.length + keys.shape[2]
-        self._keys = _with_capacity(self._keys, keys, self.length, end)
-        self._values = _with_capacity(self._values, values, self.length, end)
-        self._keys[:, :, self.length : end] = keys
-        self._values[:, :, self.length : end] = values
-        self.length = end
-        return self.content()
-
-    def hold(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the keys and values of a memory, which does not grow, and return them."""
-        self._keys, self._values, self.length = keys.contiguous(), values.contiguous(), keys.shape[2]
-        return self.content()
-
-    def content(self) -> tuple[Tensor, Tensor]:
-        """Return all cached keys (B, H, L, K) and values (B, H, L, V)."""
-        if self._keys is None or self._values is None:
-            raise ValueError("the cache is empty: append to it first")
-        return self._keys[:, :, : self.length], self._values[:, :, : self.length]
-
-    def keep_sentences(self, rows: Tensor) -> None:
-        """Keep these rows of the batch, in this order; the other sentences are finished."""
-        if self._keys is not None and self._values is not None:
-            self._keys = self._keys.index_select(
-                0, rows
-            )  # the whole capacity, or the next step would allocate it again
-            self._values = self._values.index_select(0, rows)
-
-
-def _with_capacity(buffer: Tensor | None, new: Tensor, length: int, end: int) -> Tensor:
-    """Return a buffer with capacity for `end` positions that starts with the first `length` of the old buffer."""
-    if buffer is not None and end <= buffer.shape[2]:
-        return buffer
-    batch, heads, _, width = new.shape
-    larger = torch.empty(batch, heads, max(16, 2 * end), width, dtype=new.dtype, device=new.device)
-    if buffer is not None:
-        larger[:, :, :length] = buffer[:, :, :length]
-    return larger
+    Returns:
+        (B, H, Q, V).
+    """
+    scale = 1.0 / math.sqrt(query.shape[-1])
+    if weights_to is None and _library_kernel_is_better(query, key, dropout):
+        is_causal = isinstance(mask, LookAheadMask)
+        bias = None if mask is None or is_causal else mask.bias(query.dtype)
+        rate = dropout.p if dropout is not None and dropout.training else 0.0
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=bias, dropout_p=rate, is_causal=is_causal, scale=scale
+        )
+    scores = torch.matmul(query * scale, key.transpose(-1, -2))  # (B, H, Q, L)
+    if mask is not None:
+        scores = scores + mask.bias(scores.dtype)
+    weights = scores.softmax(dim=-1)
+    if weights_to is not None:
+        weights_to.append(weights.detach())
+    if dropout is not None:
+        weights = dropout(weights)
+    return torch.matmul(weights, value)
 
 
-class LayerCache:
-    """The two caches of a decoder layer: past positions, and the memory, which is projected once for each sentence."""
+def _library_kernel_is_better(query: Tensor, key: Tensor, dropout: Dropout | None) -> bool:
+    """Return whether PyTorch's fused attention is faster than the three operations of equation (1).
 
-    def __init__(self) -> None:
-        self.past = KeyValueCache()
-        self.memory = KeyValueCache()
-
-
-class DecoderCache:
-    """The caches of all layers of a decoder."""
-
-    def __init__(self, num_layers: int) -> None:
-        self.layers = [LayerCache() for _ in range(num_layers)]
-        self.positions: Tensor | None = None  # (L,), or (B, L) if sentences differ; kept for models that need them
-
-    @property
-    def length(self) -> int:
-        """Return the number of cached positions."""
-        return self.layers[0].past.length
-
-    def keep_sentences(self, rows: Tensor) -> None:
-        """Keep these rows of the batch, in this order."""
-        for layer in self.layers:
-            layer.past.keep_sentences(rows)
-            layer.memory.keep_sentences(rows)
-        if self.positions is not None and self.positions.dim() == 2:
-            self.positions = self.positions.index_select(0, rows)
-
-    def next_positions(self, ids: Tensor) -> Tensor:
-        """Return the positions of token ids (B, T) that continue the cached ones: (T,)."""
-        return torch.arange(self.length, self.length + ids.shape[1], device=ids.device)
-
-    def append_positions(self, positions: Tensor) -> Tensor:
-        """Add the positions of the next tokens, (n,) or (B, n), and return all positions, (L,) or (B, L)."""
-        cached = self.positions
-        if cached is None:
-            self.positions = positions
-        elif cached.dim() == positions.dim():
-            self.positions = torch.cat([cached, positions], dim=-1)
-        else:
-            rows = max(len(part) for part in (cached, positions) if part.dim() == 2)
-            self.positions = torch.cat([part.expand(rows, -1) for part in (cached, positions)], dim=-1)
-        return self.positions
+    On a GPU it always is. On a CPU its backward pass is slow, so it is used only where scores would take much memory.
+    """
+    if query.device.type != "cpu":
+        return True
+    if dropout is not None and dropout.training and dropout.drop_of_256:
+        return False
+    return query.shape[2] * key.shape[2] > 256 * 256
 
 
-# --- attention ---
+# --- multi-head attention (section 3.2.2) ---
 
 
 class AttentionTrace:
@@ -279,3 +241,316 @@ def build_attention(config: ModelConfig) -> MultiHeadAttention:
         dropout=config.attention_dropout,
         score=build_score(config, num_heads=config.num_heads, d_k=config.key_width),
     )
+
+
+# --- key/value caches ---
+# Beam search adds W positions to a sentence's row at each step, one for each hypothesis. A mask shows each hypothesis
+# its own past (`masks.ancestry_mask`), so that no keys are copied when hypotheses are reordered.
+
+
+class KeyValueCache:
+    """The cached keys and values of one attention."""
+
+    def __init__(self) -> None:
+        self._keys: Tensor | None = None  # (B, H, capacity, K)
+        self._values: Tensor | None = None  # (B, H, capacity, V)
+        self.length = 0
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add positions, (B, H, n, K) and (B, H, n, V), and return all cached keys and values in order."""
+        end = self.length + keys.shape[2]
+        self._keys = _with_capacity(self._keys, keys, self.length, end)
+        self._values = _with_capacity(self._values, values, self.length, end)
+        self._keys[:, :, self.length : end] = keys
+        self._values[:, :, self.length : end] = values
+        self.length = end
+        return self.content()
+
+    def hold(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the keys and values of a memory, which does not grow, and return them."""
+        self._keys, self._values, self.length = keys.contiguous(), values.contiguous(), keys.shape[2]
+        return self.content()
+
+    def content(self) -> tuple[Tensor, Tensor]:
+        """Return all cached keys (B, H, L, K) and values (B, H, L, V)."""
+        if self._keys is None or self._values is None:
+            raise ValueError("the cache is empty: append to it first")
+        return self._keys[:, :, : self.length], self._values[:, :, : self.length]
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        """Keep these rows of the batch, in this order; the other sentences are finished."""
+        if self._keys is not None and self._values is not None:
+            self._keys = self._keys.index_select(
+                0, rows
+            )  # the whole capacity, or the next step would allocate it again
+            self._values = self._values.index_select(0, rows)
+
+
+def _with_capacity(buffer: Tensor | None, new: Tensor, length: int, end: int) -> Tensor:
+    """Return a buffer with capacity for `end` positions that starts with the first `length` of the old buffer."""
+    if buffer is not None and end <= buffer.shape[2]:
+        return buffer
+    batch, heads, _, width = new.shape
+    larger = torch.empty(batch, heads, max(16, 2 * end), width, dtype=new.dtype, device=new.device)
+    if buffer is not None:
+        larger[:, :, :length] = buffer[:, :, :length]
+    return larger
+
+
+class LayerCache:
+    """The two caches of a decoder layer: past positions, and the memory, which is projected once for each sentence."""
+
+    def __init__(self) -> None:
+        self.past = KeyValueCache()
+        self.memory = KeyValueCache()
+
+
+class DecoderCache:
+    """The caches of all layers of a decoder."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.layers = [LayerCache() for _ in range(num_layers)]
+        self.positions: Tensor | None = None  # (L,), or (B, L) if sentences differ; kept for models that need them
+
+    @property
+    def length(self) -> int:
+        """Return the number of cached positions."""
+        return self.layers[0].past.length
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        """Keep these rows of the batch, in this order."""
+        for layer in self.layers:
+            layer.past.keep_sentences(rows)
+            layer.memory.keep_sentences(rows)
+        if self.positions is not None and self.positions.dim() == 2:
+            self.positions = self.positions.index_select(0, rows)
+
+    def next_positions(self, ids: Tensor) -> Tensor:
+        """Return the positions of token ids (B, T) that continue the cached ones: (T,)."""
+        return torch.arange(self.length, self.length + ids.shape[1], device=ids.device)
+
+    def append_positions(self, positions: Tensor) -> Tensor:
+        """Add the positions of the next tokens, (n,) or (B, n), and return all positions, (L,) or (B, L)."""
+        cached = self.positions
+        if cached is None:
+            self.positions = positions
+        elif cached.dim() == positions.dim():
+            self.positions = torch.cat([cached, positions], dim=-1)
+        else:
+            rows = max(len(part) for part in (cached, positions) if part.dim() == 2)
+            self.positions = torch.cat([part.expand(rows, -1) for part in (cached, positions)], dim=-1)
+        return self.positions
+
+
+# --- other scores, and hard attention ---
+
+
+class Attend(Protocol):
+    """The signature that `attend` and `ScoredAttention` share: queries, keys and values to (B, H, Q, V)."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: AttentionMask | None = None,
+        *,
+        dropout: Dropout | None = None,
+        weights_to: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Attend; arguments and result are those of `attend`."""
+
+
+class ScoredAttention(nn.Module):
+    """Attention with the score and the kind of choice, soft or hard, that a configuration names.
+
+    `dot`: Q Kᵀ. `general`: Q W Kᵀ with a matrix W for each head; initially it is the scaled dot product. `additive`:
+    v · tanh(Q + K) with a vector v for each head; the matrices of Bahdanau et al. 2015 are the projections to Q and K.
+    """
+
+    def __init__(
+        self,
+        *,
+        score: AttentionScore,
+        kind: AttentionKind,
+        scale: float | None,
+        num_heads: int,
+        d_k: int,
+    ) -> None:
+        super().__init__()
+        self.hard = kind == "hard"
+        # The queries are multiplied by this factor first, because `attend` divides by √d_k.
+        root = math.sqrt(d_k)
+        self.factor = (1.0 if scale is None else scale * root) if score == "scaled" else root
+        self.matrix = nn.Parameter(torch.empty(num_heads, d_k, d_k)) if score == "general" else None
+        self.vector = nn.Parameter(torch.empty(num_heads, d_k)) if score == "additive" else None
+
+    def reset_parameters(self) -> None:
+        """Set initial weights: W = I / √d_k, and v so that the variance of scores is at most 1."""
+        with torch.no_grad():
+            if self.matrix is not None:
+                width = self.matrix.shape[-1]
+                self.matrix.copy_(torch.eye(width).expand_as(self.matrix) / math.sqrt(width))
+            if self.vector is not None:
+                self.vector.normal_(std=1.0 / math.sqrt(self.vector.shape[-1]))
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: AttentionMask | None = None,
+        *,
+        dropout: Dropout | None = None,
+        weights_to: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Attend: (B, H, Q, K), (B, H, L, K), (B, H, L, V) to (B, H, Q, V); arguments are those of `attend`."""
+        if self.vector is None:
+            query = query if self.matrix is None else query @ self.matrix
+            if not self.hard:
+                return attend(query * self.factor, key, value, mask, dropout=dropout, weights_to=weights_to)
+            scores = (query * (self.factor / math.sqrt(query.shape[-1]))) @ key.transpose(-1, -2)  # (B, H, Q, L)
+        else:
+            sums = query[:, :, :, None] + key[:, :, None]  # (B, H, Q, L, K)
+            scores = (sums.tanh() * self.vector[:, None, None]).sum(dim=-1)  # (B, H, Q, L)
+        weights = (scores if mask is None else scores + mask.bias(scores.dtype)).softmax(dim=-1)
+        if self.hard:
+            weights = straight_through(weights)
+        if weights_to is not None:
+            weights_to.append(weights.detach())
+        return torch.matmul(weights if dropout is None else dropout(weights), value)
+
+
+def straight_through(weights: Tensor) -> Tensor:
+    """Return 1 at the greatest weight of each row and 0 elsewhere, with the gradient of the weights themselves."""
+    best = torch.zeros_like(weights).scatter_(-1, weights.argmax(dim=-1, keepdim=True), 1.0)
+    return best + (weights - weights.detach())
+
+
+def build_score(config: ModelConfig, *, num_heads: int, d_k: int) -> ScoredAttention | None:
+    """Build the attention that a configuration names; None stands for `attend`, the paper's."""
+    if config.attention_score == "scaled" and config.attention_kind == "soft" and config.attention_scale is None:
+        return None
+    return ScoredAttention(
+        score=config.attention_score,
+        kind=config.attention_kind,
+        scale=config.attention_scale,
+        num_heads=num_heads,
+        d_k=d_k,
+    )
+
+
+# --- attention in a window ---
+# A sequence is cut into blocks at least as long as the radius, so that the cost is length × radius. The queries of a
+# block attend to the block itself, to the one before it and, unless causal, to the one after it.
+# Legend: L positions, N blocks, b positions of a block, s positions that a block sees: 2b or 3b.
+
+
+_SHORTEST_BLOCK = 32
+_SCORES_AT_ONCE = 2**20  # 4 MiB in float32: scores stay in the cache of a CPU
+
+
+class Window(NamedTuple):
+    """A description of a window that replaces the mask of a sequence whose mask would be too large."""
+
+    radius: int
+    causal: bool
+    """Whether each position is hidden from all before it."""
+    present: Tensor | None
+    """Which positions are no padding, (B, L); None: all."""
+    relative: RelativePositions | None
+    """A bias by distance; None: none."""
+
+    @property
+    def block(self) -> int:
+        """Return b, the number of positions of a block."""
+        return block_length(self.radius)
+
+
+def block_length(radius: int) -> int:
+    """Return the number of positions of a block for a radius."""
+    return max(radius, _SHORTEST_BLOCK)
+
+
+def attend_in_window(
+    attend: Attend,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    window: Window,
+    *,
+    dropout: Dropout | None = None,
+    weights_to: list[Tensor] | None = None,
+) -> Tensor:
+    """Return what `attend` would compute with the window's mask.
+
+    Args:
+        attend: the attention of a block.
+        query: (B, H, L, K).
+        key: (B, H, L, K).
+        value: (B, H, L, V).
+        window: which keys each query sees.
+        dropout: applied to the weights.
+        weights_to: a list that receives the weights as of full attention, (B, H, L, L).
+
+    Returns:
+        (B, H, L, V).
+    """
+    batch, heads, length, _ = query.shape
+    block = window.block
+    blocks = -(-length // block)
+    padding = blocks * block - length
+    after = padding if window.causal else padding + block
+    span = block + block if window.causal else 3 * block
+    queries = F.pad(query, (0, 0, 0, padding)).unflatten(2, (blocks, block))  # (B, H, N, b, K)
+    keys, values = (F.pad(x, (0, 0, block, after)).unfold(2, span, block) for x in (key, value))  # (B, H, N, K, s)
+    present = window.present
+    if present is None:
+        present = torch.ones(batch, length, dtype=torch.bool, device=query.device)
+    present = F.pad(present, (block, after))
+    outputs: list[Tensor] = []
+    parts: list[Tensor] | None = None if weights_to is None else []
+    for first, last in _ranges(blocks, batch * heads * block * span, query.device):
+        # (B × N, H, …) with contiguous rows, as fused kernels require.
+        block_queries = queries[:, :, first:last].transpose(1, 2).flatten(0, 1)
+        block_keys, block_values = (x[:, :, first:last].transpose(1, 2).mT.flatten(0, 1) for x in (keys, values))
+        seen = present[:, first * block : (last - 1) * block + span]
+        mask = _mask(window, seen, (block, span), query.device)
+        part = attend(block_queries, block_keys, block_values, mask, dropout=dropout, weights_to=parts)
+        outputs.append(part.unflatten(0, (batch, last - first)))
+    if weights_to is not None and parts:
+        weights_to.append(_as_full(torch.cat([part.unflatten(0, (batch, -1)) for part in parts], dim=1), length))
+    joined: Tensor = torch.cat(outputs, dim=1).transpose(1, 2).flatten(2, 3)  # (B, H, N × b, V)
+    return joined[:, :, :length]
+
+
+def _ranges(blocks: int, scores: int, device: torch.device) -> Iterable[tuple[int, int]]:
+    """Return the ranges of blocks, (first, end), to compute at once.
+
+    `scores` is the number of scores of one block: on a CPU, the scores of a range fit into the cache. A GPU computes
+    all blocks at once; without a loop, a compiled layer works for any number of blocks.
+    """
+    if device.type != "cpu":
+        return [(0, blocks)]
+    at_once = max(1, _SCORES_AT_ONCE // scores)
+    return [(first, min(blocks, first + at_once)) for first in range(0, blocks, at_once)]
+
+
+def _mask(window: Window, present: Tensor, sizes: tuple[int, int], device: torch.device) -> AttentionMask:
+    """Return the mask of some blocks, (block, span) in `sizes`, from the positions that exist among those they see."""
+    block, span = sizes
+    mask = band_mask(block, window.radius, present, causal=window.causal)
+    if window.relative is None:
+        return mask
+    positions = torch.arange(span, device=device)
+    return BiasedMask(mask.allowed, window.relative(positions[block : 2 * block], positions))
+
+
+def _as_full(weights: Tensor, length: int) -> Tensor:
+    """Return the weights of blocks, (B, N, H, b, s), as weights over all keys: (B, H, L, L)."""
+    batch, blocks, heads, block, span = weights.shape
+    full = weights.new_zeros(batch, heads, blocks * block, (blocks - 1) * block + span)
+    for number in range(blocks):
+        start = number * block
+        full[:, :, start : start + block, start : start + span] = weights[:, number]
+    return full[:, :, :length, block : block + length]

@@ -10,11 +10,10 @@ from transduce.model.attention import AttentionTrace, DecoderCache
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.initialization import initialize
-from transduce.model.layers import EncoderLayer
+from transduce.model.layers import EncoderLayer, StackPositions, build_layers, each_layer
 from transduce.model.masks import AttentionMask, present_positions
 from transduce.model.norms import build_final_norm, normalize
-from transduce.model.stack import StackPositions, build_layers, each_layer
-from transduce.model.state import Ancestry, DecodingState
+from transduce.model.transformer import Ancestry, DecodingState
 
 
 class Decoder(VocabularyModel):

@@ -12,10 +12,9 @@ from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.feed_forward import ACTIVATIONS, GATES
 from transduce.model.initialization import initialize
-from transduce.model.layers import EncoderLayer
+from transduce.model.layers import EncoderLayer, StackPositions, build_layers, each_layer
 from transduce.model.masks import AttentionMask, padding_mask
 from transduce.model.norms import LayerNorm, build_final_norm, normalize
-from transduce.model.stack import StackPositions, build_layers, each_layer
 
 
 class MaskedLanguageHead(nn.Module):

@@ -5,11 +5,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from transduce.model.attention import MultiHeadAttention
+from transduce.model.attention import MultiHeadAttention, ScoredAttention
 from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
 from transduce.model.positions import LearnedPositions, RelativePositions
-from transduce.model.scores import ScoredAttention
 
 # --- matrices ---
 # The weights of a model that are matrices of its layers, as the optimizer Muon updates them.

@@ -12,13 +12,13 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 
-from transduce.model.attention import MultiHeadAttention
+from transduce.model.attention import MultiHeadAttention, ScoredAttention
 from transduce.model.decoder import Decoder
 from transduce.model.embedding import Embedding
 from transduce.model.encoder import Encoder, MaskedLanguageHead
 from transduce.model.feed_forward import Dropout, FeedForward, GatedFeedForward
 from transduce.model.feed_forward import Linear as LinearModule
-from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
+from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, StackPositions
 from transduce.model.norms import BatchNorm, LayerNorm, RMSNorm
 from transduce.model.positions import (
     LearnedPositions,
@@ -34,8 +34,6 @@ from transduce.model.recurrent_layers import (
     RecurrentDecoderLayer,
     RecurrentEncoderLayer,
 )
-from transduce.model.scores import ScoredAttention
-from transduce.model.stack import StackPositions
 from transduce.model.transformer import Transformer
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")

@@ -23,8 +23,7 @@ from transduce.model.recurrent_layers import (
     joined_over_steps,
     reversal_of,
 )
-from transduce.model.state import DecodingState
-from transduce.model.transformer import checked_ids
+from transduce.model.transformer import DecodingState, checked_ids
 
 
 class RecurrentCache:

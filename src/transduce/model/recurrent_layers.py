@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from transduce.model.attention import Attend, attend, build_score
 from transduce.model.config import ModelConfig
 from transduce.model.feed_forward import Dropout
 from transduce.model.masks import AttentionMask
-from transduce.model.scores import Attend, attend, build_score
 
 # --- recurrent attention ---
 # Attention of recurrent models to the memory and to their own past states, with one head and any configured score.

@@ -5,7 +5,9 @@ Legend: B batch, S source length, T target length, D model width, V vocabulary.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from transduce.errors import TransduceError
@@ -13,15 +15,11 @@ from transduce.model.attention import AttentionTrace, DecoderCache
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.initialization import initialize
-from transduce.model.layers import DecoderLayer, EncoderLayer
-from transduce.model.masks import AttentionMask, padding_mask
+from transduce.model.layers import DecoderLayer, EncoderLayer, StackPositions, build_layers, each_layer
+from transduce.model.masks import AttentionMask, ancestry_mask, padding_mask
 from transduce.model.norms import build_final_norm, normalize
-from transduce.model.stack import StackPositions, build_layers, each_layer
-from transduce.model.state import DecodingState, MemoryState
 
-# --- encoder decoder ---
-# The layers of an encoder and a decoder (section 3.1), without embeddings and output.
-# Legend: B batch, S source length, T target length, D model width.
+# --- encoder and decoder (section 3.1) ---
 
 
 class EncoderDecoderLayers(nn.Module):
@@ -86,7 +84,118 @@ class EncoderDecoderLayers(nn.Module):
         return DecoderCache(self.config.num_decoder_layers)
 
 
-# --- transformer ---
+# --- decoding step by step ---
+# A model's `start` returns a state for a batch of inputs, and a search calls the state's methods. The hypotheses of a
+# sentence are decoded as further positions of one row: they share the cache and the projected memory, and a mask shows
+# each hypothesis its own past. Reordering hypotheses therefore moves a small boolean array and no keys or values.
+# Legend: B sentences, W hypotheses of each, L cached positions, D model width.
+
+
+class DecodingState(Protocol):
+    """A batch of sentences in the middle of decoding."""
+
+    def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
+        """Return the last layer after each hypothesis' newest token, (B, W) to (B, W, D), for `project`.
+
+        At the first step there is one hypothesis for each sentence, and its token is the start symbol.
+        """
+
+    def reorder(self, parents: Tensor) -> None:
+        """Replace hypothesis w of sentence b by hypothesis parents[b, w]; (B, W)."""
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        """Keep these sentences, in this order; the others leave the batch."""
+
+
+class Ancestry:
+    """A record of the cached positions that each hypothesis descends from."""
+
+    def __init__(self, present: Tensor) -> None:
+        """Start with one hypothesis for each sentence, and with the cached positions that exist, (B, L)."""
+        self.of = present[:, None]  # (B, W, L)
+        self.is_whole = present.shape[1] == 0  # True while every hypothesis descends from all cached positions
+
+    def extend(self, width: int) -> AttentionMask | None:
+        """Add one position for each of W hypotheses, and return the mask of all positions (None: nothing is hidden)."""
+        batch = len(self.of)
+        self.is_whole = self.is_whole and width == 1
+        itself = torch.eye(width, dtype=torch.bool, device=self.of.device).expand(batch, width, width)
+        self.of = torch.cat([self.of, itself], dim=2)
+        return None if self.is_whole else ancestry_mask(self.of)
+
+    def reorder(self, parents: Tensor) -> None:
+        """Replace hypothesis w of sentence b by hypothesis parents[b, w]; (B, W)."""
+        self.of = self.of.gather(1, parents[..., None].expand(-1, -1, self.of.shape[2]))
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        """Keep these sentences, in this order."""
+        self.of = self.of.index_select(0, rows)
+
+
+class MemoryDecoder(Protocol):
+    """The methods of `Transformer` that `MemoryState` uses."""
+
+    def encode(self, source_ids: Tensor) -> tuple[Tensor, AttentionMask]:
+        """Return the memory (B, S, D) and the mask that hides its padding."""
+
+    def decode(
+        self,
+        target_input_ids: Tensor,
+        memory: Tensor,
+        memory_mask: AttentionMask,
+        *,
+        mask: AttentionMask | None = None,
+        positions: Tensor | None = None,
+        end: int | None = None,
+        cache: DecoderCache | None = None,
+        trace: AttentionTrace | None = None,
+    ) -> Tensor:
+        """Return the decoder's last layer, (B, T, D)."""
+
+    def new_cache(self) -> DecoderCache:
+        """Return an empty cache."""
+
+
+class MemoryState:
+    """The decoding state of an encoder and decoder with attention."""
+
+    def __init__(self, model: MemoryDecoder, source_ids: Tensor) -> None:
+        """Encode source_ids (B, S)."""
+        self.model = model
+        self.memory, self.memory_mask = model.encode(source_ids)
+        self.cache = model.new_cache()
+        self.position = 0
+        self.ancestry = Ancestry(torch.zeros(len(source_ids), 0, dtype=torch.bool, device=source_ids.device))
+
+    def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
+        """Return the last layer after each hypothesis' newest token, (B, W) to (B, W, D)."""
+        width = tokens.shape[1]
+        hidden = self.model.decode(
+            tokens,
+            self.memory,
+            self.memory_mask,
+            mask=self.ancestry.extend(width),
+            positions=torch.full((width,), self.position, device=tokens.device),
+            end=self.position + 1,
+            cache=self.cache,
+            trace=trace,
+        )
+        self.position += 1
+        return hidden
+
+    def reorder(self, parents: Tensor) -> None:
+        """Replace hypothesis w of sentence b by hypothesis parents[b, w]; (B, W)."""
+        self.ancestry.reorder(parents)
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        """Keep these sentences, in this order; the others leave the batch."""
+        self.memory = self.memory.index_select(0, rows)
+        self.memory_mask = AttentionMask(self.memory_mask.allowed.index_select(0, rows))
+        self.ancestry.keep_sentences(rows)
+        self.cache.keep_sentences(rows)
+
+
+# --- the model ---
 
 
 class Transformer(VocabularyModel, EncoderDecoderLayers):

@@ -10,10 +10,10 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from transduce.search.coverage import Coverage, length_penalty
+from transduce.search.coverage import Coverage
 from transduce.search.greedy import make_hypothesis
 from transduce.search.rules import Rule
-from transduce.search.scorer import Bounds, Hypothesis, Scorer, run
+from transduce.search.scorer import Bounds, Hypothesis, Scorer, length_penalty, run
 from transduce.search.selection import NEVER, BestSelection, Candidates, Selection, Step, log_sum_exp
 
 _ROUNDING = 1e-3  # nats

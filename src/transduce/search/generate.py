@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from transduce.search.beam import Beam, BeamSearch, History
-from transduce.search.coverage import Coverage, length_power
+from transduce.search.coverage import Coverage
 from transduce.search.greedy import make_hypothesis
 from transduce.search.rules import GenerateSettings, Rule
-from transduce.search.scorer import Bounds, Hypothesis, Scorer
+from transduce.search.scorer import Bounds, Hypothesis, Scorer, length_power
 from transduce.search.selection import NEVER, Candidates, Selection
 
 

@@ -12,9 +12,8 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch import Tensor
 
-from transduce.search.coverage import LengthPenalty, length_penalty
 from transduce.search.rules import Rule
-from transduce.search.scorer import Bounds, Hypothesis, Scorer, run
+from transduce.search.scorer import Bounds, Hypothesis, LengthPenalty, Scorer, length_penalty, run
 from transduce.search.selection import argmax_token, log_sum_exp, top_tokens_and_log_sum_exp
 
 # Maps float32 logits (B, W, V) and each sentence's index in the input (B,) to the next tokens (B, W).

@@ -13,10 +13,9 @@ from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.training.checkpoint import Checkpoint, save_checkpoint
 from transduce.training.distributed import Processes
 from transduce.training.loss import Loss
-from transduce.training.optimizer import FlatOptimizer, Optimizer
+from transduce.training.optimizer import FlatOptimizer, Optimizer, RunningStatistics
 from transduce.training.settings import ResolvedTraining
 from transduce.training.sharded import ShardedOptimizer, shard
-from transduce.training.shards import RunningStatistics
 
 # --- compiled ---
 # Compilation of a model's layers by `torch.compile`.

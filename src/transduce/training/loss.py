@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from transduce.model.backend import Projection, training_kernels
-from transduce.model.gradient_sums import add_product, sum_of_gradients
-from transduce.training.reduction import add_to
+from transduce.model.backend import Projection, add_product, add_to, sum_of_gradients, training_kernels
 
 # Logits per chunk: on a CPU at most 8 MB in bfloat16, which stay in its cache, but enough rows to amortize the addition
 # to the weight gradient, whose cost does not depend on the rows. A GPU needs large matrix multiplications.

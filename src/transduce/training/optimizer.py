@@ -6,21 +6,28 @@ few tensors.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-from transduce.model.backend import AdamNumbers, TrainingKernels, UpdatedVectors, training_kernels
+from transduce.model.backend import (
+    AdamNumbers,
+    TrainingKernels,
+    UpdatedVectors,
+    add_gradients_to,
+    add_to,
+    training_kernels,
+)
 from transduce.model.initialization import layer_matrices
 from transduce.training.distributed import Processes
 from transduce.training.lora import FrozenWeights
 from transduce.training.muon import Gather, Muon, Weight
-from transduce.training.reduction import GradientReduction, collect_gradients, discard_gradients, vector_norm
+from transduce.training.reduction import GradientReduction
 from transduce.training.settings import ResolvedTraining
-from transduce.training.shards import KIND, Rows, RunningStatistics, Sliceable
+from transduce.training.shards import Rows, Sliceable
 
 # --- adam ---
 # Adam (section 5.3) over one flat float32 vector.
@@ -211,7 +218,102 @@ def _shrink(masters: list[Tensor], factor: float) -> None:
         torch._foreach_mul_(masters, factor)
 
 
-# --- optimizer ---
+# --- gradients ---
+
+
+_NORM_ELEMENTS = 1 << 14
+
+
+def vector_norm(vector: Tensor) -> float:
+    """Return the Euclidean norm of a vector.
+
+    On a CPU it combines norms of blocks: PyTorch adds all squares in one thread, and a float32 sum of 48 million of
+    them was 0.8 % too small.
+    """
+    if vector.device.type != "cpu":
+        return float(vector.norm())
+    aligned = vector.numel() // _NORM_ELEMENTS * _NORM_ELEMENTS
+    blocks = vector[:aligned].view(-1, _NORM_ELEMENTS).norm(dim=1)
+    return float(torch.cat([blocks, vector[aligned:].norm()[None]]).norm())
+
+
+def collect_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
+    """Make backward passes accumulate the gradients of parameters in one vector, in which they lie one after another.
+
+    A gradient of the vector's dtype is a view of its part. Any other gradient is added and freed as soon as it is
+    complete, during the backward pass: it is then still in the cache, and memory is needed for only one. Kernels may
+    add to the vector directly and leave no gradient.
+    """
+    parts = vector.split([parameter.numel() for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        slot = part.view(parameter.shape)
+        add_gradients_to(parameter, slot)
+        if parameter.dtype == vector.dtype:
+            parameter.grad = slot
+        else:
+            parameter.register_post_accumulate_grad_hook(_move_to(slot))
+
+
+def discard_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
+    """Zero the accumulated gradients, including those of an interrupted backward pass."""
+    vector.zero_()
+    for parameter in parameters:
+        if parameter.dtype != vector.dtype:
+            parameter.grad = None
+
+
+def _move_to(slot: Tensor) -> Callable[[Tensor], None]:
+    def move(parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            add_to(slot, parameter.grad)
+            parameter.grad = None
+
+    return move
+
+
+# --- running statistics ---
+# The statistics of BatchNorm change in every forward pass, even if its step is skipped, abandoned or only a trial.
+# So there are two copies: the live one, and one from the last complete update, which a checkpoint stores.
+
+
+STATISTICS = "statistics"
+"""The kind of these tensors in a checkpoint."""
+
+
+class RunningStatistics:
+    """The persistent buffers of a model; most models have none, and every method is then a no-op."""
+
+    def __init__(self, model: nn.Module) -> None:
+        stored = model.state_dict().keys()
+        self._live = {name: buffer for name, buffer in model.named_buffers() if name in stored}
+        self.accepted = {name: buffer.detach().clone() for name, buffer in self._live.items()}
+        """The buffers by name, as of the last complete update."""
+
+    @torch.no_grad()
+    def accept(self) -> None:
+        """Keep the current statistics after a complete update."""
+        _copy(self._live, self.accepted)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Discard changes to the statistics since the last complete update."""
+        _copy(self.accepted, self._live)
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Sliceable]) -> None:
+        """Load the statistics of a checkpoint."""
+        for name, accepted in self.accepted.items():
+            stored = tensors[name]
+            accepted.copy_(stored if isinstance(stored, Tensor) else stored[:])
+        self.restore()
+
+
+def _copy(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
+    for name, tensor in target.items():
+        tensor.copy_(source[name])
+
+
+# --- optimizers ---
 
 
 class Optimizer(Protocol):
@@ -326,7 +428,7 @@ class FlatOptimizer:
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Return named views of master weights, moments, average and, if the model has any, running statistics."""
-        return self._update.state() | ({KIND: self._statistics.accepted} if self._statistics.accepted else {})
+        return self._update.state() | ({STATISTICS: self._statistics.accepted} if self._statistics.accepted else {})
 
     @property
     def rows(self) -> None:
@@ -343,7 +445,7 @@ class FlatOptimizer:
         for kind, tensors in self._update.state().items():
             for name, tensor in tensors.items():
                 tensor.copy_(state[kind][name][:])
-        self._statistics.load(state.get(KIND, {}))
+        self._statistics.load(state.get(STATISTICS, {}))
         self._update.updates = updates
         self._show_masters()
 

@@ -18,8 +18,7 @@ from torch.distributed.tensor import DTensor
 from transduce.model.known_classes import register_wrapper
 from transduce.training.distributed import Processes
 from transduce.training.loss import Loss
-from transduce.training.optimizer import FlatUpdate, trainable_parameters
-from transduce.training.reduction import vector_norm
+from transduce.training.optimizer import FlatUpdate, trainable_parameters, vector_norm
 from transduce.training.settings import ResolvedTraining
 from transduce.training.shards import Rows, Sliceable
 

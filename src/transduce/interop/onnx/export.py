@@ -45,9 +45,8 @@ from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
 from transduce.model.layer_graph import settings_outside, table
-from transduce.model.layers import EncoderLayer
+from transduce.model.layers import EncoderLayer, each_layer
 from transduce.model.recurrent import Recurrent
-from transduce.model.stack import each_layer
 from transduce.model.transformer import Transformer
 
 # --- onnx single ---

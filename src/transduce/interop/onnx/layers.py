@@ -22,15 +22,13 @@ from transduce.interop.components import (
     projections_of,
 )
 from transduce.interop.onnx.graph import Graph, lowest
-from transduce.model.attention import MultiHeadAttention
+from transduce.model.attention import MultiHeadAttention, ScoredAttention
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
-from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
+from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, StackPositions
 from transduce.model.norms import BatchNorm
 from transduce.model.positions import RelativePositions
-from transduce.model.scores import ScoredAttention
-from transduce.model.stack import StackPositions
 
 # --- onnx bricks ---
 # The model's bricks in ONNX operators, one function a brick, in the order in which the model computes them.

@@ -23,10 +23,9 @@ from transduce.model.attention import AttentionTrace
 from transduce.model.config import ModelConfig
 from transduce.model.feed_forward import FeedForward
 from transduce.model.layer_graph import description_of, table
-from transduce.model.layers import DecoderLayer, Residual
+from transduce.model.layers import DecoderLayer, Residual, each_layer
 from transduce.model.norms import LayerNorm, RMSNorm
 from transduce.model.positions import LearnedPositions
-from transduce.model.stack import each_layer
 from transduce.model.transformer import Transformer
 
 # --- step ---

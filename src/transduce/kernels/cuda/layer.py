@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from transduce.kernels.cuda.attention import AttentionNode
 from transduce.kernels.cuda.rows import DropNode, NormNode, add_rows_in_place, add_sum_of_rows, mask_and_sum_rows
 from transduce.kernels.training_executor import LayerPart, parts_of
-from transduce.model.backend import Rows
-from transduce.model.feed_forward import Linear
-from transduce.model.gradient_sums import (
+from transduce.model.backend import (
     LinearSums,
+    Rows,
     RowSums,
     add_product,
     embed_rows,
@@ -27,6 +26,7 @@ from transduce.model.gradient_sums import (
     linear_sums,
     sum_of_gradients,
 )
+from transduce.model.feed_forward import Linear
 from transduce.model.masks import PackedMask
 from transduce.model.norms import LayerNorm
 

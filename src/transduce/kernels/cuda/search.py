@@ -30,9 +30,9 @@ from transduce.kernels.cuda.decode_graph import (
 )
 from transduce.kernels.cuda.graphs import ceil_div, power_of_2
 from transduce.kernels.cuda.triton import search as programs
+from transduce.model.batch_search import FoundHypothesis, SearchBounds
 from transduce.model.positions import LearnedPositions
-from transduce.model.state import DecodingState, FoundHypothesis, SearchBounds
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import DecodingState, Transformer
 
 # --- search step ---
 # Define a recorded decoding step that also selects the next tokens, so that search runs without the CPU.

@@ -26,8 +26,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import GATES, FeedForward, GatedFeedForward
 from transduce.model.layer_graph import Graph, description_of, table, why_not
-from transduce.model.layers import DecoderLayer, EncoderLayer
-from transduce.model.stack import StackPositions, each_layer
+from transduce.model.layers import DecoderLayer, EncoderLayer, StackPositions, each_layer
 
 # --- layer programs ---
 # What each of a model's programs does, layer by layer.

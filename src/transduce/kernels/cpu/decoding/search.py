@@ -27,7 +27,7 @@ from transduce.kernels.cpu.jit.memory import Arena
 from transduce.kernels.cpu.jit.threads import run_timed
 from transduce.kernels.cpu.jit.tile import MAX_LANES
 from transduce.kernels.cpu.logits import SelectArguments, emit_select, select_scratch_size
-from transduce.model.state import FoundHypothesis, SearchBounds
+from transduce.model.batch_search import FoundHypothesis, SearchBounds
 
 # --- search program ---
 # Emit a whole search as one kernel: decoder steps, selection of tokens, and bookkeeping of hypotheses.

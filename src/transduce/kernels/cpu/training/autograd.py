@@ -50,9 +50,9 @@ from transduce.kernels.cpu.train_rows import (
     sum_columns,
     supports_logits,
 )
-from transduce.model.backend import Rows
-from transduce.model.gradient_sums import (
+from transduce.model.backend import (
     LinearSums,
+    Rows,
     RowSums,
     embed_rows,
     in_kind_of,
