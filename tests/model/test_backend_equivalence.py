@@ -216,7 +216,7 @@ def score(model: Transformer, sentence: int, tokens: list[int]) -> float:
     """The sum of log-probabilities by `forward`."""
     inputs = torch.tensor([[model.config.start_id, *tokens]])
     logits = model(SOURCES[sentence : sentence + 1, : LENGTHS[sentence]], inputs)[0, :-1]
-    logits[:, model.config.never_written] = float("-inf")
+    logits[:, model.config.forbidden_tokens] = float("-inf")
     return float(logits.log_softmax(dim=-1).gather(1, inputs[0, 1:, None]).sum())
 
 

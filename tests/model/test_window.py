@@ -43,13 +43,13 @@ def relative_positions(*, bidirectional: bool) -> RelativePositions:
 def test_blocks_equal_full_attention(
     length: int, radius: int, causal: bool, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transduce.model.attention._SCORES_AT_ONCE", at_once)
+    monkeypatch.setattr("transduce.model.attention._MAX_SCORES", at_once)
     query, key, value = (torch.randn(2, H, length, K) for _ in range(3))
     present = torch.arange(length) < torch.tensor([[length], [(length + 1) // 2]])
     blocks: list[Tensor] = []
     full: list[Tensor] = []
-    ours = attend_in_window(attend, query, key, value, Window(radius, causal, present, None), weights_to=blocks)
-    expected = attend(query, key, value, full_mask(length, radius, causal=causal, present=present), weights_to=full)
+    ours = attend_in_window(attend, query, key, value, Window(radius, causal, present, None), weights_out=blocks)
+    expected = attend(query, key, value, full_mask(length, radius, causal=causal, present=present), weights_out=full)
     for row, exists in enumerate(present):  # outputs at padding are arbitrary
         torch.testing.assert_close(ours[row][:, exists], expected[row][:, exists], atol=1e-6, rtol=1e-5)
         torch.testing.assert_close(blocks[0][row][:, exists], full[0][row][:, exists], atol=1e-6, rtol=1e-5)

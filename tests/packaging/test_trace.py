@@ -21,7 +21,7 @@ class PlainScorer:
     """A scorer that runs the model's own `start` and `step`."""
 
     def __init__(self, model: Transformer, source_ids: Tensor) -> None:
-        self.never_written = model.config.never_written
+        self.forbidden_tokens = model.config.forbidden_tokens
         self._model, self._state = model, model.start(source_ids)
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def test_a_step_and_a_sentence_without_kernels_are_short() -> None:
     def translate() -> None:
         with torch.inference_mode():
             scorer = PlainScorer(model, source[:1])
-            greedy_search(scorer, start_id=config.start_id, eos_id=config.eos_id, longest=torch.tensor([8]))
+            greedy_search(scorer, start_id=config.start_id, eos_id=config.eos_id, max_lengths=torch.tensor([8]))
 
     step()  # tables of positions are made once
     found = lines_executed(step)

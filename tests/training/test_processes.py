@@ -14,7 +14,7 @@ from torch import nn
 
 from transduce.errors import TransduceError
 from transduce.kernels.select import kernels_of_training
-from transduce.model.backend import training_with
+from transduce.model.backend import using_backend
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.training import distributed
@@ -173,7 +173,7 @@ def test_sums_begin_beside_the_backward_pass_with_kernels_too(
         vector = torch.zeros(sum(parameter.numel() for parameter in parameters))
         collect_gradients(parameters, vector)
         reduction = GradientReduction(parameters, vector, chunk_elements=1) if several else None
-        with training_with(kernels):
+        with using_backend(kernels):
             for last in (False, True):  # the second of two micro-batches is the last of its step
                 if reduction is not None:
                     reduction.begin(last=last)

@@ -296,7 +296,7 @@ class Generator:
     ) -> Continuation:
         ids, values, score, ended = (
             list(hypothesis.ids),
-            hypothesis.piece_log_probabilities,
+            hypothesis.token_log_probabilities,
             hypothesis.score,
             hypothesis.ended,
         )

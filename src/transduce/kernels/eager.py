@@ -229,7 +229,7 @@ EAGER = table(
 def why_not_eager(model: nn.Module) -> str | None:
     """Return a clause that says why `FlatState` cannot decode a model as it is now; None: it can."""
     described = description_of(model)
-    if (reason := described.why_not(EAGER)) is not None:
+    if (reason := described.refusal(EAGER)) is not None:
         return reason
     if described.is_training:
         return "the model is in training mode"

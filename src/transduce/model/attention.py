@@ -20,7 +20,7 @@ from transduce.model.backend import Component, Rows
 from transduce.model.config import AttentionKind, AttentionScore, ModelConfig
 from transduce.model.feed_forward import Dropout, Linear
 from transduce.model.masks import AttentionMask, BiasedMask, LookAheadMask, band_mask
-from transduce.model.positions import EVERYWHERE, Reach, RelativePositions
+from transduce.model.positions import NO_POSITION_EFFECT, PositionEffect, RelativePositions
 
 # --- scaled dot-product attention (section 3.2.1) ---
 
@@ -32,7 +32,7 @@ def attend(
     mask: AttentionMask | None = None,
     *,
     dropout: Dropout | None = None,
-    weights_to: list[Tensor] | None = None,
+    weights_out: list[Tensor] | None = None,
 ) -> Tensor:
     """Return softmax(Q Kᵀ / √d_k + mask) V, equation (1).
 
@@ -42,13 +42,13 @@ def attend(
         value: (B, H, L, V).
         mask: broadcastable to (B, H, Q, L), True = may attend.
         dropout: applied to the weights.
-        weights_to: a list that receives the weights, (B, H, Q, L).
+        weights_out: a list that receives the weights, (B, H, Q, L).
 
     Returns:
         (B, H, Q, V).
     """
     scale = 1.0 / math.sqrt(query.shape[-1])
-    if weights_to is None and _library_kernel_is_better(query, key, dropout):
+    if weights_out is None and _library_kernel_is_better(query, key, dropout):
         is_causal = isinstance(mask, LookAheadMask)
         bias = None if mask is None or is_causal else mask.bias(query.dtype)
         rate = dropout.p if dropout is not None and dropout.training else 0.0
@@ -59,8 +59,8 @@ def attend(
     if mask is not None:
         scores = scores + mask.bias(scores.dtype)
     weights = scores.softmax(dim=-1)
-    if weights_to is not None:
-        weights_to.append(weights.detach())
+    if weights_out is not None:
+        weights_out.append(weights.detach())
     if dropout is not None:
         weights = dropout(weights)
     return torch.matmul(weights, value)
@@ -133,8 +133,8 @@ class MultiHeadAttention(Component):
         *,
         mask: AttentionMask | Window | None = None,
         cache: KeyValueCache | None = None,
-        weights_to: list[Tensor] | None = None,
-        reach: Reach = EVERYWHERE,
+        weights_out: list[Tensor] | None = None,
+        position_effect: PositionEffect = NO_POSITION_EFFECT,
     ) -> Tensor:
         """Attend from x to itself and the cached past, or to the memory.
 
@@ -144,23 +144,23 @@ class MultiHeadAttention(Component):
             mask: broadcastable to (B, H, Q, L); or a window, for self-attention without a cache.
             cache: self-attention appends its keys and values and attends to all cached ones; cross-attention fills an
                 empty cache and then reads it.
-            weights_to: a list that receives the weights, (B, H, Q, L).
-            reach: the rotary embedding of self-attention, and the first cached key that is near enough.
+            weights_out: a list that receives the weights, (B, H, Q, L).
+            position_effect: the rotary embedding of self-attention, and the first cached key that is near enough.
 
         Returns:
             (B, Q, D).
         """
         if memory is None:
             query, key, value = self._project_self(x)
-            if reach.rotation is not None:
-                query, key = reach.rotation.apply(query), reach.rotation.apply(key)
+            if position_effect.rotation is not None:
+                query, key = position_effect.rotation.apply(query), position_effect.rotation.apply(key)
             if cache is not None:
                 key, value = cache.append(key, value)
-                if reach.first_key:
-                    key, value = key[:, :, reach.first_key :], value[:, :, reach.first_key :]
+                if position_effect.first_key:
+                    key, value = key[:, :, position_effect.first_key :], value[:, :, position_effect.first_key :]
         else:
             query, key, value = self._project_memory(x, memory, cache)
-        heads = self._attend(query, key, value, mask, weights_to)
+        heads = self._attend(query, key, value, mask, weights_out)
         joined = heads.transpose(1, 2).flatten(2)  # (B, Q, H × V)
         return self.output(joined)  # type: ignore[no-any-return]
 
@@ -170,19 +170,19 @@ class MultiHeadAttention(Component):
         key: Tensor,
         value: Tensor,
         mask: AttentionMask | Window | None,
-        weights_to: list[Tensor] | None,
+        weights_out: list[Tensor] | None,
     ) -> Tensor:
         """Attend with H heads of queries to G heads of keys and values: (B, H, Q, K) to (B, H, Q, V)."""
         groups, one_query = self.num_key_value_heads, query.shape[2] == 1
         if groups == self.num_heads:
-            return self._attend_by_head(query, key, value, mask, weights_to)
-        if one_query and self.score is None and weights_to is None and _hides_keys_from_all(mask):
+            return self._attend_by_head(query, key, value, mask, weights_out)
+        if one_query and self.score is None and weights_out is None and _hides_keys_from_all(mask):
             # The H / G heads that share keys become queries of one head, so that no cached key is copied.
             query = query.reshape(len(query), groups, -1, self.d_k)  # (B, G, H / G, K)
             heads = self._attend_by_head(query, key, value, mask, None)
             return heads.reshape(len(query), self.num_heads, 1, self.d_v)
         key, value = (each.repeat_interleave(self.num_heads // groups, dim=1) for each in (key, value))
-        return self._attend_by_head(query, key, value, mask, weights_to)
+        return self._attend_by_head(query, key, value, mask, weights_out)
 
     def _attend_by_head(
         self,
@@ -190,13 +190,13 @@ class MultiHeadAttention(Component):
         key: Tensor,
         value: Tensor,
         mask: AttentionMask | Window | None,
-        weights_to: list[Tensor] | None,
+        weights_out: list[Tensor] | None,
     ) -> Tensor:
         """Attend with each head to its own keys and values, by the score that was configured."""
         compute: Attend = attend if self.score is None else self.score
         if isinstance(mask, Window):
-            return attend_in_window(compute, query, key, value, mask, dropout=self.dropout, weights_to=weights_to)
-        return compute(query, key, value, mask, dropout=self.dropout, weights_to=weights_to)
+            return attend_in_window(compute, query, key, value, mask, dropout=self.dropout, weights_out=weights_out)
+        return compute(query, key, value, mask, dropout=self.dropout, weights_out=weights_out)
 
     def _project_self(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = self.projection(x).split(self.widths, dim=-1)
@@ -208,7 +208,7 @@ class MultiHeadAttention(Component):
             return query, *cache.content()
         key, value = self._keys_and_values(memory).split(self.widths[1:], dim=-1)
         key, value = self._heads(key, self.d_k), self._heads(value, self.d_v)
-        return (query, *cache.hold(key, value)) if cache is not None else (query, key, value)
+        return (query, *cache.set_content(key, value)) if cache is not None else (query, key, value)
 
     def _queries(self, x: Tensor) -> Tensor:
         """Project queries: (B, Q, D) to (B, Q, H × K)."""
@@ -266,7 +266,7 @@ class KeyValueCache:
         self.length = end
         return self.content()
 
-    def hold(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def set_content(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store the keys and values of a memory, which does not grow, and return them."""
         self._keys, self._values, self.length = keys.contiguous(), values.contiguous(), keys.shape[2]
         return self.content()
@@ -356,7 +356,7 @@ class Attend(Protocol):
         mask: AttentionMask | None = None,
         *,
         dropout: Dropout | None = None,
-        weights_to: list[Tensor] | None = None,
+        weights_out: list[Tensor] | None = None,
     ) -> Tensor:
         """Attend; arguments and result are those of `attend`."""
 
@@ -402,13 +402,13 @@ class ScoredAttention(nn.Module):
         mask: AttentionMask | None = None,
         *,
         dropout: Dropout | None = None,
-        weights_to: list[Tensor] | None = None,
+        weights_out: list[Tensor] | None = None,
     ) -> Tensor:
         """Attend: (B, H, Q, K), (B, H, L, K), (B, H, L, V) to (B, H, Q, V); arguments are those of `attend`."""
         if self.vector is None:
             query = query if self.matrix is None else query @ self.matrix
             if not self.hard:
-                return attend(query * self.factor, key, value, mask, dropout=dropout, weights_to=weights_to)
+                return attend(query * self.factor, key, value, mask, dropout=dropout, weights_out=weights_out)
             scores = (query * (self.factor / math.sqrt(query.shape[-1]))) @ key.transpose(-1, -2)  # (B, H, Q, L)
         else:
             sums = query[:, :, :, None] + key[:, :, None]  # (B, H, Q, L, K)
@@ -416,8 +416,8 @@ class ScoredAttention(nn.Module):
         weights = (scores if mask is None else scores + mask.bias(scores.dtype)).softmax(dim=-1)
         if self.hard:
             weights = straight_through(weights)
-        if weights_to is not None:
-            weights_to.append(weights.detach())
+        if weights_out is not None:
+            weights_out.append(weights.detach())
         return torch.matmul(weights if dropout is None else dropout(weights), value)
 
 
@@ -446,8 +446,8 @@ def build_score(config: ModelConfig, *, num_heads: int, d_k: int) -> ScoredAtten
 # Legend: L positions, N blocks, b positions of a block, s positions that a block sees: 2b or 3b.
 
 
-_SHORTEST_BLOCK = 32
-_SCORES_AT_ONCE = 2**20  # 4 MiB in float32: scores stay in the cache of a CPU
+_MIN_BLOCK = 32
+_MAX_SCORES = 2**20  # 4 MiB in float32: scores stay in the cache of a CPU
 
 
 class Window(NamedTuple):
@@ -469,7 +469,7 @@ class Window(NamedTuple):
 
 def block_length(radius: int) -> int:
     """Return the number of positions of a block for a radius."""
-    return max(radius, _SHORTEST_BLOCK)
+    return max(radius, _MIN_BLOCK)
 
 
 def attend_in_window(
@@ -480,7 +480,7 @@ def attend_in_window(
     window: Window,
     *,
     dropout: Dropout | None = None,
-    weights_to: list[Tensor] | None = None,
+    weights_out: list[Tensor] | None = None,
 ) -> Tensor:
     """Return what `attend` would compute with the window's mask.
 
@@ -491,7 +491,7 @@ def attend_in_window(
         value: (B, H, L, V).
         window: which keys each query sees.
         dropout: applied to the weights.
-        weights_to: a list that receives the weights as of full attention, (B, H, L, L).
+        weights_out: a list that receives the weights as of full attention, (B, H, L, L).
 
     Returns:
         (B, H, L, V).
@@ -509,17 +509,17 @@ def attend_in_window(
         present = torch.ones(batch, length, dtype=torch.bool, device=query.device)
     present = F.pad(present, (block, after))
     outputs: list[Tensor] = []
-    parts: list[Tensor] | None = None if weights_to is None else []
+    parts: list[Tensor] | None = None if weights_out is None else []
     for first, last in _ranges(blocks, batch * heads * block * span, query.device):
         # (B × N, H, …) with contiguous rows, as fused kernels require.
         block_queries = queries[:, :, first:last].transpose(1, 2).flatten(0, 1)
         block_keys, block_values = (x[:, :, first:last].transpose(1, 2).mT.flatten(0, 1) for x in (keys, values))
         seen = present[:, first * block : (last - 1) * block + span]
         mask = _mask(window, seen, (block, span), query.device)
-        part = attend(block_queries, block_keys, block_values, mask, dropout=dropout, weights_to=parts)
+        part = attend(block_queries, block_keys, block_values, mask, dropout=dropout, weights_out=parts)
         outputs.append(part.unflatten(0, (batch, last - first)))
-    if weights_to is not None and parts:
-        weights_to.append(_as_full(torch.cat([part.unflatten(0, (batch, -1)) for part in parts], dim=1), length))
+    if weights_out is not None and parts:
+        weights_out.append(_as_full(torch.cat([part.unflatten(0, (batch, -1)) for part in parts], dim=1), length))
     joined: Tensor = torch.cat(outputs, dim=1).transpose(1, 2).flatten(2, 3)  # (B, H, N × b, V)
     return joined[:, :, :length]
 
@@ -532,7 +532,7 @@ def _ranges(blocks: int, scores: int, device: torch.device) -> Iterable[tuple[in
     """
     if device.type != "cpu":
         return [(0, blocks)]
-    at_once = max(1, _SCORES_AT_ONCE // scores)
+    at_once = max(1, _MAX_SCORES // scores)
     return [(first, min(blocks, first + at_once)) for first in range(0, blocks, at_once)]
 
 

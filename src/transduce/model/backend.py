@@ -2,7 +2,7 @@
 
 A model is written in plain PyTorch. Each `Component` asks the backend in use, if there is one, to compute the
 component's output; the backend does so with its kernels or calls the component's own `forward`. Training code asks for
-the remaining kernels (loss, optimizer) through `training_kernels`. Without a backend everything works, but slower.
+the remaining kernels (loss, optimizer) through `backend_in_use`. Without a backend everything works, but slower.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -39,7 +39,7 @@ class UpdatedVectors(NamedTuple):
     """The masters rounded to the dtype that the model computes in, if that is not float32."""
 
 
-class AdamNumbers(NamedTuple):
+class AdamScalars(NamedTuple):
     """The scalars of the t-th update by Adam (section 5.3)."""
 
     factor: float
@@ -243,7 +243,7 @@ class TrainingKernels(Protocol):
         """Return whether `update_by_adam`, `apply_update` and `take_momentum` support these vectors."""
 
     def update_by_adam(
-        self, vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamNumbers, kept: float
+        self, vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamScalars, kept: float
     ) -> None:
         """Update parameters by Adam in one pass, together with their average and their rounded copy.
 
@@ -311,7 +311,7 @@ class _InUse:
 
 
 @contextmanager
-def training_with(kernels: TrainingKernels | None) -> Iterator[None]:
+def using_backend(kernels: TrainingKernels | None) -> Iterator[None]:
     """Use a backend in the body of the `with` statement; None: plain PyTorch."""
     before, _InUse.backend = _InUse.backend, kernels
     try:
@@ -320,7 +320,7 @@ def training_with(kernels: TrainingKernels | None) -> Iterator[None]:
         _InUse.backend = before
 
 
-def training_kernels() -> TrainingKernels | None:
+def backend_in_use() -> TrainingKernels | None:
     """Return the backend in use, or None."""
     return _InUse.backend
 
@@ -385,7 +385,7 @@ def linear_sums(weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activ
     return LinearSums(rows, activation, sum_of_gradients(weight), None if bias is None else sum_of_gradients(bias))
 
 
-def known_or_new(known: Tensor | None, parameter: Tensor) -> tuple[Tensor, Tensor | None]:
+def sum_or_zeros(known: Tensor | None, parameter: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return a float32 sum for a parameter's gradient, and the same sum if it is new and PyTorch must receive it."""
     if known is not None:
         return known, None
@@ -393,7 +393,7 @@ def known_or_new(known: Tensor | None, parameter: Tensor) -> tuple[Tensor, Tenso
     return made, made
 
 
-def in_kind_of(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
+def in_dtype_of(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
     """Return a gradient in the dtype of its parameter, as PyTorch expects it."""
     return None if gradient is None else gradient.to(parameter.dtype)
 
@@ -403,7 +403,7 @@ def add_to(total: Tensor, part: Tensor) -> None:
 
     PyTorch's addition first converts all of `part` to the dtype of the total.
     """
-    kernels = training_kernels() if total.dtype != part.dtype and part.dim() else None
+    kernels = backend_in_use() if total.dtype != part.dtype and part.dim() else None
     if kernels is not None and kernels.supports_rows(part):
         kernels.add_in_place(total, part)
         return
@@ -456,6 +456,6 @@ class _EmbeddedRows(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None, None]:
         ids, weight = ctx.saved_tensors
         scale, frozen_row, known, add_rows = ctx.options
-        total, by_weight = known_or_new(known, weight)
+        total, by_weight = sum_or_zeros(known, weight)
         add_rows(total, ids, gradients[0], scale, frozen_row)
-        return None, in_kind_of(weight, by_weight), None
+        return None, in_dtype_of(weight, by_weight), None

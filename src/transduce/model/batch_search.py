@@ -17,9 +17,9 @@ class SearchBounds(NamedTuple):
     """What the decoder is given first."""
     eos_id: int
     """The end symbol."""
-    never_written: Sequence[int]
+    forbidden_tokens: Sequence[int]
     """Pieces that no hypothesis holds."""
-    longest: Sequence[int]
+    max_lengths: Sequence[int]
     """The greatest number of pieces of each sentence, end symbol included."""
     beam_size: int
     """W; 1 is greedy search."""

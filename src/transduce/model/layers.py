@@ -16,7 +16,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.feed_forward import Dropout, build_feed_forward
 from transduce.model.masks import AttentionMask, BiasedMask, look_ahead_mask, window_mask
 from transduce.model.norms import build_norm, normalize
-from transduce.model.positions import EVERYWHERE, Reach, RelativePositions, RotaryPositions
+from transduce.model.positions import NO_POSITION_EFFECT, PositionEffect, RelativePositions, RotaryPositions
 
 
 class Residual(Component):
@@ -59,25 +59,27 @@ class EncoderLayer(Component):
         x: Tensor,
         mask: AttentionMask | Window | None,
         *,
-        reach: Reach = EVERYWHERE,
+        position_effect: PositionEffect = NO_POSITION_EFFECT,
         present: Tensor | None = None,
         cache: LayerCache | None = None,
-        weights_to: list[Tensor] | None = None,
+        weights_out: list[Tensor] | None = None,
     ) -> Tensor:
         """Compute the layer: (B, S, D) to (B, S, D).
 
         Args:
             x: (B, S, D).
             mask: the mask of self-attention, as `StackPositions` returns it.
-            reach: how positions act on self-attention, as `StackPositions` returns it.
+            position_effect: how positions act on self-attention, as `StackPositions` returns it.
             present: the positions that a BatchNorm counts, (B, S); None: all.
             cache: the keys and values of past positions.
-            weights_to: a list that receives the attention weights.
+            weights_out: a list that receives the attention weights.
         """
         past = None if cache is None else cache.past
         x = self.self_attention_residual(
             x,
-            lambda y: self.self_attention(y, mask=mask, cache=past, weights_to=weights_to, reach=reach),
+            lambda y: self.self_attention(
+                y, mask=mask, cache=past, weights_out=weights_out, position_effect=position_effect
+            ),
             present,
         )
         return self.feed_forward_residual(x, self.feed_forward, present)  # type: ignore[no-any-return]
@@ -102,7 +104,7 @@ class DecoderLayer(Component):
         *,
         mask: AttentionMask | Window | None,
         memory_mask: AttentionMask | None,
-        reach: Reach = EVERYWHERE,
+        position_effect: PositionEffect = NO_POSITION_EFFECT,
         present: Tensor | None = None,
         cache: LayerCache | None = None,
         trace: AttentionTrace | None = None,
@@ -114,7 +116,7 @@ class DecoderLayer(Component):
             memory: the encoder's output, (B, S, D).
             mask: the mask of self-attention, as `StackPositions` returns it.
             memory_mask: the mask of cross-attention.
-            reach: how positions act on self-attention, as `StackPositions` returns it.
+            position_effect: how positions act on self-attention, as `StackPositions` returns it.
             present: the positions that a BatchNorm counts, (B, T); None: all.
             cache: keys and values of past positions, and of the memory.
             trace: receives the attention weights.
@@ -123,14 +125,18 @@ class DecoderLayer(Component):
         own_weights = None if trace is None else trace.decoder
         x = self.self_attention_residual(
             x,
-            lambda y: self.self_attention(y, mask=mask, cache=past, weights_to=own_weights, reach=reach),
+            lambda y: self.self_attention(
+                y, mask=mask, cache=past, weights_out=own_weights, position_effect=position_effect
+            ),
             present,
         )
         memory_cache = None if cache is None else cache.memory
         memory_weights = None if trace is None else trace.memory
         x = self.memory_attention_residual(
             x,
-            lambda y: self.memory_attention(y, memory, mask=memory_mask, cache=memory_cache, weights_to=memory_weights),
+            lambda y: self.memory_attention(
+                y, memory, mask=memory_mask, cache=memory_cache, weights_out=memory_weights
+            ),
             present,
         )
         return self.feed_forward_residual(x, self.feed_forward, present)  # type: ignore[no-any-return]
@@ -159,8 +165,8 @@ class StackPositions(nn.Module):
         mask: AttentionMask | None,
         positions: Tensor | None = None,
         cache: DecoderCache | None = None,
-    ) -> tuple[AttentionMask | Window | None, Reach]:
-        """Return the mask and the reach for one pass through the stack; they are the same in each layer.
+    ) -> tuple[AttentionMask | Window | None, PositionEffect]:
+        """Return the mask and the position effect for one pass through the stack; they are the same in each layer.
 
         Args:
             x: the embedded inputs, (B, T, D).
@@ -175,7 +181,7 @@ class StackPositions(nn.Module):
         if self.causal and mask is None and length > 1 and not banded:
             mask = look_ahead_mask(length, x.device, cached=cached)
         if self.is_plain:
-            return mask, EVERYWHERE
+            return mask, NO_POSITION_EFFECT
         end = cached + length if positions is None else None
         if positions is None:
             positions = torch.arange(cached, cached + length, device=x.device)
@@ -183,13 +189,13 @@ class StackPositions(nn.Module):
         rotation = None if self.rotary is None else self.rotary(positions, x.dtype, end)
         if banded and self.radius is not None:
             present = None if mask is None else mask.allowed[:, 0, 0]
-            return Window(self.radius, self.causal, present, self.relative), Reach(rotation)
+            return Window(self.radius, self.causal, present, self.relative), PositionEffect(rotation)
         first_key = 0
         if self.radius is not None:
             mask, first_key = _narrow(mask, window_mask(positions, keys, self.radius))
         if self.relative is not None:
             mask = _with_bias(mask, self.relative(positions, keys[..., first_key:]))
-        return mask, Reach(rotation, first_key)
+        return mask, PositionEffect(rotation, first_key)
 
 
 def _rotary(config: ModelConfig) -> RotaryPositions:

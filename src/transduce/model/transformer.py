@@ -45,10 +45,10 @@ class EncoderDecoderLayers(nn.Module):
         trace: AttentionTrace | None = None,
     ) -> Tensor:
         """Return the encoder's last layer, (B, S, D) to (B, S, D); `mask` hides padding, if there is any."""
-        own_mask, reach = self.encoder_positions(x, mask)
-        weights_to = None if trace is None else trace.encoder
+        own_mask, position_effect = self.encoder_positions(x, mask)
+        weights_out = None if trace is None else trace.encoder
         for layer in each_layer(self.encoder_layers, self.config.num_encoder_layers):
-            x = layer(x, own_mask, reach=reach, present=present, weights_to=weights_to)
+            x = layer(x, own_mask, position_effect=position_effect, present=present, weights_out=weights_out)
         return normalize(self.encoder_norm, x, present)
 
     def decode_embedded(
@@ -64,7 +64,7 @@ class EncoderDecoderLayers(nn.Module):
         trace: AttentionTrace | None = None,
     ) -> Tensor:
         """Return the decoder's last layer, (B, T, D) to (B, T, D); without a mask each position attends to its past."""
-        own_mask, reach = self.decoder_positions(x, mask, positions, cache)
+        own_mask, position_effect = self.decoder_positions(x, mask, positions, cache)
         for number, layer in enumerate(each_layer(self.decoder_layers, self.config.num_decoder_layers)):
             layer_cache = None if cache is None else cache.layers[number]
             x = layer(
@@ -72,7 +72,7 @@ class EncoderDecoderLayers(nn.Module):
                 memory,
                 mask=own_mask,
                 memory_mask=memory_mask,
-                reach=reach,
+                position_effect=position_effect,
                 present=present,
                 cache=layer_cache,
                 trace=trace,
@@ -112,24 +112,24 @@ class Ancestry:
 
     def __init__(self, present: Tensor) -> None:
         """Start with one hypothesis for each sentence, and with the cached positions that exist, (B, L)."""
-        self.of = present[:, None]  # (B, W, L)
-        self.is_whole = present.shape[1] == 0  # True while every hypothesis descends from all cached positions
+        self.ancestors = present[:, None]  # (B, W, L)
+        self.sees_all = present.shape[1] == 0  # True while every hypothesis descends from all cached positions
 
     def extend(self, width: int) -> AttentionMask | None:
         """Add one position for each of W hypotheses, and return the mask of all positions (None: nothing is hidden)."""
-        batch = len(self.of)
-        self.is_whole = self.is_whole and width == 1
-        itself = torch.eye(width, dtype=torch.bool, device=self.of.device).expand(batch, width, width)
-        self.of = torch.cat([self.of, itself], dim=2)
-        return None if self.is_whole else ancestry_mask(self.of)
+        batch = len(self.ancestors)
+        self.sees_all = self.sees_all and width == 1
+        itself = torch.eye(width, dtype=torch.bool, device=self.ancestors.device).expand(batch, width, width)
+        self.ancestors = torch.cat([self.ancestors, itself], dim=2)
+        return None if self.sees_all else ancestry_mask(self.ancestors)
 
     def reorder(self, parents: Tensor) -> None:
         """Replace hypothesis w of sentence b by hypothesis parents[b, w]; (B, W)."""
-        self.of = self.of.gather(1, parents[..., None].expand(-1, -1, self.of.shape[2]))
+        self.ancestors = self.ancestors.gather(1, parents[..., None].expand(-1, -1, self.ancestors.shape[2]))
 
     def keep_sentences(self, rows: Tensor) -> None:
         """Keep these sentences, in this order."""
-        self.of = self.of.index_select(0, rows)
+        self.ancestors = self.ancestors.index_select(0, rows)
 
 
 class MemoryDecoder(Protocol):
@@ -237,7 +237,7 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
     def encode(self, source_ids: Tensor, *, trace: AttentionTrace | None = None) -> tuple[Tensor, AttentionMask]:
         """Return the memory (B, S, D) and the mask that hides its padding."""
         mask = padding_mask(source_ids, self.config.pad_id)
-        present = self.positions_to_count(source_ids)
+        present = self.batch_norm_positions(source_ids)
         x = self.source_embedding(source_ids, self.source_weight, present=present)
         return self.encode_embedded(x, mask, present=present, trace=trace), mask
 
@@ -269,7 +269,7 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
             cache: the keys and values of past positions.
             trace: receives the attention weights.
         """
-        present = self.positions_to_count(target_input_ids)
+        present = self.batch_norm_positions(target_input_ids)
         if positions is None and cache is not None and cache.length:
             positions = cache.next_positions(target_input_ids)
         x = self.target_embedding(target_input_ids, self.target_weight, positions, present=present, end=end)

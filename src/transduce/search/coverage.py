@@ -10,7 +10,7 @@ from torch import Tensor
 
 from transduce.search.scorer import AttentiveScorer
 
-_LEAST = 1e-6  # minimum attention, so that no hypothesis gets an infinite penalty
+_MIN_ATTENTION = 1e-6  # minimum attention, so that no hypothesis gets an infinite penalty
 
 
 class Coverage:
@@ -45,5 +45,5 @@ class Coverage:
         if self.sums is None:
             return 0.0
         if self._penalties is None:  # one transfer for all, since each one stalls a GPU
-            self._penalties = (self.beta * torch.log(self.sums.clamp(_LEAST, 1.0)).sum(dim=-1)).tolist()
+            self._penalties = (self.beta * torch.log(self.sums.clamp(_MIN_ATTENTION, 1.0)).sum(dim=-1)).tolist()
         return self._penalties[row][beam]

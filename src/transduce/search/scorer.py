@@ -67,7 +67,7 @@ class Bounds(NamedTuple):
     """The first input of the decoder."""
     eos_id: int
     """The end symbol."""
-    longest: Tensor
+    max_lengths: Tensor
     """The greatest length of each hypothesis in tokens, including the end symbol, int64 (N,)."""
 
 
@@ -76,7 +76,7 @@ class Hypothesis(msgspec.Struct, frozen=True):
 
     ids: tuple[int, ...]
     """The tokens, without start and end symbols."""
-    piece_log_probabilities: tuple[float, ...]
+    token_log_probabilities: tuple[float, ...]
     """Natural logarithms of the model's probabilities, without rules, one per token plus one for the end symbol if
     `ended`.
     """
@@ -88,7 +88,7 @@ class Hypothesis(msgspec.Struct, frozen=True):
     @property
     def log_probability(self) -> float:
         """The sum over the tokens and the end symbol, in nats."""
-        return sum(self.piece_log_probabilities)
+        return sum(self.token_log_probabilities)
 
 
 # --- length penalties ---
@@ -112,7 +112,7 @@ def length_power(length: int, alpha: float) -> float:
 # --- search loop ---
 
 
-_MANY = 2**31  # steps: no limit before all sentences are finished
+_UNLIMITED_STEPS = 2**31  # steps: no limit before all sentences are finished
 
 
 class Search(Protocol):
@@ -149,7 +149,7 @@ def run(search: Search, observer: Observer | None = None) -> list[list[Hypothesi
         The hypotheses of each sentence. A sentence that was given up may have none.
     """
     while len(search.rows):
-        search.advance(_MANY if observer is None else 1)
+        search.advance(_UNLIMITED_STEPS if observer is None else 1)
         if observer is not None and len(search.rows):
             search.abandon(observer.after_step(search.rows, search.hypotheses()))
     return search.found()

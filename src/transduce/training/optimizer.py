@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from transduce.model.backend import (
-    AdamNumbers,
+    AdamScalars,
     TrainingKernels,
     UpdatedVectors,
     add_gradients_to,
     add_to,
-    training_kernels,
+    backend_in_use,
 )
 from transduce.model.initialization import layer_matrices
 from transduce.training.distributed import Processes
@@ -65,11 +65,11 @@ class Adam:
             maximize=False,
         )
 
-    def numbers(self, factor: float, rate: float, updates: int) -> AdamNumbers:
+    def numbers(self, factor: float, rate: float, updates: int) -> AdamScalars:
         """Return a fused kernel's scalars for update number `updates`, with the gradient scaled by `factor`."""
         beta1, beta2 = self._settings.beta1, self._settings.beta2
         rate, inverse_root = rate / (1.0 - beta1**updates), (1.0 - beta2**updates) ** -0.5
-        return AdamNumbers(factor, beta1, beta2, rate, inverse_root, self._settings.epsilon)
+        return AdamScalars(factor, beta1, beta2, rate, inverse_root, self._settings.epsilon)
 
     @property
     def moments(self) -> tuple[Tensor, Tensor]:
@@ -148,7 +148,7 @@ class FlatUpdate:
         updates = self.updates + 1
         # Decay of the average; smaller at the start, so that the average covers only the steps taken so far.
         decay = min(self.settings.average_decay or 0.0, (1 + updates) / (10 + updates))
-        kernels = training_kernels()
+        kernels = backend_in_use()
         if kernels is not None and kernels.supports_update(self._vectors):
             self._update_by(kernels, factor, (rate, 1.0 - rate * weight_decay), decay, updates)
             return
@@ -202,7 +202,7 @@ class FlatUpdate:
         return state
 
     @property
-    def kept(self) -> dict[str, Tensor]:
+    def weights_to_keep(self) -> dict[str, Tensor]:
         """The weights for a model folder: the average, or the masters if there is none."""
         return self.masters if self.average is None else self._named(self.average, self.shapes)
 
@@ -451,7 +451,7 @@ class FlatOptimizer:
 
     def weights_to_keep(self) -> dict[str, Tensor]:
         """Return the weights for a model folder: the average, or else the masters, with the newest statistics."""
-        return self._frozen.complete(self._update.kept) | self._statistics.accepted
+        return self._frozen.complete(self._update.weights_to_keep) | self._statistics.accepted
 
 
 def trainable_parameters(

@@ -142,7 +142,7 @@ class ShardedOptimizer:
 
     def weights_to_keep(self) -> dict[str, Tensor]:
         """Return the complete weights for a model folder, gathered from all processes."""
-        return {name: self._gather_from(name, part)[0] for name, part in self._update.kept.items()}
+        return {name: self._gather_from(name, part)[0] for name, part in self._update.weights_to_keep.items()}
 
     def _gather_from(self, name: str, part: Tensor) -> tuple[Tensor, int]:
         """Return a complete tensor gathered from all processes, and the index of this process's first row."""

@@ -375,7 +375,7 @@ TRITON = table(
 def why_not_triton(model: nn.Module) -> str | None:
     """Return a clause that says why `GpuState` cannot decode a model as it is now; None: it can."""
     described = description_of(model)
-    if (reason := described.why_not(TRITON)) is not None:
+    if (reason := described.refusal(TRITON)) is not None:
         return reason
     if described.is_training:
         return "the model is in training mode"
