@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from transduce.errors import TransduceError
 from transduce.model.backend import TrainingKernels
+from transduce.model.batch_search import BatchSearch, SearchBounds
 from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
 from transduce.model.embedding import VocabularyModel
-from transduce.model.state import BatchSearch, DecodingState, SearchBounds
+from transduce.model.transformer import DecodingState
 
 if TYPE_CHECKING:
     from transduce.kernels.cpu.decoding.state import NativeState

@@ -18,8 +18,7 @@ from transduce.kernels.eager import FlatState
 from transduce.kernels.select import decoded_model, make_twin, start_fast, temporary_twin
 from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer
-from transduce.model.state import DecodingState, MemoryState
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import DecodingState, MemoryState, Transformer
 
 if find_integer_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)

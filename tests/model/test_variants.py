@@ -11,8 +11,7 @@ from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.recurrent import Recurrent
-from transduce.model.state import DecodingState
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import DecodingState, Transformer
 
 PAD, EOS, V = 0, 1, 17
 SOURCES = torch.tensor([[5, 6, 7, 8, EOS], [9, 3, EOS, PAD, PAD], [4, EOS, PAD, PAD, PAD]])

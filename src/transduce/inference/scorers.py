@@ -16,7 +16,7 @@ from transduce.acceleration import exact_projection, search_reductions, start_fa
 from transduce.model.attention import AttentionTrace
 from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
-from transduce.model.state import DecodingState
+from transduce.model.transformer import DecodingState
 from transduce.search.selection import use_kernels
 
 # --- kernels ---
@@ -61,7 +61,7 @@ class TransformerScorer:
         self._logits: Callable[[Tensor], tuple[Tensor, Tensor]] | None = getattr(self.state, "step_to_logits", None)
         self.states = torch.empty(0)
         config = model.config
-        self.never_written = [] if all_tokens else config.never_written
+        self.forbidden_tokens = [] if all_tokens else config.forbidden_tokens
         self.trace = AttentionTrace() if attentive else None
         # Padding and end symbols, which coverage must not count as untranslated, (B, S).
         self._wordless = (source_ids == config.pad_id) | (source_ids == config.eos_id) if attentive else None
@@ -75,7 +75,7 @@ class TransformerScorer:
         else:
             self.states = self.state.step(tokens, trace=self.trace)
             logits = self._project(self.states)
-        for token in self.never_written:
+        for token in self.forbidden_tokens:
             logits.select(-1, token).fill_(float("-inf"))
         return logits
 
@@ -115,7 +115,7 @@ class ContinuingScorer:
             model: the decoder.
             prompts: token ids of each prompt.
             context: maximum number of tokens that the model attends to.
-            never_written: token ids that are never generated.
+            forbidden_tokens: token ids that are never generated.
         """
         install_search_kernels()
         self.model = model
@@ -123,7 +123,7 @@ class ContinuingScorer:
         self.context = context
         self.width = 1
         self.texts = [list(prompt) for prompt in prompts]  # N texts; those of one prompt are adjacent
-        self.never_written = torch.tensor(list(excluded_ids), dtype=torch.int64, device=model.source_weight.device)
+        self.forbidden_tokens = torch.tensor(list(excluded_ids), dtype=torch.int64, device=model.source_weight.device)
         self.state = self._read()
         self.has_begun = False
 
@@ -142,7 +142,7 @@ class ContinuingScorer:
                 self.room -= 1
         self.has_begun = True
         logits = self._logits(newest)  # (N, 1, V)
-        logits = logits.index_fill_(-1, self.never_written, float("-inf"))
+        logits = logits.index_fill_(-1, self.forbidden_tokens, float("-inf"))
         return logits.view(-1, self.width, logits.shape[-1])  # (B, W, V)
 
     def _logits(self, newest: Tensor) -> Tensor:

@@ -19,12 +19,12 @@ from transduce.kernels.eager import EAGER, FlatState, why_not_eager
 from transduce.kernels.int8_fbgemm import Int8Linear
 from transduce.kernels.prepacked import PACKABLE, MakeProduct, PackedDecoder, PackedTransformer, Twin
 from transduce.model.backend import TrainingKernels
+from transduce.model.batch_search import BatchSearch, SearchBounds
 from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
 from transduce.model.embedding import VocabularyModel
-from transduce.model.layer_graph import Unsupported, description_of, graph_of, why_not
-from transduce.model.state import BatchSearch, DecodingState, SearchBounds
-from transduce.model.transformer import Transformer
+from transduce.model.layer_graph import Unsupported, description_of, graph_of, refusal
+from transduce.model.transformer import DecodingState, Transformer
 
 if TYPE_CHECKING:
     from transduce.kernels.cpu.decoding.compiled_steps import ModelPrograms
@@ -238,7 +238,7 @@ def forecast_decoder(model: Transformer | Decoder, device: str) -> Selection:
         if (reason := _why_not_compilable(model)) is None:
             return Selection("compiled", refused)
         refused["compiled"] = reason
-        if (reason := why_not(EAGER, model)) is None:
+        if (reason := refusal(EAGER, model)) is None:
             return Selection("eager", refused)
         return Selection("reference", refused | {"eager": reason})
     if (reason := why_no_triton(device)) is None:
@@ -326,6 +326,6 @@ def decoded_model(model: _Model) -> _Model:
     if twin is None or not _is_for_kernels(model):
         return model
     described = description_of(model)
-    if described.is_training or described.why_not(PACKABLE) is not None:
+    if described.is_training or described.refusal(PACKABLE) is not None:
         return cast(_Model, model)
     return cast(_Model, twin.of(model, described.graph))  # an inference copy is of a class of the model's own

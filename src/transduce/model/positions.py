@@ -157,7 +157,7 @@ class Rotation(NamedTuple):
         return torch.stack(turned, dim=-1).flatten(-2) if self.interleaved else torch.cat(turned, dim=-1)
 
 
-class Reach(NamedTuple):
+class PositionEffect(NamedTuple):
     """The effect of positions on the self-attention of each layer, apart from the mask."""
 
     rotation: Rotation | None = None
@@ -166,7 +166,7 @@ class Reach(NamedTuple):
     """Cached keys before this one are too far away from all queries; the mask begins with this key."""
 
 
-EVERYWHERE = Reach()
+NO_POSITION_EFFECT = PositionEffect()
 
 
 class RotaryPositions(nn.Module):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from transduce.kernels.cpu.jit.ir_builder import F16, F32, I32, I64, POINTER, KernelBuilder, Value
 from transduce.model.config import ModelConfig
-from transduce.model.stack import StackPositions
+from transduce.model.layers import StackPositions
 
 # --- rows ---
 # Emit row-wise kernels of decoding: embeddings, norms, and attention of each query row to its keys and values.

@@ -54,7 +54,7 @@ from transduce.kernels.cpu.training.autograd import (
 from transduce.kernels.cpu.training.muon import orthogonalize_in_place, supports_orthogonalization
 from transduce.kernels.cpu.training.optimizer import apply_update, supports_update, update_by_adam, update_momentum
 from transduce.kernels.training_executor import KeyLengths, LayerPart, execute, kernel_lengths, parts_of
-from transduce.model.gradient_sums import sum_of_gradients
+from transduce.model.backend import sum_of_gradients
 
 # --- layer plan ---
 # Plan the kernel calls and the memory of a whole training layer, forward and backward, for fixed sizes.
@@ -573,7 +573,7 @@ class _Layer(torch.autograd.Function):
         by_out, by_x = gradients[0].contiguous(), torch.empty_like(x)
         by_memory = None if memory is None else torch.empty_like(memory)
         given, found = map(address_of, (x, memory)), map(address_of, (by_out, by_x, by_memory))
-        room = process_stack().allocate(ctx.plan.back_room_bytes)
+        room = process_stack().allocate(ctx.plan.backward_scratch_bytes)
         ctx.plan.back.run([0, *given, 0, ctx.kept.address, room.address, *found, *ctx.own], ctx.plan.threads)
         room.free()
         ctx.kept = None
