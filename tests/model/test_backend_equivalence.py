@@ -266,6 +266,6 @@ def test_every_setting_is_varied() -> None:
     assert {name for changes in SINGLES for name in changes} | NOT_VARIED >= layer_graph.SETTINGS
 
 
-def test_settings_that_are_known_are_those_that_there_are() -> None:
-    known = layer_graph.SETTINGS | {"source_vocabulary_size", "target_vocabulary_size"}
-    assert known == set(ModelConfig.__struct_fields__)
+def test_every_setting_that_is_known_exists() -> None:
+    """A setting that exists and is not known is unsupported by every backend, as it should be."""
+    assert set(ModelConfig.__struct_fields__) >= layer_graph.SETTINGS
