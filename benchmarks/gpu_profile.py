@@ -25,8 +25,8 @@ from training_speed import SIZES, Size, make_work, write_batches
 
 from transduce.kernels.select import find_batch_search, kernels_for_training, start_fast
 from transduce.machine import DTYPES, detect_machine
-from transduce.model.backend import training_with
-from transduce.model.state import SearchBounds
+from transduce.model.backend import using_backend
+from transduce.model.batch_search import SearchBounds
 from transduce.model.transformer import Transformer
 from transduce.tasks.kinds.translation import TranslationTask
 from transduce.training.choices import choose_kernels
@@ -88,7 +88,7 @@ def training_rows(size: Size, device: str, path: Path, *, record: bool) -> list[
         parts[:] += np.diff([*times, time.perf_counter()])
 
     kernels = kernels_for_training(choose_kernels(device, machine.threads).value, device)
-    with training_with(kernels):
+    with using_backend(kernels):
         for number in range(3 * len(batches)):  # launched, recorded, played
             step(number)
         wait(device)
@@ -113,7 +113,13 @@ def decoding_rows(size: Size, device: str, beam_size: int) -> list[Row]:
     source = torch.randint(2, size.vocabulary_size, (count, length), device=device)
     longest = [8 + number * 24 // count for number in range(count)]
     bounds = SearchBounds(
-        config.start_id, config.eos_id, config.never_written, longest, beam_size, 1, torch.ones(64, dtype=torch.float64)
+        config.start_id,
+        config.eos_id,
+        config.forbidden_tokens,
+        longest,
+        beam_size,
+        1,
+        torch.ones(64, dtype=torch.float64),
     )
 
     def batch() -> list[float]:

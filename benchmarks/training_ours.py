@@ -10,7 +10,7 @@ from training_worker import CHOSEN, PROCESSOR, Device, Ids, read_plan, serve
 from transduce.data.batches import Batch
 from transduce.kernels.select import kernels_for_training
 from transduce.machine import DTYPES, Precision, detect_machine
-from transduce.model.backend import training_with
+from transduce.model.backend import using_backend
 from transduce.model.transformer import Transformer
 from transduce.process_environment import keep_freed_memory
 from transduce.tasks.kinds.translation import TranslationTask
@@ -69,7 +69,7 @@ def main() -> None:
         optimizer.step(tokens, RATE)
 
     gpu = Device(torch.cuda.synchronize, torch.cuda.max_memory_allocated, torch.cuda.empty_cache)
-    with training_with(kernels_for_training(kind, work.device)):
+    with using_backend(kernels_for_training(kind, work.device)):
         serve(work, pairs, step, gpu if work.device.startswith("cuda") else PROCESSOR)
 
 

@@ -21,8 +21,7 @@ from transduce.kernels.prepacked import LinearUse, PrepackedCrossAttention, Prep
 from transduce.kernels.select import int8_linear_maker, start_fast
 from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer
-from transduce.model.state import DecodingState, MemoryState
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import DecodingState, MemoryState, Transformer
 from transduce.search.selection import BestSelection, Choice, Step, use_kernels
 
 BEST = find_integer_tile()

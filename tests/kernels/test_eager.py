@@ -11,8 +11,7 @@ from transduce.kernels.eager import EagerState, encode_without_padding, supports
 from transduce.kernels.int8_fbgemm import Int8Linear, quantize, safe_levels
 from transduce.kernels.prepacked import PrepackedTransformer
 from transduce.model.config import ModelConfig
-from transduce.model.state import DecodingState
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import DecodingState, Transformer
 
 Walk = Callable[[DecodingState, int], list[Tensor]]  # of conftest.py
 PAD, V = 0, 50
@@ -84,7 +83,7 @@ def test_copies_of_a_sentence_may_take_the_place_of_others() -> None:
     flat, expected = EagerState(model, SOURCES), model.start(SOURCES)
     for rows in (torch.tensor([1, 3, 4]), torch.tensor([2, 0, 0, 2])):
         for state in (flat, expected):
-            state.step(torch.full((len(state.step.__self__.ancestry.of), 1), 7))  # type: ignore[attr-defined]
+            state.step(torch.full((len(state.step.__self__.ancestry.ancestors), 1), 7))  # type: ignore[attr-defined]
             state.keep_sentences(rows)
     pieces = torch.tensor([[4], [5], [6], [7]])
     torch.testing.assert_close(flat.step(pieces), expected.step(pieces), atol=2e-5, rtol=1e-5)

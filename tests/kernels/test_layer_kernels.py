@@ -16,9 +16,8 @@ from transduce.kernels.cpu.jit.memory import MemoryOffset, MemoryPlan, StackAllo
 from transduce.kernels.cpu.training import layer as fused_layers
 from transduce.kernels.cpu.training import layer as layer_plan
 from transduce.kernels.cpu.training.layer import NativeTraining
-from transduce.model.backend import training_with
+from transduce.model.backend import add_gradients_to, using_backend
 from transduce.model.config import ModelConfig
-from transduce.model.gradient_sums import add_gradients_to
 from transduce.model.layers import EncoderLayer
 from transduce.model.masks import padding_mask
 from transduce.model.transformer import Transformer
@@ -83,7 +82,7 @@ def learn(model: Transformer, *, whole: bool, times: int = 1) -> tuple[list[Tens
     source[1, 4:] = target[2, 2:] = PAD
     model.zero_grad()
     states = torch.empty(0)
-    with training_with(kernels):
+    with using_backend(kernels):
         for _ in range(times):
             states = model.hidden(source, target)
             states.float().square().sum().backward()

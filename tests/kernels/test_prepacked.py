@@ -18,8 +18,7 @@ from transduce.kernels.eager import EagerState
 from transduce.kernels.select import decoded_model, make_inference_copy, start_fast, temporary_inference_copy
 from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer
-from transduce.model.state import DecodingState, MemoryState
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import DecodingState, MemoryState, Transformer
 
 if find_integer_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)

@@ -15,7 +15,7 @@ from transduce.kernels.int8_fbgemm import quantize
 from transduce.kernels.select import decoded_model, int8_linear_maker, make_inference_copy, start_prompts
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder, PromptState
-from transduce.model.state import DecodingState
+from transduce.model.transformer import DecodingState
 
 if find_integer_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)

@@ -20,10 +20,9 @@ from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.feed_forward import ACTIVATIONS, FeedForward
 from transduce.model.layer_graph import LayerGraph, Unsupported, describe_layer, describe_model, graph_of
-from transduce.model.layers import DecoderLayer
+from transduce.model.layers import DecoderLayer, StackPositions
 from transduce.model.masks import BiasedMask
 from transduce.model.norms import LayerNorm
-from transduce.model.stack import StackPositions
 from transduce.model.transformer import Transformer
 from transduce.training.lora import LowRankSettings, adapt
 
@@ -61,11 +60,13 @@ class Distances(StackPositions):
         known = 0 if cache is None else cache.length
         positions = torch.arange(known, known + x.shape[1]) if positions is None else positions
         keys = positions if cache is None else cache.append_positions(positions)
-        mask, reach = super().forward(x, mask, None, None) if mask is None else (mask, super().forward(x, mask)[1])
+        mask, position_effect = (
+            super().forward(x, mask, None, None) if mask is None else (mask, super().forward(x, mask)[1])
+        )
         allowed = torch.ones(1, 1, 1, 1, dtype=torch.bool) if mask is None else mask.allowed
         distance = (keys[..., None, :] - positions[..., :, None]).abs()
         bias = -0.5 * (distance if distance.dim() == 3 else distance[None])[:, None].float()
-        return BiasedMask(allowed, bias), reach
+        return BiasedMask(allowed, bias), position_effect
 
 
 class Doubled(nn.Module):

@@ -14,7 +14,7 @@ from transduce.errors import TransduceError
 from transduce.kernels.cuda.available import why_no_triton
 from transduce.kernels.select import has_kernels, kernels_for_training
 from transduce.machine import detect_machine
-from transduce.model.backend import training_kernels
+from transduce.model.backend import backend_in_use
 from transduce.model.config import ModelConfig
 from transduce.tasks.run.resolving import check_training
 from transduce.tasks.run.run_folder import SETTINGS_FILE, read_stored
@@ -214,7 +214,7 @@ def losses_by_kernels(settings: dict[str, Any], folder: Path) -> dict[str, list[
         losses[kernels] = [event["loss"] for event in events if event["event"] == "train"]
         assert read_stored(folder / kernels / SETTINGS_FILE).training.kernels == kernels
     assert len(losses["torch"]) == 6
-    assert training_kernels() is None  # a run leaves none behind
+    assert backend_in_use() is None  # a run leaves none behind
     return losses
 
 

@@ -26,7 +26,7 @@ from transduce.training.events import ProgressDisplay, ValidationEvent
 from transduce.training.interruption import Interruption
 from transduce.training.loop import Safeguards, Trainer, TrainResult
 from transduce.training.loss import Loss, projected_cross_entropy
-from transduce.training.rates import decay_for_steps
+from transduce.training.rates import constant_weight_decay
 from transduce.training.schedule import StepClock, provisional_steps
 from transduce.training.settings import ResolvedTraining
 
@@ -389,7 +389,9 @@ def test_weights_decay_from_when_minutes_became_steps_on_and_after_a_stop_by_as_
     with pytest.raises(PowerCutError):
         run("first", 25)
     run("again", 100)
-    known = decay_for_steps(60, schedule="linear", peak=settings.learning_rate, warmup_steps=settings.warmup_steps)
+    known = constant_weight_decay(
+        60, schedule="linear", peak=settings.learning_rate, warmup_steps=settings.warmup_steps
+    )
     assert known > 0.0
     assert decays == {"first": [0.0] * 11 + [known] * 14, "again": [known] * 40}
 
@@ -549,7 +551,7 @@ def test_validation_happens_twelve_times_when_not_said_but_not_every_few_steps(
     tmp_path: Path, make_settings: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for fewest, steps in ((1, list(range(2, 25, 2))), (10, [10, 20, 24])):
-        monkeypatch.setattr(loop, "_FEWEST_STEPS", fewest)
+        monkeypatch.setattr(loop, "_MIN_STEPS", fewest)
         script = Script([1.0] * 12)
         (tmp_path / str(fewest)).mkdir()
         run_validated(tmp_path / str(fewest), make_settings(steps=24, validate_every=None, save_every=None), script)

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transduce.model.backend import add_to
 from transduce.training import reduction
 from transduce.training.loss import projected_cross_entropy
-from transduce.training.reduction import add_to, collect_gradients, discard_gradients, vector_norm
+from transduce.training.optimizer import collect_gradients, discard_gradients, vector_norm
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (40,), (3, 2, 4), (0, 4), ()])

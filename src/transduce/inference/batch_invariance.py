@@ -15,9 +15,9 @@ import msgspec
 import torch
 from torch import Tensor
 
+from transduce.acceleration import compiled_state
 from transduce.errors import TransduceError
 from transduce.inference.scorers import TransformerScorer
-from transduce.kernels.select import compiled_state
 from transduce.model.build import EncoderDecoder
 from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings

@@ -9,9 +9,9 @@ import msgspec
 import torch
 from torch import Tensor
 
+from transduce.acceleration import has_compiled_steps
 from transduce.argument_checks import as_texts
 from transduce.inference.translation import Translation, empty_alternative, join_parts
-from transduce.kernels.select import has_compiled_steps
 from transduce.model.build import EncoderDecoder
 from transduce.search.constraints import Phrase
 from transduce.search.scorer import Observer

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from transduce.acceleration import find_batch_search
 from transduce.errors import TransduceError
 from transduce.inference.batch_invariance import (
     MOST_SENTENCES,
@@ -22,20 +23,28 @@ from transduce.inference.batching import DEFAULT_MAX_SOURCE, pad
 from transduce.inference.phrases import forbid_texts, word_edges
 from transduce.inference.retrieval import NeighborIndex, RetrievalScorer
 from transduce.inference.scorers import TransformerScorer
-from transduce.kernels.select import find_batch_search
+from transduce.model.batch_search import BatchSearch, SearchBounds
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
-from transduce.model.state import BatchSearch, SearchBounds
 from transduce.model_folder.hugging_face import hugging_face_search_settings, is_hugging_face_folder
 from transduce.model_folder.safety import read_json, read_toml
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.constraints import ConstrainedSelection, Phrase
-from transduce.search.coverage import Coverage, length_penalty, length_power
+from transduce.search.coverage import Coverage
 from transduce.search.generate import GenerateSearch, LogProbabilities
 from transduce.search.greedy import GreedySearch, make_hypothesis, take_argmax
 from transduce.search.rules import ForcedPrefix, MinimumLength, NoRepeatedNgrams, Rule, check_ids, generate_rules
 from transduce.search.sampling import Draw
-from transduce.search.scorer import Bounds, Ensemble, Hypothesis, MeanAttention, Scorer, Search
+from transduce.search.scorer import (
+    Bounds,
+    Ensemble,
+    Hypothesis,
+    MeanAttention,
+    Scorer,
+    Search,
+    length_penalty,
+    length_power,
+)
 from transduce.search.selection import BestSelection, DiverseSelection, Selection
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import contains_phrase
@@ -147,7 +156,7 @@ class CompiledSearch:
         self.beam = beam
         self.eos_id = bounds.eos_id
         self._given_up: dict[int, list[Hypothesis]] = {}
-        self._sentences = len(bounds.longest)
+        self._sentences = len(bounds.max_lengths)
 
     @property
     def rows(self) -> Tensor:
@@ -210,12 +219,12 @@ def find_compiled_search(scorer: Scorer, bounds: Bounds, beam: Beam) -> Compiled
     """
     if not isinstance(scorer, TransformerScorer) or beam.groups > 1:
         return None
-    longest: list[int] = bounds.longest.tolist()
+    longest: list[int] = bounds.max_lengths.tolist()
     limits = SearchBounds(
         start_id=bounds.start_id,
         eos_id=bounds.eos_id,
-        never_written=scorer.never_written,
-        longest=longest,
+        forbidden_tokens=scorer.forbidden_tokens,
+        max_lengths=longest,
         beam_size=beam.beam_size,
         n_best=beam.n_best,
         penalties=_penalties(beam.alpha, 1 + (max(longest) + 2) // 64),
@@ -293,7 +302,7 @@ def start_search(
     if search.generate is not None:
         scorer, rules = (
             LogProbabilities(scorer),
-            rules + generate_rules(search.generate, bounds.longest, vocabulary.forced),
+            rules + generate_rules(search.generate, bounds.max_lengths, vocabulary.forced),
         )
     if search.sampling is not None:
         draw = Draw(search.sampling, batch.places, samples=search.n_best)
@@ -357,7 +366,7 @@ def _longest(
 
     If `max_length` is not set, the length is also limited to `most`, the number of the model's positions.
     """
-    longest = search.longest(len(source_ids))
+    longest = search.max_length_for(len(source_ids))
     needed = max(len(prefix) + _least_tokens(phrases), search.min_length) + 1  # with the end symbol
     if search.max_length is None:
         return max(min(longest, most), needed)
@@ -403,7 +412,7 @@ def _selection(
     eos_id = vocabulary.eos_id
     if any(phrases):
         edges = word_edges(vocabulary)
-        return ConstrainedSelection(phrases, longest=longest, beam_size=width, eos_id=eos_id, edges=edges)
+        return ConstrainedSelection(phrases, max_lengths=longest, beam_size=width, eos_id=eos_id, edges=edges)
     if search.diverse_groups == 1:
         return BestSelection(beam_size=width, eos_id=eos_id)
     return DiverseSelection(

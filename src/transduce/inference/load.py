@@ -350,8 +350,8 @@ class TranslationPipeline:
         translations = self.translator.translate(sentences, search)
         empty = [number for number, each in enumerate(translations) if sentences[number].strip() and not each.text]
         if empty and search.max_length is not None and search.generate is None:
-            never_written = tuple(self.translator.models[0].config.never_written)
-            settings = msgspec.structs.replace(search, generate=GenerateSettings(forbidden_ids=never_written))
+            forbidden_tokens = tuple(self.translator.models[0].config.forbidden_tokens)
+            settings = msgspec.structs.replace(search, generate=GenerateSettings(forbidden_ids=forbidden_tokens))
             again = self.translator.translate([sentences[number] for number in empty], settings)
             for number, translation in zip(empty, again, strict=True):
                 translations[number] = translation

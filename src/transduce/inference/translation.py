@@ -123,7 +123,7 @@ def translation_from_hypotheses(source: str, hypotheses: Sequence[Hypothesis], v
         Alternative(
             text=vocabulary.decode(list(hypothesis.ids)),
             pieces=tuple(vocabulary.pieces(list(hypothesis.ids))),
-            piece_log_probabilities=hypothesis.piece_log_probabilities,
+            piece_log_probabilities=hypothesis.token_log_probabilities,
             score=hypothesis.score,
             ended=hypothesis.ended,
         )

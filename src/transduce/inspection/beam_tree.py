@@ -121,5 +121,5 @@ def _cumulative(model: Transformer, memory: Tensor, mask: AttentionMask, leaves:
 
 def writable_logits(model: Transformer, hidden: Tensor) -> Tensor:
     """Logits as search sees them, float32 (W, T, V): the padding piece and the start symbol are never written."""
-    never = torch.tensor(model.config.never_written, dtype=torch.int64, device=hidden.device)
+    never = torch.tensor(model.config.forbidden_tokens, dtype=torch.int64, device=hidden.device)
     return model.project(hidden).float().index_fill(-1, never, float("-inf"))

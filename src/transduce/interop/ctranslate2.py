@@ -35,9 +35,8 @@ from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
-from transduce.model.layer_graph import settings_outside, table
-from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
-from transduce.model.stack import StackPositions, each_layer
+from transduce.model.layer_graph import table, unsupported_settings
+from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, StackPositions, each_layer
 from transduce.model.transformer import Transformer
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
@@ -80,7 +79,7 @@ def ctranslate2_obstacles(config: ModelConfig) -> list[str]:
         "rotary_scaling": config.rotary_scaling is not None,
         "final_norm": config.norm_order == "post" and config.has_final_norm,
     }
-    return [*settings_outside(CTRANSLATE2, config), *(name for name, is_one in together.items() if is_one)]
+    return [*unsupported_settings(CTRANSLATE2, config), *(name for name, is_one in together.items() if is_one)]
 
 
 def write_ctranslate2(

@@ -19,11 +19,9 @@ from torch.nn import functional as F
 from transduce.kernels.prepacked import CachedAttention, PrepackedCrossAttention
 from transduce.model.attention import AttentionTrace, MultiHeadAttention
 from transduce.model.layer_graph import description_of, table
-from transduce.model.layers import DecoderLayer, EncoderLayer
+from transduce.model.layers import DecoderLayer, EncoderLayer, each_layer
 from transduce.model.masks import AttentionMask, padding_mask
-from transduce.model.stack import each_layer
-from transduce.model.state import Ancestry
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Ancestry, Transformer
 
 # --- KV cache with slots ---
 # Each layer has one tensor, from which finished sentences are removed without copying the others.
@@ -242,7 +240,7 @@ EAGER = table(
 def why_not_eager(model: nn.Module) -> str | None:
     """Return a clause that says why `EagerState` cannot decode a model as it is now, or None if it can."""
     described = description_of(model)
-    if (reason := described.why_not(EAGER)) is not None:
+    if (reason := described.refusal(EAGER)) is not None:
         return reason
     if described.is_training:
         return "the model is in training mode"

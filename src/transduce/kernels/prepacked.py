@@ -16,7 +16,7 @@ from transduce.model.decoder import Decoder
 from transduce.model.embedding import VocabularyModel
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
 from transduce.model.known_classes import DECODER_PARTS, TRANSFORMER_PARTS, VOCABULARY_WEIGHTS, register_class
-from transduce.model.layer_graph import Graph, graph_of, table, why_not
+from transduce.model.layer_graph import Graph, graph_of, refusal, table
 from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.model.transformer import Transformer
 
@@ -167,7 +167,7 @@ def prepack(model: Transformer | Decoder, make: MakeLinear) -> PrepackedTransfor
     Raises:
         TransduceError: the model has a component that is not in `PREPACKABLE`.
     """
-    if (reason := why_not(PREPACKABLE, model)) is not None:
+    if (reason := refusal(PREPACKABLE, model)) is not None:
         raise TransduceError(f"The weights cannot be prepacked, because {reason}: use `fp32` or `bf16`.")
     with torch.no_grad(), torch.device("meta"):
         made = (PrepackedDecoder if isinstance(model, Decoder) else PrepackedTransformer)(model.config)

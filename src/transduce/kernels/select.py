@@ -19,12 +19,12 @@ from transduce.kernels.eager import EAGER, EagerState, why_not_eager
 from transduce.kernels.int8_fbgemm import Int8Linear
 from transduce.kernels.prepacked import PREPACKABLE, InferenceCopy, MakeLinear, PrepackedDecoder, PrepackedTransformer
 from transduce.model.backend import TrainingKernels
+from transduce.model.batch_search import BatchSearch, SearchBounds
 from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
 from transduce.model.embedding import VocabularyModel
-from transduce.model.layer_graph import Unsupported, description_of, graph_of, why_not
-from transduce.model.state import BatchSearch, DecodingState, SearchBounds
-from transduce.model.transformer import Transformer
+from transduce.model.layer_graph import Unsupported, description_of, graph_of, refusal
+from transduce.model.transformer import DecodingState, Transformer
 
 if TYPE_CHECKING:
     from transduce.kernels.cpu.decoding.compiled_steps import CompiledModel
@@ -246,7 +246,7 @@ def forecast_decoder(model: Transformer | Decoder, device: str) -> Selection:
         if (reason := _why_not_compilable(model)) is None:
             return Selection("compiled", refused)
         refused["compiled"] = reason
-        if (reason := why_not(EAGER, model)) is None:
+        if (reason := refusal(EAGER, model)) is None:
             return Selection("eager", refused)
         return Selection("reference", refused | {"eager": reason})
     if (reason := why_no_triton(device)) is None:
@@ -337,7 +337,7 @@ def decoded_model(model: _Model) -> _Model:
     if inference_copy is None or not _can_be_prepacked(model):
         return model
     described = description_of(model)
-    if described.is_training or described.why_not(PREPACKABLE) is not None:
+    if described.is_training or described.refusal(PREPACKABLE) is not None:
         return cast(_Model, model)
     return cast(
         _Model, inference_copy.current(model, described.graph)

@@ -16,16 +16,14 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from transduce.model.attention import MultiHeadAttention
-from transduce.model.backend import Rows, TrainingKernels
+from transduce.model.backend import Rows, TrainingKernels, sum_of_gradients
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import ACTIVATIONS, Dropout, FeedForward, Linear
-from transduce.model.gradient_sums import sum_of_gradients
 from transduce.model.layer_graph import LayerGraph, ModelGraph, Sublayer, description_of, graph_of, known_class, table
-from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
+from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, each_layer
 from transduce.model.masks import AttentionMask, LookAheadMask, PackedBatch, PackedMask
 from transduce.model.norms import LayerNorm, RMSNorm, normalize
-from transduce.model.positions import EVERYWHERE, Reach
-from transduce.model.stack import each_layer
+from transduce.model.positions import NO_POSITION_EFFECT, PositionEffect
 from transduce.model.transformer import Transformer
 
 _ACTIVATION_NAMES = {function: name for name, function in ACTIVATIONS.items()}
@@ -200,17 +198,19 @@ def _attention(
     *,
     mask: Any = None,
     cache: Any = None,
-    weights_to: list[Tensor] | None = None,
-    reach: Reach = EVERYWHERE,
+    weights_out: list[Tensor] | None = None,
+    position_effect: PositionEffect = NO_POSITION_EFFECT,
 ) -> Tensor:
     """Attend by a kernel that reads queries, keys and values from the projection's output."""
     attend: Callable[[Tensor, Tensor | None], Tensor] | None = None
     if isinstance(mask, PackedMask):
         attend = partial(_packed_attend, kernels, mask, module.num_heads)
-    elif weights_to is None and cache is None:
-        attend = _padded_attend(kernels, module, x, memory, mask, reach)
+    elif weights_out is None and cache is None:
+        attend = _padded_attend(kernels, module, x, memory, mask, position_effect)
     if attend is None:
-        return MultiHeadAttention.forward(module, x, memory, mask=mask, cache=cache, weights_to=weights_to, reach=reach)
+        return MultiHeadAttention.forward(
+            module, x, memory, mask=mask, cache=cache, weights_out=weights_out, position_effect=position_effect
+        )
     if memory is None:
         return module.output(attend(module.projection(x), None))  # type: ignore[no-any-return]
     inner = module.widths[0]
@@ -233,10 +233,10 @@ def _padded_attend(
     x: Tensor,
     memory: Tensor | None,
     mask: object,
-    reach: Reach,
+    position_effect: PositionEffect,
 ) -> Callable[[Tensor, Tensor | None], Tensor] | None:
     """Return the kernel for an attention, as a function of what was projected; None if no kernel computes it."""
-    others, rotation = x if memory is None else memory, reach.rotation
+    others, rotation = x if memory is None else memory, position_effect.rotation
     if not is_plain(module) or not kernels.supports_attention(x, others.shape[1], module.d_k):
         return None
     known = kernel_lengths(x, memory, mask)
@@ -284,8 +284,8 @@ def _decoder_layer(
 
 def _is_plain_call(layer: nn.Module, options: dict[str, Any]) -> bool:
     """Return whether a layer is asked for its output alone, and nothing but its masks acts on its attention."""
-    asks = any(options.get(name) is not None for name in ("cache", "weights_to", "trace"))
-    return not asks and options.get("reach", EVERYWHERE).rotation is None and not _has_hooks(layer)
+    asks = any(options.get(name) is not None for name in ("cache", "weights_out", "trace"))
+    return not asks and options.get("position_effect", NO_POSITION_EFFECT).rotation is None and not _has_hooks(layer)
 
 
 _WHOLE_LAYERS = table(
@@ -366,11 +366,11 @@ def parts_of(layer: nn.Module, masks: Sequence[object]) -> list[LayerPart] | Non
 
     Returns:
         None if the layer graph has other operations than those of `_WHOLE_LAYERS`, something is dropped inside a
-        sub-layer, or a gradient is not collected by `model/gradient_sums.py`.
+        sub-layer, or a gradient is not collected by `model/backend.py:add_gradients_to`.
     """
     description = description_of(layer)
     graph = description.graph
-    if not isinstance(graph, LayerGraph) or description.why_not(_WHOLE_LAYERS) is not None:
+    if not isinstance(graph, LayerGraph) or description.refusal(_WHOLE_LAYERS) is not None:
         return None
     found = [LayerPart(each, mask) for each, mask in zip(graph.sublayers, (*masks, None), strict=True)]
     inside = [part.sublayer.module.dropout for part in found]
@@ -392,12 +392,12 @@ def packed_hidden(model: nn.Module, batch: PackedBatch) -> Tensor:
     """Return the last layer of a Transformer's decoder for a packed batch, (1, N, D); a backend must be in use."""
     assert isinstance(model, Transformer)
     source, target = batch.source_packing, batch.target_packing
-    x = model.source_embedding(batch.source, model.source_weight, source.positions, end=source.longest)  # (1, M, D)
+    x = model.source_embedding(batch.source, model.source_weight, source.positions, end=source.max_length)  # (1, M, D)
     mask: Any = PackedMask(source, source)
     for layer in each_layer(model.encoder_layers, model.config.num_encoder_layers):
         x = layer(x, mask)
     memory = model.encoder_norm(x)
-    y = model.target_embedding(batch.target_input, model.target_weight, target.positions, end=target.longest)
+    y = model.target_embedding(batch.target_input, model.target_weight, target.positions, end=target.max_length)
     mask = PackedMask(target, target, causal=True)
     for layer in each_layer(model.decoder_layers, model.config.num_decoder_layers):
         y = layer(y, memory, mask=mask, memory_mask=PackedMask(target, source))

@@ -2,7 +2,7 @@
 
 A model is written in plain PyTorch. Each `Component` asks the backend in use, if there is one, to compute the
 component's output; the backend does so with its kernels or calls the component's own `forward`. Training code asks for
-the remaining kernels (loss, optimizer) through `training_kernels`. Without a backend everything works, but slower.
+the remaining kernels (loss, optimizer) through `backend_in_use`. Without a backend everything works, but slower.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -10,8 +10,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from transduce.model.masks import PackedBatch, PackedMask
 from transduce.model.positions import Rotation
@@ -36,7 +39,7 @@ class UpdatedVectors(NamedTuple):
     """The masters rounded to the dtype that the model computes in, if that is not float32."""
 
 
-class AdamNumbers(NamedTuple):
+class AdamScalars(NamedTuple):
     """The scalars of the t-th update by Adam (section 5.3)."""
 
     factor: float
@@ -240,7 +243,7 @@ class TrainingKernels(Protocol):
         """Return whether `update_by_adam`, `apply_update` and `take_momentum` support these vectors."""
 
     def update_by_adam(
-        self, vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamNumbers, kept: float
+        self, vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamScalars, kept: float
     ) -> None:
         """Update parameters by Adam in one pass, together with their average and their rounded copy.
 
@@ -308,7 +311,7 @@ class _InUse:
 
 
 @contextmanager
-def training_with(kernels: TrainingKernels | None) -> Iterator[None]:
+def using_backend(kernels: TrainingKernels | None) -> Iterator[None]:
     """Use a backend in the body of the `with` statement; None: plain PyTorch."""
     before, _InUse.backend = _InUse.backend, kernels
     try:
@@ -317,7 +320,7 @@ def training_with(kernels: TrainingKernels | None) -> Iterator[None]:
         _InUse.backend = before
 
 
-def training_kernels() -> TrainingKernels | None:
+def backend_in_use() -> TrainingKernels | None:
     """Return the backend in use, or None."""
     return _InUse.backend
 
@@ -336,3 +339,123 @@ class Component(nn.Module):
         if self._compiled_call_impl is not None:
             return self._compiled_call_impl(*args, **kwargs)
         return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+
+# --- gradient sums ---
+# Float32 tensors to which kernels add the gradients of parameters while they compute them.
+
+
+_BLOCK_ELEMENTS = 1 << 18  # 1 MB in float32, which stays in a processor's cache
+_SUM = "sum_of_gradients"
+
+
+def add_gradients_to(parameter: Tensor, total: Tensor) -> None:
+    """Let kernels add a parameter's gradient to a float32 tensor of its shape, and return no gradient to PyTorch."""
+    setattr(parameter, _SUM, total)
+
+
+def sum_of_gradients(parameter: Tensor) -> Tensor | None:
+    """Return the tensor to which kernels may add a parameter's gradient, or None if PyTorch must receive the gradient.
+
+    PyTorch receives it if nobody has called `add_gradients_to`, or if the parameter has hooks, which must see it.
+    """
+    total: Tensor | None = None if parameter._backward_hooks else getattr(parameter, _SUM, None)
+    return total
+
+
+class LinearSums(NamedTuple):
+    """The options of a linear layer, and the tensors to which its gradients are added."""
+
+    rows: Rows
+    activation: str | None
+    """The name of the activation that follows; None: there is none."""
+    weight_sum: Tensor | None
+    bias_sum: Tensor | None
+
+
+def linear_sums(weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activation: str | None = None) -> LinearSums:
+    """Return the options of a linear layer with these rows of a matrix (O, I) and a bias (O,); None: all rows.
+
+    Raises:
+        ValueError: the matrix has no such rows.
+    """
+    rows = rows or Rows(0, len(weight))
+    if not 0 <= rows.start < rows.stop <= len(weight):
+        raise ValueError(f"{rows} of a matrix of {len(weight)} rows")
+    return LinearSums(rows, activation, sum_of_gradients(weight), None if bias is None else sum_of_gradients(bias))
+
+
+def sum_or_zeros(known: Tensor | None, parameter: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return a float32 sum for a parameter's gradient, and the same sum if it is new and PyTorch must receive it."""
+    if known is not None:
+        return known, None
+    made = torch.zeros_like(parameter, dtype=torch.float32)
+    return made, made
+
+
+def in_dtype_of(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
+    """Return a gradient in the dtype of its parameter, as PyTorch expects it."""
+    return None if gradient is None else gradient.to(parameter.dtype)
+
+
+def add_to(total: Tensor, part: Tensor) -> None:
+    """Compute total += part for tensors of equal shape, possibly of two dtypes, without a temporary copy.
+
+    PyTorch's addition first converts all of `part` to the dtype of the total.
+    """
+    kernels = backend_in_use() if total.dtype != part.dtype and part.dim() else None
+    if kernels is not None and kernels.supports_rows(part):
+        kernels.add_in_place(total, part)
+        return
+    if total.dtype == part.dtype or total.device.type != "cpu" or total.numel() <= _BLOCK_ELEMENTS:
+        total += part
+        return
+    rows = max(1, _BLOCK_ELEMENTS // part[0].numel())
+    for block, addend in zip(total.split(rows), part.split(rows), strict=True):
+        block += addend
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left · right to `total`; bfloat16 products are summed in float32 on a GPU."""
+    if right.dtype == total.dtype:
+        torch.addmm(total, left, right, out=total)
+    elif total.is_cuda:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        total += left @ right
+
+
+class RowSums(NamedTuple):
+    """The options of an embedding lookup, and how its gradient is added to the matrix's sum."""
+
+    scale: float
+    frozen_row: int | None
+    weight_sum: Tensor | None
+    add_rows: Callable[[Tensor, Tensor, Tensor, float, int | None], None]
+    """A function like `backend.TrainingKernels.add_rows_in_place`."""
+
+
+def embed_rows(ids: Tensor, weight: Tensor, options: RowSums) -> Tensor:
+    """Return rows of a matrix (V, D), multiplied by the scale: ids (…), int64, to (…, D)."""
+    found: Tensor = _EmbeddedRows.apply(ids, weight, options)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _EmbeddedRows(torch.autograd.Function):
+    """An embedding lookup whose gradient is added to the matrix's float32 sum, if there is one."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, weight: Tensor, options: RowSums) -> Tensor:
+        ctx.options = options
+        ctx.save_for_backward(ids, weight)
+        rows = F.embedding(ids, weight)
+        return rows if options.scale == 1.0 else rows.mul_(options.scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None, None]:
+        ids, weight = ctx.saved_tensors
+        scale, frozen_row, known, add_rows = ctx.options
+        total, by_weight = sum_or_zeros(known, weight)
+        add_rows(total, ids, gradients[0], scale, frozen_row)
+        return None, in_dtype_of(weight, by_weight), None

@@ -494,7 +494,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return self.d_v if self.d_v is not None else self.d_model // self.num_heads
 
     @property
-    def never_written(self) -> list[int]:
+    def forbidden_tokens(self) -> list[int]:
         """Pieces that no search writes: padding and the start symbol, unless they are the end symbol."""
         return sorted({self.pad_id, self.start_id} - {self.eos_id})
 

@@ -10,11 +10,10 @@ from transduce.model.attention import AttentionTrace, DecoderCache
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.initialization import initialize
-from transduce.model.layers import EncoderLayer
+from transduce.model.layers import EncoderLayer, StackPositions, build_layers, each_layer
 from transduce.model.masks import AttentionMask, present_positions
 from transduce.model.norms import build_final_norm, normalize
-from transduce.model.stack import StackPositions, build_layers, each_layer
-from transduce.model.state import Ancestry, DecodingState
+from transduce.model.transformer import Ancestry, DecodingState
 
 
 class Decoder(VocabularyModel):
@@ -46,15 +45,22 @@ class Decoder(VocabularyModel):
         trace: AttentionTrace | None = None,
     ) -> Tensor:
         """Return the last layer for token ids (B, T), (B, T, D); other arguments are those of `Transformer.decode`."""
-        present = self.positions_to_count(ids)
+        present = self.batch_norm_positions(ids)
         if positions is None and cache is not None and cache.length:
             positions = cache.next_positions(ids)
         x = self.embedding(ids, self.source_weight, positions, present=present)
-        own_mask, reach = self.positions(x, mask, positions, cache)
-        weights_to = None if trace is None else trace.decoder
+        own_mask, position_effect = self.positions(x, mask, positions, cache)
+        weights_out = None if trace is None else trace.decoder
         for number, layer in enumerate(each_layer(self.layers, self.config.num_decoder_layers)):
             layer_cache = None if cache is None else cache.layers[number]
-            x = layer(x, own_mask, reach=reach, present=present, cache=layer_cache, weights_to=weights_to)
+            x = layer(
+                x,
+                own_mask,
+                position_effect=position_effect,
+                present=present,
+                cache=layer_cache,
+                weights_out=weights_out,
+            )
         return self.finish(normalize(self.norm, x, present))
 
     def new_cache(self) -> DecoderCache:

@@ -132,7 +132,7 @@ class VocabularyModel(nn.Module):
         """Multiply the last layer by the factor that T5 applies before the output projection."""
         return x if self.config.output_scale == 1.0 else x * self.config.output_scale
 
-    def positions_to_count(self, ids: Tensor) -> Tensor | None:
+    def batch_norm_positions(self, ids: Tensor) -> Tensor | None:
         """Return the positions that a BatchNorm counts while it learns, (B, T), or None if there is no BatchNorm."""
         if self.config.norm != "batch" or not self.training:
             return None

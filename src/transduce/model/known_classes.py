@@ -12,13 +12,13 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 
-from transduce.model.attention import MultiHeadAttention
+from transduce.model.attention import MultiHeadAttention, ScoredAttention
 from transduce.model.decoder import Decoder
 from transduce.model.embedding import Embedding
 from transduce.model.encoder import Encoder, MaskedLanguageHead
 from transduce.model.feed_forward import Dropout, FeedForward, GatedFeedForward
 from transduce.model.feed_forward import Linear as LinearModule
-from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
+from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, StackPositions
 from transduce.model.norms import BatchNorm, LayerNorm, RMSNorm
 from transduce.model.positions import (
     LearnedPositions,
@@ -34,8 +34,6 @@ from transduce.model.recurrent_layers import (
     RecurrentDecoderLayer,
     RecurrentEncoderLayer,
 )
-from transduce.model.scores import ScoredAttention
-from transduce.model.stack import StackPositions
 from transduce.model.transformer import Transformer
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -190,7 +188,7 @@ register_class(
 # --- single modules ------------------------------------------------------------------------------------------------
 
 
-def changed_for_all() -> str | None:
+def global_change() -> str | None:
     """Return what somebody changed for all modules of the process; None: nothing."""
     if any(GLOBAL_HOOKS):
         return "a global hook is registered for all modules"
@@ -221,10 +219,10 @@ def check_module(path: str, module: nn.Module) -> Iterator[Fact]:
             if type(each) not in _PARAMETRIZATIONS:
                 raise UnknownError(f"{where}.{tensor} is parametrized by {type(each).__name__}")
             yield Fact(path, "parametrization", type(each).__name__)
-    known = KNOWN.get(class_of(module))
+    known = KNOWN.get(unwrapped_class(module))
     if known is None:
         raise UnknownError(f"{where} is of class {exact.__name__}")
-    if changed := own.keys() & _METHODS[class_of(module)]:
+    if changed := own.keys() & _METHODS[unwrapped_class(module)]:
         raise UnknownError(f"{where} has a `{min(changed)}` of its own")
     for kind in HOOKS:
         for hook in own[kind].values():
@@ -246,7 +244,7 @@ def _is_known_hook(hook: Any) -> bool:
     return any(origin.startswith(package) for package in _WRAPPERS.values())
 
 
-def class_of(module: nn.Module) -> type[nn.Module]:
+def unwrapped_class(module: nn.Module) -> type[nn.Module]:
     """Return a module's class without known wrappers around it."""
     kind = type(module)
     if _is_wrapped(kind):

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from transduce.model.attention import MultiHeadAttention
+from transduce.model.attention import MultiHeadAttention, ScoredAttention
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.embedding import Embedding
@@ -31,12 +31,12 @@ from transduce.model.known_classes import (
     SIZES,
     Fact,
     UnknownError,
-    changed_for_all,
     check_module,
-    class_of,
+    global_change,
     replaced_method,
+    unwrapped_class,
 )
-from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
+from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, StackPositions
 from transduce.model.norms import BatchNorm, LayerNorm, RMSNorm
 from transduce.model.positions import (
     LearnedPositions,
@@ -46,8 +46,6 @@ from transduce.model.positions import (
     SinusoidalPositions,
 )
 from transduce.model.recurrent import Recurrent
-from transduce.model.scores import ScoredAttention
-from transduce.model.stack import StackPositions
 from transduce.model.transformer import Transformer
 
 # --- operations -----------------------------------------------------------------------------------------------------
@@ -196,7 +194,7 @@ def unknown_settings(config: ModelConfig) -> list[str]:
     return [name for name in config.changed() if name not in SETTINGS]
 
 
-def settings_outside(table: "Table", config: ModelConfig) -> list[str]:
+def unsupported_settings(table: "Table", config: ModelConfig) -> list[str]:
     """Return the names of settings whose value is not in a backend's table, for messages about a configuration."""
     values = {
         "kind": ("class", config.kind.capitalize()),
@@ -225,9 +223,9 @@ def graph_of(module: nn.Module) -> Graph:
     return description_of(module).graph
 
 
-def why_not(table: "Table", module: nn.Module) -> str | None:
+def refusal(table: "Table", module: nn.Module) -> str | None:
     """Return a clause that says why a backend cannot compute a model or layer as it is now; None: it can."""
-    return description_of(module).why_not(table)
+    return description_of(module).refusal(table)
 
 
 def description_of(module: nn.Module) -> "Description":
@@ -235,7 +233,7 @@ def description_of(module: nn.Module) -> "Description":
 
     Callers ask at the start of each batch, so that hooks count which are added after a backend was selected.
     """
-    reason = changed_for_all()
+    reason = global_change()
     known = _DESCRIPTIONS.get(module)
     if known is None or known.reason_for_all != reason or not known.holds(module):
         known = _DESCRIPTIONS[module] = Description(module, reason)
@@ -244,14 +242,14 @@ def description_of(module: nn.Module) -> "Description":
 
 def describe_model(model: nn.Module) -> ModelGraph | Unsupported:
     """Return the description of a Transformer, an encoder, a decoder or a recurrent model."""
-    found = Description(model, changed_for_all()).graph
+    found = Description(model, global_change()).graph
     assert not isinstance(found, LayerGraph)
     return found
 
 
 def describe_layer(layer: nn.Module) -> LayerGraph | Unsupported:
     """Return the description of an encoder or decoder layer."""
-    found = Description(layer, changed_for_all()).graph
+    found = Description(layer, global_change()).graph
     assert not isinstance(found, ModelGraph)
     return found
 
@@ -275,7 +273,7 @@ class Description:
         self._numbers, self._handles = list(map(tuple, self._hooks)), RemovableHandle.next_id
         self._own, self._sizes = own, list(map(len, own))
 
-    def why_not(self, table: "Table") -> str | None:
+    def refusal(self, table: "Table") -> str | None:
         """Return a clause that says why a backend cannot compute what is described; None: it can."""
         if id(table) not in self._refusals:
             self._refusals[id(table)] = table, table.refusal(self.graph)
@@ -334,7 +332,7 @@ def known_class(module: nn.Module) -> type[nn.Module] | None:
             pass
     except UnknownError:
         return None
-    return class_of(module)
+    return unwrapped_class(module)
 
 
 def _is_same(function: object, other: object) -> bool:
@@ -351,7 +349,7 @@ def _is_norm(norm: nn.Module | None) -> bool:
 
 def _computed_class(module: nn.Module) -> type[nn.Module]:
     """Return the reference class whose function a module computes."""
-    known = KNOWN.get(class_of(module))
+    known = KNOWN.get(unwrapped_class(module))
     if known is None:
         raise UnknownError(f"the model is of class {type(module).__name__}")
     return known.computes
@@ -401,8 +399,8 @@ class _Describer:
         if unknown := unknown_settings(config):
             raise UnknownError(f"the model has the setting `model.{unknown[0]}`")
         output = getattr(model, "prepacked_output", None)
-        facts.append(Fact("", "class", class_of(model).__name__))
-        facts.append(Fact("", "output projection", "Linear" if output is None else class_of(output).__name__))
+        facts.append(Fact("", "class", unwrapped_class(model).__name__))
+        facts.append(Fact("", "output projection", "Linear" if output is None else unwrapped_class(output).__name__))
         layers: dict[str, LayerGraph] = {}
         if kind is not Recurrent:
             for prefix, embedding, count in _STACKS_OF[kind]:
@@ -574,7 +572,7 @@ class _Describer:
     def linear(self, path: str, module: nn.Module, inputs: int | None, outputs: int | None) -> Linear:
         """Check sizes of a linear layer; None: the model width."""
         self.kind(path, module, LinearModule)
-        if self.config is not None and (sizes := SIZES.get(class_of(module))) is not None:
+        if self.config is not None and (sizes := SIZES.get(unwrapped_class(module))) is not None:
             found = tuple(self.get(module, name) for name in sizes)
             if found != (wanted := (inputs or self.config.d_model, outputs or self.config.d_model)):
                 raise UnknownError(f"{path} has the sizes {found}, but the configuration has {wanted}")
@@ -599,7 +597,7 @@ def _facts(sublayer: Sublayer) -> Iterator[Fact]:
     for norm in sublayer.norms:
         yield Fact(path, "norm", norm.kind)
     for linear in sublayer.linears:
-        yield Fact(path, "linear layers", class_of(linear.module).__name__)
+        yield Fact(path, "linear layers", unwrapped_class(linear.module).__name__)
     if (activation := sublayer.activation) is not None:
         yield Fact(path, "activation", activation.name)
     if (attend := sublayer.attention) is not None:

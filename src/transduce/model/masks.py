@@ -194,7 +194,7 @@ class Packing(NamedTuple):
     """The number of tokens of each sentence, at least one, int32, (B,)."""
     positions: Tensor
     """The position of each token in its sentence, int64, (N,)."""
-    longest: int
+    max_length: int
 
 
 class PackedMask(NamedTuple):

@@ -7,11 +7,9 @@ from typing import TypeVar, cast
 import msgspec
 import torch
 
+from transduce.acceleration import PrepackedModel, int8_linear_maker, make_inference_copy, quantize
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
-from transduce.kernels.int8_fbgemm import quantize
-from transduce.kernels.prepacked import PrepackedModel
-from transduce.kernels.select import int8_linear_maker, make_inference_copy
 from transduce.machine import DTYPES, Machine, Precision, detect_machine
 from transduce.model.build import AnyModel, EncoderDecoder, Model
 from transduce.model.decoder import Decoder

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from transduce.search.selection import NEVER, BestSelection, Candidates, Choice, Step, score_candidates
+from transduce.search.selection import IMPOSSIBLE, BestSelection, Candidates, Choice, Step, score_candidates
 
 Phrase = tuple[tuple[int, ...], ...]
 """Alternative token sequences of one phrase; a hypothesis needs any one of them."""
@@ -79,7 +79,7 @@ class PhraseMatcher:
             cached = self._missing[progress] = sum(least.values()) - max([0, *saved])
         return cached
 
-    def wanted(self, progress: Progress) -> set[int]:
+    def next_tokens(self, progress: Progress) -> set[int]:
         """Return the tokens that start an unmet phrase or continue one."""
         spellings = [spelling for _, spelling in self._spellings(progress.unmet)]
         begun = {spelling[len(progress.tail)] for spelling in spellings if _is_proper_prefix(spelling, progress.tail)}
@@ -115,7 +115,7 @@ class ConstrainedSelection:
         self,
         phrases: Sequence[Sequence[Phrase]],
         *,
-        longest: Sequence[int],
+        max_lengths: Sequence[int],
         beam_size: int,
         eos_id: int,
         edges: Edges | None = None,
@@ -127,7 +127,7 @@ class ConstrainedSelection:
             if sentence_phrases
         }
         self.progress = {sentence: [matcher.start] for sentence, matcher in self.matchers.items()}
-        self.longest = longest
+        self.max_lengths = max_lengths
         self.beam_size = beam_size
         self.eos_id = eos_id
         self.plain = BestSelection(beam_size=beam_size, eos_id=eos_id)
@@ -151,7 +151,7 @@ class ConstrainedSelection:
         living = {missing: [o for o in stage if not o.ends] for missing, stage in stages.items()}
         sizes = {missing: len(living[missing]) for missing in sorted(living)}
         total = self.matchers[sentence].missing(self.matchers[sentence].start)
-        shares = allocate(sizes, places=choice.live.totals.shape[1], stages=total + 1)
+        shares = allocate(sizes, slots=choice.live.totals.shape[1], stages=total + 1)
         selected = [option for missing, share in shares.items() for option in living[missing][:share]]
         selected.sort(key=lambda option: -option.total)
         self.progress[sentence] = [option.progress for option in selected]
@@ -167,25 +167,25 @@ class ConstrainedSelection:
             pairs |= dict.fromkeys(zip(each.parents[0].tolist(), each.tokens[0].tolist(), strict=True))
         matcher = self.matchers[sentence]
         for parent, progress in enumerate(self.progress[sentence]):
-            wanted = sorted(matcher.wanted(progress)) if progress.unmet else [self.eos_id]
+            wanted = sorted(matcher.next_tokens(progress)) if progress.unmet else [self.eos_id]
             pairs |= dict.fromkeys((parent, piece) for piece in wanted)
         parents, tokens = torch.tensor(list(pairs), device=step.logits.device).t()[:, None]  # (1, n) each
         return score_candidates(step, parents, tokens)
 
     def _options(self, candidates: Candidates, sentence: int, length: int) -> Iterator[_Option]:
         """Yield the candidates after which all phrases and the end symbol still fit."""
-        matcher, remaining = self.matchers[sentence], self.longest[sentence] - length
+        matcher, remaining = self.matchers[sentence], self.max_lengths[sentence] - length
         rows = zip(*(values[0].tolist() for values in candidates), strict=True)
         for column, (parent, piece, _, total) in enumerate(rows):
             before = self.progress[sentence][parent]
             ends = piece == self.eos_id
             after = before if ends else matcher.next(before, piece)
             missing = matcher.missing(after)
-            if total > NEVER and (missing == 0 if ends else missing < remaining):
+            if total > IMPOSSIBLE and (missing == 0 if ends else missing < remaining):
                 yield _Option(column, total, ends, after)
 
 
-def allocate(sizes: dict[int, int], *, places: int, stages: int) -> dict[int, int]:
+def allocate(sizes: dict[int, int], *, slots: int, stages: int) -> dict[int, int]:
     """Return how many hypotheses of each stage stay in the beam.
 
     Every stage gets an equal share, and the last one, which lacks no token, also the remainder. Slots that a stage
@@ -196,9 +196,9 @@ def allocate(sizes: dict[int, int], *, places: int, stages: int) -> dict[int, in
         places: the number of slots in the beam.
         stages: the greatest possible number of stages.
     """
-    share = places // stages
-    shares = {missing: min(size, share + (places % stages if missing == 0 else 0)) for missing, size in sizes.items()}
-    spare = places - sum(shares.values())
+    share = slots // stages
+    shares = {missing: min(size, share + (slots % stages if missing == 0 else 0)) for missing, size in sizes.items()}
+    spare = slots - sum(shares.values())
     for missing in sorted(sizes):
         more = min(spare, sizes[missing] - shares[missing])
         shares[missing] += more
@@ -213,7 +213,7 @@ def _one_row(choice: Choice, row: int) -> Choice:
 
 def _write(to: Candidates, candidates: Candidates, columns: list[int]) -> None:
     """Write the selected columns of the candidates first, and make the remaining slots impossible."""
-    to.totals.fill_(NEVER)
+    to.totals.fill_(IMPOSSIBLE)
     for source, target in zip(candidates, to, strict=True):
         target[0, : len(columns)] = source[0, columns]
 
@@ -267,8 +267,8 @@ class BalancedBrackets:
         self.kind_of[list(meanings)] = torch.tensor([kinds.index(meaning) for meaning in meanings.values()])
         self.words = torch.tensor([len(words) for words in sentences])
         # An empty word follows the last one.
-        longest = max(len(word) for words in sentences for word in words)
-        shape = (len(sentences), int(self.words.max()) + 1, max(1, longest))
+        max_lengths = max(len(word) for words in sentences for word in words)
+        shape = (len(sentences), int(self.words.max()) + 1, max(1, max_lengths))
         self.spelling, self.spelling_lengths = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape[:2]).long()
         for row, words in enumerate(sentences):
             for word_index, word in enumerate(words):

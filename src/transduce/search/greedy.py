@@ -12,9 +12,8 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch import Tensor
 
-from transduce.search.coverage import LengthPenalty, length_penalty
 from transduce.search.rules import Rule
-from transduce.search.scorer import Bounds, Hypothesis, Scorer, run
+from transduce.search.scorer import Bounds, Hypothesis, LengthPenalty, Scorer, length_penalty, run
 from transduce.search.selection import argmax_token, log_sum_exp, top_tokens_and_log_sum_exp
 
 # Maps float32 logits (B, W, V) and each sentence's index in the input (B,) to the next tokens (B, W).
@@ -26,7 +25,7 @@ def greedy_search(
     *,
     start_id: int,
     eos_id: int,
-    longest: Tensor,
+    max_lengths: Tensor,
     alpha: float = 0.0,
     rules: Sequence[Rule] = (),
 ) -> list[list[Hypothesis]]:
@@ -43,7 +42,7 @@ def greedy_search(
     Returns:
         N lists of one hypothesis.
     """
-    return run(GreedySearch(scorer, Bounds(start_id, eos_id, longest), take_argmax, alpha=alpha, rules=rules))
+    return run(GreedySearch(scorer, Bounds(start_id, eos_id, max_lengths), take_argmax, alpha=alpha, rules=rules))
 
 
 def take_argmax(logits: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG001
@@ -69,7 +68,7 @@ class GreedySearch:
         rules: Sequence[Rule] = (),
     ) -> None:
         """Start `width` hypotheses per sentence; `alpha` of the length penalty affects only the reported score."""
-        sentences, device = len(bounds.longest), bounds.longest.device
+        sentences, device = len(bounds.max_lengths), bounds.max_lengths.device
         self.scorer = scorer
         self.choose = choose
         self.rules = rules
@@ -77,8 +76,8 @@ class GreedySearch:
         self.eos_id = bounds.eos_id
         self.alpha = alpha
         self.divisor = divisor
-        self.longest = bounds.longest  # (B,)
-        self.shortest_limit = min(bounds.longest.tolist(), default=0)
+        self.max_lengths = bounds.max_lengths  # (B,)
+        self.min_max_length = min(bounds.max_lengths.tolist(), default=0)
         self.ended = torch.zeros(sentences, width, dtype=torch.bool, device=device)  # (B, W)
         self.rows = torch.arange(sentences, device=device)  # (B,), the sentence's index in the input
         self.newest = torch.full((sentences, 1), bounds.start_id, dtype=torch.int64, device=device)
@@ -97,9 +96,9 @@ class GreedySearch:
         self.ended = self.ended | (newest == self.eos_id)
         if self.rules:  # rules may leave no token at all
             self.ended = self.ended | log_probabilities.isneginf()
-        if self.tokens.shape[-1] < self.shortest_limit and not self.ended.any():
+        if self.tokens.shape[-1] < self.min_max_length and not self.ended.any():
             return
-        self._leave(self.ended.all(dim=-1) | (self.longest <= self.tokens.shape[-1]))
+        self._leave(self.ended.all(dim=-1) | (self.max_lengths <= self.tokens.shape[-1]))
 
     def _next(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return each hypothesis's next token and its log-probability by the model alone, without the rules."""
@@ -142,7 +141,7 @@ class GreedySearch:
             self._found[sentence] = [self._hypothesis(*hypothesis) for hypothesis in zip(*history, strict=True)]
         staying = (~leaving).nonzero().flatten()
         self.scorer.keep_sentences(staying)
-        self.rows, self.longest, self.newest = self.rows[staying], self.longest[staying], self.newest[staying]
+        self.rows, self.max_lengths, self.newest = self.rows[staying], self.max_lengths[staying], self.newest[staying]
         self.tokens, self.log_probabilities = self.tokens[staying], self.log_probabilities[staying]
         self.ended = self.ended[staying]
 
@@ -174,7 +173,7 @@ def make_hypothesis(
     """
     return Hypothesis(
         ids=tuple(tokens[:-1] if ended else tokens),
-        piece_log_probabilities=tuple(log_probabilities),
+        token_log_probabilities=tuple(log_probabilities),
         score=sum(log_probabilities) / divisor(len(tokens), alpha) + penalty,
         ended=ended,
     )

@@ -172,15 +172,15 @@ def check_ids(settings: GenerateSettings, size: int) -> None:
 class ForcedToken:
     """A rule that forces one token at one position, with probability 1."""
 
-    def __init__(self, id: int, place: int | Tensor) -> None:
+    def __init__(self, id: int, position: int | Tensor) -> None:
         """Force token `id` after `place` tokens: one number for all sentences, or one per input sentence, (N,)."""
         self.id = id
-        self.place = place
+        self.position = position
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
         """At the position of the forced token, set its log-probability to 0 and forbid all others."""
-        place = self.place[rows] if isinstance(self.place, Tensor) else torch.full_like(rows, self.place)
-        is_here = place == tokens.shape[-1]  # (B,)
+        position = self.position[rows] if isinstance(self.position, Tensor) else torch.full_like(rows, self.position)
+        is_here = position == tokens.shape[-1]  # (B,)
         if bool(is_here.any()):
             forced = torch.full_like(logits, _FORBIDDEN_SCORE)
             forced[..., self.id] = 0.0
@@ -196,7 +196,7 @@ class Renormalize:
         return logits.log_softmax(dim=-1)
 
 
-def generate_rules(settings: GenerateSettings, longest: Tensor, tags: Sequence[int] = ()) -> list[Rule]:
+def generate_rules(settings: GenerateSettings, max_lengths: Tensor, tags: Sequence[int] = ()) -> list[Rule]:
     """Return the rules to apply after all others.
 
     Args:
@@ -209,7 +209,7 @@ def generate_rules(settings: GenerateSettings, longest: Tensor, tags: Sequence[i
     if settings.forced_first_id is not None and not tags:
         rules.append(ForcedToken(settings.forced_first_id, 0))
     if settings.forced_last_id is not None:
-        rules.append(ForcedToken(settings.forced_last_id, longest - 1))
+        rules.append(ForcedToken(settings.forced_last_id, max_lengths - 1))
     if settings.renormalize:
         rules.append(Renormalize())
     return rules

@@ -4,14 +4,12 @@ Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t to
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
 import torch
 from torch import Tensor
-
-from transduce.search.coverage import AttentiveScorer
 
 
 class Scorer(Protocol):
@@ -33,6 +31,16 @@ class Scorer(Protocol):
 
     def keep_sentences(self, rows: Tensor) -> None:
         """Keep only these rows of the batch, as the other sentences are finished; rows are ascending, (B',)."""
+
+
+class AttentiveScorer(Protocol):
+    """A scorer that reports its attention to the source."""
+
+    def attention(self) -> Tensor:
+        """Return the attention of the newest step to each source token, float32 (B, W, S).
+
+        It is 1 where there is nothing to translate: at padding and the end symbol.
+        """
 
 
 class Observer(Protocol):
@@ -59,7 +67,7 @@ class Bounds(NamedTuple):
     """The first input of the decoder."""
     eos_id: int
     """The end symbol."""
-    longest: Tensor
+    max_lengths: Tensor
     """The greatest length of each hypothesis in tokens, including the end symbol, int64 (N,)."""
 
 
@@ -68,7 +76,7 @@ class Hypothesis(msgspec.Struct, frozen=True):
 
     ids: tuple[int, ...]
     """The tokens, without start and end symbols."""
-    piece_log_probabilities: tuple[float, ...]
+    token_log_probabilities: tuple[float, ...]
     """Natural logarithms of the model's probabilities, without rules, one per token plus one for the end symbol if
     `ended`.
     """
@@ -80,15 +88,31 @@ class Hypothesis(msgspec.Struct, frozen=True):
     @property
     def log_probability(self) -> float:
         """The sum over the tokens and the end symbol, in nats."""
-        return sum(self.piece_log_probabilities)
+        return sum(self.token_log_probabilities)
 
 
-# --- loop ---
-# The search loop: it advances a search step by step until no sentence is left.
-# Legend: B sentences still in the batch, W hypotheses of each, t tokens so far.
+# --- length penalties ---
+# The divisors of a hypothesis's log-probability: the paper's, and that of Hugging Face's `generate`.
 
 
-_MANY = 2**31  # steps: no limit before all sentences are finished
+LengthPenalty = Callable[[int, float], float]
+"""Maps a number of tokens and alpha to the divisor of a log-probability."""
+
+
+def length_penalty(length: int, alpha: float) -> float:
+    """Return ((5 + |Y|) / 6)^alpha (section 6.1; Wu et al. 2016, equation 14); |Y| counts the end symbol."""
+    return float(((5.0 + length) / 6.0) ** alpha)
+
+
+def length_power(length: int, alpha: float) -> float:
+    """Return |Y|^alpha, the divisor of Hugging Face's `generate`."""
+    return float(length**alpha)
+
+
+# --- search loop ---
+
+
+_UNLIMITED_STEPS = 2**31  # steps: no limit before all sentences are finished
 
 
 class Search(Protocol):
@@ -125,15 +149,13 @@ def run(search: Search, observer: Observer | None = None) -> list[list[Hypothesi
         The hypotheses of each sentence. A sentence that was given up may have none.
     """
     while len(search.rows):
-        search.advance(_MANY if observer is None else 1)
+        search.advance(_UNLIMITED_STEPS if observer is None else 1)
         if observer is not None and len(search.rows):
             search.abandon(observer.after_step(search.rows, search.hypotheses()))
     return search.found()
 
 
-# --- ensemble ---
-# Ensemble decoding: several models whose probabilities are averaged.
-# Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, S source length.
+# --- ensembles ---
 
 
 class Ensemble:

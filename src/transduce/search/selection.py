@@ -122,7 +122,7 @@ def log_sum_exp(logits: Tensor) -> Tensor:
 # --- selection ---
 
 
-NEVER = float("-inf")
+IMPOSSIBLE = float("-inf")
 
 
 class Step:
@@ -279,10 +279,10 @@ def split(candidates: Candidates, eos_id: int, beam_size: int) -> Choice:
     """Split candidates into those that end, if fewer than `beam_size` are better, and the best `beam_size` others."""
     ends = candidates.tokens == eos_id
     counts = ends & (torch.arange(ends.shape[1], device=ends.device) < beam_size)
-    ended = candidates._replace(totals=candidates.totals.masked_fill(~counts, NEVER))
+    ended = candidates._replace(totals=candidates.totals.masked_fill(~counts, IMPOSSIBLE))
     # A stable sort puts the candidates that do not end first, best first.
     order = ends.to(torch.int8).sort(dim=1, stable=True).indices[:, :beam_size]
-    live = candidates._replace(totals=candidates.totals.masked_fill(ends, NEVER)).take(order)
+    live = candidates._replace(totals=candidates.totals.masked_fill(ends, IMPOSSIBLE)).take(order)
     return Choice(live, ended)
 
 
@@ -292,7 +292,7 @@ def _fill(candidates: Candidates, count: int) -> Candidates:
     if missing <= 0:
         return candidates
     parents, tokens, scores, totals = (torch.nn.functional.pad(values, (0, missing)) for values in candidates)
-    totals[:, -missing:] = NEVER
+    totals[:, -missing:] = IMPOSSIBLE
     return Candidates(parents, tokens, scores, totals)
 
 

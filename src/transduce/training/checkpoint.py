@@ -110,7 +110,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     """The tensors as stored in the files of several processes, read on demand; None if they are in memory."""
 
     @property
-    def whole(self) -> Mapping[str, Mapping[str, Sliceable]]:
+    def all_tensors(self) -> Mapping[str, Mapping[str, Sliceable]]:
         """The tensors by kind and name, in memory or read on demand."""
         return self.tensors if self.parts is None else self.parts
 
@@ -310,7 +310,7 @@ def check_kinds(checkpoint: Checkpoint, expected: Mapping[str, Mapping[str, Tens
         TransduceError: the tensors are those of another model.
     """
     for kind, tensors in expected.items():
-        if checkpoint.whole.get(kind, {}).keys() != tensors.keys():
+        if checkpoint.all_tensors.get(kind, {}).keys() != tensors.keys():
             raise TransduceError(
                 f"The checkpoint of step {checkpoint.state.step} does not hold the tensors of this run's model: {kind} "
                 "differs. Resume in the folder of the run that wrote it, or start a new run in a new folder."

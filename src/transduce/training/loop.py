@@ -52,7 +52,7 @@ class Safeguards(msgspec.Struct, frozen=True, kw_only=True):
 CHECKPOINTS = "checkpoints"
 _VALIDATION_SHARE = 0.08  # fraction of a time budget that is reserved for validations
 _VALIDATIONS = 12  # per run by default,
-_FEWEST_STEPS = 50  # but at least this many steps apart
+_MIN_STEPS = 50  # but at least this many steps apart
 
 
 class Validator(Protocol):
@@ -129,7 +129,7 @@ class Trainer:
         """
         check_kinds(checkpoint, self.optimizer.state())
         state = checkpoint.state
-        self.optimizer.load_state(checkpoint.whole, state.updates)
+        self.optimizer.load_state(checkpoint.all_tensors, state.updates)
         self.step, self.elapsed_seconds = state.step, state.elapsed_seconds
         self.steps = self.settings.steps or state.steps
         # A best value of another metric cannot be compared: the next validation becomes the best so far.
@@ -138,11 +138,11 @@ class Trainer:
             step=state.best_step,
             value=state.best_value if same else None,
             loss=state.best_loss,
-            since=state.validations_without_better if same else 0,
+            validations_since=state.validations_without_better if same else 0,
             perfect=state.perfect_validations,
         )
         if state.dropout_off:
-            self._dropout.turn_off()
+            self._dropout.disable()
         self._validation_due = (
             state.validation_due or 0 < state.step == self.steps != state.steps
         )  # the last step was extended to this one
@@ -178,7 +178,7 @@ class Trainer:
             self.display.stop()
             log.close()
         best = self._selection.best
-        if best.step is None and best.since and not interruption.requested:
+        if best.step is None and best.validations_since and not interruption.requested:
             raise TransduceError(NO_FINITE_LOSS)
         return TrainResult(
             step=self.step,
@@ -202,7 +202,7 @@ class Trainer:
         started_at = time.monotonic() - self.elapsed_seconds
         if self._validation_due:
             self._validate(log, interruption)
-        if (reason := self._selection.why_to_stop()) is not None:
+        if (reason := self._selection.stop_reason()) is not None:
             return reason
         if self.steps is None or self.step < self.steps:
             self._try_largest(interruption)
@@ -221,7 +221,7 @@ class Trainer:
             self.elapsed_seconds = time.monotonic() - started_at
             if self._asked_together:
                 raise AbandonedError
-            if (reason := self._selection.why_to_stop()) is not None:
+            if (reason := self._selection.stop_reason()) is not None:
                 return reason
             if self._is_due(self.settings.save_every, last) and not last:
                 with tolerate_full_disk(self.display.say, "The checkpoint"):
@@ -328,7 +328,7 @@ class Trainer:
         if every is None:
             if self.steps is None:
                 return False
-            every = max(_FEWEST_STEPS, math.ceil(self.steps / _VALIDATIONS))
+            every = max(_MIN_STEPS, math.ceil(self.steps / _VALIDATIONS))
         return last or self.step % every == 0
 
     def _write_report(self, log: Log) -> None:
@@ -375,7 +375,7 @@ class Trainer:
         better = self._selection.is_better(event)
         log.write(event)
         self.display.validation(event, best=better)
-        self._selection.note(event, kept=better and self._keep(weights, event))
+        self._selection.record(event, kept=better and self._keep(weights, event))
 
     def _keep(self, weights: Mapping[str, Tensor], event: ValidationEvent | None) -> bool:
         """Write the model folder; return False if the disk is full, which ends a run only at its last step."""
@@ -399,7 +399,7 @@ class Trainer:
             best_value=best.value,
             best_loss=best.loss,
             best_by=self.settings.best_by,
-            validations_without_better=best.since,
+            validations_without_better=best.validations_since,
             perfect_validations=best.perfect,
             elapsed_seconds=self.elapsed_seconds,
             validation_due=self._validation_due,

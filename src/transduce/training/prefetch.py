@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from transduce.data.batches import Batch
-from transduce.model.backend import LossRecorder, PackedAttention, training_kernels
+from transduce.model.backend import LossRecorder, PackedAttention, backend_in_use
 from transduce.model.masks import PackedBatch, Packing
 from transduce.model.transformer import Transformer
 from transduce.training.loss import Loss, row_cross_entropy
@@ -96,7 +96,7 @@ Ids = NDArray[np.int64]
 # Capacity steps between two powers of two: a 32nd of the capacity is unused on average. Training steps have similar
 # numbers of target tokens, for which finer steps fit better.
 _STEPS, _TARGET_STEPS = 32, 64
-_LEAST_STEP, _LEAST_LENGTH = 64, 16
+_MIN_STEP, _MIN_LENGTH = 64, 16
 
 
 class PackedSize(NamedTuple):
@@ -107,7 +107,7 @@ class PackedSize(NamedTuple):
     """M, the number of source tokens."""
     target: int
     """N, the number of target tokens."""
-    longest: tuple[int, int]
+    max_lengths: tuple[int, int]
     """The length of the longest source and of the longest target, in tokens."""
     counted: bool = False
     """Whether the batch stores its number of target tokens, since the buffers are larger."""
@@ -141,11 +141,11 @@ def pack_arrays(
         return None
     inputs = np.concatenate([np.full_like(target[:, :1], start_id), target[:, :-1]], axis=1)
     ids = [sources.take(source), targets.take(inputs), targets.take(target)]
-    longest = int(sources.counts.max()), int(targets.counts.max())
+    max_lengths = int(sources.counts.max()), int(targets.counts.max())
     if capacity_for is None:
-        size = PackedSize(len(source), len(ids[0]), len(ids[1]), longest)
+        size = PackedSize(len(source), len(ids[0]), len(ids[1]), max_lengths)
         return PackedArrays(_concatenated(ids, sources.counts, targets.counts), size)
-    capacity_length = max(*longest, min(capacity_for, max(_LEAST_LENGTH, _power_of_2(max(longest)))))
+    capacity_length = max(*max_lengths, min(capacity_for, max(_MIN_LENGTH, _power_of_2(max(max_lengths)))))
     size = _padded_size(len(source), len(ids[0]), len(ids[1]), capacity_length)
     empty = size.source - len(ids[0]), size.target - len(ids[1])
     ends = empty[0], empty[1], empty[1]
@@ -163,7 +163,7 @@ def unpack(numbers: Tensor, size: PackedSize) -> PackedBatch:
     source, target, labels, *rest = numbers.split(_lengths(size))
     packings = [
         Packing(starts.to(torch.int32), counts.to(torch.int32), positions, longest)
-        for (positions, starts, counts), longest in zip((rest[:3], rest[3:6]), size.longest, strict=True)
+        for (positions, starts, counts), longest in zip((rest[:3], rest[3:6]), size.max_lengths, strict=True)
     ]
     present = torch.arange(size.target, device=numbers.device) < rest[6] if size.counted else None
     return PackedBatch(source[None], packings[0], target[None], packings[1], labels[None], present)
@@ -206,17 +206,17 @@ def _concatenated(ids: list[Ids], *counts: Ids) -> Ids:
     return np.concatenate(parts)
 
 
-def _padded_size(sentences: int, source: int, target: int, longest: int) -> PackedSize:
+def _padded_size(sentences: int, source: int, target: int, max_length: int) -> PackedSize:
     """Return capacities for a number of sentences and tokens, with filler sentences of length `longest`."""
     targets = _rounded_up(target, _TARGET_STEPS)
-    sources = _rounded_up(source + -(-(targets - target) // longest), _STEPS)
-    fillers = max(-(-left // longest) for left in (targets - target, sources - source))
-    return PackedSize(_power_of_2(sentences + fillers), sources, targets, (longest, longest), counted=True)
+    sources = _rounded_up(source + -(-(targets - target) // max_length), _STEPS)
+    fillers = max(-(-left // max_length) for left in (targets - target, sources - source))
+    return PackedSize(_power_of_2(sentences + fillers), sources, targets, (max_length, max_length), counted=True)
 
 
 def _rounded_up(tokens: int, steps: int) -> int:
     """Round a number of tokens up to a capacity."""
-    step = max(_LEAST_STEP, _power_of_2(tokens) // (2 * steps))
+    step = max(_MIN_STEP, _power_of_2(tokens) // (2 * steps))
     return -(-tokens // step) * step
 
 
@@ -283,8 +283,8 @@ class PackedLoss:
 
     def _lay_out(self, batch: Batch, *, in_rooms: bool) -> PackedArrays | None:
         config = self._model.config
-        longest = config.max_positions if config.positions == "learned" else 1 << 30
-        rooms_for = longest if in_rooms else None
+        max_lengths = config.max_positions if config.positions == "learned" else 1 << 30
+        rooms_for = max_lengths if in_rooms else None
         return pack_arrays(
             batch.source, batch.target, pad_id=config.pad_id, start_id=config.start_id, capacity_for=rooms_for
         )
@@ -309,7 +309,7 @@ class PackedLoss:
 
 def _packed_attention(model: Transformer, batch: Batch) -> PackedAttention | None:
     """Return the kernels for packed batches; None if the batch must not be packed."""
-    kernels = training_kernels()
+    kernels = backend_in_use()
     packed = None if kernels is None else kernels.packed
-    longest = max(batch.source.shape[1], batch.target.shape[1])
-    return packed if packed is not None and packed.supports(model, longest) else None
+    max_lengths = max(batch.source.shape[1], batch.target.shape[1])
+    return packed if packed is not None and packed.supports(model, max_lengths) else None

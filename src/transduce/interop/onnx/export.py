@@ -44,10 +44,9 @@ from transduce.model.build import Model
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
-from transduce.model.layer_graph import settings_outside, table
-from transduce.model.layers import EncoderLayer
+from transduce.model.layer_graph import table, unsupported_settings
+from transduce.model.layers import EncoderLayer, each_layer
 from transduce.model.recurrent import Recurrent
-from transduce.model.stack import each_layer
 from transduce.model.transformer import Transformer
 
 # --- onnx single ---
@@ -143,7 +142,7 @@ ONNX = table("the ONNX export", **READABLE)
 
 def onnx_obstacles(config: ModelConfig) -> list[str]:
     """Settings that have no graph here: those that came later."""
-    return settings_outside(ONNX, config)
+    return unsupported_settings(ONNX, config)
 
 
 def write_onnx(model: Model, folder: Path) -> None:

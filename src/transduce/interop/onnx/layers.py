@@ -22,15 +22,13 @@ from transduce.interop.components import (
     projections_of,
 )
 from transduce.interop.onnx.graph import Graph, lowest
-from transduce.model.attention import MultiHeadAttention
+from transduce.model.attention import MultiHeadAttention, ScoredAttention
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
-from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
+from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, StackPositions
 from transduce.model.norms import BatchNorm
 from transduce.model.positions import RelativePositions
-from transduce.model.scores import ScoredAttention
-from transduce.model.stack import StackPositions
 
 # --- onnx bricks ---
 # The model's bricks in ONNX operators, one function a brick, in the order in which the model computes them.
@@ -39,7 +37,7 @@ from transduce.model.stack import StackPositions
 
 
 class Context(NamedTuple):
-    """What all layers of a stack share in their self-attention, as `model.stack.StackPositions` makes it."""
+    """What all layers of a stack share in their self-attention, as `model.layers.StackPositions` makes it."""
 
     bias: str
     """Added to the scores, broadcastable to (B, H, T, L)."""
@@ -235,7 +233,7 @@ def _share(graph: Graph, x: str, attention: MultiHeadAttention) -> str:
 
 
 def _scores(graph: Graph, query: str, keys: str, score: ScoredAttention | None, width: int) -> str:
-    """Before the bias, (B, H, T, L); as `model.scores.ScoredAttention`."""
+    """Before the bias, (B, H, T, L); as `model.attention.ScoredAttention`."""
     scale = width**-0.5
     if score is not None and score.vector is not None:
         pairs = graph.apply("Add", graph.unsqueeze(query, 3), graph.unsqueeze(keys, 2))  # (B, H, T, L, K)

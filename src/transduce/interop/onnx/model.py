@@ -118,10 +118,10 @@ class OnnxModel:
 class OnnxLanguageModel:
     """Implements `ExportedModel` for a decoder alone."""
 
-    def __init__(self, folder: Path, *, threads: int, never_written: int) -> None:
-        """`never_written` is the unknown piece."""
+    def __init__(self, folder: Path, *, threads: int, forbidden_tokens: int) -> None:
+        """`forbidden_tokens` is the unknown piece."""
         self._graph = _Graph(folder / MODEL, threads)
-        self._never = never_written
+        self._never = forbidden_tokens
 
     def decode(
         self, ids: NDArray[np.int64], positions: NDArray[np.int64], known: Arrays

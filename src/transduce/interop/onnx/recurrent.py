@@ -132,7 +132,7 @@ def build_recurrent_decoder(model: Recurrent) -> Graph:
     parts = [graph.apply("Squeeze", x, graph.integers(1))]  # (B, D) each
     if context is not None:
         parts.append(context)
-    if look is not None and model.looks_before:
+    if look is not None and model.attends_first:
         parts.append(look.build(states[-1].hidden))
     if config.input_feeding:
         parts.append(graph.add_input("past_attentional", np.float32, ("batch", width)))
@@ -142,7 +142,7 @@ def build_recurrent_decoder(model: Recurrent) -> Graph:
         y, new = _build_step(graph, y, layer, state)
         after.append(new)
     if model.attentional is not None and look is not None:
-        found = parts[-1] if model.looks_before else look.build(y)
+        found = parts[-1] if model.attends_first else look.build(y)
         joined = graph.apply("Concat", found, y, attributes={"axis": -1})
         y = graph.apply("Tanh", build_linear(graph, joined, linear_of(model.attentional)))
     hidden = graph.unsqueeze(build_finish(graph, y, config), 1)  # (B, 1, D)

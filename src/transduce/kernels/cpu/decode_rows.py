@@ -13,7 +13,7 @@ from torch import Tensor
 
 from transduce.kernels.cpu.jit.ir_builder import F16, F32, I32, I64, POINTER, KernelBuilder, Value
 from transduce.model.config import ModelConfig
-from transduce.model.stack import StackPositions
+from transduce.model.layers import StackPositions
 
 # --- embeddings, norms and attention ---
 # Legend: N rows, D model width, H heads, G key/value heads, K width of a head's keys and of its values, L positions

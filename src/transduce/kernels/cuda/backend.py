@@ -12,7 +12,7 @@ from transduce.kernels.cuda.graphs import ceil_div
 from transduce.kernels.cuda.loss_graph import LossRecorder
 from transduce.kernels.cuda.triton import rows as triton_kernels
 from transduce.kernels.training_executor import execute, is_known, packed_hidden
-from transduce.model.backend import AdamNumbers, Polynomials, Projection, Rows, UpdatedVectors
+from transduce.model.backend import AdamScalars, Polynomials, Projection, Rows, UpdatedVectors
 from transduce.model.masks import PackedBatch
 from transduce.model.positions import Rotation
 from transduce.model.transformer import Transformer
@@ -23,7 +23,7 @@ from transduce.model.transformer import Transformer
 _BLOCK = 1024
 
 
-def update_by_adam(vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamNumbers, kept: float) -> None:
+def update_by_adam(vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamScalars, kept: float) -> None:
     """Update parameters by Adam, and refresh their moving average and bfloat16 copies.
 
     `backend.TrainingKernels.update_by_adam` describes the arguments.

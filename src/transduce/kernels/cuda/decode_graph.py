@@ -24,10 +24,9 @@ from transduce.model.attention import AttentionTrace
 from transduce.model.config import ModelConfig
 from transduce.model.feed_forward import FeedForward
 from transduce.model.layer_graph import description_of, table
-from transduce.model.layers import DecoderLayer, Residual
+from transduce.model.layers import DecoderLayer, Residual, each_layer
 from transduce.model.norms import LayerNorm, RMSNorm
 from transduce.model.positions import LearnedPositions
-from transduce.model.stack import each_layer
 from transduce.model.transformer import Transformer
 
 # --- operations of a step ---
@@ -376,7 +375,7 @@ TRITON = table(
 def why_not_triton(model: nn.Module) -> str | None:
     """Return a clause that says why `GpuState` cannot decode a model as it is now, or None if it can."""
     described = description_of(model)
-    if (reason := described.why_not(TRITON)) is not None:
+    if (reason := described.refusal(TRITON)) is not None:
         return reason
     if described.is_training:
         return "the model is in training mode"

@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from transduce.kernels.cuda.attention import AttentionNode
 from transduce.kernels.cuda.rows import DropNode, NormNode, add_rows_in_place, add_sum_of_rows, mask_and_sum_rows
 from transduce.kernels.training_executor import LayerPart, parts_of
-from transduce.model.backend import Rows
-from transduce.model.feed_forward import Linear
-from transduce.model.gradient_sums import (
+from transduce.model.backend import (
     LinearSums,
+    Rows,
     RowSums,
     add_product,
     embed_rows,
-    in_kind_of,
-    known_or_new,
+    in_dtype_of,
     linear_sums,
     sum_of_gradients,
+    sum_or_zeros,
 )
+from transduce.model.feed_forward import Linear
 from transduce.model.masks import PackedMask
 from transduce.model.norms import LayerNorm
 
@@ -69,8 +69,8 @@ class LinearNode(torch.autograd.Function):
         options: LinearSums = ctx.options
         row_slice, by_out = slice(*options.rows), gradients[0]
         gradient = by_out.reshape(-1, by_out.shape[-1]).contiguous()
-        total, by_weight = known_or_new(options.weight_sum, weight) if ctx.needs_input_grad[1] else (None, None)
-        bias_total, by_bias = known_or_new(options.bias_sum, bias) if ctx.needs_input_grad[2] else (None, None)
+        total, by_weight = sum_or_zeros(options.weight_sum, weight) if ctx.needs_input_grad[1] else (None, None)
+        bias_total, by_bias = sum_or_zeros(options.bias_sum, bias) if ctx.needs_input_grad[2] else (None, None)
         if out is not None:
             columns = flat.new_zeros(len(out[0]), dtype=torch.float32) if bias_total is None else bias_total[row_slice]
             gradient = mask_and_sum_rows(gradient, out, columns)
@@ -79,7 +79,7 @@ class LinearNode(torch.autograd.Function):
         by_x = (gradient @ weight[row_slice]).view(*by_out.shape[:-1], -1) if ctx.needs_input_grad[0] else None
         if total is not None:
             add_product(total[row_slice], gradient.t(), flat)
-        return by_x, in_kind_of(weight, by_weight), in_kind_of(bias, by_bias), None
+        return by_x, in_dtype_of(weight, by_weight), in_dtype_of(bias, by_bias), None
 
 
 def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:

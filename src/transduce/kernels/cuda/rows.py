@@ -14,8 +14,8 @@ from torch import Tensor
 
 from transduce.kernels.cuda.graphs import ceil_div, power_of_2
 from transduce.kernels.cuda.triton import rows as programs
+from transduce.model.backend import sum_of_gradients
 from transduce.model.embedding import Embedding
-from transduce.model.gradient_sums import sum_of_gradients
 from transduce.model.positions import LearnedPositions, NoPositions, SinusoidalPositions
 
 # --- dropout seeds ---

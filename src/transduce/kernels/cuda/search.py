@@ -30,9 +30,9 @@ from transduce.kernels.cuda.decode_graph import (
 )
 from transduce.kernels.cuda.graphs import ceil_div, power_of_2
 from transduce.kernels.cuda.triton import search as programs
+from transduce.model.batch_search import FoundHypothesis, SearchBounds
 from transduce.model.positions import LearnedPositions
-from transduce.model.state import DecodingState, FoundHypothesis, SearchBounds
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import DecodingState, Transformer
 
 # --- recorded step with selection ---
 # The step also selects the next tokens, so that search runs without the CPU.
@@ -63,7 +63,7 @@ class SearchStep(RecordedStep):
         steps, rows = size.capacity // width, sentences * width
         self.count = 1 if width == 1 else 2 * width  # K: at most W candidates end, so W others remain
         config = model.config
-        self._never = (*config.never_written, -1, -1)[:2]
+        self._never = (*config.forbidden_tokens, -1, -1)[:2]
         self.eos_id, self._vocabulary = config.eos_id, config.target_vocabulary_size
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -154,7 +154,7 @@ def find_search(state: DecodingState, bounds: SearchBounds) -> "GpuSearch | None
         width <= _MOST_HYPOTHESES
         and config.target_vocabulary_size >= 2 * width
         and bounds.eos_id == config.eos_id
-        and list(bounds.never_written) == config.never_written
+        and list(bounds.forbidden_tokens) == config.forbidden_tokens
     )
     return GpuSearch(state, bounds) if is_supported else None
 
@@ -167,7 +167,7 @@ class GpuSearch:
         assert state.encoded is not None
         self.state, self.bounds = state, bounds
         self.length = 0  # t
-        self._indices = list(range(len(bounds.longest)))  # in the input batch, of the sentences still decoded
+        self._indices = list(range(len(bounds.max_lengths)))  # in the input batch, of the sentences still decoded
         self._slots = list(self._indices)  # their slots in the step's buffers
         self._left: dict[int, tuple[_Snapshot, int]] = {}  # snapshot and slot of sentences that left, by index
         self._held: list[SearchStep] = []
@@ -190,7 +190,7 @@ class GpuSearch:
         step.records.zero_()
         step.counts.zero_()
         step.finished.fill_(float("-inf"))
-        longest = torch.tensor(bounds.longest)
+        longest = torch.tensor(bounds.max_lengths)
         step.limits[:count] = longest.to(step.limits)
         step.reaches[:count] = bounds.penalties[longest].to(step.reaches)
         self._copy_penalties()
@@ -209,7 +209,7 @@ class GpuSearch:
 
     def advance(self, steps: int) -> None:
         """Run at most `steps` steps; returns early once all sentences are done."""
-        longest = max((self.bounds.longest[index] for index in self._indices), default=0)
+        longest = max((self.bounds.max_lengths[index] for index in self._indices), default=0)
         current: _RemainingCount | None = None
         for _ in range(min(steps, longest - self.length)):
             self._ensure_capacity()

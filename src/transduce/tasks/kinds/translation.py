@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transduce.acceleration import temporary_inference_copy
 from transduce.data.batches import Batch, BatchPlan
 from transduce.data.prepared import PreparedCorpus
 from transduce.evaluation.scores import ScoreReport, mean_words_per_line, score
 from transduce.inference.batching import DEFAULT_MAX_SOURCE
 from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
-from transduce.kernels.select import temporary_inference_copy
 from transduce.model.build import AnyModel, EncoderDecoder, build_encoder_decoder
 from transduce.model.config import IDLE_OF_RECURRENT, ModelConfig
 from transduce.model.recurrent import Recurrent

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
+from transduce.acceleration import forecast_decoder
 from transduce.errors import TransduceError
 from transduce.inference.decoding import check_search
 from transduce.interop.word_vectors import vector_width
-from transduce.kernels.select import forecast_decoder
 from transduce.machine import Machine
 from transduce.model.build import Model, build_any_model
 from transduce.model.config import IDLE_OF_RECURRENT, ModelConfig

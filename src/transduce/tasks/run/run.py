@@ -14,12 +14,12 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from transduce.acceleration import kernels_for_training
 from transduce.atomic_io import write_file
 from transduce.errors import TransduceError
 from transduce.inference.decoding import check_search
-from transduce.kernels.select import kernels_for_training
 from transduce.machine import Machine, describe, detect_machine, usable_cores
-from transduce.model.backend import training_with
+from transduce.model.backend import using_backend
 from transduce.model.config import ModelConfig
 from transduce.model_folder.write import write_model_folder
 from transduce.process_environment import keep_freed_memory
@@ -382,7 +382,7 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResu
         if run.new_run is not None and not is_disk_error(error):
             run.new_run.undo()
         raise
-    with training_with(kernels_for_training(resolved.training.kernels, run.machine.device)):
+    with using_backend(kernels_for_training(resolved.training.kernels, run.machine.device)):
         return trainer.run()
 
 

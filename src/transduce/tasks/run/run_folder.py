@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 from safetensors import SafetensorError
 
+from transduce.acceleration import why_no_triton
 from transduce.atomic_io import exclusive_lock
 from transduce.errors import TransduceError
-from transduce.kernels.cuda.available import why_no_triton
 from transduce.machine import Machine
 from transduce.model_folder.read import CONFIG, MANIFEST, TOKENIZER_CARD, VOCABULARIES, WEIGHTS
 from transduce.tasks.settings.reading import make_settings

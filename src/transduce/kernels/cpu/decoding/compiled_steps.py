@@ -30,9 +30,8 @@ from transduce.kernels.prepacked import PrepackedDecoder, PrepackedModel, Prepac
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import GATES, FeedForward, GatedFeedForward
-from transduce.model.layer_graph import Graph, description_of, table, why_not
-from transduce.model.layers import DecoderLayer, EncoderLayer
-from transduce.model.stack import StackPositions, each_layer
+from transduce.model.layer_graph import Graph, description_of, refusal, table
+from transduce.model.layers import DecoderLayer, EncoderLayer, StackPositions, each_layer
 
 # --- kernels of a model, layer by layer ---
 
@@ -195,7 +194,7 @@ COMPILABLE = table(
 
 def why_not_compilable(model: nn.Module) -> str | None:
     """Return a clause that says why a model's inference copy could not be compiled, or None if it could be."""
-    if (reason := why_not(COMPILABLE, model)) is not None:
+    if (reason := refusal(COMPILABLE, model)) is not None:
         return reason
     return _why_not_sizes(model.config)  # type: ignore[arg-type]
 
@@ -316,7 +315,7 @@ def find_compiled_model(
     if known is not None and is_private:
         return known[1]
     described = description_of(model)
-    reason = described.why_not(COMPILED)
+    reason = described.refusal(COMPILED)
     if reason is None:
         reason = "the model is in training mode" if described.is_training else _why_not_sizes(model.config)
     if reason is not None:

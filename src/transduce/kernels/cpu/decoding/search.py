@@ -27,7 +27,7 @@ from transduce.kernels.cpu.jit.memory import Arena
 from transduce.kernels.cpu.jit.threads import run_timed
 from transduce.kernels.cpu.jit.tile import MAX_LANES
 from transduce.kernels.cpu.logits import SelectArguments, emit_select, select_scratch_size
-from transduce.model.state import FoundHypothesis, SearchBounds
+from transduce.model.batch_search import FoundHypothesis, SearchBounds
 
 # --- search kernel ---
 # The whole search is one kernel: decoder steps, selection of tokens, and bookkeeping of hypotheses. It finds what
@@ -396,8 +396,10 @@ def supports_compiled_search(vocabulary_size: int, bounds: SearchBounds) -> bool
 
     The vocabulary must be large enough, and the buffers must not become too large.
     """
-    rows = len(bounds.longest) * bounds.beam_size
-    return vocabulary_size >= max(_MIN_VOCABULARY, 2 * bounds.beam_size) and max(bounds.longest) * rows <= _MAX_TOKENS
+    rows = len(bounds.max_lengths) * bounds.beam_size
+    return (
+        vocabulary_size >= max(_MIN_VOCABULARY, 2 * bounds.beam_size) and max(bounds.max_lengths) * rows <= _MAX_TOKENS
+    )
 
 
 class NativeSearch:
@@ -408,10 +410,10 @@ class NativeSearch:
         self.state = state
         self.bounds = bounds
         self.threads = torch.get_num_threads()  # the number that scratch space is allocated for
-        self.sentences = len(bounds.longest)  # N
+        self.sentences = len(bounds.max_lengths)  # N
         self.rows = self.sentences * bounds.beam_size  # greatest number of hypotheses
         self.slots = bounds.beam_size + 1  # finished hypotheses per sentence, and a free slot
-        self.capacity = max(bounds.longest, default=0)  # T
+        self.capacity = max(bounds.max_lengths, default=0)  # T
         self._zeroed = Arena(self._zeroed_arrays(), zeroed=True)
         self._uninitialized = Arena(self._uninitialized_arrays())
         self._addresses = self._zeroed.addresses | self._uninitialized.addresses
@@ -443,7 +445,7 @@ class NativeSearch:
             "indices": (torch.int64, by_sentence),
             "longest": (torch.int64, by_sentence),
             "greatest_penalties": (torch.float32, by_sentence),
-            "never": (torch.int64, (len(self.bounds.never_written),)),
+            "never": (torch.int64, (len(self.bounds.forbidden_tokens),)),
             "lists": lists,
             "next_lists": lists,
             "finished_counts": (torch.int64, by_sentence),
@@ -487,9 +489,9 @@ class NativeSearch:
         numbers("row_sources")[self.rows : self.rows + count] = lengths
         numbers("newest")[:] = [self.bounds.start_id] * self.rows
         numbers("indices")[:] = range(count)
-        numbers("longest")[:] = self.bounds.longest
-        numbers("greatest_penalties")[:] = self.bounds.penalties[self.bounds.longest].tolist()
-        numbers("never")[:] = self.bounds.never_written
+        numbers("longest")[:] = self.bounds.max_lengths
+        numbers("greatest_penalties")[:] = self.bounds.penalties[self.bounds.max_lengths].tolist()
+        numbers("never")[:] = self.bounds.forbidden_tokens
         numbers("order")[:] = [*range(self.slots)] * count
 
     # --- running ---------------------------------------------------------------------------------------------------
@@ -644,7 +646,7 @@ class NativeSearch:
             "certain_count": bounds.n_best if bounds.beam_size > 1 else 0,
             "capacity": self.capacity,
             "positions": self.tables.length,
-            "never_count": len(bounds.never_written),
+            "never_count": len(bounds.forbidden_tokens),
             "penalties": bounds.penalties.data_ptr(),
             "max_rows": self.rows,
             "all_sentences": self.sentences,

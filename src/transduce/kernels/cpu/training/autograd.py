@@ -47,15 +47,15 @@ from transduce.kernels.cpu.train_rows import (
     sum_columns,
     supports_logits,
 )
-from transduce.model.backend import Rows
-from transduce.model.gradient_sums import (
+from transduce.model.backend import (
     LinearSums,
+    Rows,
     RowSums,
     embed_rows,
-    in_kind_of,
-    known_or_new,
+    in_dtype_of,
     linear_sums,
     sum_of_gradients,
+    sum_or_zeros,
 )
 from transduce.model.positions import Rotation
 
@@ -242,15 +242,15 @@ class NormNode(torch.autograd.Function):
         x, weight, bias, sums = ctx.saved_tensors
         by_out, by_residual = by_out.contiguous(), None if by_residual is None else by_residual.contiguous()
         by_x = torch.empty_like(x)
-        total, by_weight = known_or_new(sum_of_gradients(weight), weight)
-        bias_total, by_bias = (None, None) if bias is None else known_or_new(sum_of_gradients(bias), bias)
+        total, by_weight = sum_or_zeros(sum_of_gradients(weight), weight)
+        bias_total, by_bias = (None, None) if bias is None else sum_or_zeros(sum_of_gradients(bias), bias)
         thread_gradients = torch.empty(torch.get_num_threads(), 2, x.shape[-1], dtype=torch.float32)
         name, backward_tensors = (
             "rms_back" if bias is None else "norm_back",
             (by_out, by_residual, thread_gradients, total, bias_total),
         )
         _run_norm(name, (x, weight, bias), ctx.epsilon, sums, by_x, backward_tensors)
-        return by_x, in_kind_of(weight, by_weight), None if bias is None else in_kind_of(bias, by_bias), None
+        return by_x, in_dtype_of(weight, by_weight), None if bias is None else in_dtype_of(bias, by_bias), None
 
 
 def _run_norm(
@@ -332,8 +332,8 @@ class _Linear(torch.autograd.Function):
         rows, (needs_x, needs_weight, needs_bias) = slice(*options.rows), ctx.needs_input_grad[:3]
         x, gradient = x_saved.view(-1, x_saved.shape[-1]), gradients[0].contiguous().view(-1, gradients[0].shape[-1])
         gate = None if out is None else out.view_as(gradient)
-        total, by_weight = known_or_new(options.weight_sum, weight) if needs_weight else (None, None)
-        bias_total, by_bias = known_or_new(options.bias_sum, bias) if needs_bias else (None, None)
+        total, by_weight = sum_or_zeros(options.weight_sum, weight) if needs_weight else (None, None)
+        bias_total, by_bias = sum_or_zeros(options.bias_sum, bias) if needs_bias else (None, None)
         sums = GradientSums(*(None if each is None else each[rows] for each in (total, bias_total)))
         if supports_gemm(x, weight[rows]):
             if gate is not None:
@@ -342,7 +342,7 @@ class _Linear(torch.autograd.Function):
         else:
             by_x = _backward_by_pytorch(gradient, x, weight[rows], gate, sums, by_x=needs_x)
         by_x = None if by_x is None else by_x.view_as(x_saved)
-        return by_x, in_kind_of(weight, by_weight), in_kind_of(bias, by_bias), None
+        return by_x, in_dtype_of(weight, by_weight), in_dtype_of(bias, by_bias), None
 
 
 def _backward_by_pytorch(

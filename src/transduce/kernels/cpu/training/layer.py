@@ -54,7 +54,7 @@ from transduce.kernels.cpu.training.autograd import (
 from transduce.kernels.cpu.training.muon import orthogonalize_in_place, supports_orthogonalization
 from transduce.kernels.cpu.training.optimizer import apply_update, supports_update, update_by_adam, update_momentum
 from transduce.kernels.training_executor import KeyLengths, LayerPart, execute, kernel_lengths, parts_of
-from transduce.model.gradient_sums import sum_of_gradients
+from transduce.model.backend import sum_of_gradients
 
 # --- plan of a layer ---
 # A plan lists the kernel calls of a whole layer, forward and backward, for fixed sizes. What the backward pass needs

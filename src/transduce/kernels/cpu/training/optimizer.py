@@ -20,7 +20,7 @@ from transduce.kernels.cpu.jit.compiler import (
 )
 from transduce.kernels.cpu.jit.ir_builder import F32, I16, I32, KernelBuilder, Value
 from transduce.kernels.cpu.jit.tile import Tile
-from transduce.model.backend import AdamNumbers, UpdatedVectors
+from transduce.model.backend import AdamScalars, UpdatedVectors
 
 # --- emitted kernels ---
 # Separate operations would read and write every vector from memory, as parameters exceed the caches: some 70 bytes
@@ -224,7 +224,7 @@ def supports_update(vectors: UpdatedVectors) -> bool:
     return find_integer_tile() is not None and working_fits and vectors.master.device.type == "cpu"
 
 
-def update_by_adam(vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamNumbers, kept: float) -> None:
+def update_by_adam(vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamScalars, kept: float) -> None:
     """Update parameters by Adam, and refresh their moving average and bfloat16 copies.
 
     See `backend.TrainingKernels.update_by_adam`.
@@ -260,7 +260,7 @@ def apply_update(
     """
     if move is not None:
         _check(move, vectors.master.numel(), kinds=_WIDE + _NARROW)
-    nothing = AdamNumbers(*[0.0] * len(AdamNumbers._fields))._replace(rate=rate)
+    nothing = AdamScalars(*[0.0] * len(AdamScalars._fields))._replace(rate=rate)
     _run("follow", vectors, kept, (), nothing, move=move, shrink=shrink)
 
 
@@ -269,7 +269,7 @@ def _run(
     vectors: UpdatedVectors,
     kept: float,
     moments: tuple[Tensor, ...],
-    numbers: AdamNumbers,
+    numbers: AdamScalars,
     *,
     move: Tensor | None = None,
     shrink: float = 1.0,
