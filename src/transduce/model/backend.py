@@ -59,7 +59,7 @@ class Projection(Protocol):
     def logits(self, x: Tensor, out: Tensor) -> None:
         """Write x · matrixᵀ, (N, V), to `out`."""
 
-    def back(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
+    def backward(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
         """Compute the gradients from the gradient with respect to the logits, (N, V).
 
         Args:
@@ -243,7 +243,7 @@ class TrainingKernels(Protocol):
         """Return whether `update_by_adam`, `apply_update` and `take_momentum` support these vectors."""
 
     def update_by_adam(
-        self, vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamScalars, kept: float
+        self, vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamScalars, average_decay: float
     ) -> None:
         """Update parameters by Adam in one pass, together with their average and their rounded copy.
 
@@ -251,7 +251,7 @@ class TrainingKernels(Protocol):
             vectors: the vectors to change.
             moments: the running means of the gradient and of its square, float32; both change.
             numbers: the scalars of this update.
-            kept: the weight of the old average in the new one.
+            average_decay: the weight of the old average in the new one.
         """
 
     def update_momentum(self, gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
@@ -266,13 +266,18 @@ class TrainingKernels(Protocol):
         """
 
     def apply_update(
-        self, vectors: UpdatedVectors, kept: float, move: Tensor | None = None, rate: float = 0.0, shrink: float = 1.0
+        self,
+        vectors: UpdatedVectors,
+        average_decay: float,
+        move: Tensor | None = None,
+        rate: float = 0.0,
+        shrink: float = 1.0,
     ) -> None:
         """Finish an update that was not made by Adam: move the masters, then update their average and rounded copy.
 
         Args:
             vectors: the vectors to change.
-            kept: the weight of the old average in the new one.
+            average_decay: the weight of the old average in the new one.
             move: float32 or bfloat16; rate · move is subtracted from the masters.
             rate: the learning rate.
             shrink: multiplies the masters before they move.

@@ -149,17 +149,17 @@ class BeamSearch:
         """t, the number of tokens of every live hypothesis."""
         return self.tokens.shape[-1]
 
-    def abandon(self, places: Collection[int]) -> None:
+    def abandon(self, sentences: Collection[int]) -> None:
         """Remove sentences from the batch and finish their live hypotheses as they are."""
         staying = []
         for row, sentence in enumerate(self.sentences):
-            if sentence in places:
+            if sentence in sentences:
                 self._finish_live(row)
             else:
                 staying.append(row)
         self._keep_sentences(staying)
 
-    def found(self) -> list[list[Hypothesis]]:
+    def results(self) -> list[list[Hypothesis]]:
         """Return the n best hypotheses of each sentence that has left the batch, best first; none for the others."""
         decoding = set(self.sentences)
         return [

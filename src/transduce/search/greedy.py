@@ -116,12 +116,12 @@ class GreedySearch:
         ended = (self.tokens == self.eos_id).cummax(dim=-1).values
         return self.tokens.masked_fill(ended, self.eos_id)
 
-    def abandon(self, places: Collection[int]) -> None:
+    def abandon(self, sentences: Collection[int]) -> None:
         """Remove sentences from the batch with their hypotheses as they are."""
-        if places:
-            self._leave(torch.isin(self.rows, torch.tensor(list(places), device=self.rows.device)))
+        if sentences:
+            self._leave(torch.isin(self.rows, torch.tensor(list(sentences), device=self.rows.device)))
 
-    def found(self) -> list[list[Hypothesis]]:
+    def results(self) -> list[list[Hypothesis]]:
         """Return all hypotheses of each sentence, in the order in which they were started."""
         return self._found
 

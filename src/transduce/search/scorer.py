@@ -131,10 +131,10 @@ class Search(Protocol):
     def hypotheses(self) -> Tensor:
         """Return the hypotheses for `Observer.after_step`, (B, W, t)."""
 
-    def abandon(self, places: Collection[int]) -> None:
+    def abandon(self, sentences: Collection[int]) -> None:
         """Remove sentences from the batch with the hypotheses they have; indices of finished sentences are ignored."""
 
-    def found(self) -> list[list[Hypothesis]]:
+    def results(self) -> list[list[Hypothesis]]:
         """Return the hypotheses of all finished sentences, best first; empty lists for the others."""
 
 
@@ -152,7 +152,7 @@ def run(search: Search, observer: Observer | None = None) -> list[list[Hypothesi
         search.advance(_UNLIMITED_STEPS if observer is None else 1)
         if observer is not None and len(search.rows):
             search.abandon(observer.after_step(search.rows, search.hypotheses()))
-    return search.found()
+    return search.results()
 
 
 # --- ensembles ---

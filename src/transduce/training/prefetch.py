@@ -49,9 +49,9 @@ class PrefetchedBatches:
     """
 
     def __init__(self, batches: Batches, loss: object = None) -> None:
-        """Prefetch from `batches`; a loss with `look_ahead` prepares each batch in the background thread."""
+        """Prefetch from `batches`; a loss with `prefetch` prepares each batch in the background thread."""
         self._batches = batches
-        self._look_ahead = loss.prefetch if isinstance(loss, Prefetching) else None
+        self._prefetch = loss.prefetch if isinstance(loss, Prefetching) else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._next: tuple[tuple[int, int], Future[Any]] | None = None
 
@@ -73,8 +73,8 @@ class PrefetchedBatches:
 
     def _make(self, position: tuple[int, int]) -> Any:
         batch = self._batches.batch(*position)
-        if self._look_ahead is not None:
-            self._look_ahead(batch)
+        if self._prefetch is not None:
+            self._prefetch(batch)
         return batch
 
 

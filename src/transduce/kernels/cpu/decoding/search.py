@@ -534,12 +534,12 @@ class NativeSearch:
         tokens = self._histories()[0][: batch * width, : self.length]
         return tokens.long().view(batch, width, -1), self._zeroed.tensor("scores")[: batch * width].view(batch, width)
 
-    def found(self, place: int, count: int) -> list[FoundHypothesis]:
+    def finished(self, index: int, count: int) -> list[FoundHypothesis]:
         """Return at most `count` finished hypotheses of the sentence at an index of the batch, best first."""
-        numbers, first, hypotheses = self._zeroed.ctypes_array, place * self.slots, []
-        for slot in numbers("order")[first : first + min(count, numbers("found")[place])]:
+        numbers, first, hypotheses = self._zeroed.ctypes_array, index * self.slots, []
+        for slot in numbers("order")[first : first + min(count, numbers("found")[index])]:
             length, ended = numbers("found_lengths")[first + slot], numbers("found_ended")[first + slot]
-            tokens, values = (array[place, slot, :length] for array in self._found)
+            tokens, values = (array[index, slot, :length] for array in self._found)
             hypotheses.append(FoundHypothesis(tokens, values, ended=bool(ended)))
         return hypotheses
 

@@ -422,8 +422,8 @@ class BFloat16Vocabulary:
         return logits
 
 
-for _kind, _more in ((NativeLinear, ()), (NativeVocabulary, ("exact",))):
-    _tensors = ("weights", "start", "steps", "bias", *_more)
+for _kind, _more in ((NativeLinear, ()), (NativeVocabulary, ("exact_weight",))):
+    _tensors = ("weights", "initial_sums", "weight_scales", "bias", *_more)
     register_class(_kind, computes=Linear, tensors=_tensors, sizes=("width", "outputs"))
 
 
