@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.model.backend import add_to
 from transduce.model import backend
+from transduce.model.backend import add_to
 from transduce.training.loss import projected_cross_entropy
 from transduce.training.optimizer import collect_gradients, discard_gradients, vector_norm
 

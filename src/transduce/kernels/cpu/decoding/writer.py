@@ -231,7 +231,9 @@ class ModelWriter:
         if not k.has(name):
             emit_gemm(k, linear.tile, (ending,))
         weights = self.weight(linear.weights, first * linear.width * linear.tile.weight_bytes)
-        vectors = (self.weight(vector, first * 4) for vector in (linear.initial_sums, linear.weight_scales, linear.bias))
+        vectors = (
+            self.weight(vector, first * 4) for vector in (linear.initial_sums, linear.weight_scales, linear.bias)
+        )
         k.call(name, *rows, weights, *vectors, k.int64(last - first), out, *self.share)
         k.barrier(self.share[1])
 
