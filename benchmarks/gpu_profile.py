@@ -132,8 +132,8 @@ def decoding_rows(size: Size, device: str, beam_size: int) -> list[Row]:
             raise SystemExit("There is no search in one program here: it takes a GPU with Triton, or the extra `fast`.")
         search.advance(1 << 30)
         times.append(time.perf_counter())
-        for place in range(count):
-            search.found(place, 1)
+        for index in range(count):
+            search.finished(index, 1)
         times.append(time.perf_counter())
         return list(np.diff(times) * 1e3)
 

@@ -192,7 +192,7 @@ def every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads_module, "_LIMITER", threads_module.ThreadLimiter())
 
 
-@pytest.fixture(params=["AVX2_TILE", "WIDE"])
+@pytest.fixture(params=["AVX2_TILE", "AVX512_TILE"])
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are written for vectors of this width; where the processor's are narrow, LLVM makes two of a wide one."""
     tiles = pytest.importorskip(

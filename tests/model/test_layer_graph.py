@@ -19,7 +19,7 @@ from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.feed_forward import ACTIVATIONS, FeedForward
-from transduce.model.layer_graph import LayerGraph, Unsupported, describe_layer, describe_model, graph_of
+from transduce.model.layer_graph import LayerGraph, Unsupported, graph_of
 from transduce.model.layers import DecoderLayer, StackPositions
 from transduce.model.masks import BiasedMask
 from transduce.model.norms import LayerNorm
@@ -338,12 +338,12 @@ def test_exporters_refuse_in_one_sentence(change: Callable[[Transformer], None],
 
 
 def test_a_layer_is_a_list_of_operations() -> None:
-    found = describe_layer(decoder_layer(build()))
+    found = graph_of(decoder_layer(build()))
     assert isinstance(found, LayerGraph)
     names = [[type(operation).__name__ for operation in sublayer.operations] for sublayer in found.sublayers]
     attention = ["Norm", "Linear", "Attend", "Linear", "DropoutAdd"]
     assert names == [attention, attention, ["Norm", "Linear", "Activate", "Linear", "DropoutAdd"]]
-    post = describe_layer(decoder_layer(build(norm_order="post", activation="swiglu")))
+    post = graph_of(decoder_layer(build(norm_order="post", activation="swiglu")))
     assert isinstance(post, LayerGraph)
     assert [type(operation).__name__ for operation in post.sublayers[0].operations][-2:] == ["DropoutAdd", "Norm"]
     assert post.sublayers[2].activation is not None
@@ -353,7 +353,7 @@ def test_a_layer_is_a_list_of_operations() -> None:
 def test_the_reason_names_the_component() -> None:
     model = build()
     subclassed_attention(model)
-    assert describe_model(model) == Unsupported("decoder_layers.0.self_attention is of class Gated")
+    assert graph_of(model) == Unsupported("decoder_layers.0.self_attention is of class Gated")
 
 
 def test_wrappers_of_our_own_are_known() -> None:

@@ -176,22 +176,22 @@ class CompiledSearch:
         live = tokens.gather(1, order)
         last = live[:, 0].clone()
         for row, index in enumerate(self.search.active.tolist()):
-            for finished in self.search.found(index, 1):
+            for finished in self.search.finished(index, 1):
                 last[row].fill_(self.eos_id)[: len(finished.tokens)] = torch.as_tensor(finished.tokens)
         return torch.cat([live, last[:, None]], dim=1)
 
-    def abandon(self, places: Collection[int]) -> None:
+    def abandon(self, sentences: Collection[int]) -> None:
         """Stop decoding the sentences with these indices; their live hypotheses become results."""
         active = self.search.active.tolist()
-        rows = [row for row, index in enumerate(active) if index in places]
+        rows = [row for row, index in enumerate(active) if index in sentences]
         if not rows:
             return
         for row, live in zip(rows, self.search.abandon(rows), strict=True):
-            results = [*self.search.found(active[row], self.beam.beam_size), *live]
+            results = [*self.search.finished(active[row], self.beam.beam_size), *live]
             hypotheses = [self._hypothesis(each.tokens, each.log_probabilities, ended=each.ended) for each in results]
             self._given_up[active[row]] = sorted(hypotheses, key=lambda each: (not each.ended, -each.score))
 
-    def found(self) -> list[list[Hypothesis]]:
+    def results(self) -> list[list[Hypothesis]]:
         """Return the n best hypotheses of each sentence; an empty list for sentences that are still decoded."""
         decoding = set(self.search.active.tolist())
         return [[] if index in decoding else self._best(index) for index in range(self._sentences)]
@@ -199,7 +199,7 @@ class CompiledSearch:
     def _best(self, index: int) -> list[Hypothesis]:
         if index in self._given_up:
             return self._given_up[index][: self.beam.n_best]
-        results = self.search.found(index, self.beam.n_best)
+        results = self.search.finished(index, self.beam.n_best)
         return [self._hypothesis(each.tokens, each.log_probabilities, ended=each.ended) for each in results]
 
     def _hypothesis(

@@ -23,13 +23,15 @@ from transduce.model.transformer import Transformer
 _BLOCK = 1024
 
 
-def update_by_adam(vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamScalars, kept: float) -> None:
+def update_by_adam(
+    vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamScalars, average_decay: float
+) -> None:
     """Update parameters by Adam, and refresh their moving average and bfloat16 copies.
 
     `backend.TrainingKernels.update_by_adam` describes the arguments.
     """
     triton_kernels.adam[_grid(vectors.master)](
-        *_pointers(vectors), *moments, vectors.master.numel(), *numbers, kept, *_has(vectors), _BLOCK
+        *_pointers(vectors), *moments, vectors.master.numel(), *numbers, average_decay, *_has(vectors), _BLOCK
     )
 
 
@@ -42,7 +44,7 @@ def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: flo
 
 
 def apply_update(
-    vectors: UpdatedVectors, kept: float, move: Tensor | None = None, rate: float = 0.0, shrink: float = 1.0
+    vectors: UpdatedVectors, average_decay: float, move: Tensor | None = None, rate: float = 0.0, shrink: float = 1.0
 ) -> None:
     """Subtract rate × move from the parameters × shrink, and refresh their moving average and bfloat16 copies.
 
@@ -52,7 +54,7 @@ def apply_update(
     if shrink != 1.0:
         vectors.master.mul_(shrink)
     triton_kernels.follow[_grid(vectors.master)](
-        *_pointers(vectors), move if has_move else vectors.master, vectors.master.numel(), rate, kept,
+        *_pointers(vectors), move if has_move else vectors.master, vectors.master.numel(), rate, average_decay,
         has_move, *_has(vectors), _BLOCK,
     )  # fmt: skip
 

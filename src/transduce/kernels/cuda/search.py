@@ -256,12 +256,12 @@ class GpuSearch:
                     tokens[row, beam] = torch.as_tensor(hypothesis.tokens)
         return tokens, scores
 
-    def found(self, place: int, count: int) -> list[FoundHypothesis]:
+    def finished(self, index: int, count: int) -> list[FoundHypothesis]:
         """Return at most `count` hypotheses of the sentence at an index of the batch, best first."""
-        if place in self._left:
-            snapshot, slot = self._left[place]
+        if index in self._left:
+            snapshot, slot = self._left[index]
             return snapshot.found(slot, count)
-        return self._take_snapshot().found(self._slots[self._indices.index(place)], count)
+        return self._take_snapshot().found(self._slots[self._indices.index(index)], count)
 
     # --- buffers ---------------------------------------------------------------------------------------------------
 

@@ -92,7 +92,7 @@ class Denoising(TextKind):
     may_be_prepared = True
     may_be_recorded = True
     model_kinds = ("transformer", "recurrent")
-    own_settings = ("noise",)
+    task_settings = ("noise",)
     idle_filters = ("drop_identical",)
 
     def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:

@@ -286,7 +286,7 @@ class TimeSeries(TaskKind[SeriesCorpus]):
     model_kinds = ("series",)
     measures = ("loss", SKILL)
     label_smoothing = 0.0
-    own_settings = ("series",)
+    task_settings = ("series",)
     instead_of_search = "leave it out"
 
     def check(self, settings: Settings) -> None:

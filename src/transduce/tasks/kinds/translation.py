@@ -24,7 +24,7 @@ from transduce.inference.batching import DEFAULT_MAX_SOURCE
 from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
 from transduce.model.build import AnyModel, EncoderDecoder, build_encoder_decoder
-from transduce.model.config import IDLE_OF_RECURRENT, ModelConfig
+from transduce.model.config import UNUSED_BY_RECURRENT, ModelConfig
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 from transduce.search.settings import SearchSettings
@@ -181,7 +181,7 @@ class Translation(TextKind):
         """Return a preset's sizes; recurrent models have at most two layers on each side, as more are hard to train."""
         sizes = super().sizes(preset, model_kind)
         if model_kind == "recurrent":
-            sizes = {name: size for name, size in sizes.items() if name not in IDLE_OF_RECURRENT}
+            sizes = {name: size for name, size in sizes.items() if name not in UNUSED_BY_RECURRENT}
             sizes |= {"num_encoder_layers": min(2, preset.num_encoder_layers)}
             sizes |= {"num_decoder_layers": min(2, preset.num_decoder_layers)}
         return sizes

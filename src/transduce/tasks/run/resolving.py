@@ -12,7 +12,7 @@ from transduce.inference.decoding import check_search
 from transduce.interop.word_vectors import vector_width
 from transduce.machine import Machine
 from transduce.model.build import Model, build_any_model
-from transduce.model.config import IDLE_OF_RECURRENT, ModelConfig
+from transduce.model.config import UNUSED_BY_RECURRENT, ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.transformer import Transformer
 from transduce.model_folder.read import ModelFolder
@@ -539,7 +539,7 @@ def _log_unused(settings: Settings, account: ChoiceLog) -> None:
     if model.kind != "recurrent":
         return
     defaults = {field.name: field.default for field in msgspec.structs.fields(ModelConfig)}
-    unused = dict.fromkeys(IDLE_OF_RECURRENT, "has no effect: a recurrent model has none")
+    unused = dict.fromkeys(UNUSED_BY_RECURRENT, "has no effect: a recurrent model has none")
     if not model.embedding_norm:
         unused["norm_epsilon"] = "has no effect: a recurrent model has no norms but that of `model.embedding_norm`"
     if model.recurrent_attention == "none" and not model.recurrent_self_attention:

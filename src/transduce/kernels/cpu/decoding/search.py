@@ -534,7 +534,7 @@ class NativeSearch:
         tokens = self._histories()[0][: batch * width, : self.length]
         return tokens.long().view(batch, width, -1), self._zeroed.tensor("scores")[: batch * width].view(batch, width)
 
-    def found(self, index: int, count: int) -> list[FoundHypothesis]:
+    def finished(self, index: int, count: int) -> list[FoundHypothesis]:
         """Return at most `count` finished hypotheses of the sentence at an index of the batch, best first."""
         numbers, first, hypotheses = self._zeroed.ctypes_array, index * self.slots, []
         for slot in numbers("order")[first : first + min(count, numbers("finished_counts")[index])]:

@@ -318,7 +318,7 @@ class PackedProjection:
         weight, packed = self._packed_weight(0)
         _forward(x, weight, out, packed, streams=False)  # the logits are read immediately
 
-    def back(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
+    def backward(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
         """Write the gradient of x to `by_x`, and add the weight's gradient to `weight_sum`, each if it is not None."""
         weight, packed = self._packed_weight(1)
         _back(gradient, x, weight, by_x, GradientSums(weight_sum), packed)
