@@ -12,12 +12,16 @@ class TransduceError(ValueError):
     """
 
 
-# --- optional packages ---
-# Packages of an extra are imported when they are used; the error names the extra if they are missing.
+# --- packages ---
+# Imports of optional packages, with an error message that names the extra to install.
 
 
 def import_extra(package: str, extra: str) -> Any:
-    """Import a package of one of transduce's extras."""
+    """Import and return a package of one of transduce's extras.
+
+    Raises:
+        TransduceError: the package is not installed.
+    """
     try:
         return import_module(package)
     except ModuleNotFoundError as error:

@@ -106,7 +106,7 @@ def test_in_a_notebook_both_sentences_are_tables() -> None:
 
 
 def test_a_words_pieces_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three pieces and the end symbol: the pronoun is the last two, so its row is their mean; two pieces spell `ab`."""
+    """The pronoun is the last two of three tokens, so its row is their mean; two tokens spell `ab`."""
     rows = [[1.0, 0.0, 0.0, 0.0, 0.0]] * 2 + [[0.3, 0.2, 0.1, 0.2, 0.2], [0.1, 0.2, 0.5, 0.0, 0.2]] + [[0.2] * 5]
     weights = np.array(rows, dtype=np.float32)[None, None]
     reading = coreference._Reading(weights, ["▁a", "b", "▁i", "t"], 0, left_to_right=False)

@@ -1,4 +1,4 @@
-"""Heads switched off, pieces forced and forbidden, words changed: each does what it says and nothing else."""
+"""Test interventions: disabled heads, forced and forbidden tokens, changed words, and that nothing else changes."""
 
 import pytest
 import torch

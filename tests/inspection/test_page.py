@@ -1,4 +1,4 @@
-"""What is shown of a translation: the payload's figures, the beam's tree, and the page that needs nothing else."""
+"""Test the page of a translation: the figures of its payload, the beam's tree, and that the page is self-contained."""
 
 import json
 import math
@@ -193,7 +193,7 @@ def test_a_title_is_only_a_title() -> None:
 
 
 def test_a_large_models_long_sentence_stays_small(inspection: Inspection) -> None:
-    """6 + 6 layers of 8 heads, 31 pieces and the end symbol a side, beam 4 at every step."""
+    """Use 6 + 6 layers of 8 heads, 31 tokens and the end symbol per side, and beam 4 at every step."""
     generator = np.random.default_rng(1)
     weights = to_bytes(generator.dirichlet(np.ones(32), size=(6, 8, 32)).astype(np.float32))
     pieces = (*(f"▁piece{number}" for number in range(31)), "</s>")

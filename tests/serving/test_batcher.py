@@ -1,4 +1,4 @@
-"""What goes into a batch, in which order, and what becomes of it."""
+"""Test which sentences form a batch, in which order, and how results are delivered."""
 
 import threading
 from typing import Any
@@ -22,7 +22,7 @@ def model(gated_model: Any) -> Any:
 
 
 def sentence(words: int) -> str:
-    """Of so many pieces, the end included."""
+    """Return a sentence with this number of tokens, including the end symbol."""
     return " ".join(["a"] * (words - 1))
 
 
@@ -35,7 +35,7 @@ def translated(text: str) -> Translation:
 
 
 def lengths(batcher: Batcher) -> list[int]:
-    """The pieces of the sentences of the next batch, which is delivered."""
+    """Take and finish the next batch, and return its sentences' numbers of tokens."""
     batch = batcher.take()
     assert batch is not None
     batcher.finish(batch, [translated(place.sentence) for place in batch.places])

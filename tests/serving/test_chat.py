@@ -11,7 +11,7 @@ ADDRESS = "/v1/chat/completions"
 
 
 def ask(live: Any, content: Any = "ein Satz", **fields: Any) -> Any:
-    """What the model de-en answers to a user."""
+    """Return the answer of the model de-en to a user message."""
     return live.ask("POST", ADDRESS, {"model": "de-en", "messages": [{"role": "user", "content": content}]} | fields)
 
 

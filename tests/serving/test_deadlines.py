@@ -1,4 +1,4 @@
-"""Everything has a time by which it must have happened, and what is late is told so and not worked on."""
+"""Test deadlines: late requests are refused and not computed."""
 
 import socket
 import time

@@ -1,4 +1,4 @@
-"""More requests than there is room for: exactly as many are accepted as there is, the rest are refused at once."""
+"""Test overload: exactly as many requests as the capacity are accepted, and the rest are refused at once."""
 
 import http.client
 import json
@@ -37,7 +37,7 @@ def test_a_burst_finds_exactly_the_room_there_is(serve: Any, gated_model: Any, w
 
 @contextmanager
 def one_turn(live: Any) -> Iterator[None]:
-    """What is sent within it is all there when the server's event loop looks for the next time."""
+    """Block the server's event loop within the context, so that it sees all requests of the context at once."""
     loop, sent = live.server.servers[0].get_loop(), threading.Event()
     loop.call_soon_threadsafe(sent.wait, 10)
     yield

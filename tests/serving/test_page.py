@@ -167,7 +167,7 @@ def test_the_translation_is_shown_as_it_is_decoded(opened: Opened, serve: Any, g
             assert page.locator("#output").get_attribute("aria-busy") == "true"
         model.open()
         until_output(page, "EIN SATZ")
-        # What cannot be looked into is translated all the same.
+        # A model that cannot be inspected still translates.
         page.get_by_text("This model cannot be looked into: it can only translate.").wait_for()
         assert page.locator("#output").inner_text() == "EIN SATZ"
         page.close()
@@ -368,7 +368,7 @@ def test_a_sentence_of_two_hundred_pieces(page: "Page", translator: Translator) 
 
 def test_the_keyboard_is_enough(page: "Page") -> None:
     keyboard = page.keyboard
-    keyboard.insert_text(OTHER)  # the field has the focus from the beginning
+    keyboard.insert_text(OTHER)  # the field has the focus initially
     keyboard.press("Control+Enter")
     page.locator(".piece").first.wait_for()
 
