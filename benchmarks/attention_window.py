@@ -16,8 +16,7 @@ from collections.abc import Callable
 import torch
 from report import Row, machine, parser, report
 
-from transduce.model.attention import MultiHeadAttention
-from transduce.model.window import Window
+from transduce.model.attention import MultiHeadAttention, Window
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
 RADII = (64, 128, 256)

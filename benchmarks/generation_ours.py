@@ -21,7 +21,7 @@ def main() -> None:
     def decode(indices: list[int], _beam_size: int) -> int:
         scorer = ContinuingScorer(generator.model, [ids[index] for index in indices], context=context, excluded_ids=())
         longest = torch.full((len(indices),), plan.longest)
-        found = greedy_search(scorer, start_id=0, eos_id=-1, longest=longest)  # nothing ends a text
+        found = greedy_search(scorer, start_id=0, eos_id=-1, max_lengths=longest)  # nothing ends a text
         return sum(len(best.ids) for best, *_ in found)
 
     serve(decode, len(ids), bare)

@@ -23,10 +23,10 @@ from training_ceiling import wait
 from training_settings import RATE, Present, batch_of, config_of, optimizer_settings
 from training_speed import SIZES, Size, make_work, write_batches
 
-from transduce.kernels.select import find_batch_search, kernels_of_training, start_fast
+from transduce.kernels.select import find_batch_search, kernels_for_training, start_fast
 from transduce.machine import DTYPES, detect_machine
-from transduce.model.backend import training_with
-from transduce.model.state import SearchBounds
+from transduce.model.backend import using_backend
+from transduce.model.batch_search import SearchBounds
 from transduce.model.transformer import Transformer
 from transduce.tasks.kinds.translation import TranslationTask
 from transduce.training.choices import choose_kernels
@@ -87,8 +87,8 @@ def training_rows(size: Size, device: str, path: Path, *, record: bool) -> list[
         optimizer.step(loss.tokens, RATE)
         parts[:] += np.diff([*times, time.perf_counter()])
 
-    kernels = kernels_of_training(choose_kernels(device, machine.threads).value, device)
-    with training_with(kernels):
+    kernels = kernels_for_training(choose_kernels(device, machine.threads).value, device)
+    with using_backend(kernels):
         for number in range(3 * len(batches)):  # launch, record, replay
             step(number)
         wait(device)
@@ -113,7 +113,13 @@ def decoding_rows(size: Size, device: str, beam_size: int) -> list[Row]:
     source = torch.randint(2, size.vocabulary_size, (count, length), device=device)
     longest = [8 + number * 24 // count for number in range(count)]
     bounds = SearchBounds(
-        config.start_id, config.eos_id, config.never_written, longest, beam_size, 1, torch.ones(64, dtype=torch.float64)
+        config.start_id,
+        config.eos_id,
+        config.forbidden_tokens,
+        longest,
+        beam_size,
+        1,
+        torch.ones(64, dtype=torch.float64),
     )
 
     def batch() -> list[float]:
@@ -127,7 +133,7 @@ def decoding_rows(size: Size, device: str, beam_size: int) -> list[Row]:
         search.advance(1 << 30)
         times.append(time.perf_counter())
         for index in range(count):
-            search.found(index, 1)
+            search.finished(index, 1)
         times.append(time.perf_counter())
         return list(np.diff(times) * 1e3)
 

@@ -187,7 +187,7 @@ def exact(model: Model, sequences: Sequences) -> Tensor:
     source, target = sequences.pairs(sequences.held_out)
     with torch.inference_mode():
         longest = torch.full((len(source),), 2 * LONGEST)
-        found = greedy_search(StateScorer(model, source, PAD), start_id=PAD, eos_id=EOS, longest=longest)
+        found = greedy_search(StateScorer(model, source, PAD), start_id=PAD, eos_id=EOS, max_lengths=longest)
     answers = [tuple(piece for piece in row if piece >= FIRST_SYMBOL) for row in target.tolist()]
     return torch.tensor([best.ended and best.ids == answer for (best,), answer in zip(found, answers, strict=True)])
 

@@ -44,10 +44,9 @@ from transduce.kernels.cuda.backend import GpuTraining
 from transduce.kernels.cuda.decode_graph import GpuState, supports
 from transduce.kernels.cuda.search import GpuSearch
 from transduce.model.attention import AttentionTrace
-from transduce.model.backend import AdamNumbers, Rows, UpdatedVectors, training_with
+from transduce.model.backend import AdamScalars, Rows, UpdatedVectors, add_gradients_to, using_backend
 from transduce.model.config import ModelConfig
 from transduce.model.feed_forward import Dropout
-from transduce.model.gradient_sums import add_gradients_to
 from transduce.model.layers import EncoderLayer
 from transduce.model.masks import PackedMask, Packing
 from transduce.model.transformer import Transformer
@@ -261,7 +260,7 @@ def check_attention_among_packed_sentences() -> None:
 
 
 def check_updates() -> None:
-    size, numbers = 1500, AdamNumbers(0.5, 0.9, 0.98, 0.01, 1.3, 1e-9)
+    size, numbers = 1500, AdamScalars(0.5, 0.9, 0.98, 0.01, 1.3, 1e-9)
     for has_average, has_working in itertools.product((False, True), repeat=2):
         master, gradient, mean = (randn(size) for _ in range(3))
         square = randn(size).abs()
@@ -341,7 +340,7 @@ def losses(
         adapt(model, LowRankSettings(rank=4))
     owner = FlatOptimizer(model, training_settings(optimizer), PRODUCT_KINDS[-1] if adapted else torch.float32)
     task, found = TranslationTask(model, label_smoothing=0.1, record=record), []
-    with training_with(kernels):
+    with using_backend(kernels):
         for number in range(steps):
             owner.begin_batch(last=True)
             torch.manual_seed(number)
@@ -476,7 +475,7 @@ def check_a_recording_goes_by_what_stands_in_its_places() -> None:
         owner.discard_gradient()
         return found
 
-    with training_with(KERNELS), recording() as recorded:
+    with using_backend(KERNELS), recording() as recorded:
         gradients = [gradient(factor) for factor in (1.0, 1.0, 3.0, math.nan, 1.0)]
         compare(gradients[1:3] + gradients[4:], [gradients[0], 3.0 * gradients[0], gradients[0]], rtol=1e-4, atol=1e-5)
         assert bool(gradients[3].isnan().any())
@@ -765,7 +764,7 @@ def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]])
         assert [(each.ids, each.ended) for each in one] == [(each.ids, each.ended) for each in other]
         for mine, theirs in zip(one, other, strict=True):
             np.testing.assert_allclose(
-                mine.piece_log_probabilities, theirs.piece_log_probabilities, rtol=1e-3, atol=1e-4
+                mine.token_log_probabilities, theirs.token_log_probabilities, rtol=1e-3, atol=1e-4
             )
 
 
@@ -805,7 +804,7 @@ def check_a_search_among_logits_that_are_no_numbers_ends() -> None:
 @torch.inference_mode()
 def check_sentences_of_a_search_move_into_other_rooms() -> None:
     model, source = talkative(3.0), torch.tensor([SENTENCES[n % 5] for n in range(33)], device=DEVICE)
-    with mock.patch.object(gpu_search, "first_room", lambda width: 4 * width):  # buffers grow after four tokens
+    with mock.patch.object(gpu_search, "initial_capacity", lambda width: 4 * width):  # buffers grow after four tokens
         for beam, few in ((Beam(beam_size=1), 8), (Beam(beam_size=3), 8)):
             longest = [1 + n % 3 for n in range(33)]
             longest[7] = longest[20] = 11
@@ -815,7 +814,7 @@ def check_sentences_of_a_search_move_into_other_rooms() -> None:
             assert_same(found, run(usual_search(model, source, longest, beam)))
             size = cast("GpuSearch", search.search)._step.size
             assert size.sentences < 33
-            assert size.room > 4 * beam.beam_size
+            assert size.capacity > 4 * beam.beam_size
 
 
 @torch.inference_mode()

@@ -11,7 +11,7 @@ from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
 from transduce.model.masks import AttentionMask
 from transduce.model.recurrent import Recurrent
-from transduce.model.recurrent_layers import RecurrentDecoderLayer, RecurrentEncoderLayer, reversal_of
+from transduce.model.recurrent_layers import RecurrentDecoderLayer, RecurrentEncoderLayer, reversal_permutation
 
 PAD, EOS, V, D = 0, 1, 17, 12
 SOURCES = torch.tensor([[5, 6, 7, 8, EOS], [9, 3, EOS, PAD, PAD]])
@@ -73,7 +73,7 @@ def test_the_encoder_equals_pytorchs_packed_cells(cell: str, bidirectional: bool
 
 
 def test_a_sentence_is_turned_around_and_its_padding_stays() -> None:
-    assert reversal_of(PRESENT).tolist() == [[4, 3, 2, 1, 0], [2, 1, 0, 3, 4]]
+    assert reversal_permutation(PRESENT).tolist() == [[4, 3, 2, 1, 0], [2, 1, 0, 3, 4]]
 
 
 # --- the decoder's initial state ----------------------------------------------------------------------------------

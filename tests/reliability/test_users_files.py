@@ -13,7 +13,7 @@ import transduce
 from transduce.commands.main import main
 from transduce.errors import TransduceError
 from transduce.tasks.run.run_folder import lock_run
-from transduce.training.rates import decay_for_steps
+from transduce.training.rates import constant_weight_decay
 
 WriteLines = Callable[[str, Iterable[str]], Path]
 Capture = pytest.CaptureFixture[str]
@@ -207,10 +207,13 @@ def test_numbers_that_nothing_can_be_done_with_leave_no_run(
 def test_the_decay_of_a_very_long_run_is_found_at_once() -> None:
     """The decay of a million steps is summed one by one; of ten times as many steps, each counts about a tenth."""
     each, sampled = (
-        decay_for_steps(steps, schedule="cosine", peak=1e-3, warmup_steps=100) for steps in (1_000_000, 10_000_000)
+        constant_weight_decay(steps, schedule="cosine", peak=1e-3, warmup_steps=100)
+        for steps in (1_000_000, 10_000_000)
     )
     assert sampled == pytest.approx(each / 10, rel=1e-3)
-    assert decay_for_steps(10**9, schedule="linear", peak=1e-3, warmup_steps=100) == pytest.approx(2.6e-6, rel=1e-3)
+    assert constant_weight_decay(10**9, schedule="linear", peak=1e-3, warmup_steps=100) == pytest.approx(
+        2.6e-6, rel=1e-3
+    )
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------

@@ -12,9 +12,8 @@ from transduce.inference.scorers import TransformerScorer
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search.beam import beam_search
-from transduce.search.coverage import length_penalty
 from transduce.search.greedy import greedy_search
-from transduce.search.scorer import Hypothesis
+from transduce.search.scorer import Hypothesis, length_penalty
 
 PIECES = ".Eabc"  # the start symbol, the end symbol, and three words
 START, END = 0, 1
@@ -68,7 +67,7 @@ def search(
         TrellisScorer(trellises),
         start_id=START,
         eos_id=END,
-        longest=torch.full((len(trellises),), longest),
+        max_lengths=torch.full((len(trellises),), longest),
         beam_size=beam_size,
         n_best=n_best,
         alpha=alpha,
@@ -76,7 +75,9 @@ def search(
 
 
 def greedy(trellis: Trellis, longest: int = 10) -> Hypothesis:
-    ((found,),) = greedy_search(TrellisScorer([trellis]), start_id=START, eos_id=END, longest=torch.tensor([longest]))
+    ((found,),) = greedy_search(
+        TrellisScorer([trellis]), start_id=START, eos_id=END, max_lengths=torch.tensor([longest])
+    )
     return found
 
 
@@ -99,7 +100,7 @@ def test_greedy_is_wrong_where_a_beam_of_two_is_right() -> None:
     ((best,),) = search(GARDEN_PATH, beam_size=2)
     assert words(best) == "bc"
     assert best.score == pytest.approx(math.log(0.36))
-    assert best.piece_log_probabilities == pytest.approx([math.log(0.4), math.log(0.9), 0.0])
+    assert best.token_log_probabilities == pytest.approx([math.log(0.4), math.log(0.9), 0.0])
     assert best.log_probability == pytest.approx(math.log(0.36))
     assert best.ended
 
@@ -159,7 +160,7 @@ def test_stopping_at_the_first_finished_hypothesis_would_lose_the_best() -> None
 def steps_of(trellis: Trellis, *, alpha: float, n_best: int = 1) -> int:
     scorer = TrellisScorer([trellis])
     longest = torch.tensor([40])
-    beam_search(scorer, start_id=START, eos_id=END, longest=longest, beam_size=2, n_best=n_best, alpha=alpha)
+    beam_search(scorer, start_id=START, eos_id=END, max_lengths=longest, beam_size=2, n_best=n_best, alpha=alpha)
     return len(scorer.batch_sizes)
 
 
@@ -180,7 +181,7 @@ def test_a_cut_hypothesis_says_so() -> None:
     (found,) = search(ENDLESS, beam_size=2, n_best=2, longest=4)
     assert [(words(hypothesis), hypothesis.ended) for hypothesis in found] == [("", True), ("aaaa", False)]
     assert found[1].score == pytest.approx(math.log(0.4))
-    assert len(found[1].piece_log_probabilities) == 4
+    assert len(found[1].token_log_probabilities) == 4
 
 
 def test_the_end_symbol_counts_as_a_piece_of_the_greatest_length() -> None:
@@ -193,7 +194,9 @@ def test_the_end_symbol_counts_as_a_piece_of_the_greatest_length() -> None:
 def test_finished_sentences_leave_the_batch() -> None:
     chain: Trellis = {"": {"a": 1.0}, "a": {"b": 1.0}, "ab": {"c": 1.0}}
     scorer = TrellisScorer([chain, ENDLESS, GARDEN_PATH, ENDLESS])
-    found = beam_search(scorer, start_id=START, eos_id=END, longest=torch.tensor([9, 9, 9, 9]), beam_size=2, alpha=0.0)
+    found = beam_search(
+        scorer, start_id=START, eos_id=END, max_lengths=torch.tensor([9, 9, 9, 9]), beam_size=2, alpha=0.0
+    )
     assert scorer.batch_sizes == [4, 2, 2, 1]
     assert [words(best) for (best,) in found] == ["abc", "", "bc", ""]
 
@@ -203,7 +206,7 @@ def test_each_sentence_has_its_own_greatest_length() -> None:
         TrellisScorer([ENDLESS] * 3),
         start_id=START,
         eos_id=END,
-        longest=torch.tensor([5, 2, 7]),
+        max_lengths=torch.tensor([5, 2, 7]),
         beam_size=2,
         n_best=2,
     )
@@ -265,7 +268,7 @@ def test_a_beam_of_one_without_penalty_is_greedy_search() -> None:
         ((best,),) = search(trellis, beam_size=1, longest=5)
         alone = greedy(trellis, longest=5)
         assert (best.ids, best.ended) == (alone.ids, alone.ended)
-        assert best.piece_log_probabilities == alone.piece_log_probabilities
+        assert best.token_log_probabilities == alone.token_log_probabilities
 
 
 # --- with the Transformer -----------------------------------------------------------------------------------
@@ -293,7 +296,7 @@ def translate(model: Transformer, source: Tensor, beam_size: int) -> list[list[H
             TransformerScorer(model, source),
             start_id=0,
             eos_id=1,
-            longest=longest,
+            max_lengths=longest,
             beam_size=beam_size,
             n_best=beam_size,
         )
@@ -319,4 +322,4 @@ def test_reported_log_probabilities_are_those_of_the_whole_model_without_a_cache
             logits = model(source, torch.tensor([[0, *pieces[:-1]]]))
             logits[..., 0] = -math.inf  # padding is never written
         chosen = logits.log_softmax(-1)[0].gather(1, torch.tensor(pieces)[:, None])[:, 0]
-        assert list(found.piece_log_probabilities) == pytest.approx(chosen.tolist(), abs=1e-4)
+        assert list(found.token_log_probabilities) == pytest.approx(chosen.tolist(), abs=1e-4)

@@ -56,10 +56,10 @@ def test_whatever_is_written_is_a_tree_over_all_words_without_any_repair(seed: i
     rule = rule_for(*sentences)
     longest = torch.full((4,), 200)
     if beam_size == 1:
-        found = greedy_search(Noise(seed), start_id=0, eos_id=1, longest=longest, rules=[rule])
+        found = greedy_search(Noise(seed), start_id=0, eos_id=1, max_lengths=longest, rules=[rule])
     else:
         found = beam_search(
-            Noise(seed), start_id=0, eos_id=1, longest=longest, beam_size=beam_size, n_best=2, rules=[rule]
+            Noise(seed), start_id=0, eos_id=1, max_lengths=longest, beam_size=beam_size, n_best=2, rules=[rule]
         )
     for count, sentence, hypotheses in zip(words, sentences, found, strict=True):
         for hypothesis in hypotheses:

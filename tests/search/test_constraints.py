@@ -62,7 +62,7 @@ def test_any_way_to_write_a_phrase_will_do() -> None:
     assert matcher.missing(matcher.start) == 1
     assert follow(matcher, [5, 6]).unmet == follow(matcher, [7]).unmet == frozenset()
     assert matcher.missing(follow(matcher, [5])) == 1
-    assert matcher.wanted(follow(matcher, [5])) == {5, 6, 7}
+    assert matcher.next_tokens(follow(matcher, [5])) == {5, 6, 7}
 
 
 def test_a_phrase_whose_last_word_goes_on_is_not_met() -> None:
@@ -106,7 +106,7 @@ def test_following_agrees_with_looking(seed: int) -> None:
     ],
 )
 def test_places_are_shared_by_stages(sizes: dict[int, int], places: int, stages: int, expected: dict[int, int]) -> None:
-    assert allocate(sizes, places=places, stages=stages) == expected
+    assert allocate(sizes, slots=places, stages=stages) == expected
 
 
 # --- searching -----------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def search(
     tables: list[Tensor], wanted: list[list[Phrase]], *, beam_size: int, longest: int, n_best: int = 1
 ) -> list[list[Hypothesis]]:
     bounds = Bounds(START, END, torch.full((len(tables),), longest))
-    selection = ConstrainedSelection(wanted, longest=[longest] * len(tables), beam_size=beam_size, eos_id=END)
+    selection = ConstrainedSelection(wanted, max_lengths=[longest] * len(tables), beam_size=beam_size, eos_id=END)
     beam = Beam(beam_size=beam_size, n_best=n_best, alpha=0.0)
     return run(BeamSearch(BigramScorer(tables), bounds, beam, selection=selection))
 

@@ -282,7 +282,7 @@ def test_matrices_that_are_made_orthogonal_some_at_a_time_move_as_all_at_once(
 ) -> None:
     moved = []
     for most in (1 << 22, 100):
-        monkeypatch.setattr("transduce.training.muon._MOST_ELEMENTS", most)
+        monkeypatch.setattr("transduce.training.muon._MAX_ELEMENTS", most)
         model = make_model()
         take_step(model, FlatOptimizer(model, make_settings(optimizer="muon"), torch.float32))
         moved.append(dict(model.named_parameters()))

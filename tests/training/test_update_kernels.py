@@ -11,7 +11,7 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.training.layer import NativeTraining
-from transduce.model.backend import AdamNumbers, UpdatedVectors, training_with
+from transduce.model.backend import AdamScalars, UpdatedVectors, using_backend
 from transduce.training.optimizer import FlatUpdate
 from transduce.training.settings import ResolvedTraining
 
@@ -34,7 +34,7 @@ def updated(settings: ResolvedTraining, kernels: NativeTraining | None, *, bf16:
     update = FlatUpdate(master, gradient, shapes, settings, matrices, working=working)
     for rate in (0.1, 0.01, 0.02):
         gradient += torch.randn(229) * 3
-        with training_with(kernels):
+        with using_backend(kernels):
             update.update(float(gradient.norm()) / 7, 7, rate, 0.1)
         assert not gradient.any()
     assert update.updates == 3
@@ -72,5 +72,5 @@ def test_updates_of_vectors_that_do_not_fit_are_refused() -> None:
     vectors = UpdatedVectors(torch.zeros(20), torch.zeros(20), None, torch.zeros(20, dtype=torch.bfloat16))
     moments = torch.zeros(20), torch.zeros(19)
     with pytest.raises(ValueError, match=r"torch.float32 \(19,\) beside 20 parameters"):
-        KERNELS.update_by_adam(vectors, moments, AdamNumbers(1.0, 0.9, 0.98, 1e-3, 1.0, 1e-9), 0.9)
+        KERNELS.update_by_adam(vectors, moments, AdamScalars(1.0, 0.9, 0.98, 1e-3, 1.0, 1e-9), 0.9)
     assert not KERNELS.supports_update(vectors._replace(working=torch.zeros(20, dtype=torch.float16)))

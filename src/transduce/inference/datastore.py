@@ -1,6 +1,6 @@
-"""Build a datastore of sentence pairs for kNN retrieval during translation (`examples.py`).
+"""Build a datastore of sentence pairs for kNN retrieval during translation (`retrieval.py`).
 
-Legend: P pairs, N target positions of all pairs, D model width, V vocabulary.
+Legend: P pairs, N target positions of all pairs, D model width, V vocabulary size.
 """
 
 import math
@@ -187,7 +187,7 @@ class _Tuner:
         model, tokens = self._translator.model, torch.tensor(target_ids)
         with torch.inference_mode():
             on_device = states.to(model.source_weight), tokens.to(model.source_weight.device)
-            self.alone += token_log_probabilities(model, *on_device, model.config.never_written).tolist()
+            self.alone += token_log_probabilities(model, *on_device, model.config.forbidden_tokens).tolist()
         candidates = self._examples.retriever_of_pairs([pairs], torch.device("cpu"))
         labels, near = candidates.nearest(states[None])
         lengths = states.square().sum(-1, keepdim=True)

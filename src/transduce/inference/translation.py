@@ -1,4 +1,4 @@
-"""Define the results of translation."""
+"""Define the results of translation, complete or streamed."""
 
 import html
 from collections.abc import Sequence
@@ -9,8 +9,7 @@ from torch import Tensor
 from transduce.search.scorer import Hypothesis
 from transduce.text.vocabulary import Vocabulary
 
-# --- streaming ---
-# Show translations while they are generated.
+# --- streamed translations ---
 # Legend: W hypotheses of one sentence, t tokens so far.
 
 
@@ -47,7 +46,7 @@ class GrowingText:
         return new
 
 
-# --- translation ---
+# --- results ---
 
 
 class Alternative(msgspec.Struct, frozen=True):
@@ -124,7 +123,7 @@ def translation_from_hypotheses(source: str, hypotheses: Sequence[Hypothesis], v
         Alternative(
             text=vocabulary.decode(list(hypothesis.ids)),
             pieces=tuple(vocabulary.pieces(list(hypothesis.ids))),
-            piece_log_probabilities=hypothesis.piece_log_probabilities,
+            piece_log_probabilities=hypothesis.token_log_probabilities,
             score=hypothesis.score,
             ended=hypothesis.ended,
         )

@@ -121,5 +121,5 @@ def _cumulative(model: Transformer, memory: Tensor, mask: AttentionMask, leaves:
 
 def writable_logits(model: Transformer, hidden: Tensor) -> Tensor:
     """Return the logits that the search uses, float32 (W, T, V), with padding and start symbol at minus infinity."""
-    forbidden = torch.tensor(model.config.never_written, dtype=torch.int64, device=hidden.device)
+    forbidden = torch.tensor(model.config.forbidden_tokens, dtype=torch.int64, device=hidden.device)
     return model.project(hidden).float().index_fill(-1, forbidden, float("-inf"))

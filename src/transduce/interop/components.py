@@ -15,10 +15,9 @@ from transduce.errors import TransduceError
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
-from transduce.model.layer_graph import Table, why_not
-from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
+from transduce.model.layer_graph import Table, refusal
+from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, each_layer
 from transduce.model.positions import LearnedPositions, RelativePositions, SinusoidalPositions, sinusoids
-from transduce.model.stack import each_layer
 from transduce.model.transformer import Transformer
 
 # --- exported ---
@@ -109,7 +108,7 @@ def check_components(table: Table, model: nn.Module) -> None:
     Raises:
         TransduceError: a component of the model is not in the format's table.
     """
-    if (reason := why_not(table, model)) is not None:
+    if (reason := refusal(table, model)) is not None:
         raise TransduceError(f"The model cannot be exported, because {reason}.")
 
 

@@ -36,9 +36,9 @@ from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
-from transduce.model.layer_graph import settings_outside, table
-from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
-from transduce.model.stack import StackPositions, each_layer
+from transduce.model.layer_graph import table, unsupported_settings
+from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, StackPositions, each_layer
+from transduce.model.positions import RelativePositions
 from transduce.model.transformer import Transformer
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
@@ -82,7 +82,7 @@ def ctranslate2_obstacles(config: ModelConfig) -> list[str]:
         "final_norm": config.norm_order == "post" and config.has_final_norm,
     }
     return [
-        *settings_outside(CTRANSLATE2, config),
+        *unsupported_settings(CTRANSLATE2, config),
         *(name for name, is_unsupported in unsupported.items() if is_unsupported),
     ]
 
@@ -237,6 +237,7 @@ def _set_self_attention(spec: Any, attention: MultiHeadAttention, positions: Sta
     _set_linear(spec.linear[0], join([projections.query, projections.key, projections.value]))
     _set_linear(spec.linear[1], projections.output)
     if positions.relative is not None:
+        assert isinstance(positions.relative, RelativePositions)
         spec.relative_attention_bias = positions.relative.weight.detach()
         spec.relative_attention_max_distance = np.int32(positions.relative.max_distance)
 

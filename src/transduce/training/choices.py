@@ -9,11 +9,10 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from transduce.acceleration import why_no_kernels, why_no_triton
 from transduce.evaluation.scores import BLEU_WORDS
-from transduce.kernels.cuda.available import why_no_triton
-from transduce.kernels.select import why_no_kernels
 from transduce.machine import Precision
-from transduce.training.rates import MAX_DECAY, TOTAL_DECAY, decay_for_steps
+from transduce.training.rates import MAX_DECAY, TOTAL_DECAY, constant_weight_decay
 from transduce.training.schedule import ScheduleName, paper_peak
 from transduce.training.settings import BestBy, Kernels, OptimizerName
 
@@ -310,7 +309,7 @@ def choose_weight_decay(
         return Choice(
             None, f"{TOTAL_DECAY:g} / the sum of all steps' learning rates, once the number of steps is known"
         )
-    decay = decay_for_steps(steps, schedule=schedule, peak=learning_rate, warmup_steps=warmup_steps)
+    decay = constant_weight_decay(steps, schedule=schedule, peak=learning_rate, warmup_steps=warmup_steps)
     reason = f"{TOTAL_DECAY:g} / the sum of the learning rates of {steps:,} steps"
     if decay == MAX_DECAY / learning_rate:
         reason += f", at most {MAX_DECAY:g} / the highest"

@@ -57,7 +57,7 @@ class _OpenedModel:
         if content is None:
             return
         if self.config.kind == "transformer":
-            content["bad_words_ids"] = [[id] for id in self.config.never_written] or None
+            content["bad_words_ids"] = [[id] for id in self.config.forbidden_tokens] or None
         if forced:
             content["forced_bos_token_id"] = forced[0]
         self.model.generation_config = import_extra("transformers", "hf").GenerationConfig(**content)

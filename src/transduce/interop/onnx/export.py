@@ -49,10 +49,9 @@ from transduce.model.build import Model
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
-from transduce.model.layer_graph import settings_outside, table
-from transduce.model.layers import EncoderLayer
+from transduce.model.layer_graph import table, unsupported_settings
+from transduce.model.layers import EncoderLayer, each_layer
 from transduce.model.recurrent import Recurrent
-from transduce.model.stack import each_layer
 from transduce.model.transformer import Transformer
 
 # --- onnx single ---
@@ -151,7 +150,7 @@ def onnx_obstacles(config: ModelConfig) -> list[str]:
     """Return the names of settings of this configuration that the ONNX export does not support; empty if it supports
     all.
     """
-    return settings_outside(ONNX, config)
+    return unsupported_settings(ONNX, config)
 
 
 def write_onnx(model: Model, folder: Path) -> None:

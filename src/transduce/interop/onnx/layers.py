@@ -22,15 +22,13 @@ from transduce.interop.components import (
     projections_of,
 )
 from transduce.interop.onnx.graph import Graph, lowest
-from transduce.model.attention import MultiHeadAttention
+from transduce.model.attention import MultiHeadAttention, ScoredAttention
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
-from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
+from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, StackPositions
 from transduce.model.norms import BatchNorm
 from transduce.model.positions import RelativePositions
-from transduce.model.scores import ScoredAttention
-from transduce.model.stack import StackPositions
 
 # --- components ---------------------------------------------------------------------------------------------------
 # The model's components as ONNX operators, one function per component.
@@ -39,7 +37,7 @@ from transduce.model.stack import StackPositions
 
 
 class Context(NamedTuple):
-    """Inputs that the self-attention of all layers of a stack shares, as in `model.stack.StackPositions`."""
+    """Inputs that the self-attention of all layers of a stack shares, as in `model.layers.StackPositions`."""
 
     bias: str
     """A bias on the attention scores, broadcastable to (B, H, T, L)."""
@@ -253,7 +251,7 @@ def _share(graph: Graph, x: str, attention: MultiHeadAttention) -> str:
 
 
 def _scores(graph: Graph, query: str, keys: str, score: ScoredAttention | None, width: int) -> str:
-    """Add the attention scores before the bias, (B, H, T, L), as in `model.scores.ScoredAttention`."""
+    """Add the attention scores before the bias, (B, H, T, L), as in `model.attention.ScoredAttention`."""
     scale = width**-0.5
     if score is not None and score.vector is not None:
         pairs = graph.apply("Add", graph.unsqueeze(query, 3), graph.unsqueeze(keys, 2))  # (B, H, T, L, K)
@@ -391,6 +389,7 @@ def build_context(
         masks.append(graph.apply("LessOrEqual", graph.apply("Abs", distance), graph.integer(config.attention_window)))
     bias = build_bias(graph, reduce(lambda left, right: graph.apply("And", left, right), masks))
     if stack.relative is not None:
+        assert isinstance(stack.relative, RelativePositions)
         bias = graph.apply("Add", bias, _relative_bias(graph, stack.relative, distance))
     rotation = None
     if stack.rotary is not None:

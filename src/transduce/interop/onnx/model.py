@@ -123,12 +123,12 @@ class OnnxModel:
 class OnnxLanguageModel:
     """Implements `ExportedModel` for a decoder-only language model."""
 
-    def __init__(self, folder: Path, *, threads: int, never_written: int) -> None:
-        """Open the graph of a folder; `never_written` is the id of the unknown token, which the search must not
+    def __init__(self, folder: Path, *, threads: int, forbidden_tokens: int) -> None:
+        """Open the graph of a folder; `forbidden_tokens` is the id of the unknown token, which the search must not
         generate.
         """
         self._graph = _Session(folder / MODEL, threads)
-        self._never = never_written
+        self._never = forbidden_tokens
 
     def decode(
         self, ids: NDArray[np.int64], positions: NDArray[np.int64], known: Arrays

@@ -131,7 +131,7 @@ def build_recurrent_decoder(model: Recurrent) -> Graph:
     parts = [graph.apply("Squeeze", x, graph.integers(1))]  # (B, D) each
     if context is not None:
         parts.append(context)
-    if attention is not None and model.looks_before:
+    if attention is not None and model.attends_first:
         parts.append(attention.build(states[-1].hidden))
     if config.input_feeding:
         parts.append(graph.add_input("past_attentional", np.float32, ("batch", width)))
@@ -141,7 +141,7 @@ def build_recurrent_decoder(model: Recurrent) -> Graph:
         y, new_state = _build_step(graph, y, layer, state)
         new_states.append(new_state)
     if model.attentional is not None and attention is not None:
-        attended = parts[-1] if model.looks_before else attention.build(y)
+        attended = parts[-1] if model.attends_first else attention.build(y)
         joined = graph.apply("Concat", attended, y, attributes={"axis": -1})
         y = graph.apply("Tanh", build_linear(graph, joined, linear_of(model.attentional)))
     hidden = graph.unsqueeze(build_finish(graph, y, config), 1)  # (B, 1, D)
