@@ -84,13 +84,13 @@ class AmxGemmEmitter(GemmEmitter):
         amx.release(self.k)
         self.k.store_fence()
 
-    def multiply_lower(self, gemm: Gemm, thread: Value, threads: Value) -> None:
+    def multiply_lower_triangle(self, gemm: Gemm, thread: Value, threads: Value) -> None:
         """Emit the part of a square result on and below the diagonal."""
         amx.configure(self.k)
         super().multiply_lower_triangle(gemm, thread, threads)
         amx.release(self.k)
 
-    def add_up(self, gemm: Gemm, given: Gradient, thread: Value, threads: Value) -> None:
+    def accumulate_gradient(self, gemm: Gemm, given: Gradient, thread: Value, threads: Value) -> None:
         """Emit out += gradientᵀ · panels, and add the gradient's column sums where these are requested."""
         k = self.k
         with k.when(k.build.or_(k.is_nonzero(gemm.out), k.is_nonzero(given.sums))):
