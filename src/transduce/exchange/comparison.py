@@ -28,7 +28,7 @@ TOLERANCE = 1e-4
 # Quantized weights change log-probabilities by some thousandths of a nat on average; a broken model, by whole nats.
 QUANTIZED_TOLERANCE = 0.5
 _SENTENCES_AT_ONCE = 16
-_MOST_RANDOM_TOKENS = 12
+_MAX_RANDOM_TOKENS = 12
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +86,7 @@ def compare_models(
     for first in range(0, len(sources), _SENTENCES_AT_ONCE):
         batch = sources[first : first + _SENTENCES_AT_ONCE]
         translations = own.translate(batch, max_tokens)
-        drawn = [draw.choices(tokens, k=draw.randint(0, min(_MOST_RANDOM_TOKENS, max_tokens))) for _ in batch]
+        drawn = [draw.choices(tokens, k=draw.randint(0, min(_MAX_RANDOM_TOKENS, max_tokens))) for _ in batch]
         comparison.own_differences += _differences(own, other, batch, translations, first)
         comparison.random_differences += _differences(own, other, batch, drawn, first)
         comparison.agreeing += [

@@ -14,7 +14,7 @@ from torch import Tensor
 from transduce.acceleration import find_batch_search
 from transduce.errors import TransduceError
 from transduce.inference.batch_invariance import (
-    MOST_SENTENCES,
+    MAX_SENTENCES,
     BatchInvariantScorer,
     batch_invariant_scorer,
     common_padded_length,
@@ -330,10 +330,10 @@ def max_sentences(search: SearchSettings, examples: NeighborIndex | None) -> int
         TransduceError: the search settings cannot be combined with kNN retrieval.
     """
     if examples is None:
-        return MOST_SENTENCES if search.strict else None
+        return MAX_SENTENCES if search.strict else None
     if search.strict:
         raise TransduceError("`strict` cannot be combined with a datastore: leave one of them out.")
-    return examples.most_sentences
+    return examples.max_sentences
 
 
 def max_model_positions(models: Sequence[EncoderDecoder]) -> int:

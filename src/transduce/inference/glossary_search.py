@@ -85,7 +85,7 @@ def attach_phrases(
     return [part if part.number else part._replace(phrases=tokenized[part.sentence]) for part in parts]
 
 
-def parts_lacking_terms(
+def parts_missing_terms(
     parts: Sequence[Part],
     found: Mapping[tuple[int, int], Translation],
     glossary: Glossary,
@@ -186,7 +186,7 @@ def _location_prefix(term: Term) -> str:
 
 
 # Lower minimum loss of a word that stands for a term, used if the second search gave no good result.
-_FEWEST_NATS = 0.25
+_MIN_NATS = 0.25
 _ENDS = re.compile(r"[.!?。！？…][\"'”’»)）」』]*\s*$")
 
 Translations = dict[tuple[int, int], Translation]
@@ -213,7 +213,7 @@ def translate_with_terms(
     """
     current = {part.key: found[part.key] for part in parts if part.key in found}
     current |= insert_terms(parts, current, glossary, search, model)
-    second = search_again(parts_lacking_terms(parts, current, glossary, search, model.vocabulary))
+    second = search_again(parts_missing_terms(parts, current, glossary, search, model.vocabulary))
     acceptable = {
         key: _without_faults(current[key].text, translation, glossary)
         for key, translation in second.items()
@@ -222,7 +222,7 @@ def translate_with_terms(
     failed = [
         part for part in parts if part.key in acceptable and _only_appends(current[part.key].text, acceptable[part.key])
     ]
-    inserted = insert_terms(failed, current, glossary, search, model, min_loss=_FEWEST_NATS)
+    inserted = insert_terms(failed, current, glossary, search, model, min_loss=_MIN_NATS)
     return {
         key: inserted.get(key) or choose_most_terms(translation, acceptable.get(key), glossary)
         for key, translation in current.items()

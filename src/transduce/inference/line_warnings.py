@@ -11,7 +11,7 @@ from transduce.model_folder.safety import read_json
 from transduce.text.sentences import find_lost_sentences
 
 Languages = tuple[str | None, str | None]
-MOST_SHOWN = 5  # line numbers
+MAX_SHOWN = 5  # line numbers
 
 
 class LineWarnings:
@@ -94,8 +94,8 @@ def _plural(reason: str) -> str:
 
 
 def _lines(numbers: list[int]) -> str:
-    shown = ", ".join(f"{number:,}" for number in numbers[:MOST_SHOWN])
+    shown = ", ".join(f"{number:,}" for number in numbers[:MAX_SHOWN])
     if len(numbers) == 1:
         return f"line {shown}"
-    more = ", …" if len(numbers) > MOST_SHOWN else ""
+    more = ", …" if len(numbers) > MAX_SHOWN else ""
     return f"{len(numbers):,} lines ({shown}{more})"

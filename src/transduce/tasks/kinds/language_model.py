@@ -50,7 +50,7 @@ from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, projected_cross_entropy
 from transduce.training.prefetch import to_device
 
-USUAL_CONTEXT = 256
+DEFAULT_CONTEXT = 256
 # Without a dev set, the end of the text is held out: this share of its tokens, up to a maximum.
 _DEV_SHARE = 0.1
 _MAX_DEV_TOKENS = 1_000_000
@@ -190,7 +190,7 @@ class LanguageModel(TextKind):
 
     def context(self, task: TaskSettings) -> int:
         """Return the number of tokens in a window."""
-        return USUAL_CONTEXT if task.context is None else task.context
+        return DEFAULT_CONTEXT if task.context is None else task.context
 
     def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
         """Return the configuration unchanged, and check its positions.
@@ -228,7 +228,9 @@ class LanguageModel(TextKind):
         """Return one batch, because all batches have the same size."""
         return [self.plan(corpus, resolved).largest_batches()]
 
-    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement) -> LanguageModelDevSet:
+    def validation(
+        self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement
+    ) -> LanguageModelDevSet:
         """Return the dev set: consecutive windows of the dev text."""
         context = self.context(resolved.task)
         _, dev = split_stream(corpus)
@@ -238,7 +240,7 @@ class LanguageModel(TextKind):
             batches,
             corpus.tokenizer.target,
             dtype=model_dtype(resolved),
-            device=place.device,
+            device=placement.device,
         )
 
     def describe_size(self, corpus: TaskCorpus) -> str:
@@ -249,19 +251,21 @@ class LanguageModel(TextKind):
         """Return the model card during training, without scores."""
         return _card(corpus, resolved, step, None)
 
-    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement, step: int | None) -> Outcome:
+    def finish(
+        self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
+    ) -> Outcome:
         """Measure perplexity and bits per character of the best model and write the final model card."""
         generator = load_generator(
-            place.folder, precision=resolved.training.precision, device=place.device, threads=place.threads
+            placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
         )
-        event = self.validation(corpus, resolved, place).validate(generator.model.state_dict(), step or 0)
+        event = self.validation(corpus, resolved, placement).validate(generator.model.state_dict(), step or 0)
         summary = (
             f"Dev text: {event.loss:.3f} nats a token (perplexity {event.perplexity:.2f}), "
             f"{event.scores[BITS_PER_CHARACTER]:.3f} bits a character"
         )
         return Outcome(
             measured=f"{summary}.",
-            hint=f'Try: transduce generate {place.folder} "the beginning"',
+            hint=f'Try: transduce generate {placement.folder} "the beginning"',
             files={
                 "README.md": _card(corpus, resolved, step, summary).encode(),
                 "dev_score.json": msgspec.json.format(msgspec.json.encode(event)),

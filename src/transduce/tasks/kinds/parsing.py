@@ -132,7 +132,7 @@ class Parsing(Translation):
         return Choice("loss", "no dev sentence is parsed")
 
     def validation(  # type: ignore[override]
-        self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement
+        self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement
     ) -> ParsingDevSet:
         """Return the dev set: the loss of all trees, and greedy parses of some."""
         assert corpus.dev is not None
@@ -144,7 +144,7 @@ class Parsing(Translation):
             batches=dev_batches(corpus.dev),
             target_language=None,
             dtype=model_dtype(resolved),
-            device=place.device,
+            device=placement.device,
         )
         return ParsingDevSet(inner, dev_trees(corpus)[: resolved.training.translate_dev])
 
@@ -160,17 +160,19 @@ class Parsing(Translation):
         """Return the model card during training, without scores."""
         return self._card(corpus, resolved, step, None)
 
-    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement, step: int | None) -> Outcome:
+    def finish(
+        self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
+    ) -> Outcome:
         """Measure the bracket F1 of the best model and write the final model card."""
         parser = load_parser(
-            place.folder, precision=resolved.training.precision, device=place.device, threads=place.threads
+            placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
         )
         references = dev_trees(corpus)
         parses = parser.parse([reference.words() for reference in references])
         report = score_trees([parse.tree for parse in parses], references)
         return Outcome(
             measured=f"Dev set, labelled brackets, beam {parser.search.beam_size}:\n{report}",
-            hint=f'Try: echo "The cat sleeps ." | transduce parse {place.folder}',
+            hint=f'Try: echo "The cat sleeps ." | transduce parse {placement.folder}',
             files={
                 "README.md": self._card(corpus, resolved, step, report).encode(),
                 "dev_score.json": msgspec.json.format(msgspec.json.encode(report)),
