@@ -95,10 +95,10 @@ class Denoising(TextKind):
     task_settings = ("noise",)
     unused_filters = ("drop_identical",)
 
-    def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
+    def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
         """Convert JSON lines to a file with one text per line."""
         text_only(settings.data, "denoising model")
-        return write_texts(settings.data, folder, anew=anew)
+        return write_texts(settings.data, folder, overwrite=overwrite)
 
     def text(self, data: DataSettings) -> TaskText:
         """Return the text, one per line; some lines are held out if there is no dev set."""

@@ -95,19 +95,19 @@ _MAX_DEV_SENTENCES = 2_000
 _MIN_SENTENCES = 4
 
 
-def write_sentences(files: Sequence[str], chosen: Format, path: Path, *, anew: bool) -> str:
+def write_sentences(files: Sequence[str], chosen: Format, path: Path, *, overwrite: bool) -> str:
     """Write the sentences of texts to a file, with an empty line after each document, and return the file's path.
 
     Args:
         files: files of text.
         chosen: format of the files; "auto": by their suffixes.
         path: the file to write, one sentence per line.
-        anew: overwrite an existing file.
+        overwrite: write the file even if it exists.
 
     Raises:
         TransduceError: a text cannot be read, or there is none.
     """
-    if anew or not path.exists():
+    if overwrite or not path.exists():
         documents = (document for file in files for document in _documents(file, chosen))
         content = "".join("\n".join([*document, "", ""]) for document in documents)
         if not content:

@@ -128,10 +128,10 @@ class LanguageModel(TextKind):
     search_advice = "pass it to `transduce generate` each time"
     unused_filters = ("max_pieces", "max_length_ratio", "drop_empty", "drop_identical", "drop_duplicates")
 
-    def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
+    def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
         """Convert JSON lines to a file with one text per line."""
         text_only(settings.data, "language model")
-        return write_texts(settings.data, folder, anew=anew)
+        return write_texts(settings.data, folder, overwrite=overwrite)
 
     def text(self, data: DataSettings) -> TaskText:
         """Return all lines, including empty ones; only lines that cannot be decoded are left out."""

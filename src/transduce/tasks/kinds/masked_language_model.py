@@ -173,15 +173,15 @@ class MaskedLanguageModel(TextKind):
         """Return [CLS], [SEP] and [MASK]."""
         return SPECIAL_TOKENS
 
-    def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
+    def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
         """Join hard-wrapped lines and split sentences, into a file with one sentence per line."""
         text_only(settings.data, "masked language model")
         data = settings.data
         source, dev = data.source, data.dev_source
         if data.prepared is None:
-            source = (write_sentences(source, data.format, folder / _SENTENCES, anew=anew),)
+            source = (write_sentences(source, data.format, folder / _SENTENCES, overwrite=overwrite),)
         if dev:
-            dev = (write_sentences(dev, data.format, folder / _DEV_SENTENCES, anew=anew),)
+            dev = (write_sentences(dev, data.format, folder / _DEV_SENTENCES, overwrite=overwrite),)
         return msgspec.structs.replace(data, source=source, dev_source=dev, format="lines")
 
     def text(self, data: DataSettings) -> TaskText:

@@ -90,7 +90,7 @@ class Parsing(Translation):
     used_search_settings = ("beam_size", "length_penalty")
     unused_filters = ("max_length_ratio", "drop_identical")
 
-    def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
+    def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
         """Convert treebanks to files of sentences and linearized trees, one per line."""
         data = settings.data
         if not data.source:
@@ -104,7 +104,7 @@ class Parsing(Translation):
                     f"treebanks in `data.{name.replace('target', 'source')}`."
                 )
         parts = {"": data.source} | ({"dev-": data.dev_source} if data.dev_source else {})
-        if anew or not (folder / _SYMBOLS).exists():
+        if overwrite or not (folder / _SYMBOLS).exists():
             existing_runs = None if settings.start_from is None else existing_symbol_runs(Path(settings.start_from))
             write_parts(
                 parts, folder, tags=settings.task.tags is not False, merges=settings.task.merges, known=existing_runs

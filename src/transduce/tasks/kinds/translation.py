@@ -171,9 +171,9 @@ class Translation(TextKind):
         """Return the files of both sides; some pairs are held out if there is no dev set."""
         return pairs_of_files(data)
 
-    def read_text(self, settings: Settings, folder: Path, *, anew: bool) -> TaskText:
+    def read_text(self, settings: Settings, folder: Path, *, overwrite: bool) -> TaskText:
         """Add the tag of back-translated sources; it is left out with a base model, whose vocabulary may lack it."""
-        text = super().read_text(settings, folder, anew=anew)
+        text = super().read_text(settings, folder, overwrite=overwrite)
         tagged = bool(text.files.back_translated) and settings.start_from is None
         return msgspec.structs.replace(text, marks=(*text.marks, BACK_TRANSLATED)) if tagged else text
 
