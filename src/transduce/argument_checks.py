@@ -51,11 +51,11 @@ def as_phrases(value: Iterable[str]) -> list[str]:
     return as_texts(value)
 
 
-def one_per_sentence(what: str, sentences: int, value: Iterable[T]) -> list[T]:
+def one_per_sentence(description: str, sentences: int, value: Iterable[T]) -> list[T]:
     """Return a list with one item for each sentence.
 
     Args:
-        what: noun for one item, used in the error message.
+        description: noun for one item, used in the error message.
         sentences: number of sentences.
         value: the items, one for each sentence.
 
@@ -65,7 +65,7 @@ def one_per_sentence(what: str, sentences: int, value: Iterable[T]) -> list[T]:
     items = list(value)
     if len(items) != sentences:
         raise TransduceError(
-            f"Pass one {what} for each sentence: there are {sentences:,} sentences, but {len(items):,} of these."
+            f"Pass one {description} for each sentence: there are {sentences:,} sentences, but {len(items):,} of these."
         )
     return items
 
@@ -90,27 +90,27 @@ def as_integer(value: int, name: str, *, minimum: int, maximum: int | None = Non
     return int(value)
 
 
-def as_path(value: str | Path, what: str) -> Path:
-    """Return a path; `what` names the path in error messages. The path need not exist.
+def as_path(value: str | Path, description: str) -> Path:
+    """Return a path; `description` names the path in error messages. The path need not exist.
 
     Raises:
         TransduceError: the argument is not a path or is empty, which would mean the current folder.
     """
     if not isinstance(value, str | Path):
-        raise TransduceError(f"{what} must be a path, a `str` or a `Path`, but is {value!r}.")
+        raise TransduceError(f"{description} must be a path, a `str` or a `Path`, but is {value!r}.")
     if value == "":
-        raise TransduceError(f"{what} is an empty text: pass `.` for the current folder.")
+        raise TransduceError(f"{description} is an empty text: pass `.` for the current folder.")
     return Path(value)
 
 
-def as_paths(value: str | Path | Sequence[str | Path], what: str) -> list[Path]:
-    """Return one path or several as a list of paths; `what` names the paths in error messages.
+def as_paths(value: str | Path | Sequence[str | Path], description: str) -> list[Path]:
+    """Return one path or several as a list of paths; `description` names the paths in error messages.
 
     Raises:
         TransduceError: an item is not a path or is empty.
     """
     if isinstance(value, str | Path):
-        return [as_path(value, what)]
+        return [as_path(value, description)]
     if not isinstance(value, Iterable) or isinstance(value, bytes | bytearray):
-        raise TransduceError(f"{what} must be a path, a `str` or a `Path`, or a list of them, but is {value!r}.")
-    return [as_path(each, what) for each in value]
+        raise TransduceError(f"{description} must be a path, a `str` or a `Path`, or a list of them, but is {value!r}.")
+    return [as_path(each, description) for each in value]

@@ -87,7 +87,7 @@ def attach_phrases(
 
 def parts_missing_terms(
     parts: Sequence[Part],
-    found: Mapping[tuple[int, int], Translation],
+    translations: Mapping[tuple[int, int], Translation],
     glossary: Glossary,
     search: SearchSettings,
     vocabulary: Vocabulary,
@@ -99,14 +99,18 @@ def parts_missing_terms(
 
     Args:
         parts: parts of sentences.
-        found: translations by the parts' keys; parts that were not decoded are missing.
+        translations: translations by the parts' keys; parts that were not decoded are missing.
         glossary: the glossary, already checked.
         search: the search settings of the second search.
         vocabulary: the target vocabulary.
     """
     tokenized, again = check_glossary(glossary, search, vocabulary), []
     for part in parts:
-        texts = [alternative.text for alternative in found[part.key].alternatives] if part.key in found else []
+        texts = (
+            [alternative.text for alternative in translations[part.key].alternatives]
+            if part.key in translations
+            else []
+        )
         if texts and all(glossary.missing(part.text, text) for text in texts):
             phrases = (*part.phrases, *(tokenized[term.source] for term in glossary.find(part.text)))
             most = MAX_TERM_TOKENS if search.max_length is None else search.max_length - len(part.prefix) - 1
@@ -195,7 +199,7 @@ Translations = dict[tuple[int, int], Translation]
 
 def translate_with_terms(
     parts: Sequence[Part],
-    found: Mapping[tuple[int, int], Translation],
+    translations: Mapping[tuple[int, int], Translation],
     glossary: Glossary,
     search: SearchSettings,
     model: TermModel,
@@ -205,13 +209,13 @@ def translate_with_terms(
 
     Args:
         parts: parts of sentences.
-        found: translations by the parts' keys; parts that were not decoded are missing.
+        translations: translations by the parts' keys; parts that were not decoded are missing.
         glossary: the glossary.
         search: the search settings.
         model: the model that made the translations.
         search_again: translates parts again, with additional required phrases.
     """
-    current = {part.key: found[part.key] for part in parts if part.key in found}
+    current = {part.key: translations[part.key] for part in parts if part.key in translations}
     current |= insert_terms(parts, current, glossary, search, model)
     second = search_again(parts_missing_terms(parts, current, glossary, search, model.vocabulary))
     acceptable = {

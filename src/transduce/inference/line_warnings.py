@@ -54,24 +54,24 @@ class LineWarnings:
 
 
 def with_warnings(
-    found: Iterable[tuple[Portion, str]], languages: Callable[[], Languages], *, is_line_by_line: bool
+    portions: Iterable[tuple[Portion, str]], languages: Callable[[], Languages], *, is_line_by_line: bool
 ) -> Iterator[tuple[Portion, str]]:
     """Yield translated portions unchanged, and finally write warnings about their lines to standard error.
 
     Args:
-        found: portions, and the text that is written for each.
+        portions: portions, and the text that is written for each.
         languages: returns source and target language; called after the first portion, when the model folder is
             validated.
         is_line_by_line: whether exactly one line is written for each input line, not several alternatives.
     """
     warnings = None
-    for portion, text in found:
+    for portion, text in portions:
         warnings = warnings or LineWarnings(*languages())
         yield portion, text
         translations: list[str] | list[None]
         translations = text.split("\n") if is_line_by_line else [None] * len(portion.lines)
-        for place, line, translation in zip(portion.indices, portion.lines, translations, strict=False):
-            warnings.add(place + 1, line, translation)
+        for index, line, translation in zip(portion.indices, portion.lines, translations, strict=False):
+            warnings.add(index + 1, line, translation)
     sys.stderr.write(str(warnings or ""))
 
 

@@ -79,7 +79,7 @@ class _Position(NamedTuple):
 
 def insert_terms(
     parts: Sequence[Part],
-    found: Mapping[tuple[int, int], Translation],
+    translations: Mapping[tuple[int, int], Translation],
     glossary: Glossary,
     search: SearchSettings,
     model: TermModel,
@@ -89,7 +89,7 @@ def insert_terms(
 
     Args:
         parts: parts of sentences.
-        found: translations by the parts' keys; parts that were not decoded are missing.
+        translations: translations by the parts' keys; parts that were not decoded are missing.
         glossary: the glossary.
         search: the search settings; length limits and forbidden texts apply to the results, too.
         model: the model that made the translations.
@@ -105,8 +105,8 @@ def insert_terms(
     drafts = [
         Draft(part, alternative)
         for part in parts
-        if part.key in found and not part.prefix and not part.phrases and len(part.ids) <= MAX_TOKENS
-        for alternative in found[part.key].alternatives
+        if part.key in translations and not part.prefix and not part.phrases and len(part.ids) <= MAX_TOKENS
+        for alternative in translations[part.key].alternatives
         if alternative.ended
         and len(alternative.pieces) < model.max_tokens // 2
         and glossary.missing(part.text, alternative.text)
@@ -121,8 +121,12 @@ def insert_terms(
     lacking = {(draft.part.key, draft.alternative) for draft in drafts}
     return {
         key: _with_alternatives(
-            found[key],
-            [changed.get(one, one) for one in found[key].alternatives if one in changed or (key, one) not in lacking],
+            translations[key],
+            [
+                changed.get(one, one)
+                for one in translations[key].alternatives
+                if one in changed or (key, one) not in lacking
+            ],
         )
         for key, changed in better.items()
     }

@@ -96,7 +96,7 @@ class _PackedBatches(attention.PackedHeads):
         return (
             isinstance(model, Transformer)
             and model.config.can_be_packed
-            and self.suits_heads(model.config, longest, model.source_weight)
+            and self.supports_heads(model.config, longest, model.source_weight)
             and is_known(model)
         )
 

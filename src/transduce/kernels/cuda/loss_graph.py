@@ -136,9 +136,9 @@ class _RecordedLoss:
         self._recorder.sequence_number += 1
         return self._recorder.sequence_number, (self._out[0].clone(), self._out[1].clone())
 
-    def run_backward(self, turn: int, slope: Tensor) -> None:
-        """Run the backward pass of loss number `turn`, given the gradient of its total."""
-        if turn != self._recorder.sequence_number:
+    def run_backward(self, replay: int, slope: Tensor) -> None:
+        """Run the backward pass of loss number `replay`, given the gradient of its total."""
+        if replay != self._recorder.sequence_number:
             raise RuntimeError(
                 "the gradients of this batch are gone: they were computed before, or another batch's loss was computed"
             )

@@ -272,7 +272,7 @@ class TaskKind(ABC, Generic[C]):
                 "of them."
             )
 
-    def complete_settings(self, task: TaskSettings, kept: ModelConfig) -> TaskSettings:  # noqa: ARG002
+    def complete_settings(self, task: TaskSettings, base_config: ModelConfig) -> TaskSettings:  # noqa: ARG002
         """Complete the task's settings by values that the base model's configuration determines."""
         return task
 

@@ -182,11 +182,11 @@ class LanguageModel(TextKind):
         """Choose the number of steps by the number of tokens."""
         return choose_language_model_steps(epoch_tokens, batch_tokens)
 
-    def complete_settings(self, task: TaskSettings, kept: ModelConfig) -> TaskSettings:
+    def complete_settings(self, task: TaskSettings, base_config: ModelConfig) -> TaskSettings:
         """Set the context to the number of the base model's learned positions, if it has them."""
-        if task.context is not None or kept.positions != "learned":
+        if task.context is not None or base_config.positions != "learned":
             return task
-        return msgspec.structs.replace(task, context=kept.max_positions)
+        return msgspec.structs.replace(task, context=base_config.max_positions)
 
     def context(self, task: TaskSettings) -> int:
         """Return the number of tokens in a window."""

@@ -213,13 +213,13 @@ class MaskedLanguageModel(TextKind):
         own = {"max_positions": _context(task), "num_labels": 2 if _has_next_sentence(task) else 0}
         return BERT | own | ({} if _has_next_sentence(task) else {"pooler": False})
 
-    def complete_settings(self, task: TaskSettings, kept: ModelConfig) -> TaskSettings:
+    def complete_settings(self, task: TaskSettings, base_config: ModelConfig) -> TaskSettings:
         """Return the settings unchanged, and check that the base model can predict masked tokens.
 
         Raises:
             TransduceError: the base model has no masked-language-model head, such as Hugging Face's `BertModel`.
         """
-        if not (kept.masked_language_head or kept.num_labels):  # adapt_model reports classifiers
+        if not (base_config.masked_language_head or base_config.num_labels):  # adapt_model reports classifiers
             raise TransduceError(
                 "A masked language model needs a head for masked tokens, but the base model has none, only states: "
                 "start from one that has it, such as a BertForMaskedLM."

@@ -32,7 +32,9 @@ def write_texts(data: DataSettings, folder: Path, *, overwrite: bool) -> DataSet
     source, dev = data.source, data.dev_source
     if overwrite and data.prepared is None:
         source = tuple(_lines_of(path, data.format, folder / f"text-{n}.txt") for n, path in enumerate(source, 1))
-    dev = tuple(_lines_of(path, data.format, folder / f"dev-text-{n}.txt", overwrite=overwrite) for n, path in enumerate(dev, 1))
+    dev = tuple(
+        _lines_of(path, data.format, folder / f"dev-text-{n}.txt", overwrite=overwrite) for n, path in enumerate(dev, 1)
+    )
     return msgspec.structs.replace(data, source=source, dev_source=dev, format="lines")
 
 

@@ -552,12 +552,12 @@ def _log_unused(settings: Settings, choice_log: ChoiceLog) -> None:
             choice_log.record(f"model.{name}", None, Choice(value, reason))
 
 
-def check_consistency(settings: Settings, kept: ModelConfig | None, machine: Machine) -> None:
+def check_consistency(settings: Settings, base_config: ModelConfig | None, machine: Machine) -> None:
     """Refuse contradictory settings of model and training, whatever the corpus.
 
     Args:
         settings: the user's settings.
-        kept: the configuration of the base model, if there is one.
+        base_config: the configuration of the base model, if there is one.
         machine: the machine that trains.
 
     Raises:
@@ -565,8 +565,8 @@ def check_consistency(settings: Settings, kept: ModelConfig | None, machine: Mac
     """
     model = (
         _trial_model(settings)
-        if kept is None
-        else keep_base_config(settings, kept, str(settings.start_from), ChoiceLog())
+        if base_config is None
+        else keep_base_config(settings, base_config, str(settings.start_from), ChoiceLog())
     )
     check_training(settings, model, machine)
     if kind_of(settings.task.kind).writes_translations:
