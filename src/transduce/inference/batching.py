@@ -1,7 +1,7 @@
 """Decode several batches in parallel, each on one thread.
 
 Threads that share a batch synchronize several times in each layer; threads with their own batches do not
-(docs/benchmarks.md). The translations are the same either way.
+(docs/results.md). The translations are the same either way.
 """
 
 import re

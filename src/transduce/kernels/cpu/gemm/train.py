@@ -1,7 +1,7 @@
 """Emit the training GEMM for float32, for processors without faster formats.
 
 A library's float32 GEMM does not fuse biases, ReLU or the summation of gradients, each of which takes a pass of its
-own. These kernels fuse them and multiply as fast (docs/benchmarks.md).
+own. These kernels fuse them and multiply as fast (docs/results.md).
 """
 
 from collections.abc import Callable, Sequence
