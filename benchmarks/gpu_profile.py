@@ -23,7 +23,7 @@ from training_ceiling import wait
 from training_settings import RATE, Present, batch_of, config_of, optimizer_settings
 from training_speed import SIZES, Size, make_work, write_batches
 
-from transduce.kernels.select import find_batch_search, kernels_of_training, start_fast
+from transduce.kernels.select import find_batch_search, kernels_for_training, start_fast
 from transduce.machine import DTYPES, detect_machine
 from transduce.model.backend import using_backend
 from transduce.model.batch_search import SearchBounds
@@ -87,7 +87,7 @@ def training_rows(size: Size, device: str, path: Path, *, record: bool) -> list[
         optimizer.step(loss.tokens, RATE)
         parts[:] += np.diff([*times, time.perf_counter()])
 
-    kernels = kernels_of_training(choose_kernels(device, machine.threads).value, device)
+    kernels = kernels_for_training(choose_kernels(device, machine.threads).value, device)
     with using_backend(kernels):
         for number in range(3 * len(batches)):  # launched, recorded, played
             step(number)
@@ -132,8 +132,8 @@ def decoding_rows(size: Size, device: str, beam_size: int) -> list[Row]:
             raise SystemExit("There is no search in one program here: it takes a GPU with Triton, or the extra `fast`.")
         search.advance(1 << 30)
         times.append(time.perf_counter())
-        for place in range(count):
-            search.found(place, 1)
+        for index in range(count):
+            search.finished(index, 1)
         times.append(time.perf_counter())
         return list(np.diff(times) * 1e3)
 

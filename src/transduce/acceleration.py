@@ -22,26 +22,26 @@ from transduce.model.transformer import DecodingState
 if TYPE_CHECKING:
     from transduce.kernels.cpu.decoding.state import NativeState
     from transduce.kernels.cpu.logits import NativeReductions
-    from transduce.kernels.prepacked import MakeProduct
+    from transduce.kernels.prepacked import MakeLinear
 
 __all__ = [
-    "Packed",
+    "PrepackedModel",
+    "compiled_state",
     "decoded_model",
     "exact_projection",
     "find_batch_search",
     "forecast_decoder",
+    "has_compiled_steps",
     "has_kernels",
-    "has_programs",
+    "int8_linear_maker",
     "is_recording",
-    "kernels_of_training",
-    "make_twin",
-    "native_state",
-    "product_maker",
+    "kernels_for_training",
+    "make_inference_copy",
     "quantize",
     "search_reductions",
     "start_fast",
     "start_prompts",
-    "temporary_twin",
+    "temporary_inference_copy",
     "why_no_kernels",
     "why_no_triton",
 ]
@@ -52,21 +52,21 @@ try:
     from transduce.kernels.cuda.available import why_no_triton
     from transduce.kernels.cuda.graphs import is_recording
     from transduce.kernels.int8_fbgemm import quantize
-    from transduce.kernels.prepacked import Packed
+    from transduce.kernels.prepacked import PrepackedModel
     from transduce.kernels.select import (
+        compiled_state,
         decoded_model,
         exact_projection,
         find_batch_search,
         forecast_decoder,
+        has_compiled_steps,
         has_kernels,
-        has_programs,
-        kernels_of_training,
-        make_twin,
-        native_state,
-        product_maker,
+        int8_linear_maker,
+        kernels_for_training,
+        make_inference_copy,
         start_fast,
         start_prompts,
-        temporary_twin,
+        temporary_inference_copy,
         why_no_kernels,
     )
 except ModuleNotFoundError as missing:
@@ -75,7 +75,7 @@ except ModuleNotFoundError as missing:
 
     _Model = TypeVar("_Model", bound=nn.Module)
 
-    class Packed:  # type: ignore[no-redef]
+    class PrepackedModel:  # type: ignore[no-redef]
         """A model with prepacked weights; without kernels there is none."""
 
     class Selection(NamedTuple):
@@ -100,7 +100,7 @@ except ModuleNotFoundError as missing:
         """Return whether operations on a device are being recorded: only kernels record."""
         return False
 
-    def kernels_of_training(name: Literal["native", "torch"], device: str) -> TrainingKernels | None:  # noqa: ARG001
+    def kernels_for_training(name: Literal["native", "torch"], device: str) -> TrainingKernels | None:  # noqa: ARG001
         """Return the kernels of a run's setting, which can only be none.
 
         Raises:
@@ -110,7 +110,7 @@ except ModuleNotFoundError as missing:
             return None
         raise TransduceError(f"`training.kernels` is native, but {NO_KERNELS}: set it to torch.")
 
-    def product_maker() -> "MakeProduct":
+    def int8_linear_maker() -> "MakeLinear":
         """Refuse to make 8-bit weights, which need kernels.
 
         Raises:
@@ -119,16 +119,16 @@ except ModuleNotFoundError as missing:
         raise TransduceError(f"`precision` is int8, but {NO_KERNELS}: use fp32 or bf16.")
 
     def quantize(model: nn.Module, make: Any) -> NoReturn:  # type: ignore[no-redef]  # noqa: ARG001
-        """Refuse to make 8-bit weights, as `product_maker` does."""
-        product_maker()
+        """Refuse to make 8-bit weights, as `int8_linear_maker` does."""
+        int8_linear_maker()
         raise AssertionError
 
-    def make_twin(model: nn.Module, dtype: torch.dtype) -> None:
+    def make_inference_copy(model: nn.Module, dtype: torch.dtype) -> None:
         """Convert a model to a dtype; there are no prepacked weights to make."""
         model.to(dtype)
 
     @contextmanager
-    def temporary_twin(model: nn.Module) -> Iterator[None]:  # noqa: ARG001
+    def temporary_inference_copy(model: nn.Module) -> Iterator[None]:  # noqa: ARG001
         """Run the body of the `with` statement without prepacked weights."""
         yield
 
@@ -148,11 +148,11 @@ except ModuleNotFoundError as missing:
         """Read prompts (B, P) of these lengths (B,) by the model's own modules."""
         return model.start(prompt_ids, lengths)
 
-    def has_programs(model: EncoderDecoder) -> bool:  # noqa: ARG001
+    def has_compiled_steps(model: EncoderDecoder) -> bool:  # noqa: ARG001
         """Return whether compiled steps decode a model: without kernels, never."""
         return False
 
-    def native_state(state: DecodingState) -> "NativeState | None":  # noqa: ARG001
+    def compiled_state(state: DecodingState) -> "NativeState | None":  # noqa: ARG001
         """Return the state if compiled steps made it: without kernels, never."""
         return None
 

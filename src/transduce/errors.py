@@ -1,4 +1,4 @@
-"""The exception that is raised for every mistake a user can fix."""
+"""Errors that a user can fix: the exception for all of them, and the import of optional packages."""
 
 from importlib import import_module
 from typing import Any
@@ -12,16 +12,12 @@ class TransduceError(ValueError):
     """
 
 
-# --- packages ---
-# Packages that belong to extras: imported when they are used, and named where they are missing.
+# --- optional packages ---
+# Packages of an extra are imported when they are used; the error names the extra if they are missing.
 
 
 def import_extra(package: str, extra: str) -> Any:
-    """A package of one of transduce's extras.
-
-    Raises:
-        TransduceError: it is not installed.
-    """
+    """Import a package of one of transduce's extras."""
     try:
         return import_module(package)
     except ModuleNotFoundError as error:

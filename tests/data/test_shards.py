@@ -1,4 +1,4 @@
-"""A corpus in parts: whoever prepares them, merging gives the bytes of preparing it in one go."""
+"""Merging the parts of a corpus gives the same bytes as preparing it at once, on any machines."""
 
 import gzip
 import random

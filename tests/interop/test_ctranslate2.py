@@ -1,4 +1,4 @@
-"""CTranslate2 computes what we compute, with every brick that it has."""
+"""CTranslate2 computes the same as transduce, with every component that it has."""
 
 import json
 from collections.abc import Callable

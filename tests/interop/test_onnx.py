@@ -1,4 +1,4 @@
-"""The ONNX graphs compute what we compute, with every brick that there is and at all shapes."""
+"""The ONNX graphs compute the same as transduce, with every component and at all shapes."""
 
 from collections.abc import Callable
 from pathlib import Path

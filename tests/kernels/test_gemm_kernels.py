@@ -165,7 +165,7 @@ def test_a_projection_is_packed_once_for_all_rows(dtype: torch.dtype) -> None:
         x, gradient = random(positions, 64, dtype=dtype), random(positions, 160, dtype=dtype)
         out, by_x = x.new_empty(positions, 160), torch.empty_like(x)
         projection.logits(x, out)
-        projection.back(gradient, x, by_x, total)
+        projection.backward(gradient, x, by_x, total)
         assert_rounded_once(out, x.double() @ weight.double().t(), x.double().abs() @ weight.double().abs().t())
         exact = gradient.double() @ weight.double()
         assert_rounded_once(by_x, exact, gradient.double().abs() @ weight.double().abs())

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.kernels.select import has_kernels, kernels_of_training, start_fast, start_prompts
+from transduce.kernels.select import has_kernels, kernels_for_training, start_fast, start_prompts
 from transduce.model.backend import using_backend
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
@@ -298,7 +298,7 @@ def test_using_backend_kernels_computes_what_the_model_computes(kind: str, chang
     (own * weights).sum().backward()
     expected = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad()
-    with using_backend(kernels_of_training("native", "cpu")):
+    with using_backend(kernels_for_training("native", "cpu")):
         found = decoder_of(model, source)(target)
         (found * weights).sum().backward()
     close(found, own)

@@ -1,4 +1,4 @@
-"""Whoever watches a search sees every step, and has sentences given up at once."""
+"""An observer of a search sees every step, and can abandon sentences at once."""
 
 from collections.abc import Collection
 
@@ -102,7 +102,7 @@ def test_what_is_given_up_as_another_ends_keeps_what_it_has_by_generates_rules()
         search.advance()
     assert search.rows.tolist() == [1]
     search.abandon({1})
-    first, second = search.found()
+    first, second = search.results()
     assert first[0].ended
     assert second
     assert not any(each.ended for each in second)

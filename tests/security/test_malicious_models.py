@@ -317,13 +317,14 @@ def _(folder: Path) -> None:
 
 
 @attack(
-    "padding outside the vocabulary", r"`model\.pad_id` must be a piece of the target vocabulary, 0 to 299, but is 300"
+    "padding outside the vocabulary",
+    r"`model\.pad_id` must be a token id of the target vocabulary, 0 to 299, but is 300",
 )
 def _(folder: Path) -> None:
     change_config(folder, pad_id=300)
 
 
-@attack("negative id", r"`model\.eos_id` must be a piece of the target vocabulary, 0 to 299, but is -1")
+@attack("negative id", r"`model\.eos_id` must be a token id of the target vocabulary, 0 to 299, but is -1")
 def _(folder: Path) -> None:
     change_config(folder, eos_id=-1)
 

@@ -47,7 +47,7 @@ def request_(toy_corpus: Path, tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the other direction writes after its few steps is something, and never doubted."""
+    """What the other direction writes after its few steps is some text, and never has quality warnings."""
     original_load = module.load
 
     def load_writing(*arguments: Any, **options: Any) -> Translator:

@@ -1,4 +1,4 @@
-"""Time series from a table to a folder that foretells them."""
+"""Time series from a table to a folder that forecasts them."""
 
 import argparse
 import json

@@ -142,7 +142,7 @@ def test_each_batch_is_looked_at_in_another_thread() -> None:
     own = threading.current_thread()
 
     class Loss:
-        def look_ahead(self, batch: Pair) -> None:
+        def prefetch(self, batch: Pair) -> None:
             seen.append((batch, threading.current_thread() is not own))
 
     ahead = PrefetchedBatches(Counted(), Loss())

@@ -133,7 +133,7 @@ class OneOfTwo(Processes):
         self.own: list[Tensor] = []
         self._of_the_other = of_the_other
 
-    def begin_to_give(self, tensor: Tensor, source: int) -> None:
+    def start_broadcast(self, tensor: Tensor, source: int) -> None:
         self.own.append(tensor.clone())
         if source != self.rank and self._of_the_other:
             tensor.copy_(self._of_the_other[len(self.own) - 1])

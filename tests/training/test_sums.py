@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transduce.model import backend
 from transduce.model.backend import add_to
-from transduce.training import reduction
 from transduce.training.loss import projected_cross_entropy
 from transduce.training.optimizer import collect_gradients, discard_gradients, vector_norm
 
@@ -17,7 +17,7 @@ from transduce.training.optimizer import collect_gradients, discard_gradients, v
 @pytest.mark.parametrize("shape", [(7, 5), (40,), (3, 2, 4), (0, 4), ()])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_blocks_change_nothing(shape: Sequence[int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reduction, "_BLOCK_ELEMENTS", 16)
+    monkeypatch.setattr(backend, "_BLOCK_ELEMENTS", 16)
     part, before = torch.randn(shape).to(dtype), torch.randn(shape)
     total = before.clone()
     add_to(total, part)

@@ -51,8 +51,7 @@ from transduce.text.glossary import contains_phrase
 from transduce.text.vocabulary import Vocabulary
 from transduce.training.out_of_memory import explain_out_of_memory
 
-# --- exhaustion ---
-# Explain out-of-memory errors during search.
+# --- out-of-memory errors ---
 
 
 def explain_search_out_of_memory(search: SearchSettings) -> AbstractContextManager[None]:
@@ -63,8 +62,7 @@ def explain_search_out_of_memory(search: SearchSettings) -> AbstractContextManag
     )
 
 
-# --- search defaults ---
-# Read the default search settings of a model folder, and the maximum source length of its training.
+# --- default search settings ---
 
 
 _RUN_SETTINGS = "settings.toml"
@@ -145,13 +143,12 @@ class _Run(msgspec.Struct, frozen=True):
     data: _Data = _Data()
 
 
-# --- search program ---
-# Run greedy search and beam search without rules as one compiled search, in machine code or on a GPU.
+# --- compiled search ---
 # Legend: B sentences still in the batch, W hypotheses of each, t tokens so far.
 
 
 class CompiledSearch:
-    """Implements `loop.Search` as a compiled search, equal to `BeamSearch`, or to `Walk` for a beam of one."""
+    """A compiled search, equal to `BeamSearch`, or to `GreedySearch` for a beam of one (implements `scorer.Search`)."""
 
     def __init__(self, search: BatchSearch, bounds: Bounds, beam: Beam) -> None:
         """Wrap a compiled search at its first step."""
@@ -179,22 +176,22 @@ class CompiledSearch:
         live = tokens.gather(1, order)
         last = live[:, 0].clone()
         for row, index in enumerate(self.search.active.tolist()):
-            for finished in self.search.found(index, 1):
+            for finished in self.search.finished(index, 1):
                 last[row].fill_(self.eos_id)[: len(finished.tokens)] = torch.as_tensor(finished.tokens)
         return torch.cat([live, last[:, None]], dim=1)
 
-    def abandon(self, places: Collection[int]) -> None:
+    def abandon(self, sentences: Collection[int]) -> None:
         """Stop decoding the sentences with these indices; their live hypotheses become results."""
         active = self.search.active.tolist()
-        rows = [row for row, index in enumerate(active) if index in places]
+        rows = [row for row, index in enumerate(active) if index in sentences]
         if not rows:
             return
         for row, live in zip(rows, self.search.abandon(rows), strict=True):
-            results = [*self.search.found(active[row], self.beam.beam_size), *live]
+            results = [*self.search.finished(active[row], self.beam.beam_size), *live]
             hypotheses = [self._hypothesis(each.tokens, each.log_probabilities, ended=each.ended) for each in results]
             self._given_up[active[row]] = sorted(hypotheses, key=lambda each: (not each.ended, -each.score))
 
-    def found(self) -> list[list[Hypothesis]]:
+    def results(self) -> list[list[Hypothesis]]:
         """Return the n best hypotheses of each sentence; an empty list for sentences that are still decoded."""
         decoding = set(self.search.active.tolist())
         return [[] if index in decoding else self._best(index) for index in range(self._sentences)]
@@ -202,7 +199,7 @@ class CompiledSearch:
     def _best(self, index: int) -> list[Hypothesis]:
         if index in self._given_up:
             return self._given_up[index][: self.beam.n_best]
-        results = self.search.found(index, self.beam.n_best)
+        results = self.search.finished(index, self.beam.n_best)
         return [self._hypothesis(each.tokens, each.log_probabilities, ended=each.ended) for each in results]
 
     def _hypothesis(
@@ -242,7 +239,7 @@ def _penalties(alpha: float, blocks: int) -> Tensor:
     return torch.tensor([length_penalty(length, alpha) for length in range(64 * blocks)], dtype=torch.float64)
 
 
-# --- decoding ---
+# --- search of a batch ---
 
 
 class Batch(NamedTuple):

@@ -201,7 +201,7 @@ class Generator:
             if len(text) > len(shown) and text.startswith(shown):
                 yield text[len(shown) :]
                 shown = text
-        text = self._continuation(ids, progress.found()[0][0], settings, one_line=one_line).text
+        text = self._continuation(ids, progress.results()[0][0], settings, one_line=one_line).text
         if text.startswith(shown) and text != shown:
             yield text[len(shown) :]
 

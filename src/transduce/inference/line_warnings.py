@@ -1,4 +1,4 @@
-"""Warnings about lines of an input that a command translates: a wrong language, and sentences that are lost."""
+"""Warn about lines of an input that a command translates: a wrong language, and sentences that are lost."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator

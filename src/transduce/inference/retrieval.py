@@ -144,7 +144,7 @@ class Retriever:
 
 
 class NeighborIndex:
-    """A datastore of sentence pairs for one model; `remembering.py` builds it."""
+    """A datastore of sentence pairs for one model; `datastore.py` builds it."""
 
     def __init__(self, remembered: DatastoreTensors, card: DatastoreCard) -> None:
         self.tensors, self.card = remembered, card

@@ -1,10 +1,4 @@
-"""Generate text with a decoder-only model: a scorer that re-reads the end of texts longer than the context window.
-
-A decoder has a limited number of positions. When a text has filled them, the scorer re-reads the newest half of the
-text into a new cache.
-
-Legend: B prompts, W texts of each, N rows (B × W), P tokens of the longest prompt, V vocabulary.
-"""
+"""Give models to search: one decoding step for all hypotheses of a batch, with compiled kernels where possible."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -19,8 +13,8 @@ from transduce.model.decoder import Decoder
 from transduce.model.transformer import DecodingState
 from transduce.search.selection import use_kernels
 
-# --- kernels ---
-# Register compiled kernels with the search package, which does not depend on how kernels are made.
+# --- registration of kernels ---
+# The search package does not depend on how kernels are made.
 
 
 @cache
@@ -30,9 +24,8 @@ def install_search_kernels() -> None:
         use_kernels(reductions)
 
 
-# --- scorer ---
-# Provide a model to search: one decoding step for all hypotheses of a batch.
-# Legend: B sentences, W hypotheses of each, S source length, V vocabulary.
+# --- encoder-decoder models ---
+# Legend: B sentences, W hypotheses of each, S source length, V vocabulary size.
 
 
 class TransformerScorer:
@@ -100,7 +93,10 @@ class TransformerScorer:
         self.state.keep_sentences(rows)
 
 
-# --- scorers ---
+# --- decoder-only models ---
+# A decoder has a limited number of positions. When a text has filled them, the scorer re-reads the newest half of the
+# text into a new cache.
+# Legend: B prompts, W texts of each, N rows (B × W), P tokens of the longest prompt, V vocabulary size.
 
 
 class ContinuingScorer:

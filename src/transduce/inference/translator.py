@@ -316,7 +316,7 @@ class Translator:
                 text = growing.grow(progress.hypotheses()[0]) if len(progress.rows) else ""
             if text:
                 yield text
-        (hypotheses,) = progress.found()
+        (hypotheses,) = progress.results()
         rest = growing.finish(self.tokenizer.target.decode(list(hypotheses[0].ids))) if hypotheses else ""
         if rest:
             yield rest

@@ -59,7 +59,7 @@ class Projection(Protocol):
     def logits(self, x: Tensor, out: Tensor) -> None:
         """Write x · matrixᵀ, (N, V), to `out`."""
 
-    def back(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
+    def backward(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
         """Compute the gradients from the gradient with respect to the logits, (N, V).
 
         Args:
@@ -94,7 +94,7 @@ class LossRecorder(Protocol):
 
 
 class PackedAttention(Protocol):
-    """Training on batches without padding (`packing.py`), for backends on which that is faster."""
+    """Kernels for training on batches without padding (`PackedBatch`), for backends on which that is faster."""
 
     def supports(self, model: nn.Module, longest: int) -> bool:
         """Return whether `hidden` can compute this model on sentences of at most `longest` tokens."""
@@ -159,7 +159,7 @@ class TrainingKernels(Protocol):
         """
 
     def supports_rotary(self, x: Tensor, width: int) -> bool:
-        """Return whether `turn` supports heads of this width, in x's dtype on x's device."""
+        """Return whether `apply_rotary` supports heads of this width, in x's dtype on x's device."""
 
     def apply_rotary(self, projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
         """Apply a rotary embedding to the first `heads` heads of each row and copy the rest: (B, T, C) to (B, T, C).
@@ -168,7 +168,7 @@ class TrainingKernels(Protocol):
         """
 
     def supports_rows(self, x: Tensor) -> bool:
-        """Return whether the kernels from `drop_and_add` to `add_rows_in_place` support x's dtype, device and width."""
+        """Return whether the kernels from `dropout_add` to `add_rows_in_place` support x's dtype, device and width."""
 
     def dropout_add(self, residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
         """Return residual + dropout(x) (section 5.4), in x's shape and dtype; p is drop_of_256 / 256."""
@@ -240,10 +240,10 @@ class TrainingKernels(Protocol):
         """Prepare a matrix for multiplication by blocks of at least 8 rows; None if PyTorch is at least as fast."""
 
     def supports_update(self, vectors: UpdatedVectors) -> bool:
-        """Return whether `update_by_adam`, `apply_update` and `take_momentum` support these vectors."""
+        """Return whether `update_by_adam`, `apply_update` and `update_momentum` support these vectors."""
 
     def update_by_adam(
-        self, vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamScalars, kept: float
+        self, vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamScalars, average_decay: float
     ) -> None:
         """Update parameters by Adam in one pass, together with their average and their rounded copy.
 
@@ -251,7 +251,7 @@ class TrainingKernels(Protocol):
             vectors: the vectors to change.
             moments: the running means of the gradient and of its square, float32; both change.
             numbers: the scalars of this update.
-            kept: the weight of the old average in the new one.
+            average_decay: the weight of the old average in the new one.
         """
 
     def update_momentum(self, gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
@@ -266,13 +266,18 @@ class TrainingKernels(Protocol):
         """
 
     def apply_update(
-        self, vectors: UpdatedVectors, kept: float, move: Tensor | None = None, rate: float = 0.0, shrink: float = 1.0
+        self,
+        vectors: UpdatedVectors,
+        average_decay: float,
+        move: Tensor | None = None,
+        rate: float = 0.0,
+        shrink: float = 1.0,
     ) -> None:
         """Finish an update that was not made by Adam: move the masters, then update their average and rounded copy.
 
         Args:
             vectors: the vectors to change.
-            kept: the weight of the old average in the new one.
+            average_decay: the weight of the old average in the new one.
             move: float32 or bfloat16; rate · move is subtracted from the masters.
             rate: the learning rate.
             shrink: multiplies the masters before they move.
@@ -305,7 +310,7 @@ class TrainingKernels(Protocol):
 
 
 class _InUse:
-    """The backend that the whole process uses."""
+    """A holder of the backend that the whole process uses."""
 
     backend: TrainingKernels | None = None
 
@@ -335,7 +340,7 @@ class Component(nn.Module):
         """Return the module's output: computed by the backend in use, or by `forward` if there is none."""
         if _InUse.backend is not None:
             return _InUse.backend.execute(self, *args, **kwargs)
-        # As `nn.Module.__call__`, whose additional Python frame is noticeable in decoding.
+        # A copy of `nn.Module.__call__`, whose additional Python frame is noticeable in decoding.
         if self._compiled_call_impl is not None:
             return self._compiled_call_impl(*args, **kwargs)
         return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
@@ -357,7 +362,7 @@ def add_gradients_to(parameter: Tensor, total: Tensor) -> None:
 def sum_of_gradients(parameter: Tensor) -> Tensor | None:
     """Return the tensor to which kernels may add a parameter's gradient, or None if PyTorch must receive the gradient.
 
-    PyTorch receives it if nobody has called `add_gradients_to`, or if the parameter has hooks, which must see it.
+    PyTorch receives the gradient unless `add_gradients_to` was called, or if the parameter has hooks, which need it.
     """
     total: Tensor | None = None if parameter._backward_hooks else getattr(parameter, _SUM, None)
     return total
@@ -385,12 +390,15 @@ def linear_sums(weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activ
     return LinearSums(rows, activation, sum_of_gradients(weight), None if bias is None else sum_of_gradients(bias))
 
 
-def sum_or_zeros(known: Tensor | None, parameter: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return a float32 sum for a parameter's gradient, and the same sum if it is new and PyTorch must receive it."""
-    if known is not None:
-        return known, None
-    made = torch.zeros_like(parameter, dtype=torch.float32)
-    return made, made
+def sum_or_zeros(total: Tensor | None, parameter: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return a float32 tensor to which a parameter's gradient is added, and what PyTorch receives as the gradient.
+
+    If there is no `total` yet, the tensor is new and is also the gradient for PyTorch, which otherwise receives None.
+    """
+    if total is not None:
+        return total, None
+    zeros = torch.zeros_like(parameter, dtype=torch.float32)
+    return zeros, zeros
 
 
 def in_dtype_of(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
@@ -437,8 +445,8 @@ class RowSums(NamedTuple):
 
 def embed_rows(ids: Tensor, weight: Tensor, options: RowSums) -> Tensor:
     """Return rows of a matrix (V, D), multiplied by the scale: ids (…), int64, to (…, D)."""
-    found: Tensor = _EmbeddedRows.apply(ids, weight, options)  # type: ignore[no-untyped-call]
-    return found
+    rows: Tensor = _EmbeddedRows.apply(ids, weight, options)  # type: ignore[no-untyped-call]
+    return rows
 
 
 class _EmbeddedRows(torch.autograd.Function):
@@ -455,7 +463,7 @@ class _EmbeddedRows(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None, None]:
         ids, weight = ctx.saved_tensors
-        scale, frozen_row, known, add_rows = ctx.options
-        total, by_weight = sum_or_zeros(known, weight)
+        scale, frozen_row, weight_sum, add_rows = ctx.options
+        total, by_weight = sum_or_zeros(weight_sum, weight)
         add_rows(total, ids, gradients[0], scale, frozen_row)
         return None, in_dtype_of(weight, by_weight), None

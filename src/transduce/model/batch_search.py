@@ -11,50 +11,50 @@ from torch import Tensor
 
 
 class SearchBounds(NamedTuple):
-    """How a search begins and ends."""
+    """The options of a batch search: where hypotheses start and end, and how they are ranked."""
 
     start_id: int
-    """What the decoder is given first."""
+    """The first input of the decoder."""
     eos_id: int
     """The end symbol."""
     forbidden_tokens: Sequence[int]
-    """Pieces that no hypothesis holds."""
+    """Token ids that no hypothesis may contain."""
     max_lengths: Sequence[int]
-    """The greatest number of pieces of each sentence, end symbol included."""
+    """The maximum number of tokens of each sentence's hypotheses, end symbol included."""
     beam_size: int
-    """W; 1 is greedy search."""
+    """W, the number of hypotheses of each sentence; 1 is greedy search."""
     n_best: int
-    """How many hypotheses must be certain before a sentence is done."""
+    """The number of hypotheses that must be certain before a sentence is finished."""
     penalties: Tensor
-    """The length penalty of 0, 1, … pieces, up to one more than the greatest of `longest` at least, float64."""
+    """The length penalty of a hypothesis of 0, 1, … tokens, float64; at least max(max_lengths) + 2 entries."""
 
 
 class FoundHypothesis(NamedTuple):
-    """What was found."""
+    """A hypothesis that a batch search has found."""
 
     tokens: Tensor | NDArray[Any]
-    """With the end symbol, where it ended, (t,)."""
+    """Token ids, (t,), with the end symbol if the hypothesis ended."""
     log_probabilities: Tensor | NDArray[Any]
-    """Of each piece, (t,)."""
+    """The log-probability of each token, (t,)."""
     ended: bool
-    """Whether it ended, or was cut."""
+    """Whether the hypothesis ended with the end symbol; otherwise it was cut."""
 
 
 class BatchSearch(Protocol):
-    """Hypotheses of a batch: the best of every sentence, and the live ones of those that are still decoded."""
+    """A search in progress: the live hypotheses of a batch, and the best finished ones of every sentence."""
 
     @property
     def active(self) -> Tensor:
-        """The places in the batch of the sentences that are still decoded, (B,)."""
+        """Return the indices in the batch of the sentences that are still decoded, (B,)."""
 
     def advance(self, steps: int) -> None:
-        """At most so many steps; none after all sentences are done."""
+        """Take at most `steps` steps; the search stops earlier when all sentences are finished."""
 
     def live(self) -> tuple[Tensor, Tensor]:
-        """What live hypotheses hold, int64 (B, W, t), and their log-probabilities, (B, W)."""
+        """Return the tokens of the live hypotheses, int64 (B, W, t), and the hypotheses' log-probabilities, (B, W)."""
 
-    def found(self, place: int, count: int) -> list[FoundHypothesis]:
-        """At most so many hypotheses of the sentence at this place, best first."""
+    def finished(self, index: int, count: int) -> list[FoundHypothesis]:
+        """Return at most `count` finished hypotheses of the sentence with this index in the batch, best first."""
 
     def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
-        """The sentences at these rows leave; their live hypotheses, as they are."""
+        """Remove the active sentences at these rows from the batch, and return their live hypotheses as they are."""

@@ -5,6 +5,7 @@ Legend: B batch, T length, P tokens of the longest prompt, W hypotheses of each 
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from transduce.model.attention import AttentionTrace, DecoderCache
 from transduce.model.config import ModelConfig
@@ -49,13 +50,13 @@ class Decoder(VocabularyModel):
         if positions is None and cache is not None and cache.length:
             positions = cache.next_positions(ids)
         x = self.embedding(ids, self.source_weight, positions, present=present)
-        own_mask, position_effect = self.positions(x, mask, positions, cache)
+        self_mask, position_effect = self.positions(x, mask, positions, cache)
         weights_out = None if trace is None else trace.decoder
         for number, layer in enumerate(each_layer(self.layers, self.config.num_decoder_layers)):
             layer_cache = None if cache is None else cache.layers[number]
             x = layer(
                 x,
-                own_mask,
+                self_mask,
                 position_effect=position_effect,
                 present=present,
                 cache=layer_cache,
@@ -76,7 +77,7 @@ class Decoder(VocabularyModel):
         return PromptState(self, source_ids, lengths)
 
 
-class PromptState:
+class PromptState(DecodingState):
     """A decoding state with prompts of different lengths in the cache, and hypotheses that continue them."""
 
     def __init__(self, model: Decoder, prompt_ids: Tensor, lengths: Tensor | None = None) -> None:
@@ -113,12 +114,12 @@ class PromptState:
         self.next_position = self.next_position + 1
         return hidden
 
+    @override
     def reorder(self, parents: Tensor) -> None:
-        """Replace hypothesis w of sentence b by hypothesis parents[b, w]; (B, W)."""
         self.ancestry.reorder(parents)
 
+    @override
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep these sentences, in this order; the others leave the batch."""
         if self._after_prompt is not None:
             self._after_prompt = self._after_prompt.index_select(0, rows)
         self.next_position = self.next_position.index_select(0, rows)

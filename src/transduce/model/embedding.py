@@ -19,7 +19,7 @@ from transduce.model.positions import build_embedding_positions
 
 
 class Embedding(Component):
-    """The step from token ids (B, T) to vectors (B, T, D), with positions and dropout; the model owns the matrix.
+    """An embedding of token ids (B, T) as vectors (B, T, D), with positions and dropout; the model owns the matrix.
 
     The row of the padding id is zero and stays zero, unless the configuration says otherwise. If the start symbol has
     the same id, its vector is its position alone.
@@ -82,13 +82,11 @@ class Embedding(Component):
         return self.dropout(x)  # type: ignore[no-any-return]
 
 
-# --- vocabulary ---
-# The embedding matrices and the output projection that all models of tokens have (section 3.4).
-# Legend: B batch, T positions, D model width, V vocabulary.
+# --- embedding matrices and output projection ---
 
 
 class VocabularyModel(nn.Module):
-    """A module with an embedding matrix for the source, and one for target and output, tied or not."""
+    """A base class of models of tokens: embedding matrices of source and target, tied or not, and output projection."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

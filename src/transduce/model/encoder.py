@@ -64,10 +64,10 @@ class Encoder(VocabularyModel):
         mask = padding_mask(ids, self.config.pad_id)
         present = self.batch_norm_positions(ids)
         x = self.embedding(ids, self.source_weight, token_types=token_types, present=present)
-        own_mask, position_effect = self.positions(x, mask)
+        self_mask, position_effect = self.positions(x, mask)
         weights_out = None if trace is None else trace.encoder
         for layer in each_layer(self.layers, self.config.num_encoder_layers):
-            x = layer(x, own_mask, position_effect=position_effect, present=present, weights_out=weights_out)
+            x = layer(x, self_mask, position_effect=position_effect, present=present, weights_out=weights_out)
         return normalize(self.norm, x, present), mask
 
     def hidden(self, states: Tensor) -> Tensor:

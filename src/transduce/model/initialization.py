@@ -1,4 +1,4 @@
-"""Initial weights, drawn from PyTorch's random generator."""
+"""Initial weights, drawn from PyTorch's random generator, and the list of a model's matrices."""
 
 import math
 
@@ -10,8 +10,7 @@ from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
 from transduce.model.positions import LearnedPositions, RelativePositions
 
-# --- matrices ---
-# The weights of a model that are matrices of its layers, as the optimizer Muon updates them.
+# --- matrices of layers ---
 
 
 def layer_matrices(model: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -28,7 +27,7 @@ def layer_matrices(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def module_matrices(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the weights of one attention or feed-forward layer like `layer_matrices`; nothing for others."""
+    """Return the matrices of one attention or feed-forward module, by name with row counts; none of other modules."""
     if isinstance(module, MultiHeadAttention):
         return {"projection.weight": module.widths, "output.weight": (module.output.out_features,)}
     if isinstance(module, FeedForward | GatedFeedForward):
@@ -38,7 +37,7 @@ def module_matrices(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {}
 
 
-# --- initialization ---
+# --- initial weights ---
 
 
 def initialize(model: VocabularyModel) -> None:

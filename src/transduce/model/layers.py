@@ -122,11 +122,11 @@ class DecoderLayer(Component):
             trace: receives the attention weights.
         """
         past = None if cache is None else cache.past
-        own_weights = None if trace is None else trace.decoder
+        self_weights = None if trace is None else trace.decoder
         x = self.self_attention_residual(
             x,
             lambda y: self.self_attention(
-                y, mask=mask, cache=past, weights_out=own_weights, position_effect=position_effect
+                y, mask=mask, cache=past, weights_out=self_weights, position_effect=position_effect
             ),
             present,
         )

@@ -12,30 +12,13 @@ from torch import Tensor, nn
 from transduce.model.backend import Component
 from transduce.model.config import ModelConfig
 
-# --- annotated norm ---
-# The norm of "The Annotated Transformer", for models that were trained by the tutorial's code.
+
+class LayerNorm(Component, nn.LayerNorm):
+    """LayerNorm over the last dimension: (x - mean) / √(variance + ε) · weight + bias."""
 
 
-class AnnotatedNorm(nn.Module):
-    """A norm over the last dimension: weight · (x - mean) / (standard deviation + ε) + bias.
-
-    Two things differ from LayerNorm: the standard deviation is that of a sample (n - 1 in place of n), and ε is added
-    outside of the root, which matters where the deviation is small.
-    """
-
-    def __init__(self, width: int, *, eps: float = 1e-6) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalize a tensor of any shape that ends in the width; return one of the same shape."""
-        centered = x - x.mean(-1, keepdim=True)
-        return self.weight * centered / (x.std(-1, keepdim=True) + self.eps) + self.bias
-
-
-# --- norms ---
+class RMSNorm(Component, nn.RMSNorm):
+    """RMSNorm over the last dimension: x / √(mean of x² + ε) · weight."""
 
 
 class BatchNorm(nn.Module):
@@ -83,12 +66,23 @@ class BatchNorm(nn.Module):
         self.running_variance.lerp_(variance, self.momentum)
 
 
-class LayerNorm(Component, nn.LayerNorm):
-    """LayerNorm over the last dimension: (x - mean) / √(variance + ε) · weight + bias."""
+class AnnotatedNorm(nn.Module):
+    """The norm of "The Annotated Transformer": weight · (x - mean) / (standard deviation + ε) + bias.
 
+    Two things differ from LayerNorm: the standard deviation is that of a sample (n - 1 in place of n), and ε is added
+    outside of the root, which matters where the deviation is small.
+    """
 
-class RMSNorm(Component, nn.RMSNorm):
-    """RMSNorm over the last dimension: x / √(mean of x² + ε) · weight."""
+    def __init__(self, width: int, *, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize a tensor of any shape that ends in the width; return one of the same shape."""
+        centered = x - x.mean(-1, keepdim=True)
+        return self.weight * centered / (x.std(-1, keepdim=True) + self.eps) + self.bias
 
 
 NORMS: dict[str, Callable[[int, float], nn.Module]] = {

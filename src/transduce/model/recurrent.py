@@ -8,6 +8,7 @@ vocabulary.
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from transduce.model.attention import AttentionTrace
 from transduce.model.config import ModelConfig
@@ -235,7 +236,7 @@ def _join(steps: AttentionTrace, trace: AttentionTrace, *, calls: int, width: in
         whole.extend(joined)
 
 
-class RecurrentState:
+class RecurrentState(DecodingState):
     """A decoding state whose hypotheses are rows of the cells' states, which are copied when hypotheses branch."""
 
     def __init__(self, model: Recurrent, source_ids: Tensor) -> None:
@@ -248,12 +249,12 @@ class RecurrentState:
         """Return the input of `project` after each hypothesis' newest token, (B, W) to (B, W, D)."""
         return self.model.step(tokens, self.memory, self.memory_mask, self.cache, trace)
 
+    @override
     def reorder(self, parents: Tensor) -> None:
-        """Replace hypothesis w of sentence b by hypothesis parents[b, w]; (B, W)."""
         self.cache.reorder(parents)
 
+    @override
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep these sentences, in this order; the others leave the batch."""
         self.memory = self.memory.index_select(0, rows)
         self.memory_mask = AttentionMask(self.memory_mask.allowed.index_select(0, rows))
         self.cache.keep_sentences(rows)

@@ -1,6 +1,7 @@
-"""Layers of LSTM or GRU cells, and the state of a decoder made of them.
+"""Layers of LSTM or GRU cells, their attention, and the state of a decoder made of them.
 
-Legend: B batch, S source length, N rows (B sentences, or B × W hypotheses), T steps, D model width.
+Legend: B batch, S source length, N rows (B sentences, or B × W hypotheses), T steps, Q queries, t past states,
+D model width.
 """
 
 from typing import NamedTuple
@@ -13,10 +14,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.feed_forward import Dropout
 from transduce.model.masks import AttentionMask
 
-# --- recurrent attention ---
-# Attention of recurrent models to the memory and to their own past states, with one head and any configured score.
-# Legend: B batch, N rows (B sentences, or B × W hypotheses), Q queries, S source length, t past states, D model
-# width.
+# --- attention with one head ---
 
 
 class MemoryAttention(nn.Module):
@@ -102,7 +100,7 @@ def join_step_weights(steps: list[Tensor]) -> Tensor:
     return torch.cat([nn.functional.pad(step, (0, longest - step.shape[-1])) for step in steps], dim=2)
 
 
-# --- recurrent layers ---
+# --- layers ---
 
 
 class CellState(NamedTuple):

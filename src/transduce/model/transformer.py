@@ -1,4 +1,4 @@
-"""The Transformer (sections 3.1 to 3.5): an encoder and a decoder that share one embedding matrix.
+"""The Transformer (sections 3.1 to 3.5): encoder, decoder, and the state of decoding step by step.
 
 Legend: B batch, S source length, T target length, D model width, V vocabulary.
 """
@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from transduce.errors import TransduceError
 from transduce.model.attention import AttentionTrace, DecoderCache
@@ -45,10 +46,10 @@ class EncoderDecoderLayers(nn.Module):
         trace: AttentionTrace | None = None,
     ) -> Tensor:
         """Return the encoder's last layer, (B, S, D) to (B, S, D); `mask` hides padding, if there is any."""
-        own_mask, position_effect = self.encoder_positions(x, mask)
+        self_mask, position_effect = self.encoder_positions(x, mask)
         weights_out = None if trace is None else trace.encoder
         for layer in each_layer(self.encoder_layers, self.config.num_encoder_layers):
-            x = layer(x, own_mask, position_effect=position_effect, present=present, weights_out=weights_out)
+            x = layer(x, self_mask, position_effect=position_effect, present=present, weights_out=weights_out)
         return normalize(self.encoder_norm, x, present)
 
     def decode_embedded(
@@ -64,13 +65,13 @@ class EncoderDecoderLayers(nn.Module):
         trace: AttentionTrace | None = None,
     ) -> Tensor:
         """Return the decoder's last layer, (B, T, D) to (B, T, D); without a mask each position attends to its past."""
-        own_mask, position_effect = self.decoder_positions(x, mask, positions, cache)
+        self_mask, position_effect = self.decoder_positions(x, mask, positions, cache)
         for number, layer in enumerate(each_layer(self.decoder_layers, self.config.num_decoder_layers)):
             layer_cache = None if cache is None else cache.layers[number]
             x = layer(
                 x,
                 memory,
-                mask=own_mask,
+                mask=self_mask,
                 memory_mask=memory_mask,
                 position_effect=position_effect,
                 present=present,
@@ -108,7 +109,7 @@ class DecodingState(Protocol):
 
 
 class Ancestry:
-    """A record of the cached positions that each hypothesis descends from."""
+    """The cached positions that belong to the past of each hypothesis."""
 
     def __init__(self, present: Tensor) -> None:
         """Start with one hypothesis for each sentence, and with the cached positions that exist, (B, L)."""
@@ -156,7 +157,7 @@ class MemoryDecoder(Protocol):
         """Return an empty cache."""
 
 
-class MemoryState:
+class MemoryState(DecodingState):
     """The decoding state of an encoder and decoder with attention."""
 
     def __init__(self, model: MemoryDecoder, source_ids: Tensor) -> None:
@@ -167,8 +168,8 @@ class MemoryState:
         self.position = 0
         self.ancestry = Ancestry(torch.zeros(len(source_ids), 0, dtype=torch.bool, device=source_ids.device))
 
+    @override
     def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
-        """Return the last layer after each hypothesis' newest token, (B, W) to (B, W, D)."""
         width = tokens.shape[1]
         hidden = self.model.decode(
             tokens,
@@ -183,12 +184,12 @@ class MemoryState:
         self.position += 1
         return hidden
 
+    @override
     def reorder(self, parents: Tensor) -> None:
-        """Replace hypothesis w of sentence b by hypothesis parents[b, w]; (B, W)."""
         self.ancestry.reorder(parents)
 
+    @override
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep these sentences, in this order; the others leave the batch."""
         self.memory = self.memory.index_select(0, rows)
         self.memory_mask = AttentionMask(self.memory_mask.allowed.index_select(0, rows))
         self.ancestry.keep_sentences(rows)
@@ -302,12 +303,12 @@ def checked_ids(config: ModelConfig, source_ids: Tensor, target_input_ids: Tenso
     try:
         yield
     except IndexError:
-        _refuse_foreign(source_ids, config.source_vocabulary_size, "source_ids")
-        _refuse_foreign(target_input_ids, config.target_vocabulary_size, "target_input_ids")
+        _check_range(source_ids, config.source_vocabulary_size, "source_ids")
+        _check_range(target_input_ids, config.target_vocabulary_size, "target_input_ids")
         raise
 
 
-def _refuse_foreign(ids: Tensor, size: int, name: str) -> None:
+def _check_range(ids: Tensor, size: int, name: str) -> None:
     for id in (int(ids.min()), int(ids.max())):
         if not 0 <= id < size:
             raise TransduceError(

@@ -1,6 +1,6 @@
 """Beam search: keeps the W best continuations at each step, until none can beat the finished hypotheses.
 
-A live hypothesis is still growing; a finished one has ended with the end symbol or was cut at its greatest length.
+A live hypothesis is still growing; a finished one has ended with the end symbol or was cut at its maximum length.
 Hypotheses that ended rank before all that were cut, whatever their scores.
 Legend: B sentences still in the batch, W hypotheses of each in G groups, V vocabulary, t tokens so far.
 """
@@ -39,7 +39,7 @@ def beam_search(
         scorer: the model, at the start of a batch of N sentences.
         start_id: the first input of the decoder.
         eos_id: the end symbol.
-        longest: the greatest length of each hypothesis in tokens, including the end symbol, int64 (N,).
+        max_lengths: the maximum length of each hypothesis in tokens, including the end symbol, int64 (N,).
         beam_size: W, the number of hypotheses kept at each step.
         n_best: hypotheses returned for each sentence, at most W.
         alpha: exponent of the length penalty.
@@ -68,10 +68,7 @@ class Beam:
 
 
 class BeamSearch:
-    """A beam search in progress: the live hypotheses of a batch and the best finished ones of each sentence.
-
-    It implements `loop.Search`.
-    """
+    """A beam search in progress: the live hypotheses of a batch and the best finished ones of each sentence."""
 
     def __init__(
         self,
@@ -87,7 +84,7 @@ class BeamSearch:
 
         Args:
             scorer: the model, at the start of a batch of N sentences.
-            bounds: start and end symbol, and the greatest lengths.
+            bounds: start and end symbol, and the maximum lengths.
             beam: the options of the beam.
             rules: rules applied to the logits in turn.
             selection: chooses the continuations to keep; None for the best ones.
@@ -102,15 +99,13 @@ class BeamSearch:
         self.eos_id = bounds.eos_id
         # Python lists, one entry per sentence, since reading tensors back stalls a GPU.
         self.max_lengths: list[int] = bounds.max_lengths.tolist()
-        self.sentences = list(range(sentences))
+        self.sentences = list(range(sentences))  # indices in the input of the sentences that are still decoded
         self.newest = torch.full((sentences, 1), bounds.start_id, dtype=torch.int64, device=device)  # (B, W)
-        self.rows = torch.arange(
-            sentences, device=device
-        )  # (B,), each sentence's index in the input: `places` as a tensor
+        self.rows = torch.arange(sentences, device=device)  # (B,), `sentences` as a tensor
         self.tokens = torch.empty(sentences, 1, 0, dtype=torch.int64, device=device)  # (B, W, t)
         self.log_probabilities = torch.empty(sentences, 1, 0, device=device)  # (B, W, t)
         self.scores = torch.zeros(sentences, 1, device=device)  # (B, W), sums of log-probabilities
-        # The length penalty at each sentence's greatest length (B, 1), and the score of each group's n-th best finished
+        # The length penalty at each sentence's maximum length (B, 1), and the score of each group's n-th best finished
         # hypothesis, or minus infinity if it has fewer, (B, G).
         self.max_penalty = torch.tensor(
             [[length_penalty(longest, beam.alpha)] for longest in self.max_lengths], device=device
@@ -149,17 +144,17 @@ class BeamSearch:
         """t, the number of tokens of every live hypothesis."""
         return self.tokens.shape[-1]
 
-    def abandon(self, places: Collection[int]) -> None:
+    def abandon(self, sentences: Collection[int]) -> None:
         """Remove sentences from the batch and finish their live hypotheses as they are."""
         staying = []
         for row, sentence in enumerate(self.sentences):
-            if sentence in places:
+            if sentence in sentences:
                 self._finish_live(row)
             else:
                 staying.append(row)
         self._keep_sentences(staying)
 
-    def found(self) -> list[list[Hypothesis]]:
+    def results(self) -> list[list[Hypothesis]]:
         """Return the n best hypotheses of each sentence that has left the batch, best first; none for the others."""
         decoding = set(self.sentences)
         return [
@@ -201,16 +196,16 @@ class BeamSearch:
         parents = ended.parents[rows, numbers]
         tokens = torch.cat([self.tokens[rows, parents], ended.tokens[rows, numbers, None]], dim=1)
         values = torch.cat([self.log_probabilities[rows, parents], ended.token_scores[rows, numbers, None]], dim=1)
-        sentences = torch.stack([rows, numbers, parents], dim=1)
+        indices = torch.stack([rows, numbers, parents], dim=1)
         # One transfer for all values if they are on a GPU.
-        found = zip(sentences.tolist(), tokens.tolist(), values.tolist(), strict=True)
-        for (row, number, parent), *history in found:
+        candidates = zip(indices.tolist(), tokens.tolist(), values.tolist(), strict=True)
+        for (row, number, parent), *history in candidates:
             group = number * self.beam.groups // ended.totals.shape[1]
             self._finish(row, parent, group, (history[0], history[1]), ended=True)
         self.thresholds = torch.tensor(self._thresholds, device=self.rows.device)
 
     def _may_be_returned(self, ended: Candidates) -> Tensor:
-        """Return which of the ended candidates may be among the n best in the end, (B, n)."""
+        """Return which of the ended candidates may be among the n best results, (B, n)."""
         exist = ended.totals > IMPOSSIBLE
         if self.coverage is not None or self.beam.groups > 1:
             return exist
@@ -239,14 +234,14 @@ class BeamSearch:
         """Return the rows in which a live hypothesis can still be among the n best.
 
         Log-probabilities only fall, and coverage penalties are never positive. So a live hypothesis ends with at most
-        its current sum divided by the greatest length penalty it can reach.
+        its current sum divided by the largest length penalty it can reach.
         """
         best_live = self.scores.unflatten(1, (self.beam.groups, -1)).amax(dim=-1)  # (B, G)
         may_improve = (best_live > IMPOSSIBLE) & (best_live / self.max_penalty > self.thresholds)
         return may_improve.any(dim=1).nonzero()[:, 0].tolist()  # type: ignore[no-any-return]
 
     def _drop_finished_sentences(self) -> None:
-        """Remove sentences whose n best are certain or that reached their greatest length."""
+        """Remove sentences whose n best are certain or that reached their maximum length."""
         undecided, full = self._undecided(), [limit <= self.length for limit in self.max_lengths]
         for row in undecided:
             if full[row]:

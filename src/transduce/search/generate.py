@@ -1,15 +1,16 @@
 """Beam search as Hugging Face's `generate` does it, for models whose authors tuned their settings with it.
 
-It differs from the paper's search in four ways. Probabilities are over all tokens, including those that are never
-written. A forced token has probability 1. A hypothesis of n tokens, including its end symbol, is ranked by its
-log-probability over n^alpha. A sentence is done once as many hypotheses have ended as the beam is wide and no live
-one is better at its current length. Hypotheses cut at the greatest length compete with those that ended.
+It differs from the paper's search in four ways. Probabilities are over all tokens, including those that search never
+outputs. A forced token has probability 1. A hypothesis of n tokens, including its end symbol, is ranked by its
+log-probability over n^alpha. A sentence is finished once as many hypotheses have ended as the beam is wide and no live
+one is better at its current length. Hypotheses cut at the maximum length compete with those that ended.
 Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t tokens so far.
 """
 
 from collections.abc import Sequence
 
 from torch import Tensor
+from typing_extensions import override
 
 from transduce.search.beam import Beam, BeamSearch, History
 from transduce.search.coverage import Coverage
@@ -19,8 +20,8 @@ from transduce.search.scorer import Bounds, Hypothesis, Scorer, length_power
 from transduce.search.selection import IMPOSSIBLE, Candidates, Selection
 
 
-class LogProbabilities:
-    """A `Scorer` that converts another scorer's logits to log-probabilities."""
+class LogProbabilities(Scorer):
+    """A scorer that converts another scorer's logits to log-probabilities."""
 
     def __init__(self, scorer: Scorer) -> None:
         self.scorer = scorer
@@ -29,12 +30,12 @@ class LogProbabilities:
         """Return the log-probabilities of the next token, (B, W, V)."""
         return self.scorer.step(tokens).float().log_softmax(dim=-1)
 
+    @override
     def reorder(self, parents: Tensor) -> None:
-        """Replace hypothesis w of sentence b by its parent, hypothesis parents[b, w]."""
         self.scorer.reorder(parents)
 
+    @override
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only these rows of the batch."""
         self.scorer.keep_sentences(rows)
 
 

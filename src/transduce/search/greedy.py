@@ -35,7 +35,7 @@ def greedy_search(
         scorer: the model, at the start of a batch of N sentences.
         start_id: the first input of the decoder.
         eos_id: the end symbol.
-        longest: the greatest length of each hypothesis in tokens, including the end symbol, int64 (N,).
+        max_lengths: the maximum length of each hypothesis in tokens, including the end symbol, int64 (N,).
         alpha: exponent of the length penalty, which affects only the reported score.
         rules: rules applied to the logits in turn.
 
@@ -51,10 +51,7 @@ def take_argmax(logits: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG001
 
 
 class GreedySearch:
-    """A search in which hypotheses grow together until each has ended or reached its greatest length.
-
-    It implements `loop.Search`.
-    """
+    """A search in which hypotheses grow together until each has ended or reached its maximum length."""
 
     def __init__(
         self,
@@ -83,7 +80,7 @@ class GreedySearch:
         self.newest = torch.full((sentences, 1), bounds.start_id, dtype=torch.int64, device=device)
         self.tokens = torch.empty(sentences, width, 0, dtype=torch.int64, device=device)  # (B, W, t)
         self.log_probabilities = torch.empty(sentences, width, 0, device=device)  # (B, W, t)
-        self._found: list[list[Hypothesis]] = [[] for _ in range(sentences)]
+        self._results: list[list[Hypothesis]] = [[] for _ in range(sentences)]
 
     def advance(self, steps: int = 1) -> None:  # noqa: ARG002
         """Extend every hypothesis by its next token."""
@@ -116,14 +113,14 @@ class GreedySearch:
         ended = (self.tokens == self.eos_id).cummax(dim=-1).values
         return self.tokens.masked_fill(ended, self.eos_id)
 
-    def abandon(self, places: Collection[int]) -> None:
+    def abandon(self, sentences: Collection[int]) -> None:
         """Remove sentences from the batch with their hypotheses as they are."""
-        if places:
-            self._leave(torch.isin(self.rows, torch.tensor(list(places), device=self.rows.device)))
+        if sentences:
+            self._leave(torch.isin(self.rows, torch.tensor(list(sentences), device=self.rows.device)))
 
-    def found(self) -> list[list[Hypothesis]]:
-        """Return all hypotheses of each sentence, in the order in which they were started."""
-        return self._found
+    def results(self) -> list[list[Hypothesis]]:
+        """Return all hypotheses of each finished sentence, in the order in which they were started."""
+        return self._results
 
     def _extend(self, newest: Tensor, log_probabilities: Tensor) -> None:
         self.newest = newest
@@ -138,7 +135,7 @@ class GreedySearch:
         # One transfer for all, since each one stalls a GPU.
         histories = zip(self.tokens[rows].tolist(), self.log_probabilities[rows].tolist(), strict=True)
         for sentence, history in zip(self.rows[rows].tolist(), histories, strict=True):
-            self._found[sentence] = [self._hypothesis(*hypothesis) for hypothesis in zip(*history, strict=True)]
+            self._results[sentence] = [self._hypothesis(*hypothesis) for hypothesis in zip(*history, strict=True)]
         staying = (~leaving).nonzero().flatten()
         self.scorer.keep_sentences(staying)
         self.rows, self.max_lengths, self.newest = self.rows[staying], self.max_lengths[staying], self.newest[staying]
@@ -151,7 +148,7 @@ class GreedySearch:
         A forbidden token is chosen if rules forbid all tokens.
         """
         steps = enumerate(zip(tokens, log_probabilities, strict=True))
-        last = next((n for n, (piece, value) in steps if piece == self.eos_id or value == -math.inf), None)
+        last = next((n for n, (token, value) in steps if token == self.eos_id or value == -math.inf), None)
         ended = last is not None and log_probabilities[last] != -math.inf
         length = len(tokens) if last is None else last + ended
         trimmed = tokens[:length], log_probabilities[:length]

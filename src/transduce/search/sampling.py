@@ -24,7 +24,7 @@ class Draw:
 
         Args:
             sampling: the sampling options with the seed.
-            places: each sentence's index in the whole input, which determines its random numbers, (N,).
+            indices: each sentence's index in the whole input, which determines its random numbers, (N,).
             samples: hypotheses drawn for each sentence.
         """
         self.sampling = sampling
@@ -57,13 +57,13 @@ def draw(logits: Tensor, uniform: Tensor, *, top_k: int = 0, top_p: float = 1.0)
         Tokens, (B, W).
     """
     probabilities = logits.softmax(dim=-1).flatten(0, 1)  # (B × W, V)
-    bounds, most = uniform.flatten(), probabilities.shape[1]
-    count = min(top_k or _INITIAL_COUNT, most)
-    tokens, is_certain = _draw_among(probabilities, bounds, count, top_p, is_all=count in (top_k, most))
+    bounds, size = uniform.flatten(), probabilities.shape[1]
+    count = min(top_k or _INITIAL_COUNT, size)
+    tokens, is_certain = _draw_among(probabilities, bounds, count, top_p, is_all=count in (top_k, size))
     while not bool(is_certain.all()):  # a row's draw must not depend on other rows
-        left, count = (~is_certain).nonzero().flatten(), min(_GROWTH * count, most)
+        left, count = (~is_certain).nonzero().flatten(), min(_GROWTH * count, size)
         tokens[left], is_certain[left] = _draw_among(
-            probabilities[left], bounds[left], count, top_p, is_all=count == most
+            probabilities[left], bounds[left], count, top_p, is_all=count == size
         )
     return tokens.view(uniform.shape)
 

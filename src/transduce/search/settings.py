@@ -48,9 +48,9 @@ def _check_ranges(settings: "SearchSettings") -> None:
             raise TransduceError(f"`{name}` must not be negative, but is {getattr(settings, name)}.")
         if getattr(settings, name) == math.inf:
             raise TransduceError(f"`{name}` must be finite, but is inf.")
-    for name, most in _MAX_VALUES.items():
-        if (getattr(settings, name) or 0) > most:
-            raise TransduceError(f"`{name}` must be at most {most:,}, but is {getattr(settings, name):,}.")
+    for name, limit in _MAX_VALUES.items():
+        if (getattr(settings, name) or 0) > limit:
+            raise TransduceError(f"`{name}` must be at most {limit:,}, but is {getattr(settings, name):,}.")
 
 
 @cache
@@ -94,13 +94,13 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     n_best: int = 1
     """Number of hypotheses returned, best first."""
     max_length_factor: float = 1.0
-    """The greatest length in tokens is source tokens × `max_length_factor` + `max_length_extra`, or more if a prefix or
+    """The maximum length in tokens is source tokens × `max_length_factor` + `max_length_extra`, or more if a prefix or
     `min_length` needs it.
     """
     max_length_extra: int = 50
-    """Added to source tokens × `max_length_factor` for the greatest length in tokens."""
+    """Added to source tokens × `max_length_factor` for the maximum length in tokens."""
     max_length: int | None = None
-    """The greatest length in tokens, including the end symbol, instead of `max_length_factor` and `max_length_extra`.
+    """The maximum length in tokens, including the end symbol, instead of `max_length_factor` and `max_length_extra`.
 
     """
     min_length: int = 0
@@ -158,7 +158,7 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             raise TransduceError(f"`forbidden` must be a tuple of texts, but is one text: write (`{self.forbidden}`,).")
 
     def max_length_for(self, source_tokens: int) -> int:
-        """Return the greatest length in tokens, including the end symbol, for a source of this many tokens."""
+        """Return the maximum length in tokens, including the end symbol, for a source of this many tokens."""
         if self.max_length is not None:
             return self.max_length
         return max(int(source_tokens * self.max_length_factor) + self.max_length_extra, self.min_length + 1)

@@ -1,4 +1,4 @@
-"""Language codes in file names, and properties of scripts that matter for vocabularies."""
+"""Languages and scripts: codes, characters, identification, and texts in another language than expected."""
 
 import math
 import os
@@ -14,7 +14,6 @@ from transduce.atomic_io import write_file
 from transduce.errors import TransduceError
 
 # --- scripts ---
-# Scripts: the characters of each, and detection of the script of a line.
 
 
 _RANGES = {
@@ -61,7 +60,7 @@ def script_of(language: str) -> str:
     return _BY_LANGUAGE.get(re.split("[-_]", language)[0], "Latin")
 
 
-# --- languages ---
+# --- language codes ---
 
 
 # Suffixes that look like language codes but are file types or names of a side.
@@ -142,7 +141,7 @@ def unspaced_characters(text: str) -> list[str]:
     return _LARGE_SCRIPT.findall(text)
 
 
-# --- language profiles ---
+# --- language identification ---
 # Language identification by character n-grams (n = 1 to 3) learned from text of each language.
 # A naive Bayes classifier over overlapping n-grams, like Cavnar and Trenkle's n-gram profiles (1994) with
 # probabilities instead of ranks. White space counts as one space, words are separated by spaces, and upper case
@@ -270,10 +269,9 @@ def _ngrams(text: str) -> Iterator[str]:
                 yield run
 
 
-# --- wrong language ---
-# Tells texts that are clearly not in the language that a model reads, by scripts and by frequent words.
-# Only clear evidence counts: a text of at least four words (or six of a script without spaces) in another script,
-# or with several frequent words of another language and hardly any of the expected one.
+# --- texts in another language ---
+# Only clear evidence counts: a text of at least four words (or six of a script without spaces) in another script, or
+# with several frequent words of another language and hardly any of the expected one.
 
 
 FEWEST_WORDS, FEWEST_CHARACTERS = 4, 6
@@ -363,8 +361,7 @@ def looks_like_another(text: str, language: str) -> str | None:
 
     Args:
         text: a line.
-        language: the code of the language that is expected. Of a code that names a script, or that is not known,
-            nothing is said.
+        language: the code of the expected language. None is returned for a code that names a script or is unknown.
     """
     parts = re.split("[-_]", language)
     code = parts[0].lower()

@@ -23,12 +23,14 @@ from transduce.training.loss_spikes import LossWindow
 from transduce.training.settings import BestBy, Kernels
 from transduce.training.shards import Rows, Sliceable, StoredTensor, open_parts
 
-# --- surroundings ---
-# The environment of a run: machine and library versions that its exact results depend on besides its settings.
+# --- environment ---
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An environment, stored in every checkpoint; if it differs on resume, results are no longer equal bit for bit."""
+    """The machine and library versions of a run, stored in every checkpoint.
+
+    If they differ on resume, results are no longer equal bit for bit.
+    """
 
     device: str
     """"cpu", or the GPU's name."""
@@ -51,7 +53,7 @@ def differences(before: Environment, now: Environment) -> Iterator[str]:
             yield f"{name} {old} then, {new} now"
 
 
-# --- checkpoint ---
+# --- checkpoints ---
 
 
 FORMAT_VERSION = 3

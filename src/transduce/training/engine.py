@@ -1,4 +1,4 @@
-"""Operations that one process performs alone and several perform together: optimizer setup, step totals, saving."""
+"""Compilation of layers, and operations that one process or several perform: optimizer setup, step totals, saving."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +17,8 @@ from transduce.training.optimizer import FlatOptimizer, Optimizer, RunningStatis
 from transduce.training.settings import ResolvedTraining
 from transduce.training.sharded import ShardedOptimizer, shard
 
-# --- compiled ---
-# Compilation of a model's layers by `torch.compile`.
-# It takes about a minute at the start and pays off on a GPU, where a step otherwise waits for the many small
+# --- compilation by torch.compile ---
+# Compilation takes about a minute at the start. It pays off on a GPU, where a step otherwise waits for the many small
 # operations between matrix multiplications.
 
 
@@ -50,7 +49,7 @@ def compile_layers(model: nn.Module, device: str, *, backend: str = "inductor") 
     return len(layers)
 
 
-# --- engine ---
+# --- one process or several ---
 
 
 def make_optimizer(

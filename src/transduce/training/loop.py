@@ -31,12 +31,11 @@ from transduce.training.schedule import StepClock
 from transduce.training.selection import Best, Selection
 from transduce.training.settings import ResolvedTraining
 
-# --- precautions ---
-# Safeguards of a training run; none of them changes what is learned.
+# --- safeguards ---
 
 
 class Safeguards(msgspec.Struct, frozen=True, kw_only=True):
-    """Safeguards from the caller of the training loop, who knows the corpus and the machine."""
+    """Safeguards of a run, which do not change what it learns; the caller sets them for the corpus and the machine."""
 
     largest: Sequence[Any] = ()
     """Batches of the sizes that need most memory, tried before the first step."""
@@ -46,7 +45,7 @@ class Safeguards(msgspec.Struct, frozen=True, kw_only=True):
     """The run's environment, which is stored and compared on resume."""
 
 
-# --- loop ---
+# --- training loop ---
 
 
 CHECKPOINTS = "checkpoints"
@@ -98,7 +97,7 @@ class Trainer:
         self.validate = validate
         self.keep_model = keep_model
         self.display = display or ProgressDisplay()
-        self.precautions = safeguards or Safeguards()
+        self.safeguards = safeguards or Safeguards()
         self.optimizer, self.loss = make_optimizer(model, loss, settings, self.processes)
         self.steps = settings.steps
         self.step = 0
@@ -150,7 +149,7 @@ class Trainer:
         self._compare_surroundings(state.surroundings)
 
     def _compare_surroundings(self, before: Environment | None) -> None:
-        now = self.precautions.surroundings
+        now = self.safeguards.surroundings
         changed = list(differences(before, now)) if before and now else []
         if changed:
             self.display.say(
@@ -230,7 +229,7 @@ class Trainer:
 
     def _try_largest(self, interruption: Interruption) -> None:
         """Compute the largest batches now, so that a lack of memory shows at once and not after hours."""
-        largest = self.precautions.largest
+        largest = self.safeguards.largest
         if largest:
             self.display.say(f"Trying the largest batch (`training.batch_tokens` {self.settings.batch_tokens:,}).")
         with interruption.abandonable(), self._explaining_exhaustion("the largest batch of the corpus"):
@@ -302,7 +301,7 @@ class Trainer:
         if self.processes.count == 1 and not skipped.is_high:
             origin = find_origin(self.model, lambda: self._seeded_loss(first.batch, first.position))
             self.optimizer.discard_gradient()
-        path = skipped.write(self.folder, self.precautions.describe, origin)
+        path = skipped.write(self.folder, self.safeguards.describe, origin)
         where = f"; the batch is in {path}" if path else ""
         self.display.say(f"Step {skipped.step:,} changed nothing: {skipped.reason}{where}.")
 
@@ -406,7 +405,7 @@ class Trainer:
             dropout_off=self._dropout.is_off,
             report=self._report,
             losses=self._watch,
-            surroundings=self.precautions.surroundings,
+            surroundings=self.safeguards.surroundings,
         )
         checkpoint = Checkpoint(state, self.optimizer.state(), self.optimizer.rows)
         save_together(self.folder / CHECKPOINTS, checkpoint, self.processes, keep=self.settings.keep_checkpoints)

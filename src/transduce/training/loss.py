@@ -126,7 +126,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             probabilities, log_sum_exps[part] = _softmax(chunk, at_labels[part], chosen)
             if hidden_gradient is not None or weight_gradient is not None:
                 by_x = None if hidden_gradient is None else hidden_gradient[part]
-                projection.back(probabilities, x, by_x, weight_gradient)
+                projection.backward(probabilities, x, by_x, weight_gradient)
         likelihood = _sum_present(log_sum_exps - at_labels, options.present)
         log_sum_exp_sum = _sum_present(log_sum_exps, options.present)
         # Σ over v of -log p_v / V is the log-sum-exp minus the mean logit, which is x · (mean row).
@@ -188,7 +188,7 @@ class _LibraryProjection:
     def logits(self, x: Tensor, out: Tensor) -> None:
         torch.mm(x, self._weight.t(), out=out)
 
-    def back(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
+    def backward(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
         if by_x is not None:
             torch.mm(gradient, self._weight, out=by_x)
         if weight_sum is None:

@@ -1,4 +1,7 @@
-"""Records of skipped steps: the batch, its text, and the first module or gradient with a non-finite number."""
+"""Loss spikes: detection, skipping of their steps, and records of skipped steps for the user.
+
+A record holds the batch, its text, and the first module or gradient with a non-finite number.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,21 +19,23 @@ from transduce.model.known_classes import only_observes
 from transduce.training.loss import Loss
 from transduce.training.prefetch import recording_disabled
 
-# --- watch ---
-# Detection of loss spikes, whose batches are skipped, and of divergence, which ends a run.
+# --- detection ---
 # A loss jumps for one of two reasons. A single bad batch is skipped: its step changes nothing. If the weights have
-# gone astray, every batch has a high loss and skipping does not help: the run must train on and recover, or stop.
-# * A step is **skipped** if the loss of a micro-batch is not finite. It is also skipped if its mean loss, over all
-# micro-batches and processes, exceeds that of the last 128 steps in three ways. It is above it by more than six
-# standard deviations (the limit of OLMo-core's optimizer that skips steps), more than twice as high, and higher by
-# more than 3 nats. Batches are grouped by length, and those of the longest sentences are the hardest: once a model
-# has learned the short ones, they may have more than twice the mean (the limit of llm-foundry's KillLossSpike) and
-# must still be trained on. * At most 4 steps **in a row** are skipped for a high loss (KillLossSpike also waits for
-# the fifth). The following losses are taken as the new level, and the window starts afresh. * A run has
-# **diverged** when the mean of 64 steps is 1.5 times the lowest such mean before, and 2 nats above it; or when 20
-# steps in a row had no finite loss and gradient.
+# diverged, every batch has a high loss and skipping does not help: the run must train on and recover, or stop.
+#
+# * A step is skipped if the loss of a micro-batch is not finite.
+# * A step is also skipped if its mean loss, over all micro-batches and processes, exceeds that of the last 128 steps by
+#   more than six standard deviations (the limit of OLMo-core's optimizer that skips steps), by more than the mean
+#   itself, and by more than 3 nats. The second limit is not lower because batches are grouped by length: once a model
+#   has learned short sentences, the longest may have more than twice the mean (the limit of llm-foundry's
+#   KillLossSpike) and must still be trained on.
+# * At most 4 steps in a row are skipped for a high loss (KillLossSpike also waits for the fifth). The following losses
+#   are taken as the new level, and the window is cleared.
+# * A run has diverged when the mean of 64 steps is 1.5 times the lowest such mean before, and 2 nats above it; or when
+#   20 steps in a row had no finite loss and gradient.
+#
 # The window contains only the finite losses of steps that changed the weights, so a NaN does not corrupt it. It is
-# stored in each checkpoint: a resumed run decides as an uninterrupted one.
+# stored in each checkpoint, so that a resumed run decides like an uninterrupted one.
 
 
 _WINDOW_STEPS = 128
@@ -100,7 +105,7 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         )
 
 
-# --- loss spikes ---
+# --- records of skipped steps ---
 
 
 FOLDER = "faults"

@@ -29,8 +29,7 @@ from transduce.training.reduction import GradientReduction
 from transduce.training.settings import ResolvedTraining
 from transduce.training.shards import Rows, Sliceable
 
-# --- adam ---
-# Adam (section 5.3) over one flat float32 vector.
+# --- Adam (section 5.3) ---
 
 
 class Adam:
@@ -90,13 +89,12 @@ class Adam:
         return dict(self._moments)
 
 
-# --- update ---
-# One update of all trainable parameters: clipping, weight decay, Adam or Muon, and the moving average.
+# --- update: clipping, weight decay, Adam or Muon, moving average ---
 # The parameters lie in one flat float32 vector: first those of Adam, then the matrices of Muon.
 
 
 class FlatUpdate:
-    """The master weights, optimizer states and moving average of a run, and the update of all of them."""
+    """The master weights, optimizer states and moving average of a run, and their update."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""The loss of a packed batch, for kernels that need packed batches; a step runs directly or as a recorded CUDA graph.
+"""Preparation of batches ahead of time: prefetching in a background thread, packing, and the loss of a packed batch.
 
-Legend: N target tokens of all sentences.
+Legend: B sentences, S source length, T target length, M source tokens, N target tokens of all sentences.
 """
 
 from collections.abc import Iterator
@@ -20,8 +20,7 @@ from transduce.model.masks import PackedBatch, Packing
 from transduce.model.transformer import Transformer
 from transduce.training.loss import Loss, row_cross_entropy
 
-# --- ahead ---
-# Prefetching: a background thread prepares the next batch while a GPU computes the current one.
+# --- prefetching ---
 
 
 class Batches(Protocol):
@@ -49,9 +48,9 @@ class PrefetchedBatches:
     """
 
     def __init__(self, batches: Batches, loss: object = None) -> None:
-        """Prefetch from `batches`; a loss with `look_ahead` prepares each batch in the background thread."""
+        """Prefetch from `batches`; a loss with `prefetch` prepares each batch in the background thread."""
         self._batches = batches
-        self._look_ahead = loss.prefetch if isinstance(loss, Prefetching) else None
+        self._prefetch = loss.prefetch if isinstance(loss, Prefetching) else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._next: tuple[tuple[int, int], Future[Any]] | None = None
 
@@ -73,8 +72,8 @@ class PrefetchedBatches:
 
     def _make(self, position: tuple[int, int]) -> Any:
         batch = self._batches.batch(*position)
-        if self._look_ahead is not None:
-            self._look_ahead(batch)
+        if self._prefetch is not None:
+            self._prefetch(batch)
         return batch
 
 
@@ -86,9 +85,8 @@ def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-# --- packed ---
-# Packing of a batch on the CPU, from the arrays as they were read, so that no step waits for the GPU.
-# Legend: B sentences, S source length, T target length, M source tokens, N target tokens of all sentences.
+# --- packing ---
+# Batches are packed on the CPU from the arrays of the corpus, so that no step waits for the GPU.
 
 
 Ids = NDArray[np.int64]
@@ -130,8 +128,8 @@ def pack_arrays(
         target: (B, T), padded at the right.
         pad_id: the padding id.
         start_id: the first input of the decoder.
-        rooms_for: if batches must have few distinct sizes: the greatest permitted sentence length. Unused capacity is
-            filled with sentences of padding, which do not count. None: the sizes are exact.
+        capacity_for: the maximum permitted sentence length, if batches must have few distinct sizes. Unused capacity
+            is then filled with sentences of padding, which do not count. None: the sizes are exact.
 
     Returns:
         None if a sentence is empty or has padding between tokens.
@@ -159,7 +157,7 @@ def pack_arrays(
 
 
 def unpack(numbers: Tensor, size: PackedSize) -> PackedBatch:
-    """Split a laid-out batch into the tensors of a packed batch, on its device, without waiting for its values."""
+    """Split a arrays-out batch into the tensors of a packed batch, on its device, without waiting for its values."""
     source, target, labels, *rest = numbers.split(_lengths(size))
     packings = [
         Packing(starts.to(torch.int32), counts.to(torch.int32), positions, longest)
@@ -207,7 +205,7 @@ def _concatenated(ids: list[Ids], *counts: Ids) -> Ids:
 
 
 def _padded_size(sentences: int, source: int, target: int, max_length: int) -> PackedSize:
-    """Return capacities for a number of sentences and tokens, with filler sentences of length `longest`."""
+    """Return capacities for a number of sentences and tokens, with filler sentences of length `max_length`."""
     targets = _rounded_up(target, _TARGET_STEPS)
     sources = _rounded_up(source + -(-(targets - target) // max_length), _STEPS)
     fillers = max(-(-left // max_length) for left in (targets - target, sources - source))
@@ -225,11 +223,12 @@ def _shares(total: int, count: int) -> Ids:
     return np.full(count, total // max(1, count)) + (np.arange(count) < total % max(1, count))
 
 
-def _power_of_2(least: int) -> int:
-    return 1 << max(0, least - 1).bit_length()
+def _power_of_2(minimum: int) -> int:
+    """Return the smallest power of 2 that is at least the minimum."""
+    return 1 << max(0, minimum - 1).bit_length()
 
 
-# --- prefetch ---
+# --- loss of a packed batch ---
 
 
 class _Recording:
@@ -264,36 +263,39 @@ class PackedLoss:
         if packed is None:
             return None
         records = self._records and not _Recording.is_watched and model.training and torch.is_grad_enabled()
-        laid = self._prefetched.pop(batch, None)
-        if laid is None or laid.size.counted != records:
-            laid = self._lay_out(batch, in_rooms=records)
-        if laid is None:
+        arrays = self._prefetched.pop(batch, None)
+        if arrays is None or arrays.size.counted != records:
+            arrays = self._pack(batch, with_capacity=records)
+        if arrays is None:
             return None
         if records:
             self._recorder = self._recorder or packed.record_losses(model)
-            return self._play(packed, self._recorder, laid, batch.target_tokens)
-        return self._loss(packed, unpack(to_device(laid.numbers, model.source_weight.device), laid.size))
+            return self._replay(packed, self._recorder, arrays, batch.target_tokens)
+        return self._loss(packed, unpack(to_device(arrays.numbers, model.source_weight.device), arrays.size))
 
     def prefetch(self, batch: Batch) -> None:
-        """Pack a training batch before it is computed; this implements `ahead.Prefetching`."""
+        """Pack a training batch before its loss is computed."""
         if _packed_attention(self._model, batch) is not None:
-            laid = self._lay_out(batch, in_rooms=self._records)
-            if laid is not None:
-                self._prefetched[batch] = laid
+            arrays = self._pack(batch, with_capacity=self._records)
+            if arrays is not None:
+                self._prefetched[batch] = arrays
 
-    def _lay_out(self, batch: Batch, *, in_rooms: bool) -> PackedArrays | None:
+    def _pack(self, batch: Batch, *, with_capacity: bool) -> PackedArrays | None:
+        """Pack a batch; `with_capacity` rounds its sizes up to one of few, for recorded steps."""
         config = self._model.config
-        max_lengths = config.max_positions if config.positions == "learned" else 1 << 30
-        rooms_for = max_lengths if in_rooms else None
+        max_length = config.max_positions if config.positions == "learned" else 1 << 30
+        capacity_for = max_length if with_capacity else None
         return pack_arrays(
-            batch.source, batch.target, pad_id=config.pad_id, start_id=config.start_id, capacity_for=rooms_for
+            batch.source, batch.target, pad_id=config.pad_id, start_id=config.start_id, capacity_for=capacity_for
         )
 
-    def _play(self, packed: PackedAttention, recorder: LossRecorder, laid: PackedArrays, tokens: int) -> Loss:
-        def compute(numbers: Tensor) -> tuple[Tensor, Tensor]:
-            return self._loss(packed, unpack(numbers, laid.size))[:2]
+    def _replay(self, packed: PackedAttention, recorder: LossRecorder, arrays: PackedArrays, tokens: int) -> Loss:
+        """Return the loss of a packed batch from a recorded step."""
 
-        return Loss(*recorder(laid.size, laid.numbers, compute), tokens)
+        def compute(numbers: Tensor) -> tuple[Tensor, Tensor]:
+            return self._loss(packed, unpack(numbers, arrays.size))[:2]
+
+        return Loss(*recorder(arrays.size, arrays.numbers, compute), tokens)
 
     def _loss(self, packed: PackedAttention, batch: PackedBatch) -> Loss:
         hidden, weight = self._model.logit_factors(packed.hidden(self._model, batch))
@@ -311,5 +313,5 @@ def _packed_attention(model: Transformer, batch: Batch) -> PackedAttention | Non
     """Return the kernels for packed batches; None if the batch must not be packed."""
     kernels = backend_in_use()
     packed = None if kernels is None else kernels.packed
-    max_lengths = max(batch.source.shape[1], batch.target.shape[1])
-    return packed if packed is not None and packed.supports(model, max_lengths) else None
+    max_length = max(batch.source.shape[1], batch.target.shape[1])
+    return packed if packed is not None and packed.supports(model, max_length) else None

@@ -1,10 +1,9 @@
-"""Learning-rate schedules as pure functions of the step."""
+"""Learning-rate schedules as pure functions of the step, and the number of steps that fit into a time budget."""
 
 import math
 from typing import Literal
 
-# --- clock ---
-# Conversion of a time budget in minutes into a number of training steps.
+# --- time budget ---
 
 
 _RATE_STEPS = 10
@@ -45,7 +44,7 @@ def provisional_steps(steps: int) -> int:
     return max(_MIN_OPEN, steps // _SHARES)
 
 
-# --- schedule ---
+# --- schedules ---
 
 
 ScheduleName = Literal["inverse-sqrt", "linear", "cosine", "constant"]

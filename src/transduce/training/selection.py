@@ -47,7 +47,9 @@ class Selection:
         if kept:
             self.best = Best(event.step, *self._measured(event), perfect=perfect)
         else:
-            self.best = msgspec.structs.replace(self.best, since=self.best.validations_since + 1, perfect=perfect)
+            self.best = msgspec.structs.replace(
+                self.best, validations_since=self.best.validations_since + 1, perfect=perfect
+            )
 
     def _measured(self, event: ValidationEvent) -> tuple[float, float]:
         """Return the selection metric, greater is better, and the loss, both finite."""

@@ -129,7 +129,7 @@ class Classification(TextKind):
     model_kinds = ("encoder",)
     measures = ("loss", ACCURACY)
     label_smoothing = 0.0
-    own_settings = ("context",)
+    task_settings = ("context",)
     instead_of_search = "leave it out"
     idle_filters = ("max_pieces", "max_length_ratio", "drop_identical")
 

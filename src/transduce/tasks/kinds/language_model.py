@@ -124,7 +124,7 @@ class LanguageModel(TextKind):
     model_kinds = ("decoder",)
     label_smoothing = 0.0
     keeps_spaces = True  # indentation matters in code
-    own_settings = ("context",)
+    task_settings = ("context",)
     instead_of_search = "pass it to `transduce generate` each time"
     idle_filters = ("max_pieces", "max_length_ratio", "drop_empty", "drop_identical", "drop_duplicates")
 

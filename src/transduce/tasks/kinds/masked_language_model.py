@@ -165,7 +165,7 @@ class MaskedLanguageModel(TextKind):
     may_be_prepared = True
     model_kinds = ("encoder",)
     label_smoothing = 0.0
-    own_settings = ("context", "masking", "next_sentence")
+    task_settings = ("context", "masking", "next_sentence")
     instead_of_search = "leave it out"
     idle_filters = FilterSettings.__struct_fields__
 

@@ -85,7 +85,7 @@ class Parsing(Translation):
     takes_back_translations = False
     model_kinds = ("transformer",)
     measures = ("loss", F1)
-    own_settings = ("tags", "merges")
+    task_settings = ("tags", "merges")
     instead_of_search = "leave it out"
     own_search = ("beam_size", "length_penalty")
     idle_filters = ("max_length_ratio", "drop_identical")

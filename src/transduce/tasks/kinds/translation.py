@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transduce.acceleration import temporary_twin
+from transduce.acceleration import temporary_inference_copy
 from transduce.data.batches import Batch, BatchPlan
 from transduce.data.prepared import PreparedCorpus
 from transduce.evaluation.scores import ScoreReport, mean_words_per_line, score
@@ -24,7 +24,7 @@ from transduce.inference.batching import DEFAULT_MAX_SOURCE
 from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
 from transduce.model.build import AnyModel, EncoderDecoder, build_encoder_decoder
-from transduce.model.config import IDLE_OF_RECURRENT, ModelConfig
+from transduce.model.config import UNUSED_BY_RECURRENT, ModelConfig
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 from transduce.search.settings import SearchSettings
@@ -140,7 +140,7 @@ class DevSet:
         return total / max(1, sum(loss.tokens for loss in losses))
 
     def _translate(self, event: ValidationEvent) -> ValidationEvent:
-        with temporary_twin(self.model):
+        with temporary_inference_copy(self.model):
             translations = [t.text for t in self.translator.translate(self.sources, self.translator.search)]
         report = score(translations, self.references, target_language=self.target_language)
         # Show other samples at each validation, but the same ones in every run.
@@ -181,7 +181,7 @@ class Translation(TextKind):
         """Return a preset's sizes; recurrent models have at most two layers on each side, as more are hard to train."""
         sizes = super().sizes(preset, model_kind)
         if model_kind == "recurrent":
-            sizes = {name: size for name, size in sizes.items() if name not in IDLE_OF_RECURRENT}
+            sizes = {name: size for name, size in sizes.items() if name not in UNUSED_BY_RECURRENT}
             sizes |= {"num_encoder_layers": min(2, preset.num_encoder_layers)}
             sizes |= {"num_decoder_layers": min(2, preset.num_decoder_layers)}
         return sizes
