@@ -83,9 +83,8 @@ def test_a_component_touches_one_file_and_the_configuration() -> None:
 def test_the_tests_of_new_components_pass(project: Path) -> None:
     """Search, caching and training with kernels compute what the model's `forward` computes."""
     (commands,) = (block for block in blocks("sh") if "pytest" in block)
-    for command in commands.splitlines():
-        done = run(["bash", "-euc", command], project)
-        assert done.returncode == 0, done.stdout + done.stderr
+    done = run(["bash", "-euo", "pipefail", "-c", commands], project)
+    assert done.returncode == 0, done.stdout + done.stderr
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None
     assert int(passed[1]) >= 6 * 8
