@@ -232,7 +232,8 @@ def _set_self_attention(spec: Any, attention: MultiHeadAttention, positions: Sta
     parts = scaled_projections_of(attention)
     _set_linear(spec.linear[0], join([parts.query, parts.key, parts.value]))
     _set_linear(spec.linear[1], parts.output)
-    if isinstance(positions.relative, RelativePositions):
+    if positions.relative is not None:
+        assert isinstance(positions.relative, RelativePositions)
         spec.relative_attention_bias = positions.relative.weight.detach()
         spec.relative_attention_max_distance = np.int32(positions.relative.max_distance)
 

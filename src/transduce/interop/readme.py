@@ -22,7 +22,7 @@ _CTRANSLATE2_FOREIGN = """\
     tokenizer = ForeignTokenizer.load(".")
     source, target = tokenizer.source, tokenizer.target
     translator = ctranslate2.Translator(".")
-    pieces = [source.pieces(source.closed(source.encode(line))) for line in lines]
+    pieces = [source.pieces(source.with_special_tokens(source.encode(line))) for line in lines]
     results = translator.translate_batch(
         pieces, target_prefix=[target.pieces(target.forced)] * len(pieces), beam_size=4, suppress_sequences=[["{pad}"]]
     )
@@ -102,7 +102,7 @@ sentencepiece with `{source}`, and joined with `{target}`."""
 _FOREIGN_CUTTING = """\
 The tokenizer is `foreign_tokenizer.json`:
 `transduce.interop.hugging_face.imported_tokenizer.ForeignTokenizer.load(".")` opens it, and of its two sides
-`source.closed(source.encode(text))` cuts a text into ids with all that stands around them, `target.decode(ids)` joins
+`source.with_special_tokens(source.encode(text))` cuts a text into ids with all that stands around them, `target.decode(ids)` joins
 ids. {beginning}"""
 _FORCED = """\
 Every translation begins with
