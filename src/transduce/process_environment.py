@@ -51,7 +51,7 @@ def set_library_defaults() -> None:
     * oneDNN caches at most 64 compiled primitives, one for each shape. Batches have ever new shapes, so the default
       cache of 1,024 primitives fills up with a gigabyte and more that is never used again.
 
-    Both figures are in docs/benchmarks.md.
+    Both figures are in docs/results.md.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")
