@@ -51,7 +51,7 @@ def _python(code: str) -> str:
 
 def _skeleton(folder: Path, parts: tuple[str, ...]) -> Path:
     """A package with the folders of transduce and nothing in them."""
-    for name in ("", *parts):
+    for name in dict.fromkeys(("", "kernels", *parts)):  # a contract names the kernels
         part = folder / "transduce" / name
         part.mkdir()
         (part / "__init__.py").touch()
