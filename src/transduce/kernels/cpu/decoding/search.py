@@ -295,7 +295,7 @@ def _record(fields: Fields, select: Fields, kind: str, numbers: tuple[Value, ...
     with k.when(k.build.fcmp_ordered(">", total, k.float32(_NEVER))):
         parent = select.element(f"{kind}_parents", candidate, I64)
         row = k.add(k.mul(sentence, fields.get("width")), parent)
-        token = select.element(f"{kind}_pieces", candidate, I64)
+        token = select.element(f"{kind}_tokens", candidate, I64)
         value = select.element(f"{kind}_scores", candidate)
         k.call("record", fields.place, index, row, token, value, k.int64(int(ended)))
 
