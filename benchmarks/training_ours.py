@@ -1,4 +1,4 @@
-"""transduce as a worker of training_speed.py: the model, loss and optimiser of `transduce train`."""
+"""Run transduce as a worker of training_speed.py: the model, loss and optimizer of `transduce train`."""
 
 from typing import cast
 
@@ -20,19 +20,19 @@ from transduce.training.prefetch import PrefetchedBatches
 
 
 class PartsAhead:
-    """Lays out all parts of a batch."""
+    """A prefetcher that prepares all micro-batches of a step."""
 
     def __init__(self, task: TranslationTask) -> None:
         self._task = task
 
     def look_ahead(self, parts: list[Batch]) -> None:
-        """Before it has its turn."""
+        """Prepare the micro-batches of a step before it runs."""
         for part in parts:
             self._task.prefetch(part)
 
 
 def main() -> None:
-    """Trains."""
+    """Build the model and train as requested."""
     work, pairs = read_plan()
     torch.set_num_threads(work.threads)
     torch.manual_seed(1)

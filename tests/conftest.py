@@ -1,4 +1,4 @@
-"""What all tests share: the corpora, one thread a worker, and the same random numbers every time."""
+"""Common fixtures of all tests: corpora, one thread per worker, and fixed random seeds."""
 
 import importlib.util
 import os
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 _BROWSERS = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
 
-# Workers run side by side; torch reads this when it is first imported, which no test has done yet.
+# Workers run concurrently; torch reads this when it is first imported, which no test has done yet.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 

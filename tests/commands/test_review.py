@@ -1,4 +1,4 @@
-"""`transduce review`: doubtful lines with their numbers and doubts; and `--look-again`, here and in `translate`."""
+"""Test `transduce review`, which reports lines with quality warnings, and re-decoding by `--look-again`."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Cutting words once gives the pieces that sentencepiece gives for whole sentences."""
+"""Test that tokenizing each word once gives the tokens that sentencepiece gives for whole sentences."""
 
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""What the READMEs tell a person to type, typed.
+"""Test that the commands in the READMEs work.
 
-Files come from the demonstration's grammar. The only thing changed is that training is cut down: `train` gets a few
-options more, the number of steps and the size of the model.
+Files come from the demonstration's grammar. Only training is reduced: `train` gets more options, for the number of
+steps and the model sizes.
 """
 
 import os
@@ -55,7 +55,7 @@ def folder(tmp_path: Path, texts: dict[str, str]) -> Path:
 
 
 def run(arguments: list[str], folder: Path, text: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program with the command `transduce` of this environment, and text on its standard input."""
+    """Run a command line with this environment's `transduce`, and text on its standard input."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     environment = os.environ | {"PATH": path, "OMP_WAIT_POLICY": "PASSIVE"}
     return subprocess.run(

@@ -1,4 +1,4 @@
-"""What the prose under docs/ names exists: functions, files, settings."""
+"""Test that functions, files and settings named in docs/ exist."""
 
 import ast
 import re
@@ -28,7 +28,7 @@ def defined_names(path: Path) -> set[str]:
 
 
 def missing_places(text: str) -> list[str]:
-    """The places `path.py:name` of a page that are not there."""
+    """Return the references `path.py:name` of a page that do not exist."""
     return [
         f"{path}:{name}"
         for path, name in _PLACE.findall(text)

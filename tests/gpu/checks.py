@@ -328,7 +328,7 @@ def losses(
     record: bool = False,
     adapted: bool = False,
 ) -> tuple[list[float], dict[str, Tensor]]:
-    """Of some steps, and of a validation after them; and the weights."""
+    """Return the losses of some steps and of a validation after them, and the weights."""
     generator = np.random.default_rng(3)
     batches = [
         Batch(source, target, np.arange(4), int((source != 0).sum()), int((target != 0).sum()))
@@ -410,7 +410,7 @@ def check_whole_layers_are_what_their_bricks_are() -> None:
 
 
 def pretend_to_record(loss: Any, pool: object, read: object) -> None:  # noqa: ARG001
-    """Where there is no GPU: what would be played is computed anew each time, at the same places."""
+    """Replace recording where there is no GPU: each replay computes the loss anew, into the same tensors."""
     there: list[Tensor] = []
 
     def play() -> None:
@@ -425,7 +425,7 @@ def pretend_to_record(loss: Any, pool: object, read: object) -> None:  # noqa: A
 
 @contextmanager
 def recording() -> Iterator[list[object]]:
-    """Of losses, each of which is listed when that happens; without a GPU it is only pretended."""
+    """Record losses within the context and list the recorded ones; without a GPU, recording is simulated."""
     recorded: list[object] = []
     record = loss_graph._RecordedLoss.record if DEVICE == "cuda" else pretend_to_record
 
@@ -740,7 +740,7 @@ def talkative(ending: float, **changes: Any) -> Transformer:
 
 
 def batch_search(model: Transformer, source: Tensor, longest: Sequence[int], beam: Beam) -> CompiledSearch:
-    """A search that is one recorded step, at its beginning."""
+    """Start a search whose step is recorded as one graph."""
     scorer = TransformerScorer(model, source)
     scorer.state, scorer._logits = GpuState(model, source), None
     bounds = Bounds(model.config.start_id, 1, torch.tensor(longest, device=DEVICE))
@@ -750,7 +750,7 @@ def batch_search(model: Transformer, source: Tensor, longest: Sequence[int], bea
 
 
 def usual_search(model: Transformer, source: Tensor, longest: Sequence[int], beam: Beam) -> Search:
-    """The same, step by step."""
+    """Start the equivalent search that runs step by step."""
     scorer = TransformerScorer(model, source)
     scorer.state, scorer._logits = model.start(source), None
     bounds = Bounds(model.config.start_id, 1, torch.tensor(longest, device=DEVICE))
@@ -774,7 +774,7 @@ SENTENCES = [[5, 6, 7, 1, 0], [8, 9, 1, 0, 0], [3, 4, 5, 6, 1], [3, 1, 0, 0, 0],
 @torch.inference_mode()
 def check_a_search_in_one_program_finds_what_beam_search_finds() -> None:
     source, longest = torch.tensor(SENTENCES, device=DEVICE), [3, 6, 8, 7, 1]
-    large = {"target_vocabulary_size": 4700, "source_vocabulary_size": 4700}  # more than one block of pieces
+    large = {"target_vocabulary_size": 4700, "source_vocabulary_size": 4700}  # more than one block of the vocabulary
     cases = [
         (4.0, {}, [Beam(beam_size=1), Beam(beam_size=3, n_best=2), Beam(beam_size=4, n_best=4, alpha=1.0)]),
         (7.0, {}, [Beam(beam_size=1), Beam(beam_size=2, alpha=0.0)]),
@@ -804,7 +804,7 @@ def check_a_search_among_logits_that_are_no_numbers_ends() -> None:
 @torch.inference_mode()
 def check_sentences_of_a_search_move_into_other_rooms() -> None:
     model, source = talkative(3.0), torch.tensor([SENTENCES[n % 5] for n in range(33)], device=DEVICE)
-    with mock.patch.object(gpu_search, "first_room", lambda width: 4 * width):  # which grow, after four pieces
+    with mock.patch.object(gpu_search, "first_room", lambda width: 4 * width):  # buffers grow after four tokens
         for beam, few in ((Beam(beam_size=1), 8), (Beam(beam_size=3), 8)):
             longest = [1 + n % 3 for n in range(33)]
             longest[7] = longest[20] = 11

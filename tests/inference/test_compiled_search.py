@@ -1,4 +1,4 @@
-"""A search in one program of machine code finds what the search that is written out step by step finds."""
+"""Test that the compiled search gives the same results as the search that runs step by step."""
 
 import itertools
 from collections.abc import Collection, Iterator
@@ -51,7 +51,7 @@ def kernels() -> Iterator[None]:
 
 @cache
 def build(seed: int = 1, end: float = 4.0, **changes: object) -> PackedTransformer:
-    """A model whose sentences end after some pieces, for which `end` speaks."""
+    """Build a model whose sentences end after some tokens, the earlier the larger `end` is."""
     torch.manual_seed(seed)
     sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 128, "num_heads": 2}
     vocabulary = {"source_vocabulary_size": V, "target_vocabulary_size": V, "output_bias": True}
@@ -75,7 +75,7 @@ def sources(count: int = len(LONGEST)) -> Tensor:
 
 
 def both(model: PackedTransformer, beam: Beam, longest: list[int]) -> tuple[CompiledSearch, Search]:
-    """The program, and the search step by step."""
+    """Return the compiled search, and the equivalent search that runs step by step."""
     bounds = Bounds(PAD, END, torch.tensor(longest))
     program = find_compiled_search(TransformerScorer(model, sources(len(longest))), bounds, beam)
     assert program is not None
@@ -142,7 +142,7 @@ def test_a_sentence_is_found_alike_alone_and_among_others() -> None:
 
 
 class Watching:
-    """Notes what it is shown, and gives a sentence up at some steps."""
+    """An observer that records what it is called with, and gives sentences up at some steps."""
 
     def __init__(self, giving_up: dict[int, list[int]]) -> None:
         self.giving_up = giving_up

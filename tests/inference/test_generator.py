@@ -28,7 +28,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module", params=["PyTorch", "machine code"])
 def generator(tokenizer: Tokenizer, request: pytest.FixtureRequest) -> Generator:
-    """In float32, computed by one or the other."""
+    """Return a float32 generator, computed by PyTorch or by kernels."""
     torch.manual_seed(3)
     size = tokenizer.target.size
     config = ModelConfig(
@@ -54,7 +54,10 @@ def generator(tokenizer: Tokenizer, request: pytest.FixtureRequest) -> Generator
 
 
 def window_of(text: list[int], prompt: int) -> list[int]:
-    """What a text is seen through when its prompt had so many pieces: it grows to the context, then begins at half."""
+    """Return the part of a text that the model sees after a prompt of this length.
+
+    The window grows to the context, then keeps its second half.
+    """
     start = 0
     for length in range(prompt, len(text) + 1):
         if length - start > CONTEXT:

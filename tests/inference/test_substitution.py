@@ -1,4 +1,4 @@
-"""Terms come where the words stand that depend on them, told by a model whose opinions are written down here."""
+"""Test that glossary terms replace the words that depend on them, with a model of scripted scores."""
 
 from collections.abc import Sequence
 
@@ -130,7 +130,9 @@ def test_alternatives_have_their_terms_in_their_order_and_none_twice(vocabulary:
     found = put_into(vocabulary, search, "we eat fish", "we fish eat", "we eat milk")
     assert found is not None
     assert found == ["we eat milk", "we milk eat"]
-    assert put_into(vocabulary, search, "we eat tea", "we eat fish") == ["we eat milk"]  # in the other it has no place
+    assert put_into(vocabulary, search, "we eat tea", "we eat fish") == [
+        "we eat milk"
+    ]  # the other alternative has no position for the term
     assert put_into(vocabulary, search, "we eat tea") is None
 
 
@@ -202,7 +204,7 @@ def test_in_a_script_without_spaces_a_term_takes_the_place_of_its_usual_translat
 
 
 def searched_for(vocabulary: Vocabulary, plain: str, *again: str, nats: float = 5.0, milk: str = "milk") -> list[str]:
-    """What becomes of a translation where a second search finds these."""
+    """Return the translation with terms if re-decoding finds these alternatives."""
     part, translation = lacking(plain)
     answer = lacking(*again)[1]
     model = TermModel(vocabulary, Opinions(vocabulary, CAUSES, nats=nats).score, unasked)

@@ -1,4 +1,4 @@
-"""Batches that are decoded side by side: the same translations, in order, and errors as they are."""
+"""Test concurrently decoded batches: the same translations in order, and unchanged errors."""
 
 import threading
 from collections.abc import Iterator

@@ -24,7 +24,7 @@ def sentences(toy_corpus: Path) -> list[str]:
 
 
 def step_log_probabilities(translator: Translator, sentence: str, prefix: list[int]) -> Tensor:
-    """Log-probabilities of the next piece by the whole model at once, without cache, batch or search; (V,)."""
+    """Return log-probabilities of the next token by the whole model at once, without cache, batch or search; (V,)."""
     config = translator.model.config
     source = [*translator.tokenizer.source.encode(sentence), config.eos_id]
     with torch.no_grad():

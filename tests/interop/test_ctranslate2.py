@@ -1,4 +1,4 @@
-"""CTranslate2 computes what we compute, with every brick that it has."""
+"""Test that CTranslate2 computes the same as the exported model, for every component that it supports."""
 
 import json
 from collections.abc import Callable

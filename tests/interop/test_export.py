@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"ctranslate2": ("ctranslate2",), "onnx": ("onnx", "onnxruntime"), "huggingface": ("transformers",)}
 MakeTranslator = Callable[..., Translator]
 
-# What those libraries warn of is not ours.
+# Ignore warnings of these libraries.
 pytestmark = pytest.mark.filterwarnings("default")
 
 
@@ -158,7 +158,7 @@ def test_short_tables_of_positions_are_heeded(make_translator: MakeTranslator, t
     need("onnx")
     folder = write_folder(make_translator(positions="learned", max_positions=20), tmp_path / "model")
     export(folder, tmp_path / "out", to="onnx", threads=1)
-    assert "A text can have 20 pieces." in (tmp_path / "out" / "README.md").read_text("utf-8")
+    assert "A text can have 20 tokens." in (tmp_path / "out" / "README.md").read_text("utf-8")
 
 
 def test_two_vocabularies_go_out_with_both_files(

@@ -31,7 +31,7 @@ MakeModel = Callable[..., Model]
 WriteFolder = Callable[..., Path]
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'transduce[hf]'")
-# What that library warns of is not ours.
+# Ignore warnings of this library.
 pytestmark = pytest.mark.filterwarnings("default")
 
 BERT = {

@@ -53,7 +53,7 @@ def opened(model: Decoder, folder: Path) -> OnnxLanguageModel:
     ids=str,
 )
 def test_a_language_model(make_model: MakeModel, tmp_path: Path, changes: dict[str, Any]) -> None:
-    """Prompts of many lengths stand in one batch, and go on piece by piece with the cache."""
+    """Prompts of many lengths are in one batch, and are continued token by token with the cache."""
     model = make_model(kind="decoder", start_id=1, **changes)
     assert isinstance(model, Decoder)
     assert onnx_obstacles(model.config) == []

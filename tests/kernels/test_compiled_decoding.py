@@ -218,7 +218,7 @@ def test_steps_equal_pytorchs(changes: dict[str, object], walk: Walk) -> None:
         assert isinstance(state, NativeState)
         other = FlatState(model, SOURCES) if supports(model) else model.start(SOURCES)
         for ours, expected in zip(walk(state, width), walk(other, width), strict=True):
-            # Where a sum differs in its last bit, a number may be rounded to the next step.
+            # If a sum differs in its last bit, a value may be rounded to the next quantization step.
             assert float((ours - expected).norm() / expected.norm()) < 0.01
 
 

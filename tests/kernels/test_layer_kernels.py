@@ -238,7 +238,7 @@ def test_a_room_gives_the_first_gap_that_is_large_enough() -> None:
     room = Room(3)
     spots = [room.allocate(count) for count in (64, 128, 64)]
     assert spots == [MemoryOffset(3, 0), MemoryOffset(3, 64), MemoryOffset(3, 192)]
-    room.free([spots[1], MemoryOffset(5, 64)])  # the last one is another room's
+    room.free([spots[1], MemoryOffset(5, 64)])  # the last slot belongs to another buffer
     assert room.allocate(129) == MemoryOffset(3, 256)
     assert room.allocate(65) == MemoryOffset(3, 64)
     assert room.size == 256 + 192

@@ -92,7 +92,7 @@ MORE: list[dict[str, Any]] = [
     {"d_k": 16},
     {"start_id": 2},
 ]
-# What no decoded model has, what acts in training alone, and what `SIZES` or the sources vary.
+# Settings that decoded models never have, that only training uses, or that `SIZES` or the sources vary.
 NOT_VARIED = {
     *("kind", "pad_id", "eos_id", "dropout", "attention_dropout", "activation_dropout", "token_types"),
     *("masked_language_head", "pooler", "num_labels", "num_series", "predicts_deviations", "bidirectional"),

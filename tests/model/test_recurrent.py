@@ -172,7 +172,7 @@ def test_attention_step_by_step_by_hand(score: str, wiring: str) -> None:
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_attention_to_the_past_by_hand(cell: str) -> None:
-    """By equations 4 to 8 of Cheng et al. 2016, a step continues an average of all past states and of their cells."""
+    """A step continues an average of all past states and of their cells, equations 4 to 8 of Cheng et al. 2016."""
     model = build(
         recurrent_self_attention=True, attention_score="additive", recurrent_attention="none", recurrent_cell=cell
     )

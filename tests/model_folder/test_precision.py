@@ -108,7 +108,7 @@ def test_a_translation_has_the_score_that_search_says(wide: Path, toy_corpus: Pa
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_a_head_that_says_nothing_can_be_off_without_a_difference(wide: Path, toy_corpus: Path, precision: str) -> None:
-    """What is compared is computed alike, though machine code steps aside for one of the two."""
+    """Both sides of the comparison are computed alike, though kernels do not support disabled heads."""
     translator = load_by_kernels(wide, precision)
     layer = translator.transformer.decoder_layers[0]
     assert isinstance(layer, DecoderLayer)

@@ -60,7 +60,7 @@ class RandomBatches:
 
 
 class TinyRun:
-    """A trainer, its model, and what it says. `spoil` may change the loss of the micro-batch of any position."""
+    """A trainer with its model and output; `spoil` may corrupt the loss of the micro-batch at any position."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class TinyRun:
         return self.spoil(self.position(), loss)
 
     def position(self) -> int:
-        """Of the micro-batch whose loss is computed: the first of the present step, where there are several."""
+        """Index of the micro-batch whose loss is computed: the first one of the current step."""
         return self.trainer.step * self.settings.accumulate
 
     def weights(self) -> Tensor:

@@ -180,7 +180,7 @@ def test_ten_faults_skip_ten_steps(tmp_path: Path, tiny_run: Any) -> None:
 
 
 def test_a_new_level_is_accepted_after_four_refusals(tmp_path: Path, tiny_run: Any) -> None:
-    """Where every batch is high the weights are at fault, or the corpus has changed: refusing would never end."""
+    """If the loss of every batch is high, the weights or the corpus have changed: rejecting would never end."""
     run = tiny_run(tmp_path, spoil=lambda position, loss: times(5.0)(loss) if position >= 19 else loss)
     run.trainer.run()
     assert skipped_steps(tmp_path) == [20, 21, 22, 23]
@@ -226,7 +226,9 @@ def test_the_limit_is_the_highest_of_three() -> None:
 
 
 def test_batches_of_the_longest_sentences_are_learnt_from() -> None:
-    """Their loss is more than twice the mean of a model that has learnt the short ones: once seen, 4.63 beside 2.22."""
+    """Their loss is more than twice the mean of a model that has learned the short ones: in one run, 4.63
+    against 2.22.
+    """
     watch = watched(*[2.2] * 128)
     assert watch.limit() > 4.7
 

@@ -116,9 +116,9 @@ def test_the_n_best_come_best_first() -> None:
     assert [hypothesis.score for hypothesis in found] == pytest.approx([math.log(p) for p in (0.36, 0.33, 0.27, 0.04)])
 
 
-#         ┌─ E 0.5                  a:  0.5             two pieces with the end symbol
+#         ┌─ E 0.5                  a:  0.5             two tokens with the end symbol
 # S ─ a ──┤
-#         └─ b 0.5 ─┬─ E 0.95       ab: 0.475           three pieces
+#         └─ b 0.5 ─┬─ E 0.95       ab: 0.475           three tokens
 #                   └─ c 0.05 ─ E   abc: 0.025
 SHORT_OR_LONG: Trellis = {"": {"a": 1.0}, "a": {"E": 0.5, "b": 0.5}, "ab": {"E": 0.95, "c": 0.05}}
 

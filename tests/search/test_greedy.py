@@ -1,4 +1,4 @@
-"""Greedy search: the best piece at each step, sentence by sentence."""
+"""Test greedy search, which selects the best token at each step, for each sentence."""
 
 import math
 
@@ -13,7 +13,7 @@ START, END = 0, 1
 
 
 class ScriptedScorer:
-    """Says a fixed sequence of pieces for each sentence, each with probability 0.6."""
+    """A scorer that generates a fixed sequence of tokens for each sentence, each with probability 0.6."""
 
     def __init__(self, scripts: list[list[int]], vocabulary_size: int = 6) -> None:
         self.scripts = scripts
@@ -89,7 +89,7 @@ def test_no_sentences_are_no_hypotheses() -> None:
 
 
 class ForbidAll:
-    """Forbids every piece from the third one on."""
+    """A rule that forbids every token from the third position on."""
 
     def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         return logits if pieces.shape[-1] < 2 else torch.full_like(logits, -math.inf)

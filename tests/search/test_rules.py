@@ -17,7 +17,7 @@ START, END, A, B = 0, 1, 2, 3
 
 
 class ConstantScorer:
-    """The same probabilities at every step: end symbol 0.5, a 0.3, b 0.2."""
+    """A scorer with the same probabilities at every step: end symbol 0.5, a 0.3, b 0.2."""
 
     def step(self, pieces: Tensor) -> Tensor:
         return torch.tensor([0.0, 0.5, 0.3, 0.2]).log().repeat(*pieces.shape, 1)
@@ -77,7 +77,7 @@ def test_without_an_end_symbol_sentences_are_cut(beam_size: int) -> None:
 
 
 def test_the_defaults_are_the_papers() -> None:
-    """Section 6.1: beam 4, alpha 0.6, at most 50 pieces more than the source has."""
+    """Section 6.1: beam 4, alpha 0.6, at most 50 tokens more than the source has."""
     settings = SearchSettings()
     assert (settings.beam_size, settings.length_penalty, settings.max_length_for(30)) == (4, 0.6, 80)
 

@@ -1,4 +1,4 @@
-"""Pretraining on text alone, and a translation that goes on from it; a recurrent model through the same run."""
+"""Test pretraining by denoising, fine-tuning on translation, and the same with a recurrent model."""
 
 import json
 import shutil
@@ -74,7 +74,7 @@ def test_noise_follows_from_seed_epoch_and_number_alone(pretrained: Path) -> Non
 
 @pytest.mark.parametrize("kind", ["infilling", "masking", "deletion"])
 def test_what_frames_a_text_is_not_spoilt(pretrained: Path, kind: Any) -> None:
-    """As BART's first symbol, and the languages of mBART and NLLB."""
+    """Special tokens such as BART's start symbol and the languages of mBART and NLLB are not noised."""
     tokenizer = read_encoder_decoder_folder(pretrained).tokenizer
     vocabulary = tokenizer.source
     vocabulary.before, vocabulary.after = (90, 91), (vocabulary.eos_id, 92)
@@ -116,7 +116,7 @@ def test_translation_goes_on_from_its_weights(
     assert ours.model.config.dropout == 0.2
     for name, weight in theirs.model.state_dict().items():
         torch.testing.assert_close(ours.model.state_dict()[name], weight, atol=1e-6, rtol=1e-6)
-    # It can be resumed when the other folder has gone, once a step was saved.
+    # After the first save, the run can be resumed without the base model's folder.
     stored = (folder / "settings.toml").read_text("utf-8")
     (folder / "settings.toml").write_text(stored.replace(str(pretrained), "/nowhere"), "utf-8")
     again = train(out=folder, resume=True, steps=8, device="cpu", threads=1)

@@ -197,7 +197,7 @@ COMPARED = {
     "training.translate_dev": 0,
 }
 TARGETS = ("data.target", "data.dev_target")
-# What each task says, and what of the translation's settings it has no use for.
+# Settings of each task, and the translation settings that it does not support.
 TASKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "translation": ({}, ()),
     "denoising": ({}, TARGETS),

@@ -27,7 +27,7 @@ NO_POSITION_EFFECT = ("queries-keys-values", "attention-output", "feed-forward-i
 
 
 def pairs(count: int, shift: int) -> tuple[Tensor, Tensor]:
-    """The task: each target piece is the source's, moved on by so many."""
+    """Return source and target tokens of the task, in which each target token is the source token plus a shift."""
     source = torch.randint(3, 20, (count, 6))
     return source, (source - 3 + shift) % 17 + 3
 

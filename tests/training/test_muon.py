@@ -97,7 +97,7 @@ def test_bfloat16_is_near_float32(columns: int) -> None:
 
 
 def test_many_columns_move_as_few_do() -> None:
-    # Two matrices of 8 by 16 and zeros beside them: by the Gram matrix, and without.
+    # Two matrices of 8 by 16 padded with zeros: with and without the Gram matrix.
     torch.manual_seed(0)
     narrow = torch.randn(2, 8, 16) * torch.logspace(0, -3, 8)[:, None]
     wide = torch.cat((narrow, torch.zeros(2, 8, 24)), 2)
@@ -126,7 +126,7 @@ def test_queries_keys_and_values_are_cut_by_their_widths() -> None:
 
 
 class OneOfTwo(Processes):
-    """What is given stands in a list; what the other one gives comes out of its list."""
+    """A simulated process group of two, which records own tensors and takes the other process's from a list."""
 
     def __init__(self, rank: int, of_the_other: list[Tensor]) -> None:
         super().__init__(rank, 2)

@@ -43,7 +43,7 @@ def test_rooms_are_filled_with_sentences_of_padding() -> None:
     assert filled.tolist() == packed.target_input[0, 6:].tolist() == [0] * 58
     assert packed.present.tolist() == [True] * 6 + [False] * 58
     assert packed.source[0].tolist() == [5, 6, 1, 7, 1] + [0] * 59
-    # 58 pieces of a target, and 59 of a source, in four sentences of at most 16; and two that have none.
+    # 58 target and 59 source tokens in four sentences of at most 16, and two empty sentences.
     assert [part.tolist() for part in packed.source_packing[:2]] == [
         [0, 3, 5, 20, 35, 50, 64, 64],
         [3, 2, 15, 15, 15, 14, 0, 0],
@@ -75,7 +75,7 @@ def test_batches_of_like_sizes_have_equal_rooms() -> None:
     random, sizes = np.random.default_rng(7), set()
     for _ in range(200):
         counts = random.integers(3, 17, (2, 600))
-        counts = counts[:, counts[1].cumsum() <= 4000]  # as many sentences as have no more pieces than a step
+        counts = counts[:, counts[1].cumsum() <= 4000]  # sentences with at most as many tokens as a step
         arrays = (np.where(np.arange(16) < each[:, None], 5, 0) for each in counts)
         laid = pack_arrays(*arrays, pad_id=0, start_id=2, capacity_for=1000)
         assert laid is not None

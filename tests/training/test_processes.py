@@ -113,7 +113,7 @@ class Begun:
         return self
 
     def wait(self) -> None:
-        """It is."""
+        """Return at once, because the work is finished already."""
 
 
 def test_sums_begin_in_the_same_order_whichever_way_the_gradient_came(monkeypatch: pytest.MonkeyPatch) -> None:

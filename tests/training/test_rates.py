@@ -1,4 +1,4 @@
-"""How a run's learning rates and its weight decay go together."""
+"""Test the relation of a run's learning rates and weight decay."""
 
 import math
 from collections.abc import Callable

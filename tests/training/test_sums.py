@@ -1,4 +1,4 @@
-"""Gradients that are added up in float32 while the backward pass goes on."""
+"""Test float32 sums of gradients that are accumulated during the backward pass."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def test_blocks_change_nothing(shape: Sequence[int], dtype: torch.dtype, monkeyp
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_of_several_passes_lie_in_one_vector(dtype: torch.dtype) -> None:
-    """Of a parameter that is used twice, too, and zero for one that is not used."""
+    """The vector includes parameters that are used twice, and zeros for unused ones."""
     parameters = parameters_of(dtype)
     vector = torch.zeros(9)
     collect_gradients(parameters, vector)

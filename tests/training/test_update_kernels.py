@@ -47,12 +47,12 @@ def updated(settings: ResolvedTraining, kernels: NativeTraining | None, *, bf16:
 @pytest.mark.parametrize("average_decay", [0.0, 0.9])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_updates(make_settings: Make, bf16: bool, optimizer: str, average_decay: float, precision: str) -> None:
-    """What Muon makes orthogonal is in the model's precision, whatever the model's own weights are in."""
+    """Muon orthogonalizes in the model's precision, regardless of the weights' dtype."""
     settings = make_settings(optimizer=optimizer, average_decay=average_decay, clip_norm=1.0, precision=precision)
     plain, fused = (updated(settings, kernels, bf16=bf16) for kernels in (None, KERNELS))
     assert plain.keys() == fused.keys()
     for name, wanted in plain.items():
-        # What lies between two bfloat16 may go to either: a weight, or all of a move.
+        # A value between two bfloat16 numbers may be rounded to either: a weight, or a whole update.
         tolerance = 1e-2 if name == "working" else 1e-5
         least = 1e-3 if (optimizer, precision) == ("muon", "bf16") else 1e-6
         torch.testing.assert_close(fused[name], wanted, rtol=tolerance, atol=least, msg=name)

@@ -78,8 +78,8 @@ def compare_models(
         own: the original model.
         other: the exported model.
         sources: token ids of the sentences, without the end symbol.
-        pieces: token ids of the target vocabulary from which random targets are drawn.
-        most_pieces: maximum number of tokens in a translation.
+        tokens: token ids of the target vocabulary from which random targets are drawn.
+        max_tokens: maximum number of tokens in a translation.
     """
     comparison = Comparison()
     draw = random.Random(1)

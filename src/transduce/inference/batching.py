@@ -156,7 +156,7 @@ def batches(
 
     Args:
         parts: the parts to decode.
-        most_pieces: maximum number of tokens in a batch, including padding; a longer part forms its own batch.
+        max_tokens: maximum number of tokens in a batch, including padding; a longer part forms its own batch.
         kind: returns the kind of a part; parts of different kinds are never in one batch.
         most_sentences: maximum number of parts in a batch.
     """
@@ -240,7 +240,7 @@ def batches_by_length(lengths: Sequence[int], max_tokens: int) -> Iterator[list[
 
     Args:
         lengths: number of tokens in each text.
-        most_pieces: maximum number of tokens in a batch, including padding; a longer text forms its own batch.
+        max_tokens: maximum number of tokens in a batch, including padding; a longer text forms its own batch.
     """
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: (lengths[index], index)):

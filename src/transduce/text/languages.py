@@ -1,4 +1,4 @@
-"""Language codes in file names, and properties of scripts that matter for vocabularies."""
+"""Language codes and scripts, language identification, and detection of texts in an unexpected language."""
 
 import math
 import os
@@ -271,26 +271,32 @@ def _ngrams(text: str) -> Iterator[str]:
 
 
 # --- wrong language ---
-# Tells texts that are clearly not in the language that a model reads, by scripts and by frequent words.
-# Only clear evidence counts: a text of at least four words (or six of a script without spaces) in another script,
-# or with several frequent words of another language and hardly any of the expected one.
+# Detection of texts that are clearly not in the language that a model reads, by script and frequent words.
+# Only clear evidence counts: at least four words (six characters of a script without spaces) in another script, or
+# several frequent words of another language and hardly any of the expected one.
 
 
 FEWEST_WORDS, FEWEST_CHARACTERS = 4, 6
-# Of the letters of a text, in the expected script. A Chinese character counts as three letters.
-_MOST_OF_SCRIPT = 0.1
-_LETTERS_OF_A_CHARACTER = 3
-_LEAST_KANA = 0.2
-_FEWEST_FREQUENT, _LEAST_SHARE = 2, 0.25  # frequent words of another language: so many, and this share of a text's
-_TIMES_AS_MANY = 4  # as there are of the expected language
+# Maximum share of a text's letters in the expected script. A Chinese character counts as three letters.
+_MAX_EXPECTED_SHARE = 0.1
+_LETTERS_PER_CHARACTER = 3
+_MIN_KANA_SHARE = 0.2
+_MIN_FREQUENT, _MIN_FREQUENT_SHARE = 2, 0.25  # minimum number and share of a text's words frequent in another language
+_MIN_RATIO = 4  # minimum ratio to the number of frequent words of the expected language
 
 NAMES = {"en": "English", "de": "German", "fr": "French", "es": "Spanish", "it": "Italian", "pt": "Portuguese"}
 NAMES |= {"nl": "Dutch", "zh": "Chinese", "ja": "Japanese", "ko": "Korean", "ru": "Russian", "ar": "Arabic"}
-# Where a script is all that is known of a text's language.
-_OF_SCRIPT = {"Han and kana": "Chinese", "Hangul": "Korean", "Greek": "Greek", "Hebrew": "Hebrew", "Thai": "Thai"}
-# Languages that are written in two scripts, or in one that is not looked at.
+# The most likely language of a script, if the words do not identify the language.
+_LANGUAGE_OF_SCRIPT = {
+    "Han and kana": "Chinese",
+    "Hangul": "Korean",
+    "Greek": "Greek",
+    "Hebrew": "Hebrew",
+    "Thai": "Thai",
+}
+# Languages with two scripts, or with a script that is not detected.
 _UNCERTAIN = {"sr", "bs", "uz", "az", "kk", "mn", "tk", "ku", "pa", "ks", "sd", "tt"}
-# Frequent words. What several languages have counts for none of them.
+# Frequent words by language. A word of both compared languages counts for neither.
 _FREQUENT = {
     "en": """the and of is are was were he she it they you we his her my your their our this that these those what who
     how why where when there here with from have has had not don't doesn't didn't isn't can't i'm it's you're
@@ -346,25 +352,28 @@ _FREQUENT = {
     waar waarom wanneer dat omdat als maar of ook nog alleen zeer altijd nooit mij me hem hen dit deze die""",
 }
 FREQUENT_WORDS = {code: frozenset(words.split()) for code, words in _FREQUENT.items()}
-# Languages whose script is Latin for certain.
+# Other languages that are always written in Latin script.
 _OTHER_LATIN = """pl cs sk sl hr hu ro sv da no nb nn fi et lv lt tr id ms vi ca gl eu ga cy is sq"""
 _LATIN = FREQUENT_WORDS.keys() | set(_OTHER_LATIN.split())
 _WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
-_AROUND = ".,;:!?…()[]{}<>\"'“”„‚‘«»¿¡—–-*"
+_PUNCTUATION = ".,;:!?…()[]{}<>\"'“”„‚‘«»¿¡—–-*"
 
 
 def base_code(language: str) -> str:
-    """Return the language of a code without its script and region: zh of zh-Hans."""
+    """Return the language of a code without its script and region, such as zh for zh-Hans."""
     return re.split("[-_]", language)[0].lower()
 
 
 def looks_like_another(text: str, language: str) -> str | None:
-    """Return what a text looks like ("English", "Cyrillic letters") where it is clearly not in a language; else None.
+    """Return the apparent language or script of a text if it is clearly not in the expected language, else None.
 
     Args:
-        text: a line.
-        language: the code of the language that is expected. Of a code that names a script, or that is not known,
-            nothing is said.
+        text: a line of text.
+        language: the code of the expected language. The result is None if the code is unknown, is written in several
+            scripts, or names the script Latn.
+
+    Returns:
+        For example "English" or "Cyrillic letters".
     """
     parts = re.split("[-_]", language)
     code = parts[0].lower()
@@ -374,31 +383,33 @@ def looks_like_another(text: str, language: str) -> str | None:
     if expected == "Latin" and code not in _LATIN:
         return None
     counts = {script: len(pattern.findall(text)) for script, pattern in SCRIPTS.items()}
-    counts["Han and kana"] *= _LETTERS_OF_A_CHARACTER
-    main = max(counts, key=lambda script: counts[script])
+    counts["Han and kana"] *= _LETTERS_PER_CHARACTER
+    main_script = max(counts, key=lambda script: counts[script])
     words = _words(text)
-    if not _is_long_enough(main, counts[main], words):
+    if not _is_long_enough(main_script, counts[main_script], words):
         return None
-    if main != expected:
-        is_other = counts[expected] <= _MOST_OF_SCRIPT * sum(counts.values())
-        return _name(main, words, text) if is_other else None
-    if main == "Latin":
+    if main_script != expected:
+        is_other = counts[expected] <= _MAX_EXPECTED_SHARE * sum(counts.values())
+        return _name(main_script, words, text) if is_other else None
+    if main_script == "Latin":
         other = _other_latin(words, code)
         return None if other is None else NAMES[other]
-    if code == "zh" and _kana(text) >= _LEAST_KANA * (counts[main] / _LETTERS_OF_A_CHARACTER):
+    if code == "zh" and _kana(text) >= _MIN_KANA_SHARE * (counts[main_script] / _LETTERS_PER_CHARACTER):
         return "Japanese"
     return None
 
 
 def _words(text: str) -> list[str]:
-    """Return what stands between spaces and is a word, in lower case: no addresses, numbers or names of files."""
-    words = (token.strip(_AROUND) for token in text.replace("’", "'").split())
+    """Return the words of a text in lower case, without surrounding punctuation; addresses, numbers and file names are
+    omitted.
+    """
+    words = (token.strip(_PUNCTUATION) for token in text.replace("’", "'").split())
     return [word.lower() for word in words if _WORD.fullmatch(word)]
 
 
 def _is_long_enough(script: str, letters: int, words: list[str]) -> bool:
     if script == "Han and kana":
-        return letters >= FEWEST_CHARACTERS * _LETTERS_OF_A_CHARACTER
+        return letters >= FEWEST_CHARACTERS * _LETTERS_PER_CHARACTER
     if script == "Thai":
         return letters >= 2 * FEWEST_CHARACTERS
     return len(words) >= FEWEST_WORDS
@@ -410,7 +421,7 @@ def _name(script: str, words: list[str], text: str) -> str:
         return "Latin letters" if found is None else NAMES[found]
     if script == "Han and kana" and _kana(text):
         return "Japanese"
-    return _OF_SCRIPT.get(script, f"{script} letters")
+    return _LANGUAGE_OF_SCRIPT.get(script, f"{script} letters")
 
 
 def _kana(text: str) -> int:
@@ -418,16 +429,20 @@ def _kana(text: str) -> int:
 
 
 def _other_latin(words: list[str], expected: str) -> str | None:
-    """Return the language that most of a text's frequent words are of, where hardly any is the expected language's.
+    """Return the language with the most frequent words in a text, if hardly any are of the expected language; else
+    None.
 
-    A word that both languages have says nothing; several of the same count once.
+    Words that both languages have do not count, and repeated words count once.
     """
-    own = FREQUENT_WORDS.get(expected, frozenset())
-    if expected and not own:
+    expected_words = FREQUENT_WORDS.get(expected, frozenset())
+    if expected and not expected_words:
         return None
     present = set(words)
     others = [code for code in FREQUENT_WORDS if code != expected]
-    best = max(others, key=lambda code: len(present & (FREQUENT_WORDS[code] - own)))
-    hits, own_hits = len(present & (FREQUENT_WORDS[best] - own)), len(present & (own - FREQUENT_WORDS[best]))
-    is_clear = hits >= max(_FEWEST_FREQUENT, _LEAST_SHARE * len(present)) and hits >= _TIMES_AS_MANY * own_hits
+    best = max(others, key=lambda code: len(present & (FREQUENT_WORDS[code] - expected_words)))
+    hits, expected_hits = (
+        len(present & (FREQUENT_WORDS[best] - expected_words)),
+        len(present & (expected_words - FREQUENT_WORDS[best])),
+    )
+    is_clear = hits >= max(_MIN_FREQUENT, _MIN_FREQUENT_SHARE * len(present)) and hits >= _MIN_RATIO * expected_hits
     return best if is_clear else None

@@ -276,62 +276,62 @@ def _ends_sentence(text: str, after: str) -> bool:
 
 
 # --- lost sentences ---
-# Counts sentences, to find translations with fewer sentences than their source.
+# Detection of translations that have fewer sentences than their source.
 
 
 _CLOSING = re.compile("[\"'”’»）)」』\\]]\\s*$")
 _ELLIPSIS = re.compile(r"(?:\.{2,}|…+)\s*$")
 _ORDINAL = re.compile(r"(?:^|\s)\d+\.\s*$")  # "am 5. Mai"
-# Beside those that `sentences.py` knows, whose splitting of training text stays as it is.
+# In addition to those in `sentences.py`, whose splitting of training text must not change.
 _FURTHER_ABBREVIATION = re.compile(
     r"\b(?:bzw|usw|z\.\s?B|d\.\s?h|u\.\s?a|nr|tel|str|evtl|ggf|sra?|p\.\s?ej|núm|env)\.\s*$", re.IGNORECASE
 )
-_NO_ENDS = (_CLOSING, _ELLIPSIS, _ORDINAL, _FURTHER_ABBREVIATION)
-# Marks at which a translator may well end a sentence of the source without a full stop.
-_HALF_STOPS = re.compile("[;；:：—–]")
-# Thai, Lao and Tibetan have no mark that only ends sentences.
-_WITHOUT_MARKS = re.compile("[\u0e00-\u0fff]")
-# Shorter sentences ("Yes.", "好吧。") are often joined to their neighbor in a faithful translation.
-_FEWEST_WORDS, _FEWEST_CHARACTERS = 3, 4
+_NOT_SENTENCE_ENDS = (_CLOSING, _ELLIPSIS, _ORDINAL, _FURTHER_ABBREVIATION)
+# Punctuation that a translator may use instead of the end of a source sentence.
+_POSSIBLE_ENDS = re.compile("[;；:：—–]")
+# Thai, Lao and Tibetan have no punctuation that only ends sentences.
+_UNPUNCTUATED = re.compile("[\u0e00-\u0fff]")
+# Faithful translations often join shorter sentences ("Yes.", "好吧。") to the next one.
+_MIN_WORDS, _MIN_CHARACTERS = 3, 4
 
 
 def find_lost_sentences(source: str, translation: str) -> tuple[int, int] | None:
-    """Return the numbers of sentences of a source and its translation where the translation surely has fewer.
+    """Return the numbers of sentences of a source and its translation if the translation surely has fewer, else None.
 
     The source's number is a lower bound: short sentences, quotations and ellipses do not count. The translation's is an
     upper bound: semicolons, colons and dashes count too. Abbreviations, initials and decimals end no sentence.
 
     Returns:
-        Both numbers, or None where no sentence is missed, the source is one sentence, or the script of either text has
-        no mark for the end of a sentence.
+        Both numbers. None if no sentence is lost, the source is one sentence, or the script of either text has no
+        punctuation for the end of a sentence.
     """
-    if _WITHOUT_MARKS.search(source) or _WITHOUT_MARKS.search(translation) or not translation.strip():
+    if _UNPUNCTUATED.search(source) or _UNPUNCTUATED.search(translation) or not translation.strip():
         return None
-    least = _least_sentences(source)
+    least = _min_sentences(source)
     if least < 2:
         return None
-    most = _most_sentences(translation)
+    most = _max_sentences(translation)
     return (least, most) if most < least else None
 
 
-def _least_sentences(text: str) -> int:
+def _min_sentences(text: str) -> int:
     count, start = 0, 0
     for stop in [*sentence_ends(text), len(text)]:
         sentence = text[start:stop]
-        is_end = stop == len(text) or not any(pattern.search(sentence) for pattern in _NO_ENDS)
+        is_end = stop == len(text) or not any(pattern.search(sentence) for pattern in _NOT_SENTENCE_ENDS)
         if is_end:
             count += _is_long(sentence)
             start = stop
     return count
 
 
-def _most_sentences(text: str) -> int:
+def _max_sentences(text: str) -> int:
     stops = [0, *sentence_ends(text, before_small=True)]
     rest = text[stops[-1] :]
-    return len(stops) - 1 + any(map(str.isalnum, rest)) + len(_HALF_STOPS.findall(text))
+    return len(stops) - 1 + any(map(str.isalnum, rest)) + len(_POSSIBLE_ENDS.findall(text))
 
 
 def _is_long(sentence: str) -> bool:
     unspaced = sum(map(is_unspaced, sentence))
     words = [word for word in sentence.split() if any(map(is_word_character, word))]
-    return unspaced >= _FEWEST_CHARACTERS or len(words) >= _FEWEST_WORDS
+    return unspaced >= _MIN_CHARACTERS or len(words) >= _MIN_WORDS

@@ -86,7 +86,7 @@ class SearchStep(RecordedStep):
         self._maxima = zeros(rows, power_of_2(chunks), dtype=torch.float32)
 
     @property
-    def seen_past(self) -> AttendedPositions:
+    def attended_past(self) -> AttendedPositions:
         """Positions that the hypotheses descend from; none for sentences that are done."""
         return AttendedPositions(counts=self.counts, position_list=self.listed)
 

@@ -130,8 +130,8 @@ class Classification(TextKind):
     measures = ("loss", ACCURACY)
     label_smoothing = 0.0
     task_settings = ("context",)
-    instead_of_search = "leave it out"
-    idle_filters = ("max_pieces", "max_length_ratio", "drop_identical")
+    search_advice = "leave it out"
+    unused_filters = ("max_pieces", "max_length_ratio", "drop_identical")
 
     def check(self, settings: Settings) -> None:
         """Refuse settings that classification does not use, including those of the vocabulary projection.
@@ -150,7 +150,7 @@ class Classification(TextKind):
             if settings.start_from is None and getattr(settings.model, name) not in (None, default):
                 raise TransduceError(f"`model.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
 
-    def marks(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
+    def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
         """Return [CLS], [SEP] and [MASK], so that a model pretrained later can share the vocabulary."""
         return SPECIAL_TOKENS
 
@@ -185,7 +185,7 @@ class Classification(TextKind):
             config, num_labels=len(class_names(corpus)), masked_language_head=False, pooler=True
         )
 
-    def fresh(self, corpus: TaskCorpus) -> Reinitialized:
+    def reinitialized(self, corpus: TaskCorpus) -> Reinitialized:
         """Reinitialize the classifier if its labels differ; classifier and pooler may be missing in the base model."""
         return Reinitialized(("classifier.", "pooler."), lambda folder: _other_classes(folder, class_names(corpus)))
 

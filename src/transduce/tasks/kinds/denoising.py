@@ -93,7 +93,7 @@ class Denoising(TextKind):
     may_be_recorded = True
     model_kinds = ("transformer", "recurrent")
     task_settings = ("noise",)
-    idle_filters = ("drop_identical",)
+    unused_filters = ("drop_identical",)
 
     def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
         """Convert JSON lines to a file with one text per line."""
@@ -106,7 +106,7 @@ class Denoising(TextKind):
         filters = msgspec.structs.replace(data.filters, drop_identical=False)
         return TaskText(files=files, dev=dev, filters=filters, hold_out=None if dev else HoldOutSettings())
 
-    def marks(self, task: TaskSettings) -> tuple[str, ...]:
+    def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:
         """Return the special tokens that replace removed tokens."""
         return noise_tokens(_noise(task))
 

@@ -166,10 +166,10 @@ class MaskedLanguageModel(TextKind):
     model_kinds = ("encoder",)
     label_smoothing = 0.0
     task_settings = ("context", "masking", "next_sentence")
-    instead_of_search = "leave it out"
-    idle_filters = FilterSettings.__struct_fields__
+    search_advice = "leave it out"
+    unused_filters = FilterSettings.__struct_fields__
 
-    def marks(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
+    def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
         """Return [CLS], [SEP] and [MASK]."""
         return SPECIAL_TOKENS
 
@@ -213,7 +213,7 @@ class MaskedLanguageModel(TextKind):
         own = {"max_positions": _context(task), "num_labels": 2 if _has_next_sentence(task) else 0}
         return BERT | own | ({} if _has_next_sentence(task) else {"pooler": False})
 
-    def follow(self, task: TaskSettings, kept: ModelConfig) -> TaskSettings:
+    def complete_settings(self, task: TaskSettings, kept: ModelConfig) -> TaskSettings:
         """Return the settings unchanged, and check that the base model can predict masked tokens.
 
         Raises:
@@ -283,7 +283,7 @@ class MaskedLanguageModel(TextKind):
         training, _ = split_text(corpus)
         return _plan(corpus, training, model, task, tokens=DEV_BATCH_TOKENS, seed=0).tokens
 
-    def explain(self, corpus: TaskCorpus, resolved: ResolvedSettings, account: ChoiceLog) -> None:
+    def log_corpus_problems(self, corpus: TaskCorpus, resolved: ResolvedSettings, account: ChoiceLog) -> None:
         """Log that hardly any segment of the text has a following one.
 
         Raises:

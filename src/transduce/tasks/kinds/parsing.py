@@ -82,13 +82,13 @@ class Parsing(Translation):
 
     name = "parsing"
     may_be_prepared = False
-    takes_back_translations = False
+    accepts_back_translations = False
     model_kinds = ("transformer",)
     measures = ("loss", F1)
     task_settings = ("tags", "merges")
-    instead_of_search = "leave it out"
-    own_search = ("beam_size", "length_penalty")
-    idle_filters = ("max_length_ratio", "drop_identical")
+    search_advice = "leave it out"
+    used_search_settings = ("beam_size", "length_penalty")
+    unused_filters = ("max_length_ratio", "drop_identical")
 
     def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
         """Convert treebanks to files of sentences and linearized trees, one per line."""

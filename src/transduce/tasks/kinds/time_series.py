@@ -283,13 +283,13 @@ class SeriesDevSet:
 class TimeSeries(TaskKind[SeriesCorpus]):
     """The task of time-series forecasting."""
 
-    rate_follows_batch = False
+    scales_rate_with_batch = False
     name = "time-series"
     model_kinds = ("series",)
     measures = ("loss", SKILL)
     label_smoothing = 0.0
     task_settings = ("series",)
-    instead_of_search = "leave it out"
+    search_advice = "leave it out"
 
     def check(self, settings: Settings) -> None:
         """Refuse settings of text.

@@ -165,7 +165,7 @@ class Translation(TextKind):
     model_kinds: ClassVar[tuple[str, ...]] = ("transformer", "recurrent")
     measures: ClassVar[tuple[str, ...]] = ("loss", "bleu", "chrf", "exact_match")
     writes_translations = True
-    takes_back_translations = True
+    accepts_back_translations = True
 
     def text(self, data: DataSettings) -> TaskText:
         """Return the files of both sides; some pairs are held out if there is no dev set."""
