@@ -20,8 +20,8 @@ import torch
 from transduce.kernels.cpu.decoding.search import NativeSearch
 from transduce.kernels.cpu.jit import threads as crew
 from transduce.kernels.int8_fbgemm import quantize
-from transduce.kernels.prepacked import PackedTransformer
-from transduce.kernels.select import product_maker, start_fast
+from transduce.kernels.prepacked import PrepackedTransformer
+from transduce.kernels.select import int8_linear_maker, start_fast
 from transduce.model.batch_search import SearchBounds
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -33,7 +33,7 @@ WAYS = ("all threads", "one thread", "default")
 PIECES, VOCABULARY = 12, 8000
 
 
-def build(layers: int, width: int, heads: int) -> PackedTransformer:
+def build(layers: int, width: int, heads: int) -> PrepackedTransformer:
     """Return an int8 model with random weights."""
     config = ModelConfig(
         source_vocabulary_size=VOCABULARY,
@@ -44,11 +44,11 @@ def build(layers: int, width: int, heads: int) -> PackedTransformer:
         d_ff=4 * width,
         num_heads=heads,
     )
-    return quantize(Transformer(config).eval(), make=product_maker())
+    return quantize(Transformer(config).eval(), make=int8_linear_maker())
 
 
 @torch.inference_mode()
-def decode(model: PackedTransformer, sources: torch.Tensor, beam_size: int) -> None:
+def decode(model: PrepackedTransformer, sources: torch.Tensor, beam_size: int) -> None:
     """Run a complete beam search."""
     count = len(sources)
     state = start_fast(model, sources)
@@ -59,14 +59,14 @@ def decode(model: PackedTransformer, sources: torch.Tensor, beam_size: int) -> N
 @contextmanager
 def choosing(way: str, threads: int) -> Iterator[None]:
     """Set how many threads a step uses, within the context."""
-    kept = crew._THREAD_WORK, crew._LEAST_SHARE, crew._CREW
+    kept = crew._THREAD_WORK, crew._LEAST_SHARE, crew._LIMITER
     if way != "default":
-        crew._THREAD_WORK, crew._LEAST_SHARE, crew._CREW = 1, 0.0, crew.ThreadLimiter()
+        crew._THREAD_WORK, crew._LEAST_SHARE, crew._LIMITER = 1, 0.0, crew.ThreadLimiter()
     torch.set_num_threads(1 if way == "one thread" else threads)
     try:
         yield
     finally:
-        crew._THREAD_WORK, crew._LEAST_SHARE, crew._CREW = kept
+        crew._THREAD_WORK, crew._LEAST_SHARE, crew._LIMITER = kept
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def busy(count: int) -> Iterator[None]:
 
 
 def measure(
-    model: PackedTransformer, sentences: int, beam_size: int, threads: int, rounds: int, seconds: float
+    model: PrepackedTransformer, sentences: int, beam_size: int, threads: int, rounds: int, seconds: float
 ) -> dict[str, float]:
     """Return the median milliseconds per batch of each variant."""
     sources = torch.randint(4, VOCABULARY, (sentences, PIECES))

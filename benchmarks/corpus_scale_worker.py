@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from transduce.kernels.select import kernels_of_training
+from transduce.kernels.select import kernels_for_training
 from transduce.model.backend import using_backend
 from transduce.model.build import build_model
 from transduce.tasks.run.run import Run, RunRequest, make_safeguards
@@ -37,7 +37,7 @@ def main(folder: str, steps: int, seeks: int) -> None:
         plan.batch(epoch, position)
         durations.append(time.monotonic() - sought_at)
     model = build_model(resolved.model)
-    with out, using_backend(kernels_of_training(resolved.training.kernels, "cpu")):
+    with out, using_backend(kernels_for_training(resolved.training.kernels, "cpu")):
         Trainer(
             model=model,
             loss=run.kind.loss(model, resolved),

@@ -21,7 +21,7 @@ from report import Row
 from training_settings import LABEL_SMOOTHING, RATE, STEP_TOKENS, optimizer_settings
 
 from transduce.data.batches import Batch
-from transduce.kernels.select import kernels_of_training
+from transduce.kernels.select import kernels_for_training
 from transduce.machine import DTYPES, detect_machine
 from transduce.model.backend import using_backend
 from transduce.model.build import build_encoder_decoder
@@ -87,7 +87,7 @@ def rows(*, quick: bool) -> list[Row]:
     """Return the speed of every model at every length, with recurrent models compared with the Transformer."""
     threads = detect_machine("cpu").threads
     torch.set_num_threads(threads)
-    with using_backend(kernels_of_training(choose_kernels("cpu", threads).value, "cpu")):
+    with using_backend(kernels_for_training(choose_kernels("cpu", threads).value, "cpu")):
         return _rows(quick=quick)
 
 

@@ -23,7 +23,7 @@ from training_ceiling import wait
 from training_settings import RATE, Present, batch_of, config_of, optimizer_settings
 from training_speed import SIZES, Size, make_work, write_batches
 
-from transduce.kernels.select import find_batch_search, kernels_of_training, start_fast
+from transduce.kernels.select import find_batch_search, kernels_for_training, start_fast
 from transduce.machine import DTYPES, detect_machine
 from transduce.model.backend import using_backend
 from transduce.model.batch_search import SearchBounds
@@ -87,7 +87,7 @@ def training_rows(size: Size, device: str, path: Path, *, record: bool) -> list[
         optimizer.step(loss.tokens, RATE)
         parts[:] += np.diff([*times, time.perf_counter()])
 
-    kernels = kernels_of_training(choose_kernels(device, machine.threads).value, device)
+    kernels = kernels_for_training(choose_kernels(device, machine.threads).value, device)
     with using_backend(kernels):
         for number in range(3 * len(batches)):  # launch, record, replay
             step(number)

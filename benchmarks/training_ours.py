@@ -8,7 +8,7 @@ from training_settings import RATE, Present, batch_of, config_of, optimizer_sett
 from training_worker import CHOSEN, PROCESSOR, Device, Ids, read_plan, serve
 
 from transduce.data.batches import Batch
-from transduce.kernels.select import kernels_of_training
+from transduce.kernels.select import kernels_for_training
 from transduce.machine import DTYPES, Precision, detect_machine
 from transduce.model.backend import using_backend
 from transduce.model.transformer import Transformer
@@ -69,7 +69,7 @@ def main() -> None:
         optimizer.step(tokens, RATE)
 
     gpu = Device(torch.cuda.synchronize, torch.cuda.max_memory_allocated, torch.cuda.empty_cache)
-    with using_backend(kernels_of_training(kind, work.device)):
+    with using_backend(kernels_for_training(kind, work.device)):
         serve(work, pairs, step, gpu if work.device.startswith("cuda") else PROCESSOR)
 
 

@@ -183,13 +183,13 @@ def threads(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The least work of decoding is shared by all threads, even if other processes have their cores."""
-    crew = pytest.importorskip(
+    """Make all threads share the smallest work of decoding, even if other processes occupy their cores."""
+    threads_module = pytest.importorskip(
         "transduce.kernels.cpu.jit.threads", reason="llvmlite is not installed", exc_type=ImportError
     )
-    monkeypatch.setattr(crew, "_THREAD_WORK", 1)
-    monkeypatch.setattr(crew, "_LEAST_SHARE", 0.0)
-    monkeypatch.setattr(crew, "_CREW", crew.Crew())
+    monkeypatch.setattr(threads_module, "_THREAD_WORK", 1)
+    monkeypatch.setattr(threads_module, "_LEAST_SHARE", 0.0)
+    monkeypatch.setattr(threads_module, "_LIMITER", threads_module.ThreadLimiter())
 
 
 @pytest.fixture(params=["AVX2_TILE", "AVX512_TILE"])

@@ -1,4 +1,4 @@
-"""Atomic creation of a folder: it appears complete or not at all."""
+"""Write files and folders atomically: they appear complete or not at all, and survive a crash."""
 
 import contextlib
 import errno
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from transduce.errors import TransduceError
 
-# --- durable ---
-# Write files that survive a crash (new file, flush to disk, rename) and lock them against other processes.
+# --- files ---
+# Files survive a crash (new file, flush to disk, rename) and can be locked against other processes.
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -103,7 +103,7 @@ def exclusive_lock(lock_file: Path) -> Iterator[None]:
         lock.release()
 
 
-# --- atomic io ---
+# --- folders ---
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The exception that is raised for every mistake a user can fix."""
+"""Errors that a user can fix: the exception for all of them, and the import of optional packages."""
 
 from importlib import import_module
 from typing import Any

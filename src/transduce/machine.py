@@ -1,4 +1,7 @@
-"""Detect the machine's cores, instruction sets and GPU. Defaults that change results depend only on this detection."""
+"""Detect the machine's cores, instruction sets and GPU, and name the precisions that models compute in.
+
+Defaults that change results depend only on this detection.
+"""
 
 import os
 import platform
@@ -14,15 +17,14 @@ import torch
 from transduce.argument_checks import as_integer
 from transduce.errors import TransduceError
 
-# --- precision ---
-# The precisions that a model computes in, by the names that settings and options have for them.
+# --- precisions ---
 
 
 Precision = Literal["fp32", "bf16"]
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType({"fp32": torch.float32, "bf16": torch.bfloat16})
 
 
-# --- machine ---
+# --- hardware ---
 
 
 # Values of ONEDNN_MAX_CPU_ISA with which the user disables instruction sets.

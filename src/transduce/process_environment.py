@@ -1,4 +1,4 @@
-"""Tune the libraries below PyTorch through environment variables, and release memory that these libraries keep."""
+"""Configure processes: environment variables of PyTorch's libraries, their unused memory, and child processes."""
 
 import ctypes
 import mmap
@@ -8,8 +8,8 @@ import re
 import sys
 from pathlib import Path
 
-# --- own process ---
-# Start child processes that run this package from the location it was imported from.
+# --- child processes ---
+# They run this package from the location it was imported from.
 
 
 _PACKAGES = Path(__file__).resolve().parents[1]
@@ -29,7 +29,7 @@ def child_environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
-# --- process environment ---
+# --- environment variables and memory ---
 
 
 _TRIM_THRESHOLD, _MOST_MAPPINGS = -1, -4  # parameter numbers of `mallopt` in glibc's malloc.h

@@ -804,7 +804,7 @@ def check_a_search_among_logits_that_are_no_numbers_ends() -> None:
 @torch.inference_mode()
 def check_sentences_of_a_search_move_into_other_rooms() -> None:
     model, source = talkative(3.0), torch.tensor([SENTENCES[n % 5] for n in range(33)], device=DEVICE)
-    with mock.patch.object(gpu_search, "first_room", lambda width: 4 * width):  # buffers grow after four tokens
+    with mock.patch.object(gpu_search, "initial_capacity", lambda width: 4 * width):  # buffers grow after four tokens
         for beam, few in ((Beam(beam_size=1), 8), (Beam(beam_size=3), 8)):
             longest = [1 + n % 3 for n in range(33)]
             longest[7] = longest[20] = 11
@@ -814,7 +814,7 @@ def check_sentences_of_a_search_move_into_other_rooms() -> None:
             assert_same(found, run(usual_search(model, source, longest, beam)))
             size = cast("GpuSearch", search.search)._step.size
             assert size.sentences < 33
-            assert size.room > 4 * beam.beam_size
+            assert size.capacity > 4 * beam.beam_size
 
 
 @torch.inference_mode()

@@ -7,7 +7,7 @@ import torch
 from transduce.errors import TransduceError
 from transduce.inference.generator import Generator
 from transduce.inference.scorers import ContinuingScorer
-from transduce.kernels.select import decoded_model, make_twin
+from transduce.kernels.select import decoded_model, make_inference_copy
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.search.rules import GenerateSettings
@@ -47,7 +47,7 @@ def generator(tokenizer: Tokenizer, request: pytest.FixtureRequest) -> Generator
     )
     model = Decoder(config).eval()
     if request.param == "machine code":
-        make_twin(model, torch.float32)
+        make_inference_copy(model, torch.float32)
         if decoded_model(model) is model:
             pytest.skip("there are no kernels for this processor")
     return Generator(model, tokenizer, context=CONTEXT)

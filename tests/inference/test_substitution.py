@@ -238,7 +238,7 @@ def test_a_word_that_depends_a_little_is_replaced_where_the_search_finds_no_good
 
 
 @pytest.mark.parametrize(
-    ("source", "plain", "text", "spoilt"),
+    ("source", "plain", "text", "is_corrupted"),
     [
         ("45 Fische", "45 fish", "45 milk", False),
         ("45 Fische", "45 fish", "milk", True),
@@ -248,9 +248,9 @@ def test_a_word_that_depends_a_little_is_replaced_where_the_search_finds_no_good
         ("Fische", "fish", "milk milk milk milk", True),
     ],
 )
-def test_what_spoils_a_translation(source: str, plain: str, text: str, spoilt: bool) -> None:
+def test_which_faults_a_term_adds(source: str, plain: str, text: str, is_corrupted: bool) -> None:
     glossary = Glossary([Term("Fische", ("milk",)), Term("Windows 95", ("Windows 98",))])
-    assert has_new_faults(source, plain, text, glossary) == spoilt
+    assert has_new_faults(source, plain, text, glossary) == is_corrupted
 
 
 def test_a_number_is_not_replaced(vocabulary: Vocabulary) -> None:

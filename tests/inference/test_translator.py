@@ -187,7 +187,7 @@ def test_numbers_of_numpy_are_numbers(translator: Translator) -> None:
 
 
 def test_room_for_a_million_pieces_takes_none(translator: Translator, sentences: list[str]) -> None:
-    """Whoever means "no limit" gets the same translations, and no memory is set aside for what is never written."""
+    """A search without a length limit gives the same translations, and allocates no memory for unused positions."""
     assert translator(sentences[:8], max_length=1_000_000) == translator(sentences[:8], max_length=500)
 
 

@@ -151,10 +151,10 @@ def test_which_side_has_too_many_lines_follows_from_how_the_lag_changes(
     zh_en: Sides, write_lines: WriteLines, de_en: Sides
 ) -> None:
     source, target = zh_en[0][:4000], zh_en[1][:4000]
-    spoilt = target[:1000] + de_en[0][:5] + target[1000:2000] + target[2002:]
+    damaged = target[:1000] + de_en[0][:5] + target[1000:2000] + target[2002:]
     for files, first, then in (
-        ((source, spoilt), "5 lines later", "3 lines later"),
-        ((spoilt, source), "5 lines earlier", "3 lines earlier"),
+        ((source, damaged), "5 lines later", "3 lines later"),
+        ((damaged, source), "5 lines earlier", "3 lines earlier"),
     ):
         message = examine(write_lines, *files).finding("alignment").message
         told = [part for part in message.split("; ") if "their translations" in part]

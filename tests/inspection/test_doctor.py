@@ -37,7 +37,7 @@ def build(**changes: Any) -> Transformer:
     return Transformer(ModelConfig(**(shape | sizes | changes)))
 
 
-OTHER_BRICKS: dict[str, tuple[dict[str, Any], set[str]]] = {
+OTHER_COMPONENTS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "learned positions": ({"positions": "learned", "max_positions": 64}, {"sinusoids"}),
     "rotation": ({"positions": "rotary"}, {"sinusoids", "target positions"}),
     "relative bias": ({"positions": "relative"}, {"sinusoids", "target positions"}),
@@ -51,10 +51,10 @@ OTHER_BRICKS: dict[str, tuple[dict[str, Any], set[str]]] = {
 }
 
 
-@pytest.mark.parametrize("brick", OTHER_BRICKS)
-def test_so_do_its_other_bricks_but_for_what_they_have_not(brick: str) -> None:
-    changes, left_out = OTHER_BRICKS[brick]
-    report = examine(subject_of(build(**changes), name=brick))
+@pytest.mark.parametrize("component", OTHER_COMPONENTS)
+def test_its_other_components_pass_except_for_missing_parts(component: str) -> None:
+    changes, left_out = OTHER_COMPONENTS[component]
+    report = examine(subject_of(build(**changes), name=component))
     assert report.passed, str(report)
     assert {check.name for check in report.checks if check.passed is None} == left_out
 

@@ -67,13 +67,13 @@ def test_a_value_depends_on_the_past_and_on_what_came_before_it_alone() -> None:
 @torch.inference_mode()
 def test_sampled_courses_spread_by_the_deviations_and_follow_the_seed() -> None:
     model, past = make(predicts_deviations=True), torch.randn(1, 30, 2).expand(2_000, -1, -1)
-    foretold = model.roll_out(past[:1], 1)
-    assert foretold.log_deviations is not None
+    predicted = model.roll_out(past[:1], 1)
+    assert predicted.log_deviations is not None
     draws = model.roll_out(past, 1, generator=torch.Generator().manual_seed(1)).means
     again = model.roll_out(past, 1, generator=torch.Generator().manual_seed(1)).means
     assert torch.equal(draws, again)
-    torch.testing.assert_close(draws.mean(0), foretold.means[0], atol=0.1, rtol=0.0)
-    torch.testing.assert_close(draws.std(0), foretold.log_deviations.exp()[0], atol=0.1, rtol=0.1)
+    torch.testing.assert_close(draws.mean(0), predicted.means[0], atol=0.1, rtol=0.0)
+    torch.testing.assert_close(draws.std(0), predicted.log_deviations.exp()[0], atol=0.1, rtol=0.1)
 
 
 def test_it_is_no_model_of_pieces() -> None:

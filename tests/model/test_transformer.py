@@ -214,7 +214,7 @@ def test_traced_weights_have_rows_that_sum_to_one_and_asking_changes_nothing() -
     assert not trace.decoder[0].triu(1).any()
 
 
-# --- sizes and bricks ---------------------------------------------------------------------------------------
+# --- sizes and components ---------------------------------------------------------------------------------------
 
 
 def count_parameters(config: ModelConfig) -> int:

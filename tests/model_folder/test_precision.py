@@ -13,7 +13,7 @@ from transduce.inference.load import open_translator
 from transduce.inference.scorers import TransformerScorer
 from transduce.inference.translator import Translator
 from transduce.inspection.interventions import Head, Intervention, intervene
-from transduce.kernels.select import native_state
+from transduce.kernels.select import compiled_state
 from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer
 from transduce.model.recurrent import Recurrent
@@ -71,7 +71,7 @@ def load_by_kernels(folder: Path, precision: str) -> Translator:
     """With two threads; skips where this processor has no such kernels."""
     translator = open_translator(folder, precision=precision, device="cpu", threads=2)
     state = TransformerScorer(translator.model, torch.tensor([[5, 1]])).state
-    if native_state(state) is None:
+    if compiled_state(state) is None:
         pytest.skip(f"there are no kernels for {precision} on this processor")
     return translator
 

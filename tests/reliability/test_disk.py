@@ -38,7 +38,7 @@ class Disk:
     def __init__(self, tiny_run: Any, folder: Path, *, full_at: int, room_at: int, **changes: object) -> None:
         self.limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         self.full_at, self.room_at = full_at, room_at
-        self.run = tiny_run(folder, spoil=self._watch, **changes)
+        self.run = tiny_run(folder, corrupt=self._watch, **changes)
 
     def _watch(self, position: int, loss: Any) -> Any:
         full = self.full_at <= position + 1 < self.room_at

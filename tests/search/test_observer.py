@@ -1,4 +1,4 @@
-"""Whoever watches a search sees every step, and has sentences given up at once."""
+"""An observer of a search sees every step, and can abandon sentences at once."""
 
 from collections.abc import Collection
 

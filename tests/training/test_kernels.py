@@ -12,7 +12,7 @@ import pytest
 
 from transduce.errors import TransduceError
 from transduce.kernels.cuda.available import why_no_triton
-from transduce.kernels.select import has_kernels, kernels_of_training
+from transduce.kernels.select import has_kernels, kernels_for_training
 from transduce.machine import detect_machine
 from transduce.model.backend import backend_in_use
 from transduce.model.config import ModelConfig
@@ -70,8 +70,8 @@ def test_on_a_gpu_they_need_triton_and_what_it_needs(monkeypatch: pytest.MonkeyP
 
 
 def test_pytorch_alone() -> None:
-    assert kernels_of_training("torch", "cpu") is None
-    assert kernels_of_training("torch", "cuda") is None
+    assert kernels_for_training("torch", "cpu") is None
+    assert kernels_for_training("torch", "cuda") is None
 
 
 def test_compiled_layers_have_kernels_of_theirs() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from transduce.errors import TransduceError
-from transduce.kernels.select import kernels_of_training
+from transduce.kernels.select import kernels_for_training
 from transduce.model.backend import using_backend
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -153,7 +153,7 @@ def test_sums_of_a_recorded_pass_begin_after_it(monkeypatch: pytest.MonkeyPatch)
 def test_sums_begin_beside_the_backward_pass_with_kernels_too(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernels = kernels_of_training(choose_kernels("cpu", 1).value, "cpu")
+    kernels = kernels_for_training(choose_kernels("cpu", 1).value, "cpu")
     if kernels is None:
         pytest.skip("there are no kernels of our own here")
     begun = Begun()

@@ -1,4 +1,4 @@
-"""Questions and requests about what people do: did you eat apples, where does she work, please help me."""
+"""Sentences of the demonstration's grammar about what people do: statements, questions and requests."""
 
 from itertools import accumulate
 from random import Random
@@ -54,8 +54,7 @@ from transduce.demonstration.nominals import (
     swap,
 )
 
-# --- demo actions ---
-# Sentences about what people do: eat apples, wait for a friend, go to Beijing by train.
+# --- statements about actions ---
 
 
 Activity = tuple[Verb, Noun]
@@ -316,7 +315,7 @@ def giving(random: Random) -> Phrase:
     return said(subject, frame, action, a_time(random, frame), early(random))
 
 
-# --- actions ---
+# --- questions and requests ---
 
 
 _COUNTED = tuple(activity for activity in activities("吃 喝 买 看 写 画 唱") if activity[1].measure)

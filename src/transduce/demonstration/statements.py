@@ -1,4 +1,4 @@
-"""Sentences about who somebody is, where things are, what people have, and what they know and think."""
+"""Sentences of the demonstration's grammar about feelings, qualities, identity, possession and thoughts."""
 
 from itertools import permutations
 from random import Random
@@ -67,8 +67,7 @@ from transduce.demonstration.nominals import (
     swap,
 )
 
-# --- demo qualities ---
-# Sentences about feelings and qualities: whom somebody loves, what is expensive, who is taller.
+# --- feelings and qualities ---
 
 
 _QUALITIES = tuple(
@@ -246,7 +245,7 @@ def _compared(random: Random) -> tuple[Nominal, Nominal, Adjective]:
     return pointed_at(noun, this), pointed_at(noun, that), adjective
 
 
-# --- statements ---
+# --- being, having, thinking ---
 
 
 _ABODES = tuple(place for place in PLACES if place.source in ABODES.split())

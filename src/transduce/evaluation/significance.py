@@ -14,7 +14,6 @@ from transduce.evaluation.scores import aligned_lines, choose_tokenizer, find_wa
 from transduce.text.files import count_noun
 
 # --- resampling ---
-# Resampling tests for score differences, without scoring a sentence twice.
 # BLEU and chrF are functions of counts that add up over sentences. So the counts of many resampled corpora are one
 # matrix product: how often each sentence was drawn, times the counts of each sentence.
 # Legend: N sentences, K counts of a sentence (10 for BLEU, 18 for chrF), R resamples.
@@ -122,7 +121,7 @@ def _times_drawn(drawn: npt.NDArray[np.int64]) -> Floats:
     return times.astype(np.float64)
 
 
-# --- significance ---
+# --- tests and verdict ---
 
 
 MetricName = Literal["BLEU", "chrF"]

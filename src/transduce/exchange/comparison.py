@@ -182,9 +182,8 @@ def _agree(original: ExportedModel, source: Sequence[int], ours: Sequence[int], 
     return abs(after_ours - after_theirs) <= 2 * TOLERANCE
 
 
-# --- encoder comparison ---
-# Compare an exported encoder with its original: hidden states and the outputs of its heads.
-# Legend: L tokens of a row, V vocabulary, D model width, C classes.
+# --- encoders ---
+# Legend: L tokens of a row, V vocabulary size, D model width, C classes.
 
 
 _ROWS_AT_ONCE = 16
@@ -314,8 +313,8 @@ def _same_best(ours: NDArray[Any], theirs: NDArray[Any]) -> bool:
     return bool((ours.max(axis=-1) - values <= 2 * TOLERANCE).all())
 
 
-# --- export trial ---
-# Choose the texts that an export is compared on: real texts if there are any, with a long one, as token ids.
+# --- texts for a comparison ---
+# Real texts if there are any, with a long one, as token ids.
 
 
 # The dev set in a run's folder, and the training text, whose end may be the dev set.

@@ -1,6 +1,6 @@
-"""Wrap transduce's own models in the interface of exported ones, so that both can be compared.
+"""Wrap transduce's own models in the interface of exported ones, so that an export can be compared with its original.
 
-Legend: B texts, T tokens of a text, L tokens of a row, V vocabulary, D model width, C classes.
+Legend: B texts, T tokens of a text, L tokens of a row, V vocabulary size, D model width, C classes.
 """
 
 from collections.abc import Mapping
@@ -116,8 +116,7 @@ def _without_padding(tensor: torch.Tensor, rows: Ids) -> list[NDArray[Any]]:
     return [tensor[number, : len(row)].numpy() for number, row in enumerate(rows)]
 
 
-# --- original ---
-# Read a model for export, and give it the interface of exported models for the comparison.
+# --- model to export ---
 
 
 class Original:

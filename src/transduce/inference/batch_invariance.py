@@ -15,9 +15,9 @@ import msgspec
 import torch
 from torch import Tensor
 
+from transduce.acceleration import compiled_state
 from transduce.errors import TransduceError
 from transduce.inference.scorers import TransformerScorer
-from transduce.kernels.select import native_state
 from transduce.model.build import EncoderDecoder
 from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings
@@ -41,7 +41,7 @@ def batch_invariant_scorer(
     The arguments are those of `TransformerScorer`.
     """
     inner = TransformerScorer(model, source_ids, attentive=attentive, all_tokens=all_tokens)
-    return BatchInvariantScorer(inner, source_ids) if native_state(inner.state) is None else inner
+    return BatchInvariantScorer(inner, source_ids) if compiled_state(inner.state) is None else inner
 
 
 class BatchInvariantScorer:

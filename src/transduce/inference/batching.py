@@ -1,8 +1,4 @@
-"""Decode several batches in parallel, each on one thread.
-
-Threads that share a batch synchronize several times in each layer; threads with their own batches do not
-(docs/benchmarks.md). The translations are the same either way.
-"""
+"""Split long texts, batch texts by length, and decode several batches in parallel, each on one thread."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -13,9 +9,9 @@ import msgspec
 import torch
 from torch import Tensor
 
+from transduce.acceleration import has_compiled_steps
 from transduce.argument_checks import as_texts
 from transduce.inference.translation import Translation, empty_alternative, join_parts
-from transduce.kernels.select import has_programs
 from transduce.model.build import EncoderDecoder
 from transduce.search.constraints import Phrase
 from transduce.search.scorer import Observer
@@ -24,8 +20,8 @@ from transduce.text.filters import FilterSettings
 from transduce.text.sentences import split_text
 from transduce.text.vocabulary import Vocabulary
 
-# --- parts ---
-# Split long sentences into parts, batch the parts by length, and join their translations.
+# --- parts of long texts ---
+# Long sentences are split into parts, and the translations of the parts are joined.
 
 
 # Maximum source length in tokens for models whose training settings do not specify one.
@@ -222,8 +218,8 @@ class PartsObserver:
         return [row for row, part in enumerate(self.batch) if part.sentence in self.given_up]
 
 
-# --- like lengths ---
-# Batch texts by length, so that little of a batch is padding.
+# --- batches of similar length ---
+# Similar lengths leave little padding in a batch.
 
 
 def batch_token_budget(device: torch.device) -> int:
@@ -258,7 +254,9 @@ def pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device, *, wid
     return torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows], device=device)
 
 
-# --- batching ---
+# --- parallel batches ---
+# Threads that share a batch synchronize several times in each layer; threads with their own batches do not
+# (docs/benchmarks.md). The translations are the same either way.
 
 
 _Batch = TypeVar("_Batch")
@@ -267,7 +265,7 @@ _Result = TypeVar("_Result")
 
 def num_parallel_batches(models: Sequence[EncoderDecoder], search: SearchSettings) -> int:
     """Return how many batches to decode in parallel: several only for compiled steps, which release Python's GIL."""
-    return 1 if search.strict or not all(map(has_programs, models)) else torch.get_num_threads()
+    return 1 if search.strict or not all(map(has_compiled_steps, models)) else torch.get_num_threads()
 
 
 def decode_in_parallel(

@@ -1,6 +1,6 @@
-"""Build a datastore of sentence pairs for kNN retrieval during translation (`examples.py`).
+"""Build a datastore of sentence pairs for kNN retrieval during translation (`retrieval.py`).
 
-Legend: P pairs, N target positions of all pairs, D model width, V vocabulary.
+Legend: P pairs, N target positions of all pairs, D model width, V vocabulary size.
 """
 
 import math

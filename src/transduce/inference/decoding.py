@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from transduce.acceleration import find_batch_search
 from transduce.errors import TransduceError
 from transduce.inference.batch_invariance import (
     MOST_SENTENCES,
@@ -22,7 +23,6 @@ from transduce.inference.batching import DEFAULT_MAX_SOURCE, pad
 from transduce.inference.phrases import forbid_texts, word_edges
 from transduce.inference.retrieval import NeighborIndex, RetrievalScorer
 from transduce.inference.scorers import TransformerScorer
-from transduce.kernels.select import find_batch_search
 from transduce.model.batch_search import BatchSearch, SearchBounds
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
@@ -51,8 +51,7 @@ from transduce.text.glossary import contains_phrase
 from transduce.text.vocabulary import Vocabulary
 from transduce.training.out_of_memory import explain_out_of_memory
 
-# --- exhaustion ---
-# Explain out-of-memory errors during search.
+# --- out-of-memory errors ---
 
 
 def explain_search_out_of_memory(search: SearchSettings) -> AbstractContextManager[None]:
@@ -63,8 +62,7 @@ def explain_search_out_of_memory(search: SearchSettings) -> AbstractContextManag
     )
 
 
-# --- search defaults ---
-# Read the default search settings of a model folder, and the maximum source length of its training.
+# --- default search settings ---
 
 
 _RUN_SETTINGS = "settings.toml"
@@ -145,13 +143,12 @@ class _Run(msgspec.Struct, frozen=True):
     data: _Data = _Data()
 
 
-# --- search program ---
-# Run greedy search and beam search without rules as one compiled search, in machine code or on a GPU.
+# --- compiled search ---
 # Legend: B sentences still in the batch, W hypotheses of each, t tokens so far.
 
 
 class CompiledSearch:
-    """Implements `loop.Search` as a compiled search, equal to `BeamSearch`, or to `Walk` for a beam of one."""
+    """A compiled search, equal to `BeamSearch`, or to `GreedySearch` for a beam of one (implements `scorer.Search`)."""
 
     def __init__(self, search: BatchSearch, bounds: Bounds, beam: Beam) -> None:
         """Wrap a compiled search at its first step."""
@@ -242,7 +239,7 @@ def _penalties(alpha: float, blocks: int) -> Tensor:
     return torch.tensor([length_penalty(length, alpha) for length in range(64 * blocks)], dtype=torch.float64)
 
 
-# --- decoding ---
+# --- search of a batch ---
 
 
 class Batch(NamedTuple):

@@ -147,9 +147,7 @@ class Forecaster:
         return selected
 
     def _checked_windows(self, past: ArrayLike, given: ArrayLike) -> Numbers:
-        """Check windows and return them as an array (B, S, C); error messages describe the original argument
-        `given`.
-        """
+        """Check windows and return them as an array (B, S, C); error messages describe the argument `given`."""
         values = _numbers(past)
         if values.ndim != 3 or values.shape[2] != len(self.card.columns):
             raise TransduceError(

@@ -15,11 +15,11 @@ import msgspec
 import torch
 from torch import Tensor
 
+from transduce.acceleration import decoded_model
 from transduce.argument_checks import as_path, as_text
 from transduce.errors import TransduceError
 from transduce.inference.decoding import build_rules, explain_search_out_of_memory
 from transduce.inference.scorers import ContinuingScorer
-from transduce.kernels.select import decoded_model
 from transduce.machine import Precision
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder

@@ -25,8 +25,7 @@ from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, Term, read_glossary
 from transduce.text.vocabulary import Vocabulary
 
-# --- wanted ---
-# Tokenize the phrases and glossary terms that translations must contain.
+# --- phrases and glossary terms ---
 
 
 MAX_TERM_TOKENS = 64
@@ -182,7 +181,8 @@ def _location_prefix(term: Term) -> str:
     return f"{term.place}: " if term.place else ""
 
 
-# --- glossary search ---
+# --- search ---
+# Where both ways would corrupt the translation, it stays without the term.
 
 
 # Lower minimum loss of a word that stands for a term, used if the second search gave no good result.

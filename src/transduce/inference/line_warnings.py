@@ -26,8 +26,7 @@ class LineWarnings:
         self._lost: list[int] = []
 
     def add(self, number: int, source: str, translation: str | None) -> None:
-        """Check one line and record its number (from 1) if the source language is wrong or the translation lost
-        sentences.
+        """Check one line, and record its number (from 1) if its language is wrong or its translation lost sentences.
 
         If `translation` is None, only the source's language is checked.
         """

@@ -1,4 +1,4 @@
-"""Offer the interface of the `translation` pipeline that transformers had before version 5.
+"""Load model folders of any kind, also through the interface of transformers' `translation` pipeline before version 5.
 
 >>> transduce.pipeline("translation", "models/zh-en")("我爱你")
 [{'translation_text': 'I love you.'}]
@@ -30,8 +30,7 @@ from transduce.model_folder.read import model_kind, read_encoder_decoder_folder
 from transduce.search.rules import GenerateSettings
 from transduce.search.settings import SearchSettings
 
-# --- opening ---
-# Load translation models from model folders.
+# --- translation models ---
 
 
 def open_translator(
@@ -85,8 +84,7 @@ def open_translator(
     )
 
 
-# --- loading ---
-# Load a model folder of any kind.
+# --- models of any kind ---
 
 
 Task = Literal["translation", "language-model", "masked-language-model", "classification", "parsing", "time-series"]
@@ -247,7 +245,7 @@ def _task_of(folder: Path) -> Task:
     return "language-model" if kind == "decoder" else "translation"
 
 
-# --- load ---
+# --- pipeline of transformers ---
 
 
 class Answer(TypedDict, total=False):

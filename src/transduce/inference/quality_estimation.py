@@ -1,4 +1,4 @@
-"""Estimate the quality of translations without references: find warnings such as repetition or missing numbers.
+"""Estimate the quality of translations without references: warnings such as repetition or missing numbers.
 
 A model always produces some output: a repeated word, the untranslated source, a different number, or a text that the
 model considers very unlikely. Each warning has a kind and the evidence. docs/benchmarks.md reports how much worse
@@ -28,8 +28,8 @@ from transduce.text.languages import (
 )
 from transduce.text.sentences import find_lost_sentences
 
-# --- written numbers ---
-# Find numbers of a source that are missing in its translation, across notations of numbers, dates and times.
+# --- missing numbers ---
+# Numbers, dates and times are compared across notations.
 
 
 # Numbers up to twenty are often written as words.
@@ -148,7 +148,7 @@ def _digits(number: str) -> str:
     return "".join(str(unicodedata.decimal(character)) for character in number if character.isdecimal())
 
 
-# --- quality estimation ---
+# --- warnings ---
 
 
 WarningKind = Literal[
@@ -402,7 +402,7 @@ def _token_positions(tokens: Sequence[str], texts: Sequence[str]) -> set[int]:
     return positions | {position + 1 for position in positions}
 
 
-def count_warnings(doubts: Sequence[tuple[QualityWarning, ...]]) -> dict[WarningKind, int]:
+def count_warnings(warnings: Sequence[tuple[QualityWarning, ...]]) -> dict[WarningKind, int]:
     """Return how many translations have a warning of each kind; kinds without warnings are left out."""
-    counts = {kind: sum(any(doubt.kind == kind for doubt in each) for each in doubts) for kind in WARNING_KINDS}
+    counts = {kind: sum(any(warning.kind == kind for warning in each) for each in warnings) for kind in WARNING_KINDS}
     return {kind: count for kind, count in counts.items() if count}

@@ -20,10 +20,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from transduce.acceleration import decoded_model
 from transduce.errors import TransduceError
 from transduce.inference.scorers import TransformerScorer
 from transduce.inference.scoring import target_states
-from transduce.kernels.select import decoded_model
 from transduce.model.build import EncoderDecoder
 from transduce.search.selection import log_sum_exp
 
@@ -144,7 +144,7 @@ class Retriever:
 
 
 class NeighborIndex:
-    """A datastore of sentence pairs for one model; `remembering.py` builds it."""
+    """A datastore of sentence pairs for one model; `datastore.py` builds it."""
 
     def __init__(self, remembered: DatastoreTensors, card: DatastoreCard) -> None:
         self.tensors, self.card = remembered, card

@@ -1,10 +1,4 @@
-"""Generate text with a decoder-only model: a scorer that re-reads the end of texts longer than the context window.
-
-A decoder has a limited number of positions. When a text has filled them, the scorer re-reads the newest half of the
-text into a new cache.
-
-Legend: B prompts, W texts of each, N rows (B × W), P tokens of the longest prompt, V vocabulary.
-"""
+"""Give models to search: one decoding step for all hypotheses of a batch, with compiled kernels where possible."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -12,29 +6,26 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from transduce.kernels.select import exact_projection, has_kernels, start_fast, start_prompts
+from transduce.acceleration import exact_projection, search_reductions, start_fast, start_prompts
 from transduce.model.attention import AttentionTrace
 from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
 from transduce.model.transformer import DecodingState
 from transduce.search.selection import use_kernels
 
-# --- kernels ---
-# Register compiled kernels with the search package, which does not depend on how kernels are made.
+# --- registration of kernels ---
+# The search package does not depend on how kernels are made.
 
 
 @cache
 def install_search_kernels() -> None:
     """Make search use compiled vocabulary reductions if this processor has them; later calls do nothing."""
-    if has_kernels():
-        from transduce.kernels.cpu.logits import NativeReductions
-
-        use_kernels(NativeReductions())
+    if (reductions := search_reductions()) is not None:
+        use_kernels(reductions)
 
 
-# --- scorer ---
-# Provide a model to search: one decoding step for all hypotheses of a batch.
-# Legend: B sentences, W hypotheses of each, S source length, V vocabulary.
+# --- encoder-decoder models ---
+# Legend: B sentences, W hypotheses of each, S source length, V vocabulary size.
 
 
 class TransformerScorer:
@@ -102,7 +93,10 @@ class TransformerScorer:
         self.state.keep_sentences(rows)
 
 
-# --- scorers ---
+# --- decoder-only models ---
+# A decoder has a limited number of positions. When a text has filled them, the scorer re-reads the newest half of the
+# text into a new cache.
+# Legend: B prompts, W texts of each, N rows (B × W), P tokens of the longest prompt, V vocabulary size.
 
 
 class ContinuingScorer:

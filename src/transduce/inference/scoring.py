@@ -12,11 +12,11 @@ import msgspec
 import torch
 from torch import Tensor
 
+from transduce.acceleration import decoded_model, exact_projection
 from transduce.argument_checks import as_texts
 from transduce.errors import TransduceError
 from transduce.inference.batching import pad
 from transduce.inference.translation import Alternative, Translation
-from transduce.kernels.select import decoded_model, exact_projection
 from transduce.model.build import EncoderDecoder
 from transduce.search.rules import GenerateSettings
 from transduce.search.scorer import length_penalty, length_power

@@ -1,4 +1,4 @@
-"""Locate marked spans of source texts in whole translations; long texts are handled part by part."""
+"""Locate marked spans of source texts, such as bold words or links, in their translations."""
 
 import re
 import unicodedata
@@ -17,10 +17,9 @@ from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span, overlap, token_spans
 
-# --- occlusion ---
-# Attribute words of a translation to a part of the source by occlusion.
-# The part is removed from the source, and the translation is scored again; words that depend on the part become
-# less probable. Occlusion needs neither attention nor word alignments, so it works for models of all kinds.
+# --- attribution by occlusion ---
+# A part is removed from the source, and the translation is scored again; words that depend on the part become less
+# probable. Occlusion needs neither attention nor word alignments, so it works for models of all kinds.
 
 
 _WITHIN_NUMBERS = re.compile(r"(?<=\d)[.,:](?=\d)")
@@ -101,11 +100,10 @@ def _losses(text: str, words: Sequence[Span], full_score: Score, without: Score,
     return [float(value) for value in (shares * np.array(token_losses, dtype=np.float32)).sum(axis=1)]
 
 
-# --- locating ---
-# Align marked spans of a source, such as bold words or links, with spans of its translation.
+# --- spans of one text ---
 # Words of the translation belong to a span if they become much less probable when the span is removed from the
-# source (`occlusion.py`). The chosen run of words has the highest sum of losses above a threshold. Nested spans
-# stay nested in the translation, and disjoint spans stay disjoint.
+# source. The chosen run of words has the highest sum of losses above a threshold. Nested spans stay nested in the
+# translation, and disjoint spans stay disjoint.
 
 
 # The threshold, in nats, for a word that belongs to a run; at most this share of the strongest word's loss.
@@ -323,7 +321,7 @@ def _opens(character: str) -> bool:
     return unicodedata.category(character) in ("Ps", "Pi")
 
 
-# --- spans ---
+# --- spans of long texts ---
 
 
 _MARKS_AROUND = 4  # special tokens that a vocabulary adds: language tags, the end symbol

@@ -38,6 +38,7 @@ from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
 from transduce.model.layer_graph import table, unsupported_settings
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, StackPositions, each_layer
+from transduce.model.positions import RelativePositions
 from transduce.model.transformer import Transformer
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
@@ -236,6 +237,7 @@ def _set_self_attention(spec: Any, attention: MultiHeadAttention, positions: Sta
     _set_linear(spec.linear[0], join([projections.query, projections.key, projections.value]))
     _set_linear(spec.linear[1], projections.output)
     if positions.relative is not None:
+        assert isinstance(positions.relative, RelativePositions)
         spec.relative_attention_bias = positions.relative.weight.detach()
         spec.relative_attention_max_distance = np.int32(positions.relative.max_distance)
 

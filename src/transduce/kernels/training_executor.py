@@ -1,8 +1,8 @@
-"""Runs the components of a model with a backend's kernels, in training and validation.
+"""Run the components of a model with a backend's kernels, in training and validation.
 
 Each function of `_KERNELS` computes what the `forward` of one class computes. A component runs its own `forward` unless
-the layer graph knows it: it is exactly of that class, and nothing was overridden, hooked or parametrized. Wrappers that
-are registered with the layer graph stay fast: `fully_shard`, LoRA, and hooks that only observe.
+the layer graph knows it: its class is exactly the known one, and nothing is overridden, hooked or parametrized.
+Wrappers that are registered with the layer graph stay fast: `fully_shard`, LoRA, and hooks that only observe.
 
 Legend: B sentences, Q queries, S source length, N and M target and source tokens of a packed batch, D model width.
 """
@@ -42,7 +42,7 @@ def execute(kernels: TrainingKernels, component: nn.Module, *args: Any, **kwargs
 
 @contextmanager
 def _forward_of(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Replace a module's `forward` in the body of the `with` statement, so that its hooks run around another one."""
+    """Replace a module's `forward` in the body of the `with` statement, so that hooks run around the replacement."""
     vars(module)["forward"] = forward
     try:
         yield
@@ -66,6 +66,7 @@ def _kernel_of(component: nn.Module) -> Callable[..., Any] | None:
 
 
 def _has_hooks(module: nn.Module) -> bool:
+    """Return whether a module has hooks."""
     own = vars(module)
     return bool(
         own["_forward_pre_hooks"] or own["_forward_hooks"] or own["_backward_pre_hooks"] or own["_backward_hooks"]
@@ -83,6 +84,7 @@ def _is_bare(module: nn.Module, *kinds: type[nn.Module]) -> bool:
 
 
 def _linear(kernels: TrainingKernels, module: Linear, x: Tensor, rows: Rows | None = None) -> Tensor:
+    """Compute a linear layer."""
     weight = module.weight
     if not kernels.supports_linear(x, weight, rows):
         return Linear.forward(module, x, rows)
@@ -90,18 +92,21 @@ def _linear(kernels: TrainingKernels, module: Linear, x: Tensor, rows: Rows | No
 
 
 def _layer_norm(kernels: TrainingKernels, module: LayerNorm, x: Tensor) -> Tensor:
+    """Compute LayerNorm."""
     if module.bias is None or not kernels.supports_rows(x):
         return LayerNorm.forward(module, x)
     return kernels.layer_norm(x, module.weight, module.bias, module.eps)
 
 
 def _rms_norm(kernels: TrainingKernels, module: RMSNorm, x: Tensor) -> Tensor:
+    """Compute RMSNorm."""
     if module.eps is None or not kernels.supports_rows(x):
         return RMSNorm.forward(module, x)
     return kernels.rms_norm(x, module.weight, module.eps)
 
 
 def _dropout(kernels: TrainingKernels, module: Dropout, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    """Compute dropout, and add the residual if there is one."""
     if not module.drops or not kernels.supports_rows(x):
         return Dropout.forward(module, x, residual)
     return kernels.dropout_add(residual, x, module.drop_of_256)
@@ -110,6 +115,7 @@ def _dropout(kernels: TrainingKernels, module: Dropout, x: Tensor, residual: Ten
 def _embedding(
     kernels: TrainingKernels, module: Embedding, ids: Tensor, weight: Tensor, *args: Any, **kwargs: Any
 ) -> Tensor:
+    """Embed token ids."""
     if not kernels.supports_rows(weight):
         return Embedding.forward(module, ids, weight, *args, **kwargs)
     return module.complete(kernels.embed(ids, weight, module.scale, module.frozen_row), *args, **kwargs)
@@ -216,6 +222,7 @@ def _attention(
 def _packed_attend(
     kernels: TrainingKernels, mask: PackedMask, num_heads: int, projected: Tensor, memory: Tensor | None
 ) -> Tensor:
+    """Compute attention of a packed batch."""
     assert kernels.packed is not None
     return kernels.packed.attend(projected, memory, mask, num_heads)
 
@@ -249,6 +256,7 @@ def _padded_attend(
 
 
 def _encoder_layer(kernels: TrainingKernels, layer: EncoderLayer, x: Tensor, mask: Any, **kwargs: Any) -> Tensor:
+    """Compute a whole encoder layer as one node if the kernels support it."""
     if _is_plain_call(layer, kwargs) and kernels.supports_rows(x):
         found = kernels.run_layer(layer, x, None, (mask,))
         if found is not None:
@@ -266,6 +274,7 @@ def _decoder_layer(
     memory_mask: Any,
     **kwargs: Any,
 ) -> Tensor:
+    """Compute a whole decoder layer as one node if the kernels support it."""
     if _is_plain_call(layer, kwargs) and kernels.supports_rows(x):
         found = kernels.run_layer(layer, x, memory, (mask, memory_mask))
         if found is not None:
@@ -294,8 +303,9 @@ _WHOLE_LAYERS = table(
 
 
 class LayerPart(NamedTuple):
-    """A sub-layer as a kernel of whole layers computes it: a norm, two linear layers, dropout, and in between attention
-    or an activation.
+    """A sub-layer as whole-layer kernels compute it.
+
+    It has a norm, two linear layers, dropout, and in between attention or an activation.
     """
 
     sublayer: Sublayer
@@ -304,41 +314,41 @@ class LayerPart(NamedTuple):
 
     @property
     def attention(self) -> MultiHeadAttention | None:
-        """Return the attention module; None for a feed-forward network."""
+        """The attention module; None for a feed-forward network."""
         found = self.sublayer.attention
         return None if found is None else found.module
 
     @property
     def reads_memory(self) -> bool:
-        """Return whether this is cross-attention."""
+        """True for cross-attention."""
         found = self.sublayer.attention
         return found is not None and found.reads_memory
 
     @property
     def activation(self) -> str | None:
-        """Return the name of the feed-forward network's activation; None for attention."""
+        """The name of the feed-forward network's activation; None for attention."""
         found = self.sublayer.activation
         return None if found is None else found.name
 
     @property
     def norm_is_before(self) -> bool:
-        """Return whether the norm precedes the sub-layer (pre-norm)."""
+        """True if the norm precedes the sub-layer (pre-norm)."""
         return self.sublayer.order == "pre"
 
     @property
     def norm(self) -> LayerNorm | RMSNorm:
-        """Return the sub-layer's norm."""
+        """The sub-layer's norm."""
         return cast("LayerNorm | RMSNorm", self.sublayer.norms[0].module)
 
     @property
     def linears(self) -> tuple[Linear, Linear]:
-        """Return the first and the last linear layer."""
+        """The first and the last linear layer."""
         first, last = (cast("Linear", each.module) for each in self.sublayer.linears)
         return first, last
 
     @property
     def drop_of_256(self) -> int:
-        """Return how many of 256 elements of the sub-layer's output are dropped."""
+        """The dropout rate of the sub-layer's output in 256ths."""
         dropout = self.sublayer.residual.dropout
         return dropout.drop_of_256 if dropout.drops else 0
 
@@ -348,10 +358,10 @@ class LayerPart(NamedTuple):
 
 
 def parts_of(layer: nn.Module, masks: Sequence[object]) -> list[LayerPart] | None:
-    """Return the sub-layers of an encoder or decoder layer, or None if kernels of whole layers cannot compute it.
+    """Return the sub-layers of an encoder or decoder layer, or None if whole-layer kernels cannot compute it.
 
     Args:
-        layer: in training.
+        layer: a layer in training mode.
         masks: the mask of self-attention, then, in a decoder, the mask of cross-attention.
 
     Returns:
@@ -398,6 +408,8 @@ def packed_hidden(model: nn.Module, batch: PackedBatch) -> Tensor:
 
 
 class _Kernel(NamedTuple):
+    """A function that replaces the `forward` of one class."""
+
     compute: Callable[..., Any]
     replaces: Callable[..., Any]
     methods: frozenset[str]
@@ -419,6 +431,7 @@ _FUNCTIONS: dict[type[nn.Module], Callable[..., Any]] = {
 
 
 def _methods(kind: type[nn.Module]) -> frozenset[str]:
+    """Return the names of the methods that transduce's classes among the bases of a class define."""
     ours = [each for each in kind.__mro__ if each.__module__.startswith("transduce.")]
     defined = {name for each in ours for name, value in vars(each).items() if callable(value)}
     return frozenset(defined | {"forward", "_call_impl"})

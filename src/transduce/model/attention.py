@@ -20,7 +20,7 @@ from transduce.model.backend import Component, Rows
 from transduce.model.config import AttentionKind, AttentionScore, ModelConfig
 from transduce.model.feed_forward import Dropout, Linear
 from transduce.model.masks import AttentionMask, BiasedMask, LookAheadMask, band_mask
-from transduce.model.positions import NO_POSITION_EFFECT, PositionEffect, RelativePositions
+from transduce.model.positions import NO_POSITION_EFFECT, PositionEffect
 
 # --- scaled dot-product attention (section 3.2.1) ---
 
@@ -428,11 +428,20 @@ def straight_through(weights: Tensor) -> Tensor:
     return best + (weights - weights.detach())
 
 
+SCORES: dict[str, type[ScoredAttention]] = {
+    "scaled": ScoredAttention,
+    "dot": ScoredAttention,
+    "general": ScoredAttention,
+    "additive": ScoredAttention,
+}
+"""The class of each score that `model.attention_score` names."""
+
+
 def build_score(config: ModelConfig, *, num_heads: int, d_k: int) -> ScoredAttention | None:
     """Build the attention that a configuration names; None stands for `attend`, the paper's."""
     if config.attention_score == "scaled" and config.attention_kind == "soft" and config.attention_scale is None:
         return None
-    return ScoredAttention(
+    return SCORES[config.attention_score](
         score=config.attention_score,
         kind=config.attention_kind,
         scale=config.attention_scale,
@@ -459,7 +468,7 @@ class Window(NamedTuple):
     """True if positions may not attend to later ones."""
     present: Tensor | None
     """The positions that are no padding, boolean (B, L); None: all."""
-    relative: RelativePositions | None
+    relative: nn.Module | None
     """The module that computes a bias by distance, if the model has one."""
 
     @property

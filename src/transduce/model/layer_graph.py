@@ -404,7 +404,7 @@ class _Describer:
             raise UnknownError(f"the model is of class {type(model).__name__}")
         if unknown := unknown_settings(config):
             raise UnknownError(f"the model has the setting `model.{unknown[0]}`")
-        output = getattr(model, "packed_output", None)
+        output = getattr(model, "prepacked_output", None)
         facts.append(Fact("", "class", unwrapped_class(model).__name__))
         facts.append(Fact("", "output projection", "Linear" if output is None else unwrapped_class(output).__name__))
         layers: dict[str, LayerGraph] = {}

@@ -16,7 +16,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.feed_forward import Dropout, build_feed_forward
 from transduce.model.masks import AttentionMask, BiasedMask, look_ahead_mask, window_mask
 from transduce.model.norms import build_norm, normalize
-from transduce.model.positions import NO_POSITION_EFFECT, PositionEffect, RelativePositions, RotaryPositions
+from transduce.model.positions import BIASES, NO_POSITION_EFFECT, PositionEffect, RotaryPositions
 
 
 class Residual(Component):
@@ -156,7 +156,7 @@ class StackPositions(nn.Module):
         self.causal = causal
         self.radius = config.attention_window
         self.rotary = _rotary(config) if config.positions in ("rotary", "rotary-interleaved") else None
-        self.relative = _relative(config, bidirectional=not causal) if config.positions == "relative" else None
+        self.relative = BIASES[config.positions](config, causal) if config.positions in BIASES else None
         self.is_plain = self.rotary is None and self.relative is None and self.radius is None
 
     def forward(
@@ -204,15 +204,6 @@ def _rotary(config: ModelConfig) -> RotaryPositions:
         base=config.rotary_base,
         interleaved=config.positions == "rotary-interleaved",
         scaling=config.rotary_scaling,
-    )
-
-
-def _relative(config: ModelConfig, *, bidirectional: bool) -> RelativePositions:
-    return RelativePositions(
-        num_buckets=config.relative_buckets,
-        max_distance=config.relative_max_distance,
-        num_heads=config.num_heads,
-        bidirectional=bidirectional,
     )
 
 

@@ -85,15 +85,18 @@ class AnnotatedNorm(nn.Module):
         return self.weight * centered / (x.std(-1, keepdim=True) + self.eps) + self.bias
 
 
+NORMS: dict[str, Callable[[int, float], nn.Module]] = {
+    "layer": lambda width, epsilon: LayerNorm(width, eps=epsilon),
+    "rms": lambda width, epsilon: RMSNorm(width, eps=epsilon),
+    "batch": lambda width, epsilon: BatchNorm(width, epsilon=epsilon),
+    "annotated": lambda width, epsilon: AnnotatedNorm(width, eps=epsilon),
+}
+"""Builds each norm that `model.norm` names from the model width and ε."""
+
+
 def build_norm(config: ModelConfig) -> nn.Module:
     """Build the norm that a configuration names."""
-    if config.norm == "batch":
-        return BatchNorm(config.d_model, epsilon=config.norm_epsilon)
-    if config.norm == "rms":
-        return RMSNorm(config.d_model, eps=config.norm_epsilon)
-    if config.norm == "annotated":
-        return AnnotatedNorm(config.d_model, eps=config.norm_epsilon)
-    return LayerNorm(config.d_model, eps=config.norm_epsilon)
+    return NORMS[config.norm](config.d_model, config.norm_epsilon)
 
 
 def build_final_norm(config: ModelConfig) -> nn.Module:

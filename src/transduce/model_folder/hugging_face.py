@@ -227,7 +227,7 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-# --- weights ----------------------------------------------------------------------------------------------------
+# --- weights ---
 
 
 def _stored_tensors(folder: Path) -> StoredTensors:

@@ -1,4 +1,4 @@
-"""Read a model folder: configuration, weights, tokenizer, and the manifest that `folder_writing.py` wrote."""
+"""Read a model folder: configuration, weights, tokenizer, and the manifest that `write.py` wrote."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

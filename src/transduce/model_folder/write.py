@@ -1,4 +1,4 @@
-"""Save a model that your own training loop trained or changed, as a folder that `load` and every command can read."""
+"""Write model folders, also of models that your own training loop trained or changed (`transduce.save`)."""
 
 import shutil
 from collections.abc import Mapping
@@ -37,8 +37,8 @@ from transduce.model_folder.safety import MOST_VOCABULARY_BYTES, read_bounded, r
 from transduce.text.languages import valid_language
 from transduce.text.tokenizer import Tokenizer
 
-# --- kept tokenizer ---
-# Keep a Hugging Face tokenizer's own files in an imported model's folder, so that transformers can open the folder.
+# --- tokenizer files ---
+# The files of a Hugging Face tokenizer are kept in an imported model's folder, so that transformers can open it.
 
 
 _TOKENIZER_SETTINGS = "tokenizer_config.json"
@@ -82,10 +82,9 @@ def write_original_tokenizer(folder: Path, files: Mapping[str, bytes]) -> None:
         write_file(folder / name, content)
 
 
-# --- folder writing ---
-# Write a model folder.
-# Every file is replaced atomically. The weights and their digest are in two files, so the manifest lists the old
-# and the new digest while the weights change. The folder is thus consistent at every moment.
+# --- writing ---
+# Every file is replaced atomically. The weights and their digest are in two files, so the manifest lists the old and
+# the new digest while the weights change. The folder is thus consistent at every moment.
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -167,7 +166,7 @@ def _write_manifest(folder: Path, languages: tuple[str | None, str | None], weig
     write_json(folder / MANIFEST, manifest)
 
 
-# --- write ---
+# --- transduce.save ---
 
 
 # The settings file of runs and imported models; `save` writes none.

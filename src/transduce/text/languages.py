@@ -14,7 +14,6 @@ from transduce.atomic_io import write_file
 from transduce.errors import TransduceError
 
 # --- scripts ---
-# Scripts: the characters of each, and detection of the script of a line.
 
 
 _RANGES = {
@@ -61,7 +60,7 @@ def script_of(language: str) -> str:
     return _BY_LANGUAGE.get(re.split("[-_]", language)[0], "Latin")
 
 
-# --- languages ---
+# --- language codes ---
 
 
 # Suffixes that look like language codes but are file types or names of a side.
@@ -142,7 +141,7 @@ def unspaced_characters(text: str) -> list[str]:
     return _LARGE_SCRIPT.findall(text)
 
 
-# --- language profiles ---
+# --- language identification ---
 # Language identification by character n-grams (n = 1 to 3) learned from text of each language.
 # A naive Bayes classifier over overlapping n-grams, like Cavnar and Trenkle's n-gram profiles (1994) with
 # probabilities instead of ranks. White space counts as one space, words are separated by spaces, and upper case
@@ -400,9 +399,7 @@ def looks_like_another(text: str, language: str) -> str | None:
 
 
 def _words(text: str) -> list[str]:
-    """Return the words of a text in lower case, without surrounding punctuation; addresses, numbers and file names are
-    omitted.
-    """
+    """Return the words of a text in lower case without punctuation, omitting addresses, numbers and file names."""
     words = (token.strip(_PUNCTUATION) for token in text.replace("’", "'").split())
     return [word.lower() for word in words if _WORD.fullmatch(word)]
 
@@ -429,8 +426,7 @@ def _kana(text: str) -> int:
 
 
 def _other_latin(words: list[str], expected: str) -> str | None:
-    """Return the language with the most frequent words in a text, if hardly any are of the expected language; else
-    None.
+    """Return the language with the most frequent words in a text, or None if many are of the expected language.
 
     Words that both languages have do not count, and repeated words count once.
     """

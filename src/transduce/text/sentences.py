@@ -1,4 +1,4 @@
-"""Splitting of running text into documents of sentences, after joining hard-wrapped lines.
+"""Splitting of running text into sentences and documents, and of long texts into parts that a model can read.
 
 A document is a list of sentences in order. In a hard-wrapped file (a book) a line ends where the next word would not
 have fitted, sentences end anywhere in a line, an empty line ends a paragraph, and the file is one document. In any
@@ -13,8 +13,8 @@ from pathlib import Path
 from transduce.text.files import read_lines
 from transduce.text.languages import is_unspaced, is_word_character
 
-# --- sentence ends ---
-# Punctuation that ends sentences, by script; Thai, Lao and Tibetan have no unambiguous marks.
+# --- punctuation ---
+# Thai, Lao and Tibetan have no unambiguous marks.
 
 
 # All strings are for use within a character class of a regular expression.
@@ -36,8 +36,8 @@ UNSPACED = (
 )
 
 
-# --- splitting ---
-# Splitting of texts that are too long for a model: at sentence ends, then at commas, at spaces, or anywhere.
+# --- parts of long texts ---
+# Texts that are too long for a model are split at sentence ends, then at commas, at spaces, or anywhere.
 
 
 # Sentence ends, including closing quotes and brackets.
@@ -83,7 +83,7 @@ def _cut(text: str, points: re.Pattern[str]) -> list[str]:
     return [part for part in parts if part]
 
 
-# --- sentences ---
+# --- documents of running text ---
 
 
 # Number of first lines that decide whether a file is hard-wrapped.

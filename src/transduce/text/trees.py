@@ -1,4 +1,4 @@
-"""Constituency trees: reading treebanks in Penn Treebank brackets, cleaning, writing and drawing trees."""
+"""Constituency trees: Penn Treebank brackets, cleaning, drawing, and linearization for sequence-to-sequence models."""
 
 import re
 from collections import Counter

@@ -9,9 +9,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from transduce.acceleration import why_no_kernels, why_no_triton
 from transduce.evaluation.scores import BLEU_WORDS
-from transduce.kernels.cuda.available import why_no_triton
-from transduce.kernels.select import why_no_kernels
 from transduce.machine import Precision
 from transduce.training.rates import MAX_DECAY, TOTAL_DECAY, constant_weight_decay
 from transduce.training.schedule import ScheduleName, paper_peak

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from transduce.kernels.cuda.graphs import is_recording
+from transduce.acceleration import is_recording
 
 _CHUNK_ELEMENTS = 4_000_000  # 16 MB: large enough for full network bandwidth, small enough to start early
 

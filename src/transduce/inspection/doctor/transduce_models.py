@@ -15,6 +15,7 @@ from transduce.inspection.doctor.subject import ResidualLayer, SplitModel, Subje
 from transduce.machine import detect_machine
 from transduce.model.config import ModelConfig
 from transduce.model.masks import AttentionMask
+from transduce.model.positions import BIASES
 from transduce.model.transformer import Transformer
 from transduce.model_folder.read import read_model_folder
 from transduce.tasks.corpus import measure_corpus
@@ -34,7 +35,7 @@ from transduce.training.choices import CorpusSize, choose_vocabulary_size
 
 _MAX_FLOAT64_PARAMETERS = 100_000_000
 _STATISTICS_BATCHES, _STATISTICS_SHAPE = 40, (8, 12)
-_RELATIVE = ("rotary", "rotary-interleaved", "relative")
+_RELATIVE = ("rotary", "rotary-interleaved", *BIASES)
 
 
 def subject_of(model: Transformer, *, name: str, label_smoothing: float = 0.1) -> Subject:

@@ -389,6 +389,7 @@ def build_context(
         masks.append(graph.apply("LessOrEqual", graph.apply("Abs", distance), graph.integer(config.attention_window)))
     bias = build_bias(graph, reduce(lambda left, right: graph.apply("And", left, right), masks))
     if stack.relative is not None:
+        assert isinstance(stack.relative, RelativePositions)
         bias = graph.apply("Add", bias, _relative_bias(graph, stack.relative, distance))
     rotation = None
     if stack.rotary is not None:

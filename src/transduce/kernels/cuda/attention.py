@@ -1,8 +1,8 @@
-"""Run attention on packed sequences on a GPU, with one Triton program per head and sentence.
+"""Run attention on a GPU with Triton: on packed sequences in training, and on the KV cache in decoding.
 
-Sentences are short, so a program holds all scores of a head. Queries, keys and values are read from the projection's
-output, and their gradients are written in that layout, without transposing, splitting or joining. The backward pass
-recomputes the attention weights.
+Sentences are short, so one program holds all scores of a head and sentence. Queries, keys and values are read from the
+projection's output, and their gradients are written in that layout, without transposing, splitting or joining. The
+backward pass recomputes the attention weights.
 
 Legend: N rows of queries, M rows of keys, B sentences, H heads, K width of a head.
 """
@@ -94,9 +94,9 @@ def _launch_shape(mask: PackedMask, num_heads: int, inner: int) -> tuple[tuple[i
     return (num_heads, len(mask.queries.starts)), options
 
 
-# --- cached attention ---
-# Run attention of a decoding step on a GPU: the newest tokens of each sentence's hypotheses attend to the KV cache.
-# The cache is read in place, and the newest keys and values are appended to it in the same pass.
+# --- attention of a decoding step ---
+# The newest tokens of each sentence's hypotheses attend to the KV cache. The cache is read in place, and the newest
+# keys and values are appended to it in the same pass.
 # Legend: B sentences, W hypotheses of each, L cached positions, H heads, K width of a head.
 
 

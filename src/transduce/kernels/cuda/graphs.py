@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-# --- sizes ---
-# Compute launch sizes of Triton kernels.
+# --- launch sizes ---
 
 
 def ceil_div(count: int, size: int) -> int:
@@ -31,7 +30,7 @@ def shared_bytes(device: torch.device) -> int:
     return getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
 
 
-# --- graphs ---
+# --- recording ---
 
 
 Pool = Any

@@ -1,4 +1,4 @@
-"""Run a beam or greedy search for a batch on a GPU by replaying a recorded step.
+"""Run a beam or greedy search for a batch on a GPU by replaying a recorded step that also selects tokens.
 
 The CPU reads the number of unfinished sentences one step late, while the GPU computes the next step, so neither waits.
 Hypotheses are copied to the CPU only when sentences leave the batch.
@@ -22,7 +22,7 @@ from transduce.kernels.cuda.decode_graph import (
     StepLayer,
     StepSize,
     acquire_step,
-    first_room,
+    initial_capacity,
     release_after,
     release_step,
     round_up_size,
@@ -34,8 +34,8 @@ from transduce.model.batch_search import FoundHypothesis, SearchBounds
 from transduce.model.positions import LearnedPositions
 from transduce.model.transformer import DecodingState, Transformer
 
-# --- search step ---
-# Define a recorded decoding step that also selects the next tokens, so that search runs without the CPU.
+# --- recorded step with selection ---
+# The step also selects the next tokens, so that search runs without the CPU.
 # Legend: B sentences, W hypotheses of each, D model width, V vocabulary size, T capacity in steps, K candidates per
 # hypothesis, N finished hypotheses that are kept of each sentence.
 
@@ -59,8 +59,8 @@ class SearchStep(RecordedStep):
     def __init__(self, model: Transformer, layers: Sequence[StepLayer], size: StepSize) -> None:
         """Allocate buffers in which every sentence is done."""
         super().__init__(model, layers, size)
-        device, sentences, width, kept = self.past.device, size.sentences, size.hypotheses, size.found
-        steps, rows = size.room // width, sentences * width
+        device, sentences, width, kept = self.past.device, size.sentences, size.hypotheses, size.finished
+        steps, rows = size.capacity // width, sentences * width
         self.count = 1 if width == 1 else 2 * width  # K: at most W candidates end, so W others remain
         config = model.config
         self._never = (*config.forbidden_tokens, -1, -1)[:2]
@@ -71,7 +71,7 @@ class SearchStep(RecordedStep):
             return torch.zeros(*shape, dtype=dtype, device=device)
 
         # Positions that each sentence's hypotheses descend from, as in `AttendedPositions`; in greedy search all.
-        self.counts, self.listed = zeros(sentences), zeros(sentences, size.room) if width > 1 else None
+        self.counts, self.listed = zeros(sentences), zeros(sentences, size.capacity) if width > 1 else None
         self.done, self.remaining, self.limits = zeros(sentences) + 1, zeros(1), zeros(sentences)
         self.scores, self.sums = zeros(sentences, width, dtype=torch.float32), zeros(sentences, width).double()
         self.reaches, self.penalties = zeros(sentences, dtype=torch.float32) + 1, zeros(steps + 1).double() + 1
@@ -110,11 +110,11 @@ class SearchStep(RecordedStep):
                 _SENTENCES, num_warps=1,
             )  # fmt: skip
             return
-        width, kept = size.hypotheses, size.found
+        width, kept = size.hypotheses, size.finished
         programs.extend_beam[(size.sentences,)](
             self._values, self._best, self._normalizers, self.done, self.limits, self.reaches, self.penalties,
             self.scores, self.sums, self.tokens, self.history, self.records, self.finished, self.listed, self.counts,
-            self.sources, self.remaining, self.length, self.position, size.sentences, size.room, self.eos_id,
+            self.sources, self.remaining, self.length, self.position, size.sentences, size.capacity, self.eos_id,
             width, self.count, kept, power_of_2(width), power_of_2(width * self.count), power_of_2(kept + width),
             _COLUMNS, num_warps=1,
         )  # fmt: skip
@@ -137,7 +137,7 @@ def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
     return hidden @ weight.t()
 
 
-# --- search ---
+# --- search of a batch ---
 
 
 _MOST_HYPOTHESES = 8
@@ -160,7 +160,7 @@ def find_search(state: DecodingState, bounds: SearchBounds) -> "GpuSearch | None
 
 
 class GpuSearch:
-    """A search for a batch on a GPU (implements `searching.BatchSearch`)."""
+    """A search for a batch on a GPU (implements `model.state.BatchSearch`)."""
 
     def __init__(self, state: GpuState, bounds: SearchBounds) -> None:
         """Start the search; `state` has encoded its sentences and run no step."""
@@ -173,7 +173,7 @@ class GpuSearch:
         self._held: list[SearchStep] = []
         release_after(self, state.model, self._held)
         self._penalties = bounds.penalties.to(state.encoded[0].device)
-        self._step = self._take_step(first_room(bounds.beam_size))
+        self._step = self._take_step(initial_capacity(bounds.beam_size))
         self._step.start_batch(*state.encoded)
         state.encoded = None
         self._begin()
@@ -215,7 +215,7 @@ class GpuSearch:
             self._ensure_capacity()
             if not self._indices:
                 break
-            with self.state.place:
+            with self.state.device_guard:
                 self._step.run()
             self.length += 1
             previous, current = current, _RemainingCount(self._step.remaining)
@@ -266,7 +266,7 @@ class GpuSearch:
     # --- buffers ---------------------------------------------------------------------------------------------------
 
     def _take_step(self, capacity: int) -> SearchStep:
-        """Take a step with `room` cached positions for the current number of sentences."""
+        """Take a step with `capacity` cached positions for the current number of sentences."""
         state, bounds = self.state, self.bounds
         source = round_up_source(state.source_shape[1])
         size = StepSize(round_up_size(len(self._indices)), bounds.beam_size, source, capacity, bounds.n_best)
@@ -279,18 +279,18 @@ class GpuSearch:
         positions = self.state.model.target_embedding.positions
         if isinstance(positions, LearnedPositions):
             positions.check(self.length + 1)
-        capacity = self._step.size.room
+        capacity = self._step.size.capacity
         if (self.length + 1) * self.bounds.beam_size > capacity:
             self._move(2 * capacity)
 
-    def _move(self, room: int) -> None:
-        """Move the sentences that are still decoded to a step with `room` cached positions."""
+    def _move(self, capacity: int) -> None:
+        """Move the sentences that are still decoded to a step with `capacity` cached positions."""
         self._remove_finished(moving=False)
         if not self._indices:
             return
         old = self._step
         slots = torch.tensor(self._slots, device=old.done.device)
-        new, count, cached = self._take_step(room), len(slots), self.length * self.bounds.beam_size
+        new, count, cached = self._take_step(capacity), len(slots), self.length * self.bounds.beam_size
         new.copy_sentences_from(old, slots, cached)
         new.done.fill_(1)[:count] = 0
         new.counts.zero_()
@@ -321,7 +321,7 @@ class GpuSearch:
                 self._left[self._indices[row]] = snapshot, self._slots[row]
             self._keep([row for row, slot in enumerate(self._slots) if not done[slot]])
         if moving and self._indices and _is_worth_moving(len(self._indices), self._step.size):
-            self._move(self._step.size.room)
+            self._move(self._step.size.capacity)
 
     def _keep(self, rows: list[int]) -> None:
         """Keep only the sentences at these rows."""

@@ -73,8 +73,8 @@ def _padded(rows: list[list[int]], vocabulary: Vocabulary) -> tuple[NDArray[np.i
 class NoisePlan:
     """A plan of batches that are corrupted differently in each epoch."""
 
-    def __init__(self, plan: BatchPlan, spoiler: NoiseGenerator) -> None:
-        self._plan, self._spoiler = plan, spoiler
+    def __init__(self, plan: BatchPlan, noise_generator: NoiseGenerator) -> None:
+        self._plan, self._noise_generator = plan, noise_generator
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
@@ -82,7 +82,7 @@ class NoisePlan:
 
     def batch(self, epoch: int, position: int) -> Batch:
         """Return the corrupted batch at a position of an epoch."""
-        return self._spoiler.corrupt(self._plan.batch(epoch, position), epoch)
+        return self._noise_generator.corrupt(self._plan.batch(epoch, position), epoch)
 
 
 class Denoising(TextKind):
@@ -137,8 +137,8 @@ class Denoising(TextKind):
 
     def _dev_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Sequence[Batch]:
         assert corpus.dev is not None
-        spoiler = NoiseGenerator(_noise(resolved.task), corpus.tokenizer, _DEV_SEED)
-        return [spoiler.corrupt(batch, 0) for batch in dev_batches(corpus.dev)]
+        noise_generator = NoiseGenerator(_noise(resolved.task), corpus.tokenizer, _DEV_SEED)
+        return [noise_generator.corrupt(batch, 0) for batch in dev_batches(corpus.dev)]
 
     def describe_size(self, corpus: TaskCorpus) -> str:
         """Describe the corpus in lines."""

@@ -86,7 +86,7 @@ def linear_schedule() -> Choice[ScheduleName]:
 
 
 # --- running text ---
-# Prepare running text for masked language models: one sentence per line, with the end held out as a dev set.
+# One sentence per line, with the end held out as a dev set.
 
 
 # Without a dev set, the end of the text is held out: this share of its sentences, up to a maximum.

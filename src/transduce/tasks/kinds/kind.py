@@ -1,7 +1,7 @@
 """Define the interface of a task: its text, model, batches, loss, metrics and final report.
 
-Each task is a class in its own file; `kinds.py` lists them by name. A task has no state: its methods receive all they
-work on.
+Each task is a class in its own file; `all_kinds.py` lists them by name. A task has no state: its methods receive all
+they work on.
 """
 
 import tomllib
@@ -49,8 +49,8 @@ from transduce.training.prefetch import Batches
 from transduce.training.schedule import ScheduleName
 from transduce.training.settings import BestBy, OptimizerName
 
-# --- card ---
-# Write the model card: README.md of a model folder, with the front matter that Hugging Face reads.
+# --- model card ---
+# README.md of a model folder, with the front matter that Hugging Face reads.
 
 
 def model_card(resolved: ResolvedSettings, corpus: TaskCorpus, *, step: int | None, report: ScoreReport | None) -> str:
@@ -105,8 +105,8 @@ def _kind(model: ModelConfig) -> str:
     return model.recurrent_cell.upper() if model.kind == "recurrent" else f"{model.norm_order}-norm"
 
 
-# --- earlier training ---
-# Find out what a base model was trained for, which determines the learning rate.
+# --- training of the base model ---
+# It determines the learning rate.
 
 
 def continues_training(settings: Settings, kind: str) -> bool:
@@ -130,7 +130,7 @@ def _task_of(folder: Path) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
-# --- kind ---
+# --- interface of a task ---
 
 
 DEV_BATCH_TOKENS = 4_096

@@ -1,4 +1,7 @@
-"""Read files of text only, line by line; the texts of JSON-lines files are first written to text files."""
+"""Read text for language models line by line, and cut it into windows of tokens.
+
+JSON-lines files are first written to text files.
+"""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -69,8 +72,7 @@ def _write(texts: Iterable[str], out: Path) -> None:
         raise
 
 
-# --- windows ---
-# Cut text into windows of one token stream, the training data of language models.
+# --- windows of a token stream ---
 # Line ends are tokens, so the stream is the text. Each epoch starts at another offset of the stream and takes the
 # windows in another order.
 # Legend: B windows, T tokens of a window.

@@ -45,10 +45,8 @@ from transduce.training.loss import Loss
 from transduce.training.prefetch import to_device
 from transduce.training.settings import BestBy
 
-# --- series corpus ---
-# Store the time series of a run: training and dev part, and their scale.
-# A new run reads the files once; a resumed run reads the stored numbers.
-# Legend: N points, C series.
+# --- stored series ---
+# A new run reads the files once; a resumed run reads the stored numbers. Legend: N points, C series.
 
 
 _FOLDER, _CARD = "series", "series.json"
@@ -209,7 +207,7 @@ def _load(path: Path, card: _StoredCard, part: str) -> list[Numbers]:
     return np.split(values, np.cumsum(card.lengths[part])[:-1])
 
 
-# --- time series ---
+# --- forecasting task ---
 
 
 SKILL: Final = "skill"

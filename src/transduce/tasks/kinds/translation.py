@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transduce.acceleration import temporary_inference_copy
 from transduce.data.batches import Batch, BatchPlan
 from transduce.data.prepared import PreparedCorpus
 from transduce.evaluation.scores import ScoreReport, mean_words_per_line, score
 from transduce.inference.batching import DEFAULT_MAX_SOURCE
 from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
-from transduce.kernels.select import temporary_twin
 from transduce.model.build import AnyModel, EncoderDecoder, build_encoder_decoder
 from transduce.model.config import UNUSED_BY_RECURRENT, ModelConfig
 from transduce.model.recurrent import Recurrent
@@ -140,7 +140,7 @@ class DevSet:
         return total / max(1, sum(loss.tokens for loss in losses))
 
     def _translate(self, event: ValidationEvent) -> ValidationEvent:
-        with temporary_twin(self.model):
+        with temporary_inference_copy(self.model):
             translations = [t.text for t in self.translator.translate(self.sources, self.translator.search)]
         report = score(translations, self.references, target_language=self.target_language)
         # Show other samples at each validation, but the same ones in every run.

@@ -1,7 +1,7 @@
-"""Create the initial weights of a run: random, or those of a base model (`--from`).
+"""Create the initial weights of a run, random or those of a base model (`--from`), and store them for resuming.
 
 The base model's tokenizer and model settings are kept. The run stores a copy of the settings, so that it can resume
-when the base model's folder is gone. If checkpoints do not hold all weights, `stored_beginning.py` stores them, too.
+when the base model's folder is gone.
 """
 
 from pathlib import Path
@@ -28,11 +28,10 @@ from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import PRESETS, Choice
 from transduce.training.lora import adapt, count_parameters, freeze_rows, low_rank_settings
 
-# --- stored beginning ---
-# Store initial weights that checkpoints do not contain, in the run's folder.
+# --- stored initial weights ---
 # LoRA leaves the base model's weights unchanged, and checkpoints contain only the adapter weights. Embeddings may
-# start as word vectors, some of which may be frozen. With the stored weights, a run can resume without the base
-# model and the vectors.
+# start as word vectors, some of which may be frozen. With the stored weights, a run can resume without the base model
+# and the vectors.
 
 
 _WEIGHTS = "beginning.safetensors"
@@ -208,7 +207,7 @@ def restrict_training(model: AnyModel, resolved: ResolvedSettings, folder: Path,
             freeze_rows(model.get_parameter(name), rows)
 
 
-# --- initial weights ---
+# --- creation ---
 
 
 _CONFIG_COPY = "started_from.json"

@@ -1,4 +1,4 @@
-"""Check a run's settings up front (preflight), before reading a corpus, which may take minutes."""
+"""Check the settings of a run up front (preflight), and resolve those that the user left open, with reasons."""
 
 import math
 from typing import Any, NamedTuple
@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
+from transduce.acceleration import forecast_decoder
 from transduce.errors import TransduceError
 from transduce.inference.decoding import check_search
 from transduce.interop.word_vectors import vector_width
-from transduce.kernels.select import forecast_decoder
 from transduce.machine import Machine
 from transduce.model.build import Model, build_any_model
 from transduce.model.config import UNUSED_BY_RECURRENT, ModelConfig
@@ -48,8 +48,7 @@ from transduce.training.choices import (
 from transduce.training.lora import choose_lora_alpha
 from transduce.training.settings import Kernels, OptimizerName, ResolvedTraining, TrainingSettings
 
-# --- resolve model ---
-# Resolve a run's model configuration from the user's settings, the corpus and the task.
+# --- model configuration ---
 
 
 _CHANGEABLE = ("dropout", "attention_dropout", "activation_dropout")
@@ -226,8 +225,7 @@ def resolve_preset(
     return name
 
 
-# --- resolve ---
-# Resolve a run's settings: choose what the user left open, with reasons.
+# --- settings ---
 
 
 MOST_CHARACTERS = 40_000
@@ -481,7 +479,8 @@ def _common(values: dict[str, Any], struct: type[msgspec.Struct]) -> dict[str, A
     return {name: value for name, value in values.items() if name in struct.__struct_fields__}
 
 
-# --- resolving ---
+# --- preflight ---
+# Checks settings before reading a corpus, which may take minutes.
 
 
 _ATTENTION_SETTINGS = ("attention_score", "attention_kind", "attention_scale", "attention_dropout")

@@ -1,4 +1,4 @@
-"""Run training from text files to a model folder; this module combines all the parts."""
+"""Run training from text files to a model folder, which combines data, model, loss and metrics."""
 
 import dataclasses
 import platform
@@ -14,10 +14,10 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from transduce.acceleration import kernels_for_training
 from transduce.atomic_io import write_file
 from transduce.errors import TransduceError
 from transduce.inference.decoding import check_search
-from transduce.kernels.select import kernels_of_training
 from transduce.machine import Machine, describe, detect_machine, usable_cores
 from transduce.model.backend import using_backend
 from transduce.model.config import ModelConfig
@@ -74,8 +74,8 @@ from transduce.training.out_of_memory import explain_model_out_of_memory
 from transduce.training.prefetch import PrefetchedBatches
 from transduce.training.settings import Kernels
 
-# --- precautions ---
-# Collect what a run needs to detect and report trouble: largest batches, readable batches, and its environment.
+# --- detection of trouble ---
+# Largest batches, readable batches, and the run's environment.
 
 
 def environment_of(machine: Machine, kernels: Kernels) -> Environment:
@@ -129,7 +129,7 @@ def _share(batch: Any, processes: int) -> Any:
     return dataclasses.replace(batch, **rows) if processes > 1 else batch
 
 
-# --- run ---
+# --- training run ---
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -382,7 +382,7 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResu
         if run.new_run is not None and not is_disk_error(error):
             run.new_run.undo()
         raise
-    with using_backend(kernels_of_training(resolved.training.kernels, run.machine.device)):
+    with using_backend(kernels_for_training(resolved.training.kernels, run.machine.device)):
         return trainer.run()
 
 

@@ -1,4 +1,4 @@
-"""Resume a run: its settings are kept, except for those that may change without making it another run."""
+"""Create, lock and resume the folder of a training run."""
 
 import contextlib
 import shutil
@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 from safetensors import SafetensorError
 
+from transduce.acceleration import why_no_triton
 from transduce.atomic_io import exclusive_lock
 from transduce.errors import TransduceError
-from transduce.kernels.cuda.available import why_no_triton
 from transduce.machine import Machine
 from transduce.model_folder.read import CONFIG, MANIFEST, TOKENIZER_CARD, VOCABULARIES, WEIGHTS
 from transduce.tasks.settings.reading import make_settings
@@ -21,8 +21,8 @@ from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.training.checkpoint import Environment
 from transduce.training.choices import choose_kernels, choose_record
 
-# --- sole run ---
-# Lock the folder of a training run: two processes that trained in it would overwrite each other's files.
+# --- lock ---
+# Two processes that trained in one folder would overwrite each other's files.
 
 
 LOCK_FILE = ".lock"
@@ -45,8 +45,8 @@ def lock_run(folder: Path) -> Iterator[None]:
         yield
 
 
-# --- new run ---
-# Create a run's folder safely; a run that fails before training leaves the folder as it was.
+# --- new folder ---
+# A run that fails before training leaves the folder as it was.
 
 
 SETTINGS_FILE = "settings.toml"
@@ -123,7 +123,8 @@ def is_disk_error(error: BaseException) -> bool:
     return isinstance(error.__cause__, OSError | SafetensorError)
 
 
-# --- run folder ---
+# --- resumed run ---
+# Its settings are kept, except for those that may change without making it another run.
 
 
 # Settings that may change when a run is resumed. The others affect steps already taken, but before the first step, all

@@ -1,8 +1,4 @@
-"""Pack bfloat16 matrices for AMX in blocks of 32 rows, of which all columns are read before the next block.
-
-A row of a large matrix fills a page of memory. Reading a few columns of all rows would touch every page, and touch it
-again for the next columns. The pages of a block are few enough for the TLB.
-"""
+"""Pack matrices for the GEMM kernels of training, and emit the multiplication by one packed panel."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +12,7 @@ from transduce.kernels.cpu.decode_rows import transpose
 from transduce.kernels.cpu.gemm import amx
 from transduce.kernels.cpu.jit.ir_builder import F32, I8, I16, I32, I64, POINTER, VOID, KernelBuilder, Value
 
-# --- pair packing ---
+# --- packing of pairs and panels ---
 # Pack matrices for the GEMM kernels of training: bfloat16 for `vpdpbf16ps` and AMX's `tdpbf16ps`, or float32.
 # The bfloat16 instructions add two products to each sum. So two neighbors along the summed dimension are stored
 # together: a *pair* of 32 bits. In float32 a single number takes the place of a pair. A *panel* is a block of
@@ -245,10 +241,9 @@ class Packer:
         return k.build.or_(k.build.zext(low, k.ints), self._widen(high))
 
 
-# --- amx panels ---
-# Emit the AMX multiplication of some rows by one panel of columns, tile after tile (used by `amx_products.py`).
-# Sums are stored to a buffer, from which vector instructions finish them while AMX multiplies the next tile. The
-# next panel is meanwhile prefetched into the L2 cache.
+# --- multiplication by one panel with AMX ---
+# Sums are stored to a buffer, from which vector instructions finish them while AMX multiplies the next tile. The next
+# panel is meanwhile prefetched into the L2 cache.
 
 
 PART_ROWS = amx.REGISTER_ROWS
@@ -416,7 +411,9 @@ class _Panels:
             self.is_last_span.row(k.element_pointer(sums, k.mul(row, AMX.panel)), self._place_of(parts, row))
 
 
-# --- packing ---
+# --- packing for AMX ---
+# A row of a large matrix fills a page of memory. Reading a few columns of all rows would touch every page, and touch
+# it again for the next columns. The pages of a block of 32 rows are few enough for the TLB.
 
 
 _APART = 4  # distance of rows that are read at once: several streams use more memory bandwidth

@@ -24,10 +24,9 @@ from transduce.kernels.cpu.jit.ir_builder import I64, POINTER, KernelBuilder, Va
 from transduce.kernels.cpu.jit.tile import AVX2_TILE, AVX512_TILE, Tile
 from transduce.process_environment import release_library
 
-# --- code files ---
-# Cache compiled machine code in files, so that the next process need not compile it again.
-# A file's name is a hash of everything the code depends on: the IR, the processor and LLVM's version. The file
-# begins with a checksum, so truncated or damaged files are ignored. Without a writable folder nothing is cached.
+# --- cache of machine code ---
+# A file's name is a hash of everything the code depends on: the IR, the processor and LLVM's version. The file begins
+# with a checksum, so truncated or damaged files are ignored. Without a writable folder nothing is cached.
 
 
 CACHE_VARIABLE = "TRANSDUCE_CACHE"
@@ -107,7 +106,7 @@ def _folder() -> Path | None:
         return None
 
 
-# --- compiler ---
+# --- compilation ---
 
 
 _LEAST_LLVM = 22  # older versions declare the intrinsic of `vpdpbusd` with other types

@@ -68,13 +68,13 @@ class ThreadLimiter:
         self._threads = 0
 
 
-_CREW = ThreadLimiter()  # one per process
+_LIMITER = ThreadLimiter()  # one per process
 
 
 def useful_threads(work: int, max_threads: int | None = None) -> int:
     """Return how many threads to use for `work` multiply-adds, at most `most` or PyTorch's number of threads."""
     wanted = min(torch.get_num_threads() if max_threads is None else max_threads, work // _THREAD_WORK)
-    return _CREW.size(wanted) if wanted > 1 else 1
+    return _LIMITER.size(wanted) if wanted > 1 else 1
 
 
 def run_timed(program: CompiledKernel, numbers: Sequence[int] | Any, work: int, max_threads: int | None = None) -> None:
@@ -95,4 +95,4 @@ def run_timed(program: CompiledKernel, numbers: Sequence[int] | Any, work: int, 
     program.run_array(array, threads)
     after = time.perf_counter(), time.thread_time(), time.process_time()
     seconds, own, _ = (now - then for then, now in zip(before, after, strict=True))
-    _CREW.record_call(threads, seconds, own, (before[2] - before[1], after[2] - after[1]))
+    _LIMITER.record_call(threads, seconds, own, (before[2] - before[1], after[2] - after[1]))

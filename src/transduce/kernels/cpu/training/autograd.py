@@ -1,7 +1,4 @@
-"""Provide rotary embeddings for training as a PyTorch autograd function.
-
-Legend: B sentences, T positions, C columns of a row, K width of a head.
-"""
+"""Provide compiled training kernels as PyTorch autograd functions: attention, norms, linear layers, embeddings."""
 
 from functools import cache
 from typing import Any, NamedTuple
@@ -62,8 +59,7 @@ from transduce.model.backend import (
 )
 from transduce.model.positions import Rotation
 
-# --- fused attention ---
-# Provide the compiled training attention as a PyTorch autograd function.
+# --- attention ---
 # Legend: B sentences, H heads, Q queries, L keys, K width of a head's queries, keys and values.
 
 
@@ -172,8 +168,8 @@ def _run_attention(name: str, inputs: _Inputs, context: Tensor, sums: Tensor, gr
         query_gradient=query_gradient,
         key_gradient=key_gradient,
         value_gradient=value_gradient,
-        room=scratch.data_ptr(),
-        own_room=scratch.shape[1],
+        scratch=scratch.data_ptr(),
+        scratch_per_thread=scratch.shape[1],
     )
     attention_kernels(shape)[name].run(*arguments)
 
@@ -198,13 +194,12 @@ def _attention_kernels(shape: AttentionShape, tile: Tile) -> dict[str, CompiledK
     return compile_kernels(k, ("attend", "attend_back"))
 
 
-# --- fused norms ---
-# Provide LayerNorm and RMSNorm for training as a PyTorch autograd function.
+# --- LayerNorm and RMSNorm ---
 # Legend: N rows, D model width.
 
 
 def residual_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return x and its norm: LayerNorm, or RMSNorm without a bias; see `backend.TrainingKernels.fork_norm`."""
+    """Return x and its norm: LayerNorm, or RMSNorm without a bias; see `backend.TrainingKernels.residual_norm`."""
     for each in (weight, bias):
         if each is not None and (each.shape, each.dtype) != (x.shape[-1:], x.dtype):
             raise ValueError(f"{describe(each)} cannot be the weight or bias of a norm of {describe(x)}")
@@ -285,11 +280,10 @@ def _run_norm(
     row_kernels(x.dtype)[name].run(*arguments)
 
 
-# --- fused linear ---
-# Provide linear layers for training as a PyTorch autograd function, with fused bias, ReLU and gradient sums.
-# The GEMMs are compiled kernels where these are faster (`fused_products.py`), else PyTorch's. PyTorch alone takes
-# separate passes for the bias gradient and the ReLU mask. It also computes the weight gradient in bfloat16 first,
-# and adds it up in float32 afterwards.
+# --- linear layers ---
+# The GEMMs are compiled kernels where these are faster (`gemm/train_calls.py`), else PyTorch's. PyTorch alone takes
+# separate passes for the bias gradient and the ReLU mask. It also computes the weight gradient in bfloat16 first, and
+# adds it up in float32 afterwards.
 # Legend: N positions, I inputs and O outputs.
 
 
@@ -354,7 +348,7 @@ class _Linear(torch.autograd.Function):
 def _backward_by_pytorch(
     gradient: Tensor, x: Tensor, weight: Tensor, gate: Tensor | None, sums: GradientSums, *, by_x: bool
 ) -> Tensor | None:
-    """Compute the gradients of a linear layer by PyTorch's GEMM: see `fused_products.linear_backward`."""
+    """Compute the gradients of a linear layer by PyTorch's GEMM: see `train_calls.linear_backward`."""
     if gate is not None or sums.bias is not None:
         gradient, columns = sum_columns(gradient, gate)
         if sums.bias is not None:
@@ -372,8 +366,7 @@ def _add_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:
         add_in_place(total, left @ right)
 
 
-# --- fused embedding ---
-# Provide embedding look-ups for training with a compiled gradient, as a PyTorch autograd function.
+# --- embeddings ---
 # PyTorch's embedding gradient is a dense (V, D) matrix, nearly all zeros, for each use of the embedding. In a model
 # of 6 + 6 layers × 512 with 8,000 tokens, creating and adding these took an eighth of the time outside GEMMs.
 # Legend: N positions, D model width, V vocabulary size.
@@ -418,7 +411,8 @@ def _kernels(dtype: torch.dtype, tile: Tile) -> dict[str, CompiledKernel]:
     return compile_kernels(k, ScatterEmitter.names)
 
 
-# --- autograd ---
+# --- rotary embeddings ---
+# Legend: B sentences, T positions, C columns of a row, K width of a head.
 
 
 class _Arguments(NamedTuple):

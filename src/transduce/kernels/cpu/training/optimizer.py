@@ -1,4 +1,4 @@
-"""Run the compiled optimizer kernels, which update all parameters in one pass."""
+"""Update all parameters in one pass with compiled kernels: Adam (section 5.3), moving average, and bfloat16 copies."""
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -22,9 +22,7 @@ from transduce.kernels.cpu.jit.ir_builder import F32, I16, I32, KernelBuilder, V
 from transduce.kernels.cpu.jit.tile import Tile
 from transduce.model.backend import AdamScalars, UpdatedVectors
 
-# --- training update ---
-# Emit optimizer kernels that update all parameters in one pass: Adam (section 5.3), moving average, bfloat16
-# copies.
+# --- emitted kernels ---
 # Separate operations would read and write every vector from memory, as parameters exceed the caches: some 70 bytes
 # per parameter, against 42 in one pass.
 
@@ -214,7 +212,7 @@ class UpdateEmitter:
         self.k.store_float32_as(value, self.k.pointer(address), number, kind, mask=inside)
 
 
-# --- optimizer ---
+# --- calls ---
 
 
 _WIDE, _NARROW = (torch.float32,), (torch.bfloat16,)
@@ -239,7 +237,7 @@ def update_by_adam(
 def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
     """Update Nesterov momentum from gradients, and write the update's direction to `out`.
 
-    See `backend.TrainingKernels.take_momentum`.
+    See `backend.TrainingKernels.update_momentum`.
     """
     for vector in (gradient, momentum, out):
         _check(vector, gradient.numel(), kinds=_WIDE + _NARROW if vector is out else _WIDE)
