@@ -102,8 +102,8 @@ sentencepiece with `{source}`, and joined with `{target}`."""
 _FOREIGN_CUTTING = """\
 The tokenizer is `foreign_tokenizer.json`:
 `transduce.interop.hugging_face.imported_tokenizer.ForeignTokenizer.load(".")` opens it, and of its two sides
-`source.with_special_tokens(source.encode(text))` cuts a text into ids with all that stands around them, `target.decode(ids)` joins
-ids. {beginning}"""
+`source.with_special_tokens(source.encode(text))` turns a text into ids with its special tokens, and
+`target.decode(ids)` turns ids into a text. {beginning}"""
 _FORCED = """\
 Every translation begins with
 {forced}: the decoder is given the ids in `target.forced` after the start symbol, and goes on from there."""
