@@ -147,11 +147,11 @@ def test_a_real_drawing_has_a_row_for_every_word(maps: AttentionMaps) -> None:
 
 def test_what_has_no_such_attention_is_refused(translator: Translator) -> None:
     several = Translator(translator.model, translator.tokenizer, ensemble=[translator.model])
-    with pytest.raises(TransduceError, match="shown of one model, but here 2 translate together"):
+    with pytest.raises(TransduceError, match="this translator is an ensemble of 2"):
         attention_maps(several, SENTENCE)
-    with pytest.raises(TransduceError, match="shown of one model, but here 2 translate together"):
+    with pytest.raises(TransduceError, match="this translator is an ensemble of 2"):
         inspect_sentence(several, SENTENCE)
-    with pytest.raises(TransduceError, match="Attention maps are those of a translator, but this is a Transformer"):
+    with pytest.raises(TransduceError, match="Attention maps need a translator, but this is a Transformer"):
         attention_maps(translator.model, SENTENCE)  # type: ignore[arg-type]
 
 

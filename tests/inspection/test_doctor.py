@@ -180,7 +180,7 @@ def test_a_model_that_raises_fails_and_says_what_it_raised() -> None:
     subject = replaced(subject_of(build(), name="x"), logits=refuse)
     (result,) = examine(subject, CHECKS[:1]).checks
     assert result.passed is False
-    assert "The model raised RuntimeError (cannot add 7 and 9)." in result.meaning
+    assert "The model raised RuntimeError (cannot add 7 and 9)," in result.meaning
 
 
 def replaced(subject: Subject, **changes: Any) -> Subject:
@@ -197,14 +197,14 @@ def test_the_model_stays_in_the_mode_it_was_in() -> None:
 
 def test_a_vocabulary_without_words_is_refused() -> None:
     model = build(source_vocabulary_size=4, target_vocabulary_size=4)
-    with pytest.raises(TransduceError, match=r"needs 4 pieces .* of the vocabulary's 4 only 2 may"):
+    with pytest.raises(TransduceError, match=r"needs 4 ordinary tokens, but only 2 of the vocabulary's 4 are"):
         examine(subject_of(model, name="x"))
 
 
 def test_a_report_reads_and_is_data() -> None:
     report = examine(subject_of(build(), name="mine"), CHECKS[1:2])
     text = str(report)
-    assert text.startswith("The doctor on mine\npass  future            later target pieces replaced;")
+    assert text.startswith("The doctor on mine\npass  future            later target tokens replaced;")
     assert "all 1 passed" in text
     assert msgspec.json.decode(msgspec.json.encode(report), type=DoctorReport) == report
 

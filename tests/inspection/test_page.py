@@ -140,7 +140,7 @@ def test_drawing_pieces_is_not_shown(translator: Translator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sentence", "message"), [("", "it is empty"), ("  ", "it is empty"), ("我吃鱼" * 200, "at most 256 pieces, but")]
+    ("sentence", "message"), [("", "is empty"), ("  ", "is empty"), ("我吃鱼" * 200, "at most 256 tokens, but")]
 )
 def test_what_cannot_be_shown_is_refused(translator: Translator, sentence: str, message: str) -> None:
     with pytest.raises(TransduceError, match=message):
@@ -153,7 +153,7 @@ def test_a_sentence_is_as_long_as_the_model_takes(translator: Translator) -> Non
     found = inspect_sentence(longer, sentence, search=SearchSettings(beam_size=1, max_length=2))
     assert len(found.source_pieces) > 257
     shorter = Translator(translator.model, translator.tokenizer, max_source_tokens=20)
-    with pytest.raises(TransduceError, match="at most 20 pieces, but"):
+    with pytest.raises(TransduceError, match="at most 20 tokens, but"):
         inspect_sentence(shorter, sentence)
 
 

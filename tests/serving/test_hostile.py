@@ -88,7 +88,7 @@ def test_too_many_connections_are_told_so(serve: Any, gated_model: Any) -> None:
             connection.sendall(b"GET ")
         refused = live.ask("GET", "/health")
         assert refused.status == 503
-        assert refused.error == "The server has too many connections: come again in a moment."
+        assert refused.error == "The server has too many connections: try again in a moment."
         assert refused.headers["retry-after"] == "1"
         for connection in held:
             connection.close()

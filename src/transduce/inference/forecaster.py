@@ -118,7 +118,7 @@ class Forecaster:
     def _checked_options(self, steps: int, samples: int, seed: int) -> tuple[int, int, int]:
         steps, samples = as_integer(steps, "steps", minimum=1), as_integer(samples, "samples", minimum=0)
         seed = as_integer(seed, "seed", minimum=0, maximum=2**63 - 1)
-        if samples and not self.model.config.foretells_deviations:
+        if samples and not self.model.config.predicts_deviations:
             raise TransduceError(
                 f"`samples` is {samples}, but this model predicts no deviations to sample from: train one with "
                 "`task.series.likelihood` = gaussian, or leave it out."

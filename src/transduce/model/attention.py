@@ -69,7 +69,8 @@ def attend(
 def _library_kernel_is_better(query: Tensor, key: Tensor, dropout: Dropout | None) -> bool:
     """Return whether PyTorch's fused attention is faster than the three operations of equation (1).
 
-    On a GPU it always is. On a CPU its backward pass is slow, so it is used only where scores would take much memory.
+    The fused kernel is always faster on a GPU. On a CPU its backward pass is slow, so it is used only where scores
+    would take much memory.
     """
     if query.device.type != "cpu":
         return True
@@ -249,7 +250,7 @@ def build_attention(config: ModelConfig) -> MultiHeadAttention:
 
 
 class KeyValueCache:
-    """The cached keys and values of one attention."""
+    """The cached keys and values of one attention module."""
 
     def __init__(self) -> None:
         self._keys: Tensor | None = None  # (B, H, capacity, K)
@@ -464,11 +465,11 @@ class Window(NamedTuple):
 
     radius: int
     causal: bool
-    """Whether each position is hidden from all before it."""
+    """True if positions may not attend to later ones."""
     present: Tensor | None
-    """Which positions are no padding, (B, L); None: all."""
+    """The positions that are no padding, boolean (B, L); None: all."""
     relative: nn.Module | None
-    """A bias by distance; None: none."""
+    """The module that computes a bias by distance, if the model has one."""
 
     @property
     def block(self) -> int:

@@ -24,7 +24,7 @@ _LAYERS_OF = {
     "recurrent": ("num_encoder_layers", "num_decoder_layers"),
     "series": ("num_encoder_layers", "num_decoder_layers"),
 }
-_SERIES_ONLY = ("num_series", "foretells_deviations")
+_SERIES_ONLY = ("num_series", "predicts_deviations")
 # Settings of models that read tokens.
 _NOT_SERIES = (
     "tie_source_target",
@@ -446,7 +446,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     num_series: int = 0
     """Numbers of each point in time that are read and predicted; 0: the model reads tokens."""
 
-    foretells_deviations: bool = False
+    predicts_deviations: bool = msgspec.field(default=False, name="foretells_deviations")
     """Predict the standard deviation of each number too."""
 
     # --- recurrent ---

@@ -189,7 +189,7 @@ SETTINGS = frozenset(
         *("embedding_norm", "zero_padding_row", "output_bias", "output_scale", "pad_id", "eos_id", "start_id"),
         *("token_types", "masked_language_head", "pooler", "num_labels", "recurrent_cell", "bidirectional"),
         *("recurrent_attention", "input_feeding", "recurrent_self_attention", "recurrent_context"),
-        *("recurrent_context_to", "num_series", "foretells_deviations"),
+        *("recurrent_context_to", "num_series", "predicts_deviations"),
     )
 )
 """The settings of `ModelConfig` that descriptions cover; a model that changes another setting is unsupported."""

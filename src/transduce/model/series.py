@@ -55,7 +55,7 @@ class SeriesTransformer(EncoderDecoderLayers):
         self.source_embedding = ValueEmbedding(config)
         self.target_embedding = ValueEmbedding(config)
         self.add_layers(config)
-        self.head = nn.Linear(config.d_model, config.num_series * (2 if config.foretells_deviations else 1))
+        self.head = nn.Linear(config.d_model, config.num_series * (2 if config.predicts_deviations else 1))
         self._initialize()
 
     def _initialize(self) -> None:
@@ -101,7 +101,7 @@ class SeriesTransformer(EncoderDecoderLayers):
 
     def _predict(self, hidden: Tensor) -> SeriesPrediction:
         outputs = self.head(hidden)
-        if not self.config.foretells_deviations:
+        if not self.config.predicts_deviations:
             return SeriesPrediction(outputs, None)
         means, log_deviations = outputs.chunk(2, dim=-1)
         return SeriesPrediction(means, log_deviations.clamp(*_LOG_DEVIATIONS))

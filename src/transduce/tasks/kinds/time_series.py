@@ -353,7 +353,7 @@ class TimeSeries(TaskKind[SeriesCorpus]):
         return {
             "kind": "series",
             "activation": "gelu",
-            "foretells_deviations": _series(task).likelihood == "gaussian",
+            "predicts_deviations": _series(task).likelihood == "gaussian",
         }
 
     def adapt_model(self, config: ModelConfig, corpus: SeriesCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
