@@ -40,7 +40,7 @@ def test_every_file_and_folder_that_is_named_exists(page: Path) -> None:
 
 
 def test_a_name_of_an_old_layout_is_found() -> None:
-    assert missing_files("`crew.py`, `amx_*.py` and `model/masks.py`, [x](../tests/conftest.py), masks.py") == [
-        "crew.py"
+    assert missing_files("`gone.py`, `amx_*.py` and `model/masks.py`, [x](../tests/conftest.py), masks.py") == [
+        "gone.py"
     ]
     assert missing_folders("`model/native/`, `kernels/cpu`, `runtime/`, `models/zh-en`") == ["model/native", "runtime"]

@@ -41,7 +41,7 @@ class Stretch(msgspec.Struct, frozen=True):
 
 
 class Alignment(msgspec.Struct, frozen=True):
-    """How the lines of two files correspond."""
+    """The correspondence between the lines of two files."""
 
     stretches: tuple[Stretch, ...]
     unlikely_lines: tuple[int, ...]
