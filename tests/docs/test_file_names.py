@@ -15,14 +15,12 @@ FOLDERS = sorted({path.parent.name for path in PACKAGE.glob("*/__init__.py")} | 
 # A file is named by its end, so `gemm/amx.py` is enough in a table about one folder.
 _FILE = re.compile(r"(?<![\w.*{}])([\w/-]+\.py)\b")
 _FOLDER = re.compile(rf"`((?:{'|'.join([*FOLDERS, 'tests', 'benchmarks', 'examples'])})/[\w/]*)`")
-# What a reader makes.
-OWN = {"check.py"}
 
 
 def missing_files(text: str) -> list[str]:
     """Return the names of Python files in a text that no file of the repository ends with."""
     ends = {f"/{path.as_posix()}" for path in PATHS if path.suffix == ".py"} | {"/setup.py"}
-    named = {name.removeprefix("/") for name in _FILE.findall(text)} - OWN
+    named = {name.removeprefix("/") for name in _FILE.findall(text)}
     return sorted(name for name in named if not any(path.endswith(f"/{name}") for path in ends))
 
 
