@@ -1,1 +1,1 @@
-"""Tensors to tensors: the Transformer and its bricks, one concept a file."""
+"""The Transformer and its relatives in plain PyTorch, one concept a file; backends make it fast elsewhere."""
