@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import torch
 
 from transduce.kernels.cpu.decoding.search import NativeSearch
-from transduce.kernels.cpu.jit import threads as crew
+from transduce.kernels.cpu.jit import threads as threads_module
 from transduce.kernels.int8_fbgemm import quantize
 from transduce.kernels.prepacked import PrepackedTransformer
 from transduce.kernels.select import int8_linear_maker, start_fast
@@ -59,14 +59,18 @@ def decode(model: PrepackedTransformer, sources: torch.Tensor, beam_size: int) -
 @contextmanager
 def choosing(way: str, threads: int) -> Iterator[None]:
     """Set how many threads a step uses, within the context."""
-    kept = crew._THREAD_WORK, crew._LEAST_SHARE, crew._LIMITER
+    kept = threads_module._THREAD_WORK, threads_module._MIN_SHARE, threads_module._LIMITER
     if way != "default":
-        crew._THREAD_WORK, crew._LEAST_SHARE, crew._LIMITER = 1, 0.0, crew.ThreadLimiter()
+        threads_module._THREAD_WORK, threads_module._MIN_SHARE, threads_module._LIMITER = (
+            1,
+            0.0,
+            threads_module.ThreadLimiter(),
+        )
     torch.set_num_threads(1 if way == "one thread" else threads)
     try:
         yield
     finally:
-        crew._THREAD_WORK, crew._LEAST_SHARE, crew._LIMITER = kept
+        threads_module._THREAD_WORK, threads_module._MIN_SHARE, threads_module._LIMITER = kept
 
 
 @contextmanager

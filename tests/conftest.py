@@ -188,7 +188,7 @@ def every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
         "transduce.kernels.cpu.jit.threads", reason="llvmlite is not installed", exc_type=ImportError
     )
     monkeypatch.setattr(threads_module, "_THREAD_WORK", 1)
-    monkeypatch.setattr(threads_module, "_LEAST_SHARE", 0.0)
+    monkeypatch.setattr(threads_module, "_MIN_SHARE", 0.0)
     monkeypatch.setattr(threads_module, "_LIMITER", threads_module.ThreadLimiter())
 
 

@@ -31,13 +31,13 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def name_path_in_errors(place: Path | str) -> Iterator[None]:
+def name_path_in_errors(path: Path | str) -> Iterator[None]:
     """Add the path being written to any OSError that lacks a file name."""
     try:
         yield
     except OSError as error:
         if error.errno is not None and error.filename is None:
-            error.filename = str(place)
+            error.filename = str(path)
         raise
 
 
@@ -107,23 +107,23 @@ def exclusive_lock(lock_file: Path) -> Iterator[None]:
 
 
 @contextmanager
-def atomic_folder(folder: str | Path, mark: str, what: str) -> Iterator[Path]:
+def atomic_folder(folder: str | Path, mark: str, description: str) -> Iterator[Path]:
     """Yield a temporary folder that gets its final name at the end of the ``with`` block, or is removed on failure.
 
     Args:
         folder: the final name; an existing folder that contains ``mark`` is replaced.
         mark: a file or folder inside that identifies folders of this kind.
-        what: a description of such a folder for messages: "a prepared corpus".
+        description: a description of such a folder for messages: "a prepared corpus".
 
     Raises:
         TransduceError: the name belongs to a file, or to a folder with other content.
     """
     folder = Path(folder).absolute()
     if folder.exists() and not folder.is_dir():
-        raise TransduceError(f"{folder} is a file, but {what} is a folder: choose another name.")
+        raise TransduceError(f"{folder} is a file, but {description} is a folder: choose another name.")
     _recover(folder)
     if folder.is_dir() and not (folder / mark).exists() and any(folder.iterdir()):
-        raise TransduceError(f"{folder} holds something other than {what}: choose an empty or a new folder.")
+        raise TransduceError(f"{folder} holds something other than {description}: choose an empty or a new folder.")
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

@@ -31,7 +31,7 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType({"fp32": torch.float32, "bf
 _WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"}
 _WITHOUT_AMX = _WITHOUT_BF16 | {"AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_256", "AVX10_1_512"}
 
-_MOST_THREADS = 1024  # with some ten thousand threads, the system kills the process
+_MAX_THREADS = 1024  # with some ten thousand threads, the system kills the process
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """AVX-512 dot products in bfloat16, about twice as fast as float32.
 
     False on a processor with AMX that is disabled: there, these instructions are slower than float32
-    (docs/benchmarks.md, "Training by AMX").
+    (docs/log/training_speed.md).
     """
     gpu_bf16: bool = False
     """True on a GPU that multiplies bfloat16: NVIDIA Ampere or later."""
@@ -88,7 +88,7 @@ def detect_machine(device: str = "auto", threads: int | None = None) -> Machine:
     Raises:
         TransduceError: the device does not exist, or the number of threads is out of range.
     """
-    threads = None if threads is None else as_integer(threads, "threads", least=1, most=_MOST_THREADS)
+    threads = None if threads is None else as_integer(threads, "threads", minimum=1, maximum=_MAX_THREADS)
     isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
     has_amx = bool(torch.cpu._is_amx_tile_supported())
     device_name = _find_device(device)

@@ -83,12 +83,9 @@ def test_a_component_touches_one_file_and_the_configuration() -> None:
 def test_the_tests_of_new_components_pass(project: Path) -> None:
     """Search, caching and training with kernels compute what the model's `forward` computes."""
     (commands,) = (block for block in blocks("sh") if "pytest" in block)
-    output = ""
-    for command in commands.splitlines():
-        done = run(["bash", "-euc", command], project)
-        assert done.returncode == 0, done.stdout + done.stderr
-        output = done.stdout
-    passed = re.search(r"(\d+) passed", output)
+    done = run(["bash", "-euo", "pipefail", "-c", commands], project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None
     assert int(passed[1]) >= 6 * 8
     assert "squared-relu" in (project / "docs" / "settings.md").read_text("utf-8")

@@ -98,13 +98,13 @@ def check_norms() -> None:
 
 def check_a_fork_adds_both_gradients() -> None:
     x, weight, bias = randn(9, 64, learns=True), randn(64, learns=True), randn(64, learns=True)
-    kept, found = norms.fork_norm(x, weight, bias, 1e-5)
+    kept, found = norms.residual_norm(x, weight, bias, 1e-5)
     torch.testing.assert_close(kept, x)
     expected = F.layer_norm(x, (64,), weight, bias, 1e-5)
     one, other = randn(9, 64), randn(9, 64)
     both = torch.autograd.grad((kept, found), x, (one, other))
     compare(both, torch.autograd.grad((x * 1.0, expected), x, (one, other)))
-    kept, _ = norms.fork_norm(x, weight, bias, 1e-5)
+    kept, _ = norms.residual_norm(x, weight, bias, 1e-5)
     compare(torch.autograd.grad(kept, x, one), [one])
 
 
@@ -569,7 +569,7 @@ def check_only_so_many_sizes_are_kept() -> None:
     def compute(numbers: Tensor) -> tuple[Tensor, Tensor]:
         return numbers.sum() * torch.ones((), device=DEVICE, requires_grad=True), numbers[0]
 
-    with recording() as recorded, mock.patch.object(loss_graph, "_MOST_SIZES", 2):
+    with recording() as recorded, mock.patch.object(loss_graph, "_MAX_SIZES", 2):
         recorder = loss_graph.LossRecorder(nn.Linear(1, 1).to(DEVICE))
         for size in (1, 2, 1, 3, 1, 2):  # the second one leaves for the third
             total, likelihood = recorder(size, np.arange(size) + 1, compute)

@@ -8,7 +8,7 @@ import pytest
 from transduce.errors import TransduceError
 from transduce.inference.batching import Part
 from transduce.inference.bulk_files import Job, portions, translate_portions
-from transduce.inference.glossary_search import MAX_TERM_TOKENS, as_glossary, check_glossary, parts_lacking_terms
+from transduce.inference.glossary_search import MAX_TERM_TOKENS, as_glossary, check_glossary, parts_missing_terms
 from transduce.inference.redecoding import estimate_quality, redecode
 from transduce.inference.translation import Translation, empty_alternative
 from transduce.inference.translator import Translator
@@ -103,7 +103,7 @@ def test_of_very_many_terms_the_first_are_taken(translator: Translator) -> None:
     part = Part("".join(chr(0x4E00 + number) for number in range(200)), 0, 0, [5, 1])
     found = {part.key: Translation(part.text, (empty_alternative(),))}
     for search, most in ((SearchSettings(), MAX_TERM_TOKENS), (SearchSettings(max_length=12), 11)):
-        (again,) = parts_lacking_terms([part], found, glossary, search, translator.tokenizer.target)
+        (again,) = parts_missing_terms([part], found, glossary, search, translator.tokenizer.target)
         sizes = [min(map(len, phrase)) for phrase in again.phrases]
         assert sum(sizes) <= most < sum(sizes) + max(sizes)
 

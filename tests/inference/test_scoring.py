@@ -54,7 +54,7 @@ def test_batch_mates_change_nothing_and_order_is_kept(
     together = translator.score(sentences, targets)
     monkeypatch.setattr("transduce.inference.scoring._BATCH_TOKENS", 40)
     monkeypatch.setattr("transduce.inference.scoring._CHUNK_ELEMENTS", 3000)
-    monkeypatch.setattr("transduce.inference.scoring._FEWEST_ROWS", 1)
+    monkeypatch.setattr("transduce.inference.scoring._MIN_ROWS", 1)
     for one, two in zip(together, translator.score(sentences, targets), strict=True):
         assert (one.source, one.target, one.tokens) == (two.source, two.target, two.tokens)
         assert one.score == pytest.approx(two.score, abs=1e-4)

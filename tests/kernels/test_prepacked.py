@@ -248,7 +248,7 @@ def test_a_model_that_is_large_is_not_there_twice(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @torch.inference_mode()
-def test_a_temporary_twin_goes_when_its_time_is_over(dtype: torch.dtype) -> None:
+def test_a_temporary_inference_copy_goes_when_its_time_is_over(dtype: torch.dtype) -> None:
     _, model = build(torch.float32)
     model.to(dtype)
     assert isinstance(start_fast(model, SOURCES), EagerState)

@@ -386,9 +386,9 @@ def test_bricks_use_what_suits(settings: dict[str, object], wanted: tuple[int, i
     counting = Counting()
     with using_backend(counting):
         learn(model, *batch(model.config.pad_id), 0.1)
-    counting.used["norms"] = sum(counting.used[name] for name in ("layer_norm", "rms_norm", "fork_norm"))
-    assert tuple(counting.used[name] for name in ("attend", "norms", "drop_and_add", "linear")) == wanted
-    assert counting.used["turn"] == (4 if settings.get("positions") == "rotary" else 0)
+    counting.used["norms"] = sum(counting.used[name] for name in ("layer_norm", "rms_norm", "residual_norm"))
+    assert tuple(counting.used[name] for name in ("attend", "norms", "dropout_add", "linear")) == wanted
+    assert counting.used["apply_rotary"] == (4 if settings.get("positions") == "rotary" else 0)
     assert counting.used["softmax_"] == 1
     assert counting.used["embed"] == (2 if wanted[1:] != (0, 0, 0) else 0)
 

@@ -72,13 +72,25 @@ def summaries(name: str, text: str) -> Iterator[str]:
             yield f"{name}:{line} has no summary of one line that ends with a period: {first}"
 
 
+def arguments(name: str, text: str) -> Iterator[str]:
+    """Find described arguments that the function does not have, as after a renaming."""
+    for line, node, docstring in _docstrings(text):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names = {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
+            described = docstring.partition("Args:\n")[2].partition("\n\n")[0]
+            for entry in re.findall(r"^    \*{0,2}(\w+): ", described, re.MULTILINE):
+                if entry not in names:
+                    yield f"{name}:{line} describes the argument {entry}, which {node.name} does not have"
+
+
 def comments_of_fields(name: str, text: str) -> Iterator[str]:
     """Find fields of settings that a comment describes, which the documentation of settings would not show."""
     lines = text.splitlines()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ClassDef) and any("Struct" in ast.unparse(base) for base in node.bases):
             for field in node.body:
-                if isinstance(field, ast.AnnAssign) and lines[field.lineno - 2].lstrip().startswith("# "):
+                above = lines[field.lineno - 2].lstrip()
+                if isinstance(field, ast.AnnAssign) and above.startswith("# ") and not above.startswith("# ---"):
                     yield f"{name}:{field.lineno} describes a field by a comment instead of a docstring below it"
 
 
@@ -89,7 +101,9 @@ def dialect(name: str, text: str) -> Iterator[str]:
                 yield f"{name}:{number} says `{found[0]}`: {line.strip()}"
 
 
-@pytest.mark.parametrize("check", [fragments, summaries, comments_of_fields], ids=lambda check: check.__name__)
+@pytest.mark.parametrize(
+    "check", [fragments, summaries, arguments, comments_of_fields], ids=lambda check: check.__name__
+)
 def test_docstrings_are_complete(check: object) -> None:
     assert callable(check)
     names = [(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")) for path in SOURCES]
@@ -109,6 +123,7 @@ def test_the_words_are_the_fields() -> None:
         (fragments, 'def f():\n    """See `g`."""\n'),
         (summaries, '"""Return the scores\nof all tokens."""\n'),
         (summaries, '"""Return the scores"""\n'),
+        (arguments, 'def f(a):\n    """Return a.\n\n    Args:\n        b: a number.\n    """\n'),
         (comments_of_fields, "class A(msgspec.Struct):\n    # The size.\n    size: int\n"),
         (dialect, "# The twin of a model.\n"),
         (dialect, "Batches of like lengths.\n"),
@@ -121,5 +136,5 @@ def test_an_offense_is_found(check: object, text: str) -> None:
 
 def test_what_only_looks_like_an_offense_is_not_one() -> None:
     text = 'class A(Struct):\n    """A size."""\n\n    size: int\n    """The size, recommended or amended."""\n'
-    checks = (fragments, summaries, comments_of_fields, dialect)
+    checks = (fragments, summaries, arguments, comments_of_fields, dialect)
     assert [found for check in checks for found in check("a.py", text)] == []

@@ -27,12 +27,12 @@ UNUSED = """
 from transduce.inference import load, scorers
 
 scorers.install_search_kernels = lambda: None
-opened = load.at_precision
+opened = load.convert_to_precision
 def with_hook(model, *args):
     model = opened(model, *args)
     model.register_forward_hook(lambda *_: None)
     return model
-load.at_precision = with_hook
+load.convert_to_precision = with_hook
 """
 WORK = """
 import json, sys

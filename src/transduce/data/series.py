@@ -31,7 +31,7 @@ Normalization = Literal["window", "series"]
 Numbers = NDArray[np.float64]
 
 # Lower limit of a window's deviation, relative to its series, so that nearly constant windows are not amplified.
-_LEAST_DEVIATION = 0.01
+_MIN_DEVIATION = 0.01
 _ROUNDING = 1e-10
 
 
@@ -77,7 +77,7 @@ class SeriesScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             shape = (len(past), 1, len(means))
             return WindowScale(np.broadcast_to(means, shape), np.broadcast_to(deviations, shape))
         spread = past.std(axis=1, keepdims=True)
-        return WindowScale(past.mean(axis=1, keepdims=True), np.hypot(spread, _LEAST_DEVIATION * deviations))
+        return WindowScale(past.mean(axis=1, keepdims=True), np.hypot(spread, _MIN_DEVIATION * deviations))
 
 
 def measure_scale(values: Numbers, normalization: Normalization) -> SeriesScale:

@@ -146,7 +146,7 @@ def batches(
     max_tokens: int,
     *,
     kind: Callable[[Part], tuple[int, ...]] = lambda part: (),  # noqa: ARG005
-    most_sentences: int | None = None,
+    max_sentences: int | None = None,
 ) -> Iterator[list[Part]]:
     """Yield batches of parts of the same kind and similar length, longest first.
 
@@ -154,11 +154,11 @@ def batches(
         parts: the parts to decode.
         max_tokens: maximum number of tokens in a batch, including padding; a longer part forms its own batch.
         kind: returns the kind of a part; parts of different kinds are never in one batch.
-        most_sentences: maximum number of parts in a batch.
+        max_sentences: maximum number of parts in a batch.
     """
     batch: list[Part] = []
     for part in sorted(parts, key=lambda part: (kind(part), -len(part.ids))):
-        fits = (len(batch) + 1) * len((batch or [part])[0].ids) <= max_tokens and len(batch) != most_sentences
+        fits = (len(batch) + 1) * len((batch or [part])[0].ids) <= max_tokens and len(batch) != max_sentences
         if batch and (not fits or kind(part) != kind(batch[0])):
             yield batch
             batch = []
@@ -172,7 +172,7 @@ def join_sentences(
     parts: Sequence[Part],
     found: Mapping[tuple[int, int], Translation],
     *,
-    given_up: Collection[int],
+    abandoned: Collection[int],
     language: str | None,
 ) -> list[Translation]:
     """Join the translations of parts to translations of whole sentences.
@@ -181,14 +181,14 @@ def join_sentences(
         sentences: the sentences, in order.
         parts: the parts of all sentences.
         found: translations by the parts' keys; parts that were not decoded are missing.
-        given_up: indices of sentences that the observer stopped, which are marked so.
+        abandoned: indices of sentences that the observer stopped, which are marked so.
         language: target language, which determines whether parts are joined with a space.
     """
     missing = Translation("", (empty_alternative(ended=False),))
     by_sentence: list[list[Translation]] = [[] for _ in sentences]
     for part in parts:
         translation = found.get(part.key, missing)
-        by_sentence[part.sentence].append(msgspec.structs.replace(translation, given_up=part.sentence in given_up))
+        by_sentence[part.sentence].append(msgspec.structs.replace(translation, given_up=part.sentence in abandoned))
     between = sentence_separator(language)
     return [
         join_parts(sentence, translations, between)
@@ -201,12 +201,12 @@ class PartsObserver:
 
     def __init__(self, observer: Observer | None) -> None:
         self.observer = observer
-        self.given_up: set[int] = set()  # indices of sentences
+        self.abandoned: set[int] = set()  # indices of sentences
         self.batch: Sequence[Part] = ()
 
     def waiting(self, batch: Sequence[Part]) -> list[Part]:
         """Set the next batch to observe: its parts whose sentences are not stopped; return these parts."""
-        self.batch = [part for part in batch if part.sentence not in self.given_up]
+        self.batch = [part for part in batch if part.sentence not in self.abandoned]
         return self.batch
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
@@ -214,8 +214,8 @@ class PartsObserver:
         if self.observer is None:
             return ()
         sentences = rows.new_tensor([self.batch[row].sentence for row in rows.tolist()])
-        self.given_up.update(self.observer.after_step(sentences, tokens))
-        return [row for row, part in enumerate(self.batch) if part.sentence in self.given_up]
+        self.abandoned.update(self.observer.after_step(sentences, tokens))
+        return [row for row, part in enumerate(self.batch) if part.sentence in self.abandoned]
 
 
 # --- batches of similar length ---
@@ -256,7 +256,7 @@ def pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device, *, wid
 
 # --- parallel batches ---
 # Threads that share a batch synchronize several times in each layer; threads with their own batches do not
-# (docs/benchmarks.md). The translations are the same either way.
+# (docs/results.md). The translations are the same either way.
 
 
 _Batch = TypeVar("_Batch")

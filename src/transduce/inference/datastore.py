@@ -31,7 +31,7 @@ from transduce.inference.translator import Translator
 
 MAX_TOKENS = 256  # maximum tokens of each side of a pair
 _BATCH_TOKENS = 8_192
-_MOST_TUNING_PAIRS = 200  # pairs that the interpolation weight and temperature are tuned on
+_MAX_TUNING_PAIRS = 200  # pairs that the interpolation weight and temperature are tuned on
 _WEIGHTS = tuple(number / 10 for number in range(1, 9))
 _TEMPERATURES = (0.05, 0.1, 0.2, 0.4)  # times the mean squared distance between a state and its nearest neighbors
 
@@ -67,7 +67,7 @@ def build_datastore(
     targets: Sequence[str],
     *,
     dev: tuple[Sequence[str], Sequence[str]] | None = None,
-    tell: Callable[[int], None] = lambda _: None,
+    report_progress: Callable[[int], None] = lambda _: None,
 ) -> Datastore:
     """Build a datastore from sentence pairs, for a translator with a single model.
 
@@ -77,7 +77,7 @@ def build_datastore(
         targets: the translation of each source.
         dev: pairs for tuning the interpolation weight and temperature; None: some of the given pairs, each without
             retrieving itself or pairs with the same source.
-        tell: progress callback, called with the number of finished pairs.
+        report_progress: progress callback, called with the number of finished pairs.
 
     Returns:
         The datastore and statistics of its construction.
@@ -92,10 +92,10 @@ def build_datastore(
     if not usable:
         raise TransduceError(f"No pair is left for the datastore: both sides need text of at most {MAX_TOKENS} tokens.")
     source_ids, target_ids = [source_ids[n] for n in usable], [target_ids[n] for n in usable]
-    remembered = _compute_tensors(translator, source_ids, target_ids, tell)
+    remembered = _compute_tensors(translator, source_ids, target_ids, report_progress)
     examples = NeighborIndex(remembered, DatastoreCard(pairs=len(usable), weight=0.5, temperature=1.0))
     if dev is None:
-        tuning_pairs = list(range(0, len(usable), math.ceil(len(usable) / _MOST_TUNING_PAIRS)))
+        tuning_pairs = list(range(0, len(usable), math.ceil(len(usable) / _MAX_TUNING_PAIRS)))
         tuner = _Tuner.among(translator, examples, source_ids, target_ids, tuning_pairs)
     else:
         tuner = _Tuner.of(translator, examples, *_encode(translator, *dev))
@@ -118,7 +118,7 @@ def _usable_pairs(source_ids: Ids, target_ids: Ids) -> list[int]:
 
 
 def _compute_tensors(
-    translator: Translator, source_ids: Ids, target_ids: Ids, tell: Callable[[int], None]
+    translator: Translator, source_ids: Ids, target_ids: Ids, report_progress: Callable[[int], None]
 ) -> DatastoreTensors:
     model, lengths = translator.model, torch.tensor([len(ids) for ids in target_ids])
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
@@ -129,7 +129,7 @@ def _compute_tensors(
         for number, pair_states in zip(batch, batch_states.split([len(target_ids[n]) for n in batch]), strict=True):
             states[starts[number] : starts[number + 1]] = pair_states.half()
         done += len(batch)
-        tell(done)
+        report_progress(done)
     rarities = _rarities(source_ids, len(model.source_weight))
     labels = torch.tensor([token for ids in target_ids for token in ids], dtype=torch.int32)
     first = (torch.tensor(ids, dtype=torch.int32) for ids in (source_ids[0], target_ids[0]))
@@ -170,7 +170,7 @@ class _Tuner:
     def of(cls, translator: Translator, examples: NeighborIndex, source_ids: Ids, target_ids: Ids) -> "_Tuner":
         """Create a tuner on separate dev pairs."""
         tuner, usable = cls(translator, examples), _usable_pairs(source_ids, target_ids)
-        usable = usable[:: math.ceil(len(usable) / _MOST_TUNING_PAIRS)] if usable else usable
+        usable = usable[:: math.ceil(len(usable) / _MAX_TUNING_PAIRS)] if usable else usable
         if not usable:
             raise TransduceError(
                 f"No dev pair is left for tuning: both sides need text of at most {MAX_TOKENS} tokens."

@@ -14,7 +14,7 @@ from torch import Tensor
 from transduce.acceleration import find_batch_search
 from transduce.errors import TransduceError
 from transduce.inference.batch_invariance import (
-    MOST_SENTENCES,
+    MAX_SENTENCES,
     BatchInvariantScorer,
     batch_invariant_scorer,
     common_padded_length,
@@ -251,7 +251,7 @@ class Batch(NamedTuple):
     """Token ids that each sentence's hypotheses start with."""
     phrases: Sequence[Sequence[Phrase]]
     """Phrases that each sentence's translation must contain."""
-    places: Sequence[int]
+    sentences: Sequence[int]
     """Index of each sentence in the whole input; it seeds the sentence's random numbers in sampling."""
 
 
@@ -305,7 +305,7 @@ def start_search(
             rules + generate_rules(search.generate, bounds.max_lengths, vocabulary.forced),
         )
     if search.sampling is not None:
-        draw = Draw(search.sampling, batch.places, samples=search.n_best)
+        draw = Draw(search.sampling, batch.sentences, samples=search.n_best)
         return GreedySearch(scorer, bounds, draw, width=search.n_best, rules=rules)
     beam = Beam(beam_size=width, n_best=search.n_best, alpha=search.length_penalty, groups=search.diverse_groups)
     plain = not rules and not attentive and not any(batch.phrases) and search.generate is None
@@ -330,10 +330,10 @@ def max_sentences(search: SearchSettings, examples: NeighborIndex | None) -> int
         TransduceError: the search settings cannot be combined with kNN retrieval.
     """
     if examples is None:
-        return MOST_SENTENCES if search.strict else None
+        return MAX_SENTENCES if search.strict else None
     if search.strict:
         raise TransduceError("`strict` cannot be combined with a datastore: leave one of them out.")
-    return examples.most_sentences
+    return examples.max_sentences
 
 
 def max_model_positions(models: Sequence[EncoderDecoder]) -> int:

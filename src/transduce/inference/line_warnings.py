@@ -11,7 +11,7 @@ from transduce.model_folder.safety import read_json
 from transduce.text.sentences import find_lost_sentences
 
 Languages = tuple[str | None, str | None]
-MOST_SHOWN = 5  # line numbers
+MAX_SHOWN = 5  # line numbers
 
 
 class LineWarnings:
@@ -54,24 +54,24 @@ class LineWarnings:
 
 
 def with_warnings(
-    found: Iterable[tuple[Portion, str]], languages: Callable[[], Languages], *, is_line_by_line: bool
+    portions: Iterable[tuple[Portion, str]], languages: Callable[[], Languages], *, is_line_by_line: bool
 ) -> Iterator[tuple[Portion, str]]:
     """Yield translated portions unchanged, and finally write warnings about their lines to standard error.
 
     Args:
-        found: portions, and the text that is written for each.
+        portions: portions, and the text that is written for each.
         languages: returns source and target language; called after the first portion, when the model folder is
             validated.
         is_line_by_line: whether exactly one line is written for each input line, not several alternatives.
     """
     warnings = None
-    for portion, text in found:
+    for portion, text in portions:
         warnings = warnings or LineWarnings(*languages())
         yield portion, text
         translations: list[str] | list[None]
         translations = text.split("\n") if is_line_by_line else [None] * len(portion.lines)
-        for place, line, translation in zip(portion.indices, portion.lines, translations, strict=False):
-            warnings.add(place + 1, line, translation)
+        for index, line, translation in zip(portion.indices, portion.lines, translations, strict=False):
+            warnings.add(index + 1, line, translation)
     sys.stderr.write(str(warnings or ""))
 
 
@@ -94,8 +94,8 @@ def _plural(reason: str) -> str:
 
 
 def _lines(numbers: list[int]) -> str:
-    shown = ", ".join(f"{number:,}" for number in numbers[:MOST_SHOWN])
+    shown = ", ".join(f"{number:,}" for number in numbers[:MAX_SHOWN])
     if len(numbers) == 1:
         return f"line {shown}"
-    more = ", …" if len(numbers) > MOST_SHOWN else ""
+    more = ", …" if len(numbers) > MAX_SHOWN else ""
     return f"{len(numbers):,} lines ({shown}{more})"

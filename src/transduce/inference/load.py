@@ -25,7 +25,7 @@ from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
 from transduce.machine import Precision, detect_machine
 from transduce.model_folder.cards import find_task_card, refuse_parsers
-from transduce.model_folder.load import at_precision, check_precision, check_vocabularies, with_languages
+from transduce.model_folder.load import check_precision, check_vocabularies, convert_to_precision, with_languages
 from transduce.model_folder.read import model_kind, read_encoder_decoder_folder
 from transduce.search.rules import GenerateSettings
 from transduce.search.settings import SearchSettings
@@ -54,7 +54,7 @@ def open_translator(
         threads: number of compute threads in the whole process; None: $OMP_NUM_THREADS, or all usable cores.
         source_language: source language, for models with language tags (NLLB, mBART, M2M100).
         target_language: target language, for models with language tags.
-        examples: a datastore file of `transduce remember` for kNN retrieval.
+        datastore: a datastore file of `transduce remember` for kNN retrieval.
 
     Returns:
         The translator.
@@ -71,7 +71,7 @@ def open_translator(
     torch.set_num_threads(machine.threads)
     contents = [with_languages(read_encoder_decoder_folder(each), source_language, target_language) for each in folders]
     check_vocabularies(folders, contents)
-    first, *further_models = (at_precision(each.model, precision, machine) for each in contents)
+    first, *further_models = (convert_to_precision(each.model, precision, machine) for each in contents)
     return Translator(
         first,
         contents[0].tokenizer,
@@ -194,7 +194,7 @@ def load(
         threads: number of compute threads in the whole process; None: $OMP_NUM_THREADS, or all usable cores.
         source_language: source language, for models with language tags (NLLB, mBART, M2M100).
         target_language: target language, for models with language tags.
-        examples: a datastore file of `transduce remember` for kNN retrieval, for translators.
+        datastore: a datastore file of `transduce remember` for kNN retrieval, for translators.
 
     Returns:
         The loaded model, ready to be called.
@@ -321,13 +321,15 @@ class TranslationPipeline:
         Raises:
             TransduceError: an option is out of range.
         """
-        longest = None if max_length is None else as_integer(max_length, "max_length", least=2)
+        longest = None if max_length is None else as_integer(max_length, "max_length", minimum=2)
         search = self._search(
             {
                 "beam_size": num_beams,
                 "n_best": num_return_sequences,
                 "max_length": max_new_tokens if max_new_tokens is not None or longest is None else longest - 1,
-                "min_length": None if min_length is None else max(0, as_integer(min_length, "min_length", least=0) - 1),
+                "min_length": None
+                if min_length is None
+                else max(0, as_integer(min_length, "min_length", minimum=0) - 1),
                 "no_repeated_ngrams": no_repeat_ngram_size,
             }
         )

@@ -43,7 +43,7 @@ class TransformerScorer:
             model: the model.
             source_ids: token ids of the sources, padded.
             attentive: record the attention of each step for `attention`, which costs some time.
-            all_pieces: score padding and the start symbol like other tokens, instead of -inf.
+            all_tokens: score padding and the start symbol like other tokens, instead of -inf.
         """
         install_search_kernels()
         self.model = model
@@ -111,7 +111,7 @@ class ContinuingScorer:
             model: the decoder.
             prompts: token ids of each prompt.
             context: maximum number of tokens that the model attends to.
-            forbidden_tokens: token ids that are never generated.
+            excluded_ids: token ids that are never generated.
         """
         install_search_kernels()
         self.model = model
@@ -121,7 +121,7 @@ class ContinuingScorer:
         self.texts = [list(prompt) for prompt in prompts]  # N texts; those of one prompt are adjacent
         self.forbidden_tokens = torch.tensor(list(excluded_ids), dtype=torch.int64, device=model.source_weight.device)
         self.state = self._read()
-        self.has_begun = False
+        self.has_started = False
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append the newest tokens (B, W) and return the logits of the next token, (B, W, V).
@@ -129,14 +129,14 @@ class ContinuingScorer:
         The first call ignores its argument, because the prompts are already in the state.
         """
         newest = tokens.reshape(-1, 1)  # (N, 1)
-        if self.has_begun:
+        if self.has_started:
             for text, token in zip(self.texts, newest[:, 0].tolist(), strict=True):
                 text.append(token)
-            if self.room == 0:
+            if self.remaining_positions == 0:
                 self.state = self._read()
             else:
-                self.room -= 1
-        self.has_begun = True
+                self.remaining_positions -= 1
+        self.has_started = True
         logits = self._logits(newest)  # (N, 1, V)
         logits = logits.index_fill_(-1, self.forbidden_tokens, float("-inf"))
         return logits.view(-1, self.width, logits.shape[-1])  # (B, W, V)
@@ -169,7 +169,7 @@ class ContinuingScorer:
         if max(map(len, self.texts)) > self.context:
             self.texts = [text[-max(1, self.context // 2) :] for text in self.texts]
         longest = max(map(len, self.texts))
-        self.room = self.context - longest
+        self.remaining_positions = self.context - longest
         pad_id = self.model.config.pad_id
         rows = [[*text, *[pad_id] * (longest - len(text))] for text in self.texts]
         lengths = list(map(len, self.texts))

@@ -26,7 +26,7 @@ from transduce.text.vocabulary import Vocabulary
 MAX_TOKENS = 1024  # maximum tokens of a side; attention over more would take too much memory
 _BATCH_TOKENS = 4096
 # Logits computed at a time: few enough for a CPU's cache, but with enough rows for each pass over the weights.
-_CHUNK_ELEMENTS, _FEWEST_ROWS, _CHUNK_ELEMENTS_OF_GPU = 1 << 19, 32, 1 << 24
+_CHUNK_ELEMENTS, _MIN_ROWS, _CHUNK_ELEMENTS_OF_GPU = 1 << 19, 32, 1 << 24
 
 
 class TooLongError(TransduceError):
@@ -226,7 +226,7 @@ def token_log_probabilities(model: EncoderDecoder, hidden: Tensor, chosen: Tenso
     """
     forbidden_tokens = torch.tensor(excluded, dtype=torch.int64, device=hidden.device)
     elements = _CHUNK_ELEMENTS_OF_GPU if hidden.is_cuda else _CHUNK_ELEMENTS
-    rows = max(_FEWEST_ROWS, elements // model.config.target_vocabulary_size)
+    rows = max(_MIN_ROWS, elements // model.config.target_vocabulary_size)
     parts, project = [], exact_projection(model)
     for states, pieces in zip(hidden.split(rows), chosen.split(rows), strict=True):
         logits = project(states).float().index_fill_(-1, forbidden_tokens, float("-inf"))

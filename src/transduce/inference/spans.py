@@ -40,21 +40,21 @@ class OcclusionRequest(NamedTuple):
 
 
 def word_losses(
-    asked: Sequence[OcclusionRequest], vocabulary: Vocabulary, score: Scoring
+    requests: Sequence[OcclusionRequest], vocabulary: Vocabulary, score: Scoring
 ) -> Iterator[list[list[float]]]:
     """Yield the loss of every word in nats, for each request and each of its parts.
 
     Args:
-        asked: the requests; all are scored in the same batches.
+        requests: the requests; all are scored in the same batches.
         vocabulary: the target vocabulary.
         score: scores pairs with the model.
 
     Yields:
         For each part, one value for each word of `word_spans`: the decrease of its log-probability without the part.
     """
-    pairs = [(source, each.text) for each in asked for source in (each.source, *each.without)]
+    pairs = [(source, each.text) for each in requests for source in (each.source, *each.without)]
     scores = iter(score_pairs(pairs, score))
-    for each in asked:
+    for each in requests:
         words, full_score = word_spans(each.text), next(scores)
         yield [_losses(each.text, words, full_score, next(scores), vocabulary) for _ in each.without]
 
@@ -111,7 +111,7 @@ LOSS_THRESHOLD_NATS = 2.5
 _SHARE = 0.5
 _CERTAIN_NATS = 10.0
 """Loss assigned to words that are known to belong to a span."""
-_FEWEST_NATS = 0.3  # if no word loses more, the alignment is by relative position
+_MIN_NATS = 0.3  # if no word loses more, the alignment is by relative position
 
 
 class MarkedSentence(NamedTuple):
@@ -129,14 +129,14 @@ class MarkedSentence(NamedTuple):
     """Pairs of a source span and a translation span that are known to correspond."""
 
 
-def align_marked(asked: Sequence[MarkedSentence], vocabulary: Vocabulary, score: Scoring) -> list[list[Span]]:
+def align_marked(requests: Sequence[MarkedSentence], vocabulary: Vocabulary, score: Scoring) -> list[list[Span]]:
     """Return the span of the translation for each marked span; nesting is the same as in the source.
 
     If no word of the translation depends on a span, the word at the same relative position is used. A span without
     words becomes an empty span between words.
 
     Args:
-        asked: sentences, translations and marked spans.
+        requests: sentences, translations and marked spans.
         vocabulary: the target vocabulary.
         score: scores pairs with the model.
     """
@@ -146,7 +146,7 @@ def align_marked(asked: Sequence[MarkedSentence], vocabulary: Vocabulary, score:
             for span in each.spans
             if each.is_scored and each.text and _has_words(each, span) and not _is_all(each, span)
         ]
-        for each in asked
+        for each in requests
     ]
     questions = [
         OcclusionRequest(
@@ -154,10 +154,10 @@ def align_marked(asked: Sequence[MarkedSentence], vocabulary: Vocabulary, score:
             each.text,
             [normalize_for_comparison(each.source[: s.start] + each.source[s.end :]) for s in spans],
         )
-        for each, spans in zip(asked, to_score, strict=True)
+        for each, spans in zip(requests, to_score, strict=True)
     ]
     located = []
-    for each, spans, losses in zip(asked, to_score, _question_losses(questions, vocabulary, score), strict=True):
+    for each, spans, losses in zip(requests, to_score, _question_losses(questions, vocabulary, score), strict=True):
         losses_by_span = dict(zip(spans, losses, strict=True))
         located.append(_Aligner(each, [losses_by_span.get(span, []) for span in each.spans]).places())
     return located
@@ -173,11 +173,11 @@ def _is_all(each: MarkedSentence, span: Span) -> bool:
 
 
 def _question_losses(
-    asked: Sequence[OcclusionRequest], vocabulary: Vocabulary, score: Scoring
+    requests: Sequence[OcclusionRequest], vocabulary: Vocabulary, score: Scoring
 ) -> Iterator[list[list[float]]]:
     """Yield the losses of each question; an empty list for questions without spans."""
-    real = word_losses([each for each in asked if each.without], vocabulary, score)
-    return (next(real) if each.without else [] for each in asked)
+    real = word_losses([each for each in requests if each.without], vocabulary, score)
+    return (next(real) if each.without else [] for each in requests)
 
 
 class _Aligner:
@@ -254,7 +254,7 @@ class _Aligner:
         if _is_all(self.marked, span):
             return range(free[0], free[-1] + 1)
         strongest = max(losses[word] for word in free) if losses else 0.0
-        if strongest < _FEWEST_NATS:
+        if strongest < _MIN_NATS:
             return self._with_contractions(self._as_far_along(span, free), free)
         threshold = min(LOSS_THRESHOLD_NATS, _SHARE * strongest)
         best, start, total = (0.0, range(0)), 0, 0.0
@@ -351,14 +351,14 @@ class _Part(NamedTuple):
     target: Span
 
 
-def as_translations(given: Iterable[TranslationOrPair]) -> list[Translation]:
+def as_translations(value: Iterable[TranslationOrPair]) -> list[Translation]:
     """Return a list of translations; pairs of a source and a text are converted.
 
     Raises:
         TransduceError: an item is neither a translation nor such a pair.
     """
     translations = []
-    for each in given:
+    for each in value:
         pair = each if isinstance(each, tuple | list) else None
         if isinstance(each, Translation):
             translations.append(each)

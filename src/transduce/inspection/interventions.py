@@ -238,7 +238,7 @@ def _search(
     source_ids = sentence_ids(translator, source)
     target = translator.tokenizer.target
     # The search itself adds the tokens that every translation starts with.
-    batch = Batch(source_ids=[source_ids], prefixes=[prefix[len(target.forced) :]], phrases=[()], places=[0])
+    batch = Batch(source_ids=[source_ids], prefixes=[prefix[len(target.forced) :]], phrases=[()], sentences=[0])
     with torch.inference_mode():
         rules = [ForbidAt(forbidden)] if forbidden else []
         (hypotheses,) = run(start_search(translator.models, target, batch, search, rules), observer)

@@ -43,14 +43,14 @@ class Int8Linear(nn.Module):
         self.packed = _pack(weight)
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
         # FBGEMM takes unsigned activations, so zero is in the middle of their range.
-        self.step = 1.0 / activation_levels
-        self.zero = activation_levels + 1
+        self.activation_scale = 1.0 / activation_levels
+        self.zero_point = activation_levels + 1
         self._multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
 
     def forward(self, x: Tensor) -> Tensor:
         """Scale each row to magnitude 1, quantize it, multiply by the weights, and scale the result back."""
         scale = x.abs().amax(dim=-1, keepdim=True).clamp_min_(_MIN_SCALE)
-        product: Tensor = self._multiply(x / scale, self.step, self.zero, self.packed)
+        product: Tensor = self._multiply(x / scale, self.activation_scale, self.zero_point, self.packed)
         return product.mul_(scale) if self.bias is None else torch.addcmul(self.bias, product, scale, out=product)
 
 

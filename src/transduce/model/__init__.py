@@ -1,1 +1,1 @@
-"""The Transformer and its relatives in plain PyTorch, one concept a file; backends make it fast elsewhere."""
+"""Models as PyTorch modules: the Transformer and its components, one concept per file."""

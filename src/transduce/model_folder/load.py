@@ -26,14 +26,14 @@ from transduce.text.tokenizer import Tokenizer
 _Model = TypeVar("_Model", bound=Model)
 
 
-def check_precision(asked: str) -> None:
+def check_precision(precision: str) -> None:
     """Refuse an unknown precision.
 
     Raises:
         TransduceError: the precision is not "auto", "fp32", "bf16" or "int8".
     """
-    if asked not in ("auto", "int8", *DTYPES):
-        raise TransduceError(f"`precision` must be `auto`, `fp32`, `bf16` or `int8`, but is `{asked}`.")
+    if precision not in ("auto", "int8", *DTYPES):
+        raise TransduceError(f"`precision` must be `auto`, `fp32`, `bf16` or `int8`, but is `{precision}`.")
 
 
 def precision_of(model: Model) -> str:
@@ -44,7 +44,7 @@ def precision_of(model: Model) -> str:
     return {torch.bfloat16: "bf16", torch.float32: "fp32"}.get(dtype, str(dtype).removeprefix("torch."))
 
 
-def at_precision(model: _Model, asked: str, machine: Machine) -> _Model:
+def convert_to_precision(model: _Model, precision: str, machine: Machine) -> _Model:
     """Return the model at a precision, on the machine's device; "auto" is bf16 or fp32, whichever is faster.
 
     The model is converted in place, except for "int8".
@@ -52,11 +52,11 @@ def at_precision(model: _Model, asked: str, machine: Machine) -> _Model:
     Raises:
         TransduceError: `precision` is "int8" and the model or the device does not support it.
     """
-    if asked == "int8":
+    if precision == "int8":
         return cast(
             _Model, quantize_to_int8(model, machine.device)
         )  # quantize returns an instance of the model's class
-    dtype = DTYPES[machine.precision if asked == "auto" else asked]
+    dtype = DTYPES[machine.precision if precision == "auto" else precision]
     if machine.device == "cpu":
         make_inference_copy(model, dtype)
     model.to(device=machine.device, dtype=dtype)
@@ -116,7 +116,7 @@ def load_model_at(
     machine = detect_machine(device, threads)
     torch.set_num_threads(machine.threads)
     content = read(folder)
-    return msgspec.structs.replace(content, model=at_precision(content.model, precision, machine))
+    return msgspec.structs.replace(content, model=convert_to_precision(content.model, precision, machine))
 
 
 def load_encoder_at(

@@ -33,7 +33,7 @@ from transduce.model_folder.read import (
     Manifest,
     check_tokenizer,
 )
-from transduce.model_folder.safety import MOST_VOCABULARY_BYTES, read_bounded, read_json
+from transduce.model_folder.safety import MAX_VOCABULARY_BYTES, read_bounded, read_json
 from transduce.text.languages import valid_language
 from transduce.text.tokenizer import Tokenizer
 
@@ -65,7 +65,7 @@ def read_original_tokenizer(folder: Path, languages: tuple[str | None, str | Non
         TransduceError: a file cannot be read.
     """
     names = [name for name in (*_VOCABULARIES, *_TABLES) if (folder / name).is_file()]
-    files = {name: read_bounded(folder, name, MOST_VOCABULARY_BYTES) for name in names}
+    files = {name: read_bounded(folder, name, MAX_VOCABULARY_BYTES) for name in names}
     if (folder / _TOKENIZER_SETTINGS).is_file():
         settings = read_json(folder, _TOKENIZER_SETTINGS, dict[str, Any])
         settings.pop("auto_map", None)  # names custom code, which is never run

@@ -224,7 +224,7 @@ def _reverse_request(request: RunRequest, settings: Settings) -> RunRequest:
             put_setting(content, name, value)
     resume = request.resume and not request.dry_run
     return msgspec.structs.replace(
-        request, settings=content, out=request.out / REVERSE_FOLDER, resume=resume, said_reason="by what you said"
+        request, settings=content, out=request.out / REVERSE_FOLDER, resume=resume, specified_reason="by your settings"
     )
 
 

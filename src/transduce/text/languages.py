@@ -41,18 +41,18 @@ _OTHER_SCRIPTS = {
 _BY_LANGUAGE = {code: script for script, codes in _OTHER_SCRIPTS.items() for code in codes}
 SCRIPTS = {name: re.compile(f"[{ranges}]") for name, ranges in _RANGES.items()}
 _LETTER = re.compile(r"[^\W\d_]")
-_FEWEST_LETTERS = 2
+_MIN_LETTERS = 2
 _LETTERS_PER_CJK_CHARACTER = 3  # a Chinese character corresponds to about this many letters in other scripts
 
 
 def main_script(line: str) -> str | None:
     """Return the script of most letters of a line; None if it has hardly any letters."""
     if line.isascii():
-        return "Latin" if len(_LETTER.findall(line)) >= _FEWEST_LETTERS else None
+        return "Latin" if len(_LETTER.findall(line)) >= _MIN_LETTERS else None
     counts = {name: len(pattern.findall(line)) for name, pattern in SCRIPTS.items()}
     counts["Han and kana"] *= _LETTERS_PER_CJK_CHARACTER
     best = max(counts, key=lambda name: counts[name])
-    return best if counts[best] >= _FEWEST_LETTERS else None
+    return best if counts[best] >= _MIN_LETTERS else None
 
 
 def script_of(language: str) -> str:
@@ -153,7 +153,7 @@ FILE_NAME = "language_profiles.json"
 _FORMAT_VERSION = 1
 _LONGEST_NGRAM = 3
 _KEPT_NGRAMS = 4000
-_MOST_CHARACTERS = 500_000  # per language: more text hardly changes the result
+_MAX_CHARACTERS = 500_000  # per language: more text hardly changes the result
 _NOT_LETTERS = re.compile(r"[\W\d_]+")
 
 
@@ -248,7 +248,7 @@ def _count(lines: Iterable[str]) -> Counter[str]:
     for line in lines:
         counts.update(_ngrams(line))
         read += len(line)
-        if read >= _MOST_CHARACTERS:
+        if read >= _MAX_CHARACTERS:
             break
     return counts
 
@@ -275,7 +275,7 @@ def _ngrams(text: str) -> Iterator[str]:
 # several frequent words of another language and hardly any of the expected one.
 
 
-FEWEST_WORDS, FEWEST_CHARACTERS = 4, 6
+MIN_WORDS, MIN_CHARACTERS = 4, 6
 # Maximum share of a text's letters in the expected script. A Chinese character counts as three letters.
 _MAX_EXPECTED_SHARE = 0.1
 _LETTERS_PER_CHARACTER = 3
@@ -363,7 +363,7 @@ def base_code(language: str) -> str:
     return re.split("[-_]", language)[0].lower()
 
 
-def looks_like_another(text: str, language: str) -> str | None:
+def detect_other_language(text: str, language: str) -> str | None:
     """Return the apparent language or script of a text if it is clearly not in the expected language, else None.
 
     Args:
@@ -406,10 +406,10 @@ def _words(text: str) -> list[str]:
 
 def _is_long_enough(script: str, letters: int, words: list[str]) -> bool:
     if script == "Han and kana":
-        return letters >= FEWEST_CHARACTERS * _LETTERS_PER_CHARACTER
+        return letters >= MIN_CHARACTERS * _LETTERS_PER_CHARACTER
     if script == "Thai":
-        return letters >= 2 * FEWEST_CHARACTERS
-    return len(words) >= FEWEST_WORDS
+        return letters >= 2 * MIN_CHARACTERS
+    return len(words) >= MIN_WORDS
 
 
 def _name(script: str, words: list[str], text: str) -> str:

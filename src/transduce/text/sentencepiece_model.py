@@ -209,7 +209,7 @@ class TokenizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
 
 _TOO_SMALL = re.compile(r"(?:required_chars\.|smaller than.*?) ?\d+ vs (?P<needed>\d+)")
-_MOST_SIZES = 3  # a size that fits the characters may be too large for a small text
+_MAX_SIZES = 3  # a size that fits the characters may be too large for a small text
 
 
 def train_model(read_lines: Callable[[], Iterable[str]], settings: TokenizerSettings, *, adjust: bool = False) -> bytes:
@@ -229,7 +229,7 @@ def train_model(read_lines: Callable[[], Iterable[str]], settings: TokenizerSett
         except RuntimeError as error:
             largest, least = re.search(r"too high.*<= (\d+)", str(error)), _TOO_SMALL.search(str(error))
             tried += 1
-            if adjust and (largest or least) and tried < _MOST_SIZES:
+            if adjust and (largest or least) and tried < _MAX_SIZES:
                 size = int(largest[1]) if largest else int(least["needed"]) * 5 // 4 if least else size
                 continue
             if largest is None:

@@ -94,7 +94,7 @@ _FULL_SHARE = 0.8
 # In wrapped prose a sentence ends within a line every few lines, and most lines that continue a sentence begin with a
 # small letter, if the script has any. Lists of titles or names have no sentence ends, and lines of a log begin with
 # digits.
-_LEAST_ENDS, _MOST_LARGE = 0.05, 0.75
+_MIN_ENDS, _MAX_LARGE = 0.05, 0.75
 # A line shorter than this share of the width was not wrapped: a heading, a verse.
 _SHORT_SHARE = 0.6
 # Ends of sentences: the mark with the closing quotes and brackets after it.
@@ -190,8 +190,8 @@ def _runs_on(followed: Sequence[tuple[str, str]]) -> bool:
         at_end += ended
         first = after.lstrip(_OPENING)[:1]
         large += not ended and (first.isupper() or first.isdigit())
-    is_prose = within > max(at_end, _LEAST_ENDS * len(followed))
-    return is_prose and large <= _MOST_LARGE * (len(followed) - at_end)
+    is_prose = within > max(at_end, _MIN_ENDS * len(followed))
+    return is_prose and large <= _MAX_LARGE * (len(followed) - at_end)
 
 
 def _first_word(line: str) -> int:

@@ -176,7 +176,7 @@ class HeadAddresses:
         k = self.k
         return k.mul(k.build.sdiv(k.add(count, lanes - 1), k.int64(lanes)), lanes)
 
-    def places_of(self, thread: Value, sizes: Sequence[Value]) -> list[Value]:
+    def scratch_addresses(self, thread: Value, sizes: Sequence[Value]) -> list[Value]:
         """Return pointers to consecutive arrays of these sizes (float32) in a thread's scratch space."""
         k, pointers = self.k, []
         pointer = k.element_pointer(k.pointer(self.args.scratch), k.mul(thread, self.args.scratch_per_thread))
@@ -244,7 +244,7 @@ class Head(HeadAddresses):
         self.filled = self.fill_up(args.num_keys, k.lanes)
         key_size, queries = k.mul(self.filled, shape.width), k.minimum(args.num_queries, k.int64(QUERIES_AT_ONCE))
         sizes = [key_size] * 6 + [k.mul(queries, shape.width)] * 2 + [k.mul(queries, self.filled)] * 2
-        self.scratch = HeadScratch(*self.places_of(thread, sizes))
+        self.scratch = HeadScratch(*self.scratch_addresses(thread, sizes))
 
     def groups(self, start: Value, stop: Value) -> Iterator[tuple[Value, int]]:
         """Emit loops over [start, stop) in groups of four, then of fewer; yields each group's first index and its size.
@@ -259,7 +259,7 @@ class Head(HeadAddresses):
                 yield first, together
             start, together = end, together // 2
 
-    def turn(self, rows: Value, out: Value) -> None:
+    def transpose(self, rows: Value, out: Value) -> None:
         """Transpose keys or values in blocks of `lanes`.
 
         The last row pads the last block, and the padding is ignored.
@@ -302,9 +302,9 @@ class Head(HeadAddresses):
     def take_queries(self, group: QueryGroup) -> None:
         """Copy a group's queries, scaled, to the scratch space."""
         queries = self.start_of(self.args.queries, self.args.num_queries, self.args.query_stride)
-        self.take(queries, self.args.query_stride, group, self.scratch.queries, self.shape.width**-0.5)
+        self.load_scaled(queries, self.args.query_stride, group, self.scratch.queries, self.shape.width**-0.5)
 
-    def take(self, rows: Value, stride: Value, group: QueryGroup, target: Value, factor: float) -> None:
+    def load_scaled(self, rows: Value, stride: Value, group: QueryGroup, target: Value, factor: float) -> None:
         """Copy a group's rows, times a factor, as float32 to an array of the scratch space."""
         k = self.k
         target = self.group_rows(target, group)
@@ -319,13 +319,13 @@ class Head(HeadAddresses):
         """Return a pointer to a group's rows of K elements in an array of the scratch space."""
         return self.k.element_pointer(array, self.k.mul(group.place, self.shape.width))
 
-    def products(self, turned: Value, start: Value, vectors: Value, count: int) -> list[Value]:
+    def products(self, transposed: Value, start: Value, vectors: Value, count: int) -> list[Value]:
         """Return the dot products of `count` vectors with the `lanes` keys of a block, one vector of products each.
 
         Even and odd columns have separate accumulators to hide the latency of additions.
         """
         k, width = self.k, self.shape.width
-        block = k.element_pointer(turned, k.mul(start, width))
+        block = k.element_pointer(transposed, k.mul(start, width))
         totals = [[k.variable(k.splat(0.0)) for _ in range(count)] for _ in range(2)]
         with k.loop(0, width, _UNROLLED) as first:
             for step in range(_UNROLLED):
@@ -368,7 +368,7 @@ class Head(HeadAddresses):
         for total, vector in zip(totals, vectors, strict=True):
             self.k.store(self.k.madd(factor, vector, self.k.load_variable(total, vector)), total)
 
-    def give(self, out: Value, row: Value, columns: list[int], totals: list[Value], factor: Value) -> None:
+    def store_scaled(self, out: Value, row: Value, columns: list[int], totals: list[Value], factor: Value) -> None:
         """Store a query's sums, times a factor, in a row of the result."""
         k = self.k
         for column, total in zip(columns, totals, strict=True):
@@ -417,7 +417,7 @@ class _Contexts(Head):
     def write(self) -> None:
         """Emit the forward pass of the head, a group of queries at a time."""
         keys, values = self.begin()
-        self.turn(keys, self.scratch.transposed_keys)
+        self.transpose(keys, self.scratch.transposed_keys)
         self.widen(values, self.scratch.values)
         for first, count in self.groups(self.k.int64(0), self.args.num_queries):
             self._attend(QueryGroup(first, count, self.k.int64(0)))
@@ -479,7 +479,7 @@ class _Contexts(Head):
                 for n, total in enumerate(totals):
                     self.add(total, k.load(self.row(self.scratch.weights, n, key)), values)
             for number, total, inverse in zip(self.numbers_of(group), totals, inverses, strict=True):
-                self.give(out, k.mul(number, stride), columns, total, inverse)
+                self.store_scaled(out, k.mul(number, stride), columns, total, inverse)
 
 
 class _Gradients(Head):
@@ -490,8 +490,8 @@ class _Gradients(Head):
         k, args = self.k, self.args
         keys, values = self.begin()
         self.fetch_next(self.start_of_context(), self.context_stride(), args.num_queries)
-        self.turn(keys, self.scratch.transposed_keys)
-        self.turn(values, self.scratch.transposed_values)
+        self.transpose(keys, self.scratch.transposed_keys)
+        self.transpose(values, self.scratch.transposed_values)
         self.widen(keys, self.scratch.keys)
         self._clear(self.scratch.key_gradient)
         self._clear(self.scratch.value_gradient)
@@ -528,7 +528,7 @@ class _Gradients(Head):
         """
         k, limits, sums = self.k, self.limits_of(group), self.sums_of(group)
         self.take_queries(group)
-        self.take(self.start_of_context(), self.context_stride(), group, self.scratch.context_gradient, 1.0)
+        self.load_scaled(self.start_of_context(), self.context_stride(), group, self.scratch.context_gradient, 1.0)
         queries, context_gradient = (
             self.group_rows(each, group) for each in (self.scratch.queries, self.scratch.context_gradient)
         )
@@ -568,7 +568,7 @@ class _Gradients(Head):
                     self.add(total, k.load(self.row(score_gradients, n, key)), keys)
             for number, total in zip(self.numbers_of(group), totals, strict=True):
                 row = k.mul(number, self.args.query_stride)
-                self.give(out, row, columns, total, k.float32(self.shape.width**-0.5))
+                self.store_scaled(out, row, columns, total, k.float32(self.shape.width**-0.5))
 
     def _by_keys(self, first: Value, count: int, start: Value, stop: Value) -> None:
         """Add the contribution of queries [start, stop) to the gradients of some keys and values."""

@@ -88,7 +88,9 @@ class AmxHead(HeadAddresses):
         self.width = shape.width
         self.filled = self.fill_up(given.num_keys, AMX_KEYS)
         sizes = amx_scratch_sizes(shape.width)
-        self.scratch = AmxScratch(*self.places_of(thread, [k.add(k.mul(self.filled, n), rest) for n, rest in sizes]))
+        self.scratch = AmxScratch(
+            *self.scratch_addresses(thread, [k.add(k.mul(self.filled, n), rest) for n, rest in sizes])
+        )
         self.lanes = ir.Constant(k.ints, list(range(k.lanes)))
 
     # --- rows of bfloat16 ------------------------------------------------------------------------------------------

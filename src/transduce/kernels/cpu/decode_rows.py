@@ -26,7 +26,7 @@ _Load = Callable[[Value, Value], list[Value]]
 _LOG2_E = 1.0 / math.log(2.0)
 _POWERS = [math.log(2.0) ** n / math.factorial(n) for n in range(7)]  # Taylor coefficients of 2^x about 0
 _NEVER = float("-inf")
-_LEAST_EXPONENT = -87.0  # e to this is still a normal float32
+_MIN_EXPONENT = -87.0  # e to this is still a normal float32
 
 
 def exponential(k: KernelBuilder, x: Value, *, keeps_nan: bool = False) -> Value:
@@ -35,7 +35,7 @@ def exponential(k: KernelBuilder, x: Value, *, keeps_nan: bool = False) -> Value
     A NaN gives some number, or NaN with `keeps_nan`.
     """
     original = x
-    x = k.maximum(x, k.splat(_LEAST_EXPONENT))
+    x = k.maximum(x, k.splat(_MIN_EXPONENT))
     power = k.build.fmul(x, k.splat(_LOG2_E))
     exponent = k.intrinsic(f"llvm.rint.v{k.lanes}f32", k.floats, power)
     fraction = k.build.fsub(power, exponent)
@@ -486,17 +486,17 @@ class PositionTables(NamedTuple):
 class GrowingTables:
     """Position encoding tables of an encoder or a decoder that grow as longer sequences come."""
 
-    def __init__(self, positions: StackPositions, add: Callable[[int], Tensor], most: int) -> None:
+    def __init__(self, positions: StackPositions, add: Callable[[int], Tensor], max_positions: int) -> None:
         """Start empty.
 
         Args:
             positions: the stack's position encodings.
             add: returns the encodings (T, D) that are added to embeddings, for a number of positions T.
-            most: the greatest number of positions that the model supports.
+            max_positions: the greatest number of positions that the model supports.
         """
         self._positions = positions
         self._add = add
-        self._most = most
+        self._most = max_positions
         nothing = torch.empty(0, 0)
         self._tables = PositionTables(nothing, nothing, nothing, 0)
 
@@ -545,19 +545,19 @@ def emit_rotary(k: KernelBuilder, heads: HeadShape, *, interleaved: bool) -> Non
 
 
 def emit_rotary_head(
-    k: KernelBuilder, width: int, places: tuple[Value, Value], angles: Value, *, interleaved: bool, kind: Any = F32
+    k: KernelBuilder, width: int, pointers: tuple[Value, Value], angles: Value, *, interleaved: bool, kind: Any = F32
 ) -> None:
     """Emit the rotation of one head of K = `width` elements of a type, from one pointer to another.
 
     Args:
         k: the IR builder.
         width: K.
-        places: pointers to the source and the target, which may be equal.
+        pointers: pointers to the source and the target, which may be equal.
         angles: pointer to K / 2 cosines, then K / 2 sines, float32.
         interleaved: whether the two dimensions of a pair are neighbors.
         kind: the element type.
     """
-    half, (source, target) = width // 2, places
+    half, (source, target) = width // 2, pointers
     for column in range(0, half, k.lanes):
         cosine, sine = k.load_floats(angles, column), k.load_floats(angles, half + column)
         starts = (2 * column, 2 * column + k.lanes) if interleaved else (column, half + column)

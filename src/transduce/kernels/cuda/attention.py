@@ -26,7 +26,7 @@ LEAST_WIDTH, MOST_WIDTH = 16, 128
 class PackedHeads:
     """Attention on packed batches by Triton kernels (implements `backend.PackedAttention`)."""
 
-    def suits_heads(self, config: ModelConfig, longest: int, weight: Tensor) -> bool:
+    def supports_heads(self, config: ModelConfig, longest: int, weight: Tensor) -> bool:
         """Return whether one head's data fits in shared memory, and all heads have one width, a power of two."""
         width = config.key_width
         plain = width == config.value_width and config.num_key_value_heads in (None, config.num_heads)
@@ -115,7 +115,7 @@ class AttendedPositions(NamedTuple):
 
 
 def attend_cached(
-    query: Tensor, cache: Tensor, length: int | Tensor, seen: AttendedPositions, num_heads: int
+    query: Tensor, cache: Tensor, length: int | Tensor, attended: AttendedPositions, num_heads: int
 ) -> Tensor:
     """Apply attention, equation (1), to the newest tokens.
 
@@ -124,7 +124,7 @@ def attend_cached(
             cache, and each token also attends to itself. Contiguous.
         cache: keys and values, (B, capacity, 2 × H × K), contiguous within a sentence.
         length: the number of cached positions L, as an integer or as a tensor of one number.
-        seen: the cached positions to attend to.
+        attended: the cached positions to attend to.
         num_heads: H.
 
     Returns:
@@ -135,13 +135,13 @@ def attend_cached(
     head = inner // num_heads
     out = query.new_empty(sentences, width, inner)
     rows = max(16, power_of_2(width))
-    allowed, counts, position_list = (query if tensor is None else tensor for tensor in seen)
-    row_stride = 0 if seen.allowed is None or allowed.shape[1] == 1 else allowed.stride(1)
+    allowed, counts, position_list = (query if tensor is None else tensor for tensor in attended)
+    row_stride = 0 if attended.allowed is None or allowed.shape[1] == 1 else allowed.stride(1)
     programs.attend_cached[(num_heads, sentences)](
         query, cache, allowed, position_list, counts, out, length, width, inner, columns, cache.stride(0),
         allowed.stride(0), row_stride, position_list.stride(0), head**-0.5,
-        isinstance(length, Tensor), seen.counts is not None,
-        seen.position_list is not None, columns > inner, seen.allowed is not None,
+        isinstance(length, Tensor), attended.counts is not None,
+        attended.position_list is not None, columns > inner, attended.allowed is not None,
         rows, max(16, _BLOCK_BYTES // (head * query.element_size())), head, num_warps=1 if rows == 16 else 4,
     )  # fmt: skip
     return out

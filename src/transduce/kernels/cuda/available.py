@@ -37,7 +37,7 @@ def why_triton_fails(device: str) -> str | None:
 # --- check of a GPU ---
 
 
-_LEAST_CAPABILITY = (8, 0)  # compute capability of NVIDIA's Ampere, the first with bfloat16
+_MIN_CAPABILITY = (8, 0)  # compute capability of NVIDIA's Ampere, the first with bfloat16
 
 
 @cache
@@ -50,6 +50,6 @@ def why_no_triton(device: str) -> str | None:
             return "there is no C compiler for triton: install gcc"
         if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
             return "there is no Python.h for triton: install Python's headers"
-    if torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
+    if torch.cuda.get_device_capability(device) < _MIN_CAPABILITY:
         return "the kernels need an NVIDIA GPU of the Ampere generation or later"
     return why_triton_fails(device)

@@ -96,7 +96,7 @@ class _PackedBatches(attention.PackedHeads):
         return (
             isinstance(model, Transformer)
             and model.config.can_be_packed
-            and self.suits_heads(model.config, longest, model.source_weight)
+            and self.supports_heads(model.config, longest, model.source_weight)
             and is_known(model)
         )
 
@@ -121,7 +121,7 @@ class GpuTraining:
     dropout_add = staticmethod(rows.drop_and_add)
     layer_norm = staticmethod(norms.layer_norm)
     rms_norm = staticmethod(norms.rms_norm)
-    residual_norm = staticmethod(norms.fork_norm)
+    residual_norm = staticmethod(norms.residual_norm)
     sum_rows = staticmethod(rows.sum_rows)
     embed = staticmethod(layer.embed)
     add_rows_in_place = staticmethod(rows.add_rows_in_place)

@@ -49,9 +49,9 @@ def next_seed() -> int | Tensor:
 
 
 @contextmanager
-def seeds_from_buffer(places: Tensor) -> Iterator[None]:
+def seeds_from_buffer(buffer: Tensor) -> Iterator[None]:
     """Take the seeds in the body of `with` from a buffer (N,), one after another."""
-    previous, _Buffer.remaining = _Buffer.remaining, iter(places.split(1))
+    previous, _Buffer.remaining = _Buffer.remaining, iter(buffer.split(1))
     try:
         yield
     finally:
@@ -67,7 +67,7 @@ def embed_step(embedding: Embedding, tokens: Tensor, weight: Tensor, position: T
 
     Args:
         embedding: the model's embedding, which computes the result if the kernel does not support it.
-        pieces: token ids, (B, W), contiguous.
+        tokens: token ids, (B, W), contiguous.
         weight: the embedding matrix, (V, D).
         position: int64, (1,).
         capacity: the greatest number of positions.
@@ -110,19 +110,19 @@ def embed_step(embedding: Embedding, tokens: Tensor, weight: Tensor, position: T
 _PROGRAMS, _ELEMENTS, _WARPS = 132 * 2, 4096, 4
 
 
-def fork_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
+def residual_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
     """Return x and its norm: LayerNorm, or RMSNorm without a bias; see `backend.TrainingKernels.residual_norm`."""
     return NormNode.apply(x, weight, bias, epsilon)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
     """Apply LayerNorm over the last dimension of x."""
-    return fork_norm(x, weight, bias, epsilon)[1]
+    return residual_norm(x, weight, bias, epsilon)[1]
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """Apply RMSNorm over the last dimension of x."""
-    return fork_norm(x, weight, None, epsilon)[1]
+    return residual_norm(x, weight, None, epsilon)[1]
 
 
 def add_and_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:

@@ -140,7 +140,7 @@ def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
 # --- search of a batch ---
 
 
-_MOST_HYPOTHESES = 8
+_MAX_HYPOTHESES = 8
 _FEW_ROWS = 64  # with fewer rows a step takes the same time
 _SHRINK = 4  # sentences are moved to a smaller step once this factor smaller suffices
 
@@ -151,7 +151,7 @@ def find_search(state: DecodingState, bounds: SearchBounds) -> "GpuSearch | None
         return None
     config, width = state.model.config, bounds.beam_size
     is_supported = (
-        width <= _MOST_HYPOTHESES
+        width <= _MAX_HYPOTHESES
         and config.target_vocabulary_size >= 2 * width
         and bounds.eos_id == config.eos_id
         and list(bounds.forbidden_tokens) == config.forbidden_tokens

@@ -171,9 +171,9 @@ class Translation(TextKind):
         """Return the files of both sides; some pairs are held out if there is no dev set."""
         return pairs_of_files(data)
 
-    def read_text(self, settings: Settings, folder: Path, *, anew: bool) -> TaskText:
+    def read_text(self, settings: Settings, folder: Path, *, overwrite: bool) -> TaskText:
         """Add the tag of back-translated sources; it is left out with a base model, whose vocabulary may lack it."""
-        text = super().read_text(settings, folder, anew=anew)
+        text = super().read_text(settings, folder, overwrite=overwrite)
         tagged = bool(text.files.back_translated) and settings.start_from is None
         return msgspec.structs.replace(text, marks=(*text.marks, BACK_TRANSLATED)) if tagged else text
 
@@ -198,7 +198,7 @@ class Translation(TextKind):
         training = resolved.training
         return TranslationTask(model, label_smoothing=training.label_smoothing, record=training.record)
 
-    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement) -> DevSet:
+    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> DevSet:
         """Return the dev set: the loss of all pairs, and greedy translations of some."""
         assert corpus.dev is not None
         translated = resolved.training.translate_dev
@@ -210,7 +210,7 @@ class Translation(TextKind):
             batches=dev_batches(corpus.dev),
             target_language=corpus.languages[1],
             dtype=model_dtype(resolved),
-            device=place.device,
+            device=placement.device,
             longest_source=resolved.data.filters.max_pieces,
         )
 
@@ -218,16 +218,18 @@ class Translation(TextKind):
         """Return the model card during training, without scores."""
         return model_card(resolved, corpus, step=step, report=None)
 
-    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement, step: int | None) -> Outcome:
+    def finish(
+        self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
+    ) -> Outcome:
         """Score the best model on the dev set with the run's search settings, and write the final model card."""
         translator = open_translator(
-            place.folder, precision=resolved.training.precision, device=place.device, threads=place.threads
+            placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
         )
         report = score_dev(translator, corpus, resolved)
         beams = resolved.search.beam_size
         return Outcome(
             measured=f"Dev set, {count_noun(report.sentences, 'sentence')}, beam {beams}:\n{report}",
-            hint=f"Try: transduce translate {place.folder}",
+            hint=f"Try: transduce translate {placement.folder}",
             files={
                 "README.md": model_card(resolved, corpus, step=step, report=report).encode(),
                 "dev_score.json": msgspec.json.format(msgspec.json.encode(report)),

@@ -147,7 +147,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """"cpu", "cuda" or "auto"."""
     threads: int | None = None
     """Number of compute threads; None: $OMP_NUM_THREADS, or all usable cores."""
-    said_reason: str = "as you said"
+    specified_reason: str = "as you said"
     """The reason that the choice log gives for the user's own settings."""
 
 
@@ -168,7 +168,7 @@ class Run:
 
     def start(self, folder: Path) -> tuple[ResolvedSettings, RunCorpus]:
         """Choose what the user left open, prepare the corpus, and print the choices with their reasons."""
-        account = ChoiceLog(self.request.said_reason)
+        account = ChoiceLog(self.request.specified_reason)
         settings, base_model = preflight(self.kind, self.settings, self.machine, account)
         base_config = None if base_model is None else base_model.model.config
         corpus = self.kind.prepare(
@@ -213,7 +213,7 @@ class Run:
         model = self.kind.adapt_model(model, corpus, settings.task)
         if self.kind.writes_translations:
             check_search(settings.search, [model], width=settings.search.beam_size)
-        training = resolve_training(settings, model, self.machine, corpus=corpus, account=choice_log)
+        training = resolve_training(settings, model, self.machine, corpus=corpus, choice_log=choice_log)
         return ResolvedSettings(
             preset=preset,
             start_from=settings.start_from,
@@ -390,7 +390,9 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
     """Create the trainer, restored from the newest checkpoint or before the first step."""
     training, place, fresh = resolved.training, _place(run), run.kind.reinitialized(corpus)
     torch.manual_seed(training.seed)
-    model = build_initial_model(resolved, place.folder, trained=run.has_checkpoint, fresh=fresh).to(place.device)
+    model = build_initial_model(resolved, place.folder, trained=run.has_checkpoint, reinitialized=fresh).to(
+        place.device
+    )
     restrict_training(model, resolved, place.folder, fresh.may_lack)
     if training.compile:
         compile_layers(model, place.device)

@@ -170,19 +170,19 @@ def read_stored(path: Path) -> Settings:
         raise TransduceError(f"{path} cannot be read as the settings of a run: {error}.") from error
 
 
-def apply_changes(stored: Settings, said: Mapping[str, Any], *, trained: bool = True) -> Settings:
+def apply_changes(stored: Settings, specified: Mapping[str, Any], *, trained: bool = True) -> Settings:
     """Return a run's settings with the user's changes.
 
     Args:
         stored: the settings that the run started with.
-        said: the user's settings, nested as in a settings file.
+        specified: the user's settings, nested as in a settings file.
         trained: True if a checkpoint or initial weights were saved.
 
     Raises:
         TransduceError: a setting differs that may not change.
     """
     content = msgspec.json.decode(msgspec.json.encode(stored))
-    for name, leaf in _leaves(said):
+    for name, leaf in _leaves(specified):
         value = list(leaf) if isinstance(leaf, tuple) else leaf
         table, last = _find(content, name)
         old = table.get(last)
@@ -211,7 +211,7 @@ def changes_between(stored: Settings, settings: Settings) -> list[str]:
 
 
 def adapt_to_machine(
-    settings: Settings, said: Mapping[str, Any], machine: Machine, before: Environment | None
+    settings: Settings, specified: Mapping[str, Any], machine: Machine, before: Environment | None
 ) -> Settings:
     """Adapt kernels, compiled layers and recorded steps to this machine.
 
@@ -220,20 +220,20 @@ def adapt_to_machine(
 
     Args:
         settings: the run's settings.
-        said: the user's changes in `training`.
+        specified: the user's changes in `training`.
         machine: the machine that the run resumes on.
         before: the environment of the last checkpoint; None if there is none.
     """
     training = settings.training
     kernels, compiled, record = training.kernels, training.compile, training.record
-    if "kernels" not in said:
+    if "kernels" not in specified:
         if kernels is None and before is not None:
             kernels = before.kernels  # a run of a version without this setting
         if kernels == "native":
             kernels = choose_kernels(machine.device, machine.threads, compiled=compiled).value
-    if "compile" not in said and compiled:
+    if "compile" not in specified and compiled:
         compiled = machine.device != "cpu" and why_no_triton(machine.device) is None
-    if "record" not in said and record:
+    if "record" not in specified and record:
         # With the same number of processes, an explicit choice is kept; otherwise it is chosen as for a new run.
         same_processes = before is not None and before.processes == machine.processes > 1
         can_record = not training.sharded and choose_record(machine.device, kernels or "torch", processes=1).value

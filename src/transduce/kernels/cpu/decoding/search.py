@@ -145,7 +145,7 @@ class Fields:
 
     def __init__(self, k: KernelBuilder, pointer: Value, names: tuple[str, ...] = SearchArguments._fields) -> None:
         self.k = k
-        self.place = pointer
+        self.pointer = pointer
         self.names = names
 
     def get(self, name: str) -> Value:
@@ -172,7 +172,7 @@ class Fields:
 
     def _at(self, name: str) -> Value:
         """Return a pointer to an argument."""
-        return self.k.element_pointer(self.place, self.names.index(name), I64)
+        return self.k.element_pointer(self.pointer, self.names.index(name), I64)
 
 
 def _forbid(fields: Fields, thread: Value, threads: Value) -> None:
@@ -295,7 +295,7 @@ def _record(fields: Fields, select: Fields, kind: str, numbers: tuple[Value, ...
         row = k.add(k.mul(sentence, fields.get("width")), parent)
         token = select.element(f"{kind}_tokens", candidate, I64)
         value = select.element(f"{kind}_scores", candidate)
-        k.call("record", fields.place, index, row, token, value, k.int64(int(ended)))
+        k.call("record", fields.pointer, index, row, token, value, k.int64(int(ended)))
 
 
 def _may_improve(fields: Fields, select: Fields, sentence: Value, index: Value) -> Value:

@@ -56,28 +56,28 @@ def emit_bfloat16_conversion(k: KernelBuilder) -> None:
             k.store(k.to_bfloat16(k.load_floats(x, index)), k.element_pointer(out, index, I16))
 
 
-def emit_float_micro_kernel(k: KernelBuilder, tile: Tile, rows: int, ending: str, place: MicroKernelArguments) -> None:
+def emit_float_micro_kernel(k: KernelBuilder, tile: Tile, rows: int, ending: str, args: MicroKernelArguments) -> None:
     """Emit the micro-kernel for one block of outputs of `rows` rows.
 
     Each row's sum is added in the same order whatever the number of rows, so results do not depend on the batch.
     """
-    starts = [k.load_floats(place.bias, vector * tile.lanes) for vector in range(tile.vectors)]
+    starts = [k.load_floats(args.bias, vector * tile.lanes) for vector in range(tile.vectors)]
     sums = [[k.variable(start) for start in starts] for _ in range(rows)]
     weight_scales = _UNROLLED.get(rows, 1)
-    with k.loop(0, place.width, tile.group * weight_scales) as first:
+    with k.loop(0, args.width, tile.group * weight_scales) as first:
         for position in (k.add(first, step * tile.group) for step in range(weight_scales)):
-            line = k.element_pointer(place.weights, k.mul(position, tile.columns), tile.weight)
+            line = k.element_pointer(args.weights, k.mul(position, tile.columns), tile.weight)
             weights = [
                 k.load(k.element_pointer(line, vector * tile.lanes, I32), k.ints) for vector in range(tile.vectors)
             ]
             for row, totals in enumerate(sums):
-                source = k.element_pointer(place.rounded, k.add(k.mul(place.width, row), position), tile.element)
+                source = k.element_pointer(args.rounded, k.add(k.mul(args.width, row), position), tile.element)
                 factor = k.splat(k.load(source, I32))
                 for total, weight in zip(totals, weights, strict=True):
                     k.store(_multiply_elements(k, tile, k.load_variable(total, starts[0]), factor, weight), total)
     for row, totals in enumerate(sums):
         for vector, total in enumerate(totals):
-            store_outputs(k, place, ending, row, vector, k.load_variable(total, starts[0]))
+            store_outputs(k, args, ending, row, vector, k.load_variable(total, starts[0]))
 
 
 def _multiply_elements(k: KernelBuilder, tile: Tile, total: Value, one: Value, other: Value) -> Value:
@@ -208,20 +208,20 @@ def _write_product(k: KernelBuilder, tile: Tile, ending: str) -> None:
                 by_vectors()
 
 
-def _write_tile(k: KernelBuilder, tile: Tile, rows: int, ending: str, place: MicroKernelArguments) -> None:
+def _write_tile(k: KernelBuilder, tile: Tile, rows: int, ending: str, args: MicroKernelArguments) -> None:
     """Emit the integer micro-kernel: a few rows by one block of C outputs."""
-    starts = [k.load(k.element_pointer(place.start, v * tile.lanes, I32), k.ints) for v in range(tile.vectors)]
+    starts = [k.load(k.element_pointer(args.start, v * tile.lanes, I32), k.ints) for v in range(tile.vectors)]
     begin = [k.splat_int(0)] * tile.vectors if tile.elements_per_activation == 2 else starts
     sums = [[k.variable(start) for start in begin] for _ in range(rows)]
     like = ir.Constant(k.ints, ir.Undefined)
-    row_width = k.mul(place.width, tile.elements_per_activation)
+    row_width = k.mul(args.width, tile.elements_per_activation)
     for plane in range(tile.elements_per_activation):
-        with k.loop(0, place.width, tile.group * tile.groups) as first:
-            line = k.element_pointer(place.weights, k.mul(first, tile.columns), I8)
+        with k.loop(0, args.width, tile.group * tile.groups) as first:
+            line = k.element_pointer(args.weights, k.mul(first, tile.columns), I8)
             weights = [_load_weights(k, tile, line, number) for number in range(tile.groups * tile.vectors)]
-            offset = k.add(k.mul(place.width, plane), first)
+            offset = k.add(k.mul(args.width, plane), first)
             for row in range(rows):
-                inputs = k.element_pointer(place.rounded, k.add(k.mul(row_width, row), offset), tile.element)
+                inputs = k.element_pointer(args.rounded, k.add(k.mul(row_width, row), offset), tile.element)
                 spread = [
                     k.splat(k.load(k.element_pointer(inputs, g * tile.group, tile.element), I32))
                     for g in range(tile.groups)
@@ -236,7 +236,7 @@ def _write_tile(k: KernelBuilder, tile: Tile, rows: int, ending: str, place: Mic
                     k.store(k.build.add(high, start), sums[row][vector])
     for row in range(rows):
         dequantize_and_store(
-            k, place, ending, row, {vector: k.load_variable(sums[row][vector], like) for vector in range(tile.vectors)}
+            k, args, ending, row, {vector: k.load_variable(sums[row][vector], like) for vector in range(tile.vectors)}
         )
 
 

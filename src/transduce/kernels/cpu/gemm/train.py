@@ -101,7 +101,7 @@ class GemmEmitter:
         k, tile_rows = self.k, self.layout.tile_rows
         return k.thread_range(k.build.sdiv(k.add(gemm.rows, tile_rows - 1), k.int64(tile_rows)), thread, threads)
 
-    def accumulate_gradient(self, gemm: Gemm, given: Gradient, thread: Value, threads: Value) -> None:
+    def accumulate_gradient(self, gemm: Gemm, gradient: Gradient, thread: Value, threads: Value) -> None:
         """Emit out += gradientᵀ · panels, and add the gradient's column sums where these are requested.
 
         For each block of gradient columns, a thread packs `layout.depth` pairs into its scratch space, and multiplies
@@ -113,11 +113,11 @@ class GemmEmitter:
         packer = self.packer(k, layout, thread, threads)
         scratch = k.pointer(k.add(gemm.scratch, k.mul(thread, self.thread_bytes)))
         rows = k.loop(k.mul(first, each), k.mul(last, each), layout.sum_tiles)
-        is_asked = k.build.or_(k.is_nonzero(gemm.out), k.is_nonzero(given.sums))
+        is_asked = k.build.or_(k.is_nonzero(gemm.out), k.is_nonzero(gradient.sums))
         with k.when(is_asked), rows as start, k.loop(0, gemm.pairs, layout.depth) as pair:
             tiles = TileRange(start, k.minimum(k.add(start, layout.sum_tiles), k.mul(last, each)))
             span = PairRange(pair, k.minimum(k.int64(layout.depth), k.build.sub(gemm.pairs, pair)))
-            packer.pack_gradient(given, tiles, span, scratch)
+            packer.pack_gradient(gradient, tiles, span, scratch)
             offset = k.build.neg(k.mul(start, layout.tile_rows, span.count))
             with k.when(k.is_nonzero(gemm.out)):
                 self._each_panel(
@@ -328,7 +328,7 @@ def tile_name(ending: Epilogue, vectors: int) -> str:
 
 # --- float32 ---
 # A library's float32 GEMM does not fuse biases, ReLU or the summation of gradients, each of which takes a pass of its
-# own. These kernels fuse them and multiply as fast (docs/benchmarks.md).
+# own. These kernels fuse them and multiply as fast (docs/results.md).
 
 
 class Float32GemmEmitter(GemmEmitter):

@@ -170,7 +170,7 @@ class LinearKernelEmitter:
             )
             self.multiplier.multiply(gemm, thread, threads)
         gemm = Gemm(
-            left=gradient.matrix.place,
+            left=gradient.matrix.pointer,
             rows=args.outputs,
             panels=k.pointer(args.packed_x),
             columns=args.inputs,

@@ -32,7 +32,7 @@ from transduce.process_environment import release_library
 CACHE_VARIABLE = "TRANSDUCE_CACHE"
 """The environment variable for the cache folder; empty disables the cache."""
 
-_MOST_FILES = 100  # the least recently used ones beyond are deleted
+_MAX_FILES = 100  # the least recently used ones beyond are deleted
 _CHECKSUM = hashlib.sha256
 _CHECKSUM_BYTES = _CHECKSUM().digest_size
 
@@ -77,7 +77,7 @@ def cache_code(key: str, code: bytes) -> None:
 def _drop_oldest(folder: Path) -> None:
     """Delete the least recently used files beyond the limit."""
     files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
-    for path in files[: max(0, len(files) - _MOST_FILES)]:
+    for path in files[: max(0, len(files) - _MAX_FILES)]:
         path.unlink(missing_ok=True)
 
 
@@ -109,7 +109,7 @@ def _folder() -> Path | None:
 # --- compilation ---
 
 
-_LEAST_LLVM = 22  # older versions declare the intrinsic of `vpdpbusd` with other types
+_MIN_LLVM = 22  # older versions declare the intrinsic of `vpdpbusd` with other types
 # Values of ONEDNN_MAX_CPU_ISA that exclude our kernels, that exclude nothing, that exclude bfloat16 instructions, and
 # that exclude AVX-512.
 _NO_ISA = ("SSE41", "AVX")
@@ -162,7 +162,7 @@ def find_integer_tile() -> Tile | None:
     The environment variables that restrict the instructions of oneDNN (ONEDNN_MAX_CPU_ISA) and PyTorch
     (ATEN_CPU_CAPABILITY) restrict these kernels too.
     """
-    if platform.machine().lower() not in ("x86_64", "amd64") or llvm.llvm_version_info[0] < _LEAST_LLVM:
+    if platform.machine().lower() not in ("x86_64", "amd64") or llvm.llvm_version_info[0] < _MIN_LLVM:
         return None
     features = llvm.get_host_cpu_features()
     limit, capability = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper(), os.environ.get("ATEN_CPU_CAPABILITY", "")

@@ -63,7 +63,7 @@ from transduce.model.positions import Rotation
 # Legend: B sentences, H heads, Q queries, L keys, K width of a head's queries, keys and values.
 
 
-_MOST_KEYS = 256  # with more, PyTorch's GEMMs over blocks of scores are efficient
+_MAX_KEYS = 256  # with more, PyTorch's GEMMs over blocks of scores are efficient
 _WIDEST = 128  # greatest head width
 
 
@@ -72,7 +72,7 @@ def supports_attention(x: Tensor, num_keys: int, width: int) -> bool:
     tile = find_integer_tile()
     if x.device.type != "cpu" or x.dtype not in LLVM_TYPES or tile is None:
         return False
-    return width % tile.lanes == 0 and width <= _WIDEST and 0 < num_keys <= _MOST_KEYS and x.numel() > 0
+    return width % tile.lanes == 0 and width <= _WIDEST and 0 < num_keys <= _MAX_KEYS and x.numel() > 0
 
 
 def attend(projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num_heads: int) -> Tensor:

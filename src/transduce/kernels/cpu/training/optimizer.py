@@ -40,7 +40,7 @@ class UpdateArguments(NamedTuple):
     """The parameters rounded to bfloat16; 0: none."""
     count: Any
     """The number of elements."""
-    kept: Any
+    average_decay: Any
     """The decay of the moving average.
 
     It and all numbers below are the bits of a float32, unless stated otherwise.
@@ -154,7 +154,7 @@ class UpdateEmitter:
         self._put(k.splat(0.0), args.gradient, number, inside)
         with k.when(k.is_nonzero(args.average)):
             average = self._get(args.average, number, inside)
-            decay = self._real(args.kept)
+            decay = self._real(args.average_decay)
             self._put(k.madd(decay, k.build.fsub(average, master), master), args.average, number, inside)
         with k.when(k.is_nonzero(args.bfloat16_copy)):
             self._put(master, args.bfloat16_copy, number, inside, I16)
@@ -290,7 +290,7 @@ def _run(
         average=address_of(vectors.average),
         bfloat16_copy=address_of(bfloat16_copy),
         count=count,
-        kept=float_bits(average_decay),
+        average_decay=float_bits(average_decay),
         first=first,
         second=second,
         update=address_of(move),
