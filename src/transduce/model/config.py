@@ -299,6 +299,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Tokens of the target vocabulary."""
 
     # --- sizes (Table 3) ---
+
     num_encoder_layers: int = 6
     """Encoder layers: N of Table 3. A decoder alone does not use it."""
 
@@ -327,6 +328,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Use one set of weights for all layers of a stack (ALBERT, Lan et al. 2020)."""
 
     # --- dropout ---
+
     dropout: float = 0.1
     """Dropout on every sub-layer's output and on the sums of embeddings and positions (section 5.4)."""
 
@@ -337,6 +339,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Dropout inside the feed-forward layer; not in the paper."""
 
     # --- layers ---
+
     activation: Activation = "relu"
     """Activation of the feed-forward layer: relu (the paper's), gelu and its tanh form, silu; or a gate by silu
     (swiglu), gelu (geglu, geglu-tanh) or relu (reglu) as in Shazeer 2020."""
@@ -367,6 +370,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Biases of the feed-forward layers; None: `bias`."""
 
     # --- positions ---
+
     positions: Positions = "sinusoidal"
     """Position encoding: sinusoids (section 3.5), a learned table, a rotation of queries and keys in halves or in
     neighboring pairs (Su et al. 2021), T5's bias by distance (Raffel et al. 2020), or none."""
@@ -393,6 +397,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Distances from this one on share the last bucket."""
 
     # --- attention ---
+
     attention_score: AttentionScore = "scaled"
     """`scaled`: the dot product over √d_k (section 3.2.1); `dot`: unscaled; `general`: Q W Kᵀ (Luong et al. 2015);
     `additive`: v · tanh(Q + K) (Bahdanau et al. 2015)."""
@@ -408,6 +413,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Positions to each side that self-attention reaches, at a cost of length × window; None: all."""
 
     # --- embeddings and output ---
+
     tie_source_target: bool = True
     """Share one embedding matrix between both sides (section 3.4); needs a joint vocabulary."""
 
@@ -433,6 +439,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Factor of the last layer's output before the output projection; T5's is 1 / √d_model."""
 
     # --- encoder alone ---
+
     masked_language_head: bool = True
     """A transform, as in BERT, and the output projection for masked tokens."""
 
@@ -443,6 +450,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Classes that are predicted from the pooled first position; 0: none."""
 
     # --- numbers instead of tokens ---
+
     num_series: int = 0
     """Numbers of each point in time that are read and predicted; 0: the model reads tokens."""
 
@@ -450,6 +458,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Predict the standard deviation of each number too."""
 
     # --- recurrent ---
+
     recurrent_cell: Literal["lstm", "gru"] = "lstm"
     """LSTM (Hochreiter and Schmidhuber 1997, with forget gates: Gers et al. 2000) or GRU (Cho et al. 2014, reset after
     the matrix multiplication), as in PyTorch."""
@@ -475,6 +484,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Where the summary of the source goes: into the decoder's first state, into every step's input, or both."""
 
     # --- special tokens ---
+
     pad_id: int = 0
     """Id of the padding token."""
 
