@@ -76,7 +76,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def glossary(self) -> Glossary | None:
-        """Return the terms as a glossary, or None without terms; equal terms give the same cached object."""
+        """The terms as a glossary, or None without terms; equal terms give the same cached object."""
         return _glossary(self.terms) if self.terms else None
 
 

@@ -55,12 +55,12 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def array(self) -> npt.NDArray[np.float64]:
-        """Return the attention weights as an array, (N, H, W)."""
+        """The attention weights as an array, (N, H, W)."""
         return np.array(self.weights, dtype=np.float64)
 
     @property
     def pointers(self) -> tuple[Pointer, ...]:
-        """Return a pointer for every head, layer by layer."""
+        """A pointer for every head, layer by layer."""
         return tuple(
             self._pointer(layer, head, weights)
             for layer, heads in enumerate(self.weights)
@@ -83,7 +83,7 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the texts of the candidates."""
+        """The texts of the candidates."""
         return tuple(self._name([self.words[number] for number in candidate]) for candidate in self.candidates)
 
     @staticmethod
@@ -93,7 +93,7 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def chance(self) -> float:
-        """Return the share of heads that would point to the antecedent if heads chose candidates at random."""
+        """The share of heads that would point to the antecedent if heads chose candidates at random."""
         return 0.0 if self.antecedent is None else 1.0 / len(self.candidates)
 
     def draw(self) -> str:
@@ -130,17 +130,17 @@ class PronounPair(msgspec.Struct, frozen=True):
 
     @property
     def resolving(self) -> tuple[tuple[int, int], ...]:
-        """Return (layer, head), from 0, of the heads that point to the right word in both sentences."""
+        """The (layer, head) pairs, from 0, of the heads that point to the right word in both sentences."""
         return tuple((one.layer, one.head) for one, other in self._heads() if one.points and other.points)
 
     @property
     def chance(self) -> float:
-        """Return the share of heads that would point to the right word in both sentences by chance."""
+        """The share of heads that would point to the right word in both sentences by chance."""
         return self.one.chance * self.other.chance
 
     @property
     def largest_difference(self) -> float:
-        """Return the largest difference in attention between the sentences, over all heads and words up to the pronoun.
+        """The largest difference in attention between the sentences, over all heads and words up to the pronoun.
 
         It is infinite if the sentences differ in a word up to the pronoun.
         """

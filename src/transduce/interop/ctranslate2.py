@@ -328,8 +328,9 @@ class CTranslate2LanguageModel:
         ]
 
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        """Return the log-probabilities, in nats, of each target's tokens and the end symbol after the prompt in
-        `sources`.
+        """Return the log-probabilities, in nats, of each target's tokens followed by the end symbol.
+
+        Each target continues the prompt with the same index in `sources`.
         """
         rows = [
             [self._start, *self._tokens_of([*source, *target, self._end_id])]

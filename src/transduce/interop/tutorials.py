@@ -181,8 +181,10 @@ def _layer_weights(
     names: TutorialNames,
     other_names: set[str],
 ) -> dict[str, Tensor]:
-    """Return all weights except embeddings and output by this package's names, after checking that none is missing or
-    unused.
+    """Return all weights except embeddings and output by this package's names.
+
+    Raises:
+        TransduceError: a weight is missing or unused.
     """
     with torch.device("meta"):
         skeleton = build_model(config)

@@ -234,8 +234,9 @@ def _numbers_at_end(line: bytes) -> int:
 
 
 def _read_text(first: bytes, file: IO[bytes], path: Path, count: int | None = None) -> Iterator[tuple[str, Vector]]:
-    """Yield words and vectors from lines that contain a word and its numbers; a word may contain spaces (as some of
-    GloVe's).
+    """Yield words and vectors from lines that contain a word and its numbers.
+
+    A word may contain spaces, as some of GloVe's do.
 
     Args:
         first: the first line with a vector.

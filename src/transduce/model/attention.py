@@ -315,7 +315,7 @@ class DecoderCache:
 
     @property
     def length(self) -> int:
-        """Return the number of cached positions."""
+        """The number of cached positions."""
         return self.layers[0].past.length
 
     def keep_sentences(self, rows: Tensor) -> None:
@@ -473,7 +473,7 @@ class Window(NamedTuple):
 
     @property
     def block(self) -> int:
-        """Return b, the number of positions of a block."""
+        """The number b of positions of a block."""
         return block_length(self.radius)
 
 

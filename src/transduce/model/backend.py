@@ -127,7 +127,7 @@ class TrainingKernels(Protocol):
 
     @property
     def packed(self) -> PackedAttention | None:
-        """Return the backend's training on packed batches; None if padded batches are at least as fast."""
+        """The backend's training on packed batches; None if padded batches are at least as fast."""
 
     def run_layer(self, layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object]) -> Tensor | None:
         """Compute a whole encoder or decoder layer in training, or return None if that is not supported.
@@ -215,7 +215,7 @@ class TrainingKernels(Protocol):
 
     @property
     def linear_activations(self) -> frozenset[str]:
-        """Return the names of the activations that `linear` can apply to its output."""
+        """The names of the activations that `linear` can apply to its output."""
 
     def supports_linear(self, x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
         """Return whether `linear` supports these tensors."""

@@ -45,7 +45,7 @@ class BatchSearch(Protocol):
 
     @property
     def active(self) -> Tensor:
-        """Return the indices in the batch of the sentences that are still decoded, (B,)."""
+        """The indices in the batch of the sentences that are still decoded, (B,)."""
 
     def advance(self, steps: int) -> None:
         """Take at most `steps` steps; the search stops earlier when all sentences are finished."""

@@ -499,32 +499,32 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def key_width(self) -> int:
-        """Return d_k, the width of one head's queries and keys."""
+        """The width d_k of one head's queries and keys."""
         return self.d_k if self.d_k is not None else self.d_model // self.num_heads
 
     @property
     def value_width(self) -> int:
-        """Return d_v, the width of one head's values."""
+        """The width d_v of one head's values."""
         return self.d_v if self.d_v is not None else self.d_model // self.num_heads
 
     @property
     def forbidden_tokens(self) -> list[int]:
-        """Return the token ids that search never outputs: padding and start symbol, unless one is the end symbol."""
+        """The token ids that search never outputs: padding and start symbol, unless one is the end symbol."""
         return sorted({self.pad_id, self.start_id} - {self.eos_id})
 
     @property
     def frozen_row(self) -> int | None:
-        """Return the row of the embeddings that stays zero and gets no gradient; None: all rows are trained."""
+        """The row of the embeddings that stays zero and gets no gradient; None: all rows are trained."""
         return self.pad_id if self.zero_padding_row else None
 
     @property
     def has_final_norm(self) -> bool:
-        """Return whether a norm follows the last layer of each stack."""
+        """True if a norm follows the last layer of each stack."""
         return self.norm_order != "post" if self.final_norm is None else self.final_norm
 
     @property
     def has_plain_attention(self) -> bool:
-        """Return whether attention is the paper's: the scaled dot product, softmax, and no effect of positions."""
+        """True if attention is the paper's: the scaled dot product, softmax, and no effect of positions."""
         uses_positions = (
             self.positions in ("rotary", "rotary-interleaved", "relative") or self.attention_window is not None
         )
@@ -533,7 +533,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def can_be_packed(self) -> bool:
-        """Return whether batches may be packed without padding: only attention depends on where a sentence ends."""
+        """True if batches may be packed without padding: only attention depends on where a sentence ends."""
         return self.has_plain_attention and not self.attention_dropout and self.norm != "batch"
 
     def changed(self) -> dict[str, object]:

@@ -88,7 +88,7 @@ class Dropout(Component):
 
     @property
     def drops(self) -> bool:
-        """Return whether the module is in training and its probability is not zero."""
+        """True if the module is in training and its probability is not zero."""
         return self.training and self.drop_of_256 > 0
 
     def _draws_bytes(self, x: Tensor) -> bool:

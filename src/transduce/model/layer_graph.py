@@ -279,7 +279,7 @@ class Description:
 
     @property
     def is_training(self) -> bool:
-        """Return whether the module, or dropout or a BatchNorm inside it, is in training mode."""
+        """True if the module, or dropout or a BatchNorm inside it, is in training mode."""
         return any(map(itemgetter("training"), self._with_modes))
 
     def is_current(self, module: nn.Module) -> bool:
@@ -440,7 +440,7 @@ class _Describer:
 
     @property
     def has_final_norm(self) -> bool:
-        """Return whether the configuration asks for a norm after each stack."""
+        """True if the configuration asks for a norm after each stack."""
         return self.config is not None and self.config.has_final_norm
 
     def embedding(self, path: str, module: Any) -> str:
@@ -484,7 +484,7 @@ class _Describer:
 
     @property
     def is_shared(self) -> bool:
-        """Return whether one layer is used for a whole stack."""
+        """True if one layer is used for a whole stack."""
         return self.config is not None and self.config.share_layers
 
     def layer(self, prefix: str, layer: nn.Module) -> LayerGraph:

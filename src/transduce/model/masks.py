@@ -33,7 +33,7 @@ class AttentionMask:
 
     @cached_property
     def lengths(self) -> Tensor | None:
-        """Return the number of keys in each sentence, int64, (B,), or None if the mask hides more than padding.
+        """The number of keys in each sentence, int64, (B,), or None if the mask hides more than padding.
 
         Padding must be at the right, and every sentence must have a key. The mask is read back: use this on a CPU only.
         """
@@ -64,7 +64,7 @@ class BiasedMask(AttentionMask):
 
     @property
     def lengths(self) -> None:
-        """Return None: lengths cannot express the bias."""
+        """None, because lengths cannot express the bias."""
         return None
 
     def bias(self, dtype: torch.dtype) -> Tensor:

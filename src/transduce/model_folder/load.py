@@ -100,7 +100,7 @@ def load_model_at(
     device: str,
     threads: int | None,
 ) -> ModelFolder[Placed]:
-    """Read a model folder with a reader of `folder.py`, move the model to a device, and set the process's thread count.
+    """Read a model folder with a reader of `read.py`, move the model to a device, and set the process's thread count.
 
     Args:
         read: a reader, such as `read_decoder_folder`.

@@ -141,7 +141,7 @@ class BeamSearch:
 
     @property
     def length(self) -> int:
-        """t, the number of tokens of every live hypothesis."""
+        """The number t of tokens of every live hypothesis."""
         return self.tokens.shape[-1]
 
     def abandon(self, sentences: Collection[int]) -> None:

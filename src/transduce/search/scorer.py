@@ -88,7 +88,7 @@ class Hypothesis(msgspec.Struct, frozen=True):
 
     @property
     def log_probability(self) -> float:
-        """Return the log-probability of the hypothesis with its end symbol, in nats."""
+        """The log-probability of the hypothesis with its end symbol, in nats."""
         return sum(self.token_log_probabilities)
 
 

@@ -149,7 +149,7 @@ class Step:
 
     @property
     def normalizer(self) -> Tensor:
-        """Return the log-sum-exp, (B, W, 1); logits - normalizer are the model's log-probabilities."""
+        """The log-sum-exp, (B, W, 1); logits - normalizer are the model's log-probabilities."""
         if self.cached_log_sum_exp is None:
             self.cached_log_sum_exp = log_sum_exp(self.logits)
         return self.cached_log_sum_exp

@@ -80,12 +80,12 @@ class Batcher:
 
     @property
     def running(self) -> int:
-        """Return the number of requests that have started decoding and are unfinished."""
+        """The number of requests that have started decoding and are unfinished."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Return the number of requests of which no sentence has gone into a batch yet."""
+        """The number of requests of which no sentence has gone into a batch yet."""
         with self._changed:
             return self._count_waiting()
 
@@ -366,7 +366,7 @@ class Workers:
 
     @property
     def are_alive(self) -> bool:
-        """Return whether all threads are running."""
+        """True if all threads are running."""
         return all(thread.is_alive() for thread in self._threads)
 
     def join(self, seconds: float) -> None:

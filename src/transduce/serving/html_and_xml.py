@@ -81,7 +81,7 @@ class _Opaque:
 
     @property
     def is_raw(self) -> bool:
-        """Return whether the position is inside a script or style, which contains no tags."""
+        """True if the position is inside a script or style, which contains no tags."""
         return self.depth > 0 and self._name in ("script", "style")
 
     def step(self, name: str, attributes: str, *, is_end: bool) -> None:
@@ -210,7 +210,7 @@ class _Block(NamedTuple):
 
     @property
     def is_one_sentence(self) -> bool:
-        """Return whether to translate the block as one sentence with marks."""
+        """True if the block is to be translated as one sentence with marks."""
         worded = [mark for mark in self.marks if mark.has_words]
         edges = [0, *(edge for mark in worded for edge in (mark.start, mark.end)), len(self.text)]
         outside = "".join(self.text[edges[index] : edges[index + 1]] for index in range(0, len(edges), 2))

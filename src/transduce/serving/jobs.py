@@ -29,7 +29,7 @@ class Model(Protocol):
 
     @property
     def longest_source(self) -> int:
-        """Return the number of tokens up to which a sentence is not split, without the end-of-sentence token."""
+        """The number of tokens up to which a sentence is not split, without the end-of-sentence token."""
 
     def check(self, glossary: Glossary, search: SearchSettings) -> None:
         """Raise a TransduceError if the model cannot produce the terms of a glossary with this search."""
@@ -130,7 +130,7 @@ class Job:
 
     @property
     def is_late(self) -> bool:
-        """Return whether no client waits for the answer any more, because it was abandoned or its deadline passed."""
+        """True if no client waits for the answer any more, because it was abandoned or its deadline passed."""
         return self.abandoned or time.monotonic() >= self.deadline
 
     def goes_with(self, other: "Job") -> bool:
@@ -164,17 +164,17 @@ class Place(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """Return the sentence's text."""
+        """The sentence's text."""
         return self.job.sentences[self.number]
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens of the sentence, including the end-of-sentence token."""
+        """The number of tokens of the sentence, including the end-of-sentence token."""
         return self.job.tokens[self.number]
 
     @property
     def marks(self) -> Sequence[Span]:
-        """Return the spans of the sentence that are to be located in its translation."""
+        """The spans of the sentence that are to be located in its translation."""
         return self.job.marks.get(self.number, ())
 
 

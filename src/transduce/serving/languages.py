@@ -111,27 +111,27 @@ class Routes:
 
     @property
     def sources(self) -> list[str]:
-        """Return the languages that some model translates from."""
+        """The languages that some model translates from."""
         return sorted({source for source, _ in self._models})
 
     @property
     def all_targets(self) -> list[str]:
-        """Return the languages that some model translates to."""
+        """The languages that some model translates to."""
         return sorted({target for _, target in self._models})
 
     @property
     def first(self) -> tuple[str, str]:
-        """Return the language pair that the page selects at first."""
+        """The language pair that the page selects at first."""
         return next(iter(self._models))
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """Return the language pairs as canonical codes, in the order of the models."""
+        """The language pairs as canonical codes, in the order of the models."""
         return list(self._models)
 
     @property
     def named(self) -> list[tuple[str, str]]:
-        """Return the language pairs with the codes that the models themselves use, in the order of the models."""
+        """The language pairs with the codes that the models themselves use, in the order of the models."""
         return [(model.source_language, model.target_language) for model in self._models.values()]
 
     def targets(self, source: str) -> list[str]:

@@ -117,7 +117,7 @@ class ApiKeys:
 
     @property
     def are_required(self) -> bool:
-        """Return whether requests need a key."""
+        """True if requests need a key."""
         return bool(self._digests)
 
     def check(self, headers: Mapping[str, str], said: str | None = None) -> None:

@@ -322,7 +322,7 @@ class RequestError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return the headers of the error response."""
+        """The headers of the error response."""
         headers = {}
         if self.retry_after_seconds is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_seconds)))

@@ -58,7 +58,7 @@ class ServedModel:
 
     @property
     def longest_source(self) -> int:
-        """Return the number of tokens up to which a sentence is not split, without the end-of-sentence token."""
+        """The number of tokens up to which a sentence is not split, without the end-of-sentence token."""
         return self.translator.longest_source
 
     def use(self, glossary: Glossary | None) -> None:

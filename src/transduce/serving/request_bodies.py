@@ -218,7 +218,7 @@ class Incoming(Protocol):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Return the headers by lower-case name."""
+        """The headers by lower-case name."""
 
     def stream(self) -> AsyncIterator[bytes]:
         """Yield the body in chunks as they arrive."""

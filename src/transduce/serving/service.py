@@ -50,7 +50,7 @@ class Wish(NamedTuple):
 
     @property
     def characters(self) -> int:
-        """Return the number of characters in all texts and glossary terms."""
+        """The number of characters in all texts and glossary terms."""
         terms = () if self.glossary is None else self.glossary.terms
         return sum(map(len, self.texts)) + sum(len(text) for term in terms for text in (term.source, *term.targets))
 

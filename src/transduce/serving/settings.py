@@ -92,7 +92,7 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     @property
     def client_rate(self) -> int:
-        """Return the requests per minute that one client may send; 0 means no limit."""
+        """The requests per minute that one client may send; 0 means no limit."""
         if self.requests_per_minute is not None:
             return self.requests_per_minute
         return 0 if is_loopback(self.host) else 300

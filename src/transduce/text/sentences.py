@@ -282,7 +282,7 @@ def _ends_sentence(text: str, after: str) -> bool:
 _CLOSING = re.compile("[\"'”’»）)」』\\]]\\s*$")
 _ELLIPSIS = re.compile(r"(?:\.{2,}|…+)\s*$")
 _ORDINAL = re.compile(r"(?:^|\s)\d+\.\s*$")  # "am 5. Mai"
-# In addition to those in `sentences.py`, whose splitting of training text must not change.
+# Abbreviations in addition to `_ABBREVIATION`, which also splits training text and must therefore not change.
 _FURTHER_ABBREVIATION = re.compile(
     r"\b(?:bzw|usw|z\.\s?B|d\.\s?h|u\.\s?a|nr|tel|str|evtl|ggf|sra?|p\.\s?ej|núm|env)\.\s*$", re.IGNORECASE
 )

@@ -164,7 +164,7 @@ class SkippedStep(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why the step was skipped, for a message."""
+        """The reason for skipping the step, for a message."""
         if self.is_high:
             return f"its loss of {self.loss:.4g} nats per token is above the limit of {self.limit:.4g}"
         if not math.isfinite(self.loss):

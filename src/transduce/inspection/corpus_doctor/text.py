@@ -56,7 +56,7 @@ class CorpusText:
 
     @property
     def sides(self) -> tuple[Side, Side]:
-        """Return the source and the target side."""
+        """The source and the target side."""
         return self.source, self.target
 
     def pair_example(self, number: int) -> Example:
@@ -66,7 +66,7 @@ class CorpusText:
 
     @property
     def pairs(self) -> int:
-        """Return the number of lines that both sides have."""
+        """The number of lines that both sides have."""
         return min(len(self.source.lines), len(self.target.lines))
 
 

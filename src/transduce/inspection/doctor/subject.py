@@ -80,12 +80,12 @@ class Subject:
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the model's parameters."""
+        """The device of the model's parameters."""
         return next(self.module.parameters()).device
 
     @property
     def tolerance(self) -> float:
-        """Return the largest change that rounding errors may cause, in standard deviations of the logits."""
+        """The largest change that rounding errors may cause, in standard deviations of the logits."""
         return 1e-9 if next(self.module.parameters()).dtype == torch.float64 else 1e-4
 
 

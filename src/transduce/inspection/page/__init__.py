@@ -22,7 +22,7 @@ def render_page(title: str, payload: str) -> str:
 
     Args:
         title: the page's title.
-        payload: an `inspection.payload.Inspection` as JSON.
+        payload: an `inspection.sentence_view.Inspection` as JSON.
     """
     return _render(title, payload, _ALONE, styles=("page.css",), connect="'none'")
 

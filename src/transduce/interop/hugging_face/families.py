@@ -110,8 +110,9 @@ def _llama_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def _llama_obstacles(config: ModelConfig) -> list[str]:
-    """Return the settings that Llama's config.json cannot express: it has one bias setting for all four projections,
-    and one width for all heads.
+    """Return the settings that Llama's config.json cannot express.
+
+    Llama's config.json has one bias setting for all four projections, and one width for all heads.
     """
     effective = meant_settings(config)
     return [
@@ -159,8 +160,9 @@ def _qwen2_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def _qwen2_obstacles(config: ModelConfig) -> list[str]:
-    """Return the settings that Qwen2's config.json cannot express; unlike Llama, only queries, keys and values have
-    biases.
+    """Return the settings that Qwen2's config.json cannot express.
+
+    Unlike in Llama, only queries, keys and values have biases.
     """
     return [name for name in _llama_obstacles(config) if name != "attention_output_bias"]
 
@@ -201,8 +203,9 @@ def family_for(config: ModelConfig) -> Family | None:
 
 
 def huggingface_obstacles(config: ModelConfig) -> list[str]:
-    """Return the settings that the nearest Hugging Face class does not support; empty if some class computes
-    the model.
+    """Return the settings that the nearest Hugging Face class does not support.
+
+    The result is empty if some class computes the model.
     """
     family = _nearest(config)
     return ["kind"] if family is None else differences(config, family)
@@ -220,8 +223,9 @@ def huggingface_remedy(config: ModelConfig) -> dict[str, object]:
 
 
 def _nearest(config: ModelConfig) -> Family | None:
-    """Return the class of the model's kind with the fewest differing settings; differing positions count
-    three times.
+    """Return the class of the model's kind with the fewest differing settings, or None if the kind has no class.
+
+    Differing positions count three times.
     """
 
     def distance(family: Family) -> int:

@@ -194,8 +194,9 @@ def _forced_first_id(values: Mapping[str, Any]) -> int | None:
 
 
 def _max_length(values: Mapping[str, Any], greatest: int | None) -> int | None:
-    """Return the maximum number of new tokens including the end symbol, which is `max_length` without the start
-    symbol.
+    """Return the maximum number of new tokens, including the end symbol, or None without a limit.
+
+    Hugging Face's `max_length` also counts the start symbol; `max_new_tokens` takes precedence over it.
     """
     longest = values.get("max_new_tokens")
     if longest is None and values.get("max_length") is not None:

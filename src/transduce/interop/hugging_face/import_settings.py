@@ -367,8 +367,9 @@ def qwen2(config: ConfigReader) -> Settings:
 
 
 def _rope(config: ConfigReader) -> Settings:
-    """Return the settings of rotary positions from `rope_parameters`, or from `rope_theta` and `rope_scaling` of older
-    files.
+    """Return the settings of rotary positions.
+
+    The settings are read from `rope_parameters`, or in older files from `rope_theta` and `rope_scaling`.
     """
     content = config.content.get("rope_parameters") or config.content.get("rope_scaling") or {}
     if not isinstance(content, dict):
@@ -390,10 +391,10 @@ def _rope(config: ConfigReader) -> Settings:
 
 
 def _special_ids(config: ConfigReader) -> Settings:
-    """Return the padding, start and end ids of a decoder-only model; without a padding id, the end symbol is the
-    padding.
+    """Return the padding, start and end ids of a decoder-only model.
 
-    The result is empty if the configuration has neither an end nor a start id; the tokenizer may then have them.
+    Without a padding id, the end symbol is the padding. The result is empty if the configuration has neither an end
+    nor a start id; the tokenizer may then have these ids.
     """
     pad_id, start_id, eos_id = map(config.optional_id, ("pad_token_id", "bos_token_id", "eos_token_id"))
     if eos_id is None:

@@ -201,8 +201,9 @@ def added_token(id: int, token: Mapping[str, Any]) -> AddedToken:
 
 
 class TokenizerParts(NamedTuple):
-    """A tokenizer's algorithm, vocabulary, added tokens and leading special tokens, from tokenizer.json or
-    older files.
+    """A tokenizer's algorithm, vocabulary, added tokens and leading special tokens.
+
+    The parts come from tokenizer.json, or from the files of older tokenizers.
     """
 
     cutting: Cutting

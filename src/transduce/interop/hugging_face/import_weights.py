@@ -33,8 +33,9 @@ class StoredTensors:
         return self.names[name]().float()
 
     def with_prefix(self, prefix: str) -> "StoredTensors":
-        """Return the tensors with current names: with the prefix that models with heads have, and norms' `gamma` and
-        `beta` renamed.
+        """Return the tensors under their current names.
+
+        The names get the prefix that models with heads have, and norms' `gamma` and `beta` become `weight` and `bias`.
         """
         bare = prefix and not any(name.startswith(prefix) for name in self.names)
         renamed = {(prefix if bare else "") + name: read for name, read in self.names.items()}
@@ -164,8 +165,10 @@ def _config(settings: Mapping[str, Any], place: str) -> ModelConfig:
 
 
 def _collect(family: Family, stored: StoredTensors, config: ModelConfig) -> dict[str, Tensor]:
-    """Return all parameters but the embeddings and output projection, after checking that no tensor is missing or
-    unused.
+    """Return all parameters but the embeddings and output projection.
+
+    Raises:
+        TransduceError: a tensor is missing or unused.
     """
     with torch.device("meta"):
         skeleton = build_model(config)

@@ -1,5 +1,6 @@
-"""Models of this package that Hugging Face's transformers loads from a folder and runs offline, through automatic
-classes.
+"""Models of this package that Hugging Face's transformers loads from a folder and runs offline.
+
+A folder is opened by one of transformers' automatic classes, such as `AutoModelForCausalLM`.
 
 Legend: B texts, S source length, T target length, L tokens of a row, V vocabulary, D model width, C classes.
 """
@@ -111,8 +112,9 @@ class HuggingFaceModel(_OpenedModel):
         return [values[: len(row) + 1] for values, row in zip(log_probs.tolist(), targets, strict=True)]
 
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
-        """Return the token ids of each source's translation by `generate` with one beam, at most `max_tokens`
-        of them.
+        """Return the token ids of each source's translation, at most `max_tokens` of them.
+
+        `generate` searches with one beam.
         """
         with torch.inference_mode():
             written = self.model.generate(
@@ -128,8 +130,9 @@ class HuggingFaceLanguageModel(_OpenedModel):
     """Implements `ExportedModel` for a decoder-only language model run by transformers."""
 
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        """Return the log-probabilities, in nats, of each target's tokens and the end symbol after the prompt in
-        `sources`.
+        """Return the log-probabilities, in nats, of each target's tokens followed by the end symbol.
+
+        Each target continues the prompt with the same index in `sources`.
         """
         prompts = [[self.config.start_id, *row] for row in sources]
         rows = [[*prompt, *target] for prompt, target in zip(prompts, targets, strict=True)]
@@ -155,9 +158,7 @@ class HuggingFaceEncoder(_OpenedModel):
     """Implements `ExportedEncoder` for an encoder run by transformers."""
 
     def outputs(self, rows: Ids, token_types: Ids) -> Mapping[str, list[NDArray[Any]]]:
-        """Compute the encoder's outputs and return them under the names that `ExportedEncoder` uses, one array
-        per row.
-        """
+        """Return the encoder's outputs for each row, by the names that `ExportedEncoder` uses."""
         inputs = self._rows(rows)
         width = inputs["input_ids"].shape[1]
         types = torch.tensor([[*row, *[0] * (width - len(row))] for row in token_types])

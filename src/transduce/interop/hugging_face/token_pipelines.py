@@ -40,8 +40,9 @@ class TokenCutter(Protocol):
     """A protocol for tokenizers between text and token strings."""
 
     def cut(self, text: str) -> list[str]:
-        """Return the tokens of a text, including symbols; a string outside the vocabulary stands for an
-        unknown token.
+        """Return the tokens of a text, including symbols.
+
+        A string outside the vocabulary stands for an unknown token.
         """
 
     def join(self, tokens: Sequence[str]) -> str:
@@ -150,8 +151,9 @@ class WordPieces(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class SpacedPairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="spaced-pairs"):
-    """The settings of character BPE with ▁ for spaces, as in NLLB and the first Llama models; earlier versions stored
-    them.
+    """The settings of character BPE with ▁ for spaces, as in NLLB and the first Llama models.
+
+    Earlier versions of this package stored these settings.
     """
 
     merges: tuple[tuple[str, str], ...]
@@ -296,8 +298,9 @@ def _is_step(value: object) -> bool:
 
 
 def _with_unknown_token(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model with an unknown token and consecutive ids, without which an added token would replace a
-    later one.
+    """Return a model with an unknown token and consecutive ids.
+
+    Without both, an added token would replace a later one.
     """
     kind = model.get("type") or ("BPE" if "merges" in model else "Unigram")
     if kind == "Unigram":

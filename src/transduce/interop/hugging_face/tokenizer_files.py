@@ -51,8 +51,9 @@ def tokenizer_files(
 
 
 def has_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> bool:
-    """Return whether Hugging Face has a class for this tokenizer; for separate vocabularies only Marian's class
-    exists.
+    """Return whether Hugging Face has a class for this tokenizer.
+
+    For separate vocabularies, only Marian's class exists.
     """
     if isinstance(tokenizer, ForeignTokenizer):
         return False
@@ -110,8 +111,9 @@ def _post_processor(before: Sequence[str], after: Sequence[str], vocabulary: Voc
 
 
 def _marian_files(tokenizer: Tokenizer, languages: tuple[str | None, str | None]) -> dict[str, Any]:
-    """Return the files that Marian's tokenizer needs in addition to source.spm and target.spm: the ids of their
-    tokens.
+    """Return the contents of the files that Marian's tokenizer needs in addition to source.spm and target.spm.
+
+    The files contain the ids of the tokens, the special tokens, and the settings of the tokenizer.
     """
     source, target = tokenizer.source, tokenizer.target
     special_tokens = special_tokens_map(source)

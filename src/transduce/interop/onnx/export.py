@@ -147,8 +147,9 @@ ONNX = table("the ONNX export", **READABLE)
 
 
 def onnx_obstacles(config: ModelConfig) -> list[str]:
-    """Return the names of settings of this configuration that the ONNX export does not support; empty if it supports
-    all.
+    """Return the names of the settings of this configuration that the ONNX export does not support.
+
+    The result is empty if the export supports all settings.
     """
     return unsupported_settings(ONNX, config)
 

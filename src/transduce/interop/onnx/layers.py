@@ -84,8 +84,9 @@ def build_norm(graph: Graph, x: str, norm: nn.Module | None) -> str:
 
 
 def build_activation(graph: Graph, x: str, name: str) -> str:
-    """Add the activation function with a name of `ModelConfig.activation`; for a gated layer, add the gate's
-    function.
+    """Add the activation function with a name of `ModelConfig.activation`.
+
+    For the name of a gated layer, the function is the gate's.
     """
     if name in ("relu", "reglu"):
         return graph.apply("Relu", x)
@@ -156,8 +157,10 @@ def after_sublayer(graph: Graph, x: str, y: str, residual: Residual) -> str:
 def build_self_attention(
     graph: Graph, x: str, attention: MultiHeadAttention, context: Context, past: KeysAndValues | None = None
 ) -> tuple[str, KeysAndValues]:
-    """Add a self-attention over the cached and current positions; return its output (B, T, D) and all keys and
-    values.
+    """Add a self-attention over the cached and current positions.
+
+    Returns:
+        The output (B, T, D), and all keys and values.
     """
     query, key, value = graph.split(build_linear(graph, x, linear_of(attention.projection)), attention.widths)
     query, key = _heads(graph, query, attention.d_k), _heads(graph, key, attention.d_k)
@@ -279,8 +282,10 @@ Shapes = tuple[tuple[int | str, ...], tuple[int | str, ...]]
 def build_encoder_layer(
     graph: Graph, x: str, layer: EncoderLayer, context: Context, config: ModelConfig, past: KeysAndValues | None = None
 ) -> tuple[str, KeysAndValues]:
-    """Add an encoder layer, or with `past` a decoder layer without cross-attention; return its output, keys and
-    values.
+    """Add an encoder layer, or with `past` a decoder layer without cross-attention.
+
+    Returns:
+        The layer's output, and its keys and values.
     """
     y = before_sublayer(graph, x, layer.self_attention_residual)
     y, keys_and_values = build_self_attention(graph, y, layer.self_attention, context, past)
@@ -291,8 +296,9 @@ def build_encoder_layer(
 
 
 class Known(NamedTuple):
-    """Inputs of a decoder layer in addition to x: the projected encoder output, its mask as a bias, and the
-    self-attention cache.
+    """Inputs of a decoder layer in addition to x.
+
+    The inputs are the projected encoder output, its mask as a bias, and the self-attention cache.
     """
 
     memory: KeysAndValues

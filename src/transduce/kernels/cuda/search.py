@@ -160,7 +160,7 @@ def find_search(state: DecodingState, bounds: SearchBounds) -> "GpuSearch | None
 
 
 class GpuSearch:
-    """A search for a batch on a GPU (implements `model.state.BatchSearch`)."""
+    """A search for a batch on a GPU (implements `model.batch_search.BatchSearch`)."""
 
     def __init__(self, state: GpuState, bounds: SearchBounds) -> None:
         """Start the search; `state` has encoded its sentences and run no step."""

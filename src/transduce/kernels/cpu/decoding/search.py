@@ -403,7 +403,7 @@ def supports_compiled_search(vocabulary_size: int, bounds: SearchBounds) -> bool
 
 
 class NativeSearch:
-    """A compiled search for a batch (implements `model.state.BatchSearch`)."""
+    """A compiled search for a batch (implements `model.batch_search.BatchSearch`)."""
 
     def __init__(self, state: NativeState, bounds: SearchBounds) -> None:
         """Start the search; `state` has encoded its sentences and run no step."""

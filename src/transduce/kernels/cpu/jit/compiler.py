@@ -226,7 +226,7 @@ def new_builder(name: str, tile: Tile) -> KernelBuilder:
 def kernel(k: KernelBuilder, name: str, count: int) -> Iterator[tuple[list[Value], Value, Value]]:
     """Emit a kernel in the body of `with`; yields its `count` arguments, the thread's index and the number of threads.
 
-    Arguments are 64-bit integers; `KernelBuilder.place` converts addresses among them to pointers.
+    Arguments are 64-bit integers; `KernelBuilder.pointer` converts addresses among them to pointers.
     """
     with raw_kernel(k, name) as (numbers, thread, threads):
         yield [k.load(k.element_pointer(numbers, index, I64), I64) for index in range(count)], thread, threads

@@ -181,7 +181,7 @@ class KernelBuilder:
         return ir.Constant(F32, value)
 
     def float_from_bits(self, bits: Value) -> Value:
-        """Reinterpret the lower 32 bits of a 64-bit integer as a float32 (see `engine.float_bits`)."""
+        """Reinterpret the lower 32 bits of a 64-bit integer as a float32 (see `compiler.float_bits`)."""
         return self.build.bitcast(self.build.trunc(bits, I32), F32)
 
     def is_nonzero(self, address: Value) -> Value:

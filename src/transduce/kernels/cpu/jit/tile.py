@@ -49,7 +49,7 @@ class Tile(NamedTuple):
 
     @property
     def is_float(self) -> bool:
-        """Return whether activations and weights are floating-point (float32 or bfloat16), not scaled integers."""
+        """True if activations and weights are floating-point (float32 or bfloat16), not scaled integers."""
         return self.kind in ("pairs", "floats")
 
     @property

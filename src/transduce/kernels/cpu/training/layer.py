@@ -387,7 +387,7 @@ class _Writer:
 
     @property
     def _count(self) -> int:
-        """Return the number of elements of the sub-layer's output, N × D."""
+        """The number of elements of the sub-layer's output, N × D."""
         return self.part.rows * self.part.layer.width
 
     def gemm(
