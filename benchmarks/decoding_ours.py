@@ -25,7 +25,7 @@ def main() -> None:
         translator = idle.get()
         found = translator.search_ids([ids[place] for place in places], search)
         idle.put(translator)
-        return sum(len(hypotheses[0].piece_log_probabilities) for hypotheses in found)
+        return sum(len(hypotheses[0].token_log_probabilities) for hypotheses in found)
 
     serve(decode, len(ids), bare, plan.together)
 

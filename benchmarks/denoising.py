@@ -5,7 +5,7 @@
 
 1. Pretraining: `transduce train --task denoising` on the English side of the whole training set; the vocabulary is
    learnt from the Chinese side too, as text.
-2. Fine-tuning: `transduce train --from` that folder on the first 2,000 pairs.
+2. Fine-tuning: `transduce train --init-from` that folder on the first 2,000 pairs.
 3. No pretraining, the better of two: the same pairs with everything chosen by itself, and with the same vocabulary and
    model as above (the pretraining's noise apart, it differs in the weights alone).
 
@@ -71,7 +71,7 @@ def run(work: Work) -> dict[str, dict[str, Any]]:
     )
     more = f'--set=tokenizer.text=["{english}", "{chinese}"]'
     trainings = {
-        "pretrained": ["--from", str(pretrained)],
+        "pretrained": ["--init-from", str(pretrained)],
         "not pretrained, everything chosen": [],
         "not pretrained, the same vocabulary": [more, f"--set=tokenizer.vocabulary_size={_size(pretrained)}"],
     }

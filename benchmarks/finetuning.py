@@ -6,8 +6,8 @@
 
 1. `transduce train` on Tatoeba English to German, post-norm. Its folder, without what tells that it is ours and with
    the tokenizer's files as OPUS-MT has them, is a Marian of Hugging Face's, which `transduce import` takes in.
-2. `transduce train --from` that on the first 2,000 captions of Multi30k English to German: as a whole, and by LoRA with
-   each rank, for the same steps. The best model is chosen by the loss on Multi30k's val; nothing else is said.
+2. `transduce train --init-from` that on the first 2,000 captions of Multi30k English to German: as a whole, and by LoRA
+   with each rank, for the same steps. The best model is chosen by the loss on Multi30k's val; nothing else is said.
 3. Loss and BLEU of each on Multi30k's test 2016 and on Tatoeba's test: what is learnt, and what is forgotten.
 
 The bars: both ways the loss on test 2016 ends below the imported model's, and with the smallest rank a tenth of the
@@ -118,8 +118,8 @@ def import_pretrained(work: Work, tatoeba: Corpus) -> Path:
 def adapt(work: Work, imported: Path, captions: Corpus, name: str, options: list[str]) -> dict[str, Any]:
     """Trains on from the imported model, unless that was done: the time of it, and how much learnt."""
     folder = work.folder / name.replace(" ", "-").replace(",", "")
-    shared = ["--device", "cpu", "--from", str(imported), "--steps", str(work.steps), "--set=training.best_by=loss"]
-    shared.append("--set=training.translate_dev=0")
+    shared = ["--device", "cpu", "--init-from", str(imported), "--steps", str(work.steps)]
+    shared += ["--set=training.best_by=loss", "--set=training.translate_dev=0"]
     transduce("train", "--out", folder, "--resume", *captions.options(), *shared, *options)
     events = [json.loads(line) for line in read_lines(folder / "metrics.jsonl")]
     seconds = [event for event in events if event["event"] == "train"][-1]["elapsed_seconds"]

@@ -5,7 +5,7 @@
 
 Both corpora are what the examples make of the Gutenberg novels (`examples/summaries.py`, `examples/dialogue.py`): pairs
 of lines, on which `transduce train` learns as it learns to translate. The test part is of stretches that training does
-not see. Both trainings begin with one model (`--from`) that was pretrained by denoising on the training part's text
+not see. Both trainings begin with one model (`--init-from`) that was pretrained by denoising on the training text
 alone: a summary consists of words of its source, and what an encoder and a decoder need in order to copy words they
 learn from whole texts many times as fast as from headlines.
 
@@ -76,7 +76,7 @@ def train_on_pairs(
     work: Work, name: str, pretrained: Path, files: dict[str, dict[str, Path]], sides: Sequence[str]
 ) -> Path:
     """A model of a task."""
-    options = ["--from", str(pretrained)]
+    options = ["--init-from", str(pretrained)]
     for option, part in (("", "train"), ("dev-", "dev")):
         options += [f"--{option}source", str(files[part][sides[0]]), f"--{option}target", str(files[part][sides[1]])]
     options += ["--set", "data.filters.max_length_ratio=100", "--set", "training.translate_dev=100"]

@@ -765,7 +765,7 @@ def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]])
         assert [(each.ids, each.ended) for each in one] == [(each.ids, each.ended) for each in other]
         for mine, theirs in zip(one, other, strict=True):
             np.testing.assert_allclose(
-                mine.piece_log_probabilities, theirs.piece_log_probabilities, rtol=1e-3, atol=1e-4
+                mine.token_log_probabilities, theirs.token_log_probabilities, rtol=1e-3, atol=1e-4
             )
 
 

@@ -99,7 +99,7 @@ def test_greedy_is_wrong_where_a_beam_of_two_is_right() -> None:
     ((best,),) = search(GARDEN_PATH, beam_size=2)
     assert words(best) == "bc"
     assert best.score == pytest.approx(math.log(0.36))
-    assert best.piece_log_probabilities == pytest.approx([math.log(0.4), math.log(0.9), 0.0])
+    assert best.token_log_probabilities == pytest.approx([math.log(0.4), math.log(0.9), 0.0])
     assert best.log_probability == pytest.approx(math.log(0.36))
     assert best.ended
 
@@ -180,7 +180,7 @@ def test_a_cut_hypothesis_says_so() -> None:
     (found,) = search(ENDLESS, beam_size=2, n_best=2, longest=4)
     assert [(words(hypothesis), hypothesis.ended) for hypothesis in found] == [("", True), ("aaaa", False)]
     assert found[1].score == pytest.approx(math.log(0.4))
-    assert len(found[1].piece_log_probabilities) == 4
+    assert len(found[1].token_log_probabilities) == 4
 
 
 def test_the_end_symbol_counts_as_a_piece_of_the_greatest_length() -> None:
@@ -265,7 +265,7 @@ def test_a_beam_of_one_without_penalty_is_greedy_search() -> None:
         ((best,),) = search(trellis, beam_size=1, longest=5)
         alone = greedy(trellis, longest=5)
         assert (best.ids, best.ended) == (alone.ids, alone.ended)
-        assert best.piece_log_probabilities == alone.piece_log_probabilities
+        assert best.token_log_probabilities == alone.token_log_probabilities
 
 
 # --- with the Transformer -----------------------------------------------------------------------------------
@@ -319,4 +319,4 @@ def test_reported_log_probabilities_are_those_of_the_whole_model_without_a_cache
             logits = model(source, torch.tensor([[0, *pieces[:-1]]]))
             logits[..., 0] = -math.inf  # padding is never written
         chosen = logits.log_softmax(-1)[0].gather(1, torch.tensor(pieces)[:, None])[:, 0]
-        assert list(found.piece_log_probabilities) == pytest.approx(chosen.tolist(), abs=1e-4)
+        assert list(found.token_log_probabilities) == pytest.approx(chosen.tolist(), abs=1e-4)

@@ -106,7 +106,7 @@ def test_an_ensemble_averages_probabilities() -> None:
     bounds = Bounds(START, END, torch.tensor([4]))
     ((best, second),) = run(BeamSearch(Ensemble(scorers), bounds, Beam(beam_size=2, n_best=2, alpha=0.0)))
     assert (best.ids, second.ids) == ((A,), (B,))
-    assert best.piece_log_probabilities == pytest.approx([math.log(0.65), 0.0], abs=1e-6)
+    assert best.token_log_probabilities == pytest.approx([math.log(0.65), 0.0], abs=1e-6)
     assert scorers[0].calls == scorers[1].calls
     assert scorers[0].calls[0] == "reorder [[0, 0]]"
     assert scorers[0].calls[-1] == "keep []"

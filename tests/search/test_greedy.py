@@ -45,7 +45,7 @@ def test_the_best_piece_at_each_step_until_the_end_symbol() -> None:
     (found,) = run(ScriptedScorer([[4, 2, 5, END]]), [10])
     assert found.ids == (4, 2, 5)
     assert found.ended
-    assert found.piece_log_probabilities == pytest.approx([math.log(0.6)] * 4)
+    assert found.token_log_probabilities == pytest.approx([math.log(0.6)] * 4)
     assert found.log_probability == pytest.approx(4 * math.log(0.6))
 
 
@@ -81,7 +81,7 @@ def test_the_length_penalty_changes_the_score_alone() -> None:
 def test_log_probabilities_are_taken_in_float32() -> None:
     """bfloat16 logits have three digits; the sum over a vocabulary must not lose more."""
     (found,) = run(ScriptedScorer([[4, END]], vocabulary_size=7), [9])
-    assert found.piece_log_probabilities == pytest.approx([math.log(0.6)] * 2, abs=0.02)
+    assert found.token_log_probabilities == pytest.approx([math.log(0.6)] * 2, abs=0.02)
 
 
 def test_no_sentences_are_no_hypotheses() -> None:
@@ -101,6 +101,6 @@ def test_where_every_piece_is_forbidden_a_hypothesis_is_cut() -> None:
     first, second = (
         each[0] for each in greedy_search(scorer, start_id=START, eos_id=END, longest=longest, rules=[ForbidAll()])
     )
-    assert (first.ids, first.ended, len(first.piece_log_probabilities)) == ((2, 3), False, 2)
+    assert (first.ids, first.ended, len(first.token_log_probabilities)) == ((2, 3), False, 2)
     assert first.score == pytest.approx(2 * math.log(0.6))
     assert (second.ids, second.ended) == ((2,), True)

@@ -86,7 +86,7 @@ def test_what_is_given_up_leaves_at_once_with_what_it_has(beam_size: int) -> Non
     found = run(search, Watcher({2: {1, 77}}))
     assert scorer.batches[:3] == [3, 3, 2]
     assert (found[1][0].ids, found[1][0].ended) == ((A, B), False)
-    assert len(found[1][0].piece_log_probabilities) == 2
+    assert len(found[1][0].token_log_probabilities) == 2
     others, _ = search_for([9, 9, 3], beam_size)
     expected = run(others)
     assert (found[0], found[2]) == (expected[0], expected[2])

@@ -61,7 +61,7 @@ def test_a_minimum_length_is_kept_and_not_exceeded(beam_size: int) -> None:
     found = search(beam_size, [MinimumLength(3, END)])
     assert (found.ids, found.ended) == ((A, A, A), True)
     # The model's own probabilities, whatever the rule forbids.
-    assert found.piece_log_probabilities == pytest.approx([math.log(0.3)] * 3 + [math.log(0.5)])
+    assert found.token_log_probabilities == pytest.approx([math.log(0.3)] * 3 + [math.log(0.5)])
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])

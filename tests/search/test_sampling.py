@@ -98,7 +98,7 @@ def test_a_low_temperature_sharpens_and_the_log_probabilities_stay_the_models() 
         places=[1],
     )
     assert {hypothesis.ids for hypothesis in cold[0]} == {()}
-    assert cold[0][0].piece_log_probabilities == pytest.approx([math.log(0.5)])
+    assert cold[0][0].token_log_probabilities == pytest.approx([math.log(0.5)])
 
 
 def draw_sentences(places: list[int]) -> list[list[tuple[int, ...]]]:
@@ -133,4 +133,4 @@ def test_sentences_whose_samples_have_ended_leave_the_batch() -> None:
     for hypothesis in (hypothesis for hypotheses in found for hypothesis in hypotheses):
         assert hypothesis.ended
         expected = [math.log(PROBABILITIES[piece]) for piece in (*hypothesis.ids, END)]
-        assert hypothesis.piece_log_probabilities == pytest.approx(expected)
+        assert hypothesis.token_log_probabilities == pytest.approx(expected)

@@ -56,7 +56,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
         return translator
 
     monkeypatch.setattr(module, "load", load_writing)
-    monkeypatch.setattr(writing, "review", lambda _, translations: [()] * len(translations))
+    monkeypatch.setattr(writing, "estimate_quality", lambda _, translations: [()] * len(translations))
 
 
 @pytest.mark.usefixtures("short")
@@ -175,7 +175,7 @@ def test_doubtful_translations_are_left_out(request_: dict[str, Any], monkeypatc
         runs.append(request.out.name)
         return original(request)
 
-    monkeypatch.setattr(writing, "review", review)
+    monkeypatch.setattr(writing, "estimate_quality", review)
     monkeypatch.setattr(module, "train_run", train_run)
     request_["settings"] |= {"training.minutes": 0.05}
     del request_["steps"]

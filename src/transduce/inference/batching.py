@@ -176,7 +176,7 @@ def join_sentences(
     parts: Sequence[Part],
     found: Mapping[tuple[int, int], Translation],
     *,
-    given_up: Collection[int],
+    stopped: Collection[int],
     language: str | None,
 ) -> list[Translation]:
     """Join the translations of parts to translations of whole sentences.
@@ -185,14 +185,14 @@ def join_sentences(
         sentences: the sentences, in order.
         parts: the parts of all sentences.
         found: translations by the parts' keys; parts that were not decoded are missing.
-        given_up: indices of sentences that the observer stopped, which are marked so.
+        stopped: indices of sentences that the observer stopped, which are marked so.
         language: target language, which determines whether parts are joined with a space.
     """
     missing = Translation("", (empty_alternative(ended=False),))
     by_sentence: list[list[Translation]] = [[] for _ in sentences]
     for part in parts:
         translation = found.get(part.key, missing)
-        by_sentence[part.sentence].append(msgspec.structs.replace(translation, given_up=part.sentence in given_up))
+        by_sentence[part.sentence].append(msgspec.structs.replace(translation, stopped=part.sentence in stopped))
     between = sentence_separator(language)
     return [
         join_parts(sentence, translations, between)
@@ -205,12 +205,12 @@ class PartsObserver:
 
     def __init__(self, observer: Observer | None) -> None:
         self.observer = observer
-        self.given_up: set[int] = set()  # indices of sentences
+        self.stopped: set[int] = set()  # indices of sentences
         self.batch: Sequence[Part] = ()
 
     def waiting(self, batch: Sequence[Part]) -> list[Part]:
         """Set the next batch to observe: its parts whose sentences are not stopped; return these parts."""
-        self.batch = [part for part in batch if part.sentence not in self.given_up]
+        self.batch = [part for part in batch if part.sentence not in self.stopped]
         return self.batch
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
@@ -218,8 +218,8 @@ class PartsObserver:
         if self.observer is None:
             return ()
         sentences = rows.new_tensor([self.batch[row].sentence for row in rows.tolist()])
-        self.given_up.update(self.observer.after_step(sentences, tokens))
-        return [row for row, part in enumerate(self.batch) if part.sentence in self.given_up]
+        self.stopped.update(self.observer.after_step(sentences, tokens))
+        return [row for row, part in enumerate(self.batch) if part.sentence in self.stopped]
 
 
 # --- like lengths ---
@@ -267,7 +267,7 @@ _Result = TypeVar("_Result")
 
 def num_parallel_batches(models: Sequence[EncoderDecoder], search: SearchSettings) -> int:
     """Return how many batches to decode in parallel: several only for compiled steps, which release Python's GIL."""
-    return 1 if search.strict or not all(map(has_programs, models)) else torch.get_num_threads()
+    return 1 if search.batch_invariant or not all(map(has_programs, models)) else torch.get_num_threads()
 
 
 def decode_in_parallel(

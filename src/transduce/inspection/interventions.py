@@ -249,6 +249,6 @@ def _outcome(translator: Translator, source: str, hypothesis: Hypothesis) -> Out
         source=source,
         translation=vocabulary.decode(hypothesis.ids),
         pieces=tuple(vocabulary.pieces(hypothesis.ids)),
-        piece_log_probabilities=hypothesis.piece_log_probabilities,
+        piece_log_probabilities=hypothesis.token_log_probabilities,
         score=hypothesis.score,
     )

@@ -174,7 +174,7 @@ def make_hypothesis(
     """
     return Hypothesis(
         ids=tuple(tokens[:-1] if ended else tokens),
-        piece_log_probabilities=tuple(log_probabilities),
+        token_log_probabilities=tuple(log_probabilities),
         score=sum(log_probabilities) / divisor(len(tokens), alpha) + penalty,
         ended=ended,
     )

@@ -68,7 +68,7 @@ class Hypothesis(msgspec.Struct, frozen=True):
 
     ids: tuple[int, ...]
     """The tokens, without start and end symbols."""
-    piece_log_probabilities: tuple[float, ...]
+    token_log_probabilities: tuple[float, ...]
     """Natural logarithms of the model's probabilities, without rules, one per token plus one for the end symbol if
     `ended`.
     """
@@ -80,7 +80,7 @@ class Hypothesis(msgspec.Struct, frozen=True):
     @property
     def log_probability(self) -> float:
         """The sum over the tokens and the end symbol, in nats."""
-        return sum(self.piece_log_probabilities)
+        return sum(self.token_log_probabilities)
 
 
 # --- loop ---

@@ -1,4 +1,4 @@
-"""Train text classifiers: an encoder, pretrained (`--from`) or not, on files of texts and labels.
+"""Train text classifiers: an encoder, pretrained (`--init-from`) or not, on files of texts and labels.
 
 Legend: B texts, C classes.
 """
@@ -129,9 +129,9 @@ class Classification(TextKind):
     model_kinds = ("encoder",)
     measures = ("loss", ACCURACY)
     label_smoothing = 0.0
-    own_settings = ("context",)
-    instead_of_search = "leave it out"
-    idle_filters = ("max_pieces", "max_length_ratio", "drop_identical")
+    task_settings = ("context",)
+    search_advice = "leave it out"
+    unused_filters = ("max_pieces", "max_length_ratio", "drop_identical")
 
     def check(self, settings: Settings) -> None:
         """Refuse settings that classification does not use, including those of the vocabulary projection.
@@ -147,10 +147,10 @@ class Classification(TextKind):
             )
         for name, default in _OF_PROJECTION.items():
             # A base model may have its own value, which has no effect then.
-            if settings.start_from is None and getattr(settings.model, name) not in (None, default):
+            if settings.init_from is None and getattr(settings.model, name) not in (None, default):
                 raise TransduceError(f"`model.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
 
-    def marks(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
+    def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
         """Return [CLS], [SEP] and [MASK], so that a model pretrained later can share the vocabulary."""
         return SPECIAL_TOKENS
 
@@ -165,7 +165,7 @@ class Classification(TextKind):
         """Prepare the corpus, and check that the vocabulary can spell the labels."""
         text = self.text(request.settings.data)
         if request.tokenizer is not None:
-            _check_labels(text, request.tokenizer.target, f"that of {request.settings.start_from}")
+            _check_labels(text, request.tokenizer.target, f"that of {request.settings.init_from}")
         corpus = super().prepare(request)
         if request.tokenizer is None:
             _check_labels(text, corpus.tokenizer.target, "the one that was learned")
@@ -185,7 +185,7 @@ class Classification(TextKind):
             config, num_labels=len(class_names(corpus)), masked_language_head=False, pooler=True
         )
 
-    def fresh(self, corpus: TaskCorpus) -> Reinitialized:
+    def reinitialized(self, corpus: TaskCorpus) -> Reinitialized:
         """Reinitialize the classifier if its labels differ; classifier and pooler may be missing in the base model."""
         return Reinitialized(("classifier.", "pooler."), lambda folder: _other_classes(folder, class_names(corpus)))
 
@@ -215,7 +215,7 @@ class Classification(TextKind):
         For a pretrained model, this is 6.5e-5 at BERT's width, where its authors used 2e-5 to 5e-5. It is five times as
         high from random weights, and ten times as high for LoRA.
         """
-        factor = 0.5 if settings.training.lora_rank else 0.25 if settings.start_from is None else 0.05
+        factor = 0.5 if settings.training.lora_rank else 0.25 if settings.init_from is None else 0.05
         return Choice(factor / d_model, f"{factor} / d_model ({d_model})")
 
     def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002

@@ -1,6 +1,6 @@
 """Pretrain by denoising: the model restores a corrupted text (BART, Lewis et al. 2020; T5, Raffel et al. 2020).
 
-Denoising needs text only. The trained model is a base model for other tasks (`--from`).
+Denoising needs text only. The trained model is a base model for other tasks (`--init-from`).
 """
 
 import math
@@ -92,8 +92,8 @@ class Denoising(TextKind):
     may_be_prepared = True
     may_be_recorded = True
     model_kinds = ("transformer", "recurrent")
-    own_settings = ("noise",)
-    idle_filters = ("drop_identical",)
+    task_settings = ("noise",)
+    unused_filters = ("drop_identical",)
 
     def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
         """Convert JSON lines to a file with one text per line."""
@@ -106,7 +106,7 @@ class Denoising(TextKind):
         filters = msgspec.structs.replace(data.filters, drop_identical=False)
         return TaskText(files=files, dev=dev, filters=filters, hold_out=None if dev else HoldOutSettings())
 
-    def marks(self, task: TaskSettings) -> tuple[str, ...]:
+    def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:
         """Return the special tokens that replace removed tokens."""
         return noise_tokens(_noise(task))
 
@@ -157,7 +157,7 @@ class Denoising(TextKind):
         summary = f"Dev lines: {event.loss:.3f} nats a token (perplexity {math.exp(min(event.loss, 100.0)):.2f})"
         return Outcome(
             measured=f"{summary}.",
-            hint=f"Go on with: transduce train --from {place.folder} --source … --target … --out DIR",
+            hint=f"Go on with: transduce train --init-from {place.folder} --source … --target … --out DIR",
             files={
                 "README.md": _card(corpus, resolved, step, summary).encode(),
                 "dev_score.json": msgspec.json.format(msgspec.json.encode(event)),
@@ -180,6 +180,6 @@ def _card(corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None, scor
     return (
         f"{front_matter(corpus.languages, 'text2text-generation')}\n# A pretrained model\n\n"
         f"{shape}, {trained}{weights}.\n\n"
-        f"    transduce train --from THIS_FOLDER --source … --target … --out DIR\n\n{scores}"
+        f"    transduce train --init-from THIS_FOLDER --source … --target … --out DIR\n\n{scores}"
         "All settings are in `settings.toml`.\n"
     )

@@ -118,15 +118,15 @@ def _surplus(tokens: Ids, vocabulary: Vocabulary) -> int:
 class LanguageModel(TextKind):
     """The task of language modeling."""
 
-    rate_follows_batch = False
+    scales_rate_with_batch = False
     name = "language-model"
     may_be_prepared = True
     model_kinds = ("decoder",)
     label_smoothing = 0.0
     keeps_spaces = True  # indentation matters in code
-    own_settings = ("context",)
-    instead_of_search = "pass it to `transduce generate` each time"
-    idle_filters = ("max_pieces", "max_length_ratio", "drop_empty", "drop_identical", "drop_duplicates")
+    task_settings = ("context",)
+    search_advice = "pass it to `transduce generate` each time"
+    unused_filters = ("max_pieces", "max_length_ratio", "drop_empty", "drop_identical", "drop_duplicates")
 
     def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
         """Convert JSON lines to a file with one text per line."""
@@ -182,7 +182,7 @@ class LanguageModel(TextKind):
         """Choose the number of steps by the number of tokens."""
         return choose_language_model_steps(epoch_tokens, batch_tokens)
 
-    def follow(self, task: TaskSettings, kept: ModelConfig) -> TaskSettings:
+    def complete_settings(self, task: TaskSettings, kept: ModelConfig) -> TaskSettings:
         """Set the context to the number of the base model's learned positions, if it has them."""
         if task.context is not None or kept.positions != "learned":
             return task

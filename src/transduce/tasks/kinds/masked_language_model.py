@@ -165,11 +165,11 @@ class MaskedLanguageModel(TextKind):
     may_be_prepared = True
     model_kinds = ("encoder",)
     label_smoothing = 0.0
-    own_settings = ("context", "masking", "next_sentence")
-    instead_of_search = "leave it out"
-    idle_filters = FilterSettings.__struct_fields__
+    task_settings = ("context", "masking", "next_sentence")
+    search_advice = "leave it out"
+    unused_filters = FilterSettings.__struct_fields__
 
-    def marks(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
+    def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
         """Return [CLS], [SEP] and [MASK]."""
         return SPECIAL_TOKENS
 
@@ -213,7 +213,7 @@ class MaskedLanguageModel(TextKind):
         own = {"max_positions": _context(task), "num_labels": 2 if _has_next_sentence(task) else 0}
         return BERT | own | ({} if _has_next_sentence(task) else {"pooler": False})
 
-    def follow(self, task: TaskSettings, kept: ModelConfig) -> TaskSettings:
+    def complete_settings(self, task: TaskSettings, kept: ModelConfig) -> TaskSettings:
         """Return the settings unchanged, and check that the base model can predict masked tokens.
 
         Raises:
@@ -283,7 +283,7 @@ class MaskedLanguageModel(TextKind):
         training, _ = split_text(corpus)
         return _plan(corpus, training, model, task, tokens=DEV_BATCH_TOKENS, seed=0).tokens
 
-    def explain(self, corpus: TaskCorpus, resolved: ResolvedSettings, account: ChoiceLog) -> None:
+    def log_corpus_problems(self, corpus: TaskCorpus, resolved: ResolvedSettings, account: ChoiceLog) -> None:
         """Log that hardly any segment of the text has a following one.
 
         Raises:
@@ -291,7 +291,7 @@ class MaskedLanguageModel(TextKind):
         """
         if resolved.model.num_labels == 0 or (share := self.plan(corpus, resolved).has_next) >= _FEW_FOLLOWERS:
             return
-        if share == 0.0 and resolved.start_from is None:
+        if share == 0.0 and resolved.init_from is None:
             raise TransduceError(
                 "`task.next_sentence` predicts whether one segment of text follows another, but each document of "
                 "this text is a single segment: turn it off by --set task.next_sentence=false, or use longer documents."
@@ -344,7 +344,7 @@ class MaskedLanguageModel(TextKind):
             summary += f", {event.scores[NEXT_ACCURACY]:.1f} % of next sentences predicted"
         return Outcome(
             measured=f"{summary}.",
-            hint=f'Try: transduce fill {place.folder} "a text with a [MASK] in it"',
+            hint=f'Try: transduce fill-mask {place.folder} "a text with a [MASK] in it"',
             files={
                 "README.md": self._card(corpus, resolved, step, f"{summary}.\n\n").encode(),
                 "dev_score.json": msgspec.json.format(msgspec.json.encode(event)),
@@ -357,7 +357,7 @@ class MaskedLanguageModel(TextKind):
             f"{front_matter(corpus.languages, 'fill-mask')}\n# A masked language model\n\n"
             f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on "
             f"{self.describe_size(corpus)}{f', weights of step {step:,}' if step else ''}.\n\n"
-            f'    transduce fill THIS_FOLDER "a text with a [MASK] in it"\n\n'
+            f'    transduce fill-mask THIS_FOLDER "a text with a [MASK] in it"\n\n'
             f"{opening_hint(model, corpus.tokenizer)}\n\n{score}"
             "All settings are in `settings.toml`.\n"
         )

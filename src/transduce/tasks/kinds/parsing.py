@@ -82,13 +82,13 @@ class Parsing(Translation):
 
     name = "parsing"
     may_be_prepared = False
-    takes_back_translations = False
+    accepts_back_translations = False
     model_kinds = ("transformer",)
     measures = ("loss", F1)
-    own_settings = ("tags", "merges")
-    instead_of_search = "leave it out"
-    own_search = ("beam_size", "length_penalty")
-    idle_filters = ("max_length_ratio", "drop_identical")
+    task_settings = ("tags", "merges")
+    search_advice = "leave it out"
+    used_search_settings = ("beam_size", "length_penalty")
+    unused_filters = ("max_length_ratio", "drop_identical")
 
     def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
         """Convert treebanks to files of sentences and linearized trees, one per line."""
@@ -105,7 +105,7 @@ class Parsing(Translation):
                 )
         parts = {"": data.source} | ({"dev-": data.dev_source} if data.dev_source else {})
         if anew or not (folder / _SYMBOLS).exists():
-            existing_runs = None if settings.start_from is None else existing_symbol_runs(Path(settings.start_from))
+            existing_runs = None if settings.init_from is None else existing_symbol_runs(Path(settings.init_from))
             write_parts(
                 parts, folder, tags=settings.task.tags is not False, merges=settings.task.merges, known=existing_runs
             )

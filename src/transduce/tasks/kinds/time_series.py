@@ -283,13 +283,13 @@ class SeriesDevSet:
 class TimeSeries(TaskKind[SeriesCorpus]):
     """The task of time-series forecasting."""
 
-    rate_follows_batch = False
+    scales_rate_with_batch = False
     name = "time-series"
     model_kinds = ("series",)
     measures = ("loss", SKILL)
     label_smoothing = 0.0
-    own_settings = ("series",)
-    instead_of_search = "leave it out"
+    task_settings = ("series",)
+    search_advice = "leave it out"
 
     def check(self, settings: Settings) -> None:
         """Refuse settings of text.
@@ -300,7 +300,7 @@ class TimeSeries(TaskKind[SeriesCorpus]):
         super().check(settings)
         data = settings.data
         unusable = {
-            "start_from": settings.start_from,
+            "init_from": settings.init_from,
             "word_vectors": settings.word_vectors,
             "data.target": data.target,
             "data.dev_target": data.dev_target,

@@ -165,7 +165,7 @@ class Translation(TextKind):
     model_kinds: ClassVar[tuple[str, ...]] = ("transformer", "recurrent")
     measures: ClassVar[tuple[str, ...]] = ("loss", "bleu", "chrf", "exact_match")
     writes_translations = True
-    takes_back_translations = True
+    accepts_back_translations = True
 
     def text(self, data: DataSettings) -> TaskText:
         """Return the files of both sides; some pairs are held out if there is no dev set."""
@@ -174,7 +174,7 @@ class Translation(TextKind):
     def read_text(self, settings: Settings, folder: Path, *, anew: bool) -> TaskText:
         """Add the tag of back-translated sources; it is left out with a base model, whose vocabulary may lack it."""
         text = super().read_text(settings, folder, anew=anew)
-        tagged = bool(text.files.back_translated) and settings.start_from is None
+        tagged = bool(text.files.back_translated) and settings.init_from is None
         return msgspec.structs.replace(text, marks=(*text.marks, BACK_TRANSLATED)) if tagged else text
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:

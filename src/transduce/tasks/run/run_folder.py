@@ -12,6 +12,7 @@ import msgspec
 from safetensors import SafetensorError
 
 from transduce.atomic_io import exclusive_lock
+from transduce.deprecation import with_current_settings
 from transduce.errors import TransduceError
 from transduce.kernels.cuda.available import why_no_triton
 from transduce.machine import Machine
@@ -161,7 +162,7 @@ def read_stored(path: Path) -> Settings:
         TransduceError: the file is damaged or from another version.
     """
     try:
-        content = tomllib.loads(path.read_text("utf-8"))
+        content = with_current_settings(tomllib.loads(path.read_text("utf-8")), warn=False)
         # Runs that name no optimizer used Adam.
         training = {"optimizer": "adam"} | content.get("training", {})
         return msgspec.convert(content | {"training": training}, Settings)

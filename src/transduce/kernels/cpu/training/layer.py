@@ -573,7 +573,7 @@ class _Layer(torch.autograd.Function):
         by_out, by_x = gradients[0].contiguous(), torch.empty_like(x)
         by_memory = None if memory is None else torch.empty_like(memory)
         given, found = map(address_of, (x, memory)), map(address_of, (by_out, by_x, by_memory))
-        room = process_stack().allocate(ctx.plan.back_room_bytes)
+        room = process_stack().allocate(ctx.plan.backward_scratch_bytes)
         ctx.plan.back.run([0, *given, 0, ctx.kept.address, room.address, *found, *ctx.own], ctx.plan.threads)
         room.free()
         ctx.kept = None

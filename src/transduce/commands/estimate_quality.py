@@ -1,4 +1,4 @@
-"""`transduce review MODEL --source F`: list translations with quality warnings."""
+"""`transduce estimate-quality MODEL --source F`: list translations with quality warnings."""
 
 import argparse
 import sys
@@ -55,12 +55,12 @@ class ReviewReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce review`."""
+    """Declare the options of `transduce estimate-quality`."""
     add = parser.add_argument
     add("model", nargs="+", help="a model folder; the probabilities of several models are averaged")
     add("--source", required=True, metavar="FILE", help="sentences, one per line")
     add("--translation", metavar="FILE", help="translations of any origin (default: the model's own)")
-    add("--look-again", metavar="FILE", help="write all translations, improved by re-decoding those with warnings")
+    add("--redecode", metavar="FILE", help="write all translations, improved by re-decoding those with warnings")
     add("--json", metavar="PATH", help="write the warnings as JSON; -: to standard output")
     add_glossary(parser)
     add_search(parser)
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the lines with quality warnings: number, warnings, source and translation, separated by tabs."""
     search = search_settings(options, options.model[0])
     inputs, glossary = [options.model, options.source, options.translation, options.glossary], glossary_from(options)
-    check_writable(options.look_again, report=options.json, inputs=inputs)
+    check_writable(options.redecode, report=options.json, inputs=inputs)
     sources, *passed = read_aligned_lines(options.source, *([options.translation] if options.translation else []))
     translator = load_translator(options.model, options)
     if passed:
@@ -81,9 +81,9 @@ def run(options: argparse.Namespace) -> int:
         translations = translator(sources, search=search, glossary=glossary)
     report = _report(translations, estimate_quality(translator, translations, glossary=glossary))
     write_lines(report.doubtful, report, options.json)
-    if options.look_again:
+    if options.redecode:
         redecoded = redecode(translator, translations, search, glossary=glossary)
-        write_file(Path(options.look_again), "".join(f"{each.text}\n" for each in redecoded).encode("utf-8", "replace"))
+        write_file(Path(options.redecode), "".join(f"{each.text}\n" for each in redecoded).encode("utf-8", "replace"))
         remaining = _report(redecoded, estimate_quality(translator, redecoded, glossary=glossary))
         changed = sum(one.text != other.text for one, other in zip(translations, redecoded, strict=True))
         sys.stderr.write(f"Re-decoding changed {changed:,}; {remaining}\n")
