@@ -48,14 +48,14 @@ def request_(toy_corpus: Path, tmp_path: Path) -> dict[str, Any]:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the other direction writes after its few steps is something, and never doubted."""
-    original_load = module.load
+    original_load = module.open_translator
 
     def load_writing(*arguments: Any, **options: Any) -> Translator:
         translator: Translator = original_load(*arguments, **options)
         translator.search = msgspec.structs.replace(translator.search, min_length=3, max_length=6)
         return translator
 
-    monkeypatch.setattr(module, "load", load_writing)
+    monkeypatch.setattr(module, "open_translator", load_writing)
     monkeypatch.setattr(writing, "estimate_quality", lambda _, translations: [()] * len(translations))
 
 
