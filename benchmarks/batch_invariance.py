@@ -140,7 +140,7 @@ def slowdown(translator: Translator, sources: list[list[int]], search: SearchSet
             started_at = time.perf_counter()
             decode(translator, sources, settings, 64, numbers)
             elapsed = time.perf_counter() - started_at
-            seconds[settings.batch_invariant] = min(elapsed, seconds.get(settings.strict, elapsed))
+            seconds[settings.batch_invariant] = min(elapsed, seconds.get(settings.batch_invariant, elapsed))
     ratio = seconds[True] / seconds[False]
     return Row(
         f"{title}: strict search of {len(sources)} sentences",

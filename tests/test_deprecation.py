@@ -138,11 +138,11 @@ def paint(*, color: str) -> str:
 
 def test_an_old_argument_is_passed_on() -> None:
     with pytest.warns(RenamedWarning, match="`colour=` is now `color=`") as shown:
-        assert paint(colour="red") == "red"
+        assert paint(colour="red") == "red"  # type: ignore[call-arg]
     assert shown[0].filename == __file__
     assert paint(color="red") == "red"
     with pytest.raises(TypeError, match=r"paint\(\) got `color` and its old name `colour`"):
-        paint(color="red", colour="blue")
+        paint(color="red", colour="blue")  # type: ignore[call-arg]
 
 
 def test_old_arguments_of_public_functions(trained: Path, tmp_path: Path, translator: Translator) -> None:

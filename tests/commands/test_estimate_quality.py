@@ -35,7 +35,7 @@ def test_given_translations(capsys: Capture, trained: Path, files: tuple[Path, P
     assert rows[0][2:] == ["我吃鱼", "the the the the"]
     assert rows[1][1].startswith("copied (我吃鱼)")
     assert rows[2][1:] == ["empty", "我吃鱼", ""]
-    assert err.startswith("3 of 4 translations are doubtful: 1 empty, 1 repeated, 1 copied")
+    assert err.startswith("3 of 4 translations have quality warnings: 1 empty, 1 repeated, 1 copied")
 
 
 def test_a_second_search_writes_every_line(
@@ -62,7 +62,7 @@ def test_a_given_translation_of_more_than_the_model_reads_at_a_time(
     source.write_text(f"{'我吃鱼。' * 400}\n我吃鱼\n", "utf-8")
     target.write_text("I eat fish .\nwater water\n", "utf-8")
     out, err = review(capsys, trained, "--source", source, "--translation", target)
-    assert err.startswith("1 of 2 translations are doubtful: 1 unlikely")
+    assert err.startswith("1 of 2 translations have quality warnings: 1 unlikely")
     assert out.startswith("2\tunlikely (")
 
 

@@ -130,7 +130,7 @@ def test_what_is_looked_into_has_its_tags(nllb: Path) -> None:
     assert attention_maps(translator, "我喜欢茶。").source_pieces == found.source_pieces
     before = expected.alternatives[0].tokens
     changed = intervene(translator, "我喜欢茶。", Intervention(step=2, force=before[4])).after
-    assert changed.tokens[:3] == ("eng_Latn", before[1], before[4])
+    assert changed.pieces[:3] == ("eng_Latn", before[1], before[4])
     (maps,) = word_maps(translator, [word_pair("我喜欢茶。", "I like tea.")])
     assert maps.heads.shape[1:] == (3, 5)
 

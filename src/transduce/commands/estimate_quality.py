@@ -32,26 +32,28 @@ class FlaggedLine(msgspec.Struct, frozen=True, kw_only=True):
 
     line: int
     """The line number, from 1."""
-    doubts: tuple[QualityWarning, ...]
+    warnings: tuple[QualityWarning, ...] = msgspec.field(name="doubts")
     """The quality warnings."""
     source: str
     translation: str
 
     def __str__(self) -> str:
-        return "\t".join((str(self.line), ", ".join(map(str, self.doubts)), self.source, self.translation))
+        return "\t".join((str(self.line), ", ".join(map(str, self.warnings)), self.source, self.translation))
 
 
-class ReviewReport(msgspec.Struct, frozen=True, kw_only=True):
+class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
     """All lines with quality warnings."""
 
     lines: int
     counts: dict[WarningKind, int]
     """The number of lines with each kind of warning."""
-    doubtful: list[FlaggedLine]
+    flagged: list[FlaggedLine] = msgspec.field(name="doubtful")
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.counts.items())
-        return f"{len(self.doubtful):,} of {self.lines:,} translations are doubtful" + (f": {kinds}" if kinds else "")
+        return f"{len(self.flagged):,} of {self.lines:,} translations have quality warnings" + (
+            f": {kinds}" if kinds else ""
+        )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         translations = translator(sources, search=search, glossary=glossary)
     report = _report(translations, estimate_quality(translator, translations, glossary=glossary))
-    write_lines(report.doubtful, report, options.json)
+    write_lines(report.flagged, report, options.json)
     if options.redecode:
         redecoded = redecode(translator, translations, search, glossary=glossary)
         write_file(Path(options.redecode), "".join(f"{each.text}\n" for each in redecoded).encode("utf-8", "replace"))
@@ -106,13 +108,13 @@ def _with_scores(translator: Translator, sources: list[str], targets: list[str])
     return [scored_translations.get(number) or Translation.of(*pair) for number, pair in enumerate(pairs)]
 
 
-def _report(translations: list[Translation], doubts: list[tuple[QualityWarning, ...]]) -> ReviewReport:
-    return ReviewReport(
+def _report(translations: list[Translation], warnings: list[tuple[QualityWarning, ...]]) -> QualityReport:
+    return QualityReport(
         lines=len(translations),
-        counts=count_warnings(doubts),
-        doubtful=[
-            FlaggedLine(line=number, doubts=line_doubts, source=each.source, translation=each.text)
-            for number, (each, line_doubts) in enumerate(zip(translations, doubts, strict=True), 1)
-            if line_doubts
+        counts=count_warnings(warnings),
+        flagged=[
+            FlaggedLine(line=number, warnings=line_warnings, source=each.source, translation=each.text)
+            for number, (each, line_warnings) in enumerate(zip(translations, warnings, strict=True), 1)
+            if line_warnings
         ],
     )

@@ -402,7 +402,7 @@ def _token_positions(tokens: Sequence[str], texts: Sequence[str]) -> set[int]:
     return positions | {position + 1 for position in positions}
 
 
-def count_warnings(doubts: Sequence[tuple[QualityWarning, ...]]) -> dict[WarningKind, int]:
+def count_warnings(warnings: Sequence[tuple[QualityWarning, ...]]) -> dict[WarningKind, int]:
     """Return how many translations have a warning of each kind; kinds without warnings are left out."""
-    counts = {kind: sum(any(doubt.kind == kind for doubt in each) for each in doubts) for kind in WARNING_KINDS}
+    counts = {kind: sum(any(warning.kind == kind for warning in each) for each in warnings) for kind in WARNING_KINDS}
     return {kind: count for kind, count in counts.items() if count}

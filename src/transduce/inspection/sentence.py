@@ -91,7 +91,7 @@ def inspect_sentence(
 
 def plain_search(search: SearchSettings, *, n_best: int) -> SearchSettings:
     """The same search, but nothing is drawn, and sums need not be equal to the last bit."""
-    return msgspec.structs.replace(search, n_best=n_best, sampling=None, strict=False)
+    return msgspec.structs.replace(search, n_best=n_best, sampling=None, batch_invariant=False)
 
 
 def sentence_ids(translator: Translator, source: str) -> list[int]:

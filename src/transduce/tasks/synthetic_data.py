@@ -134,8 +134,8 @@ def _translate(translator: Translator, model: Path, text: str, file: ResumableFi
 
 def _texts(translator: Translator, lines: Sequence[str]) -> Iterator[str]:
     translations = translator.translate(lines, translator.search)
-    for translation, doubts in zip(translations, estimate_quality(translator, translations), strict=True):
-        yield "" if doubts else translation.text
+    for translation, warnings in zip(translations, estimate_quality(translator, translations), strict=True):
+        yield "" if warnings else translation.text
 
 
 # --- monolingual ---
