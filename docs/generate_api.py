@@ -127,7 +127,11 @@ def signature(name: str, function: ast.FunctionDef) -> str:
     parts += [_argument(*pair) for pair in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
     if arguments.kwarg is not None:
         parts.append(f"**{_argument(arguments.kwarg, None)}")
-    returned = "" if function.returns is None or name[:1].isupper() else f" -> {ast.unparse(function.returns)}"
+    returned = (
+        ""
+        if function.returns is None or name.rpartition(".")[2][:1].isupper()
+        else f" -> {ast.unparse(function.returns)}"
+    )
     line = f"{name}({', '.join(parts)}){returned}"
     if len(line) <= _MOST_COLUMNS:
         return line
@@ -137,7 +141,13 @@ def signature(name: str, function: ast.FunctionDef) -> str:
 def _argument(argument: ast.arg, default: ast.expr | None) -> str:
     annotation = "" if argument.annotation is None else f": {ast.unparse(argument.annotation)}"
     equals = " = " if annotation else "="
-    return argument.arg + annotation + ("" if default is None else equals + ast.unparse(default))
+    return argument.arg + annotation + ("" if default is None else equals + _literal(default))
+
+
+def _literal(value: ast.expr) -> str:
+    """Return the source of a value, with texts in double quotes."""
+    is_text = isinstance(value, ast.Constant) and isinstance(value.value, str)
+    return f'"{value.value}"' if is_text else ast.unparse(value)  # type: ignore[attr-defined]
 
 
 def render(docstring: str) -> str:
@@ -182,12 +192,12 @@ def _default(value: ast.expr) -> str:
     """Return the default of a field; a call of `msgspec.field` has it as an argument, or has none."""
     if isinstance(value, ast.Call) and ast.unparse(value.func) == "msgspec.field":
         defaults = [keyword.value for keyword in value.keywords if keyword.arg == "default"]
-        return "".join(f" = {ast.unparse(default)}" for default in defaults)
-    return f" = {ast.unparse(value)}"
+        return "".join(f" = {_literal(default)}" for default in defaults)
+    return f" = {_literal(value)}"
 
 
-def members(item: type) -> Iterator[str]:
-    """Yield the Markdown of the public methods and properties of a class, and of its bases in this package."""
+def members(owner: str, item: type) -> Iterator[str]:
+    """Yield the Markdown of the methods and properties of a class with the public name `owner`, and of its bases."""
     shown: set[str] = set()
     for base in item.__mro__:
         if not base.__module__.startswith("transduce."):
@@ -199,12 +209,12 @@ def members(item: type) -> Iterator[str]:
             shown.add(name)
             if isinstance(member, property):
                 if "under its old name" not in text:
-                    yield f"**`.{name}`** (property): {render(text)}\n"
+                    yield f"#### `{owner}.{name}` (property)\n\n{render(text)}\n"
             elif callable(inspect.unwrap(getattr(base, name))) and not isinstance(member, type):
                 function = definition(getattr(base, name))
                 if isinstance(function, ast.FunctionDef):
-                    head = signature(name if name == "__call__" else f".{name}", function)
-                    yield f"```python\n{head}\n```\n\n{render(text)}\n"
+                    yield f"#### `{owner}.{name}`\n"
+                    yield f"```python\n{signature(name, function)}\n```\n\n{render(text)}\n"
 
 
 def entry(name: str) -> Iterator[str]:
@@ -226,7 +236,7 @@ def entry(name: str) -> Iterator[str]:
         yield render(inspect.getdoc(constructor) or "") + "\n"
     if listed := list(fields(tree)):
         yield "\n".join(listed) + "\n"
-    yield from members(item)
+    yield from members(name, item)
 
 
 def page() -> str:
