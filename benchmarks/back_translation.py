@@ -1,12 +1,12 @@
-"""Text in one language beside few pairs: BLEU on test with `--monolingual` against the pairs alone.
+"""Measure the gain by back-translation: BLEU with `--monolingual` against training on the parallel pairs only.
 
-    python benchmarks/back_translation.py            # three trainings and a translation, some two hours of two cores
+    python benchmarks/back_translation.py            # three trainings and a translation, some two hours on two cores
     python benchmarks/back_translation.py --quick    # 300 steps each, 5,000 lines, 200 test sentences
 
-The pairs are Tatoeba zh-en. The text is the English side of Tatoeba de-en, each sentence once, without those whose
-letters and digits any part of zh-en has: neither its training sentences nor what the model is judged by. Both
-trainings take the same number of steps of the same size with the same model (`--preset tiny`) and seed; the one with
-text takes besides half as many for the model of the other direction. Scored by the default search.
+The pairs are Tatoeba zh-en. The monolingual text is the English side of Tatoeba de-en without duplicates and without
+sentences whose letters and digits occur in any part of zh-en. Both trainings take the same number of steps of the same
+size with the same model (`--preset tiny`) and seed; back-translation also trains the reverse model for half as many
+steps. BLEU is on the test set with the default search. There is no bar.
 """
 
 import sys
@@ -22,13 +22,13 @@ from transduce.text.files import read_lines
 
 
 class Work(NamedTuple):
-    """One size of the comparison."""
+    """The scope of a comparison: full or quick."""
 
     folder: Path
     steps: int
     seed: int
     lines: int | None
-    """Of text in one language, at most."""
+    """Maximum number of monolingual lines."""
     test_lines: int | None
 
 
@@ -37,12 +37,12 @@ def _original(part: str, side: str) -> Path:
 
 
 def _key(sentence: str) -> str:
-    """A sentence's letters and digits, without case."""
+    """Return a sentence's letters and digits in lower case, for detecting duplicates."""
     return "".join(filter(str.isalnum, sentence.casefold()))
 
 
 def write_text(path: Path, most: int | None) -> None:
-    """The sentences that no part of zh-en has, a line each."""
+    """Write at most `most` different sentences that no part of zh-en contains, one per line."""
     known = {_key(line) for part in ("train", "dev", "test") for line in read_lines(_original(part, TARGET))}
     fresh: dict[str, str] = {}
     for line in read_lines(data_folder() / "tatoeba-de-en" / "train.en.gz"):
@@ -52,7 +52,7 @@ def write_text(path: Path, most: int | None) -> None:
 
 
 def run(work: Work) -> dict[str, float]:
-    """Both trainings: BLEU on test by name."""
+    """Run both trainings and return the test BLEU of each by name."""
     files = write_corpus(_original, work.folder / "data", {"train": None, "dev": None, "test": work.test_lines})
     text = work.folder / "data" / f"alone.{TARGET}"
     if not text.exists():
@@ -69,7 +69,7 @@ def run(work: Work) -> dict[str, float]:
 
 
 def make_rows(found: dict[str, float]) -> list[Row]:
-    """Each one's score, and the gain."""
+    """Return rows with the score of each training and the gain."""
     rows = [Row(f"Tatoeba zh-en, {name}", value, "BLEU") for name, value in found.items()]
     gain = found["with text"] - found["pairs alone"]
     rows.append(Row("Tatoeba zh-en, gain by text", gain, "BLEU", "pairs alone", found["pairs alone"]))
@@ -77,17 +77,17 @@ def make_rows(found: dict[str, float]) -> list[Row]:
 
 
 def main() -> int:
-    """Runs what is not finished, and reports."""
+    """Run the unfinished parts and report."""
     options = parser(__doc__)
     options.add_argument("--steps", type=int, default=11_000)
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "back-translation")
-    said = options.parse_args()
-    work = Work(said.out / f"{said.steps}-{said.seed}", said.steps, said.seed, None, None)
-    if said.quick:
-        work = Work(said.out / "quick", 300, said.seed, 5_000, 200)
+    args = options.parse_args()
+    work = Work(args.out / f"{args.steps}-{args.seed}", args.steps, args.seed, None, None)
+    if args.quick:
+        work = Work(args.out / "quick", 300, args.seed, 5_000, 200)
     print(machine(), file=sys.stderr)
-    return report(make_rows(run(work)), said.json)
+    return report(make_rows(run(work)), args.json)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""Does a translation depend on what else is translated? The same sentences in batches of several sizes and orders.
+"""Check that a translation does not depend on its batch: translate sentences in batches of several sizes and orders.
 
     python benchmarks/batch_invariance.py --model models/zh-en --source test.zh   # 1,000 sentences of a file
-    python benchmarks/batch_invariance.py              # the demonstration's model, which is trained first
-    python benchmarks/batch_invariance.py --quick      # 200 sentences, fewer steps of training
-    python benchmarks/batch_invariance.py --emulate    # bfloat16 by float32, see emulated_bf16.py: no times
+    python benchmarks/batch_invariance.py              # with the demonstration's model, which is trained first
+    python benchmarks/batch_invariance.py --quick      # 200 sentences, fewer training steps
+    python benchmarks/batch_invariance.py --emulate    # emulated bfloat16 (emulated_bf16.py), without times
     python benchmarks/batch_invariance.py --json rows.json  # the rows; `-` for standard output
 
 Greedy search and a beam of 4; batches of 1, 8 and 64 in the file's order, of 64 shuffled and of 64 sorted by length.
-In float32 no translation may differ from the one alone. In bfloat16 at most 2 % may, and each must be a near-tie in
-float32: less than 0.05 nat between the two pieces where greedy translations part, at most 0.01 nat a piece between the
-scores of a beam's. Strict search must give bit-equal scores in every batch, in at most twice the time of plain search
-at the same precision. One thread. The exit status is 1 where a bar is missed.
+Bars: in float32 no translation differs from that of the sentence alone. In bfloat16 at most 2 % differ, and each is a
+near-tie in float32: the first tokens that differ by greedy search are less than 0.05 nats apart, or the beam's scores
+at most 0.01 nats per token. Strict search gives bit-equal scores in every batch, in at most twice the time of plain
+search at the same precision. One thread. The exit status is 1 if a bar is missed.
 """
 
 import random
@@ -36,13 +36,13 @@ from transduce.text.files import read_lines
 
 SEARCHES = {"greedy": SearchSettings(beam_size=1, length_penalty=0.0), "beam 4": SearchSettings()}
 NEAR_TIE_NATS, NEAR_TIE_NATS_A_PIECE, MOST_PERCENT_IN_BF16, MOST_SLOWDOWN = 0.05, 0.01, 2.0, 2.0
-LONGEST = 256  # pieces; longer sentences are left out, as they would be cut
+LONGEST = 256  # tokens; longer sentences are omitted, because they would be truncated
 
 Order = Callable[[list[list[int]]], list[int]]
 
 
 def orders() -> dict[str, tuple[int, Order]]:
-    """By name: how many sentences a batch has, and which come first."""
+    """Return the batch size and the order of the sentences of each setup, by name."""
 
     def shuffled(sources: list[list[int]]) -> list[int]:
         return random.Random(1).sample(range(len(sources)), len(sources))
@@ -50,12 +50,12 @@ def orders() -> dict[str, tuple[int, Order]]:
     def by_length(sources: list[list[int]]) -> list[int]:
         return sorted(range(len(sources)), key=lambda number: len(sources[number]))
 
-    def as_they_are(sources: list[list[int]]) -> list[int]:
+    def unchanged(sources: list[list[int]]) -> list[int]:
         return list(range(len(sources)))
 
     return {
-        "batches of 8": (8, as_they_are),
-        "batches of 64": (64, as_they_are),
+        "batches of 8": (8, unchanged),
+        "batches of 64": (64, unchanged),
         "batches of 64, shuffled": (64, shuffled),
         "batches of 64, sorted": (64, by_length),
     }
@@ -64,9 +64,9 @@ def orders() -> dict[str, tuple[int, Order]]:
 def decode(
     translator: Translator, sources: list[list[int]], search: SearchSettings, size: int, numbers: list[int]
 ) -> list[Hypothesis]:
-    """The best hypothesis of each sentence, decoded in batches of this size and in this order."""
+    """Return the best hypothesis of each sentence, decoded in batches of this size in this order."""
     queues: dict[int, list[int]] = {}
-    for number in numbers:  # strict batches hold sources of one padded length
+    for number in numbers:  # strict search batches only sources with equal padded length
         queues.setdefault(padded_length(len(sources[number])) if search.batch_invariant else 0, []).append(number)
     found: dict[int, Hypothesis] = {}
     for queue in queues.values():
@@ -80,7 +80,7 @@ def decode(
 def measure(
     translator: Translator, exact: Translator, sources: list[list[int]], name: str, *, timed: bool
 ) -> list[Row]:
-    """One kind of search at the translator's precision: what differs plain, what differs strict, what strict costs."""
+    """Compare batch setups by one search at the translator's precision, and return rows for plain and strict search."""
     search, rows = SEARCHES[name], []
     title = f"{name}, {translator.precision}"
     percent = 0.0 if translator.precision == "fp32" else MOST_PERCENT_IN_BF16
@@ -105,7 +105,7 @@ def measure(
 
 
 def is_near_tie(exact: Translator, source: list[int], one: Hypothesis, two: Hypothesis, search: SearchSettings) -> bool:
-    """Whether two translations are so close in float32 that either could be the better one."""
+    """Return whether two translations have almost the same probability in float32."""
     if search.beam_size == 1:
         shared = next(
             (n for n, (a, b) in enumerate(zip(one.ids, two.ids, strict=False)) if a != b),
@@ -125,13 +125,13 @@ def is_near_tie(exact: Translator, source: list[int], one: Hypothesis, two: Hypo
 
 @torch.inference_mode()
 def next_scores(exact: Translator, source: list[int], prefix: list[int]) -> torch.Tensor:
-    """Log-probabilities of the piece after a prefix, by the whole model at once, (V,)."""
+    """Return the log-probabilities of the next token after a prefix, computed without a cache, (V,)."""
     inputs = torch.tensor([[exact.model.config.start_id, *prefix]])
     return exact.model(torch.tensor([source]), inputs)[0, -1].float().log_softmax(dim=-1)  # type: ignore[no-any-return]
 
 
 def slowdown(translator: Translator, sources: list[list[int]], search: SearchSettings, title: str) -> Row:
-    """Strict against plain search, each in batches of 64 sorted by length, interleaved, the best of three."""
+    """Compare strict with plain search in batches of 64 sorted by length, alternating, by the best of three times."""
     numbers = orders()["batches of 64, sorted"][1](sources)
     strict = msgspec.structs.replace(search, batch_invariant=True)
     seconds: dict[bool, float] = {}
@@ -155,7 +155,9 @@ def slowdown(translator: Translator, sources: list[list[int]], search: SearchSet
 
 
 def find_sentences(model: str | None, source: str | None, folder: Path, *, quick: bool) -> tuple[Path, list[str]]:
-    """A model folder and sentences for it: those that were named, or the demonstration's."""
+    """Return a model folder and sentences: those of the options, or else the demonstration's, which is
+    trained first.
+    """
     if model is not None and source is not None:
         return Path(model), list(read_lines(source))
     trained = folder / "demo"
@@ -164,33 +166,33 @@ def find_sentences(model: str | None, source: str | None, folder: Path, *, quick
 
 
 def main() -> int:
-    """Measures, prints and writes; 1 where a bar is missed."""
+    """Run the benchmark, report its rows, and return 1 if a bar is missed."""
     options = parser(__doc__)
     options.add_argument("--model", metavar="FOLDER", help="a trained model, with --source")
-    options.add_argument("--source", metavar="FILE", help="sentences for it, one a line")
+    options.add_argument("--source", metavar="FILE", help="a file with its sentences, one per line")
     options.add_argument("--precisions", nargs="+", default=["fp32", "bf16"], choices=("fp32", "bf16"))
-    options.add_argument("--emulate", action="store_true", help="products in bfloat16 by float32")
-    said = options.parse_args()
-    if (said.model is None) != (said.source is None):
+    options.add_argument("--emulate", action="store_true", help="emulate bfloat16 matrix multiplications by float32")
+    args = options.parse_args()
+    if (args.model is None) != (args.source is None):
         options.error("--model and --source go together")
     sys.stderr.write(f"{machine()}\n")
     rows: list[Row] = []
-    emulation = Emulation() if said.emulate else nullcontext()  # type: ignore[no-untyped-call]
+    emulation = Emulation() if args.emulate else nullcontext()  # type: ignore[no-untyped-call]
     with tempfile.TemporaryDirectory() as temporary, emulation:
-        folder, lines = find_sentences(said.model, said.source, Path(temporary), quick=said.quick)
+        folder, lines = find_sentences(args.model, args.source, Path(temporary), quick=args.quick)
         exact = open_translator(folder, precision="fp32", device="cpu", threads=1)
         vocabulary = exact.tokenizer.source
         encoded = [
             [*ids, vocabulary.eos_id] for ids in vocabulary.encode_batch([line for line in lines if line.strip()])
         ]
-        sources = [ids for ids in encoded if len(ids) <= LONGEST][: 200 if said.quick else 1000]
-        for precision in said.precisions:
+        sources = [ids for ids in encoded if len(ids) <= LONGEST][: 200 if args.quick else 1000]
+        for precision in args.precisions:
             translator = (
                 exact if precision == "fp32" else open_translator(folder, precision=precision, device="cpu", threads=1)
             )
             for name in SEARCHES:
-                rows += measure(translator, exact, sources, name, timed=not said.emulate)
-    return report(rows, said.json)
+                rows += measure(translator, exact, sources, name, timed=not args.emulate)
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
-"""BERT in small: pretrained on novels, then taught intents (CLINC150) from few examples, against no pretraining.
+"""Measure a small BERT: pretrained on novels and fine-tuned on few intent examples (CLINC150), against no pretraining.
 
     python benchmarks/bert_clinc.py            # 58 minutes of pretraining, then as long; finished parts are kept
     python benchmarks/bert_clinc.py --quick    # a minute of pretraining on one novel, fewer steps, one seed
 
-Pretraining reads the novels of `gutenberg`, in lower case and with typewriter apostrophes: the utterances know no
-others, so that "i" and "what's" would be strange to a model of the novels as they are printed (BERT's usual English
-model is uncased, too). The model from scratch has the same vocabulary, sizes and steps, and random weights. Each is
-taught 10 examples of each of the 150 intents, drawn by three seeds; of three learning rates the validation set chooses
-one for each model, on the first seed's examples. The same is done with both models once they have found hidden pieces
-of the 15,000 training utterances, without their intents. Then the pretrained model is taught all 15,000 examples.
-Figures are accuracies on the 4,500 test utterances of the intents. The bars are 5 points over the model from scratch,
-and 90 % with all examples.
+Pretraining reads the novels of `gutenberg`, in lower case and with ASCII apostrophes, as in the utterances (BERT's
+usual English model is uncased, too). The peer is a model with random weights and the same vocabulary, sizes and steps.
+Each model is fine-tuned on 10 examples of each of the 150 intents, drawn by three seeds. The validation set selects one
+of three learning rates per model, on the first seed's examples. The comparison is repeated after both models continued
+masked language modeling on the 15,000 training utterances. Finally, the pretrained model is fine-tuned on all 15,000
+examples. Figures are accuracies on the 4,500 test utterances of the intents. Bars: 5 points over the model with random
+weights, and 90 % with all examples.
 """
 
 import argparse
@@ -30,7 +29,7 @@ from transduce.text.sentences import read_documents
 
 EXAMPLES = 10
 BAR_POINTS, BAR_FULL = 5.0, 90.0
-# With all examples; the validation set chooses.
+# Learning rates with all examples, selected on the validation set.
 FULL_RATES = (5e-4, 1e-3)
 # Utterances have 8 words on average, 28 at most.
 MODEL: dict[str, float | str] = {
@@ -40,17 +39,17 @@ MODEL: dict[str, float | str] = {
     "model.d_model": 192,
     "model.d_ff": 768,
     "model.num_heads": 6,
-    # BERT's own is post-norm; in so short a training pre-norm bears a higher rate (Geiping and Goldstein 2023).
+    # BERT has post-norm; in short training, pre-norm allows a higher rate (Geiping and Goldstein 2023).
     "model.norm_order": "pre",
-    # What these four settings are worth at the first steps: docs/log/families.md.
+    # docs/log/families.md reports the effect of these four settings.
     "model.positions": "rotary",
     "task.next_sentence": "false",
     "model.dropout": 0.0,
-    # A slow core reads 14 million pieces in an hour: in small steps there are seven thousand of them to learn in.
+    # A slow core processes 14 million tokens in an hour, which small batches divide into seven thousand steps.
     "training.batch_tokens": 2048,
     "training.learning_rate": 0.004,
 }
-# Utterances whose intents nobody told, read some twenty times.
+# Continued pretraining on the utterances without their intents, about twenty epochs.
 ADAPTING: dict[str, float | str] = {
     "task.context": 64,
     "task.next_sentence": "false",
@@ -59,15 +58,15 @@ ADAPTING: dict[str, float | str] = {
     "training.learning_rate": 0.002,
     "training.patience": 0,
 }
-# Few examples are seen often.
+# Fine-tuning repeats few examples often.
 DROPOUT = 0.1
 PRETRAINED, SCRATCH = "pretrained", "random"
-# Underscores mark italics.
+# Underscores mark italics in the novels.
 TYPEWRITTEN = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "_": None})
 
 
 class Work(NamedTuple):
-    """One size of the comparison."""
+    """The scope of a comparison: full or quick."""
 
     folder: Path
     novels: list[Path]
@@ -80,17 +79,17 @@ class Work(NamedTuple):
 
 
 def full_work(folder: Path, novels: list[Path], minutes: float) -> Work:
-    """The comparison that the bars are for."""
+    """Return the full scope, for which the bars are defined."""
     return Work(folder, novels, minutes, [1, 2, 3], [5e-4, 1e-3, 2e-3], 1_500, 1_500, 7_000)
 
 
 def quick_work(folder: Path, novels: list[Path]) -> Work:
-    """The same on less work: it says nothing of the bars."""
+    """Return a reduced scope without bars."""
     return Work(folder, novels[4:5], 1.0, [1], [2e-4], 100, 300, 300)
 
 
 def train(out: Path, *options: str, settings: Mapping[str, float | str] | None = None) -> None:
-    """Trains unless that is finished; a part that was cut goes on."""
+    """Run `transduce train` unless it has finished; an interrupted run is resumed."""
     if (out / "dev_score.json").exists():
         return
     command = [sys.executable, "-m", "transduce", "train", "--out", str(out), "--resume", *options]
@@ -100,7 +99,10 @@ def train(out: Path, *options: str, settings: Mapping[str, float | str] | None =
 
 
 def uncased(novel: Path, folder: Path) -> Path:
-    """The novel in the letters of the utterances, a sentence a line: capitals told where one begins."""
+    """Write a novel in lower case and ASCII punctuation, one sentence per line, and return the file.
+
+    Sentences are split before lowercasing, because splitting needs capital letters.
+    """
     path = folder / novel.name.removesuffix(".gz")
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -110,7 +112,7 @@ def uncased(novel: Path, folder: Path) -> Path:
 
 
 def pretrain(work: Work) -> None:
-    """The pretrained model, and one of the same shape and vocabulary whose weights are random."""
+    """Train the pretrained model, and create one of the same shape and vocabulary with random weights."""
     novels = [uncased(novel, work.folder / "novels") for novel in work.novels]
     files = ["--task", "masked-language-model", "--source", *map(str, novels)]
     train(work.folder / PRETRAINED, *files, "--minutes", f"{work.minutes:g}", settings=MODEL)
@@ -119,7 +121,7 @@ def pretrain(work: Work) -> None:
 
 
 def adapt(work: Work, begin: str, texts: list[str]) -> str:
-    """A model that went on with finding hidden pieces, of these texts: its name."""
+    """Continue masked language modeling of a model on these texts, and return the new model's name."""
     name, path = f"adapted-{begin}", work.folder / "data" / "utterances.txt"
     path.write_text("".join(f"{text}\n\n" for text in texts), encoding="utf-8", newline="\n")
     files = ["--task", "masked-language-model", "--source", str(path), "--init-from", str(work.folder / begin)]
@@ -131,7 +133,7 @@ Utterances = list[tuple[str, str]]
 
 
 def few_of_each(pairs: Utterances, seed: int) -> Utterances:
-    """Ten examples of each intent."""
+    """Return ten random examples of each intent."""
     chooser = random.Random(seed)
     by_intent: dict[str, list[str]] = {}
     for text, intent in pairs:
@@ -140,7 +142,7 @@ def few_of_each(pairs: Utterances, seed: int) -> Utterances:
 
 
 def write_pairs(pairs: Utterances, prefix: Path) -> list[str]:
-    """Texts and labels as two files, a line each."""
+    """Write texts and labels to two files, one per line, and return the files."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
     paths = [prefix.with_suffix(f".{side}") for side in ("text", "label")]
     for side, path in enumerate(paths):
@@ -149,7 +151,7 @@ def write_pairs(pairs: Utterances, prefix: Path) -> list[str]:
 
 
 def teach(work: Work, begin: str, name: str, pairs: Utterances, steps: int, rate: float) -> Path:
-    """A classifier that begins with one of the two models."""
+    """Fine-tune a classifier from one of the two models, and return its folder."""
     out = work.folder / f"{begin}-{name}-{rate:g}"
     text, label = write_pairs(pairs, work.folder / "data" / name)
     dev = [str(work.folder / "data" / f"val.{side}") for side in ("text", "label")]
@@ -162,13 +164,13 @@ def teach(work: Work, begin: str, name: str, pairs: Utterances, steps: int, rate
 
 
 def dev_accuracy(model: Path) -> float:
-    """On the validation set."""
+    """Return a model's accuracy on the validation set, in percent."""
     score: float = json.loads((model / "dev_score.json").read_text(encoding="utf-8"))["scores"]["accuracy"]
     return score
 
 
 def test_accuracy(work: Work, model: Path) -> float:
-    """On the test set."""
+    """Return a model's accuracy on the test set, in percent."""
     result = model / "test_score.json"
     if not result.exists():
         text, label = (str(work.folder / "data" / f"test.{side}") for side in ("text", "label"))
@@ -179,22 +181,26 @@ def test_accuracy(work: Work, model: Path) -> float:
 
 
 def read_intents() -> dict[str, Utterances]:
-    """CLINC150's parts: train, val and test."""
+    """Read CLINC150's parts: train, val and test."""
     with gzip.open(data_folder() / "clinc150" / "data_full.json.gz", "rt", encoding="utf-8") as file:
         return {name: [(text, intent) for text, intent in pairs] for name, pairs in json.load(file).items()}
 
 
 def read_options(about: str | None) -> tuple[argparse.Namespace, Path]:
-    """What was said, and the folder of the work that it is about."""
+    """Return the command line's options and the work folder."""
     options = parser(about)
-    options.add_argument("--minutes", type=float, default=58.0, help="of pretraining")
-    options.add_argument("--out", type=Path, default=REPOSITORY / "build" / "bert_clinc", help="what is kept")
-    asked = options.parse_args()
-    return asked, asked.out / ("quick" if asked.quick else f"{asked.minutes:g}min")
+    options.add_argument("--minutes", type=float, default=58.0, help="minutes of pretraining")
+    options.add_argument(
+        "--out", type=Path, default=REPOSITORY / "build" / "bert_clinc", help="the folder of the models"
+    )
+    args = options.parse_args()
+    return args, args.out / ("quick" if args.quick else f"{args.minutes:g}min")
 
 
 def with_few(work: Work, begin: str, pairs: Utterances) -> float:
-    """Test accuracy with ten examples of each intent: the mean over the seeds, at the rate that is best on dev."""
+    """Return the mean test accuracy over the seeds with ten examples of each intent, at the best learning rate
+    on dev.
+    """
 
     def taught(seed: int, rate: float) -> Path:
         return teach(work, begin, f"few-{seed}", few_of_each(pairs, seed), work.few_steps, rate)
@@ -204,10 +210,10 @@ def with_few(work: Work, begin: str, pairs: Utterances) -> float:
 
 
 def main() -> int:
-    """Runs what is not finished and reports."""
-    asked, folder = read_options(__doc__)
+    """Run unfinished parts and report."""
+    args, folder = read_options(__doc__)
     novels = sorted((data_folder() / "gutenberg").glob("*.gz"))
-    work = quick_work(folder, novels) if asked.quick else full_work(folder, novels, asked.minutes)
+    work = quick_work(folder, novels) if args.quick else full_work(folder, novels, args.minutes)
     sys.stderr.write(f"{machine()}\n")
     parts = read_intents()
     for name in ("val", "test"):
@@ -216,10 +222,10 @@ def main() -> int:
     ours, scratch = (with_few(work, begin, parts["train"]) for begin in (PRETRAINED, SCRATCH))
     texts = [text for text, _ in parts["train"]]
     adapted = {begin: with_few(work, adapt(work, begin, texts), parts["train"]) for begin in (PRETRAINED, SCRATCH)}
-    rates = FULL_RATES[:1] if asked.quick else FULL_RATES
+    rates = FULL_RATES[:1] if args.quick else FULL_RATES
     taught = [teach(work, PRETRAINED, "all", parts["train"], work.full_steps, rate) for rate in rates]
     full = test_accuracy(work, max(taught, key=dev_accuracy))
-    bars = None if asked.quick else (ours - scratch >= BAR_POINTS, full >= BAR_FULL)
+    bars = None if args.quick else (ours - scratch >= BAR_POINTS, full >= BAR_FULL)
     rows = [
         Row(
             f"CLINC150, {EXAMPLES} examples an intent",
@@ -243,7 +249,7 @@ def main() -> int:
             holds=None if bars is None else bars[1],
         ),
     ]
-    return report(rows, asked.json)
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""How much of what `bert_clinc.py` pretrained can serve the intents at all? Linear classifiers on what the model gives.
+"""Probe the models of `bert_clinc.py` with linear classifiers, to show how much pretraining helps to recognize intents.
 
     python benchmarks/bert_probe.py            # after bert_clinc.py, with the same --out and --minutes
     python benchmarks/bert_probe.py --quick    # after bert_clinc.py --quick
 
 Logistic regression on ten examples of each intent (seed 1), accuracy on the 3,000 validation utterances, the best of
-five penalties: on which pieces an utterance has (tf-idf), on the mean of their embeddings or of the encoder's states,
-pretrained and random, and on pieces and pretrained embeddings together. If these together are no better than pieces
-alone, fine-tuning finds little in the pretraining to build on. And how often the novels have the utterances' words.
+five penalties. Features are tf-idf of tokens, means of their embeddings or of the encoder's states (pretrained and
+random), and tf-idf with pretrained embeddings. If the last is no better than tf-idf, pretraining offers fine-tuning
+little. A further row reports how many words of the utterances are rare in the novels. There is no bar.
 """
 
 import re
@@ -26,16 +26,18 @@ from transduce.inference.mask_filler import Filler, load_filler
 
 PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 3e-2)
 STEPS, RATE, BATCH = 150, 0.03, 64
-# Lengths of the rows: pieces and embeddings alone are then fitted about as fast; together, pieces count for more.
+# Norms of feature rows: each kind alone is fitted about equally fast; combined, tf-idf dominates.
 PIECES_LENGTH, STATES_LENGTH, ADDED_LENGTH = 5.0, 14.0, 1.5
-RARE = 50  # times in all novels
+RARE = 50  # occurrences in all novels
 
 Features = tuple[Tensor, Tensor]
 Labels = tuple[Tensor, Tensor]
 
 
 def accuracy(features: Features, labels: Labels) -> float:
-    """Percent of the validation utterances that a linear classifier tells, of the penalties the best."""
+    """Return the percentage of validation utterances that a linear classifier labels correctly, with the best
+    penalty.
+    """
     torch.manual_seed(1)
     found = []
     for penalty in PENALTIES:
@@ -52,13 +54,13 @@ def accuracy(features: Features, labels: Labels) -> float:
 
 
 def scaled(features: Features, length: float) -> Features:
-    """Every row of this length."""
+    """Normalize every row of features to this length."""
     train, dev = (F.normalize(each, dim=1) * length for each in features)
     return train, dev
 
 
 def counts(texts: list[str], filler: Filler) -> Tensor:
-    """How often each text has each piece, (N, V)."""
+    """Return how often each text contains each token, (N, V)."""
     found = torch.zeros(len(texts), filler.tokenizer.target.size)
     for row, ids in zip(found, filler.tokenizer.target.encode_batch(texts), strict=True):
         row.index_add_(0, torch.tensor(ids), torch.ones(len(ids)))
@@ -67,7 +69,7 @@ def counts(texts: list[str], filler: Filler) -> Tensor:
 
 @torch.inference_mode()
 def mean_states(texts: list[str], filler: Filler) -> Tensor:
-    """The mean of the last layer's states at the texts' own pieces, (N, D)."""
+    """Return the mean of the last layer's states over each text's tokens without special tokens, (N, D)."""
     vocabulary, pad_id = filler.tokenizer.target, filler.model.config.pad_id
     first, last = vocabulary.id("[CLS]"), vocabulary.id("[SEP]")
     found = []
@@ -82,7 +84,7 @@ def mean_states(texts: list[str], filler: Filler) -> Tensor:
 
 
 def rows_of(folder: Path, train: list[str], dev: list[str], labels: Labels) -> list[Row]:
-    """What each kind of features comes to."""
+    """Return the accuracy of each kind of features."""
     fillers = {name: load_filler(folder / name, precision="fp32", device="cpu") for name in (PRETRAINED, SCRATCH)}
 
     def both(make: Callable[[list[str]], Tensor]) -> Features:
@@ -91,7 +93,7 @@ def rows_of(folder: Path, train: list[str], dev: list[str], labels: Labels) -> l
     pieces = both(partial(counts, filler=fillers[PRETRAINED]))
     weights = torch.log((1 + len(train)) / (1 + (pieces[0] > 0).sum(dim=0))) + 1.0
     tf_idf = pieces[0] * weights, pieces[1] * weights
-    found = {"pieces": scaled(tf_idf, PIECES_LENGTH)}
+    found = {"tokens": scaled(tf_idf, PIECES_LENGTH)}
     for name, filler in fillers.items():
         weight = filler.model.source_weight.detach()
         table = F.normalize(weight - weight.mean(dim=0), dim=1)
@@ -100,8 +102,8 @@ def rows_of(folder: Path, train: list[str], dev: list[str], labels: Labels) -> l
         centre, spread = states[0].mean(dim=0), states[0].std(dim=0) + 1e-6
         found[f"{name} states"] = (states[0] - centre) / spread, (states[1] - centre) / spread
     added = scaled(found[f"{PRETRAINED} embeddings"], ADDED_LENGTH)
-    train_rows, dev_rows = (torch.cat(pair, dim=1) for pair in zip(found["pieces"], added, strict=True))
-    found[f"pieces and {PRETRAINED} embeddings"] = train_rows, dev_rows
+    train_rows, dev_rows = (torch.cat(pair, dim=1) for pair in zip(found["tokens"], added, strict=True))
+    found[f"tokens and {PRETRAINED} embeddings"] = train_rows, dev_rows
     return [
         Row(f"linear classifier on {name}", accuracy(features, labels), "% of 3,000 validation utterances")
         for name, features in found.items()
@@ -109,7 +111,7 @@ def rows_of(folder: Path, train: list[str], dev: list[str], labels: Labels) -> l
 
 
 def rarity(folder: Path, texts: list[str]) -> Row:
-    """How much of the utterances consists of words that the novels hardly have."""
+    """Return the percentage of the utterances' words that are rare in the novels."""
     known: Counter[str] = Counter()
     for novel in sorted((folder / "novels").iterdir()):
         known.update(re.findall(r"[a-z']+", novel.read_text(encoding="utf-8")))
@@ -120,8 +122,8 @@ def rarity(folder: Path, texts: list[str]) -> Row:
 
 
 def main() -> int:
-    """Reports."""
-    asked, folder = read_options(__doc__)
+    """Run all probes and report."""
+    args, folder = read_options(__doc__)
     sys.stderr.write(f"{machine()}\n")
     parts = read_intents()
     few, dev = few_of_each(parts["train"], 1), parts["val"]
@@ -129,7 +131,7 @@ def main() -> int:
     labels = tuple(torch.tensor([numbers[intent] for _, intent in pairs]) for pairs in (few, dev))
     texts = [[text for text, _ in pairs] for pairs in (few, dev)]
     rows = rows_of(folder, texts[0], texts[1], (labels[0], labels[1]))
-    return report([*rows, rarity(folder, [text for text, _ in parts["train"]])], asked.json)
+    return report([*rows, rarity(folder, [text for text, _ in parts["train"]])], args.json)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Decoding beside busy processes: by all threads, by one, and by as many as the kernels choose.
+"""Measure decoding next to busy processes: with all threads, with one, and with the number that the kernels choose.
 
     python benchmarks/busy_machine.py --busy 0 1
 
-Models have random weights in int8, of 4+4 layers and 128 columns to 6+6 and 512; sources and translations have 12
-pieces. The three ways take turns; given is the median of the rounds, in ms a batch.
+Models have random int8 weights, from 4+4 layers with d_model 128 to 6+6 with 512; sources and translations have 12
+tokens. The three variants alternate; figures are medians over the rounds, in ms per batch. There is no peer and no bar.
 """
 
 import argparse
@@ -18,23 +18,23 @@ from contextlib import contextmanager
 import torch
 
 from transduce.kernels.cpu.decoding.search import NativeSearch
-from transduce.kernels.cpu.jit import threads as crew
+from transduce.kernels.cpu.jit import threads as threads_module
 from transduce.kernels.int8_fbgemm import quantize
-from transduce.kernels.prepacked import PackedTransformer
-from transduce.kernels.select import product_maker, start_fast
+from transduce.kernels.prepacked import PrepackedTransformer
+from transduce.kernels.select import int8_linear_maker, start_fast
+from transduce.model.batch_search import SearchBounds
 from transduce.model.config import ModelConfig
-from transduce.model.state import SearchBounds
 from transduce.model.transformer import Transformer
 from transduce.process_environment import set_library_defaults
 
 SIZES = ((4, 128, 4), (6, 256, 4), (6, 512, 8))  # layers, columns, heads
 BATCHES = ((1, 1), (1, 4), (4, 4), (32, 4))  # sentences, hypotheses of each
-WAYS = ("all threads", "one thread", "as chosen")
+WAYS = ("all threads", "one thread", "default")
 PIECES, VOCABULARY = 12, 8000
 
 
-def build(layers: int, width: int, heads: int) -> PackedTransformer:
-    """A model of int8 matrices."""
+def build(layers: int, width: int, heads: int) -> PrepackedTransformer:
+    """Return an int8 model with random weights."""
     config = ModelConfig(
         source_vocabulary_size=VOCABULARY,
         target_vocabulary_size=VOCABULARY,
@@ -44,12 +44,12 @@ def build(layers: int, width: int, heads: int) -> PackedTransformer:
         d_ff=4 * width,
         num_heads=heads,
     )
-    return quantize(Transformer(config).eval(), make=product_maker())
+    return quantize(Transformer(config).eval(), make=int8_linear_maker())
 
 
 @torch.inference_mode()
-def decode(model: PackedTransformer, sources: torch.Tensor, beam_size: int) -> None:
-    """A whole search."""
+def decode(model: PrepackedTransformer, sources: torch.Tensor, beam_size: int) -> None:
+    """Run a complete beam search."""
     count = len(sources)
     state = start_fast(model, sources)
     bounds = SearchBounds(2, 3, [3], [PIECES] * count, beam_size, beam_size, torch.ones(64, dtype=torch.float64))
@@ -58,20 +58,24 @@ def decode(model: PackedTransformer, sources: torch.Tensor, beam_size: int) -> N
 
 @contextmanager
 def choosing(way: str, threads: int) -> Iterator[None]:
-    """How many threads a step takes."""
-    kept = crew._THREAD_WORK, crew._LEAST_SHARE, crew._CREW
-    if way != "as chosen":
-        crew._THREAD_WORK, crew._LEAST_SHARE, crew._CREW = 1, 0.0, crew.ThreadLimiter()
+    """Set how many threads a step uses, within the context."""
+    kept = threads_module._THREAD_WORK, threads_module._MIN_SHARE, threads_module._LIMITER
+    if way != "default":
+        threads_module._THREAD_WORK, threads_module._MIN_SHARE, threads_module._LIMITER = (
+            1,
+            0.0,
+            threads_module.ThreadLimiter(),
+        )
     torch.set_num_threads(1 if way == "one thread" else threads)
     try:
         yield
     finally:
-        crew._THREAD_WORK, crew._LEAST_SHARE, crew._CREW = kept
+        threads_module._THREAD_WORK, threads_module._MIN_SHARE, threads_module._LIMITER = kept
 
 
 @contextmanager
 def busy(count: int) -> Iterator[None]:
-    """So many other processes that never wait."""
+    """Run `count` processes that use a core each, within the context."""
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -82,9 +86,9 @@ def busy(count: int) -> Iterator[None]:
 
 
 def measure(
-    model: PackedTransformer, sentences: int, beam_size: int, threads: int, rounds: int, seconds: float
+    model: PrepackedTransformer, sentences: int, beam_size: int, threads: int, rounds: int, seconds: float
 ) -> dict[str, float]:
-    """Milliseconds of a batch, by way."""
+    """Return the median milliseconds per batch of each variant."""
     sources = torch.randint(4, VOCABULARY, (sentences, PIECES))
     found: dict[str, list[float]] = {way: [] for way in WAYS}
     for number in range(rounds + 1):
@@ -101,16 +105,16 @@ def measure(
 
 
 def main() -> None:
-    """Prints a table."""
+    """Print a table of the times."""
     before = dict(os.environ)
     set_library_defaults()
-    if os.environ != before:  # as the command has it; libraries read it as they are loaded
+    if os.environ != before:  # set as by the command; libraries read it when loaded
         os.execv(sys.executable, [sys.executable, *sys.argv])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--busy", type=int, nargs="+", default=[0, 1], help="busy processes beside")
+    parser.add_argument("--busy", type=int, nargs="+", default=[0, 1], help="numbers of other busy processes")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each way in a round")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds of each variant in a round")
     options = parser.parse_args()
     torch.manual_seed(1)
     print("| busy | model | sentences × beam |", " | ".join(f"{way}, ms" for way in WAYS), "|")

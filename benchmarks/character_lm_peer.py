@@ -1,7 +1,7 @@
-"""GPT2LMHeadModel as a worker of character_lm.py, in an environment with transformers; imports nothing of ours.
+"""Train GPT2LMHeadModel as a worker of character_lm.py, in an environment with transformers but without transduce.
 
-A plain loop: windows at random places, AdamW at 1e-3, float32. Prints its loss on the last tenth of the text, and the
-seconds that training took, as JSON.
+A plain loop: windows at random offsets, AdamW at 1e-3, float32. Prints the loss on the last tenth of the text, and the
+seconds of training, as JSON.
 """
 
 import json
@@ -14,17 +14,17 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 
 def main() -> None:
-    """Trains, then validates."""
+    """Train, validate and print the figures."""
     plan = json.loads(sys.argv[1])
     torch.set_num_threads(plan["threads"])
     torch.manual_seed(plan["seed"])
     text = Path(plan["text"]).read_bytes().decode("utf-8")
-    known = {character: id for id, character in enumerate(sorted(set(text)))}
-    ids = torch.tensor([known[character] for character in text])
+    ids_by_character = {character: id for id, character in enumerate(sorted(set(text)))}
+    ids = torch.tensor([ids_by_character[character] for character in text])
     cut, context = int(len(ids) * 0.9), plan["context"]
     training, held_out = ids[:cut], ids[cut:]
     config = GPT2Config(
-        vocab_size=len(known),
+        vocab_size=len(ids_by_character),
         n_positions=context,
         n_embd=128,
         n_layer=4,

@@ -1,14 +1,14 @@
-"""Are the settings that `transduce train` chooses good ones? A small sweep around them, on dev.
+"""Check the settings that `transduce train` chooses by default, with a small sweep around them, on dev.
 
     python benchmarks/choices.py --corpus zh-en            # 24,492 pairs
     python benchmarks/choices.py --corpus de-en --minutes 45
-    python benchmarks/choices.py --corpus 300              # 300 pairs of zh-en, spread evenly
+    python benchmarks/choices.py --corpus 300              # 300 evenly spaced pairs of zh-en
     python benchmarks/choices.py --quick
 
-Each variant changes one chosen setting (with the batch, the learning rate by about its root) and trains for as many
-steps as cost the same arithmetic as the chosen ones', so that a busy machine changes nothing but the time. What is
-chosen may depend on the time there is: `--minutes` says how long `transduce train` would be given. The bar is that the
-chosen settings come within 0.5 BLEU of the best variant on dev (beam 4). Runs that are complete are not repeated.
+Each variant changes one setting (with the batch size, also the learning rate by about its square root). Its number of
+steps gives the same number of operations as the default run, so results do not depend on the machine's load. Some
+defaults depend on the time limit, which `--minutes` sets. Bar: the default settings are within 0.5 BLEU of the best
+variant on dev (beam 4). Complete runs are not repeated.
 """
 
 import gzip
@@ -49,7 +49,7 @@ QUICK = ("chosen", "half the learning rate")
 
 
 def corpus_files(name: str, work: Path) -> dict[str, str]:
-    """The options that name the corpus' files."""
+    """Return the options that name the corpus's files."""
     if name != "300":
         folder = data_folder() / f"tatoeba-{name}"
         source, target = name.split("-")
@@ -68,12 +68,12 @@ def corpus_files(name: str, work: Path) -> dict[str, str]:
 
 
 def chosen_values(files: dict[str, str], work: Path, minutes: float | None) -> tuple[str, dict[str, float]]:
-    """The preset and the numbers that are chosen for this corpus, from the account that a dry run prints."""
+    """Return the preset and numbers chosen for this corpus, from the choice log of a dry run."""
     limit = ["--minutes", str(minutes)] if minutes else []
     command = [*train_command(files, work / "dry"), "--dry-run", *limit]
-    account = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    log = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     preset, values = "", {}
-    for line in account.splitlines():
+    for line in log.splitlines():
         words = line.split()
         if words[:1] == ["preset"]:
             preset = words[1]
@@ -86,8 +86,10 @@ def chosen_values(files: dict[str, str], work: Path, minutes: float | None) -> t
 
 
 def arithmetic(values: dict[str, float], preset: str, optimizer: str) -> float:
-    """Multiplications of a step: forward, twice as many backward, a target piece taken to come with one of the source;
-    and those by which Muon makes updates orthogonal, three polynomials of each matrix (`training/muon.py`).
+    """Return the number of multiplications of a step, assuming as many source as target tokens.
+
+    The backward pass costs twice the forward pass. Muon's orthogonalization adds three polynomials per matrix
+    (`training/muon.py`).
     """
     sizes = PRESETS[preset]
     weights = count_multiplied_weights(sizes, int(values["tokenizer.vocabulary_size"]))
@@ -107,7 +109,7 @@ def arithmetic(values: dict[str, float], preset: str, optimizer: str) -> float:
 
 
 def train_command(files: dict[str, str], out: Path) -> list[str]:
-    """`transduce train` with the corpus."""
+    """Return the command `transduce train` with the corpus."""
     command = [sys.executable, "-m", "transduce", "train", "--out", str(out)]
     for option, path in files.items():
         command += [f"--{option}", path]
@@ -117,9 +119,9 @@ def train_command(files: dict[str, str], out: Path) -> list[str]:
 def run_variant(
     changes: dict[str, str], chosen: tuple[str, dict[str, float]], files: dict[str, str], out: Path, steps: int
 ) -> tuple[float, int] | None:
-    """Dev BLEU of one variant, and its steps; None where the command refuses it.
+    """Return a variant's dev BLEU and number of steps, or None if the command rejects its settings.
 
-    "=x" sets a value, "0.5" multiplies the chosen one.
+    "=x" in `changes` sets a value, "0.5" multiplies the default.
     """
     usual_preset, usual = chosen
     values, preset, options = dict(usual), changes.get("preset", f"={usual_preset}")[1:], []
@@ -137,42 +139,44 @@ def run_variant(
     if not (out / "dev_score.json").exists():
         command = [*train_command(files, out), "--resume", "--preset", preset, "--steps", str(own_steps), *options]
         done = subprocess.run(command, check=False)
-        if done.returncode == _REFUSED:  # too few pieces for the characters, say
+        if done.returncode == _REFUSED:  # for example, a vocabulary too small for the characters
             return None
         done.check_returncode()
     return float(json.loads((out / "dev_score.json").read_text(encoding="utf-8"))["bleu"]["value"]), own_steps
 
 
 def main() -> int:
-    """Runs the variants and reports how far the choice is from the best."""
+    """Run the variants, and report how far the default is from the best."""
     options = parser(__doc__)
     options.add_argument("--corpus", choices=("300", "zh-en", "de-en"), default="zh-en")
-    options.add_argument("--steps", type=int, default=3200, help="of training, with the chosen settings")
-    options.add_argument("--minutes", type=float, help="that `transduce train` would be given; it changes the choices")
+    options.add_argument("--steps", type=int, default=3200, help="training steps with the default settings")
+    options.add_argument(
+        "--minutes", type=float, help="the time limit for `transduce train`, which affects its choices"
+    )
     options.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "choices")
-    said = options.parse_args()
+    args = options.parse_args()
     print(machine())
-    steps = 100 if said.quick else said.steps
-    work = said.out / f"{said.corpus}-{steps}{f'-{said.minutes:g}min' if said.minutes else ''}"
-    files = corpus_files(said.corpus, work)
-    chosen = chosen_values(files, work, said.minutes)
+    steps = 100 if args.quick else args.steps
+    work = args.out / f"{args.corpus}-{steps}{f'-{args.minutes:g}min' if args.minutes else ''}"
+    files = corpus_files(args.corpus, work)
+    chosen = chosen_values(files, work, args.minutes)
     rows, scores = [], {}
-    for name in QUICK if said.quick else said.variants:
+    for name in QUICK if args.quick else args.variants:
         if VARIANTS[name] == {"preset": f"={chosen[0]}"}:
             continue
         out = work / name.replace(" ", "-")
         if (result := run_variant(VARIANTS[name], chosen, files, out, steps)) is None:
             continue
         scores[name], own_steps = result
-        rows.append(Row(f"{said.corpus}, {name}, {own_steps:,} steps", scores[name], "BLEU on dev"))
+        rows.append(Row(f"{args.corpus}, {name}, {own_steps:,} steps", scores[name], "BLEU on dev"))
     best = max(scores.values())
     lost = best - scores["chosen"]
-    bar = None if said.quick else "<= 0.5"
+    bar = None if args.quick else "<= 0.5"
     rows.append(
-        Row(f"{said.corpus}, chosen below best", lost, "BLEU", bar=bar, holds=None if said.quick else lost <= 0.5)
+        Row(f"{args.corpus}, chosen below best", lost, "BLEU", bar=bar, holds=None if args.quick else lost <= 0.5)
     )
-    return report(rows, said.json)
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

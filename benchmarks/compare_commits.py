@@ -8,9 +8,9 @@
 The base is checked out into a temporary folder (`git worktree`). Two worker processes, one on the source of each, do
 the same jobs: training runs from the same settings, outputs of frozen models (`tests/compat/sets`) and of a model that
 the base trained. The workers use public names and the command line alone, so that modules may move between the commits.
-Speed is measured in turns, base first and then last, by the wall clock (commands by processor time; `--cpu-time`: all).
-Each ratio is the median of the ratios of neighboring turns: above 1 the working tree is faster. The exit status is 1
-where anything differs or is slower than 0.98 of the base.
+Speed measurements alternate, base first and then last, by wall clock (commands by processor time; `--cpu-time`: all).
+Each ratio is the median of the ratios of adjacent measurements: above 1 the working tree is faster. The exit status is
+1 if anything differs or is slower than 0.98 of the base.
 """
 
 import argparse
@@ -90,13 +90,13 @@ def weights_hash(path: Path) -> str:
 
 
 def outputs_job(folder: str) -> dict[str, Any]:
-    """Return the texts and numbers that a frozen model of any kind gives."""
+    """Return the texts and numbers that a frozen model of any kind computes."""
     texts, numbers = maker().outputs(maker().open_model(Path(folder)), "model")
     return {"texts": texts, "numbers": {name: values.ravel().tolist() for name, values in numbers.items()}}
 
 
 class Decoder:
-    """Keeps opened translators, so that opening is not part of a time."""
+    """A cache of opened translators, so that measured times exclude opening."""
 
     def __init__(self) -> None:
         self.opened: dict[tuple[str, str, int], Any] = {}
@@ -116,13 +116,13 @@ class Decoder:
         return {"texts": texts, "scores": scores, "seconds": seconds, "cpu_seconds": cpu_seconds}
 
     def latency_job(self, folder: str, line: str, times: int, threads: int) -> dict[str, Any]:
-        """Return the median seconds that one sentence alone takes."""
+        """Return the median seconds of translating one sentence alone."""
         found = [self.decode_job(folder, "fp32", 4, [line], threads) for _ in range(times)]
         return {name: statistics.median(each[name] for each in found) for name in ("seconds", "cpu_seconds")}
 
 
 def serve_jobs() -> None:
-    """Do the jobs that standard input names, a JSON object a line, and answer each with a line."""
+    """Run the jobs that standard input names as JSON objects, one per line, and answer each with a line."""
     decoder, answers = Decoder(), sys.stdout
     jobs: dict[str, Callable[..., dict[str, Any]]] = {
         "train": train_job,
@@ -142,7 +142,7 @@ def serve_jobs() -> None:
 
 
 class Side:
-    """The source of one commit, and a process that works on it."""
+    """The source tree of one commit, with a worker process that uses it."""
 
     def __init__(self, name: str, tree: Path) -> None:
         self.name, self.folder = name, tree / "work"
@@ -166,7 +166,7 @@ class Side:
         )
 
     def ask(self, job: str, **arguments: Any) -> dict[str, Any]:
-        """Have the worker do a job, and return its answer."""
+        """Send the worker a job, and return its answer."""
         assert self._worker.stdin is not None
         assert self._worker.stdout is not None
         self._worker.stdin.write(json.dumps({"job": job} | arguments) + "\n")
@@ -214,19 +214,19 @@ Sides = tuple[Side, Side]
 
 
 def training_rows(sides: Sides, *, quick: bool) -> Iterator[Row]:
-    """Train every kind of model by both commits, and compare all losses and the final weights."""
+    """Train every kind of model with both commits, and compare all losses and the final weights."""
     steps = 8 if quick else 20
     for name, settings in maker().MODELS.items():
         if quick and name not in QUICK_KINDS:
             continue
         for kernels, precision in itertools.product(("torch", "native"), ("fp32",) if quick else ("fp32", "bf16")):
             changed = {"kernels": kernels, "precision": precision, "steps": steps, "validate_every": steps}
-            said = {key: value for key, value in settings.items() if value is not None}
-            said |= {f"training.{key}": value for key, value in changed.items()}
-            if "start_from" in said:
-                said["start_from"] = str(newest_set() / said["start_from"])
+            run_settings = {key: value for key, value in settings.items() if value is not None}
+            run_settings |= {f"training.{key}": value for key, value in changed.items()}
+            if "start_from" in run_settings:
+                run_settings["start_from"] = str(newest_set() / run_settings["start_from"])
             out = f"equal/{name}-{kernels}-{precision}"
-            base, head = (side.ask("train", out=out, settings=said, threads=1) for side in sides)
+            base, head = (side.ask("train", out=out, settings=run_settings, threads=1) for side in sides)
             title = f"training {name}, {kernels}, {precision}"
             if "refused" in base or "refused" in head:
                 agree = ("refused" in base) == ("refused" in head)
@@ -245,7 +245,7 @@ def training_rows(sides: Sides, *, quick: bool) -> Iterator[Row]:
 
 
 def difference(name: str, base: list[float], head: list[float]) -> Row:
-    """Return a row with the largest difference of two lists of numbers, which must be none."""
+    """Return a row with the largest difference of two lists of numbers, which must be 0."""
     same_length = len(base) == len(head)
     largest = max((abs(a - b) for a, b in zip(base, head, strict=False)), default=0.0) if same_length else float("inf")
     return Row(f"{name}, largest difference", largest, "", peer="base", peer_value=0.0, bar="0", holds=largest == 0.0)
@@ -263,7 +263,7 @@ def output_rows(sides: Sides) -> Iterator[Row]:
 
 
 def differing(name: str, base: list[str], head: list[str]) -> Row:
-    """Return a row with the number of texts that differ, which must be none."""
+    """Return a row with the number of texts that differ, which must be 0."""
     count = sum(a != b for a, b in itertools.zip_longest(base, head))
     return Row(name, float(count), f"of {len(base)}", peer="base", peer_value=0.0, bar="0", holds=count == 0)
 
@@ -285,14 +285,18 @@ def write_corpus(folder: Path, pairs: int = 2000) -> list[str]:
 def size_settings(size: dict[str, int], steps: int, kernels: str) -> dict[str, Any]:
     """Return the settings of a run on the random corpus."""
     training = {"steps": steps, "batch_tokens": 2048, "report_every": 2, "validate_every": steps, "save_every": steps}
-    said: dict[str, Any] = {"preset": "tiny", "tokenizer.vocabulary_size": 2000, "tokenizer.byte_fallback": False}
-    said |= {f"model.{name}": value for name, value in size.items()}
-    said |= {f"training.{name}": value for name, value in training.items()}
-    said["search.min_length"] = 20  # a model of so few steps would end at once
-    said |= {"training.kernels": kernels, "training.precision": "fp32", "training.translate_dev": 2}
+    run_settings: dict[str, Any] = {
+        "preset": "tiny",
+        "tokenizer.vocabulary_size": 2000,
+        "tokenizer.byte_fallback": False,
+    }
+    run_settings |= {f"model.{name}": value for name, value in size.items()}
+    run_settings |= {f"training.{name}": value for name, value in training.items()}
+    run_settings["search.min_length"] = 20  # a model of so few steps would end at once
+    run_settings |= {"training.kernels": kernels, "training.precision": "fp32", "training.translate_dev": 2}
     for name, file in (("source", "random.aa"), ("target", "random.bb"), ("dev_source", "random_dev.aa")):
-        said[f"data.{name}"] = [file]
-    return said | {"data.dev_target": ["random_dev.bb"]}
+        run_settings[f"data.{name}"] = [file]
+    return run_settings | {"data.dev_target": ["random_dev.bb"]}
 
 
 def size_rows(sides: Sides, title: str, options: argparse.Namespace) -> Iterator[Row]:
@@ -301,12 +305,14 @@ def size_rows(sides: Sides, title: str, options: argparse.Namespace) -> Iterator
     turns, steps, threads = (3, 12, options.threads) if options.quick else (7, 24, options.threads)
     size = SIZES[title]
     for kernels in ("native", "torch"):
-        said = size_settings(size, steps, kernels)
+        run_settings = size_settings(size, steps, kernels)
         outs = iter(range(10_000))
 
-        def train(side: Side, said: dict[str, Any] = said, kernels: str = kernels, outs: Iterator[int] = outs) -> float:
+        def train(
+            side: Side, run_settings: dict[str, Any] = run_settings, kernels: str = kernels, outs: Iterator[int] = outs
+        ) -> float:
             out = f"speed/{title}-{kernels}-{next(outs)}"
-            answer = side.ask("train", out=out, settings=said, threads=threads)
+            answer = side.ask("train", out=out, settings=run_settings, threads=threads)
             shutil.rmtree(side.folder / out / "checkpoints")
             return float(answer["cpu_seconds"] if options.cpu_time else 1.0 / answer["tokens_per_second"])
 
@@ -377,7 +383,7 @@ def command_rows(sides: Sides, options: argparse.Namespace) -> Iterator[Row]:
 def speed_row(
     name: str, sides: Sides, measure: Callable[[Side], float], turns: int, *, scale: float = 1.0, unit: str = "s"
 ) -> Row:
-    """Measure both sides in turns after a warm-up, and return the row with medians and the median ratio."""
+    """Measure both sides alternately after a warm-up, and return a row with medians and the median ratio."""
     for side in sides:
         measure(side)
     taken: dict[Side, list[float]] = {side: [] for side in sides}
@@ -403,12 +409,12 @@ def speed_row(
 
 @contextlib.contextmanager
 def both_sources(commit: str) -> Iterator[tuple[Path, Path]]:
-    """Yield two folders with the source of a commit and of the working tree, below `src`."""
+    """Yield two folders whose `src` contains the source of a commit and of the working tree."""
     git = ["git", "-C", str(REPOSITORY)]
     with tempfile.TemporaryDirectory() as name:
         tree = Path(name, "tree")
         subprocess.run([*git, "worktree", "add", "--quiet", "--detach", str(tree), commit], check=True)
-        # Both sources lie on one file system, at paths of one length, so that imports are comparable.
+        # Both sources are on one file system at paths of equal length, so that import times are comparable.
         copied = shutil.ignore_patterns("__pycache__")
         shutil.copytree(REPOSITORY / "src", Path(name, "head", "src"), ignore=copied)
         shutil.copytree(tree / "src", Path(name, "base", "src"), ignore=copied)
@@ -419,7 +425,7 @@ def both_sources(commit: str) -> Iterator[tuple[Path, Path]]:
 
 
 def rows(sides: Sides, options: argparse.Namespace) -> Iterator[Row]:
-    """Return all rows that were asked for."""
+    """Yield all requested rows."""
     if options.only != "speed":
         yield from output_rows(sides)
         yield from training_rows(sides, quick=options.quick)
@@ -429,11 +435,11 @@ def rows(sides: Sides, options: argparse.Namespace) -> Iterator[Row]:
 
 
 def main() -> int:
-    """Compare, and print the rows as they come."""
+    """Compare both sides, and print each row when it is measured."""
     made = parser(__doc__)
     made.add_argument("base", metavar="BASE", help="the commit to compare with, such as main or HEAD~3")
-    made.add_argument("--only", choices=("equal", "speed"), help="leave out the other half")
-    made.add_argument("--cpu-time", action="store_true", help="count processor time, where other programs run too")
+    made.add_argument("--only", choices=("equal", "speed"), help="only compare results, or only measure speed")
+    made.add_argument("--cpu-time", action="store_true", help="measure processor time, if other programs are running")
     made.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads of the speed measurements")
     options = made.parse_args()
     sys.stderr.write(f"{machine()}\n")

@@ -1,4 +1,4 @@
-"""Engines that are timed beside one another: each is a process of its own, and they take turns."""
+"""Run engines in separate worker processes that are timed alternately, for the speed benchmarks."""
 
 import json
 import os
@@ -10,29 +10,29 @@ from typing import Any, NamedTuple
 
 from decoding_worker import Order, Plan
 
-BEHIND = 1.4  # times the seconds of an engine's best form
+BEHIND = 1.4  # a form slower than this multiple of its engine's best form is dropped
 
 
 class Contender(NamedTuple):
-    """An engine in one of its forms."""
+    """An engine with one precision and thread setup."""
 
     engine: str
     script: str
     form: str
     threads: int | None = None
-    """None: as many as the plan says."""
+    """Number of threads; None: as in the plan."""
     together: int = 1
-    """Batches that it decodes at once, each on so many threads."""
+    """Number of batches decoded concurrently, each with `threads` threads."""
 
     @property
     def name(self) -> str:
-        """With what is not the plan's."""
+        """Engine and form, with the settings that differ from the plan."""
         threads = "" if self.threads is None else f", {self.threads} thread{'s'[: self.threads != 1]}"
         return f"{self.engine} {self.form}{threads}{f', {self.together} batches at once' if self.together > 1 else ''}"
 
 
 class Worker:
-    """A contender's process."""
+    """A process that runs one contender."""
 
     def __init__(self, contender: Contender, plan: Plan, python: Path, environment: dict[str, str]) -> None:
         self.contender = contender
@@ -47,11 +47,11 @@ class Worker:
         self.runs = False
 
     def wait(self) -> None:
-        """Until it has opened its model, or cannot."""
+        """Wait until the process has opened its model or failed."""
         self.runs = self._read() is not None
 
     def run(self, order: Order) -> dict[str, Any] | None:
-        """What a measurement gave; None where the engine cannot."""
+        """Return the result of a measurement, or None if the engine cannot run it."""
         if not self.runs or self.process.stdin is None:
             return None
         self.process.stdin.write(json.dumps(order._asdict()) + "\n")
@@ -65,7 +65,7 @@ class Worker:
         return json.loads(line) if line else None
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         if self.process.stdin is not None:
             self.process.stdin.close()
         self.process.wait()
@@ -79,7 +79,9 @@ def start_workers(
     python: Path,
     environment: dict[str, str],
 ) -> list[Worker]:
-    """A process each, which ends with the stack: of the plan's folder, or CTranslate2's of the converted one if any."""
+    """Start a process per contender, which ends with the stack; CTranslate2 is skipped if no model was converted for
+    it.
+    """
     workers = []
     for contender in contenders:
         if contender.engine == "CTranslate2" and converted is None:
@@ -93,7 +95,7 @@ def start_workers(
         if plan.device == "cpu":
             workers[-1].wait()
     for worker in workers:
-        if plan.device != "cpu":  # where starting is slow, and all can start beside one another
+        if plan.device != "cpu":  # starting is slow on a GPU, so all start concurrently
             worker.wait()
     return workers
 
@@ -102,31 +104,32 @@ Answers = dict[tuple[Contender, Order], list[dict[str, Any]]]
 
 
 def measure(workers: list[Worker], orders: list[Order], rounds: int) -> Answers:
-    """All contenders in turns, once more than `rounds`, the first time for nothing."""
+    """Run all contenders alternately for `rounds` rounds after a warm-up round, and return their answers."""
     answers: Answers = {}
     chosen = {order: [each for each in workers if _takes_part(each.contender, order, orders)] for order in orders}
     for number in range(rounds + 1):
         for order, own in chosen.items():
             now = {worker: worker.run(order) for worker in own}
             if number == 1:
-                chosen[order] = _in_the_running(now)
+                chosen[order] = _competitive(now)
             for worker, answer in now.items():
-                _tell(worker.contender, order, answer)
-                if answer and number:  # a form that this machine does not have ends its process
+                _log(worker.contender, order, answer)
+                if answer and number:  # a form that this machine does not support ends its process
                     answers.setdefault((worker.contender, order), []).append(answer)
     return answers
 
 
-def _tell(contender: Contender, order: Order, answer: dict[str, Any] | None) -> None:
+def _log(contender: Contender, order: Order, answer: dict[str, Any] | None) -> None:
     what = f"{contender.name}, beam {order.beam_size}, batch {order.batch_size}"
-    rate = f"{answer['pieces'] / answer['seconds']:,.0f} pieces/s" if answer else "cannot"
+    rate = f"{answer['pieces'] / answer['seconds']:,.0f} tokens/s" if answer else "cannot"
     print(f"... {what}: {rate}", file=sys.stderr, flush=True)
 
 
 def _takes_part(contender: Contender, order: Order, orders: list[Order]) -> bool:
-    """Hugging Face's `generate` is slow, and only its rate at the greatest batch size is asked for.
+    """Return whether a contender runs a measurement.
 
-    Who decodes batches at once is not asked how long a sentence takes alone.
+    Hugging Face's `generate` is slow, so it runs only at the largest batch size. Contenders with concurrent batches do
+    not measure the latency of single sentences.
     """
     if contender.together > 1 and order.batch_size == 1:
         return False
@@ -134,8 +137,8 @@ def _takes_part(contender: Contender, order: Order, orders: list[Order]) -> bool
     return contender.engine != "Hugging Face" or order.batch_size == largest
 
 
-def _in_the_running(answers: dict[Worker, dict[str, Any] | None]) -> list[Worker]:
-    """Ours, and those not far behind the best form of their engine."""
+def _competitive(answers: dict[Worker, dict[str, Any] | None]) -> list[Worker]:
+    """Return transduce's workers, and those not much slower than the best form of their engine."""
     seconds = {worker: answer["seconds"] for worker, answer in answers.items() if answer}
     best: dict[str, float] = {}
     for worker, taken in seconds.items():

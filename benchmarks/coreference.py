@@ -1,15 +1,14 @@
-"""Which word "it" looks at: the animal and the street, in a model that was trained here, as it is.
+"""Show which word "it" attends to in trained models: the animal or the street.
 
-    python benchmarks/coreference.py models/en-de                 # English as source: the encoder is asked
-    python benchmarks/coreference.py models/de-en models/zh-en    # English as target: the decoder is asked
-    python benchmarks/coreference.py models/novels                # a language model, or a masked one
-    python benchmarks/coreference.py models/de-en --quick         # the first pair alone
+    python benchmarks/coreference.py models/en-de                 # English source: the encoder's attention
+    python benchmarks/coreference.py models/de-en models/zh-en    # English target: the decoder's self-attention
+    python benchmarks/coreference.py models/novels                # a language model, causal or masked
+    python benchmarks/coreference.py models/de-en --quick         # only the first pair
 
 Nothing is trained. "The animal didn't cross the street because it was too tired / too wide": the sentences differ in
-their last word, and in what "it" stands for. A head that resolves the pronoun points to the animal in one of them and
-to the street in the other. Of heads that choose one of the two by lot, a quarter does; of heads that do not care about
-the last word, none. There is no bar: the table is shown as it is, also where a model fails. With more pairs of the same
-kind, a head's luck with one of them shows.
+their last word, and in what "it" refers to. A head that resolves the pronoun attends to the animal in one sentence and
+to the street in the other. A quarter of heads that choose at random do so; heads that ignore the last word never do.
+Several pairs show whether a head succeeded by chance. There is no bar, and failures are reported too.
 """
 
 import sys
@@ -25,20 +24,20 @@ from transduce.inspection.pronouns import PronounPair
 
 
 class Side(NamedTuple):
-    """A sentence of a pair."""
+    """One sentence of a pair, with translations."""
 
     english: str
     antecedent: str
-    # The same in languages that English is translated from.
     translations: dict[str, str]
+    """The sentence in other source languages, by code."""
 
 
 class Example(NamedTuple):
-    """Two sentences whose last word decides what the pronoun stands for."""
+    """Two sentences whose last word determines what the pronoun refers to."""
 
     pronoun: str
-    # In English, and what an encoder of German is asked for has its own.
     among: tuple[str, str]
+    """The candidate antecedents, in English."""
     one: Side
     other: Side
 
@@ -105,7 +104,7 @@ EXAMPLES = (
 
 
 def ask(reader: object, example: Example) -> PronounPair:
-    """Both sentences of an example, wherever the model has English."""
+    """Return the pronoun's attention in both sentences of an example, on the side where the model has English."""
     found = []
     for side in (example.one, example.other):
         source = None
@@ -113,7 +112,7 @@ def ask(reader: object, example: Example) -> PronounPair:
             source = side.translations.get(reader.source_language or "")
             if source is None:
                 raise SystemExit(
-                    f"English is asked about, translated from {' or '.join(side.translations)}, but this model reads "
+                    f"English is translated from {' or '.join(side.translations)}, but this model reads "
                     f"{reader.source_language}: name another folder."
                 )
         found.append(
@@ -130,7 +129,7 @@ def ask(reader: object, example: Example) -> PronounPair:
 
 
 def rows_of(folder: Path, examples: tuple[Example, ...]) -> list[Row]:
-    """Prints the tables of a model; its figures."""
+    """Print the attention tables of a model, and return its figures."""
     reader = load(folder, precision="fp32", device="cpu")
     pairs = [ask(reader, example) for example in examples]
     rows = []
@@ -138,26 +137,32 @@ def rows_of(folder: Path, examples: tuple[Example, ...]) -> list[Row]:
         sys.stderr.write(f"\n{folder}\n{pair.draw()}\n")
         heads = len(pair.one.pointers)
         name = f"{folder.name}, {' / '.join(example.among)}: heads that point to the right word in both"
-        rows.append(Row(name, len(pair.resolving), f"of {heads}", "by lot", pair.chance * heads))
+        rows.append(Row(name, len(pair.resolving), f"of {heads}", "by chance", pair.chance * heads))
     always = set(pairs[0].resolving).intersection(*(pair.resolving for pair in pairs))
     if len(pairs) > 1:
         expected = len(pairs[0].one.pointers) * pairs[0].chance ** len(pairs)
         rows.append(
-            Row(f"{folder.name}: heads that do so in all {len(pairs)} pairs", len(always), "heads", "by lot", expected)
+            Row(
+                f"{folder.name}: heads that do so in all {len(pairs)} pairs",
+                len(always),
+                "heads",
+                "by chance",
+                expected,
+            )
         )
         share = mean([len(pair.resolving) / len(pair.one.pointers) for pair in pairs])
-        rows.append(Row(f"{folder.name}: mean share of such heads", 100.0 * share, "%", "by lot", 25.0))
+        rows.append(Row(f"{folder.name}: mean share of such heads", 100.0 * share, "%", "by chance", 25.0))
     return rows
 
 
 def main() -> int:
-    """Asks every model, prints, writes."""
+    """Analyze every model and report."""
     options = parser(__doc__)
     options.add_argument("models", nargs="+", type=Path, help="model folders")
-    said = options.parse_args()
+    args = options.parse_args()
     sys.stderr.write(machine() + "\n")
-    examples = EXAMPLES[:1] if said.quick else EXAMPLES
-    return report([row for folder in said.models for row in rows_of(folder, examples)], said.json)
+    examples = EXAMPLES[:1] if args.quick else EXAMPLES
+    return report([row for folder in args.models for row in rows_of(folder, examples)], args.json)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""A corpus of ten million pairs: how long it takes to prepare, and what it costs to train from.
+"""Measure preparation and training with a corpus of ten million pairs: time, memory and access times.
 
     python benchmarks/corpus_scale.py                 # 1 M and 10 M pairs: about 2 GB in a scratch folder, half an hour
     python benchmarks/corpus_scale.py --quick         # 0.1 M and 1 M pairs
     python benchmarks/corpus_scale.py --json rows.json
 
-The pairs are Tatoeba's German-English ones, again and again, each time with another number behind both sides, so that
-no two are alike. Each step runs in a process of its own: `transduce prepare` with a vocabulary of 8,000 pieces; the
-same with the tokenizer given, which leaves the learning of the vocabulary out; and a training of the tiny preset on one
-thread, whose memory is read after its last step. The exit status is 1 where a bar is missed.
+The pairs are Tatoeba's German-English ones, repeated with a different number appended to both sides each time, so that
+all are different. Each step runs in a separate process: `transduce prepare` with a vocabulary of 8,000 tokens; the same
+with an existing tokenizer, without learning a vocabulary; and training of the tiny preset on one thread, whose memory
+is measured after its last step. The peer of 10 M pairs is 1 M pairs. The exit status is 1 if a bar is missed.
 """
 
 import json
@@ -31,20 +31,20 @@ MOST_SECONDS_TO_FIRST_BATCH, MOST_SECONDS_OF_SEEK = 5.0, 0.1
 
 
 class Measured(NamedTuple):
-    """What was found for one size of the corpus; times in seconds."""
+    """The figures for one corpus size; times in seconds."""
 
     pairs: int
     whole: float
-    """Preparation with the learning of the vocabulary."""
+    """Preparation including learning the vocabulary."""
     cutting: float
-    """Preparation with a tokenizer that is given, in one process."""
+    """Preparation with an existing tokenizer, in one process."""
     preparing_mebibytes: float
-    """The most memory that preparing took."""
+    """Peak memory of the preparation."""
     training: dict[str, float]
 
 
 def write_corpus(folder: Path, pairs: int) -> tuple[Path, Path]:
-    """Both sides of so many pairs."""
+    """Write a corpus of `pairs` pairs, and return its source and target files."""
     data = data_folder() / "tatoeba-de-en"
     files = CorpusFiles(source=(str(data / "train.de.gz"),), target=(str(data / "train.en.gz"),))
     originals = list(read_pairs(files))
@@ -61,7 +61,7 @@ def write_corpus(folder: Path, pairs: int) -> tuple[Path, Path]:
 
 
 def run_timed(arguments: list[str]) -> tuple[float, float, str]:
-    """Seconds, the most memory in MiB, and the standard output of a program."""
+    """Run Python with these arguments, and return seconds, peak memory in MiB, and standard output."""
     started_at = time.monotonic()
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen([sys.executable, *arguments], stdout=output)
@@ -74,7 +74,7 @@ def run_timed(arguments: list[str]) -> tuple[float, float, str]:
 
 
 def measure(folder: Path, pairs: int, *, steps: int, seeks: int) -> Measured:
-    """All figures of one size."""
+    """Return all figures for one corpus size."""
     source, target = write_corpus(folder, pairs)
     prepared, again = folder / f"prepared-{pairs}", folder / "again"
     prepare = ["-m", "transduce", "prepare", "--source", str(source), "--target", str(target), "--json", "-"]
@@ -90,7 +90,7 @@ def measure(folder: Path, pairs: int, *, steps: int, seeks: int) -> Measured:
 
 
 def rows(small: Measured, large: Measured, steps: int) -> list[Row]:
-    """The figures of both sizes against the bars."""
+    """Return rows that compare the figures of both sizes with the bars."""
     most_times = 1.1 * large.pairs / small.pairs
     times = large.whole / small.whole
     found = [
@@ -132,16 +132,16 @@ def rows(small: Measured, large: Measured, steps: int) -> list[Row]:
 
 
 def main() -> int:
-    """Measures, prints and writes; 1 where a bar is missed."""
+    """Run the benchmark, report its rows, and return 1 if a bar is missed."""
     options = parser(__doc__)
-    options.add_argument("--folder", metavar="DIR", help="for scratch files; the system's place where nothing is said")
-    said = options.parse_args()
+    options.add_argument("--folder", metavar="DIR", help="folder for scratch files (default: the system's)")
+    args = options.parse_args()
     print(machine(), file=sys.stderr)
-    factor = 10 if said.quick else 1
+    factor = 10 if args.quick else 1
     steps = STEPS // factor
-    with tempfile.TemporaryDirectory(dir=said.folder) as folder:
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         small, large = (measure(Path(folder), pairs // factor, steps=steps, seeks=50) for pairs in (SMALL, LARGE))
-    return report(rows(small, large, steps), said.json)
+    return report(rows(small, large, steps), args.json)
 
 
 if __name__ == "__main__":

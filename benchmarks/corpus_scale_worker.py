@@ -1,4 +1,7 @@
-"""One process of corpus_scale.py: the first batch, seeks and the memory of training on a prepared corpus, as JSON."""
+"""Measure the first batch, seeks and memory of training on a prepared corpus, in one process of corpus_scale.py.
+
+Prints the figures as JSON.
+"""
 
 import json
 import random
@@ -8,15 +11,15 @@ import tempfile
 import time
 from pathlib import Path
 
-from transduce.kernels.select import kernels_of_training
-from transduce.model.backend import training_with
+from transduce.kernels.select import kernels_for_training
+from transduce.model.backend import using_backend
 from transduce.model.build import build_model
 from transduce.tasks.run.run import Run, RunRequest, make_safeguards
 from transduce.training.loop import Trainer
 
 
 def main(folder: str, steps: int, seeks: int) -> None:
-    """Measures, and prints one line."""
+    """Train, measure, and print one line."""
     training = {"steps": steps, "validate_every": steps, "save_every": steps}
     settings = {"preset": "tiny", "data": {"prepared": folder}, "training": training}
     out = tempfile.TemporaryDirectory()
@@ -26,15 +29,15 @@ def main(folder: str, steps: int, seeks: int) -> None:
     plan = run.kind.plan(corpus, resolved)
     plan.batch(0, 0)
     first_batch_seconds = time.monotonic() - started_at
-    places = random.Random(1)
+    generator = random.Random(1)
     durations = []
     for _ in range(seeks):
-        epoch, position = places.randrange(5), places.randrange(len(plan))
+        epoch, position = generator.randrange(5), generator.randrange(len(plan))
         sought_at = time.monotonic()
         plan.batch(epoch, position)
         durations.append(time.monotonic() - sought_at)
     model = build_model(resolved.model)
-    with out, training_with(kernels_of_training(resolved.training.kernels, "cpu")):
+    with out, using_backend(kernels_for_training(resolved.training.kernels, "cpu")):
         Trainer(
             model=model,
             loss=run.kind.loss(model, resolved),
@@ -54,7 +57,7 @@ def main(folder: str, steps: int, seeks: int) -> None:
 
 
 def resident_mebibytes() -> float:
-    """This process' memory as it is now."""
+    """Return the current resident memory of this process in MiB."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").split("\n")
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
 

@@ -1,11 +1,11 @@
-"""CTranslate2 as a worker of decoding_speed.py, in an environment of its own; imports nothing of ours."""
+"""Run CTranslate2 as a worker of decoding_speed.py, in a separate environment without transduce."""
 
 import ctranslate2
 from decoding_worker import read_plan, resident_bytes, serve
 
 
 def main() -> None:
-    """Decodes."""
+    """Open the model and decode as requested."""
     plan, sentences = read_plan()
     bare = resident_bytes()
     translator = ctranslate2.Translator(
@@ -13,9 +13,9 @@ def main() -> None:
     )
     pieces = sentences["pieces"]
 
-    def decode(places: list[int], beam_size: int) -> int:
+    def decode(indices: list[int], beam_size: int) -> int:
         found = translator.translate_batch(
-            [pieces[place] for place in places],
+            [pieces[index] for index in indices],
             beam_size=beam_size,
             length_penalty=plan.length_penalty,
             max_input_length=0,

@@ -1,4 +1,4 @@
-"""transduce as a worker of decoding_speed.py."""
+"""Run transduce as a worker of decoding_speed.py."""
 
 from queue import SimpleQueue
 
@@ -11,19 +11,19 @@ from transduce.search.settings import SearchSettings
 
 
 def main() -> None:
-    """Decodes."""
+    """Open the model and decode as requested."""
     plan, sentences = read_plan()
-    has_kernels()  # opens LLVM's library, where it is installed: a part of the import that others do at once
+    has_kernels()  # loads LLVM's library if installed, which other engines do during import
     bare = resident_bytes()
     idle: SimpleQueue[Translator] = SimpleQueue()
-    for _ in range(plan.together):  # as a translator decodes many batches, but each with a model of its own
+    for _ in range(plan.together):  # one translator per concurrent batch
         idle.put(open_translator(plan.folder, precision=plan.form, threads=plan.threads, device=plan.device))
     ids = sentences["ids"]
 
-    def decode(places: list[int], beam_size: int) -> int:
+    def decode(indices: list[int], beam_size: int) -> int:
         search = SearchSettings(beam_size=beam_size, max_length=plan.longest, length_penalty=plan.length_penalty)
         translator = idle.get()
-        found = translator.search_ids([ids[place] for place in places], search)
+        found = translator.search_ids([ids[index] for index in indices], search)
         idle.put(translator)
         return sum(len(hypotheses[0].token_log_probabilities) for hypotheses in found)
 

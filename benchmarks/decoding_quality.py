@@ -1,4 +1,4 @@
-"""What the fast paths of decoding change against float32, for decoding_speed.py."""
+"""Compare the translations of fast decoding paths with float32's, for decoding_speed.py."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,13 +17,16 @@ from transduce.search.settings import SearchSettings
 def quality_rows(
     size: str, folder: Path, sources: list[str], references: list[str], place: tuple[str, int]
 ) -> list[Row]:
-    """The fast paths against float32: BLEU, greedy near-ties, the beam's mean score; on a device, with threads."""
+    """Compare the fast paths with float32: BLEU, near-ties of greedy search, and the beam's mean score.
+
+    `place` is the device and the number of threads.
+    """
     device, threads = place
     exact = open_translator(folder, precision="fp32", device=device, threads=threads)
     searches = {beam_size: SearchSettings(beam_size=beam_size) for beam_size in (1, 4)}
     expected = {beam: _best(exact.translate(sources, search)) for beam, search in searches.items()}
     rows = []
-    # What `auto` is on other machines is worth knowing too.
+    # On machines where `auto` is not bf16, measure bf16 too.
     others = ("auto",) if detect_machine(device).precision == "bf16" else ("auto", "bf16")
     for precision in (*others, "int8") if device == "cpu" else others:
         fast = open_translator(folder, precision=precision, device=device, threads=threads)
@@ -53,20 +56,20 @@ def _best(translations: Sequence[Translation]) -> list[Alternative]:
 
 
 def _score_row(name: str, exact: Translator, sources: list[str], texts: list[list[str]]) -> Row:
-    """The mean log-probability of a piece, by the exact model."""
+    """Return a row with the mean log-probability per token, by the float32 model."""
     means = []
     for found in texts:
         scores = exact.score(sources, found)
         total = sum(len(score.token_log_probabilities) for score in scores)
         means.append(sum(score.log_probability for score in scores) / total)
     holds = means[0] >= means[1] - 0.01
-    return Row(f"{name}, mean score", means[0], "nats a piece", "fp32", means[1], None, "not lower by 0.01", holds)
+    return Row(f"{name}, mean score", means[0], "nats per token", "fp32", means[1], None, "not lower by 0.01", holds)
 
 
 def _gap(exact: Translator, source: str, found: Sequence[str], expected: Sequence[str]) -> float:
-    """By how much the exact model prefers its own piece where two translations part.
+    """Return by how much the float32 model prefers its own token where two translations first differ, in nats.
 
-    The pieces are those of the search: written and cut anew, a text may be of others.
+    The tokens are those of the search: re-tokenizing the text may give other ones.
     """
     vocabulary, config = exact.tokenizer.target, exact.model.config
     rows = [[*(vocabulary.id(piece) for piece in pieces), config.eos_id] for pieces in (found, expected)]

@@ -1,21 +1,21 @@
-"""How fast does a trained model translate, beside CTranslate2 and Hugging Face's `generate`?
+"""Compare the translation speed of a trained model with CTranslate2 and Hugging Face's `generate`.
 
     python benchmarks/decoding_speed.py                       # trains two models first: an hour or two on two cores
     python benchmarks/decoding_speed.py --quick               # a small model trained for a minute, few sentences
-    python benchmarks/decoding_speed.py --deep-shallow        # a model of 12+1 layers beside that of 6+6, trained too
+    python benchmarks/decoding_speed.py --deep-shallow        # also trains and measures a model of 12+1 layers
     python benchmarks/decoding_speed.py --isa avx512 avx2     # without AMX, and without AVX-512
-    python benchmarks/decoding_speed.py --processor-time      # on a machine that does other work too, with --threads 1
+    python benchmarks/decoding_speed.py --processor-time      # on a machine with other load, with --threads 1
     python benchmarks/decoding_speed.py --model DIR --source F --target F    # a 4+4 x 128 model of your own
     python benchmarks/decoding_speed.py --device cuda         # 256 sentences at a time on a GPU
     python benchmarks/decoding_speed.py --json rows.json      # the figures as a list of rows; `-` for standard output
 
-The same weights, the same test sentences of Tatoeba German to English in the same pieces, sorted by length, the same
-beam and the same longest translation. Every engine in each of its forms is a process of its own. Threads may hinder one
-another, so that ours and CTranslate2 are also asked on one thread, and on one for each of several batches at once. They
-take turns, the median over the rounds counts, and of each engine its best form and batch size; a form that is far
-behind in the first round is not asked again. Models are kept in models/decoding-speed; the first run makes the peers'
-environment. Our precision int8 is fast where llvmlite is installed, the extra `fast`. Engines rank hypotheses by
-slightly different length penalties, so output pieces are counted for each.
+All engines have the same weights, the same tokenized test sentences of Tatoeba German to English, sorted by length, and
+the same beam and maximum length. Every engine in each of its forms is a separate process. Because threads may hinder
+one another, transduce and CTranslate2 also run on one thread, and on one thread per concurrent batch. Processes
+alternate; a figure is the median over the rounds, for each engine's best form and batch size. Forms that are much
+slower in the first round are dropped. Models are kept in models/decoding-speed; the first run creates the peers'
+environment. The precision int8 is fast if llvmlite is installed (the extra `fast`). Engines rank hypotheses by slightly
+different length penalties, so each engine's output tokens are counted. `SIZES` has the bars.
 """
 
 import itertools
@@ -39,7 +39,7 @@ from transduce.inference.translator import Translator
 from transduce.machine import detect_machine
 from transduce.text.files import read_lines
 
-PEERS = ("ctranslate2", "onnx", "onnxruntime", "transformers")  # the environment that exchange.py has
+PEERS = ("ctranslate2", "onnx", "onnxruntime", "transformers")  # the same environment as exchange.py's
 LONGEST = 100
 ISA: dict[str, dict[str, str]] = {
     "all": {},
@@ -58,21 +58,21 @@ ISA: dict[str, dict[str, str]] = {
 
 
 class Size(NamedTuple):
-    """A model, how long it is trained, and the bars against CTranslate2 with all instructions."""
+    """A model, its training time, and the bars against CTranslate2 with all instruction sets."""
 
     layers: tuple[int, int]
-    """Of encoder and decoder."""
+    """Numbers of encoder and decoder layers."""
     settings: dict[str, int]
     minutes: float
     bars: dict[int, float]
-    """By beam size."""
+    """Minimum ratio to CTranslate2's speed, by beam size."""
 
 
 SIZES = {
     "512": Size((6, 6), {"d_model": 512, "d_ff": 2048, "num_heads": 8}, 60.0, {1: 2.5, 4: 2.0}),
     "128": Size((4, 4), {"d_model": 128, "d_ff": 256, "num_heads": 4}, 15.0, {1: 1.5, 4: 1.5}),
 }
-# The field's answer to slow decoding. It has no bar: its BLEU and speed stand beside those of 6+6.
+# A deep encoder with a shallow decoder decodes faster. It has no bar; compare its BLEU and speed with 6+6.
 DEEP_SHALLOW = "512, 12+1"
 SIZES[DEEP_SHALLOW] = SIZES["512"]._replace(layers=(12, 1))
 OWN_FORMS = ("auto", "fp32", "int8")
@@ -80,19 +80,19 @@ SKIPPED = ("quality", "transformers", "slow")
 
 
 class Device(NamedTuple):
-    """The forms in which engines run there, and the batches."""
+    """The engines' forms and the batch sizes on one device."""
 
     own: tuple[str, ...]
     ctranslate2: tuple[str, ...]
     transformers: tuple[str, ...]
-    """Precisions, each with both kinds of attention."""
+    """Precisions, each of which runs with both kinds of attention."""
     batch_sizes: tuple[int, ...]
     sentences: int
-    """Timed in batches, spread over the lengths."""
+    """Number of sentences timed in batches, spread over the lengths."""
 
     def contenders(self, threads: int) -> list[Contender]:
-        """All engines in all forms; ours and CTranslate2, whose threads may hinder one another, also on one, and one a
-        batch.
+        """Return all engines in all forms; transduce and CTranslate2 also with one thread, and with one thread per
+        concurrent batch.
         """
         found = [
             *(Contender("transduce", "decoding_ours.py", form) for form in self.own),
@@ -119,7 +119,7 @@ DEVICES = {
 
 
 def train(name: str, minutes: float) -> Path:
-    """The folder of a trained model, which is trained first where there is none."""
+    """Return the folder of a trained model, which is trained first if it does not exist."""
     folder = REPOSITORY / "models" / "decoding-speed" / f"{name.replace(', ', '-')}-{minutes:g}min"
     size, corpus = SIZES[name], data_folder() / "tatoeba-de-en"
     settings = {
@@ -136,7 +136,7 @@ def train(name: str, minutes: float) -> Path:
 
 
 def train_once(folder: Path, options: list[str], settings: dict[str, int]) -> Path:
-    """The folder, in which a model is trained by the command unless one was."""
+    """Train a model with `transduce train` unless the folder contains a finished one, and return the folder."""
     if (folder / "model.safetensors").exists() and (folder / "finished.txt").exists():
         return folder
     command = [sys.executable, "-m", "transduce", "train", "--resume", "--out", str(folder), *options]
@@ -147,7 +147,9 @@ def train_once(folder: Path, options: list[str], settings: dict[str, int]) -> Pa
 
 
 def to_ctranslate2(folder: Path, out: Path, python: Path) -> Path | None:
-    """The model by CTranslate2's own converter of Hugging Face's folders; None where the peers' Python lacks it."""
+    """Convert a folder with CTranslate2's converter for Hugging Face models; return None if the peers' Python
+    lacks it.
+    """
     converter = [str(python), "-c", "from ctranslate2.converters.transformers import main; main()"]
     if subprocess.run([*converter, "--help"], check=False, capture_output=True).returncode:
         return None
@@ -157,7 +159,7 @@ def to_ctranslate2(folder: Path, out: Path, python: Path) -> Path | None:
 
 
 def write_sentences(translator: Translator, sources: list[str], path: Path) -> int:
-    """Ids and pieces of the sentences, shortest first; their number."""
+    """Write ids and tokens of the sentences, shortest first, and return their number."""
     vocabulary, end = translator.tokenizer.source, translator.model.config.eos_id
     ids = sorted(([*row, end] for row in vocabulary.encode_batch(sources)), key=len)
     path.write_text(json.dumps({"ids": ids, "pieces": [vocabulary.pieces(row) for row in ids]}), encoding="utf-8")
@@ -168,7 +170,7 @@ def write_sentences(translator: Translator, sources: list[str], path: Path) -> i
 
 
 class Best(NamedTuple):
-    """An engine's best form for one figure."""
+    """The best form of an engine for one figure."""
 
     name: str
     value: float
@@ -177,7 +179,7 @@ class Best(NamedTuple):
 def best_rate(
     answers: Answers, engine: str, beam_size: int, clock: str, form: str | None = None, *, least_batch: int = 2
 ) -> Best:
-    """Output pieces a second of the best form, or of this one, at the best batch size."""
+    """Return the output tokens per second of the best form, or of the given one, at the best batch size."""
     rates = {
         f"{contender.name}, batch {order.batch_size}": statistics.median(
             row["pieces"] / row[f"{clock}seconds"] for row in rows
@@ -195,7 +197,7 @@ def best_rate(
 def best_latency(
     answers: Answers, engine: str, beam_size: int, clock: str, share: float, form: str | None = None
 ) -> Best:
-    """Milliseconds within which this share of single sentences is translated, of the best form, or of this one."""
+    """Return the quantile `share` of single-sentence latency in milliseconds, of the best form or of the given one."""
     latencies = {}
     for (contender, order), rows in answers.items():
         if form not in (None, contender.form):
@@ -212,7 +214,7 @@ def best_latency(
 
 
 def row_beside(name: str, unit: str, ours: Best, peer: Best, bar: tuple[str, float] | None) -> Row:
-    """Ours beside a peer's."""
+    """Return a row that compares our figure with a peer's."""
     ratio = ours.value / peer.value
     holds = None if bar is None else ratio >= bar[1] if bar[0] == ">=" else ratio <= bar[1]
     return Row(
@@ -228,7 +230,7 @@ def row_beside(name: str, unit: str, ours: Best, peer: Best, bar: tuple[str, flo
 
 
 def speed_rows(size: str, isa: str, answers: Answers, clock: str, *, judged: bool) -> list[Row]:
-    """Ours against the best of each peer: rates and latencies, greedy and beam 4."""
+    """Return rows that compare rates and latencies with the best of each peer, for greedy search and beam 4."""
     rows, where = [], f"{size}, {isa}"
     for beam_size, bar in SIZES[size].bars.items():
         what = "greedy" if beam_size == 1 else f"beam {beam_size}"
@@ -238,18 +240,18 @@ def speed_rows(size: str, isa: str, answers: Answers, clock: str, *, judged: boo
             if not any(contender.engine == engine for contender, _ in answers):
                 continue
             peer = best_rate(answers, engine, beam_size, clock)
-            rows.append(row_beside(f"{where}, {what}", "pieces/s", rate, peer, (">=", least) if judged else None))
+            rows.append(row_beside(f"{where}, {what}", "tokens/s", rate, peer, (">=", least) if judged else None))
         for title, share in (("median", 0.5), ("95th percentile", 0.95)):
             ours = best_latency(answers, "transduce", beam_size, clock, share)
             peer = best_latency(answers, "CTranslate2", beam_size, clock, share)
             name = f"{where}, {what}, one sentence, {title}"
             rows.append(row_beside(name, "ms", ours, peer, ("<=", 0.7) if judged else None))
-        # Whatever is fastest, people take what is chosen for them, or nothing rounded.
+        # Also report the default form and float32, which users run most.
         for form in ("auto", "fp32"):
             if not any((contender.engine, contender.form) == ("transduce", form) for contender, _ in answers):
                 continue
             name, rate = f"{where}, {what}, {form}", best_rate(answers, "transduce", beam_size, clock, form)
-            rows.append(row_beside(name, "pieces/s", rate, best_rate(answers, "CTranslate2", beam_size, clock), None))
+            rows.append(row_beside(name, "tokens/s", rate, best_rate(answers, "CTranslate2", beam_size, clock), None))
             own = best_latency(answers, "transduce", beam_size, clock, 0.5, form)
             peer = best_latency(answers, "CTranslate2", beam_size, clock, 0.5)
             rows.append(row_beside(f"{name}, one sentence, median", "ms", own, peer, None))
@@ -257,7 +259,7 @@ def speed_rows(size: str, isa: str, answers: Answers, clock: str, *, judged: boo
 
 
 def gpu_rows(size: str, answers: Answers, *, judged: bool) -> list[Row]:
-    """Ours as it chooses by itself, and in float32, against the best of each peer that runs there."""
+    """Return rows that compare the default form and float32 with the best of each peer on a GPU."""
     rows = []
     peers = {contender.engine for contender, _ in answers} - {"transduce"}
     for beam_size, engine in itertools.product(SIZES[size].bars, sorted(peers)):
@@ -266,12 +268,12 @@ def gpu_rows(size: str, answers: Answers, *, judged: bool) -> list[Row]:
             ours = best_rate(answers, "transduce", beam_size, "", form)
             what = "greedy" if beam_size == 1 else f"beam {beam_size}"
             name, bar = f"{size}, GPU, {what}, {form}", (">=", least) if judged and least else None
-            rows.append(row_beside(name, "pieces/s", ours, peer, bar))
+            rows.append(row_beside(name, "tokens/s", ours, peer, bar))
     return rows
 
 
 def memory_row(size: str, answers: Answers, *, judged: bool) -> Row:
-    """Memory beyond the bare import of the leanest form while it decodes."""
+    """Return a row with the peak memory while decoding, beyond that of the import, of each engine's leanest form."""
     peaks: dict[str, dict[str, float]] = {"transduce": {}, "CTranslate2": {}}
     for (contender, _), rows in answers.items():
         if contender.engine in peaks:
@@ -283,74 +285,76 @@ def memory_row(size: str, answers: Answers, *, judged: bool) -> Row:
 
 
 def main() -> int:
-    """Measures and reports."""
+    """Run the benchmark and report."""
     options = parser(__doc__)
     options.add_argument("--size", choices=SIZES, nargs="+", default=["512", "128"])
-    options.add_argument("--deep-shallow", action="store_true", help="the model of 12+1 layers too")
-    options.add_argument("--model", type=Path, help="one that is trained already, of the first --size")
-    options.add_argument("--source", type=Path, help="its test sentences")
-    options.add_argument("--target", type=Path, help="their references")
+    options.add_argument("--deep-shallow", action="store_true", help="also measure the model of 12+1 layers")
+    options.add_argument("--model", type=Path, help="an existing model of the first --size")
+    options.add_argument("--source", type=Path, help="the model's test sentences")
+    options.add_argument("--target", type=Path, help="references of the test sentences")
     options.add_argument("--device", choices=DEVICES, default="cpu")
-    options.add_argument("--sentences", type=int, help="timed in batches, spread over the lengths")
+    options.add_argument("--sentences", type=int, help="number of sentences timed in batches")
     options.add_argument("--isa", choices=ISA, nargs="+", default=["all"])
     options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--batch-sizes", type=int, nargs="+", help="as the device asks for where nothing is said")
-    options.add_argument("--threads", type=int, help="of every engine; all cores where nothing is said")
-    options.add_argument("--minutes", type=float, help="of training each model")
-    options.add_argument("--processor-time", action="store_true", help="seconds of the processor, not of the clock")
-    options.add_argument("--skip", nargs="*", choices=SKIPPED, default=[], help="slow: all but `auto` and int8")
+    options.add_argument("--batch-sizes", type=int, nargs="+", help="batch sizes (default: by device)")
+    options.add_argument("--threads", type=int, help="threads of every engine (default: all cores)")
+    options.add_argument("--minutes", type=float, help="training time of each model")
+    options.add_argument("--processor-time", action="store_true", help="measure processor time instead of wall time")
+    options.add_argument(
+        "--skip", nargs="*", choices=SKIPPED, default=[], help="parts to skip; slow: all forms except `auto` and int8"
+    )
     options.add_argument("--verbose", action="store_true", help="show what the engines print")
-    said = options.parse_args()
-    if "slow" in said.skip and said.device != "cpu":
-        options.error("--skip slow is for a CPU: leave it out, or say --device cpu")
+    args = options.parse_args()
+    if "slow" in args.skip and args.device != "cpu":
+        options.error("--skip slow is for a CPU: remove it, or set --device cpu")
     print(machine(), file=sys.stderr)
-    threads = detect_machine("cpu", said.threads).threads
-    clock = "processor_" if said.processor_time else ""
+    threads = detect_machine("cpu", args.threads).threads
+    clock = "processor_" if args.processor_time else ""
     python = peer_python("exchange", [pinned(name) for name in PEERS])
     corpus = data_folder() / "tatoeba-de-en"
-    files = (said.source or corpus / "test.de.gz", said.target or corpus / "test.en.gz")
+    files = (args.source or corpus / "test.de.gz", args.target or corpus / "test.en.gz")
     sources, references = (list(read_lines(path)) for path in files)
     rows: list[Row] = []
-    sizes = ["128"] if said.quick else [*said.size, *([DEEP_SHALLOW] if said.deep_shallow else [])]
-    for size in sizes[:1] if said.model else sizes:
-        folder = said.model or train(size, said.minutes or (1.0 if said.quick else SIZES[size].minutes))
-        for isa in said.isa:
-            answers = run_all(said, folder, sources, (python, threads), ISA[isa])
-            judged = not said.quick and size != DEEP_SHALLOW
-            if said.device == "cuda":
+    sizes = ["128"] if args.quick else [*args.size, *([DEEP_SHALLOW] if args.deep_shallow else [])]
+    for size in sizes[:1] if args.model else sizes:
+        folder = args.model or train(size, args.minutes or (1.0 if args.quick else SIZES[size].minutes))
+        for isa in args.isa:
+            answers = run_all(args, folder, sources, (python, threads), ISA[isa])
+            judged = not args.quick and size != DEEP_SHALLOW
+            if args.device == "cuda":
                 rows += gpu_rows(size, answers, judged=judged)
                 continue
             rows += speed_rows(size, isa, answers, clock, judged=judged)
             rows.append(memory_row(f"{size}, {isa}", answers, judged=judged))
-        if "quality" not in said.skip and not said.quick:
-            rows += quality_rows(size, folder, sources, references, (said.device, threads))
-    return report(rows, said.json)
+        if "quality" not in args.skip and not args.quick:
+            rows += quality_rows(size, folder, sources, references, (args.device, threads))
+    return report(rows, args.json)
 
 
 def run_all(
-    said: Any, folder: Path, sources: list[str], peers: tuple[Path, int], environment: dict[str, str]
+    args: Any, folder: Path, sources: list[str], peers: tuple[Path, int], environment: dict[str, str]
 ) -> Answers:
-    """All contenders on one model."""
+    """Measure all contenders on one model."""
     python, threads = peers
-    skipped = "Hugging Face" if "transformers" in said.skip else None
-    device = DEVICES[said.device]
-    if "slow" in said.skip:
+    skipped = "Hugging Face" if "transformers" in args.skip else None
+    device = DEVICES[args.device]
+    if "slow" in args.skip:
         device = device._replace(own=("auto", "int8"), ctranslate2=("int8",))
-    several = threads if said.device == "cpu" and said.threads is None else 1
+    several = threads if args.device == "cpu" and args.threads is None else 1
     wanted = [each for each in device.contenders(several) if each.engine != skipped]
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         translator = open_translator(folder, device="cpu", threads=threads)
         sentences = Path(scratch) / "sentences.json"
         count = write_sentences(translator, sources, sentences)
         converted = to_ctranslate2(folder, Path(scratch) / "ctranslate2", python)
-        plan = Plan(str(folder), str(sentences), "", threads, said.device, LONGEST, 0.6)
+        plan = Plan(str(folder), str(sentences), "", threads, args.device, LONGEST, 0.6)
         workers = start_workers(stack, wanted, plan, converted, python, environment)
-        batches = (64,) if said.quick else said.batch_sizes or device.batch_sizes
-        many, single = (64, 8) if said.quick else (min(said.sentences or device.sentences, count), 100)
+        batches = (64,) if args.quick else args.batch_sizes or device.batch_sizes
+        many, single = (64, 8) if args.quick else (min(args.sentences or device.sentences, count), 100)
         orders = [Order(beam, batch, many) for beam in (1, 4) for batch in batches]
-        if said.device == "cpu":
+        if args.device == "cpu":
             orders += [Order(beam, 1, min(single, count)) for beam in (1, 4)]
-        return measure(workers, orders, 1 if said.quick else said.rounds)
+        return measure(workers, orders, 1 if args.quick else args.rounds)
 
 
 if __name__ == "__main__":

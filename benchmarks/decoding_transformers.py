@@ -1,4 +1,4 @@
-"""Hugging Face's `generate` as a worker of decoding_speed.py, in an environment of its own; imports nothing of ours."""
+"""Run Hugging Face's `generate` as a worker of decoding_speed.py, in a separate environment without transduce."""
 
 import torch
 from decoding_worker import read_plan, resident_bytes, serve
@@ -6,9 +6,11 @@ from transformers import AutoModelForSeq2SeqLM
 
 
 def main() -> None:
-    """Decodes."""
+    """Open the model and decode as requested."""
     plan, sentences = read_plan()
-    torch.backends.cuda.enable_cudnn_sdp(enabled=False)  # it plans anew for every shape: its sdpa is far slower
+    torch.backends.cuda.enable_cudnn_sdp(
+        enabled=False
+    )  # cuDNN's attention plans anew for every shape, which is far slower
     torch.set_num_threads(plan.threads)
     bare = resident_bytes()
     precision, attention = plan.form.split()
@@ -17,8 +19,8 @@ def main() -> None:
     model.to(plan.device).eval()
     ids, pad_id, end_id = sentences["ids"], model.config.pad_token_id, model.config.eos_token_id
 
-    def decode(places: list[int], beam_size: int) -> int:
-        rows = [ids[place] for place in places]
+    def decode(indices: list[int], beam_size: int) -> int:
+        rows = [ids[index] for index in indices]
         width = max(map(len, rows))
         source = torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows], device=plan.device)
         present = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=plan.device)
@@ -32,7 +34,7 @@ def main() -> None:
                 max_new_tokens=plan.longest,
                 length_penalty=plan.length_penalty,
             )
-        # The first piece is the start symbol, which may be the padding's.
+        # The first token is the start symbol, which may equal padding.
         return sum([*row, end_id].index(end_id) + 1 for row in found[:, 1:].tolist())
 
     serve(decode, len(ids), bare)

@@ -1,7 +1,7 @@
-"""What the workers of decoding_speed.py and generation_speed.py share; imports neither ours nor a peer's package.
+"""Protocol of the worker processes of decoding_speed.py and generation_speed.py; imports no toolkit.
 
-A worker is one engine in a process of its own. It reads a plan, opens the model, and then decodes as each line of its
-input says, answering with a line of JSON. So the engines can take turns on an otherwise idle machine.
+A worker runs one engine in a separate process. It reads a plan, opens the model, runs a measurement for each line of
+standard input, and answers with a line of JSON. Thus engines can alternate on an otherwise idle machine.
 """
 
 import json
@@ -16,41 +16,41 @@ from typing import Any, NamedTuple
 
 
 class Plan(NamedTuple):
-    """What a worker opens, and what it is given."""
+    """The model, sentences and settings of a worker."""
 
     folder: str
-    """The model as this engine wants it."""
+    """The model in this engine's format."""
     sentences: str
     """A JSON file: {"ids": [[…], …], "pieces": [[…], …]}; both with the end symbol, shortest first."""
     form: str
-    """The engine's precision, and what else it can choose."""
+    """The engine's precision and other options."""
     threads: int
     device: str
     """`cpu` or `cuda`."""
     longest: int
-    """New pieces at most, end symbol included."""
+    """Maximum number of new tokens, end symbol included."""
     length_penalty: float
     together: int = 1
-    """Batches that are decoded at once."""
+    """Number of batches decoded concurrently."""
 
 
 class Order(NamedTuple):
-    """One measurement."""
+    """The settings of one measurement."""
 
     beam_size: int
     batch_size: int
     sentences: int
-    """So many of them, spread evenly over the lengths."""
+    """Number of sentences, evenly spread over the lengths."""
 
 
-# Places of the sentences to decode together, and the beam size, to the number of pieces found.
+# A function of the indices of a batch's sentences and the beam size, which returns the number of output tokens.
 Decode = Callable[[list[int], int], int]
 
 
 def resident_bytes() -> int:
-    """The greatest memory of this process so far."""
+    """Return the peak memory of this process so far, in bytes."""
     try:
-        # What the kernel's resource usage says counts the parent process too, until this one began.
+        # The kernel's resource usage also counts the parent process before the fork.
         with open("/proc/self/status", encoding="ascii") as file:
             return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))
     except OSError:
@@ -58,16 +58,16 @@ def resident_bytes() -> int:
 
 
 def forget_peak() -> None:
-    """From now on, `resident_bytes` is the greatest memory since now, where the system knows how."""
+    """Reset the peak that `resident_bytes` returns, if the system supports that."""
     try:
         with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
             file.write("5")
     except OSError:
-        return  # opening the model counts, too
+        return  # the peak then includes opening the model
 
 
 def read_plan() -> tuple[Plan, dict[str, list[list[Any]]]]:
-    """The plan in the first argument, and the sentences."""
+    """Return the plan from the first argument, and its sentences."""
     _answers()
     plan = Plan(**json.loads(sys.argv[1]))
     with open(plan.sentences, encoding="utf-8") as file:
@@ -75,29 +75,28 @@ def read_plan() -> tuple[Plan, dict[str, list[list[Any]]]]:
 
 
 def serve(decode: Decode, count: int, bare_bytes: int, together: int = 1) -> None:
-    """Decodes as asked, so many batches at once.
+    """Run measurements as standard input requests, with `together` concurrent batches.
 
-    `bare_bytes` is the memory after the engine's import, before the model.
-
-    Of several at once the seconds of each are not told.
+    `bare_bytes` is the memory after the engine's import, before opening the model. Concurrent batches have no
+    latencies.
     """
-    _say({"ready": True})
+    _send({"ready": True})
     pool = ThreadPoolExecutor(together)
     for line in sys.stdin:
         forget_peak()
         order = Order(**json.loads(line))
-        places = [number * count // order.sentences for number in range(order.sentences)]
-        batches = [places[first : first + order.batch_size] for first in range(0, len(places), order.batch_size)]
+        indices = [number * count // order.sentences for number in range(order.sentences)]
+        batches = [indices[first : first + order.batch_size] for first in range(0, len(indices), order.batch_size)]
         latencies, pieces = [], 0
         started_at, processor_at = time.monotonic(), time.process_time()
         if together > 1:
-            # The longest first, so that none is left for the end.
+            # Start with the longest batch, so that it does not finish last.
             pieces = sum(pool.map(lambda batch, beam=order.beam_size: decode(batch, beam), reversed(batches)))
         for batch in batches if together == 1 else ():
             one_at, one_processor_at = time.monotonic(), time.process_time()
             pieces += decode(batch, order.beam_size)
             latencies.append((time.monotonic() - one_at, time.process_time() - one_processor_at))
-        _say(
+        _send(
             {
                 "seconds": time.monotonic() - started_at,
                 "processor_seconds": time.process_time() - processor_at,
@@ -109,13 +108,13 @@ def serve(decode: Decode, count: int, bare_bytes: int, together: int = 1) -> Non
         )
 
 
-def _say(answer: dict[str, Any]) -> None:
+def _send(answer: dict[str, Any]) -> None:
     os.write(_answers(), (json.dumps(answer) + "\n").encode())
 
 
 @cache
 def _answers() -> int:
-    """Where answers go. What an engine prints from now on goes to standard error, not between them."""
+    """Return the file descriptor for answers, and redirect later output of the engine to standard error."""
     answers = os.dup(1)
     os.dup2(2, 1)
     return answers

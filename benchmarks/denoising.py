@@ -1,15 +1,15 @@
-"""Pretraining by denoising, then 2,000 pairs of Tatoeba Chinese to English: BLEU on test against no pretraining.
+"""Measure the gain by denoising pretraining before fine-tuning on 2,000 pairs of Tatoeba Chinese to English, in BLEU.
 
     python benchmarks/denoising.py            # three trainings, about an hour on two cores
     python benchmarks/denoising.py --quick    # a minute each, 200 test sentences, without a bar
 
 1. Pretraining: `transduce train --task denoising` on the English side of the whole training set; the vocabulary is
-   learnt from the Chinese side too, as text.
+   learned from the Chinese side too, as text.
 2. Fine-tuning: `transduce train --init-from` that folder on the first 2,000 pairs.
-3. No pretraining, the better of two: the same pairs with everything chosen by itself, and with the same vocabulary and
-   model as above (the pretraining's noise apart, it differs in the weights alone).
+3. No pretraining, the better of two: the same pairs with all default settings, and with the vocabulary and model of
+   the pretraining (except for its noise symbols, only the initial weights differ).
 
-All are scored on the same test set by the default search. The bar is +2 BLEU.
+All are scored on the same test set with the default search. Bar: +2 BLEU.
 """
 
 import json
@@ -27,7 +27,7 @@ RESULT = "evaluation.json"
 
 
 class Work(NamedTuple):
-    """One size of the comparison."""
+    """The scope of a comparison: full or quick."""
 
     folder: Path
     pretraining_minutes: float
@@ -37,13 +37,13 @@ class Work(NamedTuple):
 
 
 def train(folder: Path, *options: str) -> None:
-    """A run by the command, gone on with where it was cut."""
+    """Run `transduce train`, resuming an interrupted run."""
     command = [sys.executable, "-m", "transduce", "train", "--out", str(folder), "--resume", "--device", "cpu"]
     subprocess.run([*command, *options], check=True, stdout=sys.stderr)
 
 
 def evaluate(folder: Path, files: dict[str, Path]) -> dict[str, Any]:
-    """BLEU and chrF of a folder's model on test; what is there already is not computed again."""
+    """Return BLEU and chrF of a folder's model on test; existing results are reused."""
     path = folder / RESULT
     if not path.exists():
         command = [sys.executable, "-m", "transduce", "evaluate", str(folder), "--device", "cpu", "--json", str(path)]
@@ -54,7 +54,7 @@ def evaluate(folder: Path, files: dict[str, Path]) -> dict[str, Any]:
 
 
 def run(work: Work) -> dict[str, dict[str, Any]]:
-    """Pretraining, fine-tuning, and the two trainings without it: scores by name."""
+    """Run pretraining, fine-tuning, and both trainings without pretraining; return scores by name."""
     limits = {"train": None, "dev": None, "test": work.test_lines}
     files = write_corpus(_original, work.folder / "data", limits)
     few = write_corpus(_original, work.folder / "few", {"train": PAIRS})["train"]
@@ -89,7 +89,7 @@ def _size(folder: Path) -> int:
 
 
 def make_rows(results: dict[str, dict[str, Any]], *, judged: bool) -> list[Row]:
-    """Each one's score, and the gain over the better training without pretraining."""
+    """Return rows with each score, and the gain over the better training without pretraining."""
     values = {name: result["bleu"]["value"] for name, result in results.items()}
     rows = [Row(f"Tatoeba zh-en, {PAIRS:,} pairs, {name}", value, "BLEU") for name, value in values.items()]
     ours = values.pop("pretrained")
@@ -114,19 +114,19 @@ def _original(part: str, side: str) -> Path:
 
 
 def main() -> int:
-    """Runs what is not finished, and reports."""
+    """Run the unfinished parts and report."""
     options = parser(__doc__)
     options.add_argument("--pretraining-minutes", type=float, default=20.0)
-    options.add_argument("--minutes", type=float, default=10.0, help="of each training on the pairs")
+    options.add_argument("--minutes", type=float, default=10.0, help="time of each training on the pairs")
     options.add_argument("--noise", default="infilling", choices=("infilling", "spans", "masking", "deletion"))
     options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "denoising")
-    said = options.parse_args()
-    name = f"{said.noise}-{said.pretraining_minutes:g}-{said.minutes:g}min"
-    work = Work(said.out / name, said.pretraining_minutes, said.minutes, None, said.noise)
-    if said.quick:
-        work = Work(said.out / "quick", 0.8, 0.5, 200, said.noise)
+    args = options.parse_args()
+    name = f"{args.noise}-{args.pretraining_minutes:g}-{args.minutes:g}min"
+    work = Work(args.out / name, args.pretraining_minutes, args.minutes, None, args.noise)
+    if args.quick:
+        work = Work(args.out / "quick", 0.8, 0.5, 200, args.noise)
     print(machine(), file=sys.stderr)
-    return report(make_rows(run(work), judged=not said.quick), said.json)
+    return report(make_rows(run(work), judged=not args.quick), args.json)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""A small model taught by a larger one (`--distill-from`), beside the same that learns from the pairs alone.
+"""Compare a small model distilled from a larger one (`--distill-from`) with the same model trained on the pairs.
 
     python benchmarks/distillation.py            # three trainings and a translation, half an hour of two cores
     python benchmarks/distillation.py --quick    # 200 steps each, 4,000 pairs, 200 test sentences
 
-Tatoeba de-en. The teacher is what `--preset tiny` trains on the pairs, 4+4 layers × 128, the students have 2+1 × 64;
-all take as many steps of the same size from the same seed. BLEU of each on test, greedily and with beam 4, and the
-seconds that all of test takes, in turns.
+Tatoeba de-en. The teacher is `--preset tiny` trained on the pairs, 4+4 layers × 128; the students have 2+1 × 64. All
+take the same number of steps of the same size with the same seed. Figures are BLEU on test, greedily and with beam 4,
+and the alternately measured time of translating test. There is no bar.
 """
 
 import statistics
@@ -31,7 +31,7 @@ ROUNDS = 5
 
 
 class Work(NamedTuple):
-    """One size of the comparison."""
+    """The scope of a comparison: full or quick."""
 
     folder: Path
     steps: int
@@ -41,7 +41,7 @@ class Work(NamedTuple):
 
 
 def write_files(work: Work) -> dict[str, dict[str, Path]]:
-    """The corpus as plain files by part and side."""
+    """Write the corpus as plain text, and return the files by part and side."""
     folder = work.folder / "data"
     folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, dict[str, Path]] = {}
@@ -54,7 +54,7 @@ def write_files(work: Work) -> dict[str, dict[str, Path]]:
 
 
 def run(work: Work) -> list[Row]:
-    """The trainings, and what their models are worth."""
+    """Run the trainings, and return rows with the models' quality and speed."""
     files = write_files(work)
     options = ["--steps", str(work.steps), "--seed", str(work.seed), f"--set=training.batch_tokens={BATCH_TOKENS}"]
     if work.pairs is None:
@@ -77,10 +77,10 @@ def run(work: Work) -> list[Row]:
 def compare(
     translators: dict[str, Translator], search: str, sentences: list[str], references: list[str]
 ) -> Iterator[Row]:
-    """BLEU of each model by one search, and its time, in turns: the medians."""
+    """Yield the BLEU and median translation time of each model by one search."""
     times: dict[str, list[float]] = {name: [] for name in translators}
     scores = {}
-    for turn in range(ROUNDS + 1):  # the first one makes machine code
+    for turn in range(ROUNDS + 1):  # the first round compiles machine code
         for name, translator in translators.items():
             started_at = time.perf_counter()
             translations = translator(sentences, beam_size=SEARCHES[search])
@@ -96,17 +96,17 @@ def compare(
 
 
 def main() -> int:
-    """Runs what is not finished, and reports."""
+    """Run the unfinished parts and report."""
     options = parser(__doc__)
     options.add_argument("--steps", type=int, default=4_000)
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "distillation")
-    said = options.parse_args()
-    work = Work(said.out / f"{said.steps}-{said.seed}", said.steps, said.seed, None, None)
-    if said.quick:
-        work = Work(said.out / "quick", 200, said.seed, 4_000, 200)
+    args = options.parse_args()
+    work = Work(args.out / f"{args.steps}-{args.seed}", args.steps, args.seed, None, None)
+    if args.quick:
+        work = Work(args.out / "quick", 200, args.seed, 4_000, 200)
     print(machine(), file=sys.stderr)
-    return report(run(work), said.json)
+    return report(run(work), args.json)
 
 
 if __name__ == "__main__":

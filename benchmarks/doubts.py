@@ -1,13 +1,14 @@
-"""Are doubtful translations worse, and does a second search better them? Tatoeba Chinese to English.
+"""Check quality warnings and re-decoding on Tatoeba Chinese to English: whether translations with warnings are worse,
+and whether re-decoding improves them.
 
     python benchmarks/doubts.py                     # trains a model first, half an hour
     python benchmarks/doubts.py --model DIR --source F --target F      # another one, of your own
     python benchmarks/doubts.py --quick
 
-A translation is as good as its chrF with the reference, a rough measure of one sentence. For each kind of doubt: how
-many sentences have it, and their mean, beside the mean of those without any doubt. How well the model's own probability
-ranks translations: the chance that it prefers the better of two, one of the best fifth and one of the worst. How many
-translations that belong to other sentences are doubted. What a second search makes of those that are.
+The quality of a translation is its chrF with the reference, a rough measure for one sentence. Rows report: the number
+and mean chrF of sentences with each kind of warning, against sentences without any; how often the model's probability
+prefers a translation of the best fifth to one of the worst; how many translations of other sentences get a warning; and
+the effect of re-decoding. There is no bar.
 """
 
 import argparse
@@ -28,34 +29,34 @@ Doubts = Sequence[tuple[str, ...]]
 
 
 def with_model(options: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Options that name a model of Tatoeba zh-en, or how long one is trained, and the part that it is tried on."""
-    options.add_argument("--model", type=Path, help="a folder")
-    options.add_argument("--minutes", type=float, default=30.0, help="of training, where no model is given")
+    """Add options that select a model of Tatoeba zh-en or its training time, and the part of the corpus."""
+    options.add_argument("--model", type=Path, help="a model folder")
+    options.add_argument("--minutes", type=float, default=30.0, help="training time if no model is named")
     options.add_argument("--part", choices=("dev", "test"), default="test")
     return options
 
 
 def main() -> int:
-    """Translates, reviews, looks again, reports."""
+    """Translate, review and re-decode the sentences, and report."""
     options = with_model(parser(__doc__))
     options.add_argument("--source", type=Path)
-    options.add_argument("--target", type=Path, help="its references")
+    options.add_argument("--target", type=Path, help="references of the sentences")
     options.add_argument("--beam-size", type=int, default=4)
-    said = options.parse_args()
+    args = options.parse_args()
     print(machine())
     folder = data_folder() / "tatoeba-zh-en"
-    model = said.model or train_on(folder, 1.0 if said.quick else said.minutes)
-    sources = list(read_lines(str(said.source or folder / f"{said.part}.zh.gz")))
-    references = list(read_lines(str(said.target or folder / f"{said.part}.en.gz")))
-    if said.quick:
+    model = args.model or train_on(folder, 1.0 if args.quick else args.minutes)
+    sources = list(read_lines(str(args.source or folder / f"{args.part}.zh.gz")))
+    references = list(read_lines(str(args.target or folder / f"{args.part}.en.gz")))
+    if args.quick:
         sources, references = sources[:400], references[:400]
     translator = load(model, task="translation")
-    found = translator(sources, beam_size=said.beam_size)
-    return report(_rows(translator, found, references), said.json)
+    found = translator(sources, beam_size=args.beam_size)
+    return report(_rows(translator, found, references), args.json)
 
 
 def train_on(corpus: Path, minutes: float) -> Path:
-    """A model of these many minutes; the same folder serves a second time."""
+    """Return the folder of a model trained for this time; an existing one is reused."""
     sides = {"source": "zh", "target": "en"}
     options = ["--minutes", str(minutes)]
     for side, language in sides.items():
@@ -68,15 +69,15 @@ def _rows(translator: Translator, found: list[Translation], references: list[str
     quality = _qualities(found, references)
     doubts = [tuple(doubt.kind for doubt in each) for each in estimate_quality(translator, found)]
     sure = mean([value for value, own in zip(quality, doubts, strict=True) if not own])
-    rows = [Row("no doubt", sure, "chrF", f"share of {len(found):,}", mean([float(not own) for own in doubts]))]
+    rows = [Row("no warning", sure, "chrF", f"share of {len(found):,}", mean([float(not own) for own in doubts]))]
     for kind in WARNING_KINDS:
         own_quality = [value for value, own in zip(quality, doubts, strict=True) if kind in own]
         if own_quality:
-            name, value = f"doubt: {kind}, {len(own_quality)} sentences", mean(own_quality)
-            rows.append(Row(name, value, "chrF", "no doubt", sure, value / sure))
+            name, value = f"warning: {kind}, {len(own_quality)} sentences", mean(own_quality)
+            rows.append(Row(name, value, "chrF", "no warning", sure, value / sure))
     likelihood = [-nats_per_token(each) for each in found]
-    rows.append(Row("the better of two is likelier", 100.0 * _ranking(likelihood, quality), "%"))
-    rows.append(Row("wrong sentences' translations doubted", 100.0 * _mismatches(translator, found, references), "%"))
+    rows.append(Row("the better of two is more probable", 100.0 * _ranking(likelihood, quality), "%"))
+    rows.append(Row("mismatched translations with warnings", 100.0 * _mismatches(translator, found, references), "%"))
     return [*rows, *_second_search(translator, found, references, doubts)]
 
 
@@ -86,16 +87,16 @@ def _second_search(
     again = redecode(translator, found)
     numbers = [n for n, own in enumerate(doubts) if own]
     changed = [n for n in numbers if again[n].text != found[n].text]
-    rows = [Row("doubtful translations changed", len(changed), f"of {len(numbers)}")]
+    rows = [Row("translations with warnings changed", len(changed), f"of {len(numbers)}")]
     if changed:
         wanted = [references[n] for n in changed]
         was, now = (mean(_qualities([each[n] for n in changed], wanted)) for each in (found, again))
-        rows.append(Row("these after a second search", now, "chrF", "before", was, now / was))
+        rows.append(Row("these after re-decoding", now, "chrF", "before", was, now / was))
     bleu = [
         score([each.text for each in texts], references, target_language=translator.target_language).bleu.value
         for texts in (again, found)
     ]
-    return [*rows, Row("all after a second search", bleu[0], "BLEU", "before", bleu[1], bleu[0] / bleu[1])]
+    return [*rows, Row("all after re-decoding", bleu[0], "BLEU", "before", bleu[1], bleu[0] / bleu[1])]
 
 
 def _qualities(found: Sequence[Translation], references: Sequence[str]) -> list[float]:
@@ -104,7 +105,9 @@ def _qualities(found: Sequence[Translation], references: Sequence[str]) -> list[
 
 
 def _ranking(likelihood: list[float], quality: list[float]) -> float:
-    """The chance that one of the best fifth is likelier than one of the worst."""
+    """Return the probability that a translation of the best fifth has a higher likelihood than one of the
+    worst fifth.
+    """
     order = sorted(range(len(quality)), key=lambda n: quality[n])
     fifth = math.ceil(len(order) / 5)
     pairs = [(likelihood[low], likelihood[high]) for low in order[:fifth] for high in order[-fifth:]]
@@ -112,7 +115,7 @@ def _ranking(likelihood: list[float], quality: list[float]) -> float:
 
 
 def _mismatches(translator: Translator, found: list[Translation], references: list[str]) -> float:
-    """The share that is doubted where each source has the reference of the next one."""
+    """Return the fraction of translations that get a warning if each source is paired with the next one's reference."""
     scores = translator.score([each.source for each in found], references[1:] + references[:1])
     doubts = estimate_quality(translator, [as_translation(each) for each in scores])
     return mean([float(bool(own)) for own in doubts])

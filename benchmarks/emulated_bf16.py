@@ -1,10 +1,10 @@
-"""The command line of transduce, with products in bfloat16 as a processor with instructions for them computes them.
+"""Run the command line with emulated bfloat16 matrix multiplications, to measure their quality without such a
+processor.
 
     python benchmarks/emulated_bf16.py demo
 
-Products of bfloat16 are summed in float32 and rounded once; PyTorch does them an element at a time where there are no
-such instructions. They are taken to be there, so bfloat16 is what is chosen. This says what it does to quality, and
-nothing about its speed.
+Processors with bfloat16 instructions accumulate in float32 and round once; without them, PyTorch is very slow. The
+emulation pretends that they exist, so that bfloat16 is chosen by default. It shows the effect on quality, not on speed.
 """
 
 import sys
@@ -19,7 +19,7 @@ from transduce.commands.main import main
 
 _aten = torch.ops.aten
 _IN_PLACE = {_aten.addmm_.default: _aten.addmm.default, _aten.baddbmm_.default: _aten.baddbmm.default}
-# Each form of a product, and the one that makes a new tensor.
+# Each variant of matrix multiplication, and the variant that returns a new tensor.
 _NEW = _IN_PLACE | {
     form: product.default
     for product in (_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm)
@@ -28,12 +28,12 @@ _NEW = _IN_PLACE | {
 
 
 class Emulation(TorchDispatchMode):
-    """While it is entered, products in bfloat16 go by float32."""
+    """A context in which bfloat16 matrix multiplications are computed in float32."""
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Every operation of PyTorch's comes here."""
+        """Compute bfloat16 matrix multiplications in float32, and run all other operations unchanged."""
         kwargs = kwargs or {}
         if func not in _NEW or not any(_is_rounded(value) for value in args):
             return func(*args, **kwargs)

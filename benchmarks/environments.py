@@ -1,7 +1,7 @@
-"""Virtual environments for the toolkits that benchmarks compare with: made once, used by every run after that.
+"""Create virtual environments for the toolkits that benchmarks compare with, and reuse them in later runs.
 
-They are below ~/.cache/transduce-benchmarks, or where $TRANSDUCE_BENCHMARK_ENVIRONMENTS says, a folder a peer. Where
-nothing can be installed, $TRANSDUCE_BENCHMARK_PYTHON names an interpreter that has the peers already.
+They are in ~/.cache/transduce-benchmarks or $TRANSDUCE_BENCHMARK_ENVIRONMENTS, one folder per peer. If nothing can be
+installed, set $TRANSDUCE_BENCHMARK_PYTHON to an interpreter that has the peers already.
 """
 
 import hashlib
@@ -19,13 +19,13 @@ STAMP = "installed.txt"
 
 
 def peer_python(name: str, requirements: Iterable[str]) -> Path:
-    """The python of an environment with these requirements, which is made first where there is none.
+    """Return the Python of an environment with these requirements, which is created if it does not exist.
 
-    torch is pinned to our own version, so that a comparison is of toolkits. The environment is made again when the
-    requirements change, or when making it was interrupted.
+    torch is pinned to transduce's version, so that the toolkits are comparable. The environment is recreated when the
+    requirements change, or when its creation was interrupted.
     """
-    if said := os.environ.get("TRANSDUCE_BENCHMARK_PYTHON"):
-        return Path(said)
+    if path := os.environ.get("TRANSDUCE_BENCHMARK_PYTHON"):
+        return Path(path)
     folder = environments_folder() / name
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     wanted = _stamp([*requirements, pinned("torch")])
@@ -35,7 +35,7 @@ def peer_python(name: str, requirements: Iterable[str]) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     venv.create(folder, with_pip=False)
     installed = wanted.splitlines()[1:]
-    # Our own pip installs into the other environment, which then needs none.
+    # This interpreter's pip installs into the environment, which then needs no pip.
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
     subprocess.run([*pip, "install", "--quiet", *installed], check=True, stdout=sys.stderr)
     (folder / STAMP).write_text(wanted, encoding="utf-8", newline="\n")
@@ -43,19 +43,19 @@ def peer_python(name: str, requirements: Iterable[str]) -> Path:
 
 
 def environments_folder() -> Path:
-    """$TRANSDUCE_BENCHMARK_ENVIRONMENTS, or a folder in the user's cache."""
-    said = os.environ.get("TRANSDUCE_BENCHMARK_ENVIRONMENTS")
-    return Path(said).absolute() if said else Path.home() / ".cache" / "transduce-benchmarks"
+    """Return $TRANSDUCE_BENCHMARK_ENVIRONMENTS, or a folder in the user's cache."""
+    path = os.environ.get("TRANSDUCE_BENCHMARK_ENVIRONMENTS")
+    return Path(path).absolute() if path else Path.home() / ".cache" / "transduce-benchmarks"
 
 
 def pinned(package: str) -> str:
-    """The requirement that our own constraints file has for a package, such as torch==2.13.0."""
+    """Return the requirement for a package from constraints.txt, such as torch==2.13.0."""
     lines = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").split("\n")
     return next(line for line in lines if line.startswith(f"{package}=="))
 
 
 def _stamp(requirements: list[str]) -> str:
-    """What tells one environment from another: the interpreter, then the requirements, a line each."""
+    """Return the text that identifies an environment: the interpreter, then the requirements, one per line."""
     interpreter = hashlib.sha256(f"{sys.base_prefix} {sys.version}".encode()).hexdigest()[:16]
     return "\n".join([interpreter, *requirements]) + "\n"
 

@@ -1,14 +1,15 @@
-"""Are models the same elsewhere? Each family in and out, each program, and tokenizer.json on every line.
+"""Check that imported and exported models compute the same, for each family and runtime, and tokenizer.json on every
+line.
 
     python benchmarks/exchange.py                  # all lines of Tatoeba zh-en and de-en: minutes on one core
     python benchmarks/exchange.py --quick          # 5,000 lines of each file
     python benchmarks/exchange.py --json rows.json # the figures as a list of rows; `-` for standard output
 
-Models have random weights in all their parameters, and are compared on sentences of the dev set and a long one: the
-log-probabilities of each piece of the model's greedy translation and of random pieces, all in float32, and the
-translations themselves; of encoders, all states and logits. Bars are 1e-5 nats with transformers and 1e-4 with
-CTranslate2 and onnxruntime; beyond 10 nats they are parts of the log-probability, as rounding errors are. Packages that
-are not installed beside transduce come from an environment of their own.
+Models have random weights in all parameters and are compared on sentences of the dev set and a long one. Compared are
+log-probabilities of each token of the model's greedy translation and of random tokens, all in float32, and the
+translations themselves; for encoders, all states and logits. Bars are 1e-5 nats with transformers, and 1e-4 with
+CTranslate2 and onnxruntime; beyond 10 nats the bars are relative, as rounding errors are. Missing packages are
+installed into a separate environment.
 """
 
 import gzip
@@ -95,7 +96,7 @@ ODD_TEXTS = [
 
 
 def to_hugging_face(model: Model, tokenizer: Tokenizer, folder: Path) -> ExportedModel | ExportedEncoder:
-    """The model folder itself, opened by transformers."""
+    """Write a model folder and open it with transformers."""
     write_model_folder(
         folder,
         weights=model.state_dict(),
@@ -112,7 +113,7 @@ def to_hugging_face(model: Model, tokenizer: Tokenizer, folder: Path) -> Exporte
 
 
 def to_ctranslate2(model: Model, tokenizer: Tokenizer, folder: Path) -> ExportedModel:
-    """By our own converter."""
+    """Export the model to CTranslate2 and open it."""
     assert isinstance(model, Transformer | Decoder)
     write_ctranslate2(model, tokenizer, folder)
     opened = CTranslate2LanguageModel if isinstance(model, Decoder) else CTranslate2Model
@@ -120,24 +121,25 @@ def to_ctranslate2(model: Model, tokenizer: Tokenizer, folder: Path) -> Exported
 
 
 def to_onnx(model: Model, tokenizer: Tokenizer, folder: Path) -> ExportedModel | ExportedEncoder:
-    """All graphs, run by onnxruntime."""
+    """Export the model to ONNX and open it with onnxruntime."""
     write_onnx(model, folder)
     if isinstance(model, Encoder):
         return OnnxEncoder(folder, threads=1)
     if isinstance(model, Decoder):
-        return OnnxLanguageModel(folder, threads=1, never_written=tokenizer.target.unk_id)
+        return OnnxLanguageModel(folder, threads=1, forbidden_tokens=tokenizer.target.unk_id)
     return OnnxModel(folder, threads=1)
 
 
 def compared(write: Write, model: Model, tokenizer: Tokenizer, lines: list[str]) -> float:
-    """The largest difference of a log-probability, in nats up to 10 nats and in tenths of it beyond; of an encoder, of
-    any number. Infinite where what is written is another.
+    """Return the largest difference of a log-probability in nats, relative to a tenth of it beyond 10 nats.
+
+    For an encoder, return the largest difference of any output. If the generated texts differ, return infinity.
     """
     config = model.config
     special = {config.pad_id, config.eos_id, config.start_id}
     pieces = [id for id in range(config.target_vocabulary_size) if id not in special]
     encoded = tokenizer.source.encode_batch([*lines, " ".join(lines[:12])])
-    # A random model has ids of its own for padding and end; sentences may not have these in their middle.
+    # Sentences must not contain the random model's special ids, which may differ from the tokenizer's.
     rows = [[id for id in ids if id not in special] or [pieces[0]] for ids in encoded]
     with tempfile.TemporaryDirectory() as folder:
         other = write(model, tokenizer, Path(folder))
@@ -149,7 +151,7 @@ def compared(write: Write, model: Model, tokenizer: Tokenizer, lines: list[str])
         assert isinstance(other, ExportedModel)
         own: ExportedModel
         if isinstance(model, Decoder):
-            own = OriginalLanguageModel(model, never_written=tokenizer.target.unk_id, context=512)
+            own = OriginalLanguageModel(model, forbidden_tokens=tokenizer.target.unk_id, context=512)
             rows = [row[: len(row) // 2] for row in rows]
         else:
             own = OriginalModel(Translator(model, tokenizer))
@@ -162,7 +164,7 @@ def compared(write: Write, model: Model, tokenizer: Tokenizer, lines: list[str])
 
 
 def rows_out(tokenizers: tuple[Tokenizer, Tokenizer], lines: list[str]) -> Iterator[Row]:
-    """A row for each family and each program that can have it."""
+    """Yield a row for each family and each runtime that supports it."""
     for family in OUT:
         tokenizer = tokenizers[family.separate]
         model = make_model(tokenizer, family)
@@ -170,8 +172,7 @@ def rows_out(tokenizers: tuple[Tokenizer, Tokenizer], lines: list[str]) -> Itera
         ways: list[tuple[str, float, Write]] = []
         if (architecture := class_for(config)) is not None:
             ways.append((f"transformers {version('transformers')} as {architecture}", 1e-5, to_hugging_face))
-        # Its tokens are the tokenizer's, whose padding is 0: models that count positions from the padding id come with
-        # a tokenizer of their own.
+        # CTranslate2 uses the tokenizer's tokens, so its padding id must be the model's.
         if not ctranslate2_obstacles(config) and tokenizer.source.pad_id == config.pad_id:
             ways.append((f"CTranslate2 {version('ctranslate2')}", 1e-4, to_ctranslate2))
         ways.append((f"onnxruntime {version('onnxruntime')}", 1e-4, to_onnx))
@@ -181,14 +182,14 @@ def rows_out(tokenizers: tuple[Tokenizer, Tokenizer], lines: list[str]) -> Itera
 
 
 def rows_in() -> Iterator[Row]:
-    """A row for each family that transformers made."""
+    """Yield a row for each family that transformers created."""
     for name, difference in brought_in():
-        yield difference_row(f"in: {name}", difference, 1e-5, "32 rows of up to 60 pieces")
+        yield difference_row(f"in: {name}", difference, 1e-5, "32 rows of up to 60 tokens")
 
 
-def difference_row(name: str, difference: float, most: float, said: str) -> Row:
-    """A difference beside its bar."""
-    bar = f"at most {most * 1e6:g}, {said}"
+def difference_row(name: str, difference: float, most: float, rule: str) -> Row:
+    """Return a row with a difference and its bar."""
+    bar = f"at most {most * 1e6:g}, {rule}"
     return Row(name, difference * 1e6, "millionths of a nat", bar=bar, holds=difference <= most)
 
 
@@ -196,7 +197,7 @@ def difference_row(name: str, difference: float, most: float, said: str) -> Row:
 
 
 def tokenizer_rows(folder: Path, most_lines: int | None) -> Iterator[Row]:
-    """Lines of which tokenizer.json and sentencepiece make different ids."""
+    """Yield rows that count the lines for which tokenizer.json and sentencepiece give different ids."""
     tokenizers: Any = import_module("tokenizers")
     for corpus, side in (("tatoeba-zh-en", "zh"), ("tatoeba-de-en", "de")):
         for kind in ("bpe", "unigram"):
@@ -219,14 +220,14 @@ def tokenizer_rows(folder: Path, most_lines: int | None) -> Iterator[Row]:
 
 
 def learn(folder: Path, side: str, kind: Any, size: int = 8_000, *, joint: bool = True) -> Tokenizer:
-    """A tokenizer of the first 20,000 pairs."""
+    """Learn a tokenizer from the first 20,000 pairs."""
     files = CorpusFiles(source=(str(folder / f"train.{side}.gz"),), target=(str(folder / "train.en.gz"),))
     settings = TokenizerSettings(kind=kind, vocabulary_size=size, joint=joint)
     return Tokenizer.train(lambda: islice(read_pairs(files), 20_000), settings, adjust=True)
 
 
 def texts(folder: Path, sides: tuple[str, str], most_lines: int | None) -> Iterator[str]:
-    """Odd texts, then the lines of all files."""
+    """Yield unusual texts, then the lines of all files."""
     yield from ODD_TEXTS
     for part in ("dev", "test", "train"):
         for side in sides:
@@ -235,7 +236,7 @@ def texts(folder: Path, sides: tuple[str, str], most_lines: int | None) -> Itera
 
 
 def portions(lines: Iterator[str], size: int = 10_000) -> Iterator[list[str]]:
-    """Lists of lines."""
+    """Yield lists of `size` lines."""
     while portion := list(islice(lines, size)):
         yield portion
 
@@ -244,7 +245,7 @@ def portions(lines: Iterator[str], size: int = 10_000) -> Iterator[list[str]]:
 
 
 def run_in_environment() -> int:
-    """Runs this script once more, where the missing packages are found too."""
+    """Run this script again in an environment that also has the missing packages."""
     python = peer_python("exchange", [pinned(name) for name in PACKAGES])
     ours = [str(REPOSITORY / "src"), *sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(ours)}
@@ -252,10 +253,10 @@ def run_in_environment() -> int:
 
 
 def main() -> int:
-    """Measures, prints and writes; 1 where a bar is missed."""
+    """Run the benchmark, report its rows, and return 1 if a bar is missed."""
     options = parser(__doc__)
-    options.add_argument("--lines", type=int, metavar="N", help="lines of each file for the tokenizers; all of them")
-    said = options.parse_args()
+    options.add_argument("--lines", type=int, metavar="N", help="lines of each file for the tokenizers (default: all)")
+    args = options.parse_args()
     if any(importlib.util.find_spec(name) is None for name in PACKAGES):
         return run_in_environment()
     torch.set_num_threads(1)
@@ -264,10 +265,10 @@ def main() -> int:
     corpus = folder / "tatoeba-zh-en"
     tokenizers = (learn(corpus, "zh", "bpe", 2_000), learn(corpus, "zh", "bpe", 4_000, joint=False))
     with gzip.open(folder / "tatoeba-zh-en" / "dev.zh.gz", "rt", encoding="utf-8", newline="\n") as lines:
-        sentences = [line.removesuffix("\n") for line in islice(lines, 20 if said.quick else 200)]
+        sentences = [line.removesuffix("\n") for line in islice(lines, 20 if args.quick else 200)]
     rows = [*rows_in(), *rows_out(tokenizers, sentences)]
-    rows += tokenizer_rows(folder, 5_000 if said.quick else said.lines)
-    return report(rows, said.json)
+    rows += tokenizer_rows(folder, 5_000 if args.quick else args.lines)
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

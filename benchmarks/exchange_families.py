@@ -1,4 +1,4 @@
-"""The families of models that exchange.py sends out and brings in, with random weights in all parameters.
+"""Model families that exchange.py exports and imports, with random weights in all parameters.
 
 Legend: B rows, S source length, T target length.
 """
@@ -20,10 +20,10 @@ from transduce.model.build import Model, build_model
 from transduce.model.config import ModelConfig
 from transduce.text.tokenizer import Tokenizer
 
-# --- out --------------------------------------------------------------------------------------------------------
+# --- export -----------------------------------------------------------------------------------------------------
 
-# Unscaled scores make sharp choices of small differences, and gated products multiply them: with the usual noise
-# float32 itself would be off by a thousandth with the first, and by more than the bar with the second.
+# Unscaled scores and gated layers amplify small differences: with the default noise,
+# float32 rounding would change the results by more than the bar.
 _SPREAD, _SPREAD_UNSCALED, _SPREAD_GATED = 0.1, 0.02, 0.05
 _LEARNED = {"positions": "learned", "position_offset": 2, "embedding_norm": True}
 _BERT = {
@@ -40,15 +40,15 @@ _DECODER = {"kind": "decoder", "scale_embeddings": False, "start_id": 1}
 
 
 class Family(NamedTuple):
-    """Models of one shape."""
+    """A model architecture to be exported."""
 
     name: str
     changes: dict[str, Any]
-    """Settings that differ from the usual ones."""
+    """Settings that differ from the defaults."""
     separate: bool = False
-    """With a vocabulary for each side."""
+    """Whether source and target have separate vocabularies."""
     spread: float = _SPREAD
-    """Of the noise on all weights."""
+    """Standard deviation of the noise added to all weights."""
 
 
 OUT = (
@@ -108,7 +108,7 @@ OUT = (
 
 
 def make_model(tokenizer: Tokenizer, family: Family) -> Model:
-    """4 (and 4) layers × 64; recurrent ones 2 and 2."""
+    """Build a model with 4 (and 4) layers × 64; recurrent ones have 2 and 2 layers."""
     torch.manual_seed(1)
     changes = family.changes
     layers = 2 if changes.get("kind") == "recurrent" else 4
@@ -120,14 +120,16 @@ def make_model(tokenizer: Tokenizer, family: Family) -> Model:
 
 
 def with_noise(model: nn.Module, spread: float, fixed: str = " ") -> None:
-    """No parameter keeps a value, such as 0 or 1, that hides where it goes; `fixed` names those that must."""
+    """Add noise to all parameters except those whose name contains `fixed`, so that misplaced initial zeros or ones
+    show up.
+    """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if fixed not in name:
                 parameter.add_(torch.randn_like(parameter), alpha=spread)
 
 
-# --- in ---------------------------------------------------------------------------------------------------------
+# --- import -----------------------------------------------------------------------------------------------------
 
 _VOCABULARY = 500
 _BART = {
@@ -145,8 +147,8 @@ _BART = {
     "eos_token_id": 2,
     "decoder_start_token_id": 2,
 }
-_LAST = {"pad_token_id": _VOCABULARY - 1, "eos_token_id": 0, "decoder_start_token_id": _VOCABULARY - 1}
-_FIRST = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+_PADDING_LAST = {"pad_token_id": _VOCABULARY - 1, "eos_token_id": 0, "decoder_start_token_id": _VOCABULARY - 1}
+_PADDING_FIRST = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
 _T5 = {"vocab_size": _VOCABULARY, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 4, "num_heads": 4}
 _BERT_LIKE = {
     "vocab_size": _VOCABULARY,
@@ -157,12 +159,15 @@ _BERT_LIKE = {
 }
 _GPT2 = {"vocab_size": _VOCABULARY, "n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 128}
 _ENDS = {"bos_token_id": 1, "eos_token_id": 2}
-_APART = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": _VOCABULARY}
+_SEPARATE_VOCABULARIES = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": _VOCABULARY}
 
 IN: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("MarianMTModel", _BART | _LAST | {"scale_embedding": True, "activation_function": "silu"}),
-    ("MarianMTModel", _BART | _LAST | _APART),
-    ("PegasusForConditionalGeneration", _BART | _FIRST | {"scale_embedding": True, "activation_function": "relu"}),
+    ("MarianMTModel", _BART | _PADDING_LAST | {"scale_embedding": True, "activation_function": "silu"}),
+    ("MarianMTModel", _BART | _PADDING_LAST | _SEPARATE_VOCABULARIES),
+    (
+        "PegasusForConditionalGeneration",
+        _BART | _PADDING_FIRST | {"scale_embedding": True, "activation_function": "relu"},
+    ),
     ("M2M100ForConditionalGeneration", _BART | {"scale_embedding": True, "activation_function": "relu"}),
     ("BartForConditionalGeneration", _BART),
     ("MBartForConditionalGeneration", _BART),
@@ -171,7 +176,7 @@ IN: tuple[tuple[str, dict[str, Any]], ...] = (
         "T5ForConditionalGeneration",
         _T5 | {"decoder_start_token_id": 0, "feed_forward_proj": "gated-gelu"},
     ),
-    # Its logits are not scaled: with the usual weights they are so large that float32 itself misses the bar.
+    # mT5's logits are not scaled: with default weights they are too large for float32 to meet the bar.
     (
         "MT5ForConditionalGeneration",
         _T5 | {"decoder_start_token_id": 0, "feed_forward_proj": "gated-gelu", "initializer_factor": 0.25},
@@ -187,7 +192,7 @@ IN: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def brought_in() -> Iterator[tuple[str, float]]:
-    """The class of each model that transformers made, and the largest difference once it was imported, in nats."""
+    """Yield the class of each model that transformers created, and the largest difference after its import, in nats."""
     transformers: Any = import_module("transformers")
     transformers.logging.disable_progress_bar()
     for name, settings in IN:
@@ -198,10 +203,10 @@ def brought_in() -> Iterator[tuple[str, float]]:
         theirs = kind._from_config(kind.config_class(**settings)).eval()
         with_noise(theirs, _SPREAD_UNSCALED if name.startswith(("T5", "MT5")) else _SPREAD, fixed)
         with tempfile.TemporaryDirectory() as folder:
-            yield f"{name}, {_told_apart(settings)}", _difference(theirs, Path(folder))
+            yield f"{name}, {_describe(settings)}", _difference(theirs, Path(folder))
 
 
-def _told_apart(settings: dict[str, Any]) -> str:
+def _describe(settings: dict[str, Any]) -> str:
     if "share_encoder_decoder_embeddings" in settings:
         return "two vocabularies"
     return str(settings.get("feed_forward_proj", "one vocabulary"))
@@ -221,7 +226,7 @@ def _difference(theirs: Any, folder: Path) -> float:
 
 @torch.inference_mode()
 def _compare(ours: Any, theirs: Any) -> float:
-    """Of log-probabilities at all places that are no padding, of 32 rows of up to 60 pieces."""
+    """Return the largest difference of log-probabilities at non-padding positions, for 32 rows of up to 60 tokens."""
     config = ours.config
     lengths = torch.randint(1, 61, (32, 1))
     present = torch.arange(60) < lengths  # (B, S)
@@ -237,6 +242,6 @@ def _compare(ours: Any, theirs: Any) -> float:
 
 
 def _largest(ours: Tensor, theirs: Tensor) -> float:
-    """In nats; beyond 10 nats, in tenths of the log-probability."""
+    """Return the largest difference of log-probabilities in nats; beyond 10 nats, relative to a tenth of the value."""
     known, found = ours.log_softmax(dim=-1), theirs.log_softmax(dim=-1)
     return float(((known - found).abs() / (known.abs() / 10.0).clamp_min(1.0)).max())

@@ -1,20 +1,21 @@
-"""The family measured: Transformer, LSTM and GRU, attention, positions and norms, on Tatoeba, one setting at a time.
+"""Compare Transformer variants and recurrent models on Tatoeba: attention, positions and norms, one setting at a time.
 
     python benchmarks/family.py                                    # German to English, every variant, 45 minutes each
     python benchmarks/family.py --variants transformer lstm-general lstm-none --plot lengths.png
     python benchmarks/family.py --groups positions                 # of kinds, attention, positions, norms, layers
-    python benchmarks/family.py --groups positions --joined        # trained on joined sentences too
+    python benchmarks/family.py --groups positions --joined        # also train on joined sentences
     python benchmarks/family.py --corpus zh-en --groups attention --minutes 20
-    python benchmarks/family.py --groups norms --curves            # and the dev loss over the steps as a table
-    python benchmarks/family.py --variants lstm-feeding --peer     # and JoeyNMT's LSTM, for as many steps
-    python benchmarks/family.py --speed-by-length                  # training tokens/s of sentences of 8 to 512 pieces
+    python benchmarks/family.py --groups norms --curves            # also write a table of the dev loss by step
+    python benchmarks/family.py --variants lstm-feeding --peer     # also JoeyNMT's LSTM, for as many steps
+    python benchmarks/family.py --speed-by-length                  # training tokens/s for sentences of 8 to 512 tokens
     python benchmarks/family.py --quick                            # two variants on a part of the corpus: a minute
 
-What is the same for all, and what differs, is in `family_variants.py`. Every variant has a folder; one that was cut
-goes on, and what is finished is not repeated. Reported are BLEU on test (its own sentences, and 2, 4 and 8 consecutive
-ones joined into one), parameters, target tokens/s of training and of the default search.
+`family_variants.py` lists common settings and variants. Every variant has a folder; interrupted runs are resumed, and
+finished ones are not repeated. Reported are BLEU on test (single sentences, and 2, 4 and 8 consecutive ones joined),
+parameters, and target tokens/s of training and of the default search.
 
-The bars: Transformer above LSTM with attention above LSTM without; within 1 BLEU of JoeyNMT's LSTM.
+Bars: the Transformer is better than the LSTM with attention, which is better than the LSTM without; the LSTM is at most
+1 BLEU below JoeyNMT's.
 """
 
 import json
@@ -60,19 +61,20 @@ _PEER_SETTINGS: Settings = {"beam_size": 5, "most_pieces": 60, "validations": 5,
 
 
 class Work(NamedTuple):
-    """One table's size: a corpus, and how long each variant is trained."""
+    """The scope of a comparison: a corpus, and the training time of each variant."""
 
     name: str
     corpus: Corpus
     folder: Path
-    # Either may be None.
     minutes: float | None
+    """Training time of each variant; None if `steps` is set."""
     steps: int | None
+    """Training steps of each variant; None if `minutes` is set."""
     joined: bool
     quick: bool
 
     def place(self, variant: str) -> Path:
-        """A variant's folder."""
+        """Return a variant's folder."""
         return self.folder / variant
 
 
@@ -83,7 +85,7 @@ Result = dict[str, Any]
 
 
 def run_variant(name: str, work: Work, files: Files) -> Result:
-    """Trains and translates, unless that is finished; what it came to."""
+    """Train and evaluate a variant unless it is finished, and return its result."""
     place = work.place(name)
     result = place / RESULT
     if not result.exists():
@@ -96,7 +98,7 @@ def run_variant(name: str, work: Work, files: Files) -> Result:
 
 
 def train(model: Path, settings: Settings, work: Work, files: Files) -> None:
-    """By the command, gone on with where it was cut."""
+    """Run `transduce train`, resuming an interrupted run."""
     command = [sys.executable, "-m", "transduce", "train", "--out", str(model), "--resume", "--device", "cpu"]
     for option, path in files.training.items():
         command += [f"--{option}", str(path)]
@@ -108,7 +110,7 @@ def train(model: Path, settings: Settings, work: Work, files: Files) -> None:
 
 
 def measure(place: Path, files: Files) -> Result:
-    """Translates all tests; BLEU of each, sizes and rates."""
+    """Translate all tests, and return the BLEU of each, sizes and speeds."""
     translator = load(place / "model", device="cpu")
     assert isinstance(translator, Translator)
     bleu, signature, pieces, seconds = {}, "", 0, 0.0
@@ -147,7 +149,7 @@ def _events(place: Path) -> list[dict[str, Any]]:
 
 
 def run_peer(work: Work, files: Files, ours: Result) -> Result:
-    """JoeyNMT's LSTM on the same files, for as many steps as ours."""
+    """Run JoeyNMT's LSTM on the same files for as many steps, and return its result."""
     place = work.place(PEER)
     result = place / RESULT
     if not result.exists():
@@ -157,14 +159,14 @@ def run_peer(work: Work, files: Files, ours: Result) -> Result:
             for option, side in zip(("source", "target"), sides, strict=True):
                 path = files.training[option if part == "train" else f"dev-{option}"]
                 (place / "data").mkdir(parents=True, exist_ok=True)
-                most = None if part == "train" else 500  # it decodes without a cache
+                most = None if part == "train" else 500  # JoeyNMT's recurrent decoder has no cache
                 write_lines(place / "data" / f"{part}.{side}", list(read_lines(path))[:most])
         for side, lines in zip(sides, test, strict=True):
             write_lines(place / "data" / f"test.{side}", lines)
         plan = _peer_plan(work, place, ours["steps"])
         (place / "plan.json").write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8", newline="\n")
         script = Path(__file__).with_name("joeynmt_rnn.py")
-        # Its packages of Hugging Face would look for their servers.
+        # JoeyNMT's Hugging Face packages would try to connect to a server.
         offline = os.environ | {"HF_HUB_OFFLINE": "1"}
         python = peer_python("joeynmt", JOEYNMT)
         subprocess.run([str(python), str(script), str(place / "plan.json")], check=True, env=offline, stdout=sys.stderr)
@@ -178,7 +180,7 @@ def run_peer(work: Work, files: Files, ours: Result) -> Result:
 
 
 def _peer_plan(work: Work, place: Path, steps: int) -> Settings:
-    """The sizes and the rate of ours."""
+    """Return the peer's plan, with the sizes and learning rate of our LSTM."""
     settings = settings_of(VARIANTS[AS_PEER], work.corpus, quick=work.quick)
     config = json.loads((work.place(AS_PEER) / "model" / "config.json").read_text(encoding="utf-8"))["transduce"]
     return _PEER_SETTINGS | {
@@ -196,11 +198,11 @@ def _peer_plan(work: Work, place: Path, steps: int) -> Settings:
     }
 
 
-# --- what is shown -----------------------------------------------------------------------------------------------
+# --- results -----------------------------------------------------------------------------------------------------
 
 
 def rows_of(work: Work, results: dict[str, Result], peer: Result | None) -> list[Row]:
-    """Figures of every variant beside the Transformer's, and the bars whose sides are all there."""
+    """Return rows that compare every variant with the Transformer, and the bars whose variants have been run."""
     title = f"Tatoeba {work.name}{', joined ones trained on too' if work.joined else ''}"
     base = results.get(BASELINE)
     rows = []
@@ -233,7 +235,9 @@ def _test_bleu(result: Result) -> float:
 
 
 def plot(work: Work, results: dict[str, Result], files: Files, picture: Path | None) -> None:
-    """BLEU by length over all tests, as `transduce plot lengths` draws it, and the files to draw it again."""
+    """Draw BLEU by length over all tests, as `transduce plot lengths` does, and write the files for drawing
+    it again.
+    """
     together = Texts(*([line for texts in files.tests.values() for line in texts[side]] for side in (0, 1)))
     write_lines(work.folder / f"lengths.{work.corpus.source}", together.source)
     write_lines(work.folder / f"lengths.{work.corpus.target}", together.target)
@@ -249,7 +253,7 @@ def plot(work: Work, results: dict[str, Result], files: Files, picture: Path | N
 
 
 def write_curves(work: Work, names: list[str]) -> None:
-    """Dev loss by step of every variant, as a table with tabs."""
+    """Write the dev loss by step of every variant as a tab-separated table."""
     curves = {name: _dev_losses(work.place(name)) for name in names}
     steps = sorted({step for curve in curves.values() for step in curve})
     lines = ["\t".join(["step", *curves])]
@@ -264,42 +268,42 @@ def _dev_losses(place: Path) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in _events(place) if event["event"] == "validation"}
 
 
-# --- all of it ---------------------------------------------------------------------------------------------------
+# --- command line ------------------------------------------------------------------------------------------------
 
 
 def main() -> int:
-    """Runs what is not finished, and reports."""
+    """Run the unfinished parts and report."""
     options = parser(__doc__)
     options.add_argument("--corpus", choices=CORPORA, default="de-en")
-    options.add_argument("--minutes", type=float, default=45.0, help="of training, each variant")
-    options.add_argument("--steps", type=int, help="of training, in place of minutes")
+    options.add_argument("--minutes", type=float, default=45.0, help="training minutes of each variant")
+    options.add_argument("--steps", type=int, help="training steps, instead of minutes")
     options.add_argument("--variants", nargs="+", choices=VARIANTS, metavar="NAME", help=", ".join(VARIANTS))
     options.add_argument("--groups", nargs="+", choices=GROUPS, metavar="NAME", help=", ".join(GROUPS))
-    options.add_argument("--joined", action="store_true", help="train on joined sentences too")
-    options.add_argument("--peer", action="store_true", help=f"JoeyNMT's LSTM beside {AS_PEER}")
+    options.add_argument("--joined", action="store_true", help="also train on joined sentences")
+    options.add_argument("--peer", action="store_true", help=f"also run JoeyNMT's LSTM, the peer of {AS_PEER}")
     options.add_argument("--curves", action="store_true", help="write the dev losses over the steps")
-    options.add_argument("--plot", type=Path, metavar="FILE", help="BLEU by length as PNG, SVG or PDF")
-    options.add_argument("--speed-by-length", action="store_true", help="measure training's speed alone")
+    options.add_argument("--plot", type=Path, metavar="FILE", help="draw BLEU by length as PNG, SVG or PDF")
+    options.add_argument("--speed-by-length", action="store_true", help="only measure training speed")
     options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "family")
-    said = options.parse_args()
+    args = options.parse_args()
     sys.stderr.write(machine() + "\n")
-    if said.speed_by_length:
-        return report(family_speed.rows(quick=said.quick), said.json)
-    data_folder()  # says where the corpora should be, before anything is done
-    work = work_of(said.corpus, said.out, said.minutes, said.steps, joined=said.joined, quick=said.quick)
-    lines = QUICK_LINES if said.quick else (None, None)
-    files = write_files(work.corpus, work.folder / "data", joined=said.joined, lines=lines)
-    names = chosen(said.variants, said.groups, quick=said.quick, peer=said.peer)
+    if args.speed_by_length:
+        return report(family_speed.rows(quick=args.quick), args.json)
+    data_folder()  # fails early if the corpora are missing
+    work = work_of(args.corpus, args.out, args.minutes, args.steps, joined=args.joined, quick=args.quick)
+    lines = QUICK_LINES if args.quick else (None, None)
+    files = write_files(work.corpus, work.folder / "data", joined=args.joined, lines=lines)
+    names = chosen(args.variants, args.groups, quick=args.quick, peer=args.peer)
     results = {name: run_variant(name, work, files) for name in names}
-    peer = run_peer(work, files, results[AS_PEER]) if said.peer else None
-    plot(work, results, files, said.plot)
-    if said.curves:
+    peer = run_peer(work, files, results[AS_PEER]) if args.peer else None
+    plot(work, results, files, args.plot)
+    if args.curves:
         write_curves(work, names)
-    return report(rows_of(work, results, peer), said.json)
+    return report(rows_of(work, results, peer), args.json)
 
 
 def work_of(corpus: str, out: Path, minutes: float, steps: int | None, *, joined: bool, quick: bool) -> Work:
-    """Each size of the work has a folder of its own."""
+    """Return the scope of a run, with a separate folder for each scope."""
     if quick:
         minutes, steps = 1.0, QUICK_STEPS
     length = f"{minutes:g}min" if steps is None else f"{steps}-steps"
@@ -308,7 +312,7 @@ def work_of(corpus: str, out: Path, minutes: float, steps: int | None, *, joined
 
 
 def chosen(variants: list[str] | None, groups: list[str] | None, *, quick: bool, peer: bool) -> list[str]:
-    """The variants that were named, those of the groups that were named, or all; in the order of the tables."""
+    """Return the selected variants in the order of the tables: named ones, those of named groups, or all."""
     wanted = set(variants or [])
     wanted |= {variant.name for variant in VARIANTS.values() if variant.group in (groups or [])}
     if groups:

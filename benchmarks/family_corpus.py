@@ -1,4 +1,4 @@
-"""The files of `family.py`: a corpus with its own sentences, and with consecutive ones joined into longer inputs."""
+"""Corpus files for `family.py`: single sentences, and consecutive sentences joined into longer inputs."""
 
 import itertools
 import random
@@ -16,34 +16,34 @@ _SEED = 1
 
 
 class Texts(NamedTuple):
-    """Both sides of some pairs."""
+    """Source and target sentences of a parallel corpus."""
 
     source: list[str]
     target: list[str]
 
 
 class Files(NamedTuple):
-    """A corpus as plain files: options of `transduce train`, and the tests by how many sentences are joined."""
+    """A corpus as plain text: options of `transduce train`, and tests by the number of joined sentences."""
 
     training: dict[str, Path]
     tests: dict[int, Texts]
 
 
 def join_sentences(lines: Sequence[str], count: int, separator: str) -> list[str]:
-    """Every `count` consecutive lines as one; lines at the end that are too few for another are left out."""
+    """Join every `count` consecutive lines; an incomplete group at the end is omitted."""
     groups = (lines[first : first + count] for first in range(0, len(lines) - count + 1, count))
     return [separator.join(group) for group in groups]
 
 
 def join_pairs(pairs: Texts, count: int, separators: tuple[str, str]) -> Texts:
-    """Sources joined with sources, and targets with the targets of the same lines."""
+    """Join sources with sources, and targets with the targets of the same lines."""
     return Texts(*(join_sentences(side, count, mark) for side, mark in zip(pairs, separators, strict=True)))
 
 
 def with_joined(pairs: Texts, separators: tuple[str, str]) -> Texts:
-    """The pairs, and after them all of them again two, four and eight at a time.
+    """Return the pairs, followed by all pairs joined in groups of two, four and eight.
 
-    What is joined stands together by lot, the same at every call: neighbours in a corpus are often much alike.
+    Groups are random but reproducible, because neighbors in the corpus are often similar.
     """
     order = list(range(len(pairs.source)))
     random.Random(_SEED).shuffle(order)
@@ -53,20 +53,20 @@ def with_joined(pairs: Texts, separators: tuple[str, str]) -> Texts:
 
 
 def read_part(corpus: Corpus, part: str, most: int | None) -> Texts:
-    """A part of the corpus, or its first pairs."""
+    """Read a part of the corpus, at most `most` pairs."""
     folder = data_folder() / f"tatoeba-{corpus.source}-{corpus.target}"
     sides = (read_lines(folder / f"{part}.{side}.gz") for side in (corpus.source, corpus.target))
     return Texts(*(list(itertools.islice(lines, most)) for lines in sides))
 
 
 def write_files(corpus: Corpus, folder: Path, *, joined: bool, lines: tuple[int | None, int | None]) -> Files:
-    """Writes the training and dev files.
+    """Write the training and dev files, and return them with the tests.
 
     Args:
-        corpus: which.
-        folder: where.
-        joined: whether joined sentences are trained on too.
-        lines: of training, and of dev and test: so many at most.
+        corpus: the corpus to read.
+        folder: the folder to write to.
+        joined: whether to train on joined sentences too.
+        lines: the maximum number of pairs in train, and in dev and test.
     """
     folder.mkdir(parents=True, exist_ok=True)
     train, dev, test = (read_part(corpus, part, lines[part != "train"]) for part in ("train", "dev", "test"))
@@ -80,6 +80,6 @@ def write_files(corpus: Corpus, folder: Path, *, joined: bool, lines: tuple[int 
 
 
 def write_lines(path: Path, lines: Sequence[str]) -> Path:
-    """A plain text file."""
+    """Write lines to a plain text file, and return its path."""
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
     return path

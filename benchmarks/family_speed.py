@@ -1,12 +1,13 @@
-"""Training tokens/s by sentence length: what the Transformer does at once, a recurrent model does step by step.
+"""Measure training tokens/s by sentence length: parallel in Transformers, sequential in recurrent models.
 
-Table 1 of the paper, measured twice, on random pieces; a Transformer of 6+6 layers x 256, and recurrent models of 2+2 x
-512.
+This reproduces the paper's Table 1 on random tokens, with a Transformer of 6+6 layers x 256 and recurrent models of 2+2
+layers x 512, in two setups:
 
-* About 4,096 target tokens a step at every length, as in `transduce train`. A core has enough to do with the sentences
-  that stand side by side: what counts is the arithmetic, and attention's grows with the length.
-* One sentence a step, forward and backward alone. Now a recurrent model multiplies vectors by matrices, one after the
-  other, where the Transformer multiplies matrices.
+* Steps with about 4,096 target tokens at every length, as in `transduce train`. Batches keep a core busy, so the
+  arithmetic decides, and attention's grows with the length.
+* Steps with one sentence, forward and backward only. Then a recurrent model multiplies vectors by matrices one after
+the
+  other, while the Transformer multiplies matrices.
 """
 
 import itertools
@@ -20,9 +21,9 @@ from report import Row
 from training_settings import LABEL_SMOOTHING, RATE, STEP_TOKENS, optimizer_settings
 
 from transduce.data.batches import Batch
-from transduce.kernels.select import kernels_of_training
+from transduce.kernels.select import kernels_for_training
 from transduce.machine import DTYPES, detect_machine
-from transduce.model.backend import training_with
+from transduce.model.backend import using_backend
 from transduce.model.build import build_encoder_decoder
 from transduce.model.config import ModelConfig
 from transduce.tasks.kinds.translation import TranslationTask
@@ -37,20 +38,22 @@ _FIRST_PIECE = 3
 
 
 def config_of(name: str, *, quick: bool) -> ModelConfig:
-    """The model that family.py trains under this name, of a larger size."""
-    said = settings_of(VARIANTS[name], CORPORA["de-en"], quick=quick)
+    """Return a larger version of the model that family.py trains under this name."""
+    settings = settings_of(VARIANTS[name], CORPORA["de-en"], quick=quick)
     preset = PRESETS[PRESET]
     sizes = {field: getattr(preset, field) for field in ("d_model", "d_ff", "num_heads", "dropout")}
     layers = {side: getattr(preset, side) for side in ("num_encoder_layers", "num_decoder_layers")}
-    own = {key.removeprefix("model."): value for key, value in said.items() if key.startswith("model.")}
+    model_settings = {key.removeprefix("model."): value for key, value in settings.items() if key.startswith("model.")}
     if VARIANTS[name].recurrent and not quick:
-        own["d_model"] = RECURRENT_WIDTH
-    size = said["tokenizer.vocabulary_size"]
-    return ModelConfig(**({"source_vocabulary_size": size, "target_vocabulary_size": size} | sizes | layers | own))
+        model_settings["d_model"] = RECURRENT_WIDTH
+    size = settings["tokenizer.vocabulary_size"]
+    return ModelConfig(
+        **({"source_vocabulary_size": size, "target_vocabulary_size": size} | sizes | layers | model_settings)
+    )
 
 
 def random_batch(config: ModelConfig, length: int, tokens: int) -> Batch:
-    """Pairs of one length, the end symbol included."""
+    """Return a batch of random pairs of one length, end symbol included."""
     rows = max(1, tokens // length)
     pieces = np.random.default_rng(length).integers(_FIRST_PIECE, config.target_vocabulary_size, (2, rows, length))
     pieces[:, :, -1] = config.eos_id
@@ -58,7 +61,9 @@ def random_batch(config: ModelConfig, length: int, tokens: int) -> Batch:
 
 
 def tokens_per_second(config: ModelConfig, length: int, *, repetitions: int, tokens: int, update: bool) -> float:
-    """Target tokens in the median step, with the weights' update or without, after one that warms up."""
+    """Return the target tokens per second of the median step, with or without the optimizer's update, after a warm-up
+    step.
+    """
     torch.manual_seed(1)
     model = build_encoder_decoder(config).train()
     precision = detect_machine("cpu").precision
@@ -79,10 +84,10 @@ def tokens_per_second(config: ModelConfig, length: int, *, repetitions: int, tok
 
 
 def rows(*, quick: bool) -> list[Row]:
-    """Every model at every length; recurrent ones beside the Transformer."""
+    """Return the speed of every model at every length, with recurrent models compared with the Transformer."""
     threads = detect_machine("cpu").threads
     torch.set_num_threads(threads)
-    with training_with(kernels_of_training(choose_kernels("cpu", threads).value, "cpu")):
+    with using_backend(kernels_for_training(choose_kernels("cpu", threads).value, "cpu")):
         return _rows(quick=quick)
 
 
@@ -100,7 +105,7 @@ def _rows(*, quick: bool) -> list[Row]:
         }
         for name, rate in rates.items():
             what = "one sentence" if alone else "steps of sentences"
-            row = Row(f"training, {what} of {length} pieces, {name}", rate, "target tokens/s")
+            row = Row(f"training, {what} of {length} tokens, {name}", rate, "target tokens/s")
             if name != BASELINE:
                 row = row._replace(peer=BASELINE, peer_value=rates[BASELINE], ratio=rate / rates[BASELINE])
             found.append(row)

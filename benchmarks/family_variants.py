@@ -1,8 +1,8 @@
-"""What `family.py` trains: a Transformer by one setting at a time, and recurrent models.
+"""Variants that `family.py` trains: a Transformer with one setting changed at a time, and recurrent models.
 
 All have the same files, vocabulary, batches, schedule, label smoothing, dropout and time. A Transformer's sizes and
-learning rate are its preset's. Recurrent models have the field's usual ones: two layers on each side, the encoder's in
-both directions, twice as wide as the Transformer, which gives them nearly twice its parameters, and Adam at 0.001.
+learning rate are its preset's. Recurrent models have common sizes: two layers per side, a bidirectional encoder, twice
+the Transformer's width (nearly twice its parameters), and Adam at 0.001.
 """
 
 from typing import Any, NamedTuple
@@ -11,25 +11,25 @@ Settings = dict[str, Any]
 
 
 class Variant(NamedTuple):
-    """One row of a table."""
+    """One row of a table: the settings of a model."""
 
     name: str
     group: str
-    # What differs from the base of its kind.
     settings: Settings
+    """Settings that differ from those of the model kind."""
     recurrent: bool = False
 
 
 class Corpus(NamedTuple):
-    """What all models of a corpus have in common."""
+    """Settings that all models of a corpus have in common."""
 
     source: str
     target: str
-    # What stands between sentences that are joined.
     separators: tuple[str, str]
+    """Separators between joined sentences of source and target."""
     vocabulary_size: int
-    # Of few pairs little is learnt in few steps: small ones make more of them.
     batch_tokens: int
+    """Target tokens per batch; small corpora have small batches for more steps."""
 
 
 CORPORA = {
@@ -37,9 +37,9 @@ CORPORA = {
     "zh-en": Corpus("zh", "en", ("", " "), 7000, 1024),
 }
 
-# What a machine without bf16 can teach in the time; 6+6 x 256 has 13 BLEU where this has 41 (docs/log/families.md).
+# Trainable in the time without bf16; 6+6 x 256 reaches 13 BLEU where this reaches 41 (docs/log/families.md).
 PRESET = "tiny"
-# A post-norm model would else get another schedule, and every rate falls to zero by the same steps.
+# A common schedule, because post-norm models have another one by default.
 COMMON: Settings = {
     "preset": PRESET,
     "training.schedule": "linear",
@@ -53,7 +53,7 @@ RECURRENT: Settings = {
     "model.attention_score": "general",
     "training.learning_rate": 0.001,
 }
-# A corpus, model and batch for which a minute is enough to see that all is in place.
+# Sizes for a smoke test of a minute.
 QUICK: Settings = {
     "tokenizer.vocabulary_size": 1000,
     "model.num_encoder_layers": 1,
@@ -75,11 +75,11 @@ def _transformer(name: str, group: str, **settings: Any) -> Variant:
 
 
 def _norms() -> list[Variant]:
-    """Every norm in every place; LayerNorm before the sub-layer is the baseline."""
-    places = [(norm, order) for norm in ("layer", "rms", "batch") for order in ("pre", "post", "sandwich")]
+    """Return variants with every norm at every position; LayerNorm before the sub-layer is the baseline."""
+    combinations = [(norm, order) for norm in ("layer", "rms", "batch") for order in ("pre", "post", "sandwich")]
     return [
         _transformer(f"{norm}-{order}", "norms", norm=norm, norm_order=order)
-        for norm, order in places
+        for norm, order in combinations
         if (norm, order) != ("layer", "pre")
     ]
 
@@ -121,7 +121,7 @@ GROUPS = tuple(dict.fromkeys(variant.group for variant in VARIANTS.values()))
 
 
 def settings_of(variant: Variant, corpus: Corpus, *, quick: bool) -> Settings:
-    """Everything that is said to `transduce train` about one variant."""
+    """Return all settings for `transduce train` of a variant."""
     base = COMMON | {
         "tokenizer.vocabulary_size": corpus.vocabulary_size,
         "training.batch_tokens": corpus.batch_tokens,

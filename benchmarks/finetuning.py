@@ -1,17 +1,18 @@
-"""An imported model, adapted to another small corpus, as a whole and by LoRA: the loss on text that it never saw.
+"""Measure fine-tuning of an imported model on another small corpus, fully and by LoRA: held-out loss and BLEU.
 
     python benchmarks/finetuning.py            # three trainings, about three quarters of an hour on two cores
     python benchmarks/finetuning.py --quick    # the same on less work, within five minutes
     python benchmarks/finetuning.py --ranks 4 8 16 64
 
-1. `transduce train` on Tatoeba English to German, post-norm. Its folder, without what tells that it is ours and with
-   the tokenizer's files as OPUS-MT has them, is a Marian of Hugging Face's, which `transduce import` takes in.
-2. `transduce train --init-from` that on the first 2,000 captions of Multi30k English to German: as a whole, and by LoRA
-   with each rank, for the same steps. The best model is chosen by the loss on Multi30k's val; nothing else is said.
-3. Loss and BLEU of each on Multi30k's test 2016 and on Tatoeba's test: what is learnt, and what is forgotten.
+1. `transduce train` on Tatoeba English to German, post-norm. Its folder, without this package's metadata and with the
+   tokenizer's files as in OPUS-MT, is a Hugging Face Marian model, which `transduce import` converts.
+2. `transduce train --init-from` that model on the first 2,000 captions of Multi30k English to German: fully, and by
+   LoRA with each rank, for the same steps. The best model is selected by the loss on Multi30k's val; other settings
+   are defaults.
+3. Loss and BLEU on Multi30k's test 2016 (what is learned) and on Tatoeba's test (what is forgotten).
 
-The bars: both ways the loss on test 2016 ends below the imported model's, and with the smallest rank a tenth of the
-parameters learn at most.
+Bars: the loss on test 2016 ends below the imported model's in all cases, and with the smallest rank at most a tenth of
+the parameters are trained.
 """
 
 import itertools
@@ -36,7 +37,7 @@ RESULT = "result.json"
 
 
 class Work(NamedTuple):
-    """One size of the comparison."""
+    """The scope of a comparison: full or quick."""
 
     folder: Path
     pretraining_minutes: float
@@ -46,26 +47,26 @@ class Work(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """Where its parts are: each a file of sources and one of targets."""
+    """The files of a corpus's parts: source and target of each."""
 
     train: tuple[Path, Path]
     dev: tuple[Path, Path]
     test: tuple[Path, Path]
 
     def options(self) -> list[str]:
-        """As `transduce train` takes them."""
+        """Return the files as options of `transduce train`."""
         names = ("--source", "--target", "--dev-source", "--dev-target")
         return [text for name, path in zip(names, (*self.train, *self.dev), strict=True) for text in (name, str(path))]
 
 
 def transduce(*arguments: str | Path) -> str:
-    """A command of ours; what it prints."""
+    """Run a command of transduce, and return what it prints."""
     command = [sys.executable, "-m", "transduce", *map(str, arguments)]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
 
 
 def cut(path: Path, folder: Path, lines: int | None) -> Path:
-    """The first lines of a file, as plain text."""
+    """Write the first lines of a file as plain text, and return the copy."""
     copy = folder / f"{path.parent.parent.name}-{path.name}".removesuffix(".gz")
     folder.mkdir(parents=True, exist_ok=True)
     text = "".join(f"{line}\n" for line in itertools.islice(read_lines(path), lines))
@@ -74,7 +75,7 @@ def cut(path: Path, folder: Path, lines: int | None) -> Path:
 
 
 def corpora(work: Work) -> tuple[Corpus, Corpus]:
-    """Tatoeba, and the captions of Multi30k."""
+    """Return Tatoeba, and the captions of Multi30k."""
     tatoeba, captions = data_folder() / "tatoeba-de-en", data_folder() / "multi30k-en-de" / "raw"
 
     def pair(folder: Path, part: str, lines: int | None) -> tuple[Path, Path]:
@@ -92,31 +93,33 @@ def corpora(work: Work) -> tuple[Corpus, Corpus]:
 
 
 def import_pretrained(work: Work, tatoeba: Corpus) -> Path:
-    """A model that was trained on the first corpus, and came in as a folder of Hugging Face's."""
-    trained, foreign, imported = (work.folder / name for name in ("pretraining", "marian", IMPORTED))
+    """Train a model on the first corpus, convert it to a Hugging Face folder, import that, and return the imported
+    folder.
+    """
+    trained, hugging_face, imported = (work.folder / name for name in ("pretraining", "marian", IMPORTED))
     if imported.exists():
         return imported
     shared = ["--device", "cpu", "--preset", "tiny", "--set=model.norm_order=post"]
     shared += ["--minutes", str(work.pretraining_minutes), "--languages", *SIDES]
     transduce("train", "--out", trained, "--resume", *tatoeba.options(), *shared)
-    shutil.rmtree(foreign, ignore_errors=True)
-    foreign.mkdir()
+    shutil.rmtree(hugging_face, ignore_errors=True)
+    hugging_face.mkdir()
     for name in ("model.safetensors", "generation_config.json"):
-        shutil.copy(trained / name, foreign)
+        shutil.copy(trained / name, hugging_face)
     for name in ("source.spm", "target.spm"):
-        shutil.copy(trained / "sentencepiece.model", foreign / name)
+        shutil.copy(trained / "sentencepiece.model", hugging_face / name)
     vocabulary = load_tokenizer(trained).source
     ids = {vocabulary.piece(id): id for id in range(vocabulary.size)}
     config = json.loads((trained / "config.json").read_text(encoding="utf-8"))
     del config["transduce"]
     for name, content in (("vocab.json", ids), ("config.json", config)):
-        (foreign / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
-    print(transduce("import", foreign, imported), end="", file=sys.stderr)
+        (hugging_face / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    print(transduce("import", hugging_face, imported), end="", file=sys.stderr)
     return imported
 
 
 def adapt(work: Work, imported: Path, captions: Corpus, name: str, options: list[str]) -> dict[str, Any]:
-    """Trains on from the imported model, unless that was done: the time of it, and how much learnt."""
+    """Fine-tune the imported model unless that is done, and return the time and number of trained parameters."""
     folder = work.folder / name.replace(" ", "-").replace(",", "")
     shared = ["--device", "cpu", "--init-from", str(imported), "--steps", str(work.steps)]
     shared += ["--set=training.best_by=loss", "--set=training.translate_dev=0"]
@@ -128,7 +131,7 @@ def adapt(work: Work, imported: Path, captions: Corpus, name: str, options: list
 
 
 def count_parameters(path: Path) -> int:
-    """Of all tensors of a file."""
+    """Return the number of values in all tensors of a file."""
     with safe_open(path, framework="np") as file:
         return sum(file.get_slice(name).get_shape()[0] * _rest(file, name) for name in file.keys())  # noqa: SIM118
 
@@ -139,7 +142,7 @@ def _rest(file: Any, name: str) -> int:
 
 
 def measure(folder: Path, corpus: Corpus) -> dict[str, float]:
-    """Nats a piece of the test set's translations, and BLEU."""
+    """Return the loss in nats per token and the BLEU on the test set."""
     source, target = map(str, corpus.test)
     computing = ["--device", "cpu", "--precision", "fp32"]
     scored = json.loads(transduce("score", folder, "--source", source, "--target", target, "--json", "-", *computing))
@@ -149,7 +152,7 @@ def measure(folder: Path, corpus: Corpus) -> dict[str, float]:
 
 
 def run(work: Work) -> dict[str, dict[str, Any]]:
-    """All ways to adapt the model, by name, and the imported model itself."""
+    """Run all fine-tunings, and return their results and the imported model's, by name."""
     tatoeba, captions = corpora(work)
     imported = import_pretrained(work, tatoeba)
     ways = {WHOLE: list[str]()} | {f"LoRA, rank {rank}": [f"--set=training.lora_rank={rank}"] for rank in work.ranks}
@@ -166,14 +169,14 @@ def run(work: Work) -> dict[str, dict[str, Any]]:
 
 
 def make_rows(results: dict[str, dict[str, Any]]) -> list[Row]:
-    """What each way changes, beside the imported model."""
+    """Return rows that compare each fine-tuning with the imported model."""
     before = results.pop(IMPORTED)
     least = min(result["parameters"] for result in results.values())
     rows = []
     for name, found in results.items():
         loss, old = found["captions"]["loss"], before["captions"]["loss"]
         bar, holds = f"< {old:.3f}", loss < old
-        rows.append(Row(f"{name}: loss on captions", loss, "nats a piece", IMPORTED, old, loss / old, bar, holds))
+        rows.append(Row(f"{name}: loss on captions", loss, "nats per token", IMPORTED, old, loss / old, bar, holds))
         for corpus, shown in (("captions", "captions"), ("tatoeba", "Tatoeba, which it began with")):
             now, then = found[corpus]["bleu"], before[corpus]["bleu"]
             rows.append(Row(f"{name}: BLEU on {shown}", now, "BLEU", IMPORTED, then))
@@ -181,27 +184,27 @@ def make_rows(results: dict[str, dict[str, Any]]) -> list[Row]:
         share = found["parameters"] / whole
         judged = name != WHOLE and found["parameters"] == least
         bar_of_share, small = (f"<= {BAR_SHARE:g}", share <= BAR_SHARE) if judged else (None, None)
-        learnt = found["parameters"]
-        rows.append(Row(f"{name}: learnt", learnt, "parameters", WHOLE, whole, share, bar_of_share, small))
+        trained_parameters = found["parameters"]
+        rows.append(Row(f"{name}: trained", trained_parameters, "parameters", WHOLE, whole, share, bar_of_share, small))
         seconds = found["seconds"]
         rows.append(Row(f"{name}: training", seconds, "s", WHOLE, results[WHOLE]["seconds"]))
     return rows
 
 
 def main() -> int:
-    """Runs what is not finished, and reports."""
+    """Run the unfinished parts and report."""
     options = parser(__doc__)
     options.add_argument("--pretraining-minutes", type=float, default=20.0)
-    options.add_argument("--steps", type=int, default=400, help="of each adaptation")
-    options.add_argument("--ranks", type=int, nargs="+", default=[4, 16], help="of LoRA")
+    options.add_argument("--steps", type=int, default=400, help="steps of each fine-tuning")
+    options.add_argument("--ranks", type=int, nargs="+", default=[4, 16], help="ranks of LoRA")
     options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "finetuning")
-    said = options.parse_args()
-    folder = said.out / f"{said.pretraining_minutes:g}min-{said.steps}steps"
-    work = Work(folder, said.pretraining_minutes, said.steps, tuple(said.ranks), None)
-    if said.quick:
-        work = Work(said.out / "quick", 1.0, 60, (4,), 100)
+    args = options.parse_args()
+    folder = args.out / f"{args.pretraining_minutes:g}min-{args.steps}steps"
+    work = Work(folder, args.pretraining_minutes, args.steps, tuple(args.ranks), None)
+    if args.quick:
+        work = Work(args.out / "quick", 1.0, 60, (4,), 100)
     print(machine(), file=sys.stderr)
-    return report(make_rows(run(work)), said.json)
+    return report(make_rows(run(work)), args.json)
 
 
 if __name__ == "__main__":

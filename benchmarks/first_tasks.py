@@ -1,4 +1,4 @@
-"""What people try first: dates, numbers, sums, sorting, reversing, by the default command. How much comes out exactly?
+"""Measure exact match on tasks that beginners try first: dates, numbers, sums, sorting, reversing, by default settings.
 
     python benchmarks/first_tasks.py                     # six tasks one after another: more than an hour of one core
     python benchmarks/first_tasks.py --only sort dates
@@ -6,9 +6,9 @@
     python benchmarks/first_tasks.py --quick             # one task, few steps, no bar
     python benchmarks/first_tasks.py --json rows.json    # the figures as a list of rows; `-` for standard output
 
-Each task is 10,000 to 40,000 pairs that a few lines of code write; 1,000 others are held out.
-`transduce train` gets two files and nothing else but a seed, and decides by itself when to stop. At least 99 % of the
-held-out lines must come out exactly, by `transduce evaluate`. The exit status is 1 where the bar is missed.
+Each task has 10,000 to 40,000 generated training pairs and 1,000 held-out ones. `transduce train` gets two files and a
+seed, and decides when to stop. Bar: at least 99 % of the held-out lines are exactly right by `transduce evaluate`. The
+exit status is 1 if the bar is missed.
 """
 
 import datetime
@@ -38,19 +38,19 @@ Pair = tuple[str, str]
 
 
 def date(random: random.Random) -> Pair:
-    """As people write it; as ISO 8601 has it."""
+    """Return a date in a common format, and in ISO 8601."""
     day = datetime.date(1970, 1, 1) + datetime.timedelta(random.randrange(20_000))
     return day.strftime(random.choice(DATE_FORMATS)), day.isoformat()
 
 
 def number(random: random.Random) -> Pair:
-    """In words; in digits."""
+    """Return a number in words, and in digits."""
     value = random.randrange(10 ** random.randint(1, 6))
     return in_words(value), str(value)
 
 
 def in_words(value: int) -> str:
-    """Of a number below a million, as the British say it."""
+    """Return a number below a million in British English words."""
     if value < 20:
         return ONES.split()[value]
     if value < 100:
@@ -62,35 +62,35 @@ def in_words(value: int) -> str:
 
 
 def addition(random: random.Random) -> Pair:
-    """Two numbers of up to four digits; their sum."""
+    """Return a sum of two numbers of up to four digits, and its result."""
     one, other = (random.randrange(10 ** random.randint(1, 4)) for _ in range(2))
     return f"{one}+{other}", str(one + other)
 
 
 def some_words(random: random.Random) -> list[str]:
-    """One to nine, with repetitions."""
+    """Return one to nine random words, possibly repeated."""
     return random.choices(NOUNS.split(), k=random.randint(1, 9))
 
 
 def sorting(random: random.Random) -> Pair:
-    """Words; in the order of the alphabet."""
+    """Return words, and the words in alphabetical order."""
     words = some_words(random)
     return " ".join(words), " ".join(sorted(words))
 
 
 def reversing(random: random.Random) -> Pair:
-    """Words; from the last to the first."""
+    """Return words, and the words in reverse order."""
     words = some_words(random)
     return " ".join(words), " ".join(reversed(words))
 
 
 def spelling(random: random.Random) -> Pair:
-    """A word of random letters; the letters from the last to the first, with dots between."""
+    """Return a word of random letters, and its letters in reverse order, separated by dots."""
     word = "".join(random.choices("abcdefghijklmnopqrstuvwxyz", k=random.randint(3, 10)))
     return word, ".".join(reversed(word))
 
 
-# What makes a pair, and how many pairs there are to learn from.
+# The generator of pairs, and the number of training pairs.
 TASKS: dict[str, tuple[Callable[[random.Random], Pair], int]] = {
     "dates": (date, 10_000),
     "numbers": (number, 10_000),
@@ -102,7 +102,7 @@ TASKS: dict[str, tuple[Callable[[random.Random], Pair], int]] = {
 
 
 def write_task(name: str, seed: int, folder: Path) -> None:
-    """`train.in`, `train.out`, `test.in`, `test.out`: distinct sources, none in both."""
+    """Write `train.in`, `train.out`, `test.in` and `test.out` with distinct sources."""
     make, count = TASKS[name]
     drawn = random.Random(seed)
     pairs: dict[str, str] = {}
@@ -118,7 +118,7 @@ def write_task(name: str, seed: int, folder: Path) -> None:
 
 
 def run_task(name: str, seed: int, options: list[str], folder: Path) -> Row:
-    """Trains, and scores what is held out."""
+    """Train on a task, and return a row with the score on held-out pairs."""
     write_task(name, seed, folder)
     command = [sys.executable, "-m", "transduce"]
     files = ["--source", str(folder / "train.in"), "--target", str(folder / "train.out")]
@@ -147,24 +147,26 @@ def run_task(name: str, seed: int, options: list[str], folder: Path) -> Row:
 
 
 def main() -> int:
-    """Runs the tasks that were asked for."""
+    """Run the selected tasks and report."""
     options = parser(__doc__)
-    options.add_argument("--only", nargs="+", choices=tuple(TASKS), default=list(TASKS), help="of the tasks")
+    options.add_argument("--only", nargs="+", choices=tuple(TASKS), default=list(TASKS), help="tasks to run")
     options.add_argument("--seed", type=int, default=1)
-    options.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="for `transduce train`")
-    said = options.parse_args()
-    more = [option for value in said.set for option in ("--set", value)]
-    names = said.only
-    if said.quick:
+    options.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting for `transduce train`"
+    )
+    args = options.parse_args()
+    more = [option for value in args.set for option in ("--set", value)]
+    names = args.only
+    if args.quick:
         names, more = names[:1], [*more, "--steps", "300"]
     print(machine(), file=sys.stderr)
     rows = []
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
-            row = run_task(name, said.seed, more, Path(folder))
-        rows.append(row._replace(bar=None, holds=None) if said.quick else row)
+            row = run_task(name, args.seed, more, Path(folder))
+        rows.append(row._replace(bar=None, holds=None) if args.quick else row)
         print(rows[-1].name, f"{rows[-1].value:.1f} %", file=sys.stderr, flush=True)
-    return report(rows, said.json)
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

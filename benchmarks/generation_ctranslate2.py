@@ -1,11 +1,11 @@
-"""CTranslate2 as a worker of generation_speed.py, in an environment of its own; imports nothing of ours."""
+"""Run CTranslate2 as a worker of generation_speed.py, in a separate environment without transduce."""
 
 import ctranslate2
 from decoding_worker import read_plan, resident_bytes, serve
 
 
 def main() -> None:
-    """Goes on."""
+    """Open the model and generate as requested."""
     plan, prompts = read_plan()
     bare = resident_bytes()
     generator = ctranslate2.Generator(
@@ -13,9 +13,9 @@ def main() -> None:
     )
     pieces = prompts["pieces"]
 
-    def decode(places: list[int], _beam_size: int) -> int:
+    def decode(indices: list[int], _beam_size: int) -> int:
         found = generator.generate_batch(
-            [pieces[place] for place in places],
+            [pieces[index] for index in indices],
             beam_size=1,
             max_length=plan.longest,
             min_length=plan.longest,

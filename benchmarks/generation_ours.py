@@ -1,4 +1,4 @@
-"""transduce as a worker of generation_speed.py."""
+"""Run transduce as a worker of generation_speed.py."""
 
 import torch
 from decoding_worker import read_plan, resident_bytes, serve
@@ -10,18 +10,18 @@ from transduce.search.greedy import greedy_search
 
 
 def main() -> None:
-    """Goes on."""
+    """Open the model and generate as requested."""
     plan, prompts = read_plan()
-    has_kernels()  # opens LLVM's library, where it is installed
+    has_kernels()  # loads LLVM's library if installed
     bare = resident_bytes()
     generator = load_generator(plan.folder, precision=plan.form, threads=plan.threads, device="cpu")
     ids, context = prompts["ids"], generator.context
 
     @torch.inference_mode()
-    def decode(places: list[int], _beam_size: int) -> int:
-        scorer = ContinuingScorer(generator.model, [ids[place] for place in places], context=context, excluded_ids=())
-        longest = torch.full((len(places),), plan.longest)
-        found = greedy_search(scorer, start_id=0, eos_id=-1, longest=longest)  # nothing ends a text
+    def decode(indices: list[int], _beam_size: int) -> int:
+        scorer = ContinuingScorer(generator.model, [ids[index] for index in indices], context=context, excluded_ids=())
+        longest = torch.full((len(indices),), plan.longest)
+        found = greedy_search(scorer, start_id=0, eos_id=-1, max_lengths=longest)  # nothing ends a text
         return sum(len(best.ids) for best, *_ in found)
 
     serve(decode, len(ids), bare)

@@ -1,14 +1,14 @@
-"""How fast does a GPT go on with texts, beside CTranslate2 and Hugging Face's `generate`?
+"""Compare the generation speed of a GPT with CTranslate2 and Hugging Face's `generate`.
 
     python benchmarks/generation_speed.py                    # trains two models for ten minutes each first
     python benchmarks/generation_speed.py --quick            # a small model trained for a minute
     python benchmarks/generation_speed.py --isa avx2         # without AVX-512
     python benchmarks/generation_speed.py --json rows.json   # the figures as a list of rows; `-` for standard output
 
-Models of GPT-2's bricks that learn novels of Project Gutenberg. The same weights go on with the same prompts of 32
-pieces, by 128 pieces and greedily, one text at a time and 16 side by side. Every engine in each of its forms is a
-process of its own; they take turns, the median over the rounds counts, and of each engine its best form; one that is
-far behind in the first round is not asked again. Models are kept in models/generation-speed.
+Models have GPT-2's architecture and are trained on novels of Project Gutenberg. The same weights greedily continue the
+same prompts of 32 tokens by 128 tokens, one text at a time and in batches of 16. Every engine in each of its forms is a
+separate process. Processes alternate; a figure is the median over the rounds, for each engine's best form. Forms that
+are much slower in the first round are dropped. Models are kept in models/generation-speed. There is no bar.
 """
 
 import json
@@ -47,7 +47,7 @@ CONTENDERS = [
 
 
 def train(name: str, minutes: float) -> Path:
-    """The folder of a trained model, which is trained first where there is none."""
+    """Return the folder of a trained model, which is trained first if it does not exist."""
     folder = REPOSITORY / "models" / "generation-speed" / f"{name.replace(' ', '')}-{minutes:g}min"
     settings = {
         **{f"model.{key}": value for key, value in SIZES[name].items()},
@@ -60,7 +60,7 @@ def train(name: str, minutes: float) -> Path:
 
 
 def write_prompts(generator: Generator, count: int, path: Path) -> None:
-    """Ids and pieces of passages, spread over a novel that the model has not read."""
+    """Write ids and tokens of passages, spread over a novel that the model was not trained on."""
     text = " ".join(read_lines(data_folder() / "gutenberg" / f"{PROMPTS_FROM}.txt.gz"))
     vocabulary = generator.vocabulary
     ids = vocabulary.encode_batch([text])[0]
@@ -69,7 +69,7 @@ def write_prompts(generator: Generator, count: int, path: Path) -> None:
 
 
 def run_all(folder: Path, python: Path, threads: int, environment: dict[str, str], *, rounds: int) -> Answers:
-    """All contenders on one model."""
+    """Measure all contenders on one model."""
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         generator = load_generator(folder, device="cpu", threads=threads)
         prompts = Path(scratch) / "prompts.json"
@@ -85,7 +85,7 @@ def run_all(folder: Path, python: Path, threads: int, environment: dict[str, str
 
 
 def speed_rows(name: str, answers: Answers) -> list[Row]:
-    """Ours in each form against the best of each peer."""
+    """Return rows that compare transduce in each form with the best of each peer."""
     rows = []
     for batch, what in ((1, "one text at a time"), (16, "16 texts")):
         own = {key: value for key, value in answers.items() if key[1].batch_size == batch}
@@ -94,30 +94,30 @@ def speed_rows(name: str, answers: Answers) -> list[Row]:
             ours = best_rate(own, "transduce", 1, "", form, least_batch=1)
             for engine in peers:
                 peer = best_rate(own, engine, 1, "", least_batch=1)
-                rows.append(row_beside(f"{name}, {what}", "pieces/s", ours, peer, None))
+                rows.append(row_beside(f"{name}, {what}", "tokens/s", ours, peer, None))
     return rows
 
 
 def main() -> int:
-    """Measures and reports."""
+    """Run the benchmark and report."""
     options = parser(__doc__)
     options.add_argument("--size", choices=SIZES, nargs="+", default=list(SIZES))
     options.add_argument("--isa", choices=ISA, nargs="+", default=["all"])
     options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--threads", type=int, help="of every engine; all cores where nothing is said")
-    options.add_argument("--minutes", type=float, default=10.0, help="of training each model")
+    options.add_argument("--threads", type=int, help="threads of every engine (default: all cores)")
+    options.add_argument("--minutes", type=float, default=10.0, help="training time of each model")
     options.add_argument("--verbose", action="store_true", help="show what the engines print")
-    said: Any = options.parse_args()
+    args: Any = options.parse_args()
     print(machine(), file=sys.stderr)
-    threads = detect_machine("cpu", said.threads).threads
+    threads = detect_machine("cpu", args.threads).threads
     python = peer_python("exchange", [pinned(name) for name in PEERS])
     rows: list[Row] = []
-    for size in ["4 x 128"] if said.quick else said.size:
-        folder = train(size, 1.0 if said.quick else said.minutes)
-        for isa in said.isa:
-            answers = run_all(folder, python, threads, ISA[isa], rounds=1 if said.quick else said.rounds)
+    for size in ["4 x 128"] if args.quick else args.size:
+        folder = train(size, 1.0 if args.quick else args.minutes)
+        for isa in args.isa:
+            answers = run_all(folder, python, threads, ISA[isa], rounds=1 if args.quick else args.rounds)
             rows += speed_rows(f"{size}, {isa}", answers)
-    return report(rows, said.json)
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

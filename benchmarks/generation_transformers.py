@@ -1,4 +1,4 @@
-"""Hugging Face's `generate` as a worker of generation_speed.py, in an environment of its own."""
+"""Run Hugging Face's `generate` as a worker of generation_speed.py, in a separate environment."""
 
 from typing import Any
 
@@ -8,19 +8,19 @@ from transformers import AutoModelForCausalLM
 
 
 def main() -> None:
-    """Goes on."""
+    """Open the model and generate as requested."""
     plan, prompts = read_plan()
     torch.set_num_threads(plan.threads)
     bare = resident_bytes()
     precision, attention = plan.form.split()
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    # The library's own types do not let `generate` be called.
+    # The library's type annotations do not allow calling `generate`.
     model: Any = AutoModelForCausalLM.from_pretrained(plan.folder, dtype=dtype, attn_implementation=attention)
     model.eval()
     ids = prompts["ids"]
 
-    def decode(places: list[int], _beam_size: int) -> int:
-        given = torch.tensor([ids[place] for place in places])
+    def decode(indices: list[int], _beam_size: int) -> int:
+        given = torch.tensor([ids[index] for index in indices])
         with torch.inference_mode():
             found = model.generate(
                 input_ids=given,

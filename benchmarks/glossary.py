@@ -1,14 +1,14 @@
-"""Do terms of a glossary come where they belong? Tatoeba Chinese to English, with other words for some terms.
+"""Measure whether glossary terms are placed correctly: Tatoeba Chinese to English, with substituted terms.
 
     python benchmarks/glossary.py                        # trains a model first, half an hour
     python benchmarks/glossary.py --model DIR --part dev
     python benchmarks/glossary.py --quick
 
-A glossary asks for words that the model has not learnt for these terms: Thomas for Tom, a goat for a dog. References
-are changed alike, so a translation is right that is as good as before and has the other word in the same place. Scored
-are the sentences that have a term, and the usual word in their reference. What could be had: the plain translations
-against the references as they were. Beside the glossary, the search that must write the terms as phrases, wherever it
-likes.
+A glossary requires target words that the model did not learn for these terms: Thomas for Tom, a goat for a dog. The
+same words are substituted in the references, so a right translation has the new word at the right position. Scored are
+the sentences with a term whose usual translation is in the reference. The upper bound is the score of plain
+translations against the original references. The peer is the search that must produce the terms as phrases, at any
+position. No bar.
 """
 
 import re
@@ -25,7 +25,7 @@ from transduce.search.settings import SearchSettings
 from transduce.text.files import read_lines
 from transduce.text.glossary import Glossary, Term, TermTally
 
-# Of the source; usual words, and those that are asked for in their place.
+# By source term: usual target words, and the words that the glossary requires instead.
 CHANGED = {
     "汤姆": {"Tom": "Thomas"},
     "玛丽": {"Mary": "Maria"},
@@ -43,7 +43,7 @@ CHANGED = {
 
 
 class Case(NamedTuple):
-    """A sentence, its reference, and the reference with the words that are asked for."""
+    """A sentence, its reference, and the reference with the glossary's words."""
 
     source: str
     usual: str
@@ -51,7 +51,7 @@ class Case(NamedTuple):
 
 
 def changed(source: str, reference: str, glossary: Glossary) -> str:
-    """A reference with the words that the glossary asks for."""
+    """Return the reference with the glossary's words substituted."""
     for term in glossary.find(source):
         for usual, other in CHANGED[term.source].items():
             reference = re.sub(rf"\b{usual}\b", other, reference)
@@ -59,27 +59,27 @@ def changed(source: str, reference: str, glossary: Glossary) -> str:
 
 
 def main() -> int:
-    """Translates three times, and scores each."""
+    """Translate plainly, with phrases and with a glossary, and score each."""
     options = with_model(parser(__doc__))
     options.add_argument("--beam-size", type=int, default=4)
     options.add_argument("--threads", type=int)
-    said = options.parse_args()
+    args = options.parse_args()
     print(machine())
     folder = data_folder() / "tatoeba-zh-en"
-    model = said.model or train_on(folder, 1.0 if said.quick else said.minutes)
+    model = args.model or train_on(folder, 1.0 if args.quick else args.minutes)
     glossary = Glossary(Term(source, tuple(words.values())) for source, words in CHANGED.items())
-    pairs = zip(read_lines(folder / f"{said.part}.zh.gz"), read_lines(folder / f"{said.part}.en.gz"), strict=True)
+    pairs = zip(read_lines(folder / f"{args.part}.zh.gz"), read_lines(folder / f"{args.part}.en.gz"), strict=True)
     known = [Case(source, reference, changed(source, reference, glossary)) for source, reference in pairs]
-    cases = [case for case in known if case.usual != case.wanted][: 100 if said.quick else None]
-    translator = load(model, task="translation", threads=said.threads)
-    search = msgspec.structs.replace(translator.search, beam_size=said.beam_size)
-    return report(_rows(translator, search, cases, glossary), said.json)
+    cases = [case for case in known if case.usual != case.wanted][: 100 if args.quick else None]
+    translator = load(model, task="translation", threads=args.threads)
+    search = msgspec.structs.replace(translator.search, beam_size=args.beam_size)
+    return report(_rows(translator, search, cases, glossary), args.json)
 
 
 def _rows(translator: Translator, search: SearchSettings, cases: list[Case], glossary: Glossary) -> list[Row]:
     sources = [case.source for case in cases]
     forced = [[term.targets[0] for term in glossary.find(source)] for source in sources]
-    translator.translate(sources[:8], search)  # what is done once is done
+    translator.translate(sources[:8], search)  # warm-up
     ways: dict[str, Callable[[], list[Translation]]] = {
         "plain": lambda: translator.translate(sources, search),
         "phrases": lambda: translator.translate(sources, search, phrases=forced),
@@ -91,8 +91,8 @@ def _rows(translator: Translator, search: SearchSettings, cases: list[Case], glo
         found = way()
         rows.append(Row(f"{name}, time", time.monotonic() - started_at, "seconds"))
         if name == "plain":
-            could = score([each.text for each in found], [case.usual for case in cases], target_language="en").bleu
-            rows.append(Row("what could be had", could.value, f"BLEU, {len(cases)} sentences, {could.signature}"))
+            bound = score([each.text for each in found], [case.usual for case in cases], target_language="en").bleu
+            rows.append(Row("upper bound", bound.value, f"BLEU, {len(cases)} sentences, {bound.signature}"))
         rows += _scores(name, cases, found, glossary)
     return rows
 
@@ -105,7 +105,7 @@ def _scores(name: str, cases: Sequence[Case], found: Sequence[Translation], glos
     share = 100.0 * (1 - len(tally.missing) / tally.terms)
     return [
         Row(f"{name}, changed references", bleu, "BLEU"),
-        Row(f"{name}, terms as asked for", share, f"% of {tally.terms}"),
+        Row(f"{name}, terms as required", share, f"% of {tally.terms}"),
     ]
 
 

@@ -1,12 +1,12 @@
-"""Where the time of a GPU goes, in a step of training and in a step of decoding.
+"""Profile the GPU in a training step and in decoding a batch.
 
     python benchmarks/gpu_profile.py                     # base and big, and a model of 6+6 x 512 that decodes
     python benchmarks/gpu_profile.py --size base --skip decoding
-    python benchmarks/gpu_profile.py --device cpu --quick --skip decoding    # what the processor does, of a small model
+    python benchmarks/gpu_profile.py --device cpu --quick --skip decoding    # CPU time of a small model
 
-Of training, with the batches of training_speed.py: a step's time, how long the processor launches its forward and its
-backward pass and its update, how long the GPU computes, and in what. Of decoding, a batch of 256 sentences with random
-weights: its encoder, its steps, which are recorded, and what reading its hypotheses takes.
+For training with the batches of training_speed.py: the time of a step, how long the CPU launches its forward pass,
+backward pass and update, and the GPU's time by kernel. For decoding a batch of 256 sentences with random weights: the
+encoder, the recorded steps, and reading the hypotheses. There is no peer and no bar.
 """
 
 import tempfile
@@ -23,10 +23,10 @@ from training_ceiling import wait
 from training_settings import RATE, Present, batch_of, config_of, optimizer_settings
 from training_speed import SIZES, Size, make_work, write_batches
 
-from transduce.kernels.select import find_batch_search, kernels_of_training, start_fast
+from transduce.kernels.select import find_batch_search, kernels_for_training, start_fast
 from transduce.machine import DTYPES, detect_machine
-from transduce.model.backend import training_with
-from transduce.model.state import SearchBounds
+from transduce.model.backend import using_backend
+from transduce.model.batch_search import SearchBounds
 from transduce.model.transformer import Transformer
 from transduce.tasks.kinds.translation import TranslationTask
 from transduce.training.choices import choose_kernels
@@ -34,21 +34,21 @@ from transduce.training.optimizer import FlatOptimizer
 from transduce.training.prefetch import PrefetchedBatches
 
 QUICK = Size("4+4 x 128", 4, 128, 256, 4, 0.1, 1024, 8_000)
-DECODED = (256, 17)  # sentences, pieces of each
+DECODED = (256, 17)  # sentences, tokens of each
 BATCHES, STEPS, SHOWN = 6, 12, 20
 
 
 class Profiled(NamedTuple):
-    """Of one call, averaged over some."""
+    """The GPU's work during one call, averaged over several calls."""
 
     gpu_ms: float
     launches: float
     programs: list[tuple[float, float, str]]
-    """Milliseconds, how many, and the name, the longest first."""
+    """Milliseconds, number of launches, and name of each kernel, the longest first."""
 
 
 def profiled(call: Callable[[], object], times: int, device: str) -> Profiled:
-    """What the GPU does meanwhile."""
+    """Profile the GPU while the function is called several times."""
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
         for _ in range(times):
             call()
@@ -59,13 +59,13 @@ def profiled(call: Callable[[], object], times: int, device: str) -> Profiled:
 
 
 def rows_of(what: str, found: Profiled) -> list[Row]:
-    """The whole, and its longest programs."""
+    """Return rows with the total time and the longest kernels."""
     rows = [Row(f"{what}, the GPU computes", found.gpu_ms, "ms"), Row(f"{what}, programs", found.launches, "of them")]
     return rows + [Row(f"  {count:g} x {name[:70]}", each, "ms") for each, count, name in found.programs[:SHOWN]]
 
 
 def training_rows(size: Size, device: str, path: Path, *, record: bool) -> list[Row]:
-    """Steps by Adam, over a few batches that were all seen before; recorded ones, or not."""
+    """Measure steps with Adam over a few batches, after a warm-up, with or without recording (CUDA graphs)."""
     machine = detect_machine(device)
     work = make_work(size, path, size.vocabulary_size, machine)
     with np.load(path) as arrays:
@@ -87,9 +87,9 @@ def training_rows(size: Size, device: str, path: Path, *, record: bool) -> list[
         optimizer.step(loss.tokens, RATE)
         parts[:] += np.diff([*times, time.perf_counter()])
 
-    kernels = kernels_of_training(choose_kernels(device, machine.threads).value, device)
-    with training_with(kernels):
-        for number in range(3 * len(batches)):  # launched, recorded, played
+    kernels = kernels_for_training(choose_kernels(device, machine.threads).value, device)
+    with using_backend(kernels):
+        for number in range(3 * len(batches)):  # launch, record, replay
             step(number)
         wait(device)
         parts[:], began = 0.0, time.perf_counter()
@@ -105,7 +105,7 @@ def training_rows(size: Size, device: str, path: Path, *, record: bool) -> list[
 
 
 def decoding_rows(size: Size, device: str, beam_size: int) -> list[Row]:
-    """A batch from its encoder to its hypotheses, of which no one ends before its greatest length."""
+    """Measure a batch from encoder to hypotheses, none of which ends before its maximum length."""
     what, (count, length) = f"decoding, {size.name}, beam {beam_size}", DECODED
     machine = detect_machine(device)
     config = config_of(make_work(size, Path(), size.vocabulary_size, machine))
@@ -113,7 +113,13 @@ def decoding_rows(size: Size, device: str, beam_size: int) -> list[Row]:
     source = torch.randint(2, size.vocabulary_size, (count, length), device=device)
     longest = [8 + number * 24 // count for number in range(count)]
     bounds = SearchBounds(
-        config.start_id, config.eos_id, config.never_written, longest, beam_size, 1, torch.ones(64, dtype=torch.float64)
+        config.start_id,
+        config.eos_id,
+        config.forbidden_tokens,
+        longest,
+        beam_size,
+        1,
+        torch.ones(64, dtype=torch.float64),
     )
 
     def batch() -> list[float]:
@@ -123,11 +129,11 @@ def decoding_rows(size: Size, device: str, beam_size: int) -> list[Row]:
         times.append(time.perf_counter())
         search = find_batch_search(state, bounds)
         if search is None:
-            raise SystemExit("There is no search in one program here: it takes a GPU with Triton, or the extra `fast`.")
+            raise SystemExit("No compiled search is available: it needs a GPU with Triton, or the extra `fast`.")
         search.advance(1 << 30)
         times.append(time.perf_counter())
-        for place in range(count):
-            search.found(place, 1)
+        for index in range(count):
+            search.finished(index, 1)
         times.append(time.perf_counter())
         return list(np.diff(times) * 1e3)
 
@@ -141,25 +147,25 @@ def decoding_rows(size: Size, device: str, beam_size: int) -> list[Row]:
 
 
 def main() -> int:
-    """Measures and reports."""
+    """Run the benchmark and report."""
     options = parser(__doc__)
     options.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options.add_argument("--size", choices=("base", "big"), nargs="+", default=["base", "big"])
     options.add_argument("--skip", nargs="*", choices=("training", "decoding"), default=[])
-    options.add_argument("--keep", type=Path, help="where batches are kept, and found again by another run")
-    said: Any = options.parse_args()
-    sizes = [QUICK] if said.quick else [SIZES[name] for name in said.size]
+    options.add_argument("--keep", type=Path, help="a folder that keeps the batches for other runs")
+    args: Any = options.parse_args()
+    sizes = [QUICK] if args.quick else [SIZES[name] for name in args.size]
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
-        for size in [] if "training" in said.skip else sizes:
-            path = write_batches(said.keep or Path(scratch), BATCHES, size.vocabulary_size, size.batch_tokens)
-            for record in (False, True) if said.device == "cuda" else (False,):
-                rows += training_rows(size, said.device, path, record=record)
-    if "decoding" not in said.skip:
-        decoded = (QUICK if said.quick else SIZES["base"])._replace(vocabulary_size=8_000 if said.quick else 16_000)
+        for size in [] if "training" in args.skip else sizes:
+            path = write_batches(args.keep or Path(scratch), BATCHES, size.vocabulary_size, size.batch_tokens)
+            for record in (False, True) if args.device == "cuda" else (False,):
+                rows += training_rows(size, args.device, path, record=record)
+    if "decoding" not in args.skip:
+        decoded = (QUICK if args.quick else SIZES["base"])._replace(vocabulary_size=8_000 if args.quick else 16_000)
         for beam_size in (1, 4):
-            rows += decoding_rows(decoded, said.device, beam_size)
-    return report(rows, said.json)
+            rows += decoding_rows(decoded, args.device, beam_size)
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Trains JoeyNMT's recurrent model for so many steps, and translates the test set: the peer of family.py.
+"""Train JoeyNMT's recurrent model for a number of steps and translate the test set, as the peer of family.py.
 
     python joeynmt_rnn.py plan.json
 
-Runs in JoeyNMT's own environment, by its own TrainManager, and imports nothing of ours. LSTM with Luong's attention and
-input feeding, as in its example for IWSLT; rate, warm-up and clipping are those of the model it stands beside. Beside
-the plan are written `test.hypotheses`, the best checkpoint's translations, and `training.json`.
+Runs in JoeyNMT's environment with its TrainManager, without transduce. The model is an LSTM with Luong's attention and
+input feeding, as in JoeyNMT's example for IWSLT; learning rate, warm-up and clipping are those of our model. The script
+writes `test.hypotheses`, the best checkpoint's translations, and `training.json` to the plan's folder.
 """
 
 import json
@@ -23,7 +23,7 @@ from joeynmt.training import TrainManager
 
 
 class Plan(NamedTuple):
-    """What to train, as family.py wrote it."""
+    """The plan that family.py writes: data, sizes and training settings."""
 
     data: str  # the folder with train, dev and test
     source: str  # suffix of the files, and language code
@@ -32,7 +32,7 @@ class Plan(NamedTuple):
     d_model: int  # of embeddings, of the decoder, and of both directions of the encoder together
     dropout: float
     vocabulary_size: int
-    batch_tokens: int  # as JoeyNMT counts them: sentences times the longest, on either side
+    batch_tokens: int  # by JoeyNMT's count: sentences times the longest length of either side
     learning_rate: float  # at its peak
     beam_size: int
     most_pieces: int  # in a translation
@@ -43,7 +43,7 @@ class Plan(NamedTuple):
 
 
 def config_of(plan: Plan, folder: Path) -> dict[str, Any]:
-    """JoeyNMT's settings: those of its Transformer in joeynmt_run.py, but for the model and its schedule."""
+    """Return JoeyNMT's settings: those of its Transformer in joeynmt_run.py, except for the model and its schedule."""
     base = joeynmt_run.Plan(
         data=plan.data,
         source=plan.source,
@@ -96,7 +96,7 @@ def _stack(plan: Plan, hidden_size: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Carries out the plan."""
+    """Run the plan."""
     path = Path(sys.argv[1])
     plan, folder = Plan(**json.loads(path.read_text(encoding="utf-8"))), path.parent
     torch.set_num_threads(plan.threads)

@@ -1,10 +1,10 @@
-"""Trains JoeyNMT for so many minutes of training, and translates the test set: one side of tatoeba_zh_en.py.
+"""Train JoeyNMT for a number of minutes and translate the test set, as the peer of tatoeba_zh_en.py.
 
     python joeynmt_run.py plan.json
 
-Runs in JoeyNMT's own environment, by its own TrainManager, and imports nothing of ours. Validation and the writing of
-checkpoints stand still on the clock. Beside the plan are written: `test.hypotheses`, the best checkpoint's
-translations, and `training.json`: steps, target tokens, seconds of training, and what each validation found.
+Runs in JoeyNMT's environment with its TrainManager, without transduce. The clock excludes validation and saving. The
+script writes to the plan's folder: `test.hypotheses`, the best checkpoint's translations, and `training.json` with
+steps, target tokens, seconds of training, and each validation's results.
 """
 
 import json
@@ -28,7 +28,7 @@ from torch.utils.data import Dataset
 
 
 class Plan(NamedTuple):
-    """What to train, as tatoeba_zh_en.py wrote it."""
+    """The plan that tatoeba_zh_en.py writes: data, sizes and training settings."""
 
     data: str  # the folder with train, dev and test
     source: str  # suffix of the files, and language code
@@ -40,7 +40,7 @@ class Plan(NamedTuple):
     num_heads: int
     dropout: float
     vocabulary_size: int
-    batch_tokens: int  # as JoeyNMT counts them: sentences times the longest, on either side
+    batch_tokens: int  # by JoeyNMT's count: sentences times the longest length of either side
     learning_rate_factor: float  # of the paper's equation (3)
     warmup_steps: int
     beam_size: int
@@ -52,7 +52,7 @@ class Plan(NamedTuple):
 
 
 class Clock:
-    """Seconds of training."""
+    """A clock of training time that can be paused."""
 
     def __init__(self) -> None:
         self._before = 0.0
@@ -67,17 +67,17 @@ class Clock:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """The clock stands still in the block."""
+        """Pause the clock within the context."""
         self._before, self._started_at = self.seconds, None
         yield
         self.start()
 
 
 class TimedTrainManager(TrainManager):
-    """JoeyNMT's training, but the clock says when to validate and when to stop."""
+    """JoeyNMT's TrainManager, validating and stopping by training time instead of steps."""
 
     def limit(self, training_seconds: float, validations: int) -> None:
-        """Trains for so long, with so many validations at even distances, the last of them at the end."""
+        """Set the training time, and the number of evenly spaced validations, the last of which is at the end."""
         self.clock = Clock()
         self.training_seconds = training_seconds
         self.interval_seconds = training_seconds / validations
@@ -89,7 +89,7 @@ class TimedTrainManager(TrainManager):
         super().train_and_validate(train_data, valid_data)
 
     def _validate(self, valid_data: Dataset[Any]) -> None:
-        """Called after every step; validates where that is due."""
+        """Validate if that is due; called after every step."""
         seconds = self.clock.seconds
         if seconds >= self.training_seconds:
             self.stats.is_max_update = True  # ends the loop
@@ -114,7 +114,7 @@ class TimedTrainManager(TrainManager):
 
 
 def learn_vocabulary(plan: Plan, folder: Path) -> tuple[str, str]:
-    """A joint sentencepiece vocabulary of the training text: the model's file, and the pieces a line each."""
+    """Learn a joint sentencepiece vocabulary of the training text; return the files of its model and of its tokens."""
     model, pieces = folder / "joint.model", folder / "joint.txt"
     sentencepiece.SentencePieceTrainer.train(
         input=[str(Path(plan.data, f"train.{side}")) for side in (plan.source, plan.target)],
@@ -135,9 +135,10 @@ def learn_vocabulary(plan: Plan, folder: Path) -> tuple[str, str]:
 
 
 def joeynmt_config(plan: Plan, folder: Path) -> dict[str, Any]:
-    """Settings of JoeyNMT's own examples for Transformers: wmt17_ende_sp and iwslt14_deen_sp; the schedule is that of
-    transformer_small, for the others' warm-up of 4,000 steps is longer than the run, and "plateau" passes an argument
-    that torch no longer takes.
+    """Return settings as in JoeyNMT's Transformer examples, wmt17_ende_sp and iwslt14_deen_sp.
+
+    The schedule is that of transformer_small: the other examples' warm-up of 4,000 steps is longer than the run, and
+    "plateau" passes an argument that torch rejects.
     """
     model_file, voc_file = learn_vocabulary(plan, folder)
     return {
@@ -217,7 +218,7 @@ def _stack(plan: Plan, num_layers: int) -> dict[str, Any]:
 def train(
     plan: Plan, args: BaseConfig, model: Model, train_data: Dataset[Any], dev_data: Dataset[Any]
 ) -> dict[str, Any]:
-    """Trains until the time is up; what it did."""
+    """Train until the time is up, and return the results."""
     manager = TimedTrainManager(
         rank=0,
         model=model,
@@ -225,7 +226,7 @@ def train(
         device=args.device,
         autocast=args.autocast,
         seed=args.seed,
-        # After every step, so that the clock can decide.
+        # Call `_validate` after every step, which checks the clock.
         train_args=args.train._replace(validation_freq=1),
         dev_args=set_validation_args(args.test),
     )
@@ -243,7 +244,7 @@ def train(
 
 
 def translate(args: BaseConfig, model: Model, test_data: Dataset[Any]) -> list[str]:
-    """The test set by beam search from the best checkpoint."""
+    """Translate the test set by beam search with the best checkpoint."""
     checkpoint = load_checkpoint(args.model_dir / "best.ckpt", map_location=args.device)
     model.load_state_dict(checkpoint["model_state"])
     _, _, hypotheses, _, _, _ = predict(
@@ -258,7 +259,7 @@ def translate(args: BaseConfig, model: Model, test_data: Dataset[Any]) -> list[s
 
 
 def main() -> None:
-    """Carries out the plan."""
+    """Run the plan."""
     path = Path(sys.argv[1])
     plan, folder = Plan(**json.loads(path.read_text(encoding="utf-8"))), path.parent
     torch.set_num_threads(plan.threads)
@@ -266,7 +267,7 @@ def main() -> None:
     make_model_dir(folder / "model", overwrite=True)
     get_logger("", log_file=str(folder / "model" / "train.log"))
     args = parse_global_args(config, rank=0, mode="train")
-    set_seed(args.seed)  # JoeyNMT itself does so only after the weights are drawn
+    set_seed(args.seed)  # JoeyNMT sets the seed only after initializing the weights
     model, train_data, dev_data, test_data = prepare(args, rank=0, mode="train")
     training = train(plan, args, model, train_data, dev_data)
     hypotheses = translate(args, model, test_data)

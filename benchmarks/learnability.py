@@ -1,15 +1,16 @@
-"""Can the model learn what it must? Copying and reversing sequences that it has never seen, with exact answers.
+"""Check that models learn to copy and reverse unseen sequences exactly.
 
     python benchmarks/learnability.py                  # five seeds of both tasks: minutes on one core
     python benchmarks/learnability.py --quick          # one seed of each
-    python benchmarks/learnability.py --variants       # copying, by every brick and kind of model; or --variants gru
+    python benchmarks/learnability.py --variants       # copying, by every component and kind of model; or --variants
+    gru
     python benchmarks/learnability.py --json rows.json # the figures as a list of rows; `-` for standard output
 
-Ten symbols, 1 to 12 of them in a sequence, a Transformer of 2 + 2 layers × 32 without dropout, greedy search. At least
-99 % of 1,000 held-out sequences must come out exactly. Held out are random sequences of all lengths, at most a fifth of
-those that a length has; training never sees them as a source. The exit status is 1 where the bar is missed.
+Ten symbols, sequences of 1 to 12, a Transformer of 2 + 2 layers × 32 without dropout, greedy search. Bar: at least 99 %
+of 1,000 held-out sequences are exactly right. Held-out sequences are random, of all lengths, at most a fifth of all
+sequences of a length; training never sees them as a source. The exit status is 1 if the bar is missed.
 
-The variants are in `learnability_variants.py`. Those that cannot do it have no bar: they are shown as they are.
+`learnability_variants.py` lists the variants. Variants that cannot solve the task have no bar.
 """
 
 import math
@@ -45,7 +46,7 @@ PLAIN = Variant("", {})
 
 
 class Sequences:
-    """Pairs of a task, by position: a pure function of the seed, without the held-out ones."""
+    """Training pairs of a task by batch position, a pure function of the seed, without the held-out sequences."""
 
     def __init__(self, task: str, seed: int) -> None:
         self.task = task
@@ -59,7 +60,7 @@ class Sequences:
         return MOST_STEPS
 
     def batch(self, epoch: int, position: int) -> tuple[Tensor, Tensor]:
-        """Source and target ids, (B, 13) each."""
+        """Return the source and target ids of a batch, (B, 13) each."""
         generator = torch.Generator().manual_seed(_mixed(self.seed, epoch * MOST_STEPS + position))
         lengths = torch.randint(1, LONGEST + 1, (BATCH_SEQUENCES, 1), generator=generator)
         symbols = torch.randint(SYMBOLS, (BATCH_SEQUENCES, LONGEST), generator=generator) + FIRST_SYMBOL
@@ -67,7 +68,7 @@ class Sequences:
         return self.pairs(sequences[~torch.isin(_codes(sequences), self._codes)])
 
     def pairs(self, sequences: Tensor) -> tuple[Tensor, Tensor]:
-        """Source and target ids with the end symbol, (N, 13) each, of sequences (N, 12)."""
+        """Return source and target ids with the end symbol, (N, 13) each, for sequences (N, 12)."""
         answers = sequences if self.task == "copy" else _reversed(sequences)
         return _with_end(sequences), _with_end(answers)
 
@@ -77,7 +78,7 @@ def _mixed(seed: int, position: int) -> int:
 
 
 def _draw(length: int, generator: torch.Generator) -> Tensor:
-    """Distinct random sequences of one length: an equal share of those held out, at most a fifth of what there is."""
+    """Draw distinct random sequences of one length: an equal share of the held-out ones, at most a fifth of all."""
     share = min(math.ceil(HELD_OUT / (LONGEST - 2)), SYMBOLS**length // 5)
     symbols = torch.randint(SYMBOLS, (20 * share, length), generator=generator) + FIRST_SYMBOL
     distinct = symbols.unique(dim=0)
@@ -86,7 +87,7 @@ def _draw(length: int, generator: torch.Generator) -> Tensor:
 
 
 def _codes(sequences: Tensor) -> Tensor:
-    """Each sequence (N, 12) as one number, (N,)."""
+    """Encode each sequence (N, 12) as one number, (N,)."""
     powers = (SYMBOLS + FIRST_SYMBOL) ** torch.arange(LONGEST)
     return (sequences * powers).sum(dim=1)
 
@@ -96,8 +97,8 @@ def _lengths(sequences: Tensor) -> Tensor:
 
 
 def _reversed(sequences: Tensor) -> Tensor:
-    lengths, places = _lengths(sequences), torch.arange(sequences.shape[1])
-    return sequences.gather(1, (lengths - 1 - places).clamp_min(0)).where(places < lengths, PAD)
+    lengths, positions = _lengths(sequences), torch.arange(sequences.shape[1])
+    return sequences.gather(1, (lengths - 1 - positions).clamp_min(0)).where(positions < lengths, PAD)
 
 
 def _with_end(sequences: Tensor) -> Tensor:
@@ -133,7 +134,7 @@ def _settings(seed: int, steps: int) -> ResolvedTraining:
 
 
 def train(sequences: Sequences, variant: Variant, *, seed: int, steps: int, console: Console) -> Model:
-    """A model that was trained on one task."""
+    """Train a model on one task."""
     torch.manual_seed(seed)
     shape: dict[str, Any] = {
         "source_vocabulary_size": FIRST_SYMBOL + SYMBOLS,
@@ -167,32 +168,32 @@ def train(sequences: Sequences, variant: Variant, *, seed: int, steps: int, cons
 
 
 def teacher_forced(model: Model, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The last layer (B, T, D) and the pieces that it should tell, (B, T)."""
+    """Return the last layer's states (B, T, D) and the tokens that they must predict, (B, T)."""
     if isinstance(model, Encoder):
         raise TypeError("an encoder alone writes no answers")
     if not isinstance(model, Decoder):
         inputs = torch.cat([torch.full_like(target[:, :1], PAD), target[:, :-1]], dim=1)
         return model.hidden(source, inputs), target
-    # A decoder alone reads the source and goes on with the target: one row, whose padding is moved to its end.
+    # A decoder-only model continues the source with the target: one row, with all padding moved to its end.
     row = torch.cat([source, target], dim=1)
     order = (row == PAD).to(torch.int8).sort(dim=1, stable=True).indices
-    asked = torch.cat([torch.full_like(source, PAD), target], dim=1)
-    row, asked = row.gather(1, order), asked.gather(1, order)
-    return model.hidden(row[:, :-1]), asked[:, 1:]
+    labels = torch.cat([torch.full_like(source, PAD), target], dim=1)
+    row, labels = row.gather(1, order), labels.gather(1, order)
+    return model.hidden(row[:, :-1]), labels[:, 1:]
 
 
 def exact(model: Model, sequences: Sequences) -> Tensor:
-    """Which of the held-out sequences come out exactly, (1000,)."""
+    """Return which held-out sequences are exactly right, (1000,)."""
     source, target = sequences.pairs(sequences.held_out)
     with torch.inference_mode():
         longest = torch.full((len(source),), 2 * LONGEST)
-        found = greedy_search(StateScorer(model, source, PAD), start_id=PAD, eos_id=EOS, longest=longest)
+        found = greedy_search(StateScorer(model, source, PAD), start_id=PAD, eos_id=EOS, max_lengths=longest)
     answers = [tuple(piece for piece in row if piece >= FIRST_SYMBOL) for row in target.tolist()]
     return torch.tensor([best.ended and best.ids == answer for (best,), answer in zip(found, answers, strict=True)])
 
 
 def measure(task: str, *, seed: int, steps: int, console: Console, variant: Variant = PLAIN) -> list[Row]:
-    """Trains one model and counts its exact answers: of all held-out sequences, and of the longest ones."""
+    """Train one model, and return the share of exact answers among all held-out sequences and among the longest."""
     started_at = time.monotonic()
     sequences = Sequences(task, seed)
     right = exact(train(sequences, variant, seed=seed, steps=steps, console=console), sequences)
@@ -208,28 +209,28 @@ def measure(task: str, *, seed: int, steps: int, console: Console, variant: Vari
 
 
 def main() -> int:
-    """Measures, prints and writes; 1 where a bar is missed."""
+    """Run the benchmark, report its rows, and return 1 if a bar is missed."""
     options = parser(__doc__)
-    options.add_argument("--steps", type=int, default=1000, help=f"of each training, at most {MOST_STEPS}")
+    options.add_argument("--steps", type=int, default=1000, help=f"steps of each training, at most {MOST_STEPS}")
     options.add_argument("--threads", type=int, default=1, help="threads to compute with (one is fastest here)")
-    options.add_argument("--variants", nargs="*", metavar="NAME", help="these variants on copying; none named: all")
-    said = options.parse_args()
-    if not 10 <= said.steps <= MOST_STEPS:
-        options.error(f"--steps must be between 10 and {MOST_STEPS}, but is {said.steps}")
+    options.add_argument("--variants", nargs="*", metavar="NAME", help="run these variants on copying; no name: all")
+    args = options.parse_args()
+    if not 10 <= args.steps <= MOST_STEPS:
+        options.error(f"--steps must be between 10 and {MOST_STEPS}, but is {args.steps}")
     known = {variant.name: variant for variant in VARIANTS}
-    unknown = [name for name in said.variants or () if name not in known]
+    unknown = [name for name in args.variants or () if name not in known]
     if unknown:
         options.error(f"--variants must be some of {', '.join(known)}, but one is {unknown[0]}")
-    torch.set_num_threads(said.threads)
+    torch.set_num_threads(args.threads)
     console = Console(stderr=True, highlight=False)
     console.print(machine())
-    if said.variants is not None:
-        chosen = [known[name] for name in said.variants] or [v for v in VARIANTS if v.in_quick or not said.quick]
-        runs = [measure("copy", seed=1, steps=said.steps, console=console, variant=variant) for variant in chosen]
+    if args.variants is not None:
+        chosen = [known[name] for name in args.variants] or [v for v in VARIANTS if v.in_quick or not args.quick]
+        runs = [measure("copy", seed=1, steps=args.steps, console=console, variant=variant) for variant in chosen]
     else:
-        seeds = range(1, 2 if said.quick else 6)
-        runs = [measure(task, seed=seed, steps=said.steps, console=console) for task in TASKS for seed in seeds]
-    return report([row for rows in runs for row in rows], said.json)
+        seeds = range(1, 2 if args.quick else 6)
+        runs = [measure(task, seed=seed, steps=args.steps, console=console) for task in TASKS for seed in seeds]
+    return report([row for rows in runs for row in rows], args.json)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The bricks and kinds of model that `learnability.py --variants` trains, and search for any of them."""
+"""Components and kinds of models that `learnability.py --variants` trains, and a scorer for searching with any
+of them.
+"""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +12,7 @@ from transduce.model.encoder import Encoder
 
 
 class Variant(NamedTuple):
-    """Settings of the model that differ from the default ones."""
+    """Model settings that differ from the defaults."""
 
     name: str
     settings: dict[str, Any]
@@ -19,7 +21,7 @@ class Variant(NamedTuple):
 
 
 VARIANTS = [
-    # What scores are made of.
+    # Attention scores.
     Variant("dot", {"attention_score": "dot"}, in_quick=True),
     Variant("general", {"attention_score": "general"}),
     Variant("additive", {"attention_score": "additive"}, in_quick=True),
@@ -27,7 +29,7 @@ VARIANTS = [
     Variant("hard dot", {"attention_kind": "hard", "attention_score": "dot"}),
     Variant("window 3", {"attention_window": 3}),
     Variant("one key and value head", {"num_key_value_heads": 1}),
-    # Positions. Without any, the encoder sees a bag of symbols.
+    # Positions. Without them, the encoder sees an unordered set of symbols.
     Variant("learned positions", {"positions": "learned", "max_positions": 64}),
     Variant("rotary", {"positions": "rotary"}, in_quick=True),
     Variant("rotary, interleaved", {"positions": "rotary-interleaved"}),
@@ -42,8 +44,8 @@ VARIANTS = [
     Variant("shared layers", {"share_layers": True}),
     Variant("swiglu, no bias", {"activation": "swiglu", "bias": False}),
     Variant("geglu, tanh", {"activation": "geglu-tanh"}),
-    # Other kinds of model. States of recurrent cells lie between -1 and 1: divided by √d, their products are too alike
-    # for a sharp choice, so the scaled score has no bar.
+    # Other kinds of model. States of recurrent cells are between -1 and 1, so scores divided by √d are too similar
+    # for sharp attention: the scaled score has no bar.
     Variant("decoder alone", {"kind": "decoder", "num_decoder_layers": 3}, in_quick=True),
     Variant("lstm", {"kind": "recurrent", "attention_score": "general"}, in_quick=True),
     Variant("lstm, scaled", {"kind": "recurrent"}, has_bar=False),
@@ -72,24 +74,24 @@ VARIANTS = [
 
 
 class StateScorer:
-    """Any model as search sees it. Padding is never written."""
+    """A scorer that lets greedy search use any model; it never generates padding."""
 
     def __init__(self, model: Model, source_ids: Tensor, pad_id: int) -> None:
-        """Encodes or reads source_ids, (B, S)."""
+        """Start decoding for source_ids, (B, S)."""
         if isinstance(model, Encoder):
             raise TypeError("an encoder alone writes no answers")
         self.model = model
         self.state = model.start(source_ids)
-        self.never = torch.tensor([pad_id])
+        self.forbidden = torch.tensor([pad_id])
 
     def step(self, pieces: Tensor) -> Tensor:
-        """Logits of the next piece (B, W, V) after each hypothesis' newest piece (B, W)."""
-        return self.model.project(self.state.step(pieces)).index_fill(-1, self.never, float("-inf"))
+        """Return logits of the next token (B, W, V) after each hypothesis's newest token (B, W)."""
+        return self.model.project(self.state.step(pieces)).index_fill(-1, self.forbidden, float("-inf"))
 
     def reorder(self, parents: Tensor) -> None:
-        """Hypothesis w now continues what was hypothesis parents[b, w]."""
+        """Make hypothesis w of sentence b continue hypothesis parents[b, w]."""
         self.state.reorder(parents)
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """The other sentences leave the batch."""
+        """Keep only these sentences in the batch."""
         self.state.keep_sentences(rows)

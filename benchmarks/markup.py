@@ -1,13 +1,13 @@
-"""Do tags come where they belong, and what do they cost a translation? Tatoeba Chinese to English, a word in bold.
+"""Measure whether tags are placed correctly and how they affect quality: Tatoeba Chinese to English with a bold word.
 
     python benchmarks/markup.py                        # trains a model first, half an hour
     python benchmarks/markup.py --model DIR --part dev
     python benchmarks/markup.py --quick
 
-In each sentence that has one of a dozen words whose translation is known, and has it once, it is put in bold. Right
-is a translation that has the known one, and at most one word besides, in bold. BLEU is of the text without tags. Beside
-the whole sentence with its tags: the parts between tags translated one by one, which is what is left where nobody knows
-what belongs to what.
+In each sentence that contains one of a dozen words with known translation exactly once, this word is bold. A
+translation is right if the bold text contains the known translation and at most one other word. BLEU is of the text
+without tags. The peer of translating sentences with tags is translating the parts between tags separately. There is no
+bar.
 """
 
 import html
@@ -26,11 +26,11 @@ from transduce.text.files import read_lines
 from transduce.text.glossary import Glossary, Term
 
 _TAG = re.compile("</?b>")
-_MOST_WORDS = 2  # in bold: an article, or a wrong word, may be one of them
+_MOST_WORDS = 2  # in bold, including an article or a wrong word
 
 
 class Case(NamedTuple):
-    """A sentence, the word that is marked, and its reference."""
+    """A sentence, its bold word, and its reference."""
 
     source: str
     term: Term
@@ -38,28 +38,28 @@ class Case(NamedTuple):
 
     @property
     def document(self) -> str:
-        """The sentence with its tags."""
+        """The sentence with tags."""
         return html.escape(self.source).replace(self.term.source, f"<b>{self.term.source}</b>")
 
     def is_right(self, translated: str) -> bool:
-        """Whether what is in bold is what should be."""
+        """Return whether the bold text of a translation is right."""
         bold = re.findall("<b>(.*?)</b>", translated)
         known = [target.lower() for target in self.term.targets]
         return len(bold) == 1 and len(bold[0].split()) <= _MOST_WORDS and any(t in bold[0].lower() for t in known)
 
 
 def main() -> int:
-    """Translates plainly, in parts, and as a document."""
+    """Translate plain text, separate parts, and documents, and score each."""
     options = with_model(parser(__doc__))
     options.add_argument("--threads", type=int)
-    said = options.parse_args()
+    args = options.parse_args()
     print(machine())
     folder = data_folder() / "tatoeba-zh-en"
-    model = said.model or train_on(folder, 1.0 if said.quick else said.minutes)
-    translator = load(model, task="translation", threads=said.threads)
-    pairs = zip(read_lines(folder / f"{said.part}.zh.gz"), read_lines(folder / f"{said.part}.en.gz"), strict=True)
-    cases = list(_cases(pairs))[: 100 if said.quick else None]
-    return report(_rows(translator, cases), said.json)
+    model = args.model or train_on(folder, 1.0 if args.quick else args.minutes)
+    translator = load(model, task="translation", threads=args.threads)
+    pairs = zip(read_lines(folder / f"{args.part}.zh.gz"), read_lines(folder / f"{args.part}.en.gz"), strict=True)
+    cases = list(_cases(pairs))[: 100 if args.quick else None]
+    return report(_rows(translator, cases), args.json)
 
 
 def _cases(pairs: Iterable[tuple[str, str]]) -> Iterable[Case]:
@@ -76,7 +76,7 @@ def _rows(translator: Translator, cases: list[Case]) -> list[Row]:
     def bleu(texts: list[str]) -> float:
         return score([html.unescape(_TAG.sub("", text)) for text in texts], references, target_language="en").bleu.value
 
-    translator([case.source for case in cases[:8]])  # what is done once is done
+    translator([case.source for case in cases[:8]])  # warm-up
     started_at = time.monotonic()
     plain = [found.text for found in translator([case.source for case in cases])]
     rows = [Row("plain text, time", time.monotonic() - started_at, "seconds"), Row("plain text", bleu(plain), "BLEU")]
@@ -93,12 +93,15 @@ def _rows(translator: Translator, cases: list[Case]) -> list[Row]:
 
 def _in_parts(translator: Translator, cases: list[Case]) -> list[str]:
     parts = [re.split(r"(</?b>)", case.document) for case in cases]
-    spoken = [part for own in parts for part in own if part.strip() and not _TAG.fullmatch(part)]
-    said = dict(
-        zip(spoken, (found.text for found in translator([html.unescape(part) for part in spoken])), strict=True)
+    texts = [part for sentence_parts in parts for part in sentence_parts if part.strip() and not _TAG.fullmatch(part)]
+    translations = dict(
+        zip(texts, (found.text for found in translator([html.unescape(part) for part in texts])), strict=True)
     )
     return [
-        " ".join(said.get(part, part) for part in own).replace("<b> ", "<b>").replace(" </b>", "</b>") for own in parts
+        " ".join(translations.get(part, part) for part in sentence_parts)
+        .replace("<b> ", "<b>")
+        .replace(" </b>", "</b>")
+        for sentence_parts in parts
     ]
 
 
@@ -106,12 +109,12 @@ def _as_documents(translator: Translator, cases: list[Case]) -> list[str]:
     plans = [plan(case.document, "html", spaced=True) for case in cases]
     texts = iter(translator([sentence for each in plans for sentence in each.sentences]))
     found = [[next(texts).text for _ in each.sentences] for each in plans]
-    asked = [
+    queries = [
         ((each.sentences[number], own[number]), spans)
         for each, own in zip(plans, found, strict=True)
         for number, spans in each.marks.items()
     ]
-    located = iter(translator.locate(*map(list, zip(*asked, strict=True))))
+    located = iter(translator.locate(*map(list, zip(*queries, strict=True))))
     return [
         each.assemble(own, {number: next(located) for number in each.marks})
         for each, own in zip(plans, found, strict=True)

@@ -1,13 +1,13 @@
-"""Constituency parsing as sequence to sequence (section 6.3) on the CRAFT treebank, split as given.
+"""Measure constituency parsing as sequence to sequence (section 6.3) on the CRAFT treebank with its given split.
 
     python benchmarks/parsing.py               # an hour of training, then dev and test are parsed
-    python benchmarks/parsing.py --no-tags     # a placeholder for each word in place of its tag
-    python benchmarks/parsing.py --merges 0    # every symbol by itself: no pieces for what lies between two words
+    python benchmarks/parsing.py --no-tags     # a placeholder for each word instead of its tag
+    python benchmarks/parsing.py --merges 0    # every symbol separately: no merged tokens between two words
     python benchmarks/parsing.py --quick       # two minutes on a part of the treebank, 200 test trees
 
-Labelled bracket F1 as EVALB counts it, on all of test and on sentences of at most 40 words: function tags are stripped,
-no sentence is skipped, and a tree over other words than the reference's scores zero. The bars are 100 % valid trees and
-F1 of at least 75 on both.
+Labelled bracket F1 by EVALB's rules, on all of test and on sentences of at most 40 words: function tags are stripped,
+no sentence is skipped, and a tree over other words than the reference's scores zero. Bars: 100 % valid trees, and F1 of
+at least 75 on both.
 """
 
 import itertools
@@ -29,29 +29,30 @@ SETTINGS = {
     "model.d_model": 128,
     "model.d_ff": 512,
     "model.num_heads": 4,
-    # An hour of a slow machine reads each tree some ten times.
+    # An hour on a slow machine is about ten epochs.
     "model.dropout": 0.1,
     "training.batch_tokens": 1024,
     "training.learning_rate": 0.002,
-    # An hour is all there is: no run ends before it.
+    # Use the whole hour, without early stopping.
     "training.patience": 0,
     "training.translate_dev": 200,
 }
 
 
 class Work(NamedTuple):
-    """One size of the measurement."""
+    """The scope of a measurement: full or quick."""
 
     folder: Path
     minutes: float
-    # Of train, dev and test, for all; None: all trees.
     train_trees: int | None
+    """Maximum number of training trees; None: all."""
     test_trees: int | None
+    """Maximum number of trees of dev and of test; None: all."""
     beam_size: int
 
 
 def write_part(name: str, most: int | None, folder: Path) -> Path:
-    """A part of the treebank, or its first trees."""
+    """Write a part of the treebank, or its first trees, as plain text."""
     path = folder / f"{name}.trees"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +62,7 @@ def write_part(name: str, most: int | None, folder: Path) -> Path:
 
 
 def train(work: Work, *, tags: bool, merges: int | None) -> Path:
-    """A parser; a run that was cut goes on."""
+    """Train a parser, resuming an interrupted run."""
     model = work.folder / f"parser{'' if tags else '-no-tags'}{'' if merges is None else f'-{merges}-merges'}"
     if not (model / "dev_score.json").exists():
         command = [sys.executable, "-m", "transduce", "train", "--task", "parsing", "--out", str(model), "--resume"]
@@ -75,7 +76,7 @@ def train(work: Work, *, tags: bool, merges: int | None) -> Path:
 
 
 def parse(work: Work, model: Path) -> dict[str, Any]:
-    """Brackets of the test set."""
+    """Parse the test set, and return the bracket counts."""
     result = model / f"test_score_beam_{work.beam_size}.json"
     if not result.exists():
         command = [sys.executable, "-m", "transduce", "parse", str(model), "--beam-size", str(work.beam_size)]
@@ -86,7 +87,7 @@ def parse(work: Work, model: Path) -> dict[str, Any]:
 
 
 def rows(found: dict[str, Any], *, quick: bool) -> list[Row]:
-    """F1 of both sets, and validity."""
+    """Return rows with the F1 of both sets, and the share of valid trees."""
 
     def row(name: str, value: float, unit: str, least: float) -> Row:
         bar = None if quick else f">= {least:g}"
@@ -106,20 +107,20 @@ def rows(found: dict[str, Any], *, quick: bool) -> list[Row]:
 
 
 def main() -> int:
-    """Trains, parses, reports."""
+    """Train, parse and report."""
     options = parser(__doc__)
-    options.add_argument("--minutes", type=float, default=60.0, help="of training")
+    options.add_argument("--minutes", type=float, default=60.0, help="minutes of training")
     options.add_argument("--beam-size", type=int, default=4)
-    options.add_argument("--merges", type=int, help="runs of symbols that are one piece each; as `task.merges`")
+    options.add_argument("--merges", type=int, help="value of `task.merges`: runs of symbols merged into one token")
     options.add_argument("--no-tags", action="store_true", help="words are placeholders without tags")
-    options.add_argument("--out", type=Path, default=REPOSITORY / "build" / "parsing", help="what is kept")
-    asked = options.parse_args()
-    work = Work(asked.out / f"{asked.minutes:g}min", asked.minutes, None, None, asked.beam_size)
-    if asked.quick:
-        work = Work(asked.out / "quick", 2.0, 4_000, 200, 1)
+    options.add_argument("--out", type=Path, default=REPOSITORY / "build" / "parsing", help="the folder of the model")
+    args = options.parse_args()
+    work = Work(args.out / f"{args.minutes:g}min", args.minutes, None, None, args.beam_size)
+    if args.quick:
+        work = Work(args.out / "quick", 2.0, 4_000, 200, 1)
     sys.stderr.write(f"{machine()}\n")
-    model = train(work, tags=not asked.no_tags, merges=asked.merges)
-    return report(rows(parse(work, model), quick=asked.quick), asked.json)
+    model = train(work, tags=not args.no_tags, merges=args.merges)
+    return report(rows(parse(work, model), quick=args.quick), args.json)
 
 
 if __name__ == "__main__":

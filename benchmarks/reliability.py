@@ -1,16 +1,16 @@
-"""Can a run be trusted? Stopped anywhere and resumed, interrupted at random, given bad batches, running for long.
+"""Check the reliability of training: resuming from any point, random interruptions, faulty batches, and memory growth.
 
     python benchmarks/reliability.py                   # about half an hour on two cores
     python benchmarks/reliability.py --quick           # the same on less
     python benchmarks/reliability.py --json rows.json  # the figures as a list of rows; `-` for standard output
 
-* resume: twelve kinds of points (`reliability_points.py`), with 1 and 2 threads; everything must be equal in every bit.
-* seek: how long the first batch of a resumed run takes, in the middle of a corpus.
-* preemption: SIGTERM at random moments after the first step of the command itself, preset `tiny`.
-* faults: bad numbers and bad batches in a run of the real task; each must cost its step and nothing else.
-* memory: that of the process over many steps.
+* resume: twelve kinds of points (`reliability_points.py`), with 1 and 2 threads; all results must be bit-identical.
+* seek: the time to the first batch of a run that is resumed in the middle of a corpus.
+* preemption: SIGTERM at random moments after the first step of the command, preset `tiny`.
+* faults: NaN, infinite and exploding losses in a real run; each must only cost its step.
+* memory: the growth of the process over many steps.
 
-The kills during a save are in `reliability_crash.py`; damaged checkpoints and full disks are tests.
+`reliability_crash.py` kills a run during a save; tests cover damaged checkpoints and full disks.
 """
 
 import gc
@@ -46,7 +46,7 @@ SEEK_PAIRS = 1_000_000
 
 
 class Corpus:
-    """A corpus in memory, for the time that it takes to get into it."""
+    """A synthetic corpus in memory, for measuring the time of a seek."""
 
     source_pad_id = target_pad_id = 0
 
@@ -58,11 +58,11 @@ class Corpus:
         self._ids = [np.full(int(offsets[-1]), 5, np.uint16) for offsets in self._offsets]
 
     def read_run_lengths(self, runs: Any) -> Any:
-        """Lengths of the pairs of several runs."""
+        """Return the lengths of the pairs of several runs."""
         return tuple(np.concatenate([side[start:stop] for start, stop in runs]) for side in self._lengths)
 
     def read_runs(self, runs: Any) -> Any:
-        """Their ids."""
+        """Return the token ids of the pairs of several runs."""
         return tuple(self._side(side, runs) for side in (0, 1))
 
     def _side(self, side: int, runs: Any) -> IdRun:
@@ -73,7 +73,7 @@ class Corpus:
 
 
 def demo_settings(folder: Path, pairs: int) -> dict[str, Any]:
-    """Files of the demonstration's grammar, and a model that trains in seconds."""
+    """Write files of the demonstration's grammar, and return settings of a model that trains in seconds."""
     corpus = generate()
     for name, part in (("train", corpus.train[:pairs]), ("dev", corpus.test[:40])):
         for side, language in (("source", "zh"), ("target", "en")):
@@ -93,16 +93,16 @@ def demo_settings(folder: Path, pairs: int) -> dict[str, Any]:
 
 
 def measure_resume(folder: Path, *, quick: bool) -> Iterator[Row]:
-    """The number of points at which nothing differs, by number of threads."""
+    """Count the points at which a resumed run equals an uninterrupted one, by number of threads."""
     pairs, tokens, steps = (1_000, 640, 16) if quick else (3_000, 2_048, 40)
     folder.mkdir()
     settings = demo_settings(folder, pairs) | {"training.batch_tokens": tokens, "training.best_by": "loss"}
     if quick:
         settings |= {"model.d_model": 32, "model.num_encoder_layers": 1, "model.num_decoder_layers": 1}
     for threads in (1, 2):
-        place = folder / str(threads)
-        place.mkdir()
-        runs = Runs(place, settings, steps=steps, threads=threads)
+        runs_folder = folder / str(threads)
+        runs_folder.mkdir()
+        runs = Runs(runs_folder, settings, steps=steps, threads=threads)
         whole = runs.run("whole")
         epochs = [event["epoch"] for event in metrics(whole) if event["event"] == "train"]
         epoch_steps = next((n for n, epoch in enumerate(epochs, 1) if epoch >= 1.0), steps // 2)
@@ -126,7 +126,7 @@ def _equal_at(runs: Runs, whole: Path, point: Point) -> bool:
 
 
 def measure_seek() -> Iterator[Row]:
-    """The first batch of a run that goes on in the middle of an epoch."""
+    """Measure the time to the first batch of a run that resumes in the middle of an epoch."""
     plan = BatchPlan(Corpus(SEEK_PAIRS), batch_tokens=4_096, seed=1)
     started_at = time.monotonic()
     plan.batch(3, len(plan) // 2)
@@ -139,7 +139,7 @@ def measure_seek() -> Iterator[Row]:
 
 
 def measure_preemption(folder: Path, *, quick: bool) -> Iterator[Row]:
-    """SIGTERM at random moments: how long until the process is gone, and whether a finished step was lost."""
+    """Send SIGTERM at random moments, and measure the time until the process ends and the number of lost steps."""
     folder.mkdir()
     settings = demo_settings(folder, 5_000)
     settings |= {"training.report_every": 1, "training.validate_every": 7, "training.patience": 0}
@@ -201,7 +201,7 @@ FAULTS: dict[str, Change] = {
 
 
 def measure_faults(folder: Path, *, quick: bool) -> Iterator[Row]:
-    """Ten faults in a run of the real task, in both precisions."""
+    """Inject ten faults into a real run, in both precisions."""
     folder.mkdir()
     small = {"model.d_model": 32, "model.num_encoder_layers": 1, "model.num_decoder_layers": 1}
     settings = demo_settings(folder, 1_000) | small | {"training.report_every": 1, "training.batch_tokens": 400}
@@ -218,27 +218,31 @@ def measure_faults(folder: Path, *, quick: bool) -> Iterator[Row]:
         yield Row(
             f"faults, {precision}: steps skipped", len(skipped), "steps", bar=f"{len(steps)}", holds=skipped == steps
         )
-        told = sum(bool(parts and parts[0]["source"]) for parts in texts)
+        with_text = sum(bool(parts and parts[0]["source"]) for parts in texts)
         yield Row(
-            f"faults, {precision}: batches with text", told, "files", bar=f"{len(steps)}", holds=told == len(steps)
+            f"faults, {precision}: batches with text",
+            with_text,
+            "files",
+            bar=f"{len(steps)}",
+            holds=with_text == len(steps),
         )
 
 
 def _train_with_faults(run: Path, settings: dict[str, Any]) -> list[int]:
-    """Trains; every fifth step from the tenth on has a fault. Which, as the loss of the batch is asked for."""
+    """Train with a fault in the loss of every fifth step from the tenth on, and return these steps."""
     steps = list(range(10, 60, 5))
-    original, calls, spoilt = TranslationTask.loss, 0, set[bytes]()
+    original, calls, faulty = TranslationTask.loss, 0, set[bytes]()
 
     def loss(task: TranslationTask, batch: Any) -> Loss:
         nonlocal calls
         found = original(task, batch)
         if not torch.is_grad_enabled() or batch.indices[0] < 0:
             return found
-        again = batch.indices.tobytes() in spoilt
-        calls += not again
+        is_repeated = batch.indices.tobytes() in faulty
+        calls += not is_repeated
         if calls in steps:
-            spoilt.clear()
-            spoilt.add(batch.indices.tobytes())
+            faulty.clear()
+            faulty.add(batch.indices.tobytes())
             return list(FAULTS.values())[steps.index(calls) % len(FAULTS)](found)
         return found
 
@@ -251,12 +255,14 @@ def _train_with_faults(run: Path, settings: dict[str, Any]) -> list[int]:
 
 
 def measure_memory(folder: Path, *, quick: bool) -> Iterator[Row]:
-    """The process' resident memory after a fifth of the steps and after all of them."""
+    """Compare the process's resident memory after a fifth of the steps and after all of them."""
     folder.mkdir()
     steps = 1_000 if quick else 10_000
     small = {"model.d_model": 16, "model.d_ff": 16, "model.num_encoder_layers": 1, "model.num_decoder_layers": 1}
-    often = {"training.validate_every": steps // 20, "training.save_every": steps // 20, "training.patience": 0}
-    settings = demo_settings(folder, 1_000) | small | often | {"training.steps": steps, "training.batch_tokens": 100}
+    intervals = {"training.validate_every": steps // 20, "training.save_every": steps // 20, "training.patience": 0}
+    settings = (
+        demo_settings(folder, 1_000) | small | intervals | {"training.steps": steps, "training.batch_tokens": 100}
+    )
     found: list[float] = []
     original, calls = TranslationTask.loss, 0
 
@@ -282,24 +288,24 @@ def _resident_mib() -> float:
 
 
 def main() -> int:
-    """Measures, prints and writes; 1 where a bar is missed."""
+    """Run the benchmark, report its rows, and return 1 if a bar is missed."""
     options = parser(__doc__)
     options.add_argument("--only", nargs="+", choices=("resume", "seek", "preemption", "faults", "memory"))
-    said = options.parse_args()
+    args = options.parse_args()
     sys.stderr.write(f"{machine()}\n")
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         parts: dict[str, Callable[[], Iterator[Row]]] = {
-            "resume": lambda: measure_resume(folder / "resume", quick=said.quick),
+            "resume": lambda: measure_resume(folder / "resume", quick=args.quick),
             "seek": measure_seek,
-            "preemption": lambda: measure_preemption(folder / "preemption", quick=said.quick),
-            "faults": lambda: measure_faults(folder / "faults", quick=said.quick),
-            "memory": lambda: measure_memory(folder / "memory", quick=said.quick),
+            "preemption": lambda: measure_preemption(folder / "preemption", quick=args.quick),
+            "faults": lambda: measure_faults(folder / "faults", quick=args.quick),
+            "memory": lambda: measure_memory(folder / "memory", quick=args.quick),
         }
-        for part in said.only or parts:
+        for part in args.only or parts:
             rows += parts[part]()
-    return report(rows, said.json)
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

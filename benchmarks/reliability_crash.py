@@ -1,13 +1,13 @@
-"""A process that saves a checkpoint is killed at every one of its file-system calls. What can be resumed from?
+"""Kill a process at every file-system call while it saves a checkpoint, and check that a sound checkpoint remains.
 
     python benchmarks/reliability_crash.py                   # needs strace, and Linux
     python benchmarks/reliability_crash.py --json rows.json  # the figures as a list of rows; `-` for standard output
 
-There is one good checkpoint; then one of a later step is saved by a process of its own, and strace delivers SIGKILL as
-it enters the first, the second, … of each kind of call. Afterwards there must be a sound checkpoint, the old or the
-new one. The same is done with a saver that overwrites its files in place, as many tutorials do: it must lose the
-checkpoint at some points, or the sweep proves nothing. A kill is no power cut: what must be on the disk by when is read
-from the trace of a save.
+There is one good checkpoint; then a separate process saves a later one, and strace delivers SIGKILL when it enters the
+first, the second, … of each kind of call. Afterwards there must be a sound checkpoint, old or new. As a negative
+control, the sweep is repeated with a saver that overwrites its files in place, as in many tutorials: it must lose the
+checkpoint at some points. Because a kill is no power cut, the trace of a save is also checked for missing flushes to
+disk.
 """
 
 import os
@@ -32,19 +32,19 @@ CALLS = (
     *("rename", "renameat", "renameat2", "chmod", "fchmod", "fchmodat"),
 )
 FEWEST_POINTS = 25
-KEPT = 1  # so that a save deletes the one before, too
+KEPT = 1  # so that a save also deletes the previous checkpoint
 Saver = Callable[[Path, Checkpoint], object]
 
 
 class Call(NamedTuple):
-    """One line of a trace."""
+    """One system call of a trace."""
 
     name: str
     arguments: str
 
 
 class Sweep(NamedTuple):
-    """What was found after each kill."""
+    """The number of kills, and of old, new and lost checkpoints after them."""
 
     points: int
     old: int
@@ -53,7 +53,7 @@ class Sweep(NamedTuple):
 
 
 def make(step: int) -> Checkpoint:
-    """A small checkpoint."""
+    """Return a small checkpoint."""
     state = RunState(
         step=step,
         updates=step,
@@ -68,12 +68,12 @@ def make(step: int) -> Checkpoint:
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> object:
-    """As a run does."""
+    """Save a checkpoint as a training run does."""
     return save_checkpoint(folder, checkpoint, keep=KEPT)
 
 
 def save_in_place(folder: Path, checkpoint: Checkpoint) -> object:
-    """The negative control: the same files, each written over the last one of its name."""
+    """Save a checkpoint by overwriting the previous one's files: the negative control."""
     scratch = folder.with_name("scratch")
     made = save_checkpoint(scratch, checkpoint, keep=KEPT)
     latest = folder / "step-latest"
@@ -85,7 +85,7 @@ def save_in_place(folder: Path, checkpoint: Checkpoint) -> object:
 
 
 def traced_save(saver: Saver, folder: Path, checkpoint: Checkpoint, options: list[str]) -> int:
-    """Saves in a process that strace watches; its exit status, negative where a signal ended it."""
+    """Save in a child process traced by strace; return its exit status, negative if a signal ended it."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -109,7 +109,7 @@ def traced_save(saver: Saver, folder: Path, checkpoint: Checkpoint, options: lis
 
 
 def trace(saver: Saver, folder: Path, checkpoint: Checkpoint) -> list[Call]:
-    """All file-system calls of a save, in order."""
+    """Return all file-system calls of a save, in order."""
     path = folder.with_name("trace.txt")
     assert traced_save(saver, folder, checkpoint, ["-o", str(path)]) == 0
     lines = path.read_text(encoding="utf-8").split("\n")
@@ -119,13 +119,13 @@ def trace(saver: Saver, folder: Path, checkpoint: Checkpoint) -> list[Call]:
 
 
 def sweep(saver: Saver, folder: Path) -> Sweep:
-    """Kills a save at each of its calls."""
+    """Kill a save at each of its calls, and count the remaining checkpoints."""
     shutil.rmtree(folder, ignore_errors=True)
     base = folder / "base"
     saver(base, make(10))
     shutil.copytree(base, folder / "counted")
     counts = Counter(call.name for call in trace(saver, folder / "counted", make(20)))
-    found: Counter[int | None] = Counter()
+    remaining: Counter[int | None] = Counter()
     for name, count in counts.items():
         for number in range(1, count + 1):
             killed = folder / f"{name}-{number}" / "checkpoints"
@@ -134,13 +134,13 @@ def sweep(saver: Saver, folder: Path) -> Sweep:
             status = traced_save(saver, killed, make(20), ["-o", os.devnull, "-e", inject])
             assert status == -9, f"the save was not killed at {name} {number}, but ended with {status}"
             newest, _ = load_newest(killed)
-            found[None if newest is None else newest.state.step] += 1
+            remaining[None if newest is None else newest.state.step] += 1
             shutil.rmtree(killed.parent)
-    return Sweep(sum(counts.values()), found[10], found[20], found[None])
+    return Sweep(sum(counts.values()), remaining[10], remaining[20], remaining[None])
 
 
 def unsynced(calls: list[Call], final: Path) -> list[str]:
-    """What is not sure to be on the disk when the checkpoint gets its name, or when it has it."""
+    """Return the files and folders that a save does not flush to disk at the right time around the rename."""
     partial = final.with_name(f".partial-{final.name}")
     named = next(n for n, call in enumerate(calls) if "rename" in call.name and f'"{final}"' in call.arguments)
     missing = [
@@ -170,7 +170,7 @@ def _makes_entry(call: Call, folder: Path) -> bool:
 
 
 def measure(folder: Path) -> list[Row]:
-    """Both sweeps, and what the trace says."""
+    """Run both sweeps and check the trace; return rows."""
     ours, control = sweep(save, folder / "ours"), sweep(save_in_place, folder / "control")
     checkpoints = folder / "traced" / "checkpoints"
     checkpoints.parent.mkdir()
@@ -178,7 +178,7 @@ def measure(folder: Path) -> list[Row]:
     missing = unsynced(calls, checkpoints / "step-000000020")
     for line in missing:
         sys.stderr.write(f"not flushed: {line}\n")
-    blind = unsynced([call for call in calls if call.name != "fsync"], checkpoints / "step-000000020")
+    without_fsync = unsynced([call for call in calls if call.name != "fsync"], checkpoints / "step-000000020")
     enough = ours.points >= FEWEST_POINTS
     return [
         Row("points at which a save was killed", ours.points, "calls", bar=f">= {FEWEST_POINTS}", holds=enough),
@@ -188,12 +188,18 @@ def measure(folder: Path) -> list[Row]:
         Row("saving in place: killed", control.points, "calls"),
         Row("saving in place: nothing left", control.lost, "points", bar="> 0", holds=control.lost > 0),
         Row("not flushed when renamed", len(missing), "files", bar="0", holds=not missing),
-        Row("the same trace without its fsync calls", len(blind), "files", bar="> 0", holds=len(blind) > 0),
+        Row(
+            "the same trace without its fsync calls",
+            len(without_fsync),
+            "files",
+            bar="> 0",
+            holds=len(without_fsync) > 0,
+        ),
     ]
 
 
 def main() -> int:
-    """Measures, prints and writes; 1 where a bar is missed."""
+    """Run the benchmark, report its rows, and return 1 if a bar is missed."""
     options = parser(__doc__).parse_args()
     if shutil.which("strace") is None:
         raise SystemExit("The sweep needs strace: install it (apt-get install strace).")

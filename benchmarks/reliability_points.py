@@ -1,7 +1,7 @@
-"""Kinds of points at which a run can be stopped, and the comparison of a run that was with one that was not.
+"""Points at which a training run can be stopped, and a comparison of an interrupted with an uninterrupted run.
 
-Signals and power cuts are produced inside the process, by functions put around those of the run; no setting knows of
-them. A power cut is an exception that nothing catches, so that nothing is saved.
+Signals and power cuts are simulated inside the process, by wrapping functions of the run. A power cut is an exception
+that nothing catches, so that nothing is saved.
 """
 
 import contextlib
@@ -26,23 +26,23 @@ TIMES = ("tokens_per_second", "elapsed_seconds", "validation_seconds")
 
 
 class PowerCutError(Exception):
-    """The power went."""
+    """An exception that simulates a power cut."""
 
 
 class Point(NamedTuple):
-    """Where a run of two micro-batches a step is stopped."""
+    """A point at which a run with two micro-batches per step is stopped."""
 
     name: str
     where: str
-    """loss, backward, validation, keeping or saving: the function around which it happens,"""
+    """The function at which the run stops: loss, backward, validation, keeping or saving."""
     call: int
-    """and at which of its calls, from 1."""
+    """The number of that function's call, from 1."""
     crash: bool = False
-    """A power cut, not SIGTERM."""
+    """Simulate a power cut instead of SIGTERM."""
 
 
 def points(steps: int, epoch_steps: int) -> list[Point]:
-    """Twelve kinds, for a run of so many steps. Losses of the trial of the largest batches do not count."""
+    """Return twelve kinds of points for a run; the losses of the trial of the largest batches do not count as calls."""
     return [
         Point("in the first micro-batch of all", "loss", 1),
         Point("between the micro-batches of a step", "loss", 2 * 2),
@@ -61,7 +61,7 @@ def points(steps: int, epoch_steps: int) -> list[Point]:
 
 @contextlib.contextmanager
 def stopping_at(point: Point | None) -> Iterator[None]:
-    """While entered, a run is stopped at the point."""
+    """Stop a run at the point, within the context."""
     if point is None:
         yield
         return
@@ -102,7 +102,7 @@ def stopping_at(point: Point | None) -> Iterator[None]:
 
 
 class Runs:
-    """Runs of one corpus and one set of settings, each in a folder of its own."""
+    """Training runs of one corpus and one set of settings, each in a separate folder."""
 
     def __init__(self, folder: Path, settings: dict[str, Any], *, steps: int, threads: int) -> None:
         self.folder, self.threads = folder, threads
@@ -122,7 +122,7 @@ class Runs:
         prepare_run(request)
 
     def run(self, name: str, point: Point | None = None) -> Path:
-        """A run, stopped at a point and resumed where one is given."""
+        """Run a training, and if a point is given, stop it there and resume it; return the folder."""
         out = self.folder / name
         shutil.copytree(self.folder / "prepared", out)
         with stopping_at(point), contextlib.suppress(PowerCutError):
@@ -137,12 +137,12 @@ class Runs:
 
 
 def finished(run: Path) -> bool:
-    """Whether a run reached its end, where the dev set is scored."""
+    """Return whether a run reached its end, where the dev set is scored."""
     return (run / "dev_score.json").exists()
 
 
 def differences(run: Path, whole: Path) -> list[str]:
-    """What differs between two finished runs in any bit: tensors, the run's state, metrics, the model folder."""
+    """Return the names of files and tensors that differ in any bit between two finished runs."""
     ours, theirs = (load_newest(one / "checkpoints")[0] for one in (run, whole))
     assert ours is not None
     assert theirs is not None
@@ -166,7 +166,7 @@ def _read(path: Path) -> bytes:
 
 
 def timeless_state(run: Path) -> dict[str, Any]:
-    """The state of the newest checkpoint, without times."""
+    """Return the state of the newest checkpoint without times."""
     newest = max((run / "checkpoints").glob("step-*"))
     state: dict[str, Any] = json.loads(_read(newest / "state.json"))
     state.pop("elapsed_seconds")
@@ -175,6 +175,6 @@ def timeless_state(run: Path) -> dict[str, Any]:
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
-    """All events, without times."""
+    """Return all events of a run without times."""
     events = [json.loads(line) for line in _read(run / "metrics.jsonl").split(b"\n") if line]
     return [{name: value for name, value in event.items() if name not in TIMES} for event in events]

@@ -1,4 +1,4 @@
-"""What every benchmark has in common: its options, its rows, where the data is."""
+"""Common parts of all benchmarks: command-line options, rows of figures, and the data folder."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 class Row(NamedTuple):
-    """One figure, beside a peer's where there is one, and the bar that it is held against."""
+    """A figure, optionally with a peer's figure and a bar."""
 
     name: str
     value: float
@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """A parser with the options that every benchmark takes."""
+    """Return a parser with the options of every benchmark."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--quick", action="store_true", help="less work: done within 5 minutes")
     made.add_argument("--json", metavar="PATH", help="write the rows as JSON; - for standard output")
@@ -35,7 +35,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def report(rows: Iterable[Row], json_path: str | None) -> int:
-    """Prints the rows, writes them as JSON where asked; 1 where a bar does not hold."""
+    """Print the rows, write them as JSON if requested, and return 1 if a bar is missed."""
     rows = list(rows)
     content = json.dumps([row._asdict() for row in rows], indent=1, ensure_ascii=False) + "\n"
     if json_path == "-":
@@ -52,7 +52,11 @@ def report(rows: Iterable[Row], json_path: str | None) -> int:
 
 
 def data_folder() -> Path:
-    """Where the corpora are: $TRANSDUCE_DATA, or ../shared/data beside the repository."""
+    """Return the folder of the corpora: $TRANSDUCE_DATA, or ../shared/data next to the repository.
+
+    Raises:
+        SystemExit: the folder does not exist.
+    """
     folder = Path(os.environ.get("TRANSDUCE_DATA", REPOSITORY.parent / "shared" / "data"))
     if not folder.is_dir():
         raise SystemExit(f"The corpora are not in {folder}: set TRANSDUCE_DATA to the folder that holds them.")
@@ -60,7 +64,7 @@ def data_folder() -> Path:
 
 
 def machine() -> str:
-    """The machine and the versions, for the record."""
+    """Return a description of the machine and the versions."""
     import torch
 
     capability = torch.backends.cpu.get_cpu_capability()
@@ -69,5 +73,5 @@ def machine() -> str:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Arithmetic mean."""
+    """Return the arithmetic mean."""
     return statistics.fmean(values)

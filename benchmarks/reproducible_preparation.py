@@ -1,12 +1,12 @@
-"""Is the same text always the same bytes? Vocabulary and corpus, over processes, hash seeds and repeats.
+"""Check that preparing the same text gives the same bytes, over processes, hash seeds and repetitions.
 
     python benchmarks/reproducible_preparation.py                  # all of Tatoeba zh-en and de-en, three times each
     python benchmarks/reproducible_preparation.py --quick          # 3,000 pairs of zh-en
     python benchmarks/reproducible_preparation.py --json rows.json # the figures as rows; `-` for standard output
 
-Every preparation is a process of its own. What is counted are distinct SHA-256 over all files that it wrote; the bar is
-one. sentencepiece itself gives another model for another number of threads, shown beside it, which is why the trainer
-always runs with four.
+Every preparation (vocabulary and corpus) is a separate process. Figures are numbers of distinct SHA-256 hashes of all
+written files; the bar is one. The peer is sentencepiece, whose model depends on the number of threads, which is why
+transduce always trains it with four.
 """
 
 import gzip
@@ -44,7 +44,7 @@ _PEER = "sentencepiece over threads 1, 2"
 
 
 def digest(folder: Path) -> str:
-    """SHA-256 of all files below a folder, with their names."""
+    """Return the SHA-256 of all files below a folder, including their names."""
     whole = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         whole.update(f"{path.relative_to(folder).as_posix()}\n".encode())
@@ -53,7 +53,7 @@ def digest(folder: Path) -> str:
 
 
 def ours(source: Path, target: Path, kind: str, *, repeats: int) -> int:
-    """Distinct hashes of our preparations."""
+    """Return the number of distinct hashes of transduce's preparations."""
     digests = set()
     for seed, workers, _ in itertools.product(("0", "1"), (1, 2), range(repeats)):
         with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +70,7 @@ def ours(source: Path, target: Path, kind: str, *, repeats: int) -> int:
 
 
 def peers(source: Path, target: Path, kind: str) -> int:
-    """Distinct vocabularies of sentencepiece itself, pieces with scores, over its numbers of threads."""
+    """Return the number of distinct vocabularies of sentencepiece, tokens with scores, over numbers of threads."""
     lines = [line for path in (source, target) for line in path.read_text(encoding="utf-8").split("\n") if line]
     digests = set()
     for threads in (1, 2):
@@ -84,13 +84,13 @@ def peers(source: Path, target: Path, kind: str) -> int:
             hard_vocab_limit=False,
             minloglevel=2,
         )
-        # The model's file also says how many threads there were, so its bytes always differ.
+        # The model's file contains the number of threads, so compare its tokens instead of its bytes.
         digests.add(hashlib.sha256(repr(read_pieces(model.getvalue())).encode()).hexdigest())
     return len(digests)
 
 
 def measure(pair: tuple[str, str], kind: str, *, pairs: int | None, repeats: int) -> Row:
-    """One corpus and one kind of vocabulary."""
+    """Measure one corpus and one kind of vocabulary."""
     with tempfile.TemporaryDirectory() as folder:
         paths = []
         for language in pair:
@@ -113,12 +113,12 @@ def measure(pair: tuple[str, str], kind: str, *, pairs: int | None, repeats: int
 
 
 def main() -> int:
-    """Measures, prints and writes; 1 where a bar is missed."""
-    said = parser(__doc__).parse_args()
-    corpora = [("zh", "en")] if said.quick else [("zh", "en"), ("de", "en")]
-    pairs, repeats = (3_000, 1) if said.quick else (None, 3)
+    """Run the benchmark, report its rows, and return 1 if a bar is missed."""
+    args = parser(__doc__).parse_args()
+    corpora = [("zh", "en")] if args.quick else [("zh", "en"), ("de", "en")]
+    pairs, repeats = (3_000, 1) if args.quick else (None, 3)
     rows = [measure(pair, kind, pairs=pairs, repeats=repeats) for pair in corpora for kind in ("bpe", "unigram")]
-    return report(rows, said.json)
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

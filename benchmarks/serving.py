@@ -1,19 +1,19 @@
-"""How `transduce serve` stands up to load, to those who go away, to those who mean harm, and to time.
+"""Measure `transduce serve` under load, with disconnecting clients, hostile requests, and over time.
 
     python benchmarks/serving.py                     # everything: about an hour on two cores
     python benchmarks/serving.py --quick             # the same on less work
     python benchmarks/serving.py --only speed        # speed, burst, deadlines, aborts, hostile, fuzz or soak
     python benchmarks/serving.py --json rows.json    # the figures as a list of rows; `-` for standard output
 
-Speed: 64 clients that ask one sentence each at a time, against `translate` on the same sentences in one go, and against
-a server that is made as LibreTranslate's is (serving_peer.py says how). The time that the clients themselves compute is
-taken off the time of both servers. The model has random weights unless --model names one; the output's length is cut at
---max-length for all. Latency: one client that asks again and again, against the same sentences offline, one at a time.
+Speed: 64 clients that send one sentence each at a time. Peers are `translate` on the same sentences in one call, and a
+server built like LibreTranslate's (described in serving_peer.py). The clients' own computing time is subtracted from
+both servers' times. The model has random weights unless --model names one; --max-length limits all outputs. Latency:
+one client that sends sentences one after another, against translating them offline one at a time.
 
-Burst, deadlines: a model that waits at a gate, with room for 2 + 8 requests. Aborts: clients that hang up half-way.
-Hostile, fuzz: see serving_hostile.py and serving_fuzz.py. Soak: translations without end, some of them aborted, some
-wrong; and the same of a server that leaks on purpose, which must be found out. Memory is read from Linux' /proc.
-The exit status is 1 where a bar is missed.
+Burst, deadlines: a model that waits at a gate, with capacity for 2 + 8 requests. Aborts: clients that disconnect before
+the answer. Hostile, fuzz: described in serving_hostile.py and serving_fuzz.py. Soak: many translations, some aborted,
+some invalid; a control server that leaks on purpose must be detected. Memory is read from Linux's /proc. The rows state
+the bars; the exit status is 1 if one is missed.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ PEER = ("ctranslate2==4.8.5", "transformers==5.23.0", "waitress>=3", "sentencepi
 
 
 def bar(name: str, value: float, unit: str, *, at_most: float | None = None, at_least: float | None = None) -> Row:
-    """A row that holds where the value is within its bound."""
+    """Return a row whose bar is an upper or a lower bound of the value."""
     if at_most is not None:
         return Row(name, value, unit, bar=f"at most {at_most:g}", holds=value <= at_most)
     assert at_least is not None
@@ -50,24 +50,29 @@ def bar(name: str, value: float, unit: str, *, at_most: float | None = None, at_
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that this share of them does not exceed."""
+    """Return the value that the given share of the values does not exceed."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 # --- speed ---------------------------------------------------------------------------------------------------
 
 
-def speed(said: Namespace, folder: Path) -> list[Row]:
-    """Throughput and latency."""
-    model = Path(said.model) if said.model else write_random_model(folder / "large", large=True)
-    lines = sentences(256 if said.quick else 1000)
-    singles = 20 if said.quick else 100
-    search = ["--beam-size", "4", "--max-length", str(said.max_length)]
-    search += ["--threads", str(said.threads)] if said.threads else []
-    options = [*search, "--precision", said.precision]
+def speed(args: Namespace, folder: Path) -> list[Row]:
+    """Measure throughput and latency."""
+    model = Path(args.model) if args.model else write_random_model(folder / "large", large=True)
+    lines = sentences(256 if args.quick else 1000)
+    singles = 20 if args.quick else 100
+    search = ["--beam-size", "4", "--max-length", str(args.max_length)]
+    search += ["--threads", str(args.threads)] if args.threads else []
+    options = [*search, "--precision", args.precision]
     offline = _offline(model, lines, singles, options)
-    patient = ["--queue-seconds", "3600", "--deadline-seconds", "3600"]  # it is speed that is measured here
-    workers = ["--workers", str(said.workers)] if said.workers else []
+    patient = [
+        "--queue-seconds",
+        "3600",
+        "--deadline-seconds",
+        "3600",
+    ]  # no request may be refused while speed is measured
+    workers = ["--workers", str(args.workers)] if args.workers else []
     with transduce_serve(model, *options, *patient, *workers) as server:
         served, answers = _throughput(server.url, lines)
         alone = asyncio.run(ask_all(server.url, lines[:singles], clients=1))
@@ -96,12 +101,12 @@ def speed(said: Namespace, folder: Path) -> list[Row]:
             "at most 1.5 times",
             p99 <= 1.5 * p99_offline,
         ),
-        _sameness(different, said.precision),
+        _equality_row(different, args.precision),
     ]
-    return rows if said.without_peer else [*rows, _peer(model, lines, search, served)]
+    return rows if args.without_peer else [*rows, _peer(model, lines, search, served)]
 
 
-def _sameness(different: int, precision: str) -> Row:
+def _equality_row(different: int, precision: str) -> Row:
     name = "answers that are not the offline translation"
     return bar(name, different, "of all", at_most=0) if precision == "fp32" else Row(name, different, "of all")
 
@@ -118,7 +123,7 @@ def _offline(model: Path, lines: Sequence[str], singles: int, options: Sequence[
 
 
 def _throughput(url: str, lines: Sequence[str]) -> tuple[float, list[Answer]]:
-    """Sentences a second, without the seconds that the clients computed."""
+    """Return the sentences per second, without the clients' computing time, and all answers."""
     asyncio.run(ask_all(url, lines[:8], clients=8))
     began_at, computed = time.monotonic(), time.process_time()
     answers = asyncio.run(ask_all(url, lines, clients=CLIENTS))
@@ -142,8 +147,8 @@ def _peer(model: Path, lines: Sequence[str], search: Sequence[str], served: floa
 # --- limits --------------------------------------------------------------------------------------------------
 
 
-def burst(said: Namespace, folder: Path) -> list[Row]:  # noqa: ARG001
-    """200 at once where there is room for 10: on connections that are open, and on new ones."""
+def burst(args: Namespace, folder: Path) -> list[Row]:  # noqa: ARG001
+    """Send 200 requests at once to a server with capacity for 10, on open and on new connections."""
     with gated("--set", "max_running=2", "--set", "max_waiting=8") as server:
         _burst(server, 20, are_connected=True)
         before = server.memory_megabytes()
@@ -152,7 +157,7 @@ def burst(said: Namespace, folder: Path) -> list[Row]:  # noqa: ARG001
         answers = _burst(server, 200, are_connected=True)
         computed = server.processor_seconds() - computed
         grown = server.memory_megabytes("VmHWM") - before
-        time.sleep(1.5)  # the server lets go of those that it refused
+        time.sleep(1.5)  # until the server has closed the refused connections
         newcomers = _burst(server, 200, are_connected=False)
     accepted = [sum(answer.status == 200 for answer in each) for each in (answers, newcomers)]
     refused = [[answer for answer in each if answer.status != 200] for each in (answers, newcomers)]
@@ -169,14 +174,14 @@ def burst(said: Namespace, folder: Path) -> list[Row]:  # noqa: ARG001
 
 
 def _burst(server: Process, count: int, *, are_connected: bool) -> list[Answer]:
-    """While the gate is shut; it opens when all that will be refused have been."""
+    """Send a burst while the gate is closed; it opens after all refusals have arrived."""
     server.say("close")
     time.sleep(0.1)
     return send_burst(server, count, accepted=10, are_connected=are_connected, let_through=lambda: server.say("open"))
 
 
-def deadlines(said: Namespace, folder: Path) -> list[Row]:  # noqa: ARG001
-    """How late answers are that say it is too late: of waiting, of decoding, of a body that never comes."""
+def deadlines(args: Namespace, folder: Path) -> list[Row]:  # noqa: ARG001
+    """Measure how late the refusals for exceeded deadlines arrive: of waiting, decoding, and reading a body."""
     lateness = []
     for seconds in (0.5, 1.0):
         settings = [f"{name}={seconds}" for name in ("queue_seconds", "deadline_seconds", "read_seconds")]
@@ -192,9 +197,9 @@ def deadlines(said: Namespace, folder: Path) -> list[Row]:  # noqa: ARG001
 
 
 async def _wait_for_refusals(server: Process) -> list[tuple[int, float]]:
-    """Four requests, one of which is decoded, and two bodies that never come."""
-    asking = [Client(server.url).translate("ein Satz", "de", "en") for _ in range(4)]
-    answers = await asyncio.gather(*asking, _half_a_body(server.url), _half_a_body(server.url))
+    """Send four requests, one of which is decoded, and two requests whose body never arrives."""
+    requests = [Client(server.url).translate("ein Satz", "de", "en") for _ in range(4)]
+    answers = await asyncio.gather(*requests, _half_a_body(server.url), _half_a_body(server.url))
     return [(answer.status, answer.seconds) for answer in answers]
 
 
@@ -209,13 +214,13 @@ async def _half_a_body(url: str) -> Answer:
     return Answer(status, seconds, b"", {})
 
 
-def aborts(said: Namespace, folder: Path) -> list[Row]:
-    """100 clients that hang up on long texts; then one that stays."""
+def aborts(args: Namespace, folder: Path) -> list[Row]:
+    """Disconnect 100 clients with long texts before their answers, then measure one client that waits."""
     model = write_random_model(folder / "large", large=True)
-    threads = ["--threads", str(said.threads)] if said.threads else []
+    threads = ["--threads", str(args.threads)] if args.threads else []
     with transduce_serve(model, "--max-length", "200", "--workers", "1", *threads) as server:
         idle = min(asyncio.run(_probe(server.url)) for _ in range(5))
-        count = 20 if said.quick else 100
+        count = 20 if args.quick else 100
         steps = asyncio.run(_hang_up(server.url, count))
         probe = asyncio.run(_probe(server.url))
     name = f"after {count} aborted requests"
@@ -233,15 +238,15 @@ async def _probe(url: str) -> float:
 
 
 async def _hang_up(url: str, count: int) -> int:
-    """How many steps there are once all clients have gone."""
+    """Return the number of decoding steps after all clients have disconnected."""
     text = "\n".join(sentences(20))
     clients = [Client(url) for _ in range(count)]
-    asking = [asyncio.ensure_future(client.translate(text, "zh", "en")) for client in clients]
+    requests = [asyncio.ensure_future(client.translate(text, "zh", "en")) for client in clients]
     await asyncio.sleep(0.5)
     before = _steps(url)
     for client in clients:
         client.close()
-    await asyncio.gather(*asking)
+    await asyncio.gather(*requests)
     await asyncio.sleep(2.0)
     return _steps(url) - before
 
@@ -252,8 +257,8 @@ def _steps(url: str) -> int:
     return next(int(float(line.split()[1])) for line in lines if line.startswith("transduce_decoding_steps_total "))
 
 
-def hostile(said: Namespace, folder: Path) -> list[Row]:  # noqa: ARG001
-    """Sixty requests that mean no good, and those that do so to the page's own addresses."""
+def hostile(args: Namespace, folder: Path) -> list[Row]:  # noqa: ARG001
+    """Send sixty hostile requests, and more to the addresses of the web page."""
     model = write_random_model(folder / "small", large=False)
     with gated("--open", "--set", "read_seconds=5") as server:
         rows = _hostile(server, ("de", "en"), serving_hostile.hostile_requests(), "hostile requests")
@@ -282,9 +287,9 @@ def _hostile(
     ]
 
 
-def fuzz(said: Namespace, folder: Path) -> list[Row]:
-    """Requests generated from the server's own document, the page's included, and damaged ones."""
-    cases, mutations = (500, 200) if said.quick else (5000, 2000)
+def fuzz(args: Namespace, folder: Path) -> list[Row]:
+    """Send requests generated from the server's OpenAPI document, including those of the web page, and damaged ones."""
+    cases, mutations = (500, 200) if args.quick else (5000, 2000)
     model = write_random_model(folder / "small", large=False)
     options = ["--beam-size", "2", "--max-length", "8", "--threads", "1", "--read-seconds", "5"]
     with transduce_serve(model, *options) as server:
@@ -302,9 +307,9 @@ def fuzz(said: Namespace, folder: Path) -> list[Row]:
 # --- soak ----------------------------------------------------------------------------------------------------
 
 
-def soak(said: Namespace, folder: Path) -> list[Row]:
-    """Memory, descriptors and threads over many requests; and whether a leak is found."""
-    count = 1000 if said.quick else 20_000
+def soak(args: Namespace, folder: Path) -> list[Row]:
+    """Measure memory, descriptors and threads over many requests, and check that a leak is detected."""
+    count = 1000 if args.quick else 20_000
     model = write_random_model(folder / "small", large=False)
     options = ["--beam-size", "1", "--max-length", "12", "--threads", "1", "--precision", "fp32"]
     with transduce_serve(model, *options) as server:
@@ -321,7 +326,7 @@ def soak(said: Namespace, folder: Path) -> list[Row]:
 
 
 def _grow(server: Process, count: int, languages: tuple[str, str]) -> tuple[float, int, int]:
-    """By how much it has grown after the first tenth of the requests (more on top, so that caches are full)."""
+    """Return the growth in memory, files and threads after a warm-up of a tenth of the requests (at least 500)."""
     asyncio.run(_mixed_requests(server.url, max(500, count // 10), languages, start=0))
     before = server.memory_megabytes(), server.open_files(), server.threads()
     asyncio.run(_mixed_requests(server.url, count, languages, start=1))
@@ -334,7 +339,9 @@ def _grow(server: Process, count: int, languages: tuple[str, str]) -> tuple[floa
 
 
 async def _mixed_requests(url: str, count: int, languages: tuple[str, str], *, start: int) -> None:
-    """Of all lengths, one in twenty aborted, one in twenty in a language that there is not; by 8 clients."""
+    """Send requests of various lengths from 8 clients; one in twenty is aborted, one in twenty has an unknown
+    language.
+    """
     randomness = random.Random(start)
     lines = sentences(1000)
     numbers = iter(range(count))
@@ -364,22 +371,22 @@ PARTS: dict[str, Callable[[Namespace, Path], list[Row]]] = {
 
 
 def main() -> int:
-    """Measures, prints and writes; 1 where a bar is missed."""
+    """Run the benchmark, report its rows, and return 1 if a bar is missed."""
     options = parser(__doc__)
-    options.add_argument("--only", choices=PARTS, action="append", help="this part alone; may be said several times")
+    options.add_argument("--only", choices=PARTS, action="append", help="run only this part; may be repeated")
+    options.add_argument("--model", metavar="FOLDER", help="the model for speed (default: random weights of 6+6 × 512)")
     options.add_argument(
-        "--model", metavar="FOLDER", help="for speed; random weights of 6+6 × 512 where nothing is said"
+        "--max-length", type=int, default=25, metavar="N", help="maximum number of tokens of a translation"
     )
-    options.add_argument("--max-length", type=int, default=25, metavar="N", help="pieces of a translation")
-    options.add_argument("--threads", type=int, metavar="N", help="all cores where nothing is said")
-    options.add_argument("--workers", type=int, metavar="N", help="of the server, which chooses where nothing is said")
+    options.add_argument("--threads", type=int, metavar="N", help="threads (default: all cores)")
+    options.add_argument("--workers", type=int, metavar="N", help="workers of the server (default: its choice)")
     options.add_argument("--precision", default="fp32", choices=("auto", "fp32", "bf16"))
-    options.add_argument("--without-peer", action="store_true", help="nothing is compared with another toolkit")
-    said = options.parse_args()
+    options.add_argument("--without-peer", action="store_true", help="do not compare with another toolkit")
+    args = options.parse_args()
     print(machine(), file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        rows = [row for name in said.only or PARTS for row in PARTS[name](said, Path(folder))]
-    return report(rows, said.json)
+        rows = [row for name in args.only or PARTS for row in PARTS[name](args, Path(folder))]
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

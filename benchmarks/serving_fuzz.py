@@ -1,11 +1,10 @@
-"""Requests that are generated out of the server's own OpenAPI document, and answers that are checked against it.
+"""Fuzz a server with requests generated from its OpenAPI document, and check the answers against the document.
 
     python benchmarks/serving_fuzz.py http://127.0.0.1:5000 --cases 5000 --mutations 2000
 
-Every operation of the document is asked for. Most requests keep to it; in some a field is missing, or has a value of
-another kind. None may end in a server error, and every answer must be what the document says. Mutations are whole
-requests with bytes changed, removed and inserted, sent as they are: the server may answer or hang up, but not fail, and
-not hang.
+Requests cover every operation of the document. Most are valid; some lack a field or have a value of another type. Bar:
+no request causes a server error, and every answer conforms to the document. Mutations are raw requests with bytes
+changed, removed and inserted: the server may answer or disconnect, but neither fail nor hang.
 """
 
 import argparse
@@ -31,7 +30,7 @@ Schema = dict[str, Any]
 
 
 class Finding(NamedTuple):
-    """A request that the server did not take as it should."""
+    """A request that the server handled wrongly."""
 
     request: str
     status: int | None
@@ -39,7 +38,7 @@ class Finding(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What is sent."""
+    """An HTTP request."""
 
     method: str
     path: str
@@ -48,22 +47,22 @@ class Request(NamedTuple):
 
 
 class Document:
-    """An OpenAPI document, as far as ours goes."""
+    """An OpenAPI document, supporting the features that transduce's document uses."""
 
     def __init__(self, content: dict[str, Any], likely: dict[str, list[Any]]) -> None:
-        """`likely` are values that mean something, by the field's name; of others most requests would be refused."""
+        """Take the document, and `likely` values of fields by name, without which most requests would be refused."""
         self.content = content
         self.likely = likely
 
     def resolve(self, schema: Schema) -> Schema:
-        """What a reference refers to."""
+        """Return the schema that a reference refers to."""
         while "$ref" in schema:
             name = schema["$ref"].rpartition("/")[2]
             schema = self.content["components"]["schemas"][name]
         return schema
 
     def operations(self) -> list[tuple[str, str, dict[str, Any]]]:
-        """Path, method, and description of each."""
+        """Return path, method and description of each operation."""
         return [
             (path, method, operation)
             for path, methods in self.content["paths"].items()
@@ -71,18 +70,18 @@ class Document:
         ]
 
     def requests(self, path: str, method: str, operation: dict[str, Any]) -> st.SearchStrategy[Request]:
-        """Requests of an operation."""
+        """Return a strategy for requests of an operation."""
         if "requestBody" not in operation:
             query = {entry["name"]: self.values(entry["schema"]) for entry in operation.get("parameters", [])}
             asked = st.fixed_dictionaries({}, optional=query).map(
-                lambda said: "?" + urlencode(_texts(said)) if said else ""
+                lambda values: "?" + urlencode(_texts(values)) if values else ""
             )
             return asked.map(lambda text: Request(method.upper(), path + text, b"", None))
         schema = next(iter(operation["requestBody"]["content"].values()))["schema"]
         return st.builds(lambda fields, form: _with_body(path, fields, form=form), self._fields(schema), st.booleans())
 
     def _fields(self, schema: Schema) -> st.SearchStrategy[dict[str, Any]]:
-        """A message; one in some has something wrong."""
+        """Return a strategy for message bodies, some of which are invalid."""
         schema = self.resolve(schema)
         required = set(schema.get("required", []))
         properties = self._properties(schema)
@@ -101,7 +100,7 @@ class Document:
         return st.one_of(right, right, right, right, wrong, missing)
 
     def _properties(self, schema: Schema) -> dict[str, st.SearchStrategy[Any]]:
-        """Values of each; two of three times likely ones where they are known."""
+        """Return a strategy for each property; two of three values are likely ones if these are known."""
         properties = {name: self.values(value) for name, value in schema["properties"].items()}
         for name in properties.keys() & self.likely.keys():
             likely = st.sampled_from(self.likely[name])
@@ -109,7 +108,7 @@ class Document:
         return properties
 
     def values(self, schema: Schema) -> st.SearchStrategy[Any]:
-        """Values that a schema allows."""
+        """Return a strategy for values that a schema allows."""
         schema = self.resolve(schema)
         if "anyOf" in schema:
             return st.one_of([self.values(kind) for kind in schema["anyOf"]])
@@ -121,7 +120,7 @@ class Document:
         if kind == "integer":
             return st.integers(schema.get("minimum", -5), schema.get("maximum", 5))
         if kind == "number":
-            # The only number is a time-out; one that may pass is a matter of speed, and not of form.
+            # The only number is a timeout, which must be too long to expire.
             return st.floats(10.0, schema.get("maximum", 100.0), allow_nan=False)
         if kind == "object":
             return self._objects(schema)
@@ -135,7 +134,7 @@ class Document:
         return st.dictionaries(st.text(max_size=20), self.values(schema["additionalProperties"]), max_size=3)
 
     def mismatch(self, value: Any, schema: Schema, place: str = "$") -> str | None:
-        """What is wrong with a value, if anything is."""
+        """Return how a value violates a schema, or None."""
         schema = self.resolve(schema)
         if "anyOf" in schema:
             found = [self.mismatch(value, kind, place) for kind in schema["anyOf"]]
@@ -186,7 +185,7 @@ def _with_body(path: str, fields: dict[str, Any], *, form: bool) -> Request:
 
 
 def _texts(fields: dict[str, Any]) -> dict[str, Any]:
-    """As a form says them."""
+    """Return fields as strings, as forms encode them."""
     return {
         name: [str(entry) for entry in value] if isinstance(value, list) else "" if value is None else str(value)
         for name, value in fields.items()
@@ -194,7 +193,7 @@ def _texts(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def fuzz(url: str, cases: int, *, start: int = 1) -> tuple[Counter[int], list[Finding]]:
-    """How often each status came, and what was found, of so many generated requests."""
+    """Send generated requests; return how often each status occurred, and the findings."""
     address = urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=_SECONDS)
     document = Document(_read_json(connection, "/spec"), _likely(connection))
@@ -203,7 +202,7 @@ def fuzz(url: str, cases: int, *, start: int = 1) -> tuple[Counter[int], list[Fi
     strategies = [
         (operation, document.requests(path, method, operation)) for path, method, operation in document.operations()
     ]
-    # Posts have the most to go wrong with.
+    # Test POST requests more often, because they have more fields.
     weighted = [entry for entry in strategies for _ in range(5 if "requestBody" in entry[0] else 1)]
     cases_of = st.one_of([st.tuples(st.just(number), weighted[number][1]) for number in range(len(weighted))])
 
@@ -241,7 +240,7 @@ def _read_json(connection: http.client.HTTPConnection, path: str) -> Any:
 
 
 def _likely(connection: http.client.HTTPConnection) -> dict[str, list[Any]]:
-    """Languages that the server knows, and heads, places and pieces that most models have."""
+    """Return languages that the server knows, and heads, positions and tokens that most models have."""
     chosen = _read_json(connection, "/frontend/settings")["language"]
     source, target = chosen["source"]["code"], chosen["target"]["code"]
     return {
@@ -261,7 +260,7 @@ def _likely(connection: http.client.HTTPConnection) -> dict[str, list[Any]]:
 
 
 def _send_again(connection: http.client.HTTPConnection, request: Request) -> tuple[int, str, bytes]:
-    """Once more on a new connection where the old one was closed for being idle."""
+    """Send a request, once more on a new connection if the old one was closed as idle."""
     try:
         return _send(connection, request)
     except (ConnectionError, http.client.RemoteDisconnected):
@@ -291,7 +290,7 @@ def _judge(document: Document, operation: dict[str, Any], status: int, kind: str
 
 
 def _success_mismatch(document: Document, schema: Schema, kind: str, body: bytes) -> str | None:
-    """A text is a text; the document about itself says only that it is JSON."""
+    """Return how a successful answer violates its schema, or None; texts have no schema to check."""
     if kind == "text/event-stream":
         return None if re.fullmatch(rb"(event: \w+\ndata: [^\n]*\n\n)+", body) else "these are no server-sent events"
     if kind != _JSON or schema == {"type": "string"}:
@@ -308,7 +307,7 @@ def _post(path: str, content: bytes, headers: bytes = b"Content-Type: applicatio
 
 
 def _seeds(source: bytes, target: bytes) -> list[bytes]:
-    """Whole requests, most of them good."""
+    """Return raw requests, most of them valid."""
     pair = b'"source":"%s","target":"%s"' % (source, target)
     sentence = b'{"q":"ein Satz",%s}' % pair
     change = b'{"q":"ein Satz",%s,"heads_off":[{"kind":"encoder","layer":0,"head":0}],"step":1,"forbid":["s"]}' % pair
@@ -325,7 +324,9 @@ def _seeds(source: bytes, target: bytes) -> list[bytes]:
 
 
 def mutate(url: str, cases: int, *, start: int = 1) -> tuple[Counter[str], list[Finding]]:
-    """What became of so many damaged requests, and which of them made the server fail or hang."""
+    """Send damaged requests; return how often each outcome occurred, and the requests that made the server fail or
+    hang.
+    """
     randomness = random.Random(start)
     outcomes: Counter[str] = Counter()
     findings: list[Finding] = []
@@ -345,27 +346,29 @@ def mutate(url: str, cases: int, *, start: int = 1) -> tuple[Counter[str], list[
 def _damaged(text: bytes, randomness: random.Random) -> bytes:
     damaged = bytearray(text)
     for _ in range(randomness.randint(1, 6)):
-        place = randomness.randrange(len(damaged))
+        offset = randomness.randrange(len(damaged))
         match randomness.randrange(4):
             case 0:
-                damaged[place] = randomness.randrange(256)
+                damaged[offset] = randomness.randrange(256)
             case 1:
-                del damaged[place : place + randomness.randint(1, 8)]
+                del damaged[offset : offset + randomness.randint(1, 8)]
             case 2:
-                damaged[place:place] = randomness.randbytes(randomness.randint(1, 8))
+                damaged[offset:offset] = randomness.randbytes(randomness.randint(1, 8))
             case _:
-                damaged[place:place] = damaged[place : place + randomness.randint(1, 40)]
+                damaged[offset:offset] = damaged[offset : offset + randomness.randint(1, 40)]
     return bytes(damaged)
 
 
 def _exchange(url: str, sent: bytes) -> tuple[int | None, bool]:
-    """The status of the first answer, None where there was none; and whether the server kept the line open for ever."""
+    """Return the status of the first answer or None, and whether the server kept the connection open until the
+    timeout.
+    """
     address = urlsplit(url)
     received = b""
     with socket.create_connection((address.hostname or "", address.port or 80), timeout=_SECONDS) as connection:
         try:
             connection.sendall(sent)
-            connection.shutdown(socket.SHUT_WR)  # nothing more will come, so there is nothing to wait for
+            connection.shutdown(socket.SHUT_WR)  # tells the server that the request is complete
             while chunk := connection.recv(65536):
                 received += chunk
         except TimeoutError:
@@ -377,14 +380,14 @@ def _exchange(url: str, sent: bytes) -> tuple[int | None, bool]:
 
 
 def main() -> int:
-    """Prints what came; 1 where something was found."""
+    """Print the outcomes, and return 1 if there are findings."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("url")
     options.add_argument("--cases", type=int, default=5000)
     options.add_argument("--mutations", type=int, default=2000)
-    said = options.parse_args()
-    statuses, findings = fuzz(said.url, said.cases)
-    outcomes, more = mutate(said.url, said.mutations)
+    args = options.parse_args()
+    statuses, findings = fuzz(args.url, args.cases)
+    outcomes, more = mutate(args.url, args.mutations)
     print(dict(sorted(statuses.items())), dict(sorted(outcomes.items())))
     for finding in [*findings, *more][:20]:
         print(finding)

@@ -1,9 +1,9 @@
-"""A server around a model that waits at a gate, so that what a server does under load can be counted exactly.
+"""Run a server whose model waits at a gate, so that its behavior under load can be counted exactly.
 
     python benchmarks/serving_gated.py --set max_running=2 --set max_waiting=8
 
-The first line of the output is the server's address. Then it takes commands, a line each: `open` lets everything
-through, `close` nothing more, `steps` prints how many steps of decoding there were so far.
+The first line of the output is the server's address. Then it reads commands, one per line: `open` opens the gate,
+`close` closes it, and `steps` prints the number of decoding steps so far.
 """
 
 import argparse
@@ -26,11 +26,11 @@ from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary
 from transduce.text.word_spans import Span
 
-_GATE_SECONDS = 60.0  # a test that forgets to open the gate fails, and does not hang
+_GATE_SECONDS = 60.0  # a test that forgets to open the gate fails instead of hanging
 
 
 class GatedModel:
-    """Writes text in capitals, in some steps, each of which passes a gate. Implements `serving.jobs.Model`."""
+    """Implements `serving.jobs.Model` by upper-casing text, in several steps that each wait at a gate."""
 
     def __init__(
         self,
@@ -43,16 +43,16 @@ class GatedModel:
         leak_bytes: int = 0,
         glossary: Glossary | None = None,
     ) -> None:
-        """`leak_bytes` are lost on every sentence, for tests that must find a leak."""
+        """Create a model; `leak_bytes` are leaked on every sentence, for tests that must detect a leak."""
         self.longest_source = 256
         self.source_language, self.target_language = languages
         self.search = SearchSettings(beam_size=beam_size)
         self.glossary = glossary
         self.steps = steps
         self.steps_run = 0
-        """In all batches together."""
+        """Number of decoding steps of all batches."""
         self.batches: deque[list[str]] = deque(maxlen=most_batches)
-        """What was decoded together, in order."""
+        """The decoded batches, in order."""
         self._leak_bytes = leak_bytes
         self._leaked: list[bytes] = []
         self._changed = threading.Condition()
@@ -60,18 +60,18 @@ class GatedModel:
         self._permits = 0
 
     def open(self) -> None:
-        """Lets everything through."""
+        """Open the gate."""
         with self._changed:
             self._is_open = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Lets nothing through."""
+        """Close the gate."""
         with self._changed:
             self._is_open, self._permits = False, 0
 
     def let_through(self, steps: int) -> None:
-        """So many steps."""
+        """Let this number of steps pass the closed gate."""
         with self._changed:
             self._permits += steps
             self._changed.notify_all()
@@ -83,7 +83,7 @@ class GatedModel:
             self._permits -= 0 if self._is_open else 1
 
     def count_tokens(self, sentences: Sequence[str]) -> list[int]:
-        """A piece a word, and the end."""
+        """Return one token per word, plus the end symbol."""
         return [len(sentence.split()) + 1 for sentence in sentences]
 
     def translate(
@@ -94,7 +94,7 @@ class GatedModel:
         observer: Observer,
         glossary: Glossary | None,
     ) -> list[Translation]:
-        """Capitals, and what a glossary wants. A sentence with the word `poison` fails."""
+        """Return sentences in upper case with glossary terms; a sentence with the word `poison` raises an error."""
         self.batches.append(list(sentences))
         self._leaked.extend(bytes(self._leak_bytes) for _ in sentences if self._leak_bytes)
         if any("poison" in sentence for sentence in sentences):
@@ -113,7 +113,7 @@ class GatedModel:
         return [Translation(sentence, _alternatives(sentence, search.n_best, glossary)) for sentence in sentences]
 
     def check(self, glossary: Glossary, search: SearchSettings) -> None:  # noqa: ARG002
-        """It has no pieces for one sign."""
+        """Reject a glossary with a character that the model cannot write (☃)."""
         if any("☃" in target for term in glossary.terms for target in term.targets):
             raise TransduceError("this model cannot write ☃")
 
@@ -123,16 +123,16 @@ class GatedModel:
         spans: Sequence[Sequence[Span]],
         glossary: Glossary | None,  # noqa: ARG002
     ) -> list[list[Span]]:
-        """In the same places: capitals are as long."""
+        """Return the spans unchanged, because upper case keeps lengths."""
         assert all(each.text.startswith(each.source.upper()) for each in translations)
-        return [list(own) for own in spans]
+        return [list(sentence_spans) for sentence_spans in spans]
 
     def unread(self, sentence: str) -> str:
-        """It has no pieces for one sign."""
+        """Return the characters of a sentence that the model cannot read (☃)."""
         return "☃" * sentence.count("☃")
 
     def text(self, ids: Sequence[int]) -> str:
-        """A word a step."""
+        """Return one word per step."""
         return " ".join(f"word{id}" for id in ids)
 
 
@@ -144,17 +144,17 @@ def _alternatives(sentence: str, count: int, glossary: Glossary | None) -> tuple
 
 
 def main() -> int:
-    """Serves until standard input ends."""
+    """Serve until standard input ends."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a serving setting")
     options.add_argument("--steps", type=int, default=4, help="steps of a translation")
-    options.add_argument("--open", action="store_true", help="the gate is open at first")
-    options.add_argument("--leak-kilobytes", type=int, default=0, help="memory lost on every sentence")
-    said = options.parse_args()
-    values = dict(entry.split("=", 1) for entry in said.set)
+    options.add_argument("--open", action="store_true", help="start with an open gate")
+    options.add_argument("--leak-kilobytes", type=int, default=0, help="memory leaked on every sentence")
+    args = options.parse_args()
+    values = dict(entry.split("=", 1) for entry in args.set)
     settings = msgspec.convert(values | {"port": 0}, ServingSettings, strict=False)
-    leak_bytes = 1024 * said.leak_kilobytes
-    model = GatedModel(steps=said.steps, is_open=said.open, most_batches=10, leak_bytes=leak_bytes)
+    leak_bytes = 1024 * args.leak_kilobytes
+    model = GatedModel(steps=args.steps, is_open=args.open, most_batches=10, leak_bytes=leak_bytes)
     opened = open_socket(settings.host, settings.port)
     address = address_of(opened)
     server = Server(Application(Service([model], settings)), settings, lambda: print(address, flush=True))

@@ -1,8 +1,8 @@
-"""Sixty requests that mean no good, and what a server must do with each: a 4xx whose JSON says why, or hanging up.
+"""Send sixty hostile requests to a server, which must answer each with 4xx and a JSON error, or disconnect.
 
     python benchmarks/serving_hostile.py http://127.0.0.1:5000
 
-`hostile_studies` are some more, for a server with a page: they ask it to look into translations.
+`hostile_studies` returns more requests, for a server with the web page, which inspects translations.
 """
 
 import gzip
@@ -19,28 +19,28 @@ _SECONDS = 30.0
 
 
 class Hostile(NamedTuple):
-    """A request as it goes over the wire."""
+    """A raw request that a server must refuse."""
 
     name: str
     chunks: Callable[[], Iterator[bytes]]
-    """What is sent."""
+    """Returns the bytes to send."""
     is_http: bool = True
-    """Whether it can be answered at all."""
+    """Whether the request is HTTP, so that an answer is possible."""
 
 
 class Verdict(NamedTuple):
-    """What the server did."""
+    """The server's reaction to a hostile request."""
 
     name: str
     status: int | None
-    """None where it hung up without a word."""
+    """None if the server disconnected without an answer."""
     error: str | None
-    """The sentence of its JSON."""
+    """The error message in the answer's JSON."""
     is_right: bool
 
 
 def judge(url: str, hostile: Hostile) -> Verdict:
-    """Sends one and looks at what comes back."""
+    """Send a request, and judge the answer."""
     received = _exchange(url, hostile)
     head, _, body = received.partition(b"\r\n\r\n")
     status = int(head[9:12]) if head.startswith(b"HTTP/1.1 ") else None
@@ -54,13 +54,15 @@ def _sentence(body: bytes) -> str | None:
         content = json.loads(body)
     except ValueError:
         return None
-    is_error = isinstance(content, dict) and set(content) - {"message"} == {"error"}  # the same again below /v2
+    is_error = isinstance(content, dict) and set(content) - {"message"} == {
+        "error"
+    }  # /v2 repeats the error as `message`
     error = content["error"] if is_error else None
     return error if isinstance(error, str) else None
 
 
 def _exchange(url: str, hostile: Hostile) -> bytes:
-    """All that the server says before it closes, or until its announced body is there."""
+    """Return all data that the server sends before it closes the connection or completes the announced body."""
     address = urlsplit(url)
     received = b""
     with socket.create_connection((address.hostname or "", address.port or 80), timeout=_SECONDS) as connection:
@@ -68,7 +70,7 @@ def _exchange(url: str, hostile: Hostile) -> bytes:
             for chunk in hostile.chunks():
                 connection.sendall(chunk)
         except OSError:
-            pass  # it hung up already; what it said may still be there to read
+            pass  # the server disconnected; its answer may still be readable
         try:
             while not _is_whole(received) and (chunk := connection.recv(65536)):
                 received += chunk
@@ -122,7 +124,7 @@ def _repeated(piece: bytes, count: int) -> Callable[[], Iterator[bytes]]:
 
 
 def _bomb() -> bytes:
-    """A gigabyte that is a megabyte on the wire."""
+    """Return a gigabyte of zeros compressed to a megabyte."""
     squeezer = zlib.compressobj(9, zlib.DEFLATED, 31)
     zeros = bytes(_MEGABYTE)
     return b"".join([*(squeezer.compress(zeros) for _ in range(1000)), squeezer.flush()])[: _MEGABYTE - 1]
@@ -134,7 +136,7 @@ _MULTIPART = "multipart/form-data; boundary=b"
 
 
 def hostile_requests(megabytes: int = 30) -> list[Hostile]:
-    """All sixty; the largest have so many megabytes."""
+    """Return all sixty requests; the largest have this many megabytes."""
     return [
         *_large(megabytes * _MEGABYTE),
         *_compressed(),
@@ -246,7 +248,7 @@ def _wrong_http() -> list[Hostile]:
 
 
 def hostile_studies(languages: tuple[str, str], megabytes: int = 30) -> list[Hostile]:
-    """What is wrong with /inspect and /intervene; the languages are a pair that the server translates."""
+    """Return hostile requests to /inspect and /intervene; `languages` is a pair that the server translates."""
 
     def study(path: str, **fields: object) -> Callable[[], Iterator[bytes]]:
         return _post(_json(languages, **fields), path=path)
@@ -276,17 +278,17 @@ def hostile_studies(languages: tuple[str, str], megabytes: int = 30) -> list[Hos
         Hostile("a head before the first", study("/intervene", heads_off=[head | {"head": -1}])),
         Hostile("a head of no kind", study("/intervene", heads_off=[head | {"kind": "../../etc"}])),
         Hostile(
-            "a million forbidden pieces", _post(million + b'"forbid":[' + b'"",' * 340_000 + b'""]}', path="/intervene")
+            "a million forbidden tokens", _post(million + b'"forbid":[' + b'"",' * 340_000 + b'""]}', path="/intervene")
         ),
-        Hostile("a forced piece of 900,000 letters", study("/intervene", step=0, force="x" * 900_000)),
-        Hostile("a place far away", study("/intervene", step=10**6, force="s")),
-        Hostile("a place that is infinite", _post(million + b'"step":1e999}', path="/intervene")),
+        Hostile("a forced token of 900,000 letters", study("/intervene", step=0, force="x" * 900_000)),
+        Hostile("a position far away", study("/intervene", step=10**6, force="s")),
+        Hostile("an infinite position", _post(million + b'"step":1e999}', path="/intervene")),
         Hostile("another source that is too long", study("/intervene", changed="q " * 9_999)),
     ]
 
 
 def main() -> int:
-    """Sends all to a server; 1 where one was taken wrongly."""
+    """Send all requests to a server, and return 1 if one is handled wrongly."""
     verdicts = [judge(sys.argv[1], hostile) for hostile in hostile_requests()]
     for verdict in verdicts:
         print("right" if verdict.is_right else "WRONG", verdict.status, verdict.name, "·", verdict.error)

@@ -1,4 +1,4 @@
-"""Servers as processes, and clients that cost little: what serving.py measures with."""
+"""Server processes, and clients with little overhead, for serving.py."""
 
 import asyncio
 import contextlib
@@ -19,17 +19,17 @@ _START_SECONDS = 300.0
 
 
 class Answer(NamedTuple):
-    """What came of a request."""
+    """The answer to a request."""
 
     status: int
-    """0 where the line was cut."""
+    """The HTTP status; 0 if the connection was closed."""
     seconds: float
     body: bytes
     headers: dict[str, str]
 
     @property
     def is_refusal_as_it_should_be(self) -> bool:
-        """Whether it is a 429 or 503 with a sentence and a time to come again."""
+        """True if the answer is a 429 or 503 with an error message and a Retry-After header."""
         try:
             has_sentence = list(json.loads(self.body)) == ["error"]
         except ValueError:
@@ -38,44 +38,44 @@ class Answer(NamedTuple):
 
 
 class Process:
-    """A server, seen from outside."""
+    """A running server, observed from outside."""
 
     def __init__(self, popen: subprocess.Popen[str], url: str) -> None:
         self.popen = popen
         self.url = url
 
     def say(self, command: str) -> None:
-        """A line on its standard input."""
+        """Write a line to the server's standard input."""
         assert self.popen.stdin is not None
         self.popen.stdin.write(command + "\n")
         self.popen.stdin.flush()
 
     def memory_megabytes(self, name: str = "VmRSS") -> float:
-        """Resident memory, or its peak (`VmHWM`), from Linux' /proc."""
+        """Return the resident memory, or its peak (`VmHWM`), from Linux's /proc."""
         lines = Path(f"/proc/{self.popen.pid}/status").read_text("ascii").split("\n")
         return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024.0
 
     def forget_peak(self) -> None:
-        """Lets the peak begin at what is resident now."""
+        """Reset the peak memory to the current memory."""
         Path(f"/proc/{self.popen.pid}/clear_refs").write_text("5", "ascii")
 
     def processor_seconds(self) -> float:
-        """What all its threads computed so far."""
+        """Return the processor time of all threads so far."""
         tasks = Path(f"/proc/{self.popen.pid}/task").iterdir()
         return sum(int((task / "schedstat").read_text("ascii").split()[0]) for task in tasks) / 1e9
 
     def open_files(self) -> int:
-        """Descriptors."""
+        """Return the number of open file descriptors."""
         return len(list(Path(f"/proc/{self.popen.pid}/fd").iterdir()))
 
     def threads(self) -> int:
-        """Threads."""
+        """Return the number of threads."""
         return len(list(Path(f"/proc/{self.popen.pid}/task").iterdir()))
 
 
 @contextlib.contextmanager
 def running(command: Sequence[str | Path], *, announces_on: str) -> Iterator[Process]:
-    """A server's process, from when it says its address on `stdout` or `stderr`; ended at the end."""
+    """Run a server within the context, from when it prints its address on `stdout` or `stderr`."""
     path = os.pathsep.join(filter(None, [str(REPOSITORY / "src"), os.environ.get("PYTHONPATH")]))
     with subprocess.Popen(
         [str(part) for part in command],
@@ -105,13 +105,13 @@ def _read_address(stream: IO[str]) -> str:
 
 
 def gated(*arguments: str) -> contextlib.AbstractContextManager[Process]:
-    """`serving_gated.py`."""
+    """Run `serving_gated.py` within the context."""
     script = REPOSITORY / "benchmarks" / "serving_gated.py"
     return running([sys.executable, script, *arguments], announces_on="stdout")
 
 
 def transduce_serve(*arguments: str | Path) -> contextlib.AbstractContextManager[Process]:
-    """`transduce serve` on a port that the system chooses."""
+    """Run `transduce serve` on a free port within the context."""
     return running([sys.executable, "-m", "transduce", "serve", *arguments, "--port", "0"], announces_on="stderr")
 
 
@@ -119,19 +119,21 @@ def transduce_serve(*arguments: str | Path) -> contextlib.AbstractContextManager
 
 
 class Client:
-    """One connection that is used again."""
+    """A client with one persistent connection."""
 
     def __init__(self, url: str) -> None:
         self._address = urlsplit(url)
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def connect(self) -> None:
-        """Opens the connection, where that is not to be part of what is measured."""
+        """Open the connection, so that measurements can exclude connecting."""
         if self._streams is None:
             self._streams = await asyncio.open_connection(self._address.hostname, self._address.port)
 
     async def translate(self, text: str, source: str, target: str, *, hang_up_after: float | None = None) -> Answer:
-        """POST /translate; a client may hang up before the answer has come."""
+        """Send POST /translate and return the answer; the client may disconnect earlier, after `hang_up_after`
+        seconds.
+        """
         body = json.dumps({"q": text, "source": source, "target": target}).encode()
         head = f"{_HEAD}Content-Length: {len(body)}\r\n\r\n"
         started_at = time.monotonic()
@@ -150,7 +152,7 @@ class Client:
         return Answer(status, time.monotonic() - started_at, content, headers)
 
     def close(self) -> None:
-        """Hangs up."""
+        """Close the connection."""
         if self._streams is not None:
             self._streams[1].close()
         self._streams = None
@@ -168,7 +170,7 @@ def _parse_head(head: bytes) -> tuple[int, dict[str, str]]:
 
 
 def parse_answer(received: bytes, seconds: float) -> Answer | None:
-    """An answer that is whole; None where something is missing."""
+    """Parse an answer; return None if it is incomplete."""
     head, separator, body = received.partition(b"\r\n\r\n")
     if not separator:
         return None
@@ -179,7 +181,7 @@ def parse_answer(received: bytes, seconds: float) -> Answer | None:
 async def ask_all(
     url: str, texts: Sequence[str], *, clients: int, languages: tuple[str, str] = ("zh", "en")
 ) -> list[Answer]:
-    """One answer a text, by so many clients at once, each of which asks again when it has its answer."""
+    """Return one answer per text, by concurrent clients that each send the next text after an answer."""
     answers: list[Answer | None] = [None] * len(texts)
     numbers = iter(range(len(texts)))
 

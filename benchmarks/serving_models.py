@@ -1,4 +1,4 @@
-"""Model folders with random weights, for what does not depend on what a model has learnt.
+"""Create model folders with random weights, for measurements that do not depend on trained weights.
 
 python benchmarks/serving_models.py FOLDER --large
 """
@@ -23,13 +23,13 @@ _TRAINING_LINES = 20_000
 
 
 def sentences(count: int) -> list[str]:
-    """Chinese test sentences of Tatoeba; more than there are begin anew."""
+    """Return `count` Chinese test sentences of Tatoeba, repeated if there are too few."""
     lines = [line for line in read_lines(data_folder() / "tatoeba-zh-en" / "test.zh.gz") if line.strip()]
     return [lines[number % len(lines)] for number in range(count)]
 
 
 def write_random_model(folder: Path, *, large: bool) -> Path:
-    """A model folder: 6+6 layers × 512 and 16,000 pieces, or 1+1 × 64 and 2,000; the vocabulary is of Tatoeba."""
+    """Write a model folder: 6+6 layers × 512 and 16,000 tokens, or 1+1 × 64 and 2,000; the vocabulary is Tatoeba's."""
     if (folder / "config.json").exists():
         return folder
     source, target = (data_folder() / "tatoeba-zh-en" / f"train.{side}.gz" for side in ("zh", "en"))
@@ -64,12 +64,12 @@ def write_random_model(folder: Path, *, large: bool) -> Path:
 
 
 def main() -> int:
-    """Writes one."""
+    """Write a model folder."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("folder", type=Path)
-    options.add_argument("--large", action="store_true", help="6+6 layers × 512")
-    said = options.parse_args()
-    write_random_model(said.folder, large=said.large)
+    options.add_argument("--large", action="store_true", help="a model of 6+6 layers × 512")
+    args = options.parse_args()
+    write_random_model(args.folder, large=args.large)
     return 0
 
 

@@ -1,9 +1,9 @@
-"""The offline side of serving.py, in a process of its own: `transduce translate` without start and loading.
+"""Measure offline translation for serving.py in a separate process, without start and loading.
 
     python benchmarks/serving_offline.py MODEL LINES --singles 50
 
-Prints JSON: `seconds` for all lines together, `translations`, and `single_seconds`, the time of each of the first lines
-by itself.
+Prints JSON: `seconds` for all lines in one call, `translations`, and `single_seconds`, the times of the first lines
+translated separately.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from transduce.inference.load import open_translator
 
 
 def main() -> int:
-    """Translates."""
+    """Translate, and print the times."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("model")
     options.add_argument("lines", type=Path)
@@ -27,16 +27,16 @@ def main() -> int:
     options.add_argument("--max-length", type=int, default=25)
     options.add_argument("--threads", type=int)
     options.add_argument("--precision", default="auto")
-    said = options.parse_args()
-    translator = open_translator(said.model, precision=said.precision, threads=said.threads)
-    search = msgspec.structs.replace(translator.search, beam_size=said.beam_size, max_length=said.max_length)
-    lines = said.lines.read_text(encoding="utf-8").split("\n")[:-1]
+    args = options.parse_args()
+    translator = open_translator(args.model, precision=args.precision, threads=args.threads)
+    search = msgspec.structs.replace(translator.search, beam_size=args.beam_size, max_length=args.max_length)
+    lines = args.lines.read_text(encoding="utf-8").split("\n")[:-1]
     translator.translate(lines[:8], search)
     started_at = time.monotonic()
     translations = translator.translate(lines, search)
     seconds = time.monotonic() - started_at
     single_seconds = []
-    for line in lines[: said.singles]:
+    for line in lines[: args.singles]:
         started_at = time.monotonic()
         translator.translate([line], search)
         single_seconds.append(time.monotonic() - started_at)

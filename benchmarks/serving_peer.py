@@ -1,11 +1,10 @@
-"""A server as LibreTranslate's is made: waitress with 4 threads around CTranslate2, one translation a request.
+"""Run a server built like LibreTranslate's: waitress with 4 threads around CTranslate2, one translation per request.
 
     python serving_peer.py MODEL --beam-size 4 --max-length 25
 
-Runs in its own environment and imports nothing of ours. LibreTranslate itself downloads its language packages when it
-starts, so it cannot be started offline with a model of one's own; this does what is underneath it with the same
-weights, and none of what it does besides, which favours it. MODEL is one of our folders, which CTranslate2's own
-converter takes as the Hugging Face folder that it is.
+Runs in a separate environment without transduce. LibreTranslate downloads its language packages at start, so it cannot
+run offline with other models. This server uses its components with the same weights, without its other work, which
+favors the peer. MODEL is a folder of transduce, which CTranslate2's converter reads as a Hugging Face folder.
 """
 
 import argparse
@@ -24,7 +23,7 @@ WAITRESS_THREADS = 4
 
 
 class Application:
-    """POST /translate in JSON, in WSGI."""
+    """A WSGI application that answers POST /translate with JSON."""
 
     def __init__(self, model, *, threads, beam_size, max_length, compute_type):
         converted = str(Path(tempfile.mkdtemp()) / "model")
@@ -44,22 +43,22 @@ class Application:
 
 
 def main():
-    """Serves until it is ended."""
+    """Serve until terminated."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("model")
     options.add_argument("--threads", type=int, default=0)
     options.add_argument("--beam-size", type=int, default=4)
     options.add_argument("--max-length", type=int, default=25)
     options.add_argument("--compute-type", default="float32")
-    said = options.parse_args()
+    args = options.parse_args()
     application = Application(
-        said.model,
-        threads=said.threads,
-        beam_size=said.beam_size,
-        max_length=said.max_length,
-        compute_type=said.compute_type,
+        args.model,
+        threads=args.threads,
+        beam_size=args.beam_size,
+        max_length=args.max_length,
+        compute_type=args.compute_type,
     )
-    logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # one line a request otherwise
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # otherwise one line per request
     server = create_server(application, host="127.0.0.1", port=0, threads=WAITRESS_THREADS)
     print(f"http://127.0.0.1:{server.effective_port}", flush=True)
     server.run()

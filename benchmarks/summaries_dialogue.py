@@ -1,20 +1,21 @@
-"""Summaries of passages and replies to speeches, learnt from books: on held-out text, beside the trivial answers.
+"""Measure summaries of passages and replies to speeches, learned from books, against trivial baselines.
 
     python benchmarks/summaries_dialogue.py            # three trainings, about a quarter of an hour on one core
     python benchmarks/summaries_dialogue.py --quick    # the same on less work, without bars
 
-Both corpora are what the examples make of the Gutenberg novels (`examples/summaries.py`, `examples/dialogue.py`): pairs
-of lines, on which `transduce train` learns as it learns to translate. The test part is of stretches that training does
-not see. Both trainings begin with one model (`--init-from`) that was pretrained by denoising on the training text
-alone: a summary consists of words of its source, and what an encoder and a decoder need in order to copy words they
-learn from whole texts many times as fast as from headlines.
+Both corpora are made from the Gutenberg novels by `examples/summaries.py` and `examples/dialogue.py`: pairs of lines
+for `transduce train`, as for translation. The test part is from stretches of text that training does not see. Both
+trainings start from one model (`--init-from`) that was pretrained by denoising on the training part's text. A summary
+consists of words of its source, and learning to copy is many times as fast from whole texts as from headlines.
 
-* Summaries: ROUGE-1 and ROUGE-L of the headlines, beside the leading words of each passage. The leading rare words
-  stand beside them too: they need the frequencies of words, from which the references were made.
-* Replies: chrF, beside the most frequent reply, and of the 50 most frequent ones the one that has the best chrF on
-  dev. Nobody can foresee a reply's words, and chrF likes length: the same replies to the wrong speeches stand beside
-  them. What a model has learnt of conversation shows where it has to find the reply among ten (recall 1 in 10, Lowe et
-  al. 2015), by how much more probable the speech makes it than the nine other speeches do; who guesses finds 10 %.
+* Summaries: ROUGE-1 and ROUGE-L of headlines. The baseline is the leading words of each passage. Its leading rare words
+  are shown too, but they need word frequencies, from which the references were made.
+* Replies: chrF. Baselines are the most frequent reply, and the one of the 50 most frequent with the best chrF on dev. A
+  reply's words are unpredictable, and chrF favors length, so the same replies to the wrong speeches are shown too.
+* Recall: how often the right reply among ten (recall 1 in 10, Lowe et al. 2015) gains most probability from its speech
+  compared with nine other speeches; chance is 10 %.
+
+Bars: the model is better than each trivial baseline.
 """
 
 import subprocess
@@ -39,31 +40,31 @@ from transduce.evaluation.scores import score
 MOST_FREQUENT = 50
 CANDIDATES = 10
 SEARCH = {
-    # Greater than the usual 0.6: what is short is always the likelier, “Yes.” above all.
+    # Larger than the default 0.6, because short replies such as “Yes.” are always more probable.
     "summaries": ("--beam-size", "4", "--no-repeated-ngrams", "1", "--length-penalty", "1.0"),
     "dialogue": ("--beam-size", "4", "--no-repeated-ngrams", "3", "--length-penalty", "1.0", "--min-length", "10"),
 }
 
 
 class Work(NamedTuple):
-    """One size of the comparison."""
+    """The scope of a comparison: full or quick."""
 
     folder: Path
     pretraining_minutes: float
     minutes: float
-    """Of each task."""
+    """Training time of each task."""
     test_lines: int | None
 
 
 def train(folder: Path, minutes: float, *options: str) -> Path:
-    """A run by the command, gone on with where it was cut."""
+    """Run `transduce train`, resuming an interrupted run, and return its folder."""
     command = [sys.executable, "-m", "transduce", "train", "--out", str(folder), "--resume", "--minutes", str(minutes)]
     subprocess.run([*command, "--device", "cpu", "--threads", "1", *options], check=True, stdout=sys.stderr)
     return folder
 
 
 def pretrain(work: Work, files: dict[str, dict[str, Path]]) -> Path:
-    """A model that mends the passages of the training part."""
+    """Train a denoising model on the passages of the training part."""
     options = ["--task", "denoising", "--source", str(files["train"]["passage"]), "--preset", "tiny"]
     options += ["--dev-source", str(files["dev"]["passage"]), "--set", "tokenizer.vocabulary_size=8000"]
     sizes = ("model.num_encoder_layers=2", "model.num_decoder_layers=2", "model.dropout=0.1")
@@ -75,18 +76,18 @@ def pretrain(work: Work, files: dict[str, dict[str, Path]]) -> Path:
 def train_on_pairs(
     work: Work, name: str, pretrained: Path, files: dict[str, dict[str, Path]], sides: Sequence[str]
 ) -> Path:
-    """A model of a task."""
+    """Train a model on the pairs of a task."""
     options = ["--init-from", str(pretrained)]
     for option, part in (("", "train"), ("dev-", "dev")):
         options += [f"--{option}source", str(files[part][sides[0]]), f"--{option}target", str(files[part][sides[1]])]
     options += ["--set", "data.filters.max_length_ratio=100", "--set", "training.translate_dev=100"]
-    # Small steps: in minutes, their number counts.
+    # Small batches allow more steps in a few minutes.
     options += ["--set", "training.batch_tokens=800"]
     return train(work.folder / name, work.minutes, *options)
 
 
 def translate(model: Path, sources: Sequence[str], search: Sequence[str]) -> list[str]:
-    """What the model makes of each source."""
+    """Return the model's output for each source."""
     command = [sys.executable, "-m", "transduce", "translate", str(model), "--device", "cpu", "--threads", "1"]
     text = "".join(f"{source}\n" for source in sources).encode()
     found = subprocess.run([*command, *search], check=True, input=text, stdout=subprocess.PIPE).stdout
@@ -94,7 +95,7 @@ def translate(model: Path, sources: Sequence[str], search: Sequence[str]) -> lis
 
 
 def summary_rows(work: Work, *, judged: bool) -> tuple[Path, list[Row]]:
-    """ROUGE of headlines; and the pretrained model."""
+    """Return the pretrained model, and rows with the ROUGE of headlines."""
     pairs, rarities = summaries.make_pairs(data_folder() / "gutenberg")
     files = books.write_pairs(pairs, work.folder / "summaries-data", summaries.SIDES)
     pretrained = pretrain(work, files)
@@ -112,12 +113,20 @@ def summary_rows(work: Work, *, judged: bool) -> tuple[Path, list[Row]]:
         ("ROUGE-L", ours.rouge_l, leading.rouge_l, rare.rouge_l),
     ):
         rows.append(_row(f"headlines of {len(test):,} passages", value, name, "leading words", trivial, judged=judged))
-        rows.append(Row(f"the same, beside frequencies of words, {name}", value, name, "leading rare words", knowing))
+        rows.append(
+            Row(
+                f"headlines, against a baseline with word frequencies, {name}",
+                value,
+                name,
+                "leading rare words",
+                knowing,
+            )
+        )
     return pretrained, rows
 
 
 def dialogue_rows(work: Work, pretrained: Path, *, judged: bool) -> list[Row]:
-    """chrF of replies."""
+    """Return rows with the chrF and recall of replies."""
     pairs = dialogue.make_pairs(data_folder() / "gutenberg")
     files = books.write_pairs(pairs, work.folder / "dialogue-data", dialogue.SIDES)
     model = train_on_pairs(work, "dialogue", pretrained, files, dialogue.SIDES)
@@ -139,7 +148,7 @@ def dialogue_rows(work: Work, pretrained: Path, *, judged: bool) -> list[Row]:
 
 
 def recall(model: Path, test: Sequence[tuple[str, str]]) -> float:
-    """In how many percent of the speeches the right one of ten replies gains most by the speech."""
+    """Return the percentage of speeches for which the right one of ten replies gains most probability by the speech."""
     translator = transduce.load(model, task="translation", device="cpu", threads=1)
     found = tried = 0
     for first in range(0, len(test) - CANDIDATES + 1, CANDIDATES):
@@ -154,7 +163,7 @@ def recall(model: Path, test: Sequence[tuple[str, str]]) -> float:
 
 
 def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """Of English text."""
+    """Return the chrF of English text."""
     found = score(list(hypotheses), list(references), target_language="en").chrf.value
     return float(found)
 
@@ -166,26 +175,26 @@ def _row(name: str, ours: float, unit: str, peer: str, theirs: float, *, judged:
 
 
 def show(what: str, sources: Sequence[str], references: Sequence[str], written: Sequence[str]) -> None:
-    """Every fiftieth example, for the eye."""
+    """Print every fiftieth example."""
     for source, reference, found in list(zip(sources, references, written, strict=True))[::50]:
         print(f"  {source}\n    {what}, reference: {reference}\n    {what}, written:   {found}", file=sys.stderr)
 
 
 def main() -> int:
-    """Trains what is not finished, and reports."""
+    """Train what is not finished, and report."""
     options = parser(__doc__)
     options.add_argument("--pretraining-minutes", type=float, default=5.0)
-    options.add_argument("--minutes", type=float, default=4.0, help="of each training on pairs")
+    options.add_argument("--minutes", type=float, default=4.0, help="time of each training on pairs")
     options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "summaries-dialogue")
-    said = options.parse_args()
-    name = f"{said.pretraining_minutes:g}-{said.minutes:g}min"
-    work = Work(said.out / name, said.pretraining_minutes, said.minutes, None)
-    if said.quick:
-        work = Work(said.out / "quick", 1.0, 0.7, 100)
+    args = options.parse_args()
+    name = f"{args.pretraining_minutes:g}-{args.minutes:g}min"
+    work = Work(args.out / name, args.pretraining_minutes, args.minutes, None)
+    if args.quick:
+        work = Work(args.out / "quick", 1.0, 0.7, 100)
     print(machine(), file=sys.stderr)
-    judged = not said.quick
+    judged = not args.quick
     pretrained, rows = summary_rows(work, judged=judged)
-    return report(rows + dialogue_rows(work, pretrained, judged=judged), said.json)
+    return report(rows + dialogue_rows(work, pretrained, judged=judged), args.json)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Table 3 of the paper, scaled down to a laptop: what each change of the base model is worth.
+"""Reproduce the paper's Table 3, scaled down for a laptop: the effect of each change of the base model.
 
     python benchmarks/table3.py                   # 20 models, about two hours of two cores
     python benchmarks/table3.py --rows base big
     python benchmarks/table3.py --quick
 
-Multi30k, English to German as in the paper. All widths are a quarter of the paper's and the layers half as many (base:
-3+3 × 128, feed-forward 512, 8 heads of 16); post-norm, Adam, the paper's schedule with 400 steps of warm-up, no
-averaging, 8,000 pieces, 1,500 steps of 2,048 target tokens (`big`: three times as many, as in the paper). Figures are
-of dev, as the paper's: perplexity of a piece, and BLEU (beam 4). Runs that are complete are not repeated.
+Multi30k, English to German as in the paper. All widths are a quarter of the paper's, with half as many layers (base:
+3+3 × 128, feed-forward 512, 8 heads of 16). Training: post-norm, Adam, the paper's schedule with 400 warm-up steps, no
+averaging, 8,000 tokens, 1,500 steps of 2,048 target tokens (`big`: three times as many, as in the paper). Figures are
+on dev, as the paper's: perplexity per token, and BLEU (beam 4). The peer is the paper. Complete runs are not repeated.
 """
 
 import json
@@ -41,7 +41,7 @@ BIG: dict[str, str | float] = {"model.d_model": 256, "model.d_ff": 1024, "model.
 
 
 class Change(NamedTuple):
-    """A row: what is different, and what the paper has."""
+    """A row of the table: the changed settings, and the paper's figures."""
 
     settings: dict[str, str | float]
     perplexity: float
@@ -71,14 +71,14 @@ ROWS = {
     "big": Change(BIG, 4.33, 26.4),
 }
 QUICK = ("base", "C: a third of the layers")
-_STEPS_OF_BIG = 3  # times the others'
+_STEPS_OF_BIG = 3  # multiple of the other rows' steps
 
 
 def train(name: str, out: Path, steps: int) -> tuple[float, float]:
-    """Trains the model of a row; its perplexity and BLEU on dev."""
+    """Train the model of a row, and return its perplexity and BLEU on dev."""
     folder = out / name.replace(" ", "-").replace(":", "")
     settings = BASE | ROWS[name].settings
-    # Equation (3): the width and the warm-up decide the rate.
+    # Equation (3): width and warm-up determine the peak learning rate.
     rate = (float(settings["model.d_model"]) * float(settings["training.warmup_steps"])) ** -0.5
     command = [sys.executable, "-m", "transduce", "train", "--preset", "paper-base", "--out", str(folder), "--resume"]
     for option, part in (
@@ -100,7 +100,7 @@ def train(name: str, out: Path, steps: int) -> tuple[float, float]:
 
 
 def _perplexities(folder: Path) -> Iterator[float]:
-    """Of each validation; the model that is kept has the least."""
+    """Yield the perplexity of each validation; the best model has the lowest."""
     for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         event = json.loads(line)
         if event["event"] == "validation":
@@ -108,22 +108,22 @@ def _perplexities(folder: Path) -> Iterator[float]:
 
 
 def main() -> int:
-    """Trains the rows, and reports each one's figures beside the paper's."""
+    """Train all rows, and report their figures next to the paper's."""
     options = parser(__doc__)
     options.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     options.add_argument("--steps", type=int, default=1500)
-    options.add_argument("--jobs", type=int, default=2, help="models that are trained side by side, a thread each")
+    options.add_argument("--jobs", type=int, default=2, help="number of models trained concurrently, one thread each")
     options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "table3")
-    said = options.parse_args()
+    args = options.parse_args()
     print(machine())
-    names, steps = (QUICK, 150) if said.quick else (said.rows, said.steps)
-    with ThreadPoolExecutor(said.jobs) as pool:
-        found = dict(zip(names, pool.map(lambda name: train(name, said.out / str(steps), steps), names), strict=True))
+    names, steps = (QUICK, 150) if args.quick else (args.rows, args.steps)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        found = dict(zip(names, pool.map(lambda name: train(name, args.out / str(steps), steps), names), strict=True))
     rows = []
     for name, (perplexity, bleu) in found.items():
         rows.append(Row(f"{name}, perplexity", perplexity, "", peer="the paper's", peer_value=ROWS[name].perplexity))
         rows.append(Row(f"{name}, BLEU", bleu, "on dev", peer="the paper's", peer_value=ROWS[name].bleu))
-    return report(rows, said.json)
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

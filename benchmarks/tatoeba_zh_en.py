@@ -1,13 +1,13 @@
-"""Tatoeba Chinese to English, ours against JoeyNMT 2.3.0: BLEU and chrF on test after the same minutes of training.
+"""Compare Tatoeba Chinese to English with JoeyNMT 2.3.0: BLEU and chrF on test after the same training time.
 
-    python benchmarks/tatoeba_zh_en.py                      # 45 minutes each; what is finished is not repeated
+    python benchmarks/tatoeba_zh_en.py                      # 45 minutes each; finished parts are not repeated
     python benchmarks/tatoeba_zh_en.py --only joeynmt-256   # one of: ours, joeynmt-ours, joeynmt-256
     taskset -c 1 python benchmarks/tatoeba_zh_en.py --only joeynmt-256 --peer-minutes 62   # JoeyNMT on one core, longer
     python benchmarks/tatoeba_zh_en.py --quick              # one minute each, few dev and test sentences
 
-All get the same files and cores. Ours is `transduce train` with nothing said but the minutes. JoeyNMT has the settings
-of its own examples, a joint vocabulary of 8,000 pieces and batches of 4,096 tokens, in our shape and in 6+6 layers x
-256; the better of the two on test is the peer. Validation is off JoeyNMT's clock, and on ours. The bar is +8 BLEU.
+All have the same files and cores. Ours is `transduce train` with only the minutes set. JoeyNMT has the settings of its
+examples, a joint vocabulary of 8,000 tokens and batches of 4,096 tokens, with our model sizes and with 6+6 layers x
+256; the better of the two on test is the peer. JoeyNMT's clock excludes validation; ours includes it. Bar: +8 BLEU.
 """
 
 import itertools
@@ -30,12 +30,12 @@ from transduce.text.files import read_lines
 
 BAR_BLEU = 8.0
 SOURCE, TARGET = "zh", "en"
-# JoeyNMT 2.3.0 leaves out two packages that it imports, and breaks on later versions of sentencepiece.
+# JoeyNMT 2.3.0 does not declare two packages that it imports, and fails with later versions of sentencepiece.
 JOEYNMT = ("joeynmt==2.3.0", "importlib_metadata", "setuptools", "sentencepiece==0.2.0")
 JOEYNMT_SETTINGS = {
     "vocabulary_size": 8000,
     "batch_tokens": 4096,
-    # As in its transformer_small example, but for the warm-up, 1,000 steps there: 45 minutes hold one or two thousand.
+    # As in its transformer_small example, but a shorter warm-up than 1,000 steps: the run has one or two thousand.
     "learning_rate_factor": 0.5,
     "warmup_steps": 400,
     "beam_size": 5,
@@ -54,27 +54,29 @@ PARTS = {"ours": "transduce", "joeynmt-ours": "JoeyNMT, our shape", "joeynmt-256
 
 
 class Work(NamedTuple):
-    """One size of the comparison."""
+    """The scope of a comparison: full or quick."""
 
     folder: Path
     minutes: float
     peer_minutes: float
-    # JoeyNMT decodes without a cache: a part of the dev set is enough to choose its best checkpoint.
     joeynmt_dev_lines: int
+    """Dev sentences with which JoeyNMT selects its best checkpoint; it decodes slowly, without a cache."""
     joeynmt_validations: int
-    # In a translation by JoeyNMT; the longest training sentence has 46.
     most_pieces: int
-    # Of dev and test, for all; None: all of them.
+    """Maximum tokens of a translation by JoeyNMT; the longest training sentence has 46."""
     lines: int | None
+    """Maximum number of dev and of test sentences; None: all."""
 
 
 def full_work(out: Path, minutes: float, peer_minutes: float) -> Work:
-    """The comparison that the bar is for."""
+    """Return the full scope, for which the bar is defined."""
     return Work(out / f"{minutes:g}min", minutes, peer_minutes, 500, 5, 60, None)
 
 
 def quick_work(out: Path) -> Work:
-    """The same on less work; a model after one minute knows nothing yet, and rambles to the longest length."""
+    """Return a reduced scope with short translations, because a model trained for a minute repeats itself to
+    the limit.
+    """
     return Work(out / "quick", 1.0, 1.0, 40, 1, 20, 50)
 
 
@@ -82,7 +84,7 @@ Files = dict[str, dict[str, Path]]
 
 
 def write_corpus(source: Callable[[str, str], Path], folder: Path, limits: dict[str, int | None]) -> Files:
-    """The corpus as plain files by part and language, each part cut to its limit."""
+    """Write the corpus as plain text by part and language, each part cut to its limit."""
     folder.mkdir(parents=True, exist_ok=True)
     files: Files = {part: {side: folder / f"{part}.{side}" for side in (SOURCE, TARGET)} for part in limits}
     for part, limit in limits.items():
@@ -93,14 +95,14 @@ def write_corpus(source: Callable[[str, str], Path], folder: Path, limits: dict[
 
 
 def training_files(files: Files) -> dict[str, str]:
-    """The corpus as options of `transduce train`."""
+    """Return the corpus as options of `transduce train`."""
     options = {"source": ("train", SOURCE), "target": ("train", TARGET)}
     options |= {"dev-source": ("dev", SOURCE), "dev-target": ("dev", TARGET)}
     return {option: str(files[part][side]) for option, (part, side) in options.items()}
 
 
 def run_ours(work: Work, folder: Path, files: Files) -> dict[str, Any]:
-    """Trains with everything chosen by itself, resumed where it was cut, and translates by the default search."""
+    """Train with default settings, resuming an interrupted run, and translate with the default search."""
     model, evaluated = folder / "model", folder / "evaluation.json"
     command = train_command(training_files(files), model)
     subprocess.run([*command, "--minutes", str(work.minutes), "--device", "cpu", "--resume"], check=True)
@@ -114,14 +116,14 @@ def run_ours(work: Work, folder: Path, files: Files) -> dict[str, Any]:
 
 
 def our_shape(work: Work, files: Files) -> dict[str, float]:
-    """The sizes of the model that `transduce train` chooses for this corpus."""
+    """Return the model sizes that `transduce train` chooses for this corpus."""
     _, chosen = chosen_values(training_files(files), work.folder, work.minutes)
     values = {name: chosen[f"model.{name}"] for name in JOEYNMT_256}
     return {name: value if name == "dropout" else int(value) for name, value in values.items()}
 
 
 def run_joeynmt(work: Work, folder: Path, files: Files, shape: dict[str, float]) -> dict[str, Any]:
-    """Trains and translates in JoeyNMT's own environment; scored as ours."""
+    """Train and translate in JoeyNMT's environment, and score as ours."""
     folder.mkdir(parents=True, exist_ok=True)
     limits = {"train": None, "dev": work.joeynmt_dev_lines, "test": None}
     write_corpus(lambda part, side: files[part][side], folder / "data", limits)
@@ -151,7 +153,7 @@ def run_joeynmt(work: Work, folder: Path, files: Files, shape: dict[str, float])
 
 
 def run_part(part: str, work: Work, files: Files) -> None:
-    """Runs one side, unless it is finished, and keeps its result."""
+    """Run one side unless it is finished, and save its result."""
     folder = work.folder / part
     if (folder / RESULT).exists():
         return
@@ -167,13 +169,13 @@ def run_part(part: str, work: Work, files: Files) -> None:
 
 
 def finished(work: Work) -> dict[str, dict[str, Any]]:
-    """The scores of the parts that are finished."""
+    """Return the results of the finished parts."""
     results = {part: work.folder / part / RESULT for part in PARTS}
     return {part: json.loads(path.read_text(encoding="utf-8")) for part, path in results.items() if path.exists()}
 
 
 def make_rows(results: dict[str, dict[str, Any]], *, judged: bool) -> list[Row]:
-    """The scores of every finished part; where all are, ours against the better JoeyNMT."""
+    """Return the scores of every finished part, and if all are finished, the comparison with the better JoeyNMT."""
     rows = []
     for part, result in results.items():
         for metric in ("bleu", "chrf"):
@@ -200,7 +202,7 @@ def make_rows(results: dict[str, dict[str, Any]], *, judged: bool) -> list[Row]:
 
 
 def describe(part: str, result: dict[str, Any]) -> str:
-    """A part's training, scores and signatures, for people."""
+    """Return a readable summary of a part's training, scores and signatures."""
     training, scores = result["training"], result["scores"]
     decoding = ", ".join(f"{name}={value}" for name, value in scores["decoding"].items()) or "the default search"
     effort = f"{training['steps']:,} steps in {training['training_seconds']:,.0f} s on {result['threads']} threads"
@@ -210,23 +212,23 @@ def describe(part: str, result: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Runs what is not finished, and reports."""
+    """Run the unfinished parts and report."""
     options = parser(__doc__)
-    options.add_argument("--minutes", type=float, default=45.0, help="of training, each side")
-    options.add_argument("--peer-minutes", type=float, help="of JoeyNMT's training (default: as ours)")
-    options.add_argument("--only", choices=PARTS, help="run one side; the comparison is made once all are finished")
+    options.add_argument("--minutes", type=float, default=45.0, help="training minutes of each side")
+    options.add_argument("--peer-minutes", type=float, help="training minutes of JoeyNMT (default: as ours)")
+    options.add_argument("--only", choices=PARTS, help="run one side; the comparison needs all")
     options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "tatoeba-zh-en")
-    said = options.parse_args()
-    work = quick_work(said.out) if said.quick else full_work(said.out, said.minutes, said.peer_minutes or said.minutes)
+    args = options.parse_args()
+    work = quick_work(args.out) if args.quick else full_work(args.out, args.minutes, args.peer_minutes or args.minutes)
     print(machine(), file=sys.stderr)
     limits = {"train": None, "dev": work.lines, "test": work.lines}
     files = write_corpus(_original, work.folder / "data", limits)
-    for part in [said.only] if said.only else PARTS:
+    for part in [args.only] if args.only else PARTS:
         run_part(part, work, files)
     results = finished(work)
     for part, result in results.items():
         print(describe(part, result), file=sys.stderr)
-    return report(make_rows(results, judged=not said.quick), said.json)
+    return report(make_rows(results, judged=not args.quick), args.json)
 
 
 def _original(part: str, side: str) -> Path:

@@ -1,12 +1,12 @@
-"""Forecasts of a sum of sines with noise and a trend, beside repeating the last season: error on unseen time.
+"""Compare forecasts of a noisy sum of sines with a trend against repeating the last season: error on unseen time.
 
     python benchmarks/time_series.py            # two trainings of about three minutes on one thread
     python benchmarks/time_series.py --quick    # one of a minute, without bars
 
-The series has a day of 24 points and a week of 168 with two further waves that no season holds, a trend, and noise.
-The first 80 % are trained on, and the last tenth, after a tenth that chooses the best weights, is foretold one horizon
-after another. The bar is an error 30 % lower than that of repeating the last day and the last week: both are compared
-with, and the better one counts. What no forecast can beat is the noise; its deviation stands beside the errors.
+The series has a day of 24 points, a week of 168, two more waves with other periods, a trend, and noise. The first 80 %
+is the training part, the next tenth selects the best weights, and the last tenth is forecast one horizon after another.
+The peer is the better of repeating the last day and the last week. Bar: an error at least 30 % lower. The noise is the
+lower bound of any forecast's error; its deviation is shown next to the errors.
 """
 
 import json
@@ -27,7 +27,7 @@ HORIZON, PAST = 24, 192
 
 
 class Work(NamedTuple):
-    """One size of the comparison."""
+    """The scope of a comparison: full or quick."""
 
     folder: Path
     points: int
@@ -35,7 +35,7 @@ class Work(NamedTuple):
 
 
 def sines(points: int, seed: int = 7) -> NDArray[np.float64]:
-    """Waves of 24, 168, 57.3 and 11.1 points, a trend of 3 over 1,000 points, and noise."""
+    """Return waves of 24, 168, 57.3 and 11.1 points, a trend of 3 over 1,000 points, and noise."""
     time = np.arange(points)
     waves = ((1.0, 24.0, 0.3), (0.8, 168.0, 1.1), (0.7, 57.3, 2.0), (0.4, 11.1, 0.7))
     clean = sum(size * np.sin(2.0 * math.pi * time / period + phase) for size, period, phase in waves)
@@ -44,7 +44,10 @@ def sines(points: int, seed: int = 7) -> NDArray[np.float64]:
 
 
 def write_tables(folder: Path, points: int) -> dict[str, Path]:
-    """The series' first eight tenths, its ninth after the points that are read before it, and the same of the tenth."""
+    """Write the first eight tenths of the series as train, the ninth as dev and the tenth as test.
+
+    Dev and test start with the points that the model reads before its first forecast.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     values = sines(points)
     first, second = int(points * 0.8), int(points * 0.9)
@@ -57,7 +60,7 @@ def write_tables(folder: Path, points: int) -> dict[str, Path]:
 
 
 def train(work: Work, tables: dict[str, Path], likelihood: str) -> Path:
-    """A run by the command, gone on with where it was cut."""
+    """Run `transduce train`, resuming an interrupted run."""
     out = work.folder / likelihood
     command = [sys.executable, "-m", "transduce", "train", "--task", "time-series", "--out", str(out), "--resume"]
     command += ["--source", str(tables["train"]), "--dev-source", str(tables["dev"]), "--steps", str(work.steps)]
@@ -69,7 +72,7 @@ def train(work: Work, tables: dict[str, Path], likelihood: str) -> Path:
 
 
 def score(model: Path, table: Path, season: int) -> dict[str, Any]:
-    """Errors on the test part, beside those of a season's repetition."""
+    """Return the errors on the test part, and those of repeating a season."""
     command = [sys.executable, "-m", "transduce", "forecast", str(model), str(table), "--score", "--json", "-"]
     command += ["--season", str(season), "--device", "cpu", "--threads", "1"]
     found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -77,7 +80,7 @@ def score(model: Path, table: Path, season: int) -> dict[str, Any]:
 
 
 def rows_of(model: Path, table: Path, likelihood: str, *, judged: bool) -> list[Row]:
-    """Absolute and root mean square error, each beside the better repetition."""
+    """Return rows with mean absolute and root mean square error, each compared with the better repetition."""
     scores = {name: score(model, table, season) for name, season in SEASONS.items()}
     rows = []
     for error in ("mean_absolute", "root_mean_square"):
@@ -95,23 +98,23 @@ def rows_of(model: Path, table: Path, likelihood: str, *, judged: bool) -> list[
 
 
 def main() -> int:
-    """Trains what is not finished, and reports."""
+    """Train the unfinished models and report."""
     options = parser(__doc__)
     options.add_argument("--steps", type=int, default=800)
     options.add_argument("--points", type=int, default=8_000)
     options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "time-series")
-    said = options.parse_args()
-    work = Work(said.out / f"{said.points}-{said.steps}", said.points, said.steps)
+    args = options.parse_args()
+    work = Work(args.out / f"{args.points}-{args.steps}", args.points, args.steps)
     likelihoods = ["squared", "gaussian"]
-    if said.quick:
-        work, likelihoods = Work(said.out / "quick", 4_000, 300), ["squared"]
+    if args.quick:
+        work, likelihoods = Work(args.out / "quick", 4_000, 300), ["squared"]
     print(machine(), file=sys.stderr)
     tables = write_tables(work.folder / "data", work.points)
     rows = []
     for likelihood in likelihoods:
         model = train(work, tables, likelihood)
-        rows += rows_of(model, tables["test"], likelihood, judged=not said.quick)
-    return report(rows, said.json)
+        rows += rows_of(model, tables["test"], likelihood, judged=not args.quick)
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

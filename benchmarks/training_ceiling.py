@@ -1,8 +1,8 @@
-"""The best matrix product among a model's own shapes: what training_speed.py holds a whole step against.
+"""Measure the fastest matrix multiplication with a model's shapes, the upper bound for training_speed.py.
 
     python benchmarks/training_ceiling.py cpu 512 2048 8000 4096    # width, inner width, vocabulary, rows: operations/s
 
-A process of its own, so that libraries may be held to some instructions.
+It runs in a separate process, so that libraries can be restricted to some instruction sets.
 """
 
 import statistics
@@ -15,7 +15,7 @@ from transduce.machine import Machine, detect_machine
 
 
 def ceiling(d_model: int, d_ff: int, vocabulary_size: int, rows: int, machine: Machine) -> float:
-    """Operations a second of the fastest product of (rows, k) by (k, n), in the machine's precision."""
+    """Return the operations per second of the fastest GEMM of (rows, k) by (k, n), in the machine's precision."""
     dtype = torch.bfloat16 if machine.precision == "bf16" else torch.float32
     torch.set_num_threads(machine.threads)
     shapes = [(d_model, d_model), (d_model, 3 * d_model), (d_model, d_ff), (d_ff, d_model), (d_model, vocabulary_size)]
@@ -39,7 +39,7 @@ def _rate(rows: int, k: int, n: int, dtype: torch.dtype, device: str) -> float:
 
 
 def wait(device: str) -> None:
-    """Until a GPU has done everything."""
+    """Wait until a GPU has finished all work."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
 

@@ -1,7 +1,7 @@
-"""JoeyNMT 2.3.0 as a worker of training_speed.py, in its own environment; imports nothing of ours.
+"""Run JoeyNMT 2.3.0 as a worker of training_speed.py, in a separate environment without transduce.
 
-Its own model, loss and step on the same length-bucketed batches (its own batches have more padding). Settings that it
-shares with ours are equal; the rest are those of its examples.
+It uses JoeyNMT's model, loss and step on the same length-bucketed batches (JoeyNMT's own batches have more padding).
+Settings in common with transduce are equal; the rest are those of JoeyNMT's examples.
 """
 
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ OWN_SYMBOLS = 4
 
 
 def main() -> None:
-    """Trains."""
+    """Build the model and train as requested."""
     work, pairs = read_plan()
     torch.set_num_threads(work.threads)
     torch.manual_seed(1)
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def make_vocabulary(work: Work) -> Vocabulary:
-    """As many pieces as ours, after its own four symbols."""
+    """Return a vocabulary as large as transduce's, starting with JoeyNMT's four special symbols."""
     symbols = {"unk_id": 0, "pad_id": 1, "bos_id": 2, "eos_id": 3, "sep_id": None}
     texts = {"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "sep_token": None}
     special = SimpleNamespace(**symbols, **texts, lang_tags=[])
@@ -64,7 +64,7 @@ def make_vocabulary(work: Work) -> Vocabulary:
 
 
 def make_batch(work: Work, vocabulary: Vocabulary, source: Ids, target: Ids) -> Batch:
-    """A batch in its ids, with its start symbol before every target."""
+    """Convert a batch to JoeyNMT's ids, with its start symbol before every target."""
 
     def convert(ids: Ids) -> torch.Tensor:
         moved = torch.from_numpy(ids + OWN_SYMBOLS).clamp_max(work.vocabulary_size - 1)

@@ -1,4 +1,4 @@
-"""Hugging Face's Marian as a worker of training_speed.py, in an environment with transformers; imports nothing of ours.
+"""Run Hugging Face's Marian as a worker of training_speed.py, in an environment with transformers, without transduce.
 
 The same batches, AdamW (fused), clipping at norm 1, label smoothing by PyTorch's cross-entropy. `precision` is fp32,
 bf16 (autocast over fp32 weights) or pure-bf16 (bf16 weights and moments, which lose small updates).
@@ -13,9 +13,9 @@ from transformers import MarianConfig, MarianMTModel
 
 
 def main() -> None:
-    """Trains."""
+    """Build the model and train as requested."""
     work, pairs = read_plan()
-    torch.backends.cuda.enable_cudnn_sdp(enabled=False)  # it plans anew for every shape: its sdpa is far slower
+    torch.backends.cuda.enable_cudnn_sdp(enabled=False)  # cuDNN's attention plans anew for every shape: far slower
     torch.set_num_threads(work.threads)
     torch.manual_seed(1)
     config = MarianConfig(

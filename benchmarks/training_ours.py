@@ -1,4 +1,4 @@
-"""transduce as a worker of training_speed.py: the model, loss and optimiser of `transduce train`."""
+"""Run transduce as a worker of training_speed.py: the model, loss and optimizer of `transduce train`."""
 
 from typing import cast
 
@@ -8,9 +8,9 @@ from training_settings import RATE, Present, batch_of, config_of, optimizer_sett
 from training_worker import CHOSEN, PROCESSOR, Device, Ids, read_plan, serve
 
 from transduce.data.batches import Batch
-from transduce.kernels.select import kernels_of_training
+from transduce.kernels.select import kernels_for_training
 from transduce.machine import DTYPES, Precision, detect_machine
-from transduce.model.backend import training_with
+from transduce.model.backend import using_backend
 from transduce.model.transformer import Transformer
 from transduce.process_environment import keep_freed_memory
 from transduce.tasks.kinds.translation import TranslationTask
@@ -20,19 +20,19 @@ from transduce.training.prefetch import PrefetchedBatches
 
 
 class PartsAhead:
-    """Lays out all parts of a batch."""
+    """A prefetcher that prepares all micro-batches of a step."""
 
     def __init__(self, task: TranslationTask) -> None:
         self._task = task
 
     def look_ahead(self, parts: list[Batch]) -> None:
-        """Before it has its turn."""
+        """Prepare the micro-batches of a step before it runs."""
         for part in parts:
             self._task.prefetch(part)
 
 
 def main() -> None:
-    """Trains."""
+    """Build the model and train as requested."""
     work, pairs = read_plan()
     torch.set_num_threads(work.threads)
     torch.manual_seed(1)
@@ -69,7 +69,7 @@ def main() -> None:
         optimizer.step(tokens, RATE)
 
     gpu = Device(torch.cuda.synchronize, torch.cuda.max_memory_allocated, torch.cuda.empty_cache)
-    with training_with(kernels_of_training(kind, work.device)):
+    with using_backend(kernels_for_training(kind, work.device)):
         serve(work, pairs, step, gpu if work.device.startswith("cuda") else PROCESSOR)
 
 

@@ -1,14 +1,14 @@
-"""Is the fast path as good as plain float32? Multi30k English to German, the same steps and seeds in both.
+"""Compare the fast training path with plain float32: Multi30k English to German, the same steps and seeds.
 
     python benchmarks/training_quality.py                  # 2,000 steps, three seeds, both precisions
-    python benchmarks/training_quality.py --seeds 2        # one of them; a run that was cut is resumed
-    python benchmarks/training_quality.py --emulate        # bfloat16 on a processor without instructions for it
+    python benchmarks/training_quality.py --seeds 2        # one seed; an interrupted run is resumed
+    python benchmarks/training_quality.py --emulate        # emulated bfloat16, for processors without its instructions
     python benchmarks/training_quality.py --quick          # 40 steps, one seed
 
-The fast path is what `transduce train` chooses on this machine: its precision, and kernels of our own. The plain one
-has PyTorch's kernels. Where the machine has nothing faster than float32 there is nothing to compare, but
-`emulated_bf16.py` can tell what bfloat16 would do. The loss is that of the last validation, of the averaged weights, on
-all of dev; BLEU is that of its translations by beam search.
+The fast path is the default on this machine: its precision, and transduce's kernels. The peer is float32 with PyTorch's
+kernels. On machines without a faster precision there is nothing to compare, except with `emulated_bf16.py`. The loss is
+of the last validation with averaged weights on all of dev; BLEU is of its translations by beam search. Bar: losses
+within 1 %.
 """
 
 import json
@@ -29,14 +29,14 @@ PLAIN = "fp32"
 
 
 class Outcome(NamedTuple):
-    """A finished run, on dev."""
+    """The results of a finished run on dev."""
 
     loss: float
     bleu: float
 
 
 def train(out: Path, seed: int, precision: str, steps: int, *, emulate: bool) -> Outcome:
-    """One run, unless it is finished; resumed where it was cut."""
+    """Run a training unless it is finished, resuming an interrupted run, and return its results."""
     if not (out / "dev_score.json").exists():
         tok = data_folder() / "multi30k-en-de" / "tok"
         files = {"source": "train.en", "target": "train.de", "dev-source": "val.en", "dev-target": "val.de"}
@@ -57,30 +57,30 @@ def train(out: Path, seed: int, precision: str, steps: int, *, emulate: bool) ->
 
 
 def main() -> int:
-    """Trains both ways, and compares."""
+    """Train with both paths and compare."""
     options = parser(__doc__)
     options.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     options.add_argument("--steps", type=int, default=STEPS)
-    options.add_argument("--emulate", action="store_true", help="bfloat16 by float32, for its quality")
+    options.add_argument("--emulate", action="store_true", help="emulate bfloat16 by float32, to measure its quality")
     options.add_argument("--out", type=Path, default=REPOSITORY / "models" / "training-quality")
-    said = options.parse_args()
+    args = options.parse_args()
     print(machine(), file=sys.stderr)
-    fast = "bf16" if said.emulate else detect_machine("cpu").precision
+    fast = "bf16" if args.emulate else detect_machine("cpu").precision
     if fast == PLAIN:
         print("Nothing is faster than fp32 on this machine: there is nothing to compare.", file=sys.stderr)
-        return report([], said.json)
-    seeds, steps = (said.seeds[:1], 40) if said.quick else (said.seeds, said.steps)
-    out = said.out / f"{steps}-steps"
+        return report([], args.json)
+    seeds, steps = (args.seeds[:1], 40) if args.quick else (args.seeds, args.steps)
+    out = args.out / f"{steps}-steps"
     found = {
         precision: [
-            train(out / f"{precision}-{seed}", seed, precision, steps, emulate=said.emulate and precision != PLAIN)
+            train(out / f"{precision}-{seed}", seed, precision, steps, emulate=args.emulate and precision != PLAIN)
             for seed in seeds
         ]
         for precision in (fast, PLAIN)
     }
     ours, plain = (Outcome(mean([o.loss for o in f]), mean([o.bleu for o in f])) for f in found.values())
     difference = abs(ours.loss / plain.loss - 1.0)
-    judged, form = not said.quick, f"{fast}, emulated" if said.emulate else fast
+    judged, form = not args.quick, f"{fast}, emulated" if args.emulate else fast
     rows = [
         Row(
             f"Multi30k en-de after {steps:,} steps, dev loss",
@@ -94,7 +94,7 @@ def main() -> int:
         ),
         Row(f"Multi30k en-de after {steps:,} steps, dev", ours.bleu, f"BLEU in {form}", PLAIN, plain.bleu),
     ]
-    return report(rows, said.json)
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

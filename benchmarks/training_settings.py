@@ -1,4 +1,4 @@
-"""The settings with which training speed is measured: an optimiser as `transduce train` has it."""
+"""Common settings of training speed measurements, with the optimizer settings of `transduce train`."""
 
 from collections.abc import Sequence
 from typing import Generic, TypeVar
@@ -16,7 +16,7 @@ RATE, STEP_TOKENS, LABEL_SMOOTHING = 1e-4, 4096, 0.1
 
 
 def optimizer_settings(precision: str, optimizer: OptimizerName = "adam") -> ResolvedTraining:
-    """Settings of which only the optimiser's matter here: they are those of the default run."""
+    """Return training settings, of which only the optimizer's matter here; they are the defaults."""
     return ResolvedTraining(
         seed=1,
         steps=1000,
@@ -46,7 +46,7 @@ def optimizer_settings(precision: str, optimizer: OptimizerName = "adam") -> Res
 
 
 class Present(Generic[T]):
-    """Batches that are there already; on a GPU `transduce train` lays the next one out meanwhile."""
+    """A sequence of batches that exist already, in place of prefetching."""
 
     def __init__(self, batches: Sequence[T]) -> None:
         self._batches = batches
@@ -55,12 +55,12 @@ class Present(Generic[T]):
         return len(self._batches)
 
     def batch(self, epoch: int, position: int) -> T:  # noqa: ARG002
-        """One of them, the same in every epoch."""
+        """Return the batch at a position, the same in every epoch."""
         return self._batches[position]
 
 
 def config_of(work: Work) -> ModelConfig:
-    """Our model for it."""
+    """Return the configuration of transduce's model for the measurement."""
     return ModelConfig(
         source_vocabulary_size=work.vocabulary_size,
         target_vocabulary_size=work.vocabulary_size,
@@ -76,5 +76,5 @@ def config_of(work: Work) -> ModelConfig:
 
 
 def batch_of(source: Ids, target: Ids, pad_id: int) -> Batch:
-    """Padded ids as what training takes."""
+    """Return a `Batch` of padded ids."""
     return Batch(source, target, np.arange(len(source)), int((source != pad_id).sum()), int((target != pad_id).sum()))

@@ -1,19 +1,19 @@
-"""Training speed beside JoeyNMT 2.3.0 and Hugging Face's Marian: non-padding target tokens per second.
+"""Compare training speed with JoeyNMT 2.3.0 and Hugging Face's Marian: non-padding target tokens per second.
 
     python benchmarks/training_speed.py                       # both sizes, the ceiling, the memory
     python benchmarks/training_speed.py --size 512            # one of them
-    python benchmarks/training_speed.py --isa avx512          # as if the processor had no more than this
-    python benchmarks/training_speed.py --isa avx2 --skip bf16    # the same, without what takes minutes a step then
-    python benchmarks/training_speed.py --skip speed          # the memory alone
+    python benchmarks/training_speed.py --isa avx512          # restricted to AVX-512
+    python benchmarks/training_speed.py --isa avx2 --skip bf16    # restricted to AVX2, without bf16, which is very slow
+    python benchmarks/training_speed.py --skip speed          # only the memory
     python benchmarks/training_speed.py --device cuda         # base and big, 25,000 target tokens a step
     python benchmarks/training_speed.py --quick
 
-All get the same batches of ids: Tatoeba German to English by its real lengths, a joint vocabulary of 8,000 pieces,
-about 4,096 target tokens a step, sentences of like length together; and Adam. Two more rows of ours are without our
-kernels (`training.kernels` = torch), and with the Muon that `transduce train` chooses. Every
-toolkit is a process of its own; they take turns on the otherwise idle machine, and the median over the rounds counts.
-The first run makes the peers' environments. On a GPU the peer is Marian, the vocabulary has 32,000 pieces, and the
-hours of the paper's steps are derived.
+All have the same batches of ids: Tatoeba German to English with its real lengths, a joint vocabulary of 8,000 tokens,
+about 4,096 target tokens per step, batched by length; and Adam. Two more rows are for transduce without its own kernels
+(`training.kernels` = torch), and with Muon, the default of `transduce train`. Every toolkit is a separate process.
+Processes alternate on the otherwise idle machine; figures are medians over the rounds. The first run creates the peers'
+environments. On a GPU the peer is Marian, the vocabulary has 32,000 tokens, and the duration of the paper's steps is
+derived. `SIZES` has the bars.
 """
 
 import itertools
@@ -42,10 +42,10 @@ from transduce.text.tokenizer import Tokenizer
 
 MARIAN = ("transformers==5.23.0", "sentencepiece==0.2.1")
 JOEYNMT = ("joeynmt==2.3.0", "importlib_metadata", "setuptools", "sentencepiece==0.2.0")
-OURS_BY_MUON = "transduce, muon"  # the optimiser that `transduce train` chooses: fewer steps, each of more work
-OURS_BY_LIBRARY = "transduce, kernels=torch"  # `training.kernels`: PyTorch's operations, and no machine code of our own
-OURS_LAUNCHED = "transduce, record=false"  # `training.record`: operations of a step are launched one by one
-# What the libraries may use; each of the three has a variable of its own.
+OURS_BY_MUON = "transduce, muon"  # the default optimizer of `transduce train`: fewer steps, each with more work
+OURS_BY_LIBRARY = "transduce, kernels=torch"  # `training.kernels`: PyTorch's operations instead of own kernels
+OURS_LAUNCHED = "transduce, record=false"  # `training.record`: each operation of a step is launched separately
+# Environment variables that restrict the three libraries to an instruction set.
 ISA: dict[str, dict[str, str]] = {
     "all": {},
     "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "MKL_ENABLE_INSTRUCTIONS": "AVX512"},
@@ -54,7 +54,7 @@ ISA: dict[str, dict[str, str]] = {
 
 
 class Size(NamedTuple):
-    """A model, and the bars for it."""
+    """A model size and its bars."""
 
     name: str
     num_layers: int
@@ -76,12 +76,12 @@ SIZES = {
     "big": Size("big", 6, 1024, 4096, 16, 0.3, 25_000, 32_000, ceiling_bar=0.5, paper_steps=300_000),
 }
 GPU_BATCHES = 16
-BEHIND = 1.4  # times the speed of an engine's best form
+BEHIND = 1.4  # a form slower than the best by more than this factor is dropped
 SIZES_OF = {"cpu": ("512", "128"), "cuda": ("base", "big")}
 
 
 class Contender(NamedTuple):
-    """A toolkit in one of its forms."""
+    """A toolkit with one precision, attention, optimizer and kernel setting."""
 
     name: str
     script: str
@@ -93,7 +93,7 @@ class Contender(NamedTuple):
 
 
 def contenders(*, joeynmt: bool, kernels: bool = False, bf16: bool = True, fp32: bool = True) -> list[Contender]:
-    """Ours as it chooses by itself, but with the peers' optimiser, and the peers in every form."""
+    """Return transduce with default settings except for the peers' optimizer, and the peers in every form."""
     found = [
         Contender("transduce", "training_ours.py", CHOSEN),
         Contender(OURS_BY_MUON, "training_ours.py", CHOSEN, optimizer="muon"),
@@ -109,7 +109,7 @@ def contenders(*, joeynmt: bool, kernels: bool = False, bf16: bool = True, fp32:
 
 
 class Worker:
-    """A contender's process."""
+    """A process that runs one contender."""
 
     def __init__(self, contender: Contender, work: Work, environment: dict[str, str]) -> None:
         self.contender = contender
@@ -135,11 +135,11 @@ class Worker:
         )
 
     def wait(self) -> None:
-        """Until it has made its model."""
+        """Wait until the process has built its model."""
         self._read()
 
     def run(self, steps: int) -> dict[str, Any]:
-        """So many steps; seconds, tokens, memory."""
+        """Run this number of steps, and return seconds, tokens and memory."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{steps}\n")
         self.process.stdin.flush()
@@ -154,14 +154,14 @@ class Worker:
         return answer
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
 
 
 def write_batches(folder: Path, count: int, vocabulary_size: int, batch_tokens: int) -> Path:
-    """Batches of Tatoeba German to English."""
+    """Write batches of Tatoeba German to English to a file, and return its path."""
     path = folder / f"batches-{vocabulary_size}-{batch_tokens}.npz"
     if path.exists():
         return path
@@ -180,7 +180,7 @@ def write_batches(folder: Path, count: int, vocabulary_size: int, batch_tokens: 
 
 
 def make_work(size: Size, batches: Path, vocabulary_size: int, machine_here: Machine) -> Work:
-    """What all workers get."""
+    """Return the plan that all workers get."""
     return Work(
         batches=str(batches),
         vocabulary_size=vocabulary_size,
@@ -203,9 +203,9 @@ def make_work(size: Size, batches: Path, vocabulary_size: int, machine_here: Mac
 
 
 class Measured(NamedTuple):
-    """A contender's medians over the rounds."""
+    """Medians of a contender's figures over the rounds."""
 
-    target_rate: float  # non-padding tokens a second
+    target_rate: float  # non-padding tokens per second
     source_rate: float
     peak_bytes: int
 
@@ -213,26 +213,29 @@ class Measured(NamedTuple):
 def measure(
     found: Sequence[Contender], work: Work, rounds: int, seconds: float, environment: dict[str, str]
 ) -> dict[str, Measured]:
-    """All contenders in turns, each for about so many seconds a round.
+    """Measure all contenders alternately, each for about this many seconds per round.
 
-    A turn is a process of its own: several models with their optimisers would not fit in memory beside one another.
+    Each measurement starts a new process, because several models with their optimizers would not fit into memory
+    together.
     """
     answers: dict[str, list[dict[str, Any]]] = {}
     for _ in range(rounds):
         for contender in found:
             worker = Worker(contender, work, environment)
             worker.wait()
-            answers.setdefault(contender.name, []).append(_turn(worker, seconds, warm=1))
-            _tell(contender, answers[contender.name][-1])
+            answers.setdefault(contender.name, []).append(_measure_steps(worker, seconds, warm=1))
+            _log(contender, answers[contender.name][-1])
             worker.close()
     return {name: _medians(rows) for name, rows in answers.items()}
 
 
 def measure_on_gpu(found: Sequence[Contender], work: Work, rounds: int, seconds: float) -> dict[str, Measured]:
-    """The same with all processes from the beginning on: there is room for their weights, and each gives back the rest.
+    """Measure all contenders alternately in processes that run all the time, as their weights fit into GPU memory
+    together.
 
-    So before each is timed, it sees all batches, for which memory is found again. The first round is for nothing, as
-    programs are compiled in it; a form of Marian that is far behind its best in the second is not asked again.
+    Each process releases its cached memory after a measurement, so it first sees all batches again before it is timed.
+    The first round is a warm-up, in which kernels are compiled. Forms of Marian that are much slower than its best in
+    the second round are dropped.
     """
     answers: dict[str, list[dict[str, Any]]] = {}
     workers = [Worker(contender, work, {}) for contender in found]
@@ -241,8 +244,8 @@ def measure_on_gpu(found: Sequence[Contender], work: Work, rounds: int, seconds:
     running = workers
     for number in range(rounds + 1):
         for worker in running:
-            answer = _turn(worker, seconds, warm=GPU_BATCHES // 2)
-            _tell(worker.contender, answer)
+            answer = _measure_steps(worker, seconds, warm=GPU_BATCHES // 2)
+            _log(worker.contender, answer)
             if number:
                 answers.setdefault(worker.contender.name, []).append(answer)
         if not number:
@@ -259,13 +262,13 @@ def measure_on_gpu(found: Sequence[Contender], work: Work, rounds: int, seconds:
     return {name: _medians(rows) for name, rows in answers.items()}
 
 
-def _tell(contender: Contender, answer: dict[str, Any]) -> None:
+def _log(contender: Contender, answer: dict[str, Any]) -> None:
     rate = answer["target_tokens"] / answer["seconds"]
     print(f"... {contender.name}: {rate:,.0f} target tokens/s", file=sys.stderr, flush=True)
 
 
-def _turn(worker: Worker, seconds: float, *, warm: int) -> dict[str, Any]:
-    """What about so many seconds gave, after steps in which plans and programs are made."""
+def _measure_steps(worker: Worker, seconds: float, *, warm: int) -> dict[str, Any]:
+    """Return the result of about `seconds` seconds of steps, after warm-up steps."""
     each = min(worker.run(warm)["seconds"] / warm for _ in range(2))
     return worker.run(max(1, round(seconds / each)))
 
@@ -279,11 +282,13 @@ def _medians(rows: list[dict[str, Any]]) -> Measured:
 
 
 def speed_rows(size: Size, isa: str, measured: dict[str, Measured], *, on_gpu: bool, judged: bool) -> list[Row]:
-    """Ours against each peer; bars against JoeyNMT, where there is AMX, and against Marian at its best."""
+    """Return rows that compare transduce with each peer; bars are against JoeyNMT (with AMX), and against the best
+    Marian.
+    """
     ours = measured["transduce"].target_rate
     rows = []
-    honest = {name: m for name, m in measured.items() if name.startswith("Marian") and "pure" not in name}
-    best = max(honest, key=lambda name: honest[name].target_rate)
+    eligible = {name: m for name, m in measured.items() if name.startswith("Marian") and "pure" not in name}
+    best = max(eligible, key=lambda name: eligible[name].target_rate)
     has_amx = isa == "all" and detect_machine("cpu").amx
     marian_bar = 2.0 if on_gpu or has_amx else 1.15
     for name, peer in measured.items():
@@ -311,7 +316,9 @@ def _where(size: Size, isa: str) -> str:
 
 
 def measure_ceiling(size: Size, isa: str, device: str) -> float:
-    """Of a size's own products, by these instructions."""
+    """Return the operations per second of the fastest matrix multiplication with this size's shapes and instruction
+    set.
+    """
     shape = (size.d_model, size.d_ff, size.vocabulary_size, size.batch_tokens)
     command = [sys.executable, str(Path(__file__).with_name("training_ceiling.py")), device, *map(str, shape)]
     found = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **ISA[isa]})
@@ -319,10 +326,11 @@ def measure_ceiling(size: Size, isa: str, device: str) -> float:
 
 
 def ceiling_row(size: Size, isa: str, work: Work, ours: Measured, best: float, *, judged: bool) -> Row:
-    """The share of the best matrix product that the whole step reaches.
+    """Return a row with the fraction of the fastest matrix multiplication's speed that a whole step reaches.
 
-    6 operations for every parameter and token: the encoder's with the source's, the decoder's and the projection's with
-    the target's. The decoder's keys and values of the memory count with the source.
+    A step has 6 operations per parameter and token: the encoder's with source tokens, the decoder's and the
+    projection's with target tokens. The decoder's key and value projections of the encoder output count with source
+    tokens.
     """
     square, wide = size.d_model * size.d_model, size.d_model * size.d_ff
     on_source = size.num_layers * (4 * square + 2 * wide + 2 * square)
@@ -343,7 +351,9 @@ def ceiling_row(size: Size, isa: str, work: Work, ours: Measured, best: float, *
 
 
 def hours_rows(size: Size, ours: Measured) -> list[Row]:
-    """How long the paper's steps take at this rate, on one device: its batches held 25,000 target tokens."""
+    """Return a row with the duration of the paper's steps at this rate on one device; its batches had 25,000 target
+    tokens.
+    """
     if size.paper_steps is None:
         return []
     hours = size.paper_steps * size.batch_tokens / ours.target_rate / 3600
@@ -351,7 +361,7 @@ def hours_rows(size: Size, ours: Measured) -> list[Row]:
 
 
 def peak_row(size: Size, measured: dict[str, Measured]) -> Row:
-    """The GPU's memory beside that of the leanest form of Marian that keeps its updates."""
+    """Return a row that compares peak GPU memory with that of Marian's leanest form with float32 weights."""
     peaks = {name: m.peak_bytes / 2**30 for name, m in measured.items() if "pure" not in name}
     least = min((name for name in peaks if name.startswith("Marian")), key=lambda name: peaks[name])
     ours = peaks["transduce"]
@@ -360,7 +370,7 @@ def peak_row(size: Size, measured: dict[str, Measured]) -> Row:
 
 
 def memory_rows(folder: Path, machine_here: Machine, *, bf16: bool, quick: bool) -> list[Row]:
-    """Peak memory with a vocabulary of 32,000."""
+    """Return a row with the peak memory with a vocabulary of 32,000."""
     vocabulary_size = 8_000 if quick else 32_000
     size = SIZES["512"]
     batches = write_batches(folder, 8, vocabulary_size, size.batch_tokens)
@@ -387,55 +397,55 @@ def memory_rows(folder: Path, machine_here: Machine, *, bf16: bool, quick: bool)
     return [row]
 
 
-def measure_size(said: Any, size: Size, work: Work, isa: str, turns: tuple[int, float]) -> dict[str, Measured]:
-    """All contenders that the options ask for, in so many rounds of so many seconds each."""
-    if said.device == "cuda":
-        # The units for matrix products do not take float32 as it is.
+def measure_size(args: Any, size: Size, work: Work, isa: str, turns: tuple[int, float]) -> dict[str, Measured]:
+    """Measure all selected contenders, in `turns` = (rounds, seconds per round)."""
+    if args.device == "cuda":
+        # Tensor cores do not support plain float32.
         launched = Contender(OURS_LAUNCHED, "training_ours.py", CHOSEN, record=False)
         return measure_on_gpu([launched, *contenders(joeynmt=False, fp32=False)], work, *turns)
-    joeynmt = size.joeynmt_bar is not None and "joeynmt" not in said.skip and isa == "all"
-    found = contenders(joeynmt=joeynmt, kernels=True, bf16="bf16" not in said.skip)
+    joeynmt = size.joeynmt_bar is not None and "joeynmt" not in args.skip and isa == "all"
+    found = contenders(joeynmt=joeynmt, kernels=True, bf16="bf16" not in args.skip)
     return measure(found, work, *turns, ISA[isa])
 
 
 def main() -> int:
-    """Measures and reports."""
+    """Run the benchmark and report."""
     options = parser(__doc__)
     options.add_argument("--device", choices=SIZES_OF, default="cpu")
-    options.add_argument("--size", choices=SIZES, nargs="+", help="as the device asks for where nothing is said")
+    options.add_argument("--size", choices=SIZES, nargs="+", help="model sizes (default: by device)")
     options.add_argument("--isa", choices=ISA, nargs="+", default=["all"])
     options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--seconds", type=float, default=12.0, help="a contender and round, about")
+    options.add_argument("--seconds", type=float, default=12.0, help="approximate time per contender and round")
     options.add_argument("--skip", nargs="*", choices=("speed", "joeynmt", "bf16", "memory", "ceiling"), default=[])
-    options.add_argument("--keep", type=Path, help="where batches are kept, and found again by another run")
+    options.add_argument("--keep", type=Path, help="a folder that keeps the batches for other runs")
     options.add_argument("--verbose", action="store_true", help="show what the toolkits print")
-    said = options.parse_args()
+    args = options.parse_args()
     print(machine(), file=sys.stderr)
-    here = detect_machine(said.device)
-    turns = (2, 2.0) if said.quick else (said.rounds, said.seconds)
+    here = detect_machine(args.device)
+    turns = (2, 2.0) if args.quick else (args.rounds, args.seconds)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
-        folder = said.keep or Path(scratch)
+        folder = args.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        sizes = [] if "speed" in said.skip else said.size or SIZES_OF[said.device]
-        for isa, name in itertools.product(said.isa, sizes):
+        sizes = [] if "speed" in args.skip else args.size or SIZES_OF[args.device]
+        for isa, name in itertools.product(args.isa, sizes):
             size = SIZES[name]
-            count = GPU_BATCHES if said.device == "cuda" else 24 if said.quick else 64
+            count = GPU_BATCHES if args.device == "cuda" else 24 if args.quick else 64
             batches = write_batches(folder, count, size.vocabulary_size, size.batch_tokens)
             work = make_work(size, batches, size.vocabulary_size, here)
-            asks_ceiling = "ceiling" not in said.skip
-            best = measure_ceiling(size, isa, said.device) if asks_ceiling else 0.0
-            measured = measure_size(said, size, work, isa, turns)
-            rows += speed_rows(size, isa, measured, on_gpu=said.device == "cuda", judged=not said.quick)
-            if asks_ceiling:  # before and after, as machines are not always as fast
-                best = max(best, measure_ceiling(size, isa, said.device))
-                rows.append(ceiling_row(size, isa, work, measured["transduce"], best, judged=not said.quick))
+            asks_ceiling = "ceiling" not in args.skip
+            best = measure_ceiling(size, isa, args.device) if asks_ceiling else 0.0
+            measured = measure_size(args, size, work, isa, turns)
+            rows += speed_rows(size, isa, measured, on_gpu=args.device == "cuda", judged=not args.quick)
+            if asks_ceiling:  # measured before and after, because a machine's speed varies
+                best = max(best, measure_ceiling(size, isa, args.device))
+                rows.append(ceiling_row(size, isa, work, measured["transduce"], best, judged=not args.quick))
             rows += hours_rows(size, measured["transduce"])
-            if said.device == "cuda":
+            if args.device == "cuda":
                 rows.append(peak_row(size, measured))
-        if said.device == "cpu" and "memory" not in said.skip:
-            rows += memory_rows(folder, here, bf16="bf16" not in said.skip, quick=said.quick)
-    return report(rows, said.json)
+        if args.device == "cpu" and "memory" not in args.skip:
+            rows += memory_rows(folder, here, bf16="bf16" not in args.skip, quick=args.quick)
+    return report(rows, args.json)
 
 
 if __name__ == "__main__":

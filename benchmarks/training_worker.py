@@ -1,7 +1,7 @@
-"""What the workers of training_speed.py have in common; imports neither ours nor a peer's package.
+"""Protocol of the worker processes of training_speed.py; imports no toolkit.
 
-A worker is one toolkit in a process of its own. It reads a plan, says "ready", and then takes as many steps as each
-line of its input says, answering with a line of JSON. So the toolkits can take turns on an otherwise idle machine.
+A worker runs one toolkit in a separate process. It reads a plan, reports "ready", runs as many steps as each line of
+standard input requests, and answers with a line of JSON. Thus toolkits can alternate on an otherwise idle machine.
 """
 
 import json
@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
-CHOSEN = "chosen"  # by what the machine, as it is shown to the worker, has
+CHOSEN = "chosen"  # the default on the machine, as visible to the worker
 
 
 class Work(NamedTuple):
-    """The model and the batches that every worker gets."""
+    """The model sizes, batches and settings that every worker gets."""
 
     batches: str  # an .npz file: s0, t0, s1, t1, … of ids padded at the right
     vocabulary_size: int
@@ -35,14 +35,14 @@ class Work(NamedTuple):
     threads: int
     device: str
     precision: str  # fp32, bf16 (autocast for a peer) or pure-bf16; CHOSEN by ours
-    attention: str  # sdpa or eager; ours chooses by itself
-    optimizer: Literal["adam", "muon"]  # muon is ours alone
-    kernels: Literal["native", "torch"] | None  # of ours; None: as chosen
-    record: bool | None  # of ours: whether steps on a GPU are recorded; None: by choice
+    attention: str  # sdpa or eager; ignored by ours
+    optimizer: Literal["adam", "muon"]  # only ours has muon
+    kernels: Literal["native", "torch"] | None  # of ours; None: the default
+    record: bool | None  # of ours: whether GPU steps are recorded; None: the default
 
 
 def read_plan() -> tuple[Work, list[tuple[Ids, Ids]]]:
-    """The plan that stands in the first argument, and its batches."""
+    """Return the plan from the first argument, and its batches."""
     work = Work(**json.loads(sys.argv[1]))
     with np.load(work.batches) as arrays:
         pairs = [(arrays[f"s{n}"], arrays[f"t{n}"]) for n in range(len(arrays.files) // 2)]
@@ -50,16 +50,16 @@ def read_plan() -> tuple[Work, list[tuple[Ids, Ids]]]:
 
 
 class Device(NamedTuple):
-    """What a worker must know of where it computes."""
+    """Functions of the device on which a worker computes."""
 
     wait: Callable[[], object]
     peak_bytes: Callable[[], int]
     release: Callable[[], object] = lambda: None
-    """Gives back memory that is not in use: others take their turn."""
+    """Releases unused memory for the other processes."""
 
 
 def processor_peak() -> int:
-    """The most memory that the process has had."""
+    """Return the peak memory of the process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -67,8 +67,8 @@ PROCESSOR = Device(lambda: None, processor_peak)
 
 
 def serve(work: Work, pairs: list[tuple[Ids, Ids]], step: Callable[[int], Any], device: Device = PROCESSOR) -> None:
-    """Takes steps as asked; `step(n)` trains on batch n."""
-    _say({"ready": True})
+    """Run training steps as standard input requests; `step(n)` trains on batch n."""
+    _send({"ready": True})
     position = 0
     for line in sys.stdin:
         tokens = source_tokens = 0
@@ -88,13 +88,13 @@ def serve(work: Work, pairs: list[tuple[Ids, Ids]], step: Callable[[int], Any], 
             "peak_bytes": device.peak_bytes(),
         }
         device.release()
-        _say(answer)
+        _send(answer)
 
 
-def _say(answer: dict[str, Any]) -> None:
+def _send(answer: dict[str, Any]) -> None:
     os.write(_ANSWERS, (json.dumps(answer) + "\n").encode())
 
 
-# What a toolkit prints must not come between the answers.
+# Redirect the toolkit's output to standard error, so that it does not mix with the answers.
 _ANSWERS = os.dup(1)
 os.dup2(2, 1)

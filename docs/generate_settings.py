@@ -212,7 +212,7 @@ def rules() -> Iterator[str]:
 
 
 def _link_pages(text: str) -> str:
-    return re.sub(r"docs/(\w+)\.md", r"[\1](\1.md)", text.replace("docs/benchmarks.md", "docs/results.md"))
+    return re.sub(r"docs/(\w+)\.md", r"[\1](\1.md)", text)
 
 
 def page() -> str:

@@ -1,9 +1,9 @@
-"""Makes the pictures of the READMEs: three plots, and screenshots of both pages. Needs `transduce[plot,serve]`.
+"""Draw the pictures of the READMEs: three plots, and screenshots of both web pages. Needs `transduce[plot,serve]`.
 
     make demo
     .venv/bin/python docs/make_pictures.py models/demo
 
-The screenshots need playwright and a Chromium besides; without them they are left as they are, and a line says so.
+The screenshots also need playwright and Chromium; without these, existing screenshots stay unchanged.
 """
 
 import argparse
@@ -43,7 +43,7 @@ MOST_BYTES = 150_000
 
 
 def main() -> None:
-    """Draws all of them."""
+    """Draw all pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="the folder of the demonstration's model")
     translator = open_translator(parser.parse_args().model, precision="fp32", device="cpu")
@@ -61,10 +61,10 @@ def main() -> None:
 
 
 def take_screenshots(inspected: str, translator: Translator) -> None:
-    """Both pages as a person sees them: that of one translation, and that of a server."""
+    """Take screenshots of the page of one translation, and of a server's page."""
     browser = next((each for each in BROWSERS if Path(each).exists()), None)
     if browser is None or find_spec("playwright") is None:
-        sys.stderr.write("No screenshots: they need playwright and Chromium. Those that there are stay as they are.\n")
+        sys.stderr.write("No screenshots: they need playwright and Chromium. Existing screenshots stay unchanged.\n")
         return
     from playwright.sync_api import sync_playwright
 
@@ -87,7 +87,7 @@ def take_screenshots(inspected: str, translator: Translator) -> None:
 
 @contextmanager
 def served(translator: Translator) -> Iterator[str]:
-    """The address of a server with this model, as `transduce serve` starts it."""
+    """Run a server with this model like `transduce serve` within the context, and yield its address."""
     settings = ServingSettings(port=0)
     opened = open_socket(settings.host, settings.port)
     service = Service([ServedModel(translator, languages=LANGUAGES)], settings)
@@ -102,12 +102,12 @@ def served(translator: Translator) -> Iterator[str]:
 
 
 def point_at_word(page: "Page") -> None:
-    """With the pointer at a word."""
+    """Move the pointer to a word."""
     page.locator(".word").nth(2).hover()
 
 
 def try_another_word(page: "Page") -> None:
-    """A translation, and what it would be with another verb."""
+    """Translate a sentence, and show the translation with another verb."""
     page.locator("#text").fill(SENTENCE)
     page.get_by_role("row", name="_bought").get_by_role("button").click()
     page.locator(".comparison").wait_for()

@@ -1,7 +1,7 @@
-"""Books in plain text, as Project Gutenberg has them: paragraphs, dealt into a training, a dev and a test part.
+"""Reader of plain-text books, as from Project Gutenberg, that splits paragraphs into training, dev and test parts.
 
-A book is cut into stretches of 100 paragraphs. Of twenty stretches one is of the dev part and one of the test part, so
-that all authors and persons are in all parts, and no paragraph stands in two of them.
+A book is split into stretches of 100 paragraphs. Of twenty stretches, one belongs to dev and one to test. So all
+authors and persons occur in all parts, and no paragraph occurs in two parts.
 """
 
 import re
@@ -21,7 +21,7 @@ Pair = tuple[str, str]
 
 
 def find_books(folder: Path) -> list[Path]:
-    """The texts of a folder, plain or gzip, by name."""
+    """Return the text files of a folder, plain or gzip, sorted by name."""
     books = sorted([*folder.glob("*.txt"), *folder.glob("*.txt.gz")])
     if not books:
         raise TransduceError(f"There are no books in {folder}: name a folder of .txt or .txt.gz files.")
@@ -29,38 +29,40 @@ def find_books(folder: Path) -> list[Path]:
 
 
 def read_stretches(book: Path) -> Iterator[tuple[str, list[str]]]:
-    """Runs of paragraphs, each with the part it belongs to. Quotation marks are “ and ” in all books."""
+    """Yield stretches of paragraphs with their parts; quotation marks are normalized to “ and ”."""
     paragraphs = [even_quotes(" ".join(_MARKUP.sub("", text).split())) for text in join_lines(read_lines(book))]
     for number, first in enumerate(range(0, len(paragraphs), _STRETCH)):
-        place = number % _CYCLE
-        part = "dev" if place == _DEV else "test" if place == _TEST else "train"
+        position = number % _CYCLE
+        part = "dev" if position == _DEV else "test" if position == _TEST else "train"
         yield part, paragraphs[first : first + _STRETCH]
 
 
 def even_quotes(paragraph: str) -> str:
-    """Straight quotation marks open and close in turn; a speech that goes on in the next paragraph does not close."""
-    pieces = paragraph.split('"')
+    """Replace straight quotation marks by alternating “ and ”; a speech that continues in the next paragraph stays
+    open.
+    """
+    segments = paragraph.split('"')
     return "".join(
-        piece + ("" if number == len(pieces) - 1 else "“" if number % 2 == 0 else "”")
-        for number, piece in enumerate(pieces)
+        segment + ("" if number == len(segments) - 1 else "“" if number % 2 == 0 else "”")
+        for number, segment in enumerate(segments)
     )
 
 
 def without_repeats(pairs: dict[str, list[Pair]]) -> dict[str, list[Pair]]:
-    """Each pair once; those of dev and test are none of training's."""
+    """Remove repeated pairs within and across parts; training keeps the first occurrence."""
     seen: set[Pair] = set()
-    kept: dict[str, list[Pair]] = {}
+    unique: dict[str, list[Pair]] = {}
     for part in ("train", "dev", "test"):
-        kept[part] = []
+        unique[part] = []
         for pair in pairs[part]:
             if pair not in seen:
                 seen.add(pair)
-                kept[part].append(pair)
-    return kept
+                unique[part].append(pair)
+    return unique
 
 
 def write_pairs(pairs: dict[str, list[Pair]], folder: Path, sides: Sequence[str]) -> dict[str, dict[str, Path]]:
-    """Writes two files a part, line by line: train.paragraph and train.headline, for instance; returns where."""
+    """Write two files per part, such as train.paragraph and train.headline, and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, dict[str, Path]] = {}
     for part, found in pairs.items():

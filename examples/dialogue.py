@@ -1,4 +1,4 @@
-"""Makes a corpus for dialogue out of books: what somebody says, and what is said next.
+r"""Make a dialogue corpus from books: utterances and the replies to them.
 
     python examples/dialogue.py BOOKS corpus/        # a folder of .txt or .txt.gz files
     transduce train --source corpus/train.speech --target corpus/train.reply \
@@ -6,8 +6,8 @@
         --set data.filters.max_length_ratio=100 --out models/dialogue
     echo "Where have you been?" | transduce translate models/dialogue --no-repeated-ngrams 3 --min-length 10
 
-Two paragraphs that follow each other and both begin with a quotation mark are mostly two persons who talk to each
-other. Of each the words in quotation marks are taken, without the author's “said she”.
+Two consecutive paragraphs that both begin with a quotation mark are usually two persons talking to each other. The
+corpus takes the words in quotation marks from each, without the author's “said she”.
 """
 
 import re
@@ -27,28 +27,28 @@ _QUOTED = re.compile(r"“([^“”]*)”?")
 
 
 def spoken(paragraph: str) -> str | None:
-    """What is said in a paragraph that begins with a quotation mark; None in others, and where it is long."""
+    """Return the quoted words of a paragraph that begins with a quotation mark; None for other or long paragraphs."""
     if not paragraph.startswith("“"):
         return None
-    said = " ".join(" ".join(_QUOTED.findall(paragraph)).split())
-    # Before “said she” there is a comma, with which no speech ends.
-    said = f"{said[:-1]}." if said.endswith(",") else said
-    return said if 1 <= len(said.split()) <= _MOST_WORDS else None
+    quoted = " ".join(" ".join(_QUOTED.findall(paragraph)).split())
+    # A comma before “said she” becomes the end of the sentence.
+    quoted = f"{quoted[:-1]}." if quoted.endswith(",") else quoted
+    return quoted if 1 <= len(quoted.split()) <= _MOST_WORDS else None
 
 
 def exchanges(paragraphs: Iterable[str]) -> list[Pair]:
-    """Speeches with their replies."""
-    said = [spoken(paragraph) for paragraph in paragraphs]
-    return [(one, other) for one, other in pairwise(said) if one is not None and other is not None]
+    """Return pairs of speeches and replies from consecutive paragraphs."""
+    speeches = [spoken(paragraph) for paragraph in paragraphs]
+    return [(one, other) for one, other in pairwise(speeches) if one is not None and other is not None]
 
 
 def most_frequent(replies: Iterable[str], count: int) -> list[str]:
-    """The replies that are given most often; of equals the earlier ones."""
+    """Return the most frequent replies; among equals, the earlier ones first."""
     return [reply for reply, _ in Counter(replies).most_common(count)]
 
 
 def make_pairs(folder: Path) -> dict[str, list[Pair]]:
-    """Speeches and replies, by part."""
+    """Return speeches and replies of all books, by part."""
     pairs: dict[str, list[Pair]] = {"train": [], "dev": [], "test": []}
     for book in find_books(folder):
         for part, found in read_stretches(book):
@@ -57,7 +57,7 @@ def make_pairs(folder: Path) -> dict[str, list[Pair]]:
 
 
 def main() -> int:
-    """Writes two files for each part."""
+    """Write two files for each part."""
     if len(sys.argv) != 3:
         raise SystemExit(__doc__)
     try:

@@ -1,4 +1,4 @@
-"""Makes a corpus for summarisation out of books: passages, and headlines in the style of a telegram.
+r"""Make a summarization corpus from books: passages, and headlines in the style of a telegram.
 
     python examples/summaries.py BOOKS corpus/        # a folder of .txt or .txt.gz files
     transduce train --task denoising --source corpus/train.passage --dev-source corpus/dev.passage \
@@ -8,11 +8,10 @@
         --set data.filters.max_length_ratio=100 --out models/summaries
     transduce translate models/summaries --no-repeated-ngrams 1 --length-penalty 1 < passages.txt
 
-A passage is what a paragraph says in whole sentences of 6 to 45 words together. Its headline has one word for six, two
-to five, in their order: those that tell most about it, whose frequency in the passage times its inverse in the training
-part (tf-idf, Spärck Jones 1972) is highest, of the words that ten passages of that part have at least. A model is told
-nothing of frequencies. It has to find out which words say much, choose among all of a passage, and copy them. To copy
-it learns from whole texts, by denoising: from headlines alone that takes many times as long.
+A passage is a run of whole sentences of a paragraph, 6 to 45 words. Its headline has one word per six, two to five, in
+their order: those with the highest tf-idf (Spärck Jones 1972), among words that occur in at least ten passages of the
+training part. A model does not see frequencies: it must learn which words are informative, select some, and copy them.
+Denoising teaches copying from whole texts; learning it from headlines takes many times as long.
 """
 
 import math
@@ -35,27 +34,29 @@ _WORD = re.compile(r"[^\W\d_]+(?:[’'][^\W\d_]+)?")
 
 
 def words_of(text: str) -> list[str]:
-    """Its words, without marks and numbers."""
+    """Return the words of a text, without punctuation and numbers."""
     return _WORD.findall(text)
 
 
 def passages(paragraph: str) -> Iterator[str]:
-    """Runs of its sentences, as long as may be; sentences that are too long or left over are passed by."""
-    waiting: list[str] = []
+    """Yield the longest possible runs of a paragraph's sentences; sentences that are too long and short rests are
+    skipped.
+    """
+    run: list[str] = []
     for sentence in [*split_sentences(paragraph), None]:
-        if sentence is None or len(words_of(" ".join([*waiting, sentence]))) > _MOST_WORDS:
-            passage = " ".join(waiting)
+        if sentence is None or len(words_of(" ".join([*run, sentence]))) > _MOST_WORDS:
+            passage = " ".join(run)
             if len(words_of(passage)) >= _FEWEST_WORDS:
                 yield passage
-            waiting = []
+            run = []
         if sentence is not None and len(words_of(sentence)) <= _MOST_WORDS:
-            waiting.append(sentence)
+            run.append(sentence)
 
 
 def rarity(texts: Iterable[str]) -> dict[str, float]:
-    """The logarithm of how many texts there are for one that has a word, by the word in lower case.
+    """Return the inverse document frequency of each word in lower case, as a logarithm.
 
-    Words that hardly any has are left out.
+    Words that occur in very few texts are omitted.
     """
     counts: Counter[str] = Counter()
     number = 0
@@ -66,34 +67,36 @@ def rarity(texts: Iterable[str]) -> dict[str, float]:
 
 
 def headline_words(passage: str) -> int:
-    """How many words the headline of a passage has."""
+    """Return the number of words of a passage's headline."""
     return max(_FEWEST, min(_MOST, len(words_of(passage)) // _WORDS_FOR_ONE))
 
 
 def headline(passage: str, rarities: dict[str, float]) -> str:
-    """The words that tell most, in the order in which they are first said; of equals the earlier ones."""
+    """Return the words with the highest tf-idf in order of first occurrence; among equals, the earlier ones."""
     words = words_of(passage)
     counts = Counter(word.lower() for word in words if word.lower() in rarities)
-    first = {word.lower(): place for place, word in reversed(list(enumerate(words)))}
+    first = {word.lower(): position for position, word in reversed(list(enumerate(words)))}
     ranked = sorted(counts, key=lambda word: (-counts[word] * rarities[word], first[word]))
-    places = sorted(first[word] for word in ranked[: headline_words(passage)])
-    return " ".join(words[place].lower() for place in places)
+    positions = sorted(first[word] for word in ranked[: headline_words(passage)])
+    return " ".join(words[position].lower() for position in positions)
 
 
 def leading_words(passage: str) -> str:
-    """The trivial answer: as many words from the beginning."""
+    """Return the trivial baseline: the first words of the passage, as many as the headline has."""
     return " ".join(word.lower() for word in words_of(passage)[: headline_words(passage)])
 
 
 def leading_rare_words(passage: str, rarities: dict[str, float]) -> str:
-    """A better one, which knows what no model is told: the first words that one passage in two hundred has at most."""
+    """Return a baseline that knows word frequencies: the first words that occur in at most one passage in two
+    hundred.
+    """
     words = dict.fromkeys(word.lower() for word in words_of(passage))
     rare = [word for word in words if rarities.get(word, 0.0) > math.log(200.0)]
     return " ".join(rare[: headline_words(passage)])
 
 
 def make_pairs(folder: Path) -> tuple[dict[str, list[Pair]], dict[str, float]]:
-    """Passages with their headlines, by part, and how rare words are in the training part."""
+    """Return passages with headlines by part, and the inverse document frequencies in the training part."""
     texts: dict[str, list[str]] = {"train": [], "dev": [], "test": []}
     for book in find_books(folder):
         for part, found in read_stretches(book):
@@ -104,7 +107,7 @@ def make_pairs(folder: Path) -> tuple[dict[str, list[Pair]], dict[str, float]]:
 
 
 def main() -> int:
-    """Writes two files for each part."""
+    """Write two files for each part."""
     if len(sys.argv) != 3:
         raise SystemExit(__doc__)
     try:

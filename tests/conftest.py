@@ -1,4 +1,4 @@
-"""What all tests share: the corpora, one thread a worker, and the same random numbers every time."""
+"""Common fixtures of all tests: corpora, one thread per worker, and fixed random seeds."""
 
 import importlib.util
 import os
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 _BROWSERS = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
 
-# Workers run side by side; torch reads this when it is first imported, which no test has done yet.
+# Workers run concurrently; torch reads this when it is first imported, which no test has done yet.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -183,16 +183,16 @@ def threads(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The least work of decoding is shared by all threads, even if other processes have their cores."""
-    crew = pytest.importorskip(
+    """Make all threads share the smallest work of decoding, even if other processes occupy their cores."""
+    threads_module = pytest.importorskip(
         "transduce.kernels.cpu.jit.threads", reason="llvmlite is not installed", exc_type=ImportError
     )
-    monkeypatch.setattr(crew, "_THREAD_WORK", 1)
-    monkeypatch.setattr(crew, "_LEAST_SHARE", 0.0)
-    monkeypatch.setattr(crew, "_CREW", crew.Crew())
+    monkeypatch.setattr(threads_module, "_THREAD_WORK", 1)
+    monkeypatch.setattr(threads_module, "_MIN_SHARE", 0.0)
+    monkeypatch.setattr(threads_module, "_LIMITER", threads_module.ThreadLimiter())
 
 
-@pytest.fixture(params=["AVX2_TILE", "WIDE"])
+@pytest.fixture(params=["AVX2_TILE", "AVX512_TILE"])
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are written for vectors of this width; where the processor's are narrow, LLVM makes two of a wide one."""
     tiles = pytest.importorskip(

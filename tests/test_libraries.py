@@ -1,4 +1,4 @@
-"""What a library takes of memory is given back, and what is read again is there."""
+"""Test that libraries release memory, and that released pages are read again correctly."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ from transduce.process_environment import release_library
 
 
 def _resident_kilobytes(name: str) -> int:
-    """Of a library's pages that are only read."""
+    """Return the resident memory of a library's read-only pages."""
     total, counts = 0, False
     for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
         words = line.split()
@@ -89,7 +89,7 @@ _LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="this is of GNU's C library")
 @pytest.mark.parametrize("said", [{}, {"MALLOC_TOP_PAD_": "65536"}, {"GLIBC_TUNABLES": "glibc.malloc.top_pad=65536"}])
 def test_freed_memory_is_used_again_unless_somebody_said_how_it_is_kept(said: dict[str, str]) -> None:
-    """Where the system hands it out anew, each page is a fault."""
+    """If the allocator returned freed memory to the system, reusing each page would cause a page fault."""
     if said and _LARGE_PAGES.exists() and "[always]" in _LARGE_PAGES.read_text(encoding="utf-8"):
         pytest.skip("this system's pages are large, so that there are few")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}

@@ -1,4 +1,4 @@
-"""Implements the Transformer of "Attention Is All You Need" as a Python package.
+"""The Transformer of "Attention Is All You Need" as a Python package.
 
 import transduce
 transduce.train(source="train.zh", target="train.en", out="models/zh-en")

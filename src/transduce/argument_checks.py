@@ -10,17 +10,17 @@ from transduce.errors import TransduceError
 T = TypeVar("T")
 
 
-def as_texts(given: str | Iterable[str]) -> list[str]:
+def as_texts(value: str | Iterable[str]) -> list[str]:
     """Return one text or several as a list of texts.
 
     Raises:
         TransduceError: the argument is neither a text nor an iterable of texts.
     """
-    if isinstance(given, str):
-        return [given]
-    if not isinstance(given, Iterable) or isinstance(given, bytes | bytearray):
-        raise TransduceError(f"Pass a text (a `str`) or a list of texts, not {given!r}.")
-    texts = list(given)
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, Iterable) or isinstance(value, bytes | bytearray):
+        raise TransduceError(f"Pass a text (a `str`) or a list of texts, not {value!r}.")
+    texts = list(value)
     for number, text in enumerate(texts, 1):
         if not isinstance(text, str):
             raise TransduceError(
@@ -29,88 +29,88 @@ def as_texts(given: str | Iterable[str]) -> list[str]:
     return texts
 
 
-def as_text(given: str) -> str:
+def as_text(value: str) -> str:
     """Return the argument if it is a single text.
 
     Raises:
         TransduceError: the argument is not a `str`.
     """
-    if not isinstance(given, str):
-        raise TransduceError(f"Pass one text (a `str`), not {given!r}.")
-    return given
+    if not isinstance(value, str):
+        raise TransduceError(f"Pass one text (a `str`), not {value!r}.")
+    return value
 
 
-def as_phrases(given: Iterable[str]) -> list[str]:
+def as_phrases(value: Iterable[str]) -> list[str]:
     """Return a list of phrases; a single text is refused because it would be split into characters.
 
     Raises:
         TransduceError: the argument is not a list of texts.
     """
-    if isinstance(given, str):
-        raise TransduceError(f"Phrases are a list of texts, but `{given}` is one text: write [`{given}`].")
-    return as_texts(given)
+    if isinstance(value, str):
+        raise TransduceError(f"Phrases are a list of texts, but `{value}` is one text: write [`{value}`].")
+    return as_texts(value)
 
 
-def one_per_sentence(what: str, sentences: int, given: Iterable[T]) -> list[T]:
+def one_per_sentence(description: str, sentences: int, value: Iterable[T]) -> list[T]:
     """Return a list with one item for each sentence.
 
     Args:
-        what: noun for one item, used in the error message.
+        description: noun for one item, used in the error message.
         sentences: number of sentences.
-        given: the items, one for each sentence.
+        value: the items, one for each sentence.
 
     Raises:
         TransduceError: there are more or fewer items than sentences.
     """
-    items = list(given)
+    items = list(value)
     if len(items) != sentences:
         raise TransduceError(
-            f"Pass one {what} for each sentence: there are {sentences:,} sentences, but {len(items):,} of these."
+            f"Pass one {description} for each sentence: there are {sentences:,} sentences, but {len(items):,} of these."
         )
     return items
 
 
-def as_integer(given: int, name: str, *, least: int, most: int | None = None) -> int:
+def as_integer(value: int, name: str, *, minimum: int, maximum: int | None = None) -> int:
     """Return an integer in its range as a Python `int`; NumPy integers are accepted.
 
     Args:
-        given: the value.
+        value: the value.
         name: name of the value, used in the error message.
-        least: smallest value allowed.
-        most: largest value allowed; None: no limit.
+        minimum: smallest value allowed.
+        maximum: largest value allowed; None: no limit.
 
     Raises:
         TransduceError: the value is not an integer or is out of range.
     """
-    if isinstance(given, bool) or not isinstance(given, Integral):
-        raise TransduceError(f"`{name}` must be a whole number, but is {given!r}.")
-    if given < least or (most is not None and given > most):
-        bound = f"at least {least:,}" if given < least else f"at most {most:,}"
-        raise TransduceError(f"`{name}` must be {bound}, but is {given:,}.")
-    return int(given)
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TransduceError(f"`{name}` must be a whole number, but is {value!r}.")
+    if value < minimum or (maximum is not None and value > maximum):
+        bound = f"at least {minimum:,}" if value < minimum else f"at most {maximum:,}"
+        raise TransduceError(f"`{name}` must be {bound}, but is {value:,}.")
+    return int(value)
 
 
-def as_path(given: str | Path, what: str) -> Path:
-    """Return a path; `what` names the path in error messages. The path need not exist.
+def as_path(value: str | Path, description: str) -> Path:
+    """Return a path; `description` names the path in error messages. The path need not exist.
 
     Raises:
         TransduceError: the argument is not a path or is empty, which would mean the current folder.
     """
-    if not isinstance(given, str | Path):
-        raise TransduceError(f"{what} must be a path, a `str` or a `Path`, but is {given!r}.")
-    if given == "":
-        raise TransduceError(f"{what} is an empty text: pass `.` for the current folder.")
-    return Path(given)
+    if not isinstance(value, str | Path):
+        raise TransduceError(f"{description} must be a path, a `str` or a `Path`, but is {value!r}.")
+    if value == "":
+        raise TransduceError(f"{description} is an empty text: pass `.` for the current folder.")
+    return Path(value)
 
 
-def as_paths(given: str | Path | Sequence[str | Path], what: str) -> list[Path]:
-    """Return one path or several as a list of paths; `what` names the paths in error messages.
+def as_paths(value: str | Path | Sequence[str | Path], description: str) -> list[Path]:
+    """Return one path or several as a list of paths; `description` names the paths in error messages.
 
     Raises:
         TransduceError: an item is not a path or is empty.
     """
-    if isinstance(given, str | Path):
-        return [as_path(given, what)]
-    if not isinstance(given, Iterable) or isinstance(given, bytes | bytearray):
-        raise TransduceError(f"{what} must be a path, a `str` or a `Path`, or a list of them, but is {given!r}.")
-    return [as_path(each, what) for each in given]
+    if isinstance(value, str | Path):
+        return [as_path(value, description)]
+    if not isinstance(value, Iterable) or isinstance(value, bytes | bytearray):
+        raise TransduceError(f"{description} must be a path, a `str` or a `Path`, or a list of them, but is {value!r}.")
+    return [as_path(each, description) for each in value]

@@ -1,4 +1,4 @@
-"""Atomic creation of a folder: it appears complete or not at all."""
+"""Write files and folders atomically: they appear complete or not at all, and survive a crash."""
 
 import contextlib
 import errno
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from transduce.errors import TransduceError
 
-# --- durable ---
-# Write files that survive a crash (new file, flush to disk, rename) and lock them against other processes.
+# --- files ---
+# Files survive a crash (new file, flush to disk, rename) and can be locked against other processes.
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -31,13 +31,13 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def name_path_in_errors(place: Path | str) -> Iterator[None]:
+def name_path_in_errors(path: Path | str) -> Iterator[None]:
     """Add the path being written to any OSError that lacks a file name."""
     try:
         yield
     except OSError as error:
         if error.errno is not None and error.filename is None:
-            error.filename = str(place)
+            error.filename = str(path)
         raise
 
 
@@ -103,27 +103,27 @@ def exclusive_lock(lock_file: Path) -> Iterator[None]:
         lock.release()
 
 
-# --- atomic io ---
+# --- folders ---
 
 
 @contextmanager
-def atomic_folder(folder: str | Path, mark: str, what: str) -> Iterator[Path]:
+def atomic_folder(folder: str | Path, mark: str, description: str) -> Iterator[Path]:
     """Yield a temporary folder that gets its final name at the end of the ``with`` block, or is removed on failure.
 
     Args:
         folder: the final name; an existing folder that contains ``mark`` is replaced.
         mark: a file or folder inside that identifies folders of this kind.
-        what: a description of such a folder for messages: "a prepared corpus".
+        description: a description of such a folder for messages: "a prepared corpus".
 
     Raises:
         TransduceError: the name belongs to a file, or to a folder with other content.
     """
     folder = Path(folder).absolute()
     if folder.exists() and not folder.is_dir():
-        raise TransduceError(f"{folder} is a file, but {what} is a folder: choose another name.")
+        raise TransduceError(f"{folder} is a file, but {description} is a folder: choose another name.")
     _recover(folder)
     if folder.is_dir() and not (folder / mark).exists() and any(folder.iterdir()):
-        raise TransduceError(f"{folder} holds something other than {what}: choose an empty or a new folder.")
+        raise TransduceError(f"{folder} holds something other than {description}: choose an empty or a new folder.")
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

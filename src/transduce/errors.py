@@ -1,4 +1,4 @@
-"""The exception that is raised for every mistake a user can fix."""
+"""Errors that a user can fix: the exception for all of them, and the import of optional packages."""
 
 from importlib import import_module
 from typing import Any
@@ -13,14 +13,14 @@ class TransduceError(ValueError):
 
 
 # --- packages ---
-# Packages that belong to extras: imported when they are used, and named where they are missing.
+# Imports of optional packages, with an error message that names the extra to install.
 
 
 def import_extra(package: str, extra: str) -> Any:
-    """A package of one of transduce's extras.
+    """Import and return a package of one of transduce's extras.
 
     Raises:
-        TransduceError: it is not installed.
+        TransduceError: the package is not installed.
     """
     try:
         return import_module(package)

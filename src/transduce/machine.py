@@ -1,4 +1,7 @@
-"""Detect the machine's cores, instruction sets and GPU. Defaults that change results depend only on this detection."""
+"""Detect the machine's cores, instruction sets and GPU, and name the precisions that models compute in.
+
+Defaults that change results depend only on this detection.
+"""
 
 import os
 import platform
@@ -14,22 +17,21 @@ import torch
 from transduce.argument_checks import as_integer
 from transduce.errors import TransduceError
 
-# --- precision ---
-# The precisions that a model computes in, by the names that settings and options have for them.
+# --- precisions ---
 
 
 Precision = Literal["fp32", "bf16"]
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType({"fp32": torch.float32, "bf16": torch.bfloat16})
 
 
-# --- machine ---
+# --- hardware ---
 
 
 # Values of ONEDNN_MAX_CPU_ISA with which the user disables instruction sets.
 _WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"}
 _WITHOUT_AMX = _WITHOUT_BF16 | {"AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_256", "AVX10_1_512"}
 
-_MOST_THREADS = 1024  # with some ten thousand threads, the system kills the process
+_MAX_THREADS = 1024  # with some ten thousand threads, the system kills the process
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +47,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """AVX-512 dot products in bfloat16, about twice as fast as float32.
 
     False on a processor with AMX that is disabled: there, these instructions are slower than float32
-    (docs/benchmarks.md, "Training by AMX").
+    (docs/log/training_speed.md).
     """
     gpu_bf16: bool = False
     """True on a GPU that multiplies bfloat16: NVIDIA Ampere or later."""
@@ -86,7 +88,7 @@ def detect_machine(device: str = "auto", threads: int | None = None) -> Machine:
     Raises:
         TransduceError: the device does not exist, or the number of threads is out of range.
     """
-    threads = None if threads is None else as_integer(threads, "threads", least=1, most=_MOST_THREADS)
+    threads = None if threads is None else as_integer(threads, "threads", minimum=1, maximum=_MAX_THREADS)
     isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
     has_amx = bool(torch.cpu._is_amx_tile_supported())
     device_name = _find_device(device)

@@ -1,4 +1,4 @@
-"""Tune the libraries below PyTorch through environment variables, and release memory that these libraries keep."""
+"""Configure processes: environment variables of PyTorch's libraries, their unused memory, and child processes."""
 
 import ctypes
 import mmap
@@ -8,8 +8,8 @@ import re
 import sys
 from pathlib import Path
 
-# --- own process ---
-# Start child processes that run this package from the location it was imported from.
+# --- child processes ---
+# They run this package from the location it was imported from.
 
 
 _PACKAGES = Path(__file__).resolve().parents[1]
@@ -29,10 +29,10 @@ def child_environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
-# --- process environment ---
+# --- environment variables and memory ---
 
 
-_TRIM_THRESHOLD, _MOST_MAPPINGS = -1, -4  # parameter numbers of `mallopt` in glibc's malloc.h
+_TRIM_THRESHOLD, _MAX_MAPPINGS = -1, -4  # parameter numbers of `mallopt` in glibc's malloc.h
 _MAPPINGS = Path("/proc/self/smaps")  # exists on Linux only
 _MAPPING = re.compile(
     r"^(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) (?P<rights>\S+) \S+ \S+ \d+ +(?P<path>/.*)\n"
@@ -51,7 +51,7 @@ def set_library_defaults() -> None:
     * oneDNN caches at most 64 compiled primitives, one for each shape. Batches have ever new shapes, so the default
       cache of 1,024 primitives fills up with a gigabyte and more that is never used again.
 
-    Both figures are in docs/benchmarks.md.
+    Both figures are in docs/results.md.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")
@@ -71,7 +71,7 @@ def keep_freed_memory() -> None:
     )
     if platform.libc_ver()[0] == "glibc" and not is_configured:
         library = ctypes.CDLL(None)
-        library.mallopt(_MOST_MAPPINGS, 0)
+        library.mallopt(_MAX_MAPPINGS, 0)
         library.mallopt(_TRIM_THRESHOLD, -1)
 
 

@@ -179,7 +179,7 @@ def test_a_place_that_must_not_be_written_to_is_told_at_once(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, trained: Path, toy_corpus: Path, tmp_path: Path
 ) -> None:
     files = ["--source", str(toy_corpus / "dev.zh"), "--reference", str(toy_corpus / "dev.en")]
-    # Who is root may write everywhere, whatever a folder's mode says.
+    # The root user may write to any folder, regardless of its mode.
     monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)
     assert main(["evaluate", str(trained), *files, "--output", str(tmp_path / "out.en")]) == 2
     assert f"out.en cannot be written: you may not write to {tmp_path}, so name" in capsys.readouterr().err
@@ -339,7 +339,7 @@ def test_the_demonstration_as_json(capsys: Capture, tmp_path: Path) -> None:
 
 
 def test_training_as_json(capsys: Capture, trained: Path, tmp_path: Path) -> None:
-    """Of a run that is complete, resuming says how it ended."""
+    """Resuming a complete run reports how it ended."""
     run = tmp_path / "run"
     shutil.copytree(trained, run)
     options = ["--out", str(run), "--resume", "--device", "cpu", "--threads", "1"]

@@ -1,4 +1,4 @@
-"""`transduce estimate-quality`: lines with quality warnings, and `--redecode`, here and in `translate`."""
+"""Test `transduce estimate-quality`, which reports lines with quality warnings, and re-decoding by `--redecode`."""
 
 import json
 from pathlib import Path
@@ -103,7 +103,7 @@ def test_files_of_different_lengths_are_refused(capsys: Capture, trained: Path, 
 
 
 def test_translate_looks_again(capsys: Capture, trained: Path, files: tuple[Path, Path], tmp_path: Path) -> None:
-    """A search that is cut short is doubted; what remains so after the second one stays as it was."""
+    """A search that is cut short causes a warning; a translation that keeps its warning after re-decoding stays."""
     command = ["translate", str(trained), str(files[0]), *COMPUTING]
     assert main([*command, "--max-length", "2"]) == 0
     short = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`transduce evaluate` and `transduce compare`: scores, signatures, and mistakes told before anything is translated."""
+"""Test `transduce evaluate` and `transduce compare`: scores, signatures, and errors reported before translating."""
 
 import json
 import shutil

@@ -39,7 +39,7 @@ def run(capsys: Capture, *arguments: str | Path) -> str:
 def test_shards_are_joined_line_by_line(
     capsys: Capture, trained: Path, write_lines: WriteLines, lines: list[str]
 ) -> None:
-    """As `paste -d '\\n'` does, with the lines that it makes up at the end cut off."""
+    r"""Shards are joined like `paste -d '\n'` does, without the empty lines that it adds at the end."""
     file = write_lines("in.zh", lines[:11])
     whole = run(capsys, trained, file, *QUICK).split("\n")[:-1]
     shards = [run(capsys, trained, file, "--shard", f"{n}/3", *QUICK).split("\n")[:-1] for n in (1, 2, 3)]
@@ -135,7 +135,7 @@ def test_output_is_what_standard_output_would_be(
 def test_a_pipe_is_written_to_and_a_link_stays_one(
     capsys: Capture, trained: Path, tmp_path: Path, write_lines: WriteLines, lines: list[str]
 ) -> None:
-    """A file in place of what is none would take a device away from the whole system."""
+    """Replacing a special file by a regular one would remove a device from the whole system."""
     file, pipe, link = write_lines("in.zh", lines[:3]), tmp_path / "pipe", tmp_path / "link"
     printed = run(capsys, trained, file, *QUICK)
     os.mkfifo(pipe)

@@ -56,7 +56,7 @@ def test_inspect_refuses_what_it_cannot_do(
     trained: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     assert main(["inspect", str(trained), " ", *ONE_THREAD]) == 2
-    assert b"it is empty" in capfdbinary.readouterr().err
+    assert b"is empty" in capfdbinary.readouterr().err
     assert main(["inspect", str(trained), "x", "--html", str(tmp_path / "no" / "page.html")]) == 2
     assert b"there is no folder" in capfdbinary.readouterr().err
 
@@ -69,7 +69,7 @@ def test_inspect_shows_where_the_heads_look_from_a_pronoun(
     drawn = capfdbinary.readouterr().out.decode()
     assert drawn.startswith("老师看见学生，他吃鱼。  →  ")
     assert "From `他` (candidates: 老, 师, 看, 见, 学生)" in drawn
-    assert "of 8 heads look at `学生` more than at any other candidate; by lot it would be 2." in drawn
+    assert "of 8 heads look at `学生` more than at any other candidate; by chance it would be 2." in drawn
     assert '"coreference":{"words":["老","师"' in page.read_text("utf-8")
     assert main(["inspect", str(trained), *asked, "--json", "-", *ONE_THREAD]) == 0
     found = json.loads(capfdbinary.readouterr().out)["coreference"]
@@ -201,7 +201,7 @@ def test_a_plot_in_a_file(tmp_path: Path) -> None:
         (["lengths", "x"], "pass --source and --reference"),
         (["positions", "--length", "0"], "`--length` must be at least 1, but is 0"),
         (["schedule", "--warmup", "0"], "`--warmup` must be at least 1, but is 0"),
-        (["masks", "--out", "masks.jpg"], "ends in .png, .svg, .pdf"),
+        (["masks", "--out", "masks.jpg"], "end in .png, .svg, .pdf"),
     ],
 )
 def test_plot_refuses_what_it_cannot_draw(

@@ -76,7 +76,7 @@ def losses(run: Path) -> dict[str, float]:
 
 
 def translations(run: Path) -> list[str]:
-    """What the model says, by beam search."""
+    """Return the model's translations by beam search."""
     return [t.text for t in open_translator(run, precision="fp32", device="cpu", threads=1)(SENTENCES)]
 
 

@@ -513,7 +513,7 @@ def make_others(kept: Path) -> dict[str, Any]:
 
 
 def make(out: Path) -> None:
-    """Make a whole set in a temporary folder, and copy it to its place."""
+    """Make a whole set in a temporary folder, and copy it to its destination."""
     with tempfile.TemporaryDirectory() as name:
         os.chdir(name)  # stored settings name files by relative paths
         kept = Path(name, "kept")

@@ -1,4 +1,4 @@
-"""What earlier versions wrote still loads, translates to the same text, and resumes to the same losses."""
+"""Test that folders of earlier versions still load, translate to the same text, and resume to the same losses."""
 
 import importlib.util
 import json

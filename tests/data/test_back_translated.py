@@ -34,7 +34,7 @@ def learn(files: CorpusFiles, *symbols: str) -> Tokenizer:
 
 
 def texts(corpus: PreparedCorpus, tokenizer: Tokenizer) -> list[tuple[bool, str, str]]:
-    """Of each pair whether its source is tagged, the source, and the target."""
+    """Return for each pair whether its source is tagged, the source, and the target."""
     tag, found = tokenizer.source.id(BACK_TRANSLATED), []
     sides = corpus.read(0, corpus.pairs)
     rows = [[side.ids[start:stop].tolist() for start, stop in pairwise(side.offsets)] for side in sides]

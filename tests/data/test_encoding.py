@@ -1,4 +1,4 @@
-"""Cutting words once gives the pieces that sentencepiece gives for whole sentences."""
+"""Test that tokenizing each word once gives the tokens that sentencepiece gives for whole sentences."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -79,7 +79,7 @@ def test_every_kind_of_vocabulary(settings: str) -> None:
 
 
 def test_real_sentences_in_small_blocks(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "_MOST_WORDS", 2_000)  # the table begins anew several times
+    monkeypatch.setattr(encoding, "_MAX_WORDS", 2_000)  # the table begins anew several times
     folder = data_folder / "tatoeba-zh-en"
     files = CorpusFiles(source=(str(folder / "dev.zh.gz"),), target=(str(folder / "dev.en.gz"),))
     tokenizer = Tokenizer.train(lambda: read_pairs(files), TokenizerSettings(vocabulary_size=3_000))

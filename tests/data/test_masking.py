@@ -1,4 +1,4 @@
-"""Hidden pieces: the shares of the paper, and nothing hidden that may not be."""
+"""Test token masking: the paper's proportions, and that special tokens are never masked."""
 
 import numpy as np
 import pytest

@@ -67,7 +67,7 @@ def test_batches_end_where_the_target_tokens_are_spent() -> None:
 
 
 def test_batches_end_before_either_side_is_padded_too_much() -> None:
-    # Three sources of 4 would take 12 ids, and so would two of 4 beside one of 1.
+    # Three sources of 4 would take 12 ids with padding, and so would two of 4 with one of 1.
     assert cut([1, 4, 4, 4], [1, 1, 1, 1], 100, 8) == [0, 2, 4]
     assert cut([4, 1, 1, 1], [1, 1, 1, 1], 100, 8) == [0, 2, 4]
     assert cut([1, 1, 1], [1, 1, 9], 11, 18) == [0, 2, 3]

@@ -1,4 +1,4 @@
-"""How far a preparation is: a bar on a terminal, a line now and then elsewhere."""
+"""Test the progress of a preparation: a bar on a terminal, occasional lines elsewhere."""
 
 import io
 import time

@@ -155,7 +155,7 @@ def test_sigterm_leaves_nothing_behind(sides: list[str], tmp_path: Path, monkeyp
 
 
 def read(settings: Settings, folder: Path) -> TaskText:
-    return Translation().read_text(settings, folder, anew=False)
+    return Translation().read_text(settings, folder, overwrite=False)
 
 
 def with_prepared(prepared: Path, **tables: dict[str, object]) -> Settings:

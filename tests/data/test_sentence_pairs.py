@@ -16,7 +16,7 @@ SENTENCES_A_DOCUMENT, PIECES = 30, 6
 
 
 def text(documents: int = 4) -> SentenceStore:
-    """Documents of sentences whose pieces are numbered from FIRST on, so that order can be read off."""
+    """Return documents of sentences whose tokens are numbered from FIRST, so that tests can check their order."""
     ids: list[int] = []
     offsets = [0]
     piece = FIRST
@@ -27,7 +27,7 @@ def text(documents: int = 4) -> SentenceStore:
             offsets.append(len(ids))
         ids.append(EOS)
         offsets.append(len(ids))
-        piece += PIECES  # no document's first piece comes after the last one's end
+        piece += PIECES  # leaves a gap between the token numbers of documents
     return SentenceStore(np.array(ids, np.uint16), np.array(offsets))
 
 
@@ -135,7 +135,7 @@ def test_processes_share_the_rows_of_a_batch() -> None:
 
 
 def text_of(lengths: list[int]) -> SentenceStore:
-    """One document of such sentences, its pieces numbered from FIRST on."""
+    """Return one document of sentences with these lengths, whose tokens are numbered from FIRST."""
     ends = np.cumsum(lengths)
     ids = np.insert(np.arange(FIRST, FIRST + ends[-1]), ends, EOS).astype(np.uint16)
     return SentenceStore(ids, np.concatenate(([0], ends + np.arange(1, len(lengths) + 1))))
@@ -164,7 +164,7 @@ def test_all_of_long_sentences_is_read_in_pairs_and_labels_are_right() -> None:
 
 
 def short_documents(sentences: int, documents: int = 200) -> SentenceStore:
-    """Documents of a few sentences of 2 to 9 pieces."""
+    """Return documents of a few sentences of 2 to 9 tokens."""
     ids: list[int] = []
     offsets = [0]
     for document in range(documents):

@@ -1,4 +1,4 @@
-"""A corpus in parts: whoever prepares them, merging gives the bytes of preparing it in one go."""
+"""Test that merging separately prepared shards gives the same bytes as preparing the corpus in one go."""
 
 import gzip
 import random
@@ -139,7 +139,7 @@ def test_worker_processes_write_the_same_bytes(
     files = CorpusFiles(source=(str(write_lines("a.de", sources)),), target=(str(write_lines("a.en", targets)),))
     tokenizer = Tokenizer.train(lambda: read_pairs(files), TokenizerSettings(vocabulary_size=330))
     heard: list[int] = []
-    # As blocks are of the usual size for the processes, so must they be here.
+    # Worker processes use the default block size, so the parent process must too.
     monkeypatch.setattr(corpus, "BLOCK_LINES", 8_192)
     for workers in (1, 2, 5):
         folder = tmp_path / str(workers)

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from transduce.demonstration import clauses, lexicon
-from transduce.demonstration.clauses import Action, said, whether
+from transduce.demonstration.clauses import Action, declarative, whether
 from transduce.demonstration.grammar import (
     MAX_CHARACTERS,
     MIN_COOCCURRENCES,
@@ -97,18 +97,26 @@ def test_every_word_is_linked_to_every_word_but_the_articles() -> None:
 @pytest.mark.parametrize(
     ("words", "source", "target"),
     [
-        (said(ME, clauses.HABIT, Action(VERBS["love"], YOU.object)), "我爱你", "I love you"),
-        (said(ME, clauses.LIKES, EATING_APPLES), "我喜欢吃苹果", "I like to eat apples"),
-        (said(ME, clauses.DID, EATING_APPLES, YESTERDAY), "昨天我吃了苹果", "I ate apples yesterday"),
-        (said(ME, clauses.DID, EATING_APPLES, YESTERDAY, early=False), "我昨天吃了苹果", "I ate apples yesterday"),
-        (said(HE, clauses.HABIT, EATING_APPLES), "他吃苹果", "he eats apples"),
-        (said(HE, clauses.DOES_NOT, EATING_APPLES), "他不吃苹果", "he does not eat apples"),
-        (said(HE, clauses.DID_NOT, EATING_APPLES), "他没吃苹果", "he did not eat apples"),
-        (said(ME, clauses.IS_DOING, EATING_APPLES), "我正在吃苹果", "I am eating apples"),
-        (said(HE, clauses.HAS_DONE, EATING_APPLES), "他吃过苹果", "he has eaten apples before"),
-        (said(HE, clauses.HAS_NEVER, EATING_APPLES), "他没吃过苹果", "he has never eaten apples"),
-        (said(HE, clauses.WILL_NOT, EATING_APPLES, TOMORROW), "明天他不会吃苹果", "he will not eat apples tomorrow"),
-        (said(HE, clauses.DOES_NOT_WANT, EATING_APPLES), "他不想吃苹果", "he does not want to eat apples"),
+        (declarative(ME, clauses.HABIT, Action(VERBS["love"], YOU.object)), "我爱你", "I love you"),
+        (declarative(ME, clauses.LIKES, EATING_APPLES), "我喜欢吃苹果", "I like to eat apples"),
+        (declarative(ME, clauses.DID, EATING_APPLES, YESTERDAY), "昨天我吃了苹果", "I ate apples yesterday"),
+        (
+            declarative(ME, clauses.DID, EATING_APPLES, YESTERDAY, early=False),
+            "我昨天吃了苹果",
+            "I ate apples yesterday",
+        ),
+        (declarative(HE, clauses.HABIT, EATING_APPLES), "他吃苹果", "he eats apples"),
+        (declarative(HE, clauses.DOES_NOT, EATING_APPLES), "他不吃苹果", "he does not eat apples"),
+        (declarative(HE, clauses.DID_NOT, EATING_APPLES), "他没吃苹果", "he did not eat apples"),
+        (declarative(ME, clauses.IS_DOING, EATING_APPLES), "我正在吃苹果", "I am eating apples"),
+        (declarative(HE, clauses.HAS_DONE, EATING_APPLES), "他吃过苹果", "he has eaten apples before"),
+        (declarative(HE, clauses.HAS_NEVER, EATING_APPLES), "他没吃过苹果", "he has never eaten apples"),
+        (
+            declarative(HE, clauses.WILL_NOT, EATING_APPLES, TOMORROW),
+            "明天他不会吃苹果",
+            "he will not eat apples tomorrow",
+        ),
+        (declarative(HE, clauses.DOES_NOT_WANT, EATING_APPLES), "他不想吃苹果", "he does not want to eat apples"),
         (whether(HE, clauses.DOES_ONE, EATING_APPLES), "他吃苹果吗？", "does he eat apples?"),
         (
             whether(YOU, clauses.DID_ONE, EATING_APPLES, YESTERDAY),
@@ -282,7 +290,7 @@ def test_every_chinese_word_is_aligned_and_only_words_that_chinese_lacks_are_not
 
 
 def test_an_alignment_of_words_in_another_order() -> None:
-    pair = pair_of(said(ME, clauses.DID, EATING_APPLES, YESTERDAY))
+    pair = pair_of(declarative(ME, clauses.DID, EATING_APPLES, YESTERDAY))
     assert pair.source_words == ("昨天", "我", "吃", "了", "苹果")
     assert pair.target_words == ("I", "ate", "apples", "yesterday")
     assert pair.alignment == ((0, 3), (1, 0), (2, 1), (3, 1), (4, 2))

@@ -64,7 +64,7 @@ class OnDevice(torch.Tensor):
         return _compute(func, args, kwargs or {})
 
     def __getitem__(self, place: Any) -> torch.Tensor:
-        """A part; places in lists are tensors first."""
+        """Index the tensor; lists of indices are converted to tensors first."""
         return super().__getitem__(tree_map(_as_tensor, place, is_leaf=_is_list))
 
     def __setitem__(self, place: Any, value: Any) -> None:
@@ -73,7 +73,7 @@ class OnDevice(torch.Tensor):
 
     @property
     def data(self) -> torch.Tensor:
-        """The same numbers, beside the graph."""
+        """The values, detached from the graph."""
         return self.detach()
 
     @data.setter
@@ -124,7 +124,9 @@ def _compute(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     found = function(*tree_map(_inside, args), **tree_map(_inside, kwargs))
     if to_processor or (name == "copy_" and not isinstance(args[0], OnDevice)):
         return found
-    known = {id(tensor.inside): tensor for tensor in tensors if isinstance(tensor, OnDevice)}  # results in place
+    known = {
+        id(tensor.inside): tensor for tensor in tensors if isinstance(tensor, OnDevice)
+    }  # results of in-place operations
     return tree_map(lambda leaf: _outside(leaf, known), found)
 
 
@@ -210,7 +212,7 @@ def _cells(operation: Callable[..., Any], x: torch.Tensor, state: Any, weights: 
 
 
 class _Module:
-    """What PyTorch asks of the module of a device."""
+    """A stand-in for a PyTorch device module, with the functions that PyTorch calls."""
 
     def is_available(self) -> bool:
         return True

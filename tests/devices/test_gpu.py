@@ -19,7 +19,7 @@ Results = dict[str, dict[str, Any]]
 DEVICES = ["pretend", pytest.param("cuda", marks=pytest.mark.gpu)]
 WriteLines = Callable[[str, Iterable[str]], Path]
 
-# What a run of the toy corpus learns with; float32, so that it can be compared.
+# Settings of training runs on the toy corpus; float32, so that results are comparable.
 VARIANTS: dict[str, dict[str, Any]] = {
     "adam": {"training.optimizer": "adam"},
     "muon": {"training.optimizer": "muon"},
@@ -39,7 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "seq2seq": {"model.kind": "recurrent", "model.recurrent_attention": "none", "model.recurrent_context_to": "both"},
     "intra-attention": {"model.kind": "recurrent", "model.recurrent_self_attention": True},
 }  # fmt: skip
-# How its translations are looked for.
+# Settings of translation.
 SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {"search": {"beam_size": 1}},
     "beam": {"search": {"beam_size": 4, "n_best": 3}},
@@ -53,14 +53,14 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "phrases": {"search": {"beam_size": 4}, "phrases": ["water"]},
     "generate": {"search": {"beam_size": 2, "generate": {}}},
 }
-# What such a search waits for: before it, in each step, and for each time that sentences leave, at most.
+# Maximum GPU synchronizations of a search: before it, per step, and whenever sentences leave the batch.
 WAITS = {"greedy": (1, 1, 2), "beam": (1, 2, 4), "coverage": (1, 6, 0), "greedy-prefix": (2, 1, 2)}
-# Where its steps are counted, by how many waits each.
+# The function whose synchronizations count the steps, and the number per step.
 STEPS = {"greedy": ("greedy.py:advance", 1), "beam": ("beam.py:_undecided", 2)}
 
 
 def run_everywhere(jobs: Callable[[str], tuple[Jobs, Path]], on_gpu: dict[str, str] | None) -> Results:
-    """What came of a device's jobs, on each, in its folder."""
+    """Run jobs on each device, and return the results by device."""
     return {
         device: run_trials(*jobs(device), device, on_gpu if device == "cuda" and on_gpu else dict(os.environ))
         for device in ("cpu", "pretend", *(["cuda"] if on_gpu else []))
@@ -68,7 +68,7 @@ def run_everywhere(jobs: Callable[[str], tuple[Jobs, Path]], on_gpu: dict[str, s
 
 
 def run_trials(jobs: Jobs, folder: Path, device: str, environment: dict[str, str]) -> dict[str, Any]:
-    """What came of each job in a process with this device."""
+    """Run jobs in a process with this device, and return the result of each."""
     given, found = folder / f"{device}.jobs.json", folder / f"{device}.results.json"
     given.write_text(json.dumps(jobs), "utf-8")
     subprocess.run(
@@ -90,12 +90,12 @@ def result_of(results: Results, device: str, name: str) -> Any:
 
 
 def kernels_for(device: str) -> dict[str, str]:
-    """Those of the processor round otherwise; a GPU is to use its own."""
+    """Return the setting of kernels: PyTorch's on other devices, the default on a GPU."""
     return {} if device == "cuda" else {"training.kernels": "torch"}
 
 
 def approximately(value: Any) -> Any:
-    """Numbers to the last places, all else exactly."""
+    """Compare numbers approximately, and all other values exactly."""
     if isinstance(value, dict):
         return {name: approximately(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -235,7 +235,7 @@ TASKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """What each task learns from."""
+    """Return training files of each task."""
     folder = tmp_path_factory.mktemp("sources")
     who, does = ["cat", "dog", "bird"], ["sings", "runs", "eats"]
     sentences = [f"the {who[n % 3]} {does[n * 7 % 9 // 3]} ." for n in range(160)]

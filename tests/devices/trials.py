@@ -37,7 +37,7 @@ def train(job: Job) -> Any:
 
 
 def resume(job: Job) -> Any:
-    """The same, after more steps."""
+    """Resume the training for more steps, and return its result."""
     result = transduce.train(out=job["out"], steps=job["steps"], resume=True, **COMPUTING)
     assert result is not None
     return {"step": result.step, "best": result.best_value}
@@ -66,7 +66,7 @@ def score(job: Job) -> Any:
 
 
 def use(job: Job) -> Any:
-    """What a model of any other task makes of an input."""
+    """Return the output of a model of any other task for an input."""
     model: Any = transduce.load(job["model"], precision="fp32", **COMPUTING)
     if isinstance(model, transduce.Generator):
         return [model(job["text"], n_best=2).text, model.score(job["text"]).perplexity]

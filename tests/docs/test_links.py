@@ -22,7 +22,7 @@ def slug(heading: str) -> str:
 
 
 def anchors(page: str) -> set[str]:
-    """All places of a page that a link can name; of equal headings the second is heading-1, the third heading-2."""
+    """Return all anchors of a page; of equal headings, the second is heading-1, the third heading-2."""
     prose = _FENCED.sub("", page)
     found = set(_NAMED.findall(prose))
     seen: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""What the prose under docs/ names exists: functions, files, settings."""
+"""Test that functions, files and settings named in docs/ exist."""
 
 import ast
 import re
@@ -24,11 +24,13 @@ def defined_names(path: Path) -> set[str]:
             names |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
         if isinstance(node, ast.Assign):
             names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
     return names
 
 
 def missing_places(text: str) -> list[str]:
-    """The places `path.py:name` of a page that are not there."""
+    """Return the references `path.py:name` of a page that do not exist."""
     return [
         f"{path}:{name}"
         for path, name in _PLACE.findall(text)
@@ -41,22 +43,36 @@ def test_every_place_that_a_page_names_exists(page: Path) -> None:
     assert missing_places(page.read_text("utf-8")) == []
 
 
-def test_the_walkthrough_leads_through_every_folder_of_the_flow() -> None:
-    places = _PLACE.findall((ROOT / "docs" / "walkthrough.md").read_text("utf-8"))
-    folders = {path.partition("/")[0] for path, _ in places}
-    expected = {
-        "commands",
-        "tasks",
-        "text",
-        "data",
-        "model",
-        "search",
-        "training",
-        "inference",
-        "model_folder",
-        "kernels",
-    }
-    assert expected <= folders
+# What a translation neither trains nor is translated by.
+ASIDE = {"demonstration", "serving", "inspection", "exchange", "evaluation"}
+
+
+def places(section: str) -> list[tuple[str, str]]:
+    """Return the places of the walkthrough's section with this title."""
+    page = (ROOT / "docs" / "walkthrough.md").read_text("utf-8")
+    (found,) = (part for part in page.split("\n## ") if part.startswith(f"{section}\n"))
+    return _PLACE.findall(found)
+
+
+def test_the_walkthrough_leads_through_every_folder_but_those_aside() -> None:
+    sections = ("One batch", "One sentence", "Where a backend takes over")
+    folders = {path.partition("/")[0] for section in sections for path, _ in places(section) if "/" in path}
+    assert folders == {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - ASIDE
+
+
+@pytest.mark.parametrize("section", ["One batch", "One sentence"])
+def test_the_plain_path_enters_no_kernel(section: str) -> None:
+    assert [path for path, _ in places(section) if path.startswith("kernels/")] == []
+
+
+def test_the_plain_path_names_the_files_of_the_paper() -> None:
+    named = {path for path, _ in places("One batch")}
+    assert named >= {f"model/{name}.py" for name in ("transformer", "layers", "attention", "feed_forward", "embedding")}
+
+
+def test_a_backend_takes_over_where_the_page_says() -> None:
+    named = places("Where a backend takes over")
+    assert {("model/backend.py", "Component.__call__"), ("kernels/select.py", "start_fast")} <= set(named)
 
 
 def test_every_step_of_the_walkthrough_names_a_place() -> None:

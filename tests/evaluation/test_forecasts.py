@@ -1,4 +1,4 @@
-"""Errors of forecasts beside the last season's repetition: cases solved by hand."""
+"""Test forecast errors against those of repeating the last season, in cases solved by hand."""
 
 import numpy as np
 import pytest

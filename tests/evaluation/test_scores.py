@@ -47,7 +47,7 @@ def read_corpus(path: Path) -> list[str]:
 
 
 def run_sacrebleu(folder: Path, hypotheses: list[str], references: list[str], *options: str) -> list[dict[str, object]]:
-    """What the sacrebleu command says of these lines: [BLEU, chrF]."""
+    """Return the scores that the sacrebleu command reports for these lines, [BLEU, chrF]."""
     for name, lines in {"hypotheses": hypotheses, "references": references}.items():
         (folder / name).write_bytes("".join(f"{line}\n" for line in lines).encode("utf-8"))
     command = [

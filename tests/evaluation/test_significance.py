@@ -158,7 +158,7 @@ def test_sentences_needed_by_hand() -> None:
 
 
 def sacrebleu_results(test_type: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Result, Result]:
-    """What sacrebleu.significance says of the slightly better system: (BLEU, chrF)."""
+    """Return the results of sacrebleu.significance for the slightly better system, (BLEU, chrF)."""
     monkeypatch.setenv("SACREBLEU_SEED", "12345")
     systems: list[tuple[str, Sequence[str]]] = [("A", SYSTEM_A), ("B", SLIGHTLY_BETTER)]
     metrics = {"BLEU": BLEU(), "chrF2": CHRF()}
@@ -192,7 +192,7 @@ def test_bootstrap_agrees_with_sacrebleus(slight: Comparison, monkeypatch: pytes
         their_p = (np.count_nonzero(sizes - sizes.mean() > abs(row.difference)) + 1) / 1001
         assert their_p == pytest.approx(theirs.p_value, abs=0.002)
         assert (row.interval_low, row.interval_high) == tuple(np.quantile(differences, [0.025, 0.975]))
-        # Ours is what a normal distribution of this width gives, on both sides.
+        # The two-sided p-value of a normal distribution with this standard deviation.
         deviations = abs(row.difference) / differences.std()
         assert row.p_bootstrap == pytest.approx(math.erfc(deviations / math.sqrt(2)), abs=0.03)
 

@@ -1,4 +1,4 @@
-"""Which tokenizer a language gets, and which requests are refused."""
+"""Test which evaluation tokenizer a language gets, and which requests are rejected."""
 
 import pytest
 

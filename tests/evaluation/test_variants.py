@@ -1,4 +1,4 @@
-"""Other ways to count one score: each is what sacreBLEU gives for it."""
+"""Test variants of scores against sacreBLEU's results."""
 
 import pytest
 from sacrebleu.metrics.bleu import BLEU

@@ -41,7 +41,7 @@ def test_a_headline_has_the_rarest_words_in_their_order() -> None:
     rarities = {"the": 0.1, "whale": 3.0, "sea": 2.0, "saw": 1.0, "ahab": 4.0, "white": 2.5, "mast": 2.2, "old": 1.9}
     passage = "The old Ahab saw the white whale; the sea, the mast, the unheard-of! " + "And so it was. " * 5
     assert summaries.headline(passage, rarities) == "ahab white whale sea mast"
-    # What is said twice tells twice as much.
+    # A repeated word has twice the weight.
     assert summaries.headline(f"{passage} Old, old.", rarities) == "old ahab white whale mast"
     assert summaries.leading_words(passage) == "the old ahab saw the"
     assert summaries.headline("The old Ahab saw the white whale.", rarities) == "ahab whale"

@@ -44,10 +44,9 @@ from transduce.kernels.cuda.backend import GpuTraining
 from transduce.kernels.cuda.decode_graph import GpuState, supports
 from transduce.kernels.cuda.search import GpuSearch
 from transduce.model.attention import AttentionTrace
-from transduce.model.backend import AdamNumbers, Rows, UpdatedVectors, training_with
+from transduce.model.backend import AdamScalars, Rows, UpdatedVectors, add_gradients_to, using_backend
 from transduce.model.config import ModelConfig
 from transduce.model.feed_forward import Dropout
-from transduce.model.gradient_sums import add_gradients_to
 from transduce.model.layers import EncoderLayer
 from transduce.model.masks import PackedMask, Packing
 from transduce.model.transformer import Transformer
@@ -99,13 +98,13 @@ def check_norms() -> None:
 
 def check_a_fork_adds_both_gradients() -> None:
     x, weight, bias = randn(9, 64, learns=True), randn(64, learns=True), randn(64, learns=True)
-    kept, found = norms.fork_norm(x, weight, bias, 1e-5)
+    kept, found = norms.residual_norm(x, weight, bias, 1e-5)
     torch.testing.assert_close(kept, x)
     expected = F.layer_norm(x, (64,), weight, bias, 1e-5)
     one, other = randn(9, 64), randn(9, 64)
     both = torch.autograd.grad((kept, found), x, (one, other))
     compare(both, torch.autograd.grad((x * 1.0, expected), x, (one, other)))
-    kept, _ = norms.fork_norm(x, weight, bias, 1e-5)
+    kept, _ = norms.residual_norm(x, weight, bias, 1e-5)
     compare(torch.autograd.grad(kept, x, one), [one])
 
 
@@ -261,7 +260,7 @@ def check_attention_among_packed_sentences() -> None:
 
 
 def check_updates() -> None:
-    size, numbers = 1500, AdamNumbers(0.5, 0.9, 0.98, 0.01, 1.3, 1e-9)
+    size, numbers = 1500, AdamScalars(0.5, 0.9, 0.98, 0.01, 1.3, 1e-9)
     for has_average, has_working in itertools.product((False, True), repeat=2):
         master, gradient, mean = (randn(size) for _ in range(3))
         square = randn(size).abs()
@@ -329,7 +328,7 @@ def losses(
     record: bool = False,
     adapted: bool = False,
 ) -> tuple[list[float], dict[str, Tensor]]:
-    """Of some steps, and of a validation after them; and the weights."""
+    """Return the losses of some steps and of a validation after them, and the weights."""
     generator = np.random.default_rng(3)
     batches = [
         Batch(source, target, np.arange(4), int((source != 0).sum()), int((target != 0).sum()))
@@ -341,7 +340,7 @@ def losses(
         adapt(model, LowRankSettings(rank=4))
     owner = FlatOptimizer(model, training_settings(optimizer), PRODUCT_KINDS[-1] if adapted else torch.float32)
     task, found = TranslationTask(model, label_smoothing=0.1, record=record), []
-    with training_with(kernels):
+    with using_backend(kernels):
         for number in range(steps):
             owner.begin_batch(last=True)
             torch.manual_seed(number)
@@ -411,7 +410,7 @@ def check_whole_layers_are_what_their_bricks_are() -> None:
 
 
 def pretend_to_record(loss: Any, pool: object, read: object) -> None:  # noqa: ARG001
-    """Where there is no GPU: what would be played is computed anew each time, at the same places."""
+    """Replace recording where there is no GPU: each replay computes the loss anew, into the same tensors."""
     there: list[Tensor] = []
 
     def play() -> None:
@@ -426,7 +425,7 @@ def pretend_to_record(loss: Any, pool: object, read: object) -> None:  # noqa: A
 
 @contextmanager
 def recording() -> Iterator[list[object]]:
-    """Of losses, each of which is listed when that happens; without a GPU it is only pretended."""
+    """Record losses within the context and list the recorded ones; without a GPU, recording is simulated."""
     recorded: list[object] = []
     record = loss_graph._RecordedLoss.record if DEVICE == "cuda" else pretend_to_record
 
@@ -476,7 +475,7 @@ def check_a_recording_goes_by_what_stands_in_its_places() -> None:
         owner.discard_gradient()
         return found
 
-    with training_with(KERNELS), recording() as recorded:
+    with using_backend(KERNELS), recording() as recorded:
         gradients = [gradient(factor) for factor in (1.0, 1.0, 3.0, math.nan, 1.0)]
         compare(gradients[1:3] + gradients[4:], [gradients[0], 3.0 * gradients[0], gradients[0]], rtol=1e-4, atol=1e-5)
         assert bool(gradients[3].isnan().any())
@@ -570,7 +569,7 @@ def check_only_so_many_sizes_are_kept() -> None:
     def compute(numbers: Tensor) -> tuple[Tensor, Tensor]:
         return numbers.sum() * torch.ones((), device=DEVICE, requires_grad=True), numbers[0]
 
-    with recording() as recorded, mock.patch.object(loss_graph, "_MOST_SIZES", 2):
+    with recording() as recorded, mock.patch.object(loss_graph, "_MAX_SIZES", 2):
         recorder = loss_graph.LossRecorder(nn.Linear(1, 1).to(DEVICE))
         for size in (1, 2, 1, 3, 1, 2):  # the second one leaves for the third
             total, likelihood = recorder(size, np.arange(size) + 1, compute)
@@ -741,7 +740,7 @@ def talkative(ending: float, **changes: Any) -> Transformer:
 
 
 def batch_search(model: Transformer, source: Tensor, longest: Sequence[int], beam: Beam) -> CompiledSearch:
-    """A search that is one recorded step, at its beginning."""
+    """Start a search whose step is recorded as one graph."""
     scorer = TransformerScorer(model, source)
     scorer.state, scorer._logits = GpuState(model, source), None
     bounds = Bounds(model.config.start_id, 1, torch.tensor(longest, device=DEVICE))
@@ -751,7 +750,7 @@ def batch_search(model: Transformer, source: Tensor, longest: Sequence[int], bea
 
 
 def usual_search(model: Transformer, source: Tensor, longest: Sequence[int], beam: Beam) -> Search:
-    """The same, step by step."""
+    """Start the equivalent search that runs step by step."""
     scorer = TransformerScorer(model, source)
     scorer.state, scorer._logits = model.start(source), None
     bounds = Bounds(model.config.start_id, 1, torch.tensor(longest, device=DEVICE))
@@ -775,7 +774,7 @@ SENTENCES = [[5, 6, 7, 1, 0], [8, 9, 1, 0, 0], [3, 4, 5, 6, 1], [3, 1, 0, 0, 0],
 @torch.inference_mode()
 def check_a_search_in_one_program_finds_what_beam_search_finds() -> None:
     source, longest = torch.tensor(SENTENCES, device=DEVICE), [3, 6, 8, 7, 1]
-    large = {"target_vocabulary_size": 4700, "source_vocabulary_size": 4700}  # more than one block of pieces
+    large = {"target_vocabulary_size": 4700, "source_vocabulary_size": 4700}  # more than one block of the vocabulary
     cases = [
         (4.0, {}, [Beam(beam_size=1), Beam(beam_size=3, n_best=2), Beam(beam_size=4, n_best=4, alpha=1.0)]),
         (7.0, {}, [Beam(beam_size=1), Beam(beam_size=2, alpha=0.0)]),
@@ -805,7 +804,7 @@ def check_a_search_among_logits_that_are_no_numbers_ends() -> None:
 @torch.inference_mode()
 def check_sentences_of_a_search_move_into_other_rooms() -> None:
     model, source = talkative(3.0), torch.tensor([SENTENCES[n % 5] for n in range(33)], device=DEVICE)
-    with mock.patch.object(gpu_search, "first_room", lambda width: 4 * width):  # which grow, after four pieces
+    with mock.patch.object(gpu_search, "initial_capacity", lambda width: 4 * width):  # buffers grow after four tokens
         for beam, few in ((Beam(beam_size=1), 8), (Beam(beam_size=3), 8)):
             longest = [1 + n % 3 for n in range(33)]
             longest[7] = longest[20] = 11
@@ -815,7 +814,7 @@ def check_sentences_of_a_search_move_into_other_rooms() -> None:
             assert_same(found, run(usual_search(model, source, longest, beam)))
             size = cast("GpuSearch", search.search)._step.size
             assert size.sentences < 33
-            assert size.room > 4 * beam.beam_size
+            assert size.capacity > 4 * beam.beam_size
 
 
 @torch.inference_mode()

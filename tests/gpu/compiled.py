@@ -1,6 +1,6 @@
-"""Compiles every program for a GPU of NVIDIA's, which needs none: what Triton interprets, its compiler may refuse.
+"""Compile every Triton kernel for an NVIDIA GPU, because the compiler may reject what Triton's interpreter accepts.
 
-Run by test_kernels.py in a process of its own, in which Triton is not interpreted.
+Needs no GPU. test_kernels.py runs this script in a separate process, in which Triton is not interpreted.
 """
 
 import json
@@ -25,7 +25,7 @@ FLAGS = {"HAS_AVERAGE": True, "HAS_WORKING": True, "BLOCK": 1024}
 
 
 def shared_bytes(program: Any, types: list[str], constants: dict[str, Any], warps: int = 4) -> int:
-    """What a program's threads share, once it is compiled for compute capability 9.0."""
+    """Return the bytes of shared memory of a kernel compiled for compute capability 9.0."""
     names = program.arg_names
     kinds = dict(zip(names, [*types, *["constexpr"] * len(constants)], strict=True))
     assert [name for name, kind in kinds.items() if kind == "constexpr"] == list(constants)
@@ -37,7 +37,7 @@ def shared_bytes(program: Any, types: list[str], constants: dict[str, Any], warp
 
 
 def compile_all() -> Iterator[tuple[str, int, int]]:
-    """Each program's name, what its threads share, and the most that they may."""
+    """Yield each kernel's name, its shared memory, and the maximum shared memory."""
     for kind, longest, width, warps in ((BF16, 16, 64, 1), (BF16, 128, 64, 8), (FP32, 64, 64, 4)):
         most = (4 * width + 2 * longest) * longest * BYTES[kind]
         constants = {"CAUSAL": True, "ROWS": longest, "COLUMNS": longest, "WIDTH": width}

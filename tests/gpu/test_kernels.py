@@ -16,7 +16,7 @@ NAMES = re.findall(r"^def (check_\w+)", (HERE / "checks.py").read_text("utf-8"),
 
 
 def run_script(name: str, out: Path, environment: dict[str, str]) -> Any:
-    """What a script of this folder writes."""
+    """Run a script of this folder, and return the JSON that it writes."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("the package triton is not installed")
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1] / "src")}
@@ -28,7 +28,7 @@ def run_script(name: str, out: Path, environment: dict[str, str]) -> Any:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory, on_gpu: dict[str, str] | None) -> dict[str, str]:
-    """What went wrong with each check."""
+    """Return the error of each check, by name."""
     found: dict[str, str] = run_script(
         "checks.py", tmp_path_factory.mktemp("gpu") / "results.json", dict(on_gpu or os.environ)
     )
@@ -36,7 +36,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, on_gpu: dict[str, str] | N
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # the first one waits for all checks, which take minutes beside busy processes
+@pytest.mark.timeout(1200)  # the first test waits for all checks, which take minutes on a busy machine
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels_do_what_pytorch_does(results: dict[str, str], name: str) -> None:
     assert not results[name], results[name]

@@ -1,4 +1,4 @@
-"""What a caller may hand in, in whatever form, and what is refused by one sentence."""
+"""Test which types of arguments callers may pass, and that others are rejected with one sentence."""
 
 import math
 from pathlib import Path

@@ -66,7 +66,7 @@ def test_finished_lines_are_skipped() -> None:
 
 
 def test_finished_lines_are_skipped_where_portions_had_another_size() -> None:
-    """As on a GPU, of what was begun on a CPU; or where the input has grown since."""
+    """The portion size differs if a job moves from CPU to GPU, or if the input has grown."""
     phrases = [f"{number}" for number in range(len(LINES))]
     skipped, left = skip_lines(portions(LINES, size=len(LINES), phrases=phrases), 3)
     assert skipped == LINES[:3]

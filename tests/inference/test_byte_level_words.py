@@ -1,4 +1,4 @@
-"""Words that must or must not be written, and texts as they are, where pieces are bytes: GPT-2, BART, Qwen2."""
+"""Test forced and forbidden words, and unchanged texts, with byte-level tokens: GPT-2, BART, Qwen2."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def vocabulary() -> ForeignVocabulary:
 
 
 def forbidden(vocabulary: ForeignVocabulary, text: str, written: list[int]) -> set[str]:
-    """The pieces that must not follow."""
+    """Return the tokens that must not follow."""
     logits = torch.zeros(1, 1, vocabulary.size)
     found = ForbiddenTexts([text], vocabulary).apply(logits, torch.tensor([[written]]), torch.arange(1))
     return {vocabulary.piece(id) for id in range(vocabulary.size) if found[0, 0, id] == -torch.inf}
@@ -70,7 +70,7 @@ def test_a_language_model_writes_its_own_line_feeds(vocabulary: ForeignVocabular
 
 def test_pieces_are_spelt_as_sentencepiece_would(vocabulary: ForeignVocabulary) -> None:
     text = "Café the apple 我"
-    spelt = vocabulary.spellings([*vocabulary.encode(text), vocabulary.eos_id])
+    spelt = vocabulary.token_texts([*vocabulary.encode(text), vocabulary.eos_id])
     assert spelt == [*"Caf", "<0xC3>", "<0xA9>", "▁the", "▁apple", "▁", "<0xE6>", "<0x88>", "<0x91>", "</s>"]
     assert [text[start:end] for start, end in token_spans(spelt, text)] == [
         *("C", "a", "f", "é", "é", "the", "apple", "", "我", "我", "我", "")

@@ -1,4 +1,4 @@
-"""A search in one program of machine code finds what the search that is written out step by step finds."""
+"""Test that the compiled search gives the same results as the search that runs step by step."""
 
 import itertools
 from collections.abc import Collection, Iterator
@@ -15,8 +15,8 @@ from transduce.inference.scorers import TransformerScorer, install_search_kernel
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.logits import NativeReductions
 from transduce.kernels.int8_fbgemm import quantize
-from transduce.kernels.prepacked import PackedTransformer
-from transduce.kernels.select import product_maker
+from transduce.kernels.prepacked import PrepackedTransformer
+from transduce.kernels.select import int8_linear_maker
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search.beam import Beam, BeamSearch
@@ -50,8 +50,8 @@ def kernels() -> Iterator[None]:
 
 
 @cache
-def build(seed: int = 1, end: float = 4.0, **changes: object) -> PackedTransformer:
-    """A model whose sentences end after some pieces, for which `end` speaks."""
+def build(seed: int = 1, end: float = 4.0, **changes: object) -> PrepackedTransformer:
+    """Build a model whose sentences end after some tokens, the earlier the larger `end` is."""
     torch.manual_seed(seed)
     sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 128, "num_heads": 2}
     vocabulary = {"source_vocabulary_size": V, "target_vocabulary_size": V, "output_bias": True}
@@ -61,7 +61,7 @@ def build(seed: int = 1, end: float = 4.0, **changes: object) -> PackedTransform
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
         assert model.output_bias is not None
         model.output_bias[END] = end
-    return quantize(model, make=product_maker())
+    return quantize(model, make=int8_linear_maker())
 
 
 def sources(count: int = len(LONGEST)) -> Tensor:
@@ -74,8 +74,8 @@ def sources(count: int = len(LONGEST)) -> Tensor:
     return rows
 
 
-def both(model: PackedTransformer, beam: Beam, longest: list[int]) -> tuple[CompiledSearch, Search]:
-    """The program, and the search step by step."""
+def both(model: PrepackedTransformer, beam: Beam, longest: list[int]) -> tuple[CompiledSearch, Search]:
+    """Return the compiled search, and the equivalent search that runs step by step."""
     bounds = Bounds(PAD, END, torch.tensor(longest))
     program = find_compiled_search(TransformerScorer(model, sources(len(longest))), bounds, beam)
     assert program is not None
@@ -142,7 +142,7 @@ def test_a_sentence_is_found_alike_alone_and_among_others() -> None:
 
 
 class Watching:
-    """Notes what it is shown, and gives a sentence up at some steps."""
+    """An observer that records what it is called with, and gives sentences up at some steps."""
 
     def __init__(self, giving_up: dict[int, list[int]]) -> None:
         self.giving_up = giving_up

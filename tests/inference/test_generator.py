@@ -7,7 +7,7 @@ import torch
 from transduce.errors import TransduceError
 from transduce.inference.generator import Generator
 from transduce.inference.scorers import ContinuingScorer
-from transduce.kernels.select import decoded_model, make_twin
+from transduce.kernels.select import decoded_model, make_inference_copy
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.search.rules import GenerateSettings
@@ -28,7 +28,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module", params=["PyTorch", "machine code"])
 def generator(tokenizer: Tokenizer, request: pytest.FixtureRequest) -> Generator:
-    """In float32, computed by one or the other."""
+    """Return a float32 generator, computed by PyTorch or by kernels."""
     torch.manual_seed(3)
     size = tokenizer.target.size
     config = ModelConfig(
@@ -47,14 +47,17 @@ def generator(tokenizer: Tokenizer, request: pytest.FixtureRequest) -> Generator
     )
     model = Decoder(config).eval()
     if request.param == "machine code":
-        make_twin(model, torch.float32)
+        make_inference_copy(model, torch.float32)
         if decoded_model(model) is model:
             pytest.skip("there are no kernels for this processor")
     return Generator(model, tokenizer, context=CONTEXT)
 
 
 def window_of(text: list[int], prompt: int) -> list[int]:
-    """What a text is seen through when its prompt had so many pieces: it grows to the context, then begins at half."""
+    """Return the part of a text that the model sees after a prompt of this length.
+
+    The window grows to the context, then keeps its second half.
+    """
     start = 0
     for length in range(prompt, len(text) + 1):
         if length - start > CONTEXT:

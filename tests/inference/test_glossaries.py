@@ -8,7 +8,7 @@ import pytest
 from transduce.errors import TransduceError
 from transduce.inference.batching import Part
 from transduce.inference.bulk_files import Job, portions, translate_portions
-from transduce.inference.glossary_search import MAX_TERM_TOKENS, as_glossary, check_glossary, parts_lacking_terms
+from transduce.inference.glossary_search import MAX_TERM_TOKENS, as_glossary, check_glossary, parts_missing_terms
 from transduce.inference.redecoding import estimate_quality, redecode
 from transduce.inference.translation import Translation, empty_alternative
 from transduce.inference.translator import Translator
@@ -59,7 +59,7 @@ def test_each_part_of_a_long_text_has_its_own_terms(translator: Translator) -> N
 
 
 def test_alternatives_do_not_change_the_best(translator: Translator) -> None:
-    """Of several alternatives those that have the terms stay, in their order."""
+    """Alternatives that contain the terms stay, in their order."""
     glossary = {"鱼": "milk", "茶": "apples"}
     for sentence in SENTENCES[:2]:
         one = translator(sentence, glossary=glossary)
@@ -98,12 +98,12 @@ def test_terms_go_together_with_phrases_and_prefixes(translator: Translator) -> 
 
 
 def test_of_very_many_terms_the_first_are_taken(translator: Translator) -> None:
-    """A beam is as wide as there are pieces to be written, so a sentence of terms alone would take all memory."""
+    """The beam is as wide as the number of required tokens, so very many terms would use up all memory."""
     glossary = Glossary(Term(chr(0x4E00 + number), ("fish tea milk",)) for number in range(200))
     part = Part("".join(chr(0x4E00 + number) for number in range(200)), 0, 0, [5, 1])
     found = {part.key: Translation(part.text, (empty_alternative(),))}
     for search, most in ((SearchSettings(), MAX_TERM_TOKENS), (SearchSettings(max_length=12), 11)):
-        (again,) = parts_lacking_terms([part], found, glossary, search, translator.tokenizer.target)
+        (again,) = parts_missing_terms([part], found, glossary, search, translator.tokenizer.target)
         sizes = [min(map(len, phrase)) for phrase in again.phrases]
         assert sum(sizes) <= most < sum(sizes) + max(sizes)
 

@@ -1,4 +1,6 @@
-"""One function opens every model folder; told what for, it refuses others, and a type checker knows what comes back."""
+"""Test that one function opens every model folder, rejects other tasks than the requested one, and has
+precise types.
+"""
 
 from pathlib import Path
 from typing import Any, assert_type

@@ -1,4 +1,4 @@
-"""How long a text a model takes whole: as long as its training kept, and no longer than it has positions for."""
+"""Test the maximum length of a text: the one that training kept, limited by the model's positions."""
 
 import shutil
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def open_with_limit(trained: Path, folder: Path, pieces: int) -> Translator:
 
 
 def document(translator: Translator, pieces: int) -> str:
-    """Sentences of at least so many pieces together, and of hardly more."""
+    """Return sentences with at least this number of tokens, and few more."""
     return SENTENCE * (pieces // len(translator.tokenizer.source.encode(SENTENCE)) + 1)
 
 
@@ -91,13 +91,13 @@ def test_learned_positions_end_a_source_and_what_is_written(translator: Translat
     limited = Translator(build_encoder_decoder(config).eval(), translator.tokenizer, max_source_tokens=600)
     assert limited.longest_source == 39  # and the end symbol
     assert limited("我" * 200, beam_size=1, max_length=8).parts > 5
-    # It has learnt nothing, and does not end by itself.
+    # The model is untrained and does not generate the end symbol.
     (written,) = limited("我" * 30, beam_size=1).alternatives
     assert (len(written.tokens), written.ended) == (40, False)
 
 
 class Characters(Vocabulary):
-    """A vocabulary in which spaces are pieces too, as some imported ones have it."""
+    """A vocabulary in which spaces are tokens too, as in some imported ones."""
 
     def __init__(self) -> None:
         self.before, self.after = (), (1,)

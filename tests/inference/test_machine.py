@@ -1,4 +1,4 @@
-"""What the machine has: limits of control groups, instruction sets held back, devices that are not there."""
+"""Test machine detection: limits of control groups, restricted instruction sets, missing devices."""
 
 import os
 from pathlib import Path
@@ -157,7 +157,7 @@ def test_threads_must_be_positive(threads: int) -> None:
 
 
 def test_more_threads_than_any_machine_has_are_refused() -> None:
-    """By so many, the system would end the process."""
+    """With so many threads, the system would kill the process."""
     with pytest.raises(TransduceError, match="`threads` must be at most 1,024, but is 100,000"):
         detect_machine("cpu", 100_000)
 

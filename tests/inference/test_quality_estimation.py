@@ -1,4 +1,4 @@
-"""What speaks against a translation is told, what does not is left alone; and a second search takes what has less."""
+"""Test quality warnings, that good translations have none, and that re-decoding selects results with fewer warnings."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -152,7 +152,7 @@ def test_counts_go_by_kind() -> None:
 
 
 class Scripted:
-    """In place of a translator: what it is asked, and alternatives by the source."""
+    """A stand-in for a translator, which records requests and returns scripted alternatives by source."""
 
     source_language: str | None = "zh"
     target_language: str | None = "en"
@@ -198,9 +198,9 @@ def test_only_what_is_doubted_is_looked_for_again_with_what_was_missing() -> Non
 @pytest.mark.parametrize(
     ("number", "options"),
     [
-        ("9999", {}),  # for which the model has no pieces
+        ("9999", {}),  # the model has no tokens for this number
         ("1990", {"forbidden": ("1990",)}),
-        ("1990", {"max_length": 3}),  # where it may have no room
+        ("1990", {"max_length": 3}),  # the number may not fit into the length
     ],
 )
 def test_a_number_that_cannot_be_had_is_not_asked_for(number: str, options: dict[str, Any]) -> None:

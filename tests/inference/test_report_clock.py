@@ -1,4 +1,4 @@
-"""Reports of a long work come at times, and not for each piece of it."""
+"""Test that progress reports of long work are limited by time, not one per item."""
 
 import time
 

@@ -24,7 +24,7 @@ def test_scores_are_what_search_reports(
     compared = 0
     for translation, score in zip(found, scores, strict=True):
         best = translation.alternatives[0]
-        if best.ended and best.tokens == score.tokens:  # a text can be written in other pieces too
+        if best.ended and best.tokens == score.tokens:  # a text has several tokenizations
             assert score.score == pytest.approx(best.score, rel=1e-6, abs=1e-6)
             assert score.token_log_probabilities == pytest.approx(best.token_log_probabilities, abs=5e-6)
             compared += 1
@@ -54,7 +54,7 @@ def test_batch_mates_change_nothing_and_order_is_kept(
     together = translator.score(sentences, targets)
     monkeypatch.setattr("transduce.inference.scoring._BATCH_TOKENS", 40)
     monkeypatch.setattr("transduce.inference.scoring._CHUNK_ELEMENTS", 3000)
-    monkeypatch.setattr("transduce.inference.scoring._FEWEST_ROWS", 1)
+    monkeypatch.setattr("transduce.inference.scoring._MIN_ROWS", 1)
     for one, two in zip(together, translator.score(sentences, targets), strict=True):
         assert (one.source, one.target, one.tokens) == (two.source, two.target, two.tokens)
         assert one.score == pytest.approx(two.score, abs=1e-4)
@@ -104,5 +104,5 @@ def test_only_what_search_reads_whole_is_scored(translator: Translator) -> None:
     message = f"A source must have at most {most} tokens .* but number 2 has {pieces}: split it into sentences"
     with pytest.raises(TransduceError, match=message):
         translator.score(["我吃鱼。", text], ["I eat fish.", "I eat fish."])
-    # What looks into translations asks about any sources.
+    # Inspection scores arbitrary sources.
     assert len(translator.scoring(translator.search)([text], ["I eat fish."])) == 1

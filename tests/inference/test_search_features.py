@@ -1,4 +1,4 @@
-"""What a Translator makes of search: observers, streams, phrases, forbidden texts, strict results, ensembles."""
+"""Test search features of a Translator: observers, streams, phrases, forbidden texts, strict results, ensembles."""
 
 import re
 import shutil
@@ -31,7 +31,7 @@ def sentences(toy_corpus: Path) -> list[str]:
 
 
 def assert_alike(found: list[Translation], expected: list[Translation]) -> None:
-    """The same texts, and scores that differ by no more than other batch-mates make a float32 differ."""
+    """Assert equal texts, and scores that differ by no more than float32 rounding in different batches."""
     assert [translation.text for translation in found] == [translation.text for translation in expected]
     assert [translation.score for translation in found] == pytest.approx([t.score for t in expected], abs=1e-4)
 
@@ -40,7 +40,7 @@ def assert_alike(found: list[Translation], expected: list[Translation]) -> None:
 
 
 class GiveUp:
-    """Gives sentences up at a step, and remembers which places it saw at each."""
+    """An observer that gives sentences up at a step, and records the sentences of each step."""
 
     def __init__(self, places: set[int], at_step: int = 1) -> None:
         self.places = places
@@ -230,7 +230,7 @@ def test_forbidden_texts_do_not_occur(
 
 
 def test_a_word_is_forbidden_and_not_the_words_it_is_in(translator: Translator) -> None:
-    """Where `he` is forbidden, `the teacher` and `she` are not."""
+    """If `he` is forbidden, `the teacher` and `she` are not."""
     search = SearchSettings(beam_size=1, forbidden=("he", "teach"))
     for sentence in ("老师吃鱼。", "她吃鱼。"):
         assert translator(sentence, search=search).text == translator(sentence, beam_size=1).text
@@ -443,7 +443,7 @@ def test_the_best_of_diverse_beams_is_the_best_however_many_are_asked_for(
 
 
 def test_a_forced_first_piece_stands_before_the_prefix(translator: Translator) -> None:
-    """As BART's start of a sentence."""
+    """The forced first token precedes the prefix, like BART's start symbol."""
     vocabulary = translator.tokenizer.target
     first, prefix = vocabulary.encode("tea")[0], vocabulary.encode("we eat")
     for beam_size in (1, 3):

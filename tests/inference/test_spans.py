@@ -1,4 +1,4 @@
-"""Where marked parts are in a translation: by what words lose, each in what encloses it, and apart from others."""
+"""Test locating marked parts in a translation: by loss of word probability, nested and separate."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from transduce.search.settings import SearchSettings
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span
 
-# Of words of the toy corpus: what each comes from, and how many nats it loses without it.
+# For words of the toy corpus: the source word of each, and the nats that it loses without that.
 CAUSES = {
     "teacher": ("老师", 8.0),
     "the": ("老师", 3.0),
@@ -32,7 +32,7 @@ def vocabulary(translator: Translator) -> Vocabulary:
 
 
 def found(vocabulary: Vocabulary, source: str, text: str, *parts: str) -> list[str]:
-    """The translation's parts; a part of the source is its first place, unless `@n` says which character."""
+    """Return the translation's parts; a part of the source is its first occurrence, unless `@n` gives its offset."""
     asked: list[tuple[str, str]] = []
 
     def score(sources: Sequence[str], targets: Sequence[str]) -> list[Score]:
@@ -74,7 +74,7 @@ def test_what_is_in_another_part_stays_in_it(vocabulary: Vocabulary) -> None:
 
 
 def test_parts_that_are_apart_share_no_word(vocabulary: Vocabulary) -> None:
-    """What comes too late has a place between words."""
+    """A part for which no word is left gets a position between words."""
     assert found(vocabulary, "水茶", "tea", "水", "茶") == ["", "tea"]
     assert found(vocabulary, "水茶鱼", "tea fish", "水", "茶") == ["fish", "tea"]
 

@@ -1,4 +1,4 @@
-"""Terms come where the words stand that depend on them, told by a model whose opinions are written down here."""
+"""Test that glossary terms replace the words that depend on them, with a model of scripted scores."""
 
 from collections.abc import Sequence
 
@@ -130,7 +130,9 @@ def test_alternatives_have_their_terms_in_their_order_and_none_twice(vocabulary:
     found = put_into(vocabulary, search, "we eat fish", "we fish eat", "we eat milk")
     assert found is not None
     assert found == ["we eat milk", "we milk eat"]
-    assert put_into(vocabulary, search, "we eat tea", "we eat fish") == ["we eat milk"]  # in the other it has no place
+    assert put_into(vocabulary, search, "we eat tea", "we eat fish") == [
+        "we eat milk"
+    ]  # the other alternative has no position for the term
     assert put_into(vocabulary, search, "we eat tea") is None
 
 
@@ -202,7 +204,7 @@ def test_in_a_script_without_spaces_a_term_takes_the_place_of_its_usual_translat
 
 
 def searched_for(vocabulary: Vocabulary, plain: str, *again: str, nats: float = 5.0, milk: str = "milk") -> list[str]:
-    """What becomes of a translation where a second search finds these."""
+    """Return the translation with terms if re-decoding finds these alternatives."""
     part, translation = lacking(plain)
     answer = lacking(*again)[1]
     model = TermModel(vocabulary, Opinions(vocabulary, CAUSES, nats=nats).score, unasked)
@@ -236,7 +238,7 @@ def test_a_word_that_depends_a_little_is_replaced_where_the_search_finds_no_good
 
 
 @pytest.mark.parametrize(
-    ("source", "plain", "text", "spoilt"),
+    ("source", "plain", "text", "is_corrupted"),
     [
         ("45 Fische", "45 fish", "45 milk", False),
         ("45 Fische", "45 fish", "milk", True),
@@ -246,9 +248,9 @@ def test_a_word_that_depends_a_little_is_replaced_where_the_search_finds_no_good
         ("Fische", "fish", "milk milk milk milk", True),
     ],
 )
-def test_what_spoils_a_translation(source: str, plain: str, text: str, spoilt: bool) -> None:
+def test_which_faults_a_term_adds(source: str, plain: str, text: str, is_corrupted: bool) -> None:
     glossary = Glossary([Term("Fische", ("milk",)), Term("Windows 95", ("Windows 98",))])
-    assert has_new_faults(source, plain, text, glossary) == spoilt
+    assert has_new_faults(source, plain, text, glossary) == is_corrupted
 
 
 def test_a_number_is_not_replaced(vocabulary: Vocabulary) -> None:

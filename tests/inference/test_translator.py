@@ -24,7 +24,7 @@ def sentences(toy_corpus: Path) -> list[str]:
 
 
 def step_log_probabilities(translator: Translator, sentence: str, prefix: list[int]) -> Tensor:
-    """Log-probabilities of the next piece by the whole model at once, without cache, batch or search; (V,)."""
+    """Return log-probabilities of the next token by the whole model at once, without cache, batch or search; (V,)."""
     config = translator.model.config
     source = [*translator.tokenizer.source.encode(sentence), config.eos_id]
     with torch.no_grad():
@@ -187,7 +187,7 @@ def test_numbers_of_numpy_are_numbers(translator: Translator) -> None:
 
 
 def test_room_for_a_million_pieces_takes_none(translator: Translator, sentences: list[str]) -> None:
-    """Whoever means "no limit" gets the same translations, and no memory is set aside for what is never written."""
+    """A search without a length limit gives the same translations, and allocates no memory for unused positions."""
     assert translator(sentences[:8], max_length=1_000_000) == translator(sentences[:8], max_length=500)
 
 

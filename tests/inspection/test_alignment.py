@@ -87,11 +87,11 @@ def test_a_batch_is_no_larger_than_memory_allows(
 ) -> None:
     pairs = [each.pair for each in known[:5]]
     wanted = [maps.heads for maps in word_maps(translator, pairs)]
-    monkeypatch.setattr("transduce.inspection.alignment._MOST_WEIGHTS", 1)
+    monkeypatch.setattr("transduce.inspection.alignment._MAX_WEIGHTS", 1)
     found = [maps.heads for maps in word_maps(translator, pairs)]
     assert all(np.allclose(one, other, atol=1e-5) for one, other in zip(found, wanted, strict=True))
     monkeypatch.setattr("transduce.inspection.alignment.MAX_TOKENS", 8)
-    with pytest.raises(TransduceError, match=r"at most 8 pieces for its words to be linked, but “今天"):
+    with pytest.raises(TransduceError, match=r"at most 8 tokens for its words to be aligned, but “今天"):
         list(word_maps(translator, [word_pair("今天老师喜欢苹果。" * 3, "x")]))
 
 
@@ -131,7 +131,7 @@ def test_too_few_examples_are_refused(translator: Translator, known: list[KnownA
 
 def test_a_link_to_a_word_that_is_not_there_is_refused(translator: Translator, known: list[KnownAlignment]) -> None:
     wrong = KnownAlignment(known[0].pair, frozenset([(0, 9)]))
-    with pytest.raises(TransduceError, match="The known link 0-9 names a word that is not there"):
+    with pytest.raises(TransduceError, match="The known link 0-9 has a word that does not exist"):
         choose_heads(translator, [*known[:10], wrong])
 
 

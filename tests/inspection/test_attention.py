@@ -1,4 +1,4 @@
-"""What a model attends to: the model's own weights, grouped by words, drawn in columns that stand under each other."""
+"""Test attention maps: the model's weights, merged by words, and drawn in aligned columns."""
 
 import copy
 
@@ -119,7 +119,7 @@ def test_the_drawing_stands_in_columns() -> None:
     weights = np.array([[1.0, 0.0, 0.0], [0.0, 0.25, 1.0], [0.5, 1.0, 0.25]], dtype=np.float32)
     attention = WordAttention(("我", "喜欢", "tea"), ("I", "like", "茶茶茶"), weights)
     lines = draw_attention(attention).split("\n")
-    # Where each column begins, in cells: names are as wide as the widest (6), then two spaces; 2 + 1, 4 + 1, 3.
+    # Start of each column in cells: names have the width of the widest (6) plus two spaces; then 2 + 1, 4 + 1, 3.
     assert lines[0] == " " * 8 + "我 喜欢 tea"
     assert lines[1] == "     I  ██"
     assert lines[2] == "  like     ░░   ██"
@@ -147,11 +147,11 @@ def test_a_real_drawing_has_a_row_for_every_word(maps: AttentionMaps) -> None:
 
 def test_what_has_no_such_attention_is_refused(translator: Translator) -> None:
     several = Translator(translator.model, translator.tokenizer, ensemble=[translator.model])
-    with pytest.raises(TransduceError, match="shown of one model, but here 2 translate together"):
+    with pytest.raises(TransduceError, match="this translator is an ensemble of 2"):
         attention_maps(several, SENTENCE)
-    with pytest.raises(TransduceError, match="shown of one model, but here 2 translate together"):
+    with pytest.raises(TransduceError, match="this translator is an ensemble of 2"):
         inspect_sentence(several, SENTENCE)
-    with pytest.raises(TransduceError, match="Attention maps are those of a translator, but this is a Transformer"):
+    with pytest.raises(TransduceError, match="Attention maps need a translator, but this is a Transformer"):
         attention_maps(translator.model, SENTENCE)  # type: ignore[arg-type]
 
 

@@ -58,7 +58,7 @@ def test_the_table_marks_the_heads_that_point() -> None:
     assert drawn[0] == "From `it` (candidates: animal, street)"
     assert drawn[1] == "layer  1, head  1   it       60 %   animal  30 %  ◀"
     assert drawn[2] == "layer  1, head  2   street   50 %   street  50 %"
-    assert drawn[3] == "◀ 1 of 2 heads look at `animal` more than at any other candidate; by lot it would be 1."
+    assert drawn[3] == "◀ 1 of 2 heads look at `animal` more than at any other candidate; by chance it would be 1."
 
 
 def test_without_an_antecedent_nothing_is_marked() -> None:
@@ -78,7 +78,7 @@ def test_a_pair_counts_the_heads_that_are_right_in_both() -> None:
     assert pair.largest_difference == pytest.approx(0.8)
     drawn = pair.draw().split("\n")
     assert [line.endswith("both") for line in drawn[2:5]] == [True, False, False]
-    assert drawn[5] == "1 of 3 heads point to the right word in both; by lot it would be 1."
+    assert drawn[5] == "1 of 3 heads point to the right word in both; by chance it would be 1."
     assert len(drawn) == 6
 
 
@@ -87,7 +87,7 @@ def test_a_pair_says_where_the_difference_cannot_be_seen() -> None:
     other = by_hand({"animal": 0.7}, antecedent="street", left_to_right=True)
     pair = PronounPair(one, other)
     assert (pair.largest_difference, pair.resolving) == (0.0, ())
-    assert pair.draw().endswith("what follows the pronoun cannot change where it looks from there.")
+    assert pair.draw().endswith("the words after the pronoun cannot change its attention there.")
     shifted = PronounAttention(
         words=("So", *WORDS[1:]), pronoun=7, candidates=((1,),), left_to_right=True, weights=other.weights
     )
@@ -106,7 +106,7 @@ def test_in_a_notebook_both_sentences_are_tables() -> None:
 
 
 def test_a_words_pieces_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three pieces and the end symbol: the pronoun is the last two, so its row is their mean; two pieces spell `ab`."""
+    """The pronoun is the last two of three tokens, so its row is their mean; two tokens spell `ab`."""
     rows = [[1.0, 0.0, 0.0, 0.0, 0.0]] * 2 + [[0.3, 0.2, 0.1, 0.2, 0.2], [0.1, 0.2, 0.5, 0.0, 0.2]] + [[0.2] * 5]
     weights = np.array(rows, dtype=np.float32)[None, None]
     reading = coreference._Reading(weights, ["▁a", "b", "▁i", "t"], 0, left_to_right=False)
@@ -134,7 +134,7 @@ def test_punctuation_is_no_part_of_a_word(translator: Translator) -> None:
 )
 def test_candidates_name_something(language: str | None, text: str, expected: str) -> None:
     words = text.split()
-    assert [words[number] for number in coreference._named(words, language)] == expected.split()
+    assert [words[number] for number in coreference._candidate_words(words, language)] == expected.split()
 
 
 def test_in_a_script_without_spaces_a_candidate_is_several_words(translator: Translator) -> None:
@@ -199,9 +199,9 @@ def test_a_language_model(generator: Generator) -> None:
     assert found.left_to_right
     # The rest is spent on the line's end before the text.
     assert (found.array.sum(axis=-1) < 1.0).all()
-    with pytest.raises(TransduceError, match=r"The model sees 16 pieces at a time, but this sentence has \d+"):
+    with pytest.raises(TransduceError, match=r"The model reads at most 16 tokens, but this sentence has \d+"):
         pronoun_attention(generator, "fish " * 20 + "he", "he")
-    with pytest.raises(TransduceError, match="Only a translator has a sentence that another is a translation of"):
+    with pytest.raises(TransduceError, match="`translation_of` applies to translators only"):
         pronoun_attention(generator, "fish he", "he", translation_of="x")
 
 
@@ -228,9 +228,9 @@ def test_a_masked_language_model() -> None:
     ("sentence", "pronoun", "options", "message"),
     [
         (SENTENCE, "she", {}, "The pronoun must be a word of the sentence, but `she` is none of"),
-        (SENTENCE, "it", {"antecedent": "tired"}, "`tired` does not stand before `it` in"),
-        (SENTENCE, "it", {"among": ["dog"]}, "`dog` does not stand before `it` in"),
-        ("It was tired.", "it", {}, "before `it` there is none in `It was tired.` that names something"),
+        (SENTENCE, "it", {"antecedent": "tired"}, "`tired` does not occur before `it` in"),
+        (SENTENCE, "it", {"among": ["dog"]}, "`dog` does not occur before `it` in"),
+        ("It was tired.", "it", {}, "no word before `it` in `It was tired.` names something"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(

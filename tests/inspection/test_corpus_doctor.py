@@ -109,7 +109,7 @@ def test_a_target_in_another_order_is_not_in_step(write_lines: WriteLines, corpu
         report = examine_corpus([str(write_lines("a.src", source))], [str(write_lines("a.tgt", other))])
         finding = next(each for each in report.findings if each.name == "alignment")
         assert finding.severity == severity
-        assert finding.message.startswith("nothing tells that the lines correspond") == (severity == "problem")
+        assert finding.message.startswith("the lines do not seem to correspond") == (severity == "problem")
         assert report.passed == (severity != "problem")
 
 
@@ -121,9 +121,9 @@ def test_products_with_the_same_codes_correspond_although_one_side_has_prices(wr
     source = [f"Artikel {a} kostet {b} € mehr {c}" for a, b, c in zip(codes, prices, ends, strict=True)]
     target = [f"Item {a} costs more {c}" for a, c in zip(codes, ends, strict=True)]
     finding = examine(write_lines, source, target).finding("alignment")
-    assert finding.message == "the files keep step from the first line to the last"
+    assert finding.message == "the files are aligned from the first line to the last"
     mixed = random.Random(2).sample(target, len(target))
-    assert examine(write_lines, source, mixed).finding("alignment").message.startswith("nothing tells")
+    assert examine(write_lines, source, mixed).finding("alignment").message.startswith("the lines do not seem")
 
 
 def test_a_corpus_that_is_sorted_by_length(zh_en: Sides) -> None:
@@ -151,10 +151,10 @@ def test_which_side_has_too_many_lines_follows_from_how_the_lag_changes(
     zh_en: Sides, write_lines: WriteLines, de_en: Sides
 ) -> None:
     source, target = zh_en[0][:4000], zh_en[1][:4000]
-    spoilt = target[:1000] + de_en[0][:5] + target[1000:2000] + target[2002:]
+    damaged = target[:1000] + de_en[0][:5] + target[1000:2000] + target[2002:]
     for files, first, then in (
-        ((source, spoilt), "5 lines later", "3 lines later"),
-        ((spoilt, source), "5 lines earlier", "3 lines earlier"),
+        ((source, damaged), "5 lines later", "3 lines later"),
+        ((damaged, source), "5 lines earlier", "3 lines earlier"),
     ):
         message = examine(write_lines, *files).finding("alignment").message
         told = [part for part in message.split("; ") if "their translations" in part]
@@ -162,7 +162,7 @@ def test_which_side_has_too_many_lines_follows_from_how_the_lag_changes(
         sides = ("target", "source") if files[0] is source else ("source", "target")
         for part, where, side in zip(told, (first, then), sides, strict=True):
             assert where in part
-            assert f"(the {side} has lines too many" in part
+            assert f"(just before, the {side} has extra lines" in part
 
 
 # --- lines -----------------------------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ def test_a_report_reads_and_is_data(write_lines: WriteLines) -> None:
     assert text.startswith("The doctor on ")
     assert "a.zh:4  我<script>alert(1)</script>\\x1b[2J。" in text
     assert "\x1b" not in text
-    assert "0 to mend" in text or "FAULT" in text
+    assert "0 to fix" in text or "FAULT" in text
     assert msgspec.json.decode(msgspec.json.encode(report), type=CorpusReport) == report
     page = html_page(report)
     assert "<script>" not in page

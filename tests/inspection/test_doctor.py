@@ -37,7 +37,7 @@ def build(**changes: Any) -> Transformer:
     return Transformer(ModelConfig(**(shape | sizes | changes)))
 
 
-OTHER_BRICKS: dict[str, tuple[dict[str, Any], set[str]]] = {
+OTHER_COMPONENTS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "learned positions": ({"positions": "learned", "max_positions": 64}, {"sinusoids"}),
     "rotation": ({"positions": "rotary"}, {"sinusoids", "target positions"}),
     "relative bias": ({"positions": "relative"}, {"sinusoids", "target positions"}),
@@ -51,10 +51,10 @@ OTHER_BRICKS: dict[str, tuple[dict[str, Any], set[str]]] = {
 }
 
 
-@pytest.mark.parametrize("brick", OTHER_BRICKS)
-def test_so_do_its_other_bricks_but_for_what_they_have_not(brick: str) -> None:
-    changes, left_out = OTHER_BRICKS[brick]
-    report = examine(subject_of(build(**changes), name=brick))
+@pytest.mark.parametrize("component", OTHER_COMPONENTS)
+def test_its_other_components_pass_except_for_missing_parts(component: str) -> None:
+    changes, left_out = OTHER_COMPONENTS[component]
+    report = examine(subject_of(build(**changes), name=component))
     assert report.passed, str(report)
     assert {check.name for check in report.checks if check.passed is None} == left_out
 
@@ -180,7 +180,7 @@ def test_a_model_that_raises_fails_and_says_what_it_raised() -> None:
     subject = replaced(subject_of(build(), name="x"), logits=refuse)
     (result,) = examine(subject, CHECKS[:1]).checks
     assert result.passed is False
-    assert "The model raised RuntimeError (cannot add 7 and 9)." in result.meaning
+    assert "The model raised RuntimeError (cannot add 7 and 9)," in result.meaning
 
 
 def replaced(subject: Subject, **changes: Any) -> Subject:
@@ -197,14 +197,14 @@ def test_the_model_stays_in_the_mode_it_was_in() -> None:
 
 def test_a_vocabulary_without_words_is_refused() -> None:
     model = build(source_vocabulary_size=4, target_vocabulary_size=4)
-    with pytest.raises(TransduceError, match=r"needs 4 pieces .* of the vocabulary's 4 only 2 may"):
+    with pytest.raises(TransduceError, match=r"needs 4 ordinary tokens, but only 2 of the vocabulary's 4 are"):
         examine(subject_of(model, name="x"))
 
 
 def test_a_report_reads_and_is_data() -> None:
     report = examine(subject_of(build(), name="mine"), CHECKS[1:2])
     text = str(report)
-    assert text.startswith("The doctor on mine\npass  future            later target pieces replaced;")
+    assert text.startswith("The doctor on mine\npass  future            later target tokens replaced;")
     assert "all 1 passed" in text
     assert msgspec.json.decode(msgspec.json.encode(report), type=DoctorReport) == report
 

@@ -1,4 +1,4 @@
-"""Heads switched off, pieces forced and forbidden, words changed: each does what it says and nothing else."""
+"""Test interventions: disabled heads, forced and forbidden tokens, changed words, and that nothing else changes."""
 
 import pytest
 import torch
@@ -107,11 +107,11 @@ def test_a_changed_word_changes_the_source(translator: Translator) -> None:
     [
         (Intervention(heads_off=(Head("memory", 2, 0),)), "layer from 0 to 1 .* but layer 2, head 0"),
         (Intervention(heads_off=(Head("encoder", 0, 99),)), "layer 0, head 99"),
-        (Intervention(force="▁fish"), "say which `step`"),
-        (Intervention(step=99, force="▁fish"), "from 0 to [0-9]+, but it is 99"),
-        (Intervention(step=0, force="nothing like it"), "no piece `nothing like it`"),
-        (Intervention(step=0, forbid=("nope nope",)), "no piece `nope nope`"),
-        (Intervention(source=" "), "it is empty"),
+        (Intervention(force="▁fish"), "set `step` to it"),
+        (Intervention(step=99, force="▁fish"), "from 0 to [0-9]+, but is 99"),
+        (Intervention(step=0, force="nothing like it"), "no token `nothing like it`"),
+        (Intervention(step=0, forbid=("nope nope",)), "no token `nope nope`"),
+        (Intervention(source=" "), "is empty"),
     ],
 )
 def test_what_cannot_be_done_is_said(translator: Translator, change: Intervention, message: str) -> None:

@@ -1,4 +1,4 @@
-"""What is shown of a translation: the payload's figures, the beam's tree, and the page that needs nothing else."""
+"""Test the page of a translation: the figures of its payload, the beam's tree, and that the page is self-contained."""
 
 import json
 import math
@@ -140,7 +140,7 @@ def test_drawing_pieces_is_not_shown(translator: Translator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sentence", "message"), [("", "it is empty"), ("  ", "it is empty"), ("我吃鱼" * 200, "at most 256 pieces, but")]
+    ("sentence", "message"), [("", "is empty"), ("  ", "is empty"), ("我吃鱼" * 200, "at most 256 tokens, but")]
 )
 def test_what_cannot_be_shown_is_refused(translator: Translator, sentence: str, message: str) -> None:
     with pytest.raises(TransduceError, match=message):
@@ -153,7 +153,7 @@ def test_a_sentence_is_as_long_as_the_model_takes(translator: Translator) -> Non
     found = inspect_sentence(longer, sentence, search=SearchSettings(beam_size=1, max_length=2))
     assert len(found.source_pieces) > 257
     shorter = Translator(translator.model, translator.tokenizer, max_source_tokens=20)
-    with pytest.raises(TransduceError, match="at most 20 pieces, but"):
+    with pytest.raises(TransduceError, match="at most 20 tokens, but"):
         inspect_sentence(shorter, sentence)
 
 
@@ -193,7 +193,7 @@ def test_a_title_is_only_a_title() -> None:
 
 
 def test_a_large_models_long_sentence_stays_small(inspection: Inspection) -> None:
-    """6 + 6 layers of 8 heads, 31 pieces and the end symbol a side, beam 4 at every step."""
+    """Use 6 + 6 layers of 8 heads, 31 tokens and the end symbol per side, and beam 4 at every step."""
     generator = np.random.default_rng(1)
     weights = to_bytes(generator.dirichlet(np.ones(32), size=(6, 8, 32)).astype(np.float32))
     pieces = (*(f"▁piece{number}" for number in range(31)), "</s>")

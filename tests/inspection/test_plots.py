@@ -154,7 +154,7 @@ def test_a_report_of_steps_that_learnt_nothing_is_left_out(tmp_path: Path) -> No
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TransduceError, match=r"metrics.jsonl does not exist: name a folder"):
+    with pytest.raises(TransduceError, match=r"metrics.jsonl does not exist: pass a folder"):
         plot_training([tmp_path])
     with pytest.raises(TransduceError, match="has no measurements yet"):
         plot_training([write_run(tmp_path / "a")])
@@ -294,7 +294,7 @@ def test_without_a_font_for_chinese_the_picture_says_what_to_install(monkeypatch
 
 
 def test_an_unknown_suffix_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TransduceError, match=r"ends in .png, .svg, .pdf, but this one is a.jpg"):
+    with pytest.raises(TransduceError, match=r"end in .png, .svg, .pdf, but this one is a.jpg"):
         save_chart(Chart((LINES,)), tmp_path / "a.jpg")
 
 

@@ -52,7 +52,7 @@ NLLB_CONFIG: dict[str, Any] = {
 
 @pytest.fixture(scope="session")
 def small_tokenizer(toy_corpus: Path) -> Tokenizer:
-    """With 200 pieces or somewhat fewer."""
+    """Return a tokenizer with at most 200 tokens."""
     files = CorpusFiles(source=(str(toy_corpus / "train.zh"),), target=(str(toy_corpus / "train.en"),))
     settings = TokenizerSettings(vocabulary_size=200, byte_fallback=False)
     return Tokenizer.train(lambda: read_pairs(files), settings, adjust=True)
@@ -60,7 +60,7 @@ def small_tokenizer(toy_corpus: Path) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def marked_tokenizer(toy_corpus: Path) -> Tokenizer:
-    """The same with [CLS], [SEP] and [MASK]."""
+    """Return a tokenizer with [CLS], [SEP] and [MASK] and at most 200 tokens."""
     files = CorpusFiles(source=(str(toy_corpus / "train.zh"),), target=(str(toy_corpus / "train.en"),))
     settings = TokenizerSettings(vocabulary_size=200, byte_fallback=False, user_symbols=SPECIAL_TOKENS)
     return Tokenizer.train(lambda: read_pairs(files), settings, adjust=True)
@@ -106,7 +106,7 @@ def make_model(small_tokenizer: Tokenizer) -> MakeModel:
 
 @pytest.fixture
 def make_translator(small_tokenizer: Tokenizer, make_model: MakeModel) -> MakeTranslator:
-    """The same of a model with an encoder and a decoder, with its tokenizer."""
+    """Return a function that makes a translator from an encoder–decoder with changed settings."""
 
     def make(**changes: Any) -> Translator:
         model = make_model(**changes)

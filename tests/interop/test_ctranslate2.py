@@ -1,4 +1,4 @@
-"""CTranslate2 computes what we compute, with every brick that it has."""
+"""Test that CTranslate2 computes the same as the exported model, for every component that it supports."""
 
 import json
 from collections.abc import Callable
@@ -172,7 +172,7 @@ def test_a_language_model(
     write_ctranslate2(model, small_tokenizer, tmp_path)
     theirs = CTranslate2LanguageModel(tmp_path, small_tokenizer, start_id=1, threads=1)
     rows = [[3 + (7 * row + 5 * place) % 90 for place in range(1 + 11 * row % 17)] for row in range(9)]
-    own = OriginalLanguageModel(model, never_written=2, context=64)
+    own = OriginalLanguageModel(model, forbidden_tokens=2, context=64)
     comparison = compare_models(own, theirs, rows, tokens=range(3, 90), max_tokens=20)
     comparison.check_equal("CTranslate2")
     assert comparison.agreement.same_translations == len(rows)
@@ -186,7 +186,7 @@ def test_a_language_model_goes_on_with_nothing_too(
     assert isinstance(model, Decoder)
     write_ctranslate2(model, small_tokenizer, tmp_path)
     theirs = CTranslate2LanguageModel(tmp_path, small_tokenizer, start_id=1, threads=1)
-    own = OriginalLanguageModel(model, never_written=2, context=64)
+    own = OriginalLanguageModel(model, forbidden_tokens=2, context=64)
     found = theirs.translate(prompts, 8)
     assert found == [own.translate([prompt], 8)[0] for prompt in prompts]
     assert all(found)

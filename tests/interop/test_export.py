@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"ctranslate2": ("ctranslate2",), "onnx": ("onnx", "onnxruntime"), "huggingface": ("transformers",)}
 MakeTranslator = Callable[..., Translator]
 
-# What those libraries warn of is not ours.
+# Ignore warnings of these libraries.
 pytestmark = pytest.mark.filterwarnings("default")
 
 
@@ -158,7 +158,7 @@ def test_short_tables_of_positions_are_heeded(make_translator: MakeTranslator, t
     need("onnx")
     folder = write_folder(make_translator(positions="learned", max_positions=20), tmp_path / "model")
     export(folder, tmp_path / "out", to="onnx", threads=1)
-    assert "A text can have 20 pieces." in (tmp_path / "out" / "README.md").read_text("utf-8")
+    assert "A text can have 20 tokens." in (tmp_path / "out" / "README.md").read_text("utf-8")
 
 
 def test_two_vocabularies_go_out_with_both_files(
@@ -185,7 +185,7 @@ def test_two_vocabularies_go_out_with_both_files(
 # --- what is never left behind ----------------------------------------------------------------------------------
 
 
-def spoil_onnx(patch: pytest.MonkeyPatch) -> None:
+def corrupt_onnx(patch: pytest.MonkeyPatch) -> None:
     right = onnx.build_decoder
 
     def wrong(model: Any) -> Any:
@@ -200,11 +200,11 @@ def spoil_onnx(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(onnx, "build_decoder", wrong)
 
 
-def spoil_ctranslate2(patch: pytest.MonkeyPatch) -> None:
+def corrupt_ctranslate2(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ctranslate2, "added_positions", lambda *_: torch.zeros(1024, 32))
 
 
-def spoil_quantization(patch: pytest.MonkeyPatch) -> None:
+def corrupt_quantization(patch: pytest.MonkeyPatch) -> None:
     right = ctranslate2.write_ctranslate2
 
     def wrong(model: Any, *arguments: Any, quantization: str) -> None:
@@ -219,7 +219,7 @@ def spoil_quantization(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(exporters, "write_ctranslate2", wrong)
 
 
-def spoil_hugging_face(patch: pytest.MonkeyPatch) -> None:
+def corrupt_hugging_face(patch: pytest.MonkeyPatch) -> None:
     right = tokenizer_files.tokenizer_files
 
     def wrong(tokenizer: Tokenizer, *arguments: Any) -> dict[str, Any]:
@@ -230,12 +230,17 @@ def spoil_hugging_face(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "quantization", "spoil", "message"),
+    ("form", "quantization", "corrupt", "message"),
     [
-        ("onnx", None, spoil_onnx, r"ONNX was checked and is wrong, .* its log-probability is -?[\d.]+, and the model"),
-        ("ctranslate2", None, spoil_ctranslate2, "CTranslate2 was checked and is wrong, so nothing was written"),
-        ("ctranslate2", "int8", spoil_quantization, "quantization changes the log-probability of a token by"),
-        ("huggingface", None, spoil_hugging_face, "its tokenizer splits .* into other tokens"),
+        (
+            "onnx",
+            None,
+            corrupt_onnx,
+            r"ONNX was checked and is wrong, .* its log-probability is -?[\d.]+, and the model",
+        ),
+        ("ctranslate2", None, corrupt_ctranslate2, "CTranslate2 was checked and is wrong, so nothing was written"),
+        ("ctranslate2", "int8", corrupt_quantization, "quantization changes the log-probability of a token by"),
+        ("huggingface", None, corrupt_hugging_face, "its tokenizer splits .* into other tokens"),
     ],
 )
 def test_a_wrong_export_is_refused_and_nothing_stays(
@@ -244,11 +249,11 @@ def test_a_wrong_export_is_refused_and_nothing_stays(
     monkeypatch: pytest.MonkeyPatch,
     form: str,
     quantization: str | None,
-    spoil: Callable[[pytest.MonkeyPatch], None],
+    corrupt: Callable[[pytest.MonkeyPatch], None],
     message: str,
 ) -> None:
     need(form)
-    spoil(monkeypatch)
+    corrupt(monkeypatch)
     with pytest.raises(TransduceError, match=message):
         export(trained, tmp_path / "new" / "out", to=form, quantization=quantization, threads=1)
     assert list(tmp_path.iterdir()) == []

@@ -102,7 +102,7 @@ def test_a_tokenizers_files_are_not_taken_from_elsewhere(marian: Path, tmp_path:
 
 
 def run_readme(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: str) -> list[str]:
-    """What an exported folder's own lines print, some words of them changed."""
+    """Run the code in an exported folder's README with some words replaced, and return what it prints."""
     text = (folder / "README.md").read_text("utf-8")
     code = "\n".join(line[4:] for line in text.split("\n") if line.startswith("    "))
     for old, new in changes.items():

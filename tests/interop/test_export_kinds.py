@@ -31,7 +31,7 @@ WriteFolder = Callable[..., Path]
 
 if find_spec("transformers") is None or find_spec("onnxruntime") is None or find_spec("ctranslate2") is None:
     pytest.skip("packages are not installed: pip install 'transduce[export,hf]'", allow_module_level=True)
-# What those libraries warn of is not ours.
+# Ignore warnings of these libraries.
 pytestmark = pytest.mark.filterwarnings("default")
 
 SETTINGS: dict[str, Any] = {

@@ -36,7 +36,7 @@ T5 = {
     "output_scale": 0.25,
     "num_decoder_layers": 2,
 }
-# What no class has, one by one: a model with any of it keeps our own names.
+# Settings that no Hugging Face class supports: a model with any of them keeps this package's names.
 NOT_THEIRS: list[dict[str, Any]] = [
     {"num_key_value_heads": 2},
     {"share_layers": True},
@@ -247,7 +247,7 @@ def test_the_same_logits_and_translations(
     ours = made.search_ids(rows, SearchSettings(beam_size=1, max_length=19))
     for row, (best, *_) in zip(written[:, 1:].tolist(), ours, strict=True):
         assert row[: row.index(eos_id) if eos_id in row else None] == list(best.ids)
-    # What comes back from the folder is what went in.
+    # Loading the folder gives the weights that were saved.
     stored = load_file(tmp_path / "model.safetensors")
     kept = places(made.model.state_dict(), config, stored)
     for name, tensor in made.model.state_dict().items():

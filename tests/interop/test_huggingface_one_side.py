@@ -31,7 +31,7 @@ MakeModel = Callable[..., Model]
 WriteFolder = Callable[..., Path]
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'transduce[hf]'")
-# What that library warns of is not ours.
+# Ignore warnings of this library.
 pytestmark = pytest.mark.filterwarnings("default")
 
 BERT = {
@@ -252,7 +252,7 @@ def test_a_language_models_pieces(
     write_folder(model, small_tokenizer, tmp_path)
     theirs = HuggingFaceLanguageModel(tmp_path, model.config)
     assert type(theirs.model).__name__ == class_for(model.config)
-    own = OriginalLanguageModel(model, never_written=2, context=64)
+    own = OriginalLanguageModel(model, forbidden_tokens=2, context=64)
     comparison = compare_models(own, theirs, ROWS, tokens=range(3, 190), max_tokens=20)
     places = [*comparison.own_differences, *comparison.random_differences]
     # One part in a million, where a log-probability is beyond 10 nats.

@@ -1,4 +1,4 @@
-"""Decoders of Hugging Face's go on as `generate` does: the same prompts, the same ends, the same text."""
+"""Test that imported Hugging Face decoders generate as `generate` does: the same prompts, ends and text."""
 
 import json
 from collections.abc import Callable
@@ -69,7 +69,7 @@ def make_folder(toy_corpus: Path, tmp_path: Path) -> MakeFolder:
 
 
 def continued(folder: Path, prompt: str, most: int) -> tuple[str, int]:
-    """What transformers goes on with, and how many pieces that takes, the end included."""
+    """Return transformers' continuation, and its number of tokens including the end symbol."""
     transformers = peers()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()

@@ -49,7 +49,7 @@ def make_folder(toy_corpus: Path, tmp_path: Path) -> MakeFolder:
         tokenizer = "BertTokenizer" if architecture.startswith("Bert") else "RobertaTokenizer"
         getattr(transformers, tokenizer).from_pretrained(folder).save_pretrained(folder)
         torch.manual_seed(1)
-        size = trained.get_vocab_size() + 3  # some ids have no piece
+        size = trained.get_vocab_size() + 3  # some ids have no token
         model = kind._from_config(
             kind.config_class(**SIZES, vocab_size=size, max_position_embeddings=40, **more | settings)
         )
@@ -162,7 +162,7 @@ def test_they_go_out_to_onnx(architecture: str, make_folder: MakeFolder, tmp_pat
     pytest.importorskip("onnxruntime", reason="needs onnxruntime: pip install 'transduce[export]'")
     folder = make_folder(architecture)
     transduce.export(folder, tmp_path / "out", to="onnx", sources=TEXTS[:2], threads=1)
-    assert "pieces between <s> and </s>" in (tmp_path / "out" / "README.md").read_text("utf-8")
+    assert "tokens between <s> and </s>" in (tmp_path / "out" / "README.md").read_text("utf-8")
     assert (tmp_path / "out" / "task.json").is_file()
 
 
@@ -171,7 +171,7 @@ def test_they_go_out_to_onnx(architecture: str, make_folder: MakeFolder, tmp_pat
     [
         (
             "BertForTokenClassification",
-            "BertForTokenClassification tells the class of each piece, and a model with this",
+            "BertForTokenClassification classifies each token, and a model with this",
         ),
         (
             "RobertaForQuestionAnswering",

@@ -244,10 +244,10 @@ def test_opus_models_share_out_what_is_forbidden(nllb: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"repetition_penalty": 1.3}, "`repetition_penalty` = 1.3 in the way to generate cannot be imported"),
-        ({"bad_words_ids": [[3, 4]]}, "may forbid single pieces to be imported, but forbids"),
-        ({"bad_words_ids": [[]]}, "the way to generate cannot be read"),
-        ({"forced_bos_token_id": []}, "the way to generate cannot be read"),
+        ({"repetition_penalty": 1.3}, "the generation setting `repetition_penalty` = 1.3 cannot be imported"),
+        ({"bad_words_ids": [[3, 4]]}, "may contain only single tokens, but contains"),
+        ({"bad_words_ids": [[]]}, "the generation settings cannot be read"),
+        ({"forced_bos_token_id": []}, "the generation settings cannot be read"),
         ({"num_beams": "many"}, "`num_beams` must be a whole number, but is 'many'"),
         ({"renormalize_logits": "yes"}, "`renormalize_logits` must be true or false, but is 'yes'"),
     ],
@@ -327,7 +327,7 @@ def test_a_pretrained_sentence_encoder() -> None:
 
 
 def _embedding(states: Tensor) -> Tensor:
-    """What the model is for: the mean of the states, of length 1."""
+    """Return a sentence embedding as the model's authors define it: the normalized mean of the states."""
     return torch.nn.functional.normalize(states.mean(dim=1), dim=-1)
 
 

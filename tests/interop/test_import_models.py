@@ -102,7 +102,7 @@ def peer(name: str, settings: Mapping[str, Any], *, seed: int = 1, spread: float
 
 
 def stored(model: Any, folder: Path) -> tuple[dict[str, Any], StoredTensors]:
-    """What transformers writes of it."""
+    """Return the tensors and configuration that transformers saves for a model."""
     model.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
     readers = {name: partial(tensors.__getitem__, name) for name in tensors}
@@ -156,7 +156,7 @@ def test_encoders_compute_the_same(name: str, settings: dict[str, Any], tmp_path
 
 @pytest.mark.parametrize("name", ["RobertaForMaskedLM", "RobertaForSequenceClassification"])
 def test_robertas_pooler_is_there_in_files_whose_heads_do_not_read_it(name: str, tmp_path: Path) -> None:
-    """As in roberta-base and xlm-roberta-base."""
+    """The files of roberta-base and xlm-roberta-base have a pooler that no head uses."""
     theirs = peer(name, BERT | {"pad_token_id": 1, "type_vocab_size": 1, "num_labels": 3})
     content, tensors = stored(theirs, tmp_path)
     shapes = {"weight": (16, 16), "bias": (16,)}
@@ -191,7 +191,7 @@ def test_decoders_compute_and_continue_the_same(name: str, settings: dict[str, A
     assert torch.cat(written, dim=1).tolist() == expected.tolist()
 
 
-# What `generate` is told, and how our search is told the same.
+# Arguments of `generate`, and the equivalent search settings.
 WAYS: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ({"num_beams": 1}, {}, {}),
     ({"num_beams": 4}, {}, {}),
@@ -240,7 +240,7 @@ def test_search_writes_what_generate_writes(
 
 @torch.no_grad()
 def let_some_end(model: Any, *, share: float) -> None:
-    """Lifts the end symbol's logit, where there is a bias for it, so that outputs end at many places."""
+    """Raise the end symbol's logit by the output bias, if there is one, so that outputs have different lengths."""
     eos_id = model.config.eos_token_id
     for buffer in (buffer for name, buffer in model.named_buffers() if name == "final_logits_bias"):
         ids = torch.randint(5, V - 2, (20, 9))
@@ -257,7 +257,7 @@ class _NoVocabulary(Vocabulary):
 
 
 def generated(model: Any, source: Tensor, way: Mapping[str, Any], rules: Mapping[str, Any]) -> list[tuple[int, ...]]:
-    """What transformers writes, up to the end symbol."""
+    """Return transformers' output up to the end symbol."""
     model.generation_config.forced_eos_token_id = rules.get("forced_last_id")
     model.generation_config.forced_bos_token_id = rules.get("forced_first_id")
     forbidden = [[id] for id in rules.get("forbidden_ids", ())] or None
@@ -290,7 +290,7 @@ def bart_content(**changes: Any) -> dict[str, Any]:
         (bart_content(decoder_attention_heads=4), "`encoder_attention_heads` must equal `decoder_attention_heads`, 4"),
         (bart_content(activation_function="mish"), "`activation_function` must be one of .* but is 'mish'"),
         (bart_content(d_model="wide"), "`d_model` must be a whole number .* but is 'wide'"),
-        (bart_content(vocab_size=None), "must say `vocab_size`"),
+        (bart_content(vocab_size=None), "must set `vocab_size`"),
         (LLAMA | {"model_type": "llama", "rope_scaling": {"type": "yarn"}}, "`rope_scaling` must be of the type"),
         (BERT | {"model_type": "bert", "position_embedding_type": "relative_key"}, "must be 'absolute'"),
         (LLAMA | {"model_type": "mistral", "sliding_window": 4096}, "`sliding_window` must be None .* but is 4096"),
@@ -375,7 +375,7 @@ def test_numbers_that_no_model_has_are_refused(content: dict[str, Any], message:
             "must have rows of one length, but have the shapes",
         ),
         ({"model.encoder.layers.0.self_attn.k_proj.bias": ()}, "must have rows of one length, but have the shapes"),
-        ({"model.shared.weight": (V,)}, "model.shared.weight must have a row for each piece, but has the shape"),
+        ({"model.shared.weight": (V,)}, "model.shared.weight must have a row for each token, but has the shape"),
     ],
 )
 def test_tensors_that_fit_nowhere_are_named(tensors: dict[str, tuple[int, ...]], message: str) -> None:

@@ -75,7 +75,7 @@ def test_pieces_and_words_get_their_rows(small_tokenizer: Tokenizer, tmp_path: P
     assert coverage.found == len(rows) >= len(known)
     assert coverage.words_in_file == len(known)
     assert torch.equal(weight[:3], before[:3])
-    assert "pieces (" in str(coverage)
+    assert "tokens (" in str(coverage)
 
 
 def test_rescaled_vectors_are_as_long_as_the_rows(small_tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_rescaled_vectors_are_as_long_as_the_rows(small_tokenizer: Tokenizer, tm
             r"must hold 4 vectors of 64 numbers by its first line, .* correct that line",
         ),
         (b"word\n", r"line 1: a line must hold a word and 1 numbers"),
-        (b"a 1 2 3\nb 1 nan 3\n", r"line 2: a vector must hold finite numbers: leave the line out"),
+        (b"a 1 2 3\nb 1 nan 3\n", r"line 2: a vector must hold finite numbers: remove the line"),
         (b"a 1 2 3\nb 1 1e39 3\n", r"line 2: a vector must hold finite numbers"),
         (b"1 3\na " + np.array([1, np.inf, 2], "<f4").tobytes(), r"vector 1 must hold finite numbers, but does not"),
         (b"3 99999999\n", r"line 1: vectors must have 1 to 65,536 numbers, but have 99,999,999"),

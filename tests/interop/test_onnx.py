@@ -1,4 +1,4 @@
-"""The ONNX graphs compute what we compute, with every brick that there is and at all shapes."""
+"""Test that the ONNX graphs compute the same as the model, for every component and all shapes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -72,7 +72,7 @@ def write_and_open(translator: Translator, folder: Path) -> OnnxModel:
 def test_the_same_log_probabilities_and_translations(
     make_translator: MakeTranslator, compare: Compare, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    """Log-probabilities are of whole targets, translations are made piece by piece with the cache."""
+    """Log-probabilities are computed for whole targets, translations token by token with the cache."""
     translator = make_translator(**changes)
     assert onnx_obstacles(translator.model.config) == []
     comparison = compare(translator, write_and_open(translator, tmp_path))

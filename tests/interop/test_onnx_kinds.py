@@ -37,7 +37,7 @@ ROWS = [[3 + (7 * row + 5 * place) % 190 for place in range(1 + 11 * row % 17)] 
 
 def opened(model: Decoder, folder: Path) -> OnnxLanguageModel:
     write_onnx(model, folder)
-    return OnnxLanguageModel(folder, threads=1, never_written=2)
+    return OnnxLanguageModel(folder, threads=1, forbidden_tokens=2)
 
 
 @pytest.mark.parametrize(
@@ -53,11 +53,11 @@ def opened(model: Decoder, folder: Path) -> OnnxLanguageModel:
     ids=str,
 )
 def test_a_language_model(make_model: MakeModel, tmp_path: Path, changes: dict[str, Any]) -> None:
-    """Prompts of many lengths stand in one batch, and go on piece by piece with the cache."""
+    """Prompts of many lengths are in one batch, and are continued token by token with the cache."""
     model = make_model(kind="decoder", start_id=1, **changes)
     assert isinstance(model, Decoder)
     assert onnx_obstacles(model.config) == []
-    own = OriginalLanguageModel(model, never_written=2, context=64)
+    own = OriginalLanguageModel(model, forbidden_tokens=2, context=64)
     comparison = compare_models(own, opened(model, tmp_path), ROWS, tokens=range(3, 190), max_tokens=20)
     comparison.check_equal("ONNX")
     assert comparison.agreement.same_translations == len(ROWS)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.model.state import DecodingState
+from transduce.model.transformer import DecodingState
 
 Walk = Callable[[DecodingState, int], list[Tensor]]
 Everywhere = Callable[[Callable[[Tensor], DecodingState], Tensor], list[Tensor]]

@@ -21,7 +21,7 @@ from transduce.kernels.cpu.gemm import decode
 from transduce.kernels.cpu.gemm.decode import amx_matches_vectors, make_int8_linear
 from transduce.kernels.cpu.gemm.train_calls import bfloat16_tile
 from transduce.kernels.cpu.jit import compiler
-from transduce.kernels.cpu.jit import threads as crew
+from transduce.kernels.cpu.jit import threads as threads_module
 from transduce.kernels.cpu.jit.compiler import find_float_tile, find_integer_tile
 
 HERE = Path(__file__)
@@ -87,7 +87,7 @@ def _compare_products() -> None:
 def _compare_models() -> None:
     from transduce.kernels.cpu.decoding.state import NativeState
     from transduce.kernels.int8_fbgemm import quantize
-    from transduce.kernels.select import product_maker, start_fast
+    from transduce.kernels.select import int8_linear_maker, start_fast
     from transduce.model.config import ModelConfig
     from transduce.model.transformer import Transformer
 
@@ -99,7 +99,7 @@ def _compare_models() -> None:
     found = []
     for amx in (False, True):
         setattr(decode, "find_integer_tile", lambda amx=amx: BEST._replace(amx=amx))  # noqa: B010
-        state = start_fast(quantize(copy.deepcopy(model), make=product_maker()), sources)
+        state = start_fast(quantize(copy.deepcopy(model), make=int8_linear_maker()), sources)
         assert isinstance(state, NativeState)
         assert state.output.tile.amx is amx
         found.append([state.step(newest).clone() for newest in pieces])
@@ -141,7 +141,7 @@ def _compare_models_of_pairs() -> None:
     for amx in (False, True):
         setattr(compiler, "_has_amx_pairs", lambda amx=amx: amx)  # noqa: B010
         own = copy.deepcopy(model)
-        select.make_twin(own, torch.bfloat16)
+        select.make_inference_copy(own, torch.bfloat16)
         for count in (9, 1):
             state = select.start_fast(own, sources[:count])
             assert isinstance(state, NativeState)
@@ -168,7 +168,7 @@ if __name__ == "__main__":
     library = ctypes.CDLL(sys.argv[1])
     if not torch.cpu._is_amx_tile_supported():
         assert library.install_amx() == 0
-    crew._THREAD_WORK = 1  # even the smallest work uses several threads
+    threads_module._THREAD_WORK = 1  # even the smallest work uses several threads
     {
         "products": _compare_products,
         "model": _compare_models,

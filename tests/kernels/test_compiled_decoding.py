@@ -15,14 +15,13 @@ from transduce.kernels.cpu.gemm.decode import BFloat16Vocabulary, NativeLinear, 
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.jit.tile import AVX2_TILE, AVX512_TILE, Tile
 from transduce.kernels.cpu.logits import NativeReductions
-from transduce.kernels.eager import FlatState, supports
+from transduce.kernels.eager import EagerState, supports
 from transduce.kernels.int8_fbgemm import Int8Linear, quantize
-from transduce.kernels.prepacked import PackedMemoryAttention, PackedTransformer, Use
-from transduce.kernels.select import product_maker, start_fast
+from transduce.kernels.prepacked import LinearUse, PrepackedCrossAttention, PrepackedTransformer
+from transduce.kernels.select import int8_linear_maker, start_fast
 from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer
-from transduce.model.state import DecodingState, MemoryState
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import DecodingState, MemoryState, Transformer
 from transduce.search.selection import BestSelection, Choice, Step, use_kernels
 
 BEST = find_integer_tile()
@@ -75,7 +74,7 @@ def threads(request: pytest.FixtureRequest) -> object:
     torch.set_num_threads(before)
 
 
-def build(changes: dict[str, object]) -> PackedTransformer:
+def build(changes: dict[str, object]) -> PrepackedTransformer:
     torch.manual_seed(3)
     sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 128, "num_heads": 2}
     vocabulary = {"source_vocabulary_size": V, "target_vocabulary_size": V}
@@ -83,7 +82,7 @@ def build(changes: dict[str, object]) -> PackedTransformer:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    return quantize(model, make=product_maker())
+    return quantize(model, make=int8_linear_maker())
 
 
 # --- products -----------------------------------------------------------------------------------------------------
@@ -183,7 +182,7 @@ def test_rows_that_are_no_numbers_read_no_weights() -> None:
 def test_activations_have_few_bits_for_the_vocabulary_and_for_long_sums_alone() -> None:
     assert BEST is not None
     for width, layer in ((64, BEST.with_12_bits), (512, BEST if BEST.kind == "bytes" else BEST.with_12_bits)):
-        found = {use: make_int8_linear(torch.randn(64, width), None, use) for use in get_args(Use)}
+        found = {use: make_int8_linear(torch.randn(64, width), None, use) for use in get_args(LinearUse)}
         tiles = {use: product.tile for use, product in found.items() if isinstance(product, NativeLinear)}
         assert tiles == {"layer": layer, "memory": BEST.with_12_bits, "vocabulary": BEST}
         assert isinstance(found["vocabulary"], NativeVocabulary)
@@ -217,9 +216,9 @@ def test_steps_equal_pytorchs(changes: dict[str, object], walk: Walk) -> None:
     for width in (1, 3):
         state = start_fast(model, SOURCES)
         assert isinstance(state, NativeState)
-        other = FlatState(model, SOURCES) if supports(model) else model.start(SOURCES)
+        other = EagerState(model, SOURCES) if supports(model) else model.start(SOURCES)
         for ours, expected in zip(walk(state, width), walk(other, width), strict=True):
-            # Where a sum differs in its last bit, a number may be rounded to the next step.
+            # If a sum differs in its last bit, a value may be rounded to the next quantization step.
             assert float((ours - expected).norm() / expected.norm()) < 0.01
 
 
@@ -238,7 +237,7 @@ def test_keys_and_values_that_are_kept_are_float16_and_stay_within_its_range() -
     assert state.pool.entries.dtype == state.memory.dtype == torch.float16
     layer = model.decoder_layers[0]
     assert isinstance(layer, DecoderLayer)
-    assert isinstance(layer.memory_attention, PackedMemoryAttention)
+    assert isinstance(layer.memory_attention, PrepackedCrossAttention)
     bias = layer.memory_attention.key_value.bias
     assert isinstance(bias, Tensor)
     bias.add_(torch.where(torch.arange(len(bias)) % 2 == 0, 1e6, -1e6))
@@ -268,7 +267,7 @@ def test_logits_are_the_projected_last_layer() -> None:
 @pytest.mark.parametrize("changes", LEFT_TO_OTHERS, ids=str)
 @torch.inference_mode()
 def test_other_models_are_decoded_by_the_flat_state(changes: dict[str, object]) -> None:
-    assert isinstance(start_fast(build(changes), SOURCES), FlatState)
+    assert isinstance(start_fast(build(changes), SOURCES), EagerState)
 
 
 @torch.inference_mode()

@@ -78,7 +78,7 @@ def test_names_differ_with_every_part() -> None:
 
 
 def test_the_least_recently_used_files_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "_MOST_FILES", 3)
+    monkeypatch.setattr(compiler, "_MAX_FILES", 3)
     for number in range(3):
         cache_code(f"name{number}", bytes([number]))
         os.utime(folder / f"name{number}", (number, number))

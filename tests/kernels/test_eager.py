@@ -7,12 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.kernels.eager import FlatState, encode_flat, supports
+from transduce.kernels.eager import EagerState, encode_without_padding, supports
 from transduce.kernels.int8_fbgemm import Int8Linear, quantize, safe_levels
-from transduce.kernels.prepacked import PackedTransformer
+from transduce.kernels.prepacked import PrepackedTransformer
 from transduce.model.config import ModelConfig
-from transduce.model.state import DecodingState
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import DecodingState, Transformer
 
 Walk = Callable[[DecodingState, int], list[Tensor]]  # of conftest.py
 PAD, V = 0, 50
@@ -55,7 +54,7 @@ def build(changes: dict[str, object]) -> Transformer:
 def test_steps_equal_the_modules(changes: dict[str, object], width: int, walk: Walk) -> None:
     model = build(changes)
     assert supports(model)
-    for ours, expected in zip(walk(FlatState(model, SOURCES), width), walk(model.start(SOURCES), width), strict=True):
+    for ours, expected in zip(walk(EagerState(model, SOURCES), width), walk(model.start(SOURCES), width), strict=True):
         torch.testing.assert_close(ours, expected, atol=2e-5, rtol=1e-5)
 
 
@@ -64,7 +63,7 @@ def test_steps_equal_the_modules(changes: dict[str, object], width: int, walk: W
 def test_the_memory_equals_the_encoders(changes: dict[str, object]) -> None:
     model = build(changes)
     for sources in (SOURCES, SOURCES[:1], SOURCES[2:3], SOURCES.repeat(60, 1)):
-        memory, mask = encode_flat(model, sources)
+        memory, mask = encode_without_padding(model, sources)
         expected, expected_mask = model.encode(sources)
         present = sources != PAD
         torch.testing.assert_close(memory[present], expected[present], atol=1e-5, rtol=1e-5)
@@ -81,10 +80,10 @@ def test_other_bricks_are_left_to_the_modules(changes: dict[str, object]) -> Non
 @torch.inference_mode()
 def test_copies_of_a_sentence_may_take_the_place_of_others() -> None:
     model = build({})
-    flat, expected = FlatState(model, SOURCES), model.start(SOURCES)
+    flat, expected = EagerState(model, SOURCES), model.start(SOURCES)
     for rows in (torch.tensor([1, 3, 4]), torch.tensor([2, 0, 0, 2])):
         for state in (flat, expected):
-            state.step(torch.full((len(state.step.__self__.ancestry.of), 1), 7))  # type: ignore[attr-defined]
+            state.step(torch.full((len(state.step.__self__.ancestry.ancestors), 1), 7))  # type: ignore[attr-defined]
             state.keep_sentences(rows)
     pieces = torch.tensor([[4], [5], [6], [7]])
     torch.testing.assert_close(flat.step(pieces), expected.step(pieces), atol=2e-5, rtol=1e-5)
@@ -94,7 +93,7 @@ def test_traces_are_refused() -> None:
     from transduce.model.attention import AttentionTrace
 
     with torch.inference_mode(), pytest.raises(ValueError, match="attention weights are not kept here"):
-        FlatState(build({}), SOURCES).step(torch.zeros(5, 1, dtype=torch.int64), trace=AttentionTrace())
+        EagerState(build({}), SOURCES).step(torch.zeros(5, 1, dtype=torch.int64), trace=AttentionTrace())
 
 
 # --- 8 bits -------------------------------------------------------------------------------------------------------
@@ -136,7 +135,7 @@ def test_a_model_in_8_bits_is_close_to_the_model(changes: dict[str, object]) -> 
     targets = torch.randint(3, V, (5, 7), generator=torch.Generator().manual_seed(1))
     expected = model(SOURCES, targets)
     made = quantize(copy.deepcopy(model))
-    assert isinstance(made, PackedTransformer)
+    assert isinstance(made, PrepackedTransformer)
     found = made(SOURCES, targets)
     assert 1e-4 < float((found - expected).norm() / expected.norm()) < 0.06
     assert made.own_output_weight is None
@@ -148,5 +147,5 @@ def test_a_model_in_8_bits_is_close_to_the_model(changes: dict[str, object]) -> 
 @torch.inference_mode()
 def test_steps_in_8_bits_equal_the_modules_in_8_bits(changes: dict[str, object], walk: Walk) -> None:
     made = quantize(build(changes))
-    for ours, expected in zip(walk(FlatState(made, SOURCES), 3), walk(made.start(SOURCES), 3), strict=True):
+    for ours, expected in zip(walk(EagerState(made, SOURCES), 3), walk(made.start(SOURCES), 3), strict=True):
         assert float((ours - expected).norm() / expected.norm()) < 0.01  # attention differs in the last bits

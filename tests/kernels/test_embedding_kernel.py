@@ -8,7 +8,7 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.training.layer import NativeTraining
-from transduce.model.gradient_sums import add_gradients_to
+from transduce.model.backend import add_gradients_to
 
 if find_integer_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)

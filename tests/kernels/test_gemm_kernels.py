@@ -24,8 +24,7 @@ from transduce.kernels.cpu.gemm.train_calls import (
 from transduce.kernels.cpu.jit import compiler
 from transduce.kernels.cpu.jit.tile import AVX2_TILE, Tile
 from transduce.kernels.cpu.training.layer import NativeTraining
-from transduce.model.backend import Rows, training_with
-from transduce.model.gradient_sums import add_gradients_to
+from transduce.model.backend import Rows, add_gradients_to, using_backend
 from transduce.training.loss import projected_cross_entropy
 
 TILE = bfloat16_tile()
@@ -166,7 +165,7 @@ def test_a_projection_is_packed_once_for_all_rows(dtype: torch.dtype) -> None:
         x, gradient = random(positions, 64, dtype=dtype), random(positions, 160, dtype=dtype)
         out, by_x = x.new_empty(positions, 160), torch.empty_like(x)
         projection.logits(x, out)
-        projection.back(gradient, x, by_x, total)
+        projection.backward(gradient, x, by_x, total)
         assert_rounded_once(out, x.double() @ weight.double().t(), x.double().abs() @ weight.double().abs().t())
         exact = gradient.double() @ weight.double()
         assert_rounded_once(by_x, exact, gradient.double().abs() @ weight.double().abs())
@@ -183,7 +182,7 @@ def test_the_loss_is_that_of_the_library(positions: int, dtype: torch.dtype) -> 
     for kernels in (None, NativeTraining()):
         torch.manual_seed(4)
         hidden, weight = (random(*each, dtype=dtype).requires_grad_() for each in ((1, positions, 32), (64, 32)))
-        with training_with(kernels):
+        with using_backend(kernels):
             loss = projected_cross_entropy(hidden, weight, labels, pad_id=0, label_smoothing=0.1)
             loss.total.backward()
         assert hidden.grad is not None

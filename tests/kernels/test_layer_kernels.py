@@ -12,13 +12,12 @@ from torch import Tensor
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
 from transduce.kernels.cpu.gemm.train_calls import gemm_tile
-from transduce.kernels.cpu.jit.memory import MemoryOffset, Room, StackAllocator, process_stack
+from transduce.kernels.cpu.jit.memory import MemoryOffset, MemoryPlan, StackAllocator, process_stack
 from transduce.kernels.cpu.training import layer as fused_layers
 from transduce.kernels.cpu.training import layer as layer_plan
 from transduce.kernels.cpu.training.layer import NativeTraining
-from transduce.model.backend import training_with
+from transduce.model.backend import add_gradients_to, using_backend
 from transduce.model.config import ModelConfig
-from transduce.model.gradient_sums import add_gradients_to
 from transduce.model.layers import EncoderLayer
 from transduce.model.masks import padding_mask
 from transduce.model.transformer import Transformer
@@ -83,7 +82,7 @@ def learn(model: Transformer, *, whole: bool, times: int = 1) -> tuple[list[Tens
     source[1, 4:] = target[2, 2:] = PAD
     model.zero_grad()
     states = torch.empty(0)
-    with training_with(kernels):
+    with using_backend(kernels):
         for _ in range(times):
             states = model.hidden(source, target)
             states.float().square().sum().backward()
@@ -112,7 +111,7 @@ def test_a_layer_is_its_bricks(settings: dict[str, Any], large: bool, dtype: tor
     model = Transformer(config(**settings)).to(dtype).train()
     wanted, none = learn(model, whole=False, times=2)
     fused_layers._plan_of.cache_clear()
-    with mock.patch.object(layer_plan, "_LARGE", 0 if large else 1 << 30):
+    with mock.patch.object(layer_plan, "_LARGE_NORM", 0 if large else 1 << 30):
         found, layers = learn(model, whole=True, times=2)
     fused_layers._plan_of.cache_clear()
     assert (none, layers) == (0, 2 * (model.config.num_encoder_layers + model.config.num_decoder_layers))
@@ -236,10 +235,10 @@ def test_what_a_stack_has_no_room_for_is_of_the_heap(size: int) -> None:
 
 
 def test_a_room_gives_the_first_gap_that_is_large_enough() -> None:
-    room = Room(3)
+    room = MemoryPlan(3)
     spots = [room.allocate(count) for count in (64, 128, 64)]
     assert spots == [MemoryOffset(3, 0), MemoryOffset(3, 64), MemoryOffset(3, 192)]
-    room.free([spots[1], MemoryOffset(5, 64)])  # the last one is another room's
+    room.free([spots[1], MemoryOffset(5, 64)])  # the last slot belongs to another buffer
     assert room.allocate(129) == MemoryOffset(3, 256)
     assert room.allocate(65) == MemoryOffset(3, 64)
     assert room.size == 256 + 192

@@ -8,7 +8,7 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 from transduce.kernels.cpu.gemm.train_calls import bfloat16_tile
 from transduce.kernels.cpu.training.layer import NativeTraining
 from transduce.kernels.cpu.training.muon import orthogonalize_in_place, supports_orthogonalization
-from transduce.model.backend import training_with
+from transduce.model.backend import using_backend
 from transduce.training.muon import _POLYNOMIALS as POLYNOMIALS
 from transduce.training.muon import orthogonalize
 
@@ -26,7 +26,7 @@ def test_matrices_become_orthogonal_as_with_the_library(rows: int, columns: int)
     matrices = torch.randn(5, rows, columns)
     found = []
     for dtype, kernels in ((torch.float64, None), (torch.bfloat16, None), (torch.bfloat16, NativeTraining())):
-        with training_with(kernels):
+        with using_backend(kernels):
             found.append(orthogonalize(matrices.to(dtype), 3.0).double())
     exact, library, ours = found
     library_error, own_error = (float((each - exact).norm() / exact.norm()) for each in (library, ours))
@@ -39,7 +39,7 @@ def test_the_number_of_threads_changes_no_bit_nor_where_matrices_stand(rows: int
     matrices, found = torch.randn(5, rows, columns).bfloat16(), []
     for threads in (1, 2, 4):
         torch.set_num_threads(threads)
-        with training_with(NativeTraining()):
+        with using_backend(NativeTraining()):
             found.append(orthogonalize(matrices))
     # Somewhere, and in another order.
     size = rows * columns
@@ -62,7 +62,7 @@ def test_the_length_of_a_matrix_does_not_matter_nor_what_stands_beside_it(
     rows: int, columns: int, length: float
 ) -> None:
     matrices = torch.randn(3, rows, columns).bfloat16()
-    with training_with(NativeTraining()):
+    with using_backend(NativeTraining()):
         together = orthogonalize(matrices)
         one, two, none = orthogonalize(torch.stack([length * matrices[1], matrices[0], torch.zeros_like(matrices[0])]))
     assert torch.equal(two, together[0])

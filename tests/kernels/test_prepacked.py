@@ -14,12 +14,11 @@ from transduce.kernels.cpu.decoding.state import NativeState
 from transduce.kernels.cpu.gemm.decode import NativeLinear, NativeVocabulary
 from transduce.kernels.cpu.jit.compiler import find_float_tile, find_integer_tile
 from transduce.kernels.cpu.jit.tile import AVX2_TILE, Tile
-from transduce.kernels.eager import FlatState
-from transduce.kernels.select import decoded_model, make_twin, start_fast, temporary_twin
+from transduce.kernels.eager import EagerState
+from transduce.kernels.select import decoded_model, make_inference_copy, start_fast, temporary_inference_copy
 from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer
-from transduce.model.state import DecodingState, MemoryState
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import DecodingState, MemoryState, Transformer
 
 if find_integer_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
@@ -64,7 +63,7 @@ VARIANTS: dict[str, dict[str, object]] = {
 }
 
 OTHERS: list[tuple[dict[str, object], type]] = [
-    ({"d_ff": 120}, FlatState),
+    ({"d_ff": 120}, EagerState),
     ({"norm": "batch"}, MemoryState),
     ({"norm_order": "sandwich"}, MemoryState),
     ({"attention_window": 3}, MemoryState),
@@ -84,7 +83,7 @@ def build(dtype: torch.dtype, changes: dict[str, object] | None = None) -> tuple
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
     plain = copy.deepcopy(model)
-    make_twin(model, dtype)
+    make_inference_copy(model, dtype)
     return model, plain
 
 
@@ -187,7 +186,7 @@ def test_a_target_that_is_given_has_the_logits_of_its_steps(dtype: torch.dtype) 
         torch.testing.assert_close(state.step_to_logits(piece.view(1, 1))[1][0, 0], whole[place], rtol=1e-5, atol=1e-4)
 
 
-# --- the model and its twin ---------------------------------------------------------------------------------------
+# --- the model and its inference copy ---
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -215,7 +214,7 @@ def test_weights_that_somebody_changes_are_followed(dtype: torch.dtype) -> None:
         layer.feed_forward.outer.weight.mul_(2.0)
     with torch.inference_mode():
         changed = first_logits(model)
-        expected = model.project(FlatState(model, SOURCES).step(torch.full((len(SOURCES), 1), 7)))
+        expected = model.project(EagerState(model, SOURCES).step(torch.full((len(SOURCES), 1), 7)))
     assert not torch.allclose(changed, before, atol=0.05)
     torch.testing.assert_close(changed, expected.float(), rtol=0.05, atol=0.2)
     layer.feed_forward.outer.weight = torch.nn.Parameter(layer.feed_forward.outer.weight.detach() / 2.0)
@@ -242,30 +241,30 @@ def test_what_somebody_put_in_a_modules_place_is_not_passed_over(dtype: torch.dt
 def test_a_model_that_is_large_is_not_there_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = build(torch.float32)
     size = 4 * sum(parameter.numel() for parameter in model.parameters())
-    for most, state in ((size, NativeState), (size - 1, FlatState)):
-        monkeypatch.setattr(select, "_MOST_TWIN_BYTES", most)
+    for most, state in ((size, NativeState), (size - 1, EagerState)):
+        monkeypatch.setattr(select, "_MAX_COPY_BYTES", most)
         assert isinstance(start_fast(build(torch.float32)[0], SOURCES), state)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @torch.inference_mode()
-def test_a_temporary_twin_goes_when_its_time_is_over(dtype: torch.dtype) -> None:
+def test_a_temporary_inference_copy_goes_when_its_time_is_over(dtype: torch.dtype) -> None:
     _, model = build(torch.float32)
     model.to(dtype)
-    assert isinstance(start_fast(model, SOURCES), FlatState)
-    with temporary_twin(model):
+    assert isinstance(start_fast(model, SOURCES), EagerState)
+    with temporary_inference_copy(model):
         state = start_fast(model, SOURCES)
         assert isinstance(state, NativeState)
-    expected = FlatState(model.float(), SOURCES).step(torch.full((len(SOURCES), 1), 7))
+    expected = EagerState(model.float(), SOURCES).step(torch.full((len(SOURCES), 1), 7))
     torch.testing.assert_close(state.step(torch.full((len(SOURCES), 1), 7)), expected, rtol=0.05, atol=0.05)
-    assert isinstance(start_fast(model, SOURCES), FlatState)
+    assert isinstance(start_fast(model, SOURCES), EagerState)
 
 
 @torch.inference_mode()
 def test_models_without_a_twin_are_decoded_by_pytorch() -> None:
     model, plain = build(torch.float32)
-    assert isinstance(start_fast(plain, SOURCES), FlatState)
-    assert isinstance(start_fast(copy.deepcopy(model), SOURCES), FlatState)
+    assert isinstance(start_fast(plain, SOURCES), EagerState)
+    assert isinstance(start_fast(copy.deepcopy(model), SOURCES), EagerState)
     assert decoded_model(plain) is plain
     for changes, state in OTHERS:  # which compiled decoding does not support
         other, _ = build(torch.float32, changes)

@@ -12,10 +12,10 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 from transduce.kernels.cpu.decoding.state import NativePromptState
 from transduce.kernels.cpu.jit.compiler import find_float_tile, find_integer_tile
 from transduce.kernels.int8_fbgemm import quantize
-from transduce.kernels.select import decoded_model, make_twin, product_maker, start_prompts
+from transduce.kernels.select import decoded_model, int8_linear_maker, make_inference_copy, start_prompts
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder, PromptState
-from transduce.model.state import DecodingState
+from transduce.model.transformer import DecodingState
 
 if find_integer_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
@@ -56,8 +56,8 @@ def build(precision: str, changes: dict[str, object] | None = None) -> tuple[Dec
             parameter.add_(torch.randn_like(parameter), alpha=0.05)
     plain = copy.deepcopy(model)
     if precision == "int8":
-        return quantize(model, make=product_maker()), plain
-    make_twin(model, torch.bfloat16 if precision == "bf16" else torch.float32)
+        return quantize(model, make=int8_linear_maker()), plain
+    make_inference_copy(model, torch.bfloat16 if precision == "bf16" else torch.float32)
     return model, plain
 
 

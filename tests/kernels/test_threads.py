@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
 from transduce.kernels.cpu.jit import compiler
-from transduce.kernels.cpu.jit import threads as crew
+from transduce.kernels.cpu.jit import threads as threads_module
 
 
 class Clock:
@@ -29,18 +29,18 @@ class Machine:
 
     def __init__(self, clock: Clock) -> None:
         self.clock, self.others = clock, 5.0
-        self.crew = crew.ThreadLimiter(clock)
+        self.limiter = threads_module.ThreadLimiter(clock)
 
     def work(self, share: float, wanted: int = 4, calls: int = 12) -> list[int]:
         """Simulate calls of 10 ms each, and return the number of threads of each call."""
         sizes = []
         for _ in range(calls):
-            threads = self.crew.size(wanted)
+            threads = self.limiter.size(wanted)
             self.clock.now += 0.01
             before = self.others
             self.others += 0.01 * share * (threads - 1)
             if threads > 1:
-                self.crew.record_call(threads, 0.01, 0.01 * share, (before, self.others))
+                self.limiter.record_call(threads, 0.01, 0.01 * share, (before, self.others))
             sizes.append(threads)
         return sizes
 
@@ -57,19 +57,19 @@ def test_threads_that_have_their_cores_stay(machine: Machine) -> None:
 def test_threads_without_cores_are_halved_until_all_have_one(machine: Machine) -> None:
     machine.work(0.5, calls=5)
     machine.work(0.95, calls=3)
-    assert machine.crew.size(4) == 2
-    assert machine.crew.size(1) == 1
+    assert machine.limiter.size(4) == 2
+    assert machine.limiter.size(1) == 1
     machine.work(0.5, calls=8)
-    assert machine.crew.size(4) == 1
+    assert machine.limiter.size(4) == 1
 
 
 def test_more_threads_are_tried_again_and_ever_less_often(machine: Machine) -> None:
     pauses = []
     for _ in range(8):
         machine.work(0.3, wanted=2, calls=8)
-        assert machine.crew.size(2) == 1
+        assert machine.limiter.size(2) == 1
         began = machine.clock.now
-        while machine.crew.size(2) == 1:
+        while machine.limiter.size(2) == 1:
             machine.clock.now += 0.01
         pauses.append(machine.clock.now - began)
     assert pauses == sorted(pauses)
@@ -77,7 +77,7 @@ def test_more_threads_are_tried_again_and_ever_less_often(machine: Machine) -> N
     assert machine.work(0.95, wanted=2) == [2] * 12
     machine.work(0.3, wanted=2, calls=7)  # the last failure was long ago, so the next pause is short
     machine.clock.now += 0.3
-    assert machine.crew.size(2) == 2
+    assert machine.limiter.size(2) == 2
 
 
 def test_other_threads_time_may_be_counted_late(machine: Machine) -> None:
@@ -85,14 +85,15 @@ def test_other_threads_time_may_be_counted_late(machine: Machine) -> None:
         return 0.004 * (calls // 4)
 
     for number in range(200):
-        assert machine.crew.size(2) == 2
-        machine.crew.record_call(2, 0.001, 0.001, (told(number), told(number + 1)))
+        assert machine.limiter.size(2) == 2
+        machine.limiter.record_call(2, 0.001, 0.001, (told(number), told(number + 1)))
 
 
 def test_little_work_is_done_by_one_thread() -> None:
     torch.set_num_threads(4)
-    assert [crew.useful_threads(work) for work in (0, 2_000_000, 15_000_000, 16_000_000, 10**9)] == [1, 1, 1, 2, 4]
-    assert crew.useful_threads(10**9, max_threads=3) == 3
+    works = (0, 2_000_000, 15_000_000, 16_000_000, 10**9)
+    assert [threads_module.useful_threads(work) for work in works] == [1, 1, 1, 2, 4]
+    assert threads_module.useful_threads(10**9, max_threads=3) == 3
 
 
 PROGRAM = """
@@ -100,24 +101,24 @@ PROGRAM = """
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     import torch
     from transduce.model.config import ModelConfig
-    from transduce.kernels.select import make_twin, start_fast
-    from transduce.kernels.cpu import crew
+    from transduce.kernels.select import make_inference_copy, start_fast
+    from transduce.kernels.cpu.jit import threads as threads_module
     from transduce.model.transformer import Transformer
 
     torch.set_num_threads(8)
     sizes = ModelConfig(source_vocabulary_size=4000, target_vocabulary_size=4000, d_model=256, d_ff=1024, num_heads=4,
                         num_encoder_layers=1, num_decoder_layers=2)
     model = Transformer(sizes).eval()
-    make_twin(model, torch.float32)
+    make_inference_copy(model, torch.float32)
     ids = torch.full((64, 1), 7)
     with torch.inference_mode():
         state = start_fast(model, torch.full((64, 8), 7))
         began = time.perf_counter()
-        while crew._CREW.size(8) == 8 and time.perf_counter() - began < 60:
+        while threads_module._LIMITER.size(8) == 8 and time.perf_counter() - began < 60:
             state.step(ids)
             if state.position > 100:
                 state = start_fast(model, torch.full((64, 8), 7))
-    print(crew._CREW.size(8))
+    print(threads_module._LIMITER.size(8))
 """
 
 

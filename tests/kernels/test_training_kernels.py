@@ -19,9 +19,8 @@ from transduce.kernels.cpu.train_rows import DropoutArguments
 from transduce.kernels.cpu.training.layer import NativeTraining
 from transduce.kernels.training_executor import execute
 from transduce.model.attention import MultiHeadAttention
-from transduce.model.backend import Rows, training_kernels, training_with
+from transduce.model.backend import Rows, add_gradients_to, backend_in_use, using_backend
 from transduce.model.config import ModelConfig
-from transduce.model.gradient_sums import add_gradients_to
 from transduce.model.masks import AttentionMask, BiasedMask, look_ahead_mask, padding_mask
 from transduce.model.positions import RotaryPositions
 from transduce.model.transformer import Transformer
@@ -385,11 +384,11 @@ def test_bricks_use_what_suits(settings: dict[str, object], wanted: tuple[int, i
     torch.manual_seed(7)
     model = small_model(settings | {"dropout": 0.1}).train()
     counting = Counting()
-    with training_with(counting):
+    with using_backend(counting):
         learn(model, *batch(model.config.pad_id), 0.1)
-    counting.used["norms"] = sum(counting.used[name] for name in ("layer_norm", "rms_norm", "fork_norm"))
-    assert tuple(counting.used[name] for name in ("attend", "norms", "drop_and_add", "linear")) == wanted
-    assert counting.used["turn"] == (4 if settings.get("positions") == "rotary" else 0)
+    counting.used["norms"] = sum(counting.used[name] for name in ("layer_norm", "rms_norm", "residual_norm"))
+    assert tuple(counting.used[name] for name in ("attend", "norms", "dropout_add", "linear")) == wanted
+    assert counting.used["apply_rotary"] == (4 if settings.get("positions") == "rotary" else 0)
     assert counting.used["softmax_"] == 1
     assert counting.used["embed"] == (2 if wanted[1:] != (0, 0, 0) else 0)
 
@@ -436,7 +435,7 @@ def test_a_model_learns_the_same(settings: dict[str, object], smoothing: float) 
     model = small_model(settings).train()
     given = batch(model.config.pad_id)
     plain, gradients = learn(model, *given, smoothing)
-    with training_with(KERNELS):
+    with using_backend(KERNELS):
         fused, others = learn(model, *given, smoothing)
     torch.testing.assert_close(fused, plain, rtol=1e-5, atol=1e-5)
     assert gradients.keys() == others.keys()
@@ -481,7 +480,7 @@ def test_shapes_that_pytorch_broadcasts_are_left_to_it() -> None:
     mask = padding_mask(torch.tensor([[5, 6, 7, PAD, PAD]]), PAD)
     others = padding_mask(torch.tensor([[5, 6, 7], [5, 6, PAD], [5, PAD, PAD], [5, 6, 7]]), PAD)
     plain = attention(x, memory, mask=mask), attention(x[:1], mask=others), attention(x, mask=mask_of_one(others))
-    with training_with(KERNELS):
+    with using_backend(KERNELS):
         fused = attention(x, memory, mask=mask), attention(x[:1], mask=others), attention(x, mask=mask_of_one(others))
     for found, wanted in zip(fused, plain, strict=True):
         torch.testing.assert_close(found, wanted)
@@ -493,10 +492,10 @@ def mask_of_one(mask: AttentionMask) -> AttentionMask:
 
 
 def test_kernels_are_put_back() -> None:
-    before = training_kernels()
-    with training_with(KERNELS):
-        assert training_kernels() is KERNELS
-        with training_with(None):
-            assert training_kernels() is None
-        assert training_kernels() is KERNELS
-    assert training_kernels() is before
+    before = backend_in_use()
+    with using_backend(KERNELS):
+        assert backend_in_use() is KERNELS
+        with using_backend(None):
+            assert backend_in_use() is None
+        assert backend_in_use() is KERNELS
+    assert backend_in_use() is before

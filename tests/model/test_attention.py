@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transduce.model.attention import MultiHeadAttention
+from transduce.model.attention import MultiHeadAttention, attend
 from transduce.model.feed_forward import Dropout
 from transduce.model.masks import AttentionMask, look_ahead_mask, padding_mask
-from transduce.model.scores import attend
 
 # One query, three keys and their values. The products with the keys are 2, 4 and 4.
 QUERY = torch.tensor([[[[1.0, 0.0, 2.0]]]])
@@ -19,7 +18,7 @@ VALUES = torch.tensor([[[[1.0, 2.0, 3.0], [2.0, 8.0, 0.0], [2.0, 6.0, 3.0]]]])
 
 def worked_example(query: Tensor) -> tuple[list[float], list[float]]:
     weights: list[Tensor] = []
-    output = attend(query, KEYS, VALUES, weights_to=weights)
+    output = attend(query, KEYS, VALUES, weights_out=weights)
     return weights[0].flatten().tolist(), output.flatten().tolist()
 
 
@@ -76,7 +75,7 @@ def test_self_attention_equals_pytorch(d_model: int, num_heads: int, bias: bool)
     weights: list[Tensor] = []
     mask = look_ahead_mask(6)
     expected, expected_weights = theirs(x, x, x, attn_mask=~mask.allowed[0, 0], average_attn_weights=False)
-    torch.testing.assert_close(ours(x, mask=mask, weights_to=weights), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ours(x, mask=mask, weights_out=weights), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(weights[0], expected_weights, atol=1e-6, rtol=1e-5)
 
 
@@ -93,7 +92,7 @@ def test_long_sequences_take_the_library_kernel_with_the_same_result(masked: boo
     query, key, value = (torch.randn(1, 2, 300, 8) for _ in range(3))
     mask = look_ahead_mask(300) if masked else None
     by_kernel = attend(query, key, value, mask)
-    by_hand = attend(query, key, value, mask, weights_to=[])
+    by_hand = attend(query, key, value, mask, weights_out=[])
     torch.testing.assert_close(by_kernel, by_hand, atol=1e-5, rtol=1e-4)
 
 
@@ -123,7 +122,7 @@ def test_rows_of_weights_sum_to_one_and_asking_changes_nothing() -> None:
     attention = MultiHeadAttention(d_model=8, num_heads=2, d_k=4, d_v=4)
     x, mask = torch.randn(2, 5, 8), look_ahead_mask(5)
     weights: list[Tensor] = []
-    assert torch.equal(attention(x, mask=mask, weights_to=weights), attention(x, mask=mask))
+    assert torch.equal(attention(x, mask=mask, weights_out=weights), attention(x, mask=mask))
     assert weights[0].shape == (2, 2, 5, 5)
     torch.testing.assert_close(weights[0].sum(-1), torch.ones(2, 2, 5))
     assert not weights[0].triu(1).any()
@@ -142,7 +141,7 @@ def test_dropout_acts_on_weights_in_training_alone() -> None:
 def test_recorded_weights_are_those_before_dropout() -> None:
     weights: list[Tensor] = []
     q, k, v = (torch.randn(1, 1, 8, 4) for _ in range(3))
-    attend(q, k, v, dropout=Dropout(0.5), weights_to=weights)
+    attend(q, k, v, dropout=Dropout(0.5), weights_out=weights)
     torch.testing.assert_close(weights[0].sum(-1), torch.ones(1, 1, 8))
 
 

@@ -20,15 +20,14 @@ from transduce.inference.scorers import TransformerScorer
 from transduce.kernels.cuda.decode_graph import TRITON
 from transduce.kernels.eager import EAGER, why_not_eager
 from transduce.kernels.int8_fbgemm import quantize
-from transduce.kernels.prepacked import PACKABLE
-from transduce.kernels.select import make_twin, product_maker, select_decoder, start_fast, start_prompts
+from transduce.kernels.prepacked import PREPACKABLE
+from transduce.kernels.select import int8_linear_maker, make_inference_copy, select_decoder, start_fast, start_prompts
 from transduce.model import layer_graph
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig, RotaryScaling
 from transduce.model.decoder import Decoder
 from transduce.model.layer_graph import Unsupported, graph_of
-from transduce.model.state import DecodingState
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import DecodingState, Transformer
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.greedy import GreedySearch, take_argmax
 from transduce.search.scorer import Bounds, Search, run
@@ -93,10 +92,10 @@ MORE: list[dict[str, Any]] = [
     {"d_k": 16},
     {"start_id": 2},
 ]
-# What no decoded model has, what acts in training alone, and what `SIZES` or the sources vary.
+# Settings that decoded models never have, that only training uses, or that `SIZES` or the sources vary.
 NOT_VARIED = {
     *("kind", "pad_id", "eos_id", "dropout", "attention_dropout", "activation_dropout", "token_types"),
-    *("masked_language_head", "pooler", "num_labels", "num_series", "foretells_deviations", "bidirectional"),
+    *("masked_language_head", "pooler", "num_labels", "num_series", "predicts_deviations", "bidirectional"),
     *("recurrent_cell", "recurrent_attention", "input_feeding", "recurrent_self_attention", "recurrent_context"),
     *("recurrent_context_to", *SIZES),
 }
@@ -170,11 +169,11 @@ def variants(model: Transformer | Decoder, *, rounded: bool) -> Iterator[tuple[s
         yield "eager", model
     for name, dtype in (("fp32", torch.float32), *([("bf16", torch.bfloat16)] if rounded else [])):
         prepacked = copy.deepcopy(model)
-        make_twin(prepacked, dtype)
+        make_inference_copy(prepacked, dtype)
         if select_decoder(prepacked).backend == "compiled":
             yield name, prepacked
     if rounded and "fbgemm" in torch.backends.quantized.supported_engines:
-        yield "int8", quantize(copy.deepcopy(model), make=product_maker())
+        yield "int8", quantize(copy.deepcopy(model), make=int8_linear_maker())
 
 
 def start(model: Transformer | Decoder) -> DecodingState:
@@ -217,7 +216,7 @@ def score(model: Transformer, sentence: int, tokens: list[int]) -> float:
     """The sum of log-probabilities by `forward`."""
     inputs = torch.tensor([[model.config.start_id, *tokens]])
     logits = model(SOURCES[sentence : sentence + 1, : LENGTHS[sentence]], inputs)[0, :-1]
-    logits[:, model.config.never_written] = float("-inf")
+    logits[:, model.config.forbidden_tokens] = float("-inf")
     return float(logits.log_softmax(dim=-1).gather(1, inputs[0, 1:, None]).sum())
 
 
@@ -257,7 +256,7 @@ def test_every_row_of_a_table_has_a_case() -> None:
 
     compiled = pytest.importorskip("transduce.kernels.cpu.decoding.compiled_steps", reason="llvmlite is not installed")
     layout = {"class", "linear layers", "output projection", "parametrization"}
-    for table in (EAGER, TRITON, PACKABLE, compiled.COMPILED, compiled.COMPILABLE):
+    for table in (EAGER, TRITON, PREPACKABLE, compiled.COMPILED, compiled.COMPILABLE):
         rows = {(aspect, value) for aspect, values in table.values.items() for value in values}
         assert not {row for row in rows if row[0] not in layout} - LISTED.keys(), table.title
     assert {aspect for aspect, _ in LISTED} | layout == {key.rstrip("_").replace("_", " ") for key in READABLE}
@@ -267,6 +266,6 @@ def test_every_setting_is_varied() -> None:
     assert {name for changes in SINGLES for name in changes} | NOT_VARIED >= layer_graph.SETTINGS
 
 
-def test_settings_that_are_known_are_those_that_there_are() -> None:
-    known = layer_graph.SETTINGS | {"source_vocabulary_size", "target_vocabulary_size"}
-    assert known == set(ModelConfig.__struct_fields__)
+def test_every_setting_that_is_known_exists() -> None:
+    """A setting that exists and is not known is unsupported by every backend, as it should be."""
+    assert set(ModelConfig.__struct_fields__) >= layer_graph.SETTINGS

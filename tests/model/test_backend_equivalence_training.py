@@ -19,11 +19,10 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.training.layer import NativeTraining
 from transduce.model.attention import MultiHeadAttention
-from transduce.model.backend import training_with
+from transduce.model.backend import add_gradients_to, using_backend
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import Dropout, FeedForward, Linear
-from transduce.model.gradient_sums import add_gradients_to
 from transduce.model.known_classes import only_observes
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
 from transduce.model.norms import LayerNorm, RMSNorm
@@ -95,7 +94,7 @@ def learn(model: Transformer, kernels: NativeTraining | None) -> tuple[Tensor, d
     torch.manual_seed(6)
     source, target = torch.randint(3, 50, (5, 9)), torch.randint(3, 50, (5, 7))
     source[1, 4:] = target[2, 2:] = model.config.pad_id
-    with training_with(kernels):
+    with using_backend(kernels):
         hidden = model.hidden(source, target)
         loss = projected_cross_entropy(hidden, model.target_weight, target, pad_id=model.config.pad_id).total
         loss.backward()

@@ -36,11 +36,11 @@ SHAPE: dict[str, Any] = {
         ({"norm_epsilon": float("nan")}, r"`model\.norm_epsilon` must be a positive number, but is nan\."),
         ({"token_types": -1}, r"`model\.token_types` must be at least 0, but is -1\."),
         ({"source_vocabulary_size": -3}, r"`model\.source_vocabulary_size` must be at least 1, but is -3\."),
-        ({"pad_id": 13}, r"`model\.pad_id` must be a piece of the target vocabulary, 0 to 12, but is 13\."),
-        ({"start_id": -1}, r"`model\.start_id` must be a piece of the target vocabulary, 0 to 12, but is -1\."),
+        ({"pad_id": 13}, r"`model\.pad_id` must be a token id of the target vocabulary, 0 to 12, but is 13\."),
+        ({"start_id": -1}, r"`model\.start_id` must be a token id of the target vocabulary, 0 to 12, but is -1\."),
         (
             {"pad_id": 12, "source_vocabulary_size": 5, "tie_source_target": False},
-            r"`model\.pad_id` must be a piece of the source vocabulary too, 0 to 4, but is 12\.",
+            r"`model\.pad_id` must be a token id of the source vocabulary too, 0 to 4, but is 12\.",
         ),
         ({"positions": "rotary", "d_k": 3}, r"`model\.d_k` must be even, but it is 3\."),
         ({"positions": "rotary", "attention_score": "additive"}, r"Rotary positions act through the dot product, but"),
@@ -161,7 +161,7 @@ def test_a_configuration_of_the_first_version_is_read() -> None:
     ("name", "word", "words"),
     [
         ("positions", "alibi", "sinusoidal, learned, rotary, rotary-interleaved, relative or none"),
-        ("norm", "rmsnorm", "layer, rms or batch"),
+        ("norm", "rmsnorm", "layer, rms, batch or annotated"),
         ("norm_order", "Post", "pre, post or sandwich"),
         ("attention_kind", "Hard", "soft or hard"),
         ("activation", "relu6", "relu, gelu, "),

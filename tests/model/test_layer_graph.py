@@ -14,16 +14,15 @@ from torch.nn.utils import parametrize
 
 from transduce.errors import TransduceError
 from transduce.kernels.int8_fbgemm import quantize
-from transduce.kernels.select import make_twin, product_maker, select_decoder, start_fast, start_prompts
+from transduce.kernels.select import int8_linear_maker, make_inference_copy, select_decoder, start_fast, start_prompts
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.feed_forward import ACTIVATIONS, FeedForward
-from transduce.model.layer_graph import LayerGraph, Unsupported, describe_layer, describe_model, graph_of
-from transduce.model.layers import DecoderLayer
+from transduce.model.layer_graph import LayerGraph, Unsupported, graph_of
+from transduce.model.layers import DecoderLayer, StackPositions
 from transduce.model.masks import BiasedMask
 from transduce.model.norms import LayerNorm
-from transduce.model.stack import StackPositions
 from transduce.model.transformer import Transformer
 from transduce.training.lora import LowRankSettings, adapt
 
@@ -61,11 +60,13 @@ class Distances(StackPositions):
         known = 0 if cache is None else cache.length
         positions = torch.arange(known, known + x.shape[1]) if positions is None else positions
         keys = positions if cache is None else cache.append_positions(positions)
-        mask, reach = super().forward(x, mask, None, None) if mask is None else (mask, super().forward(x, mask)[1])
+        mask, position_effect = (
+            super().forward(x, mask, None, None) if mask is None else (mask, super().forward(x, mask)[1])
+        )
         allowed = torch.ones(1, 1, 1, 1, dtype=torch.bool) if mask is None else mask.allowed
         distance = (keys[..., None, :] - positions[..., :, None]).abs()
         bias = -0.5 * (distance if distance.dim() == 3 else distance[None])[:, None].float()
-        return BiasedMask(allowed, bias), reach
+        return BiasedMask(allowed, bias), position_effect
 
 
 class Doubled(nn.Module):
@@ -210,7 +211,7 @@ def test_what_nobody_has_listed_is_decoded_by_the_model(change: Callable[[Transf
 def test_a_change_after_a_backend_was_selected_counts(change: Callable[[Transformer], None]) -> None:
     pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
     model = build()
-    make_twin(model, torch.float32)
+    make_inference_copy(model, torch.float32)
     assert select_decoder(model).backend == "compiled"
     agree(model)
     change(model)
@@ -221,7 +222,7 @@ def test_a_change_after_a_backend_was_selected_counts(change: Callable[[Transfor
 @torch.inference_mode()
 def test_a_hook_that_is_removed_gives_the_backend_back() -> None:
     model = build()
-    make_twin(model, torch.float32)
+    make_inference_copy(model, torch.float32)
     before = select_decoder(model).backend
     handle = decoder_layer(model).feed_forward.register_forward_hook(lambda _, inputs, output: output / 2.0)  # noqa: ARG005
     assert select_decoder(model).backend == "reference"
@@ -250,12 +251,12 @@ def test_int8_refuses_what_it_does_not_know(change: Callable[[Transformer], None
     model = build()
     change(model)
     with pytest.raises(TransduceError, match=r"^The weights cannot be prepacked, because .* use `fp32` or `bf16`\.$"):
-        quantize(model, make=product_maker())
+        quantize(model, make=int8_linear_maker())
 
 
 @torch.inference_mode()
 def test_a_change_of_a_quantized_model_counts() -> None:
-    model = quantize(build(), make=product_maker())
+    model = quantize(build(), make=int8_linear_maker())
     assert select_decoder(model).backend in ("compiled", "eager")
     hook(model)
     assert select_decoder(model).backend == "reference"
@@ -273,7 +274,7 @@ def test_dropout_that_is_switched_on_takes_the_reference_path() -> None:
 def test_a_decoder_alone() -> None:
     torch.manual_seed(3)
     model = Decoder(ModelConfig(kind="decoder", **SIZES)).eval()
-    make_twin(model, torch.float32)
+    make_inference_copy(model, torch.float32)
     prompts, lengths = SOURCES[:1], torch.tensor([5])
     for change in (lambda: None, lambda: model.norm.register_forward_hook(lambda _, inputs, output: output / 2.0)):  # noqa: ARG005
         change()
@@ -305,7 +306,7 @@ def test_an_activation_without_a_kernel_is_left_to_others(monkeypatch: pytest.Mo
     for layer in (*model.encoder_layers, *model.decoder_layers):
         layer.feed_forward.activation = F.mish
     assert not isinstance(graph_of(model), Unsupported)
-    make_twin(model, torch.float32)
+    make_inference_copy(model, torch.float32)
     refused = select_decoder(model).refused
     assert refused["compiled"].startswith("encoder_layers.0.feed_forward has activation `mish`")
     with torch.inference_mode():
@@ -337,12 +338,12 @@ def test_exporters_refuse_in_one_sentence(change: Callable[[Transformer], None],
 
 
 def test_a_layer_is_a_list_of_operations() -> None:
-    found = describe_layer(decoder_layer(build()))
+    found = graph_of(decoder_layer(build()))
     assert isinstance(found, LayerGraph)
     names = [[type(operation).__name__ for operation in sublayer.operations] for sublayer in found.sublayers]
     attention = ["Norm", "Linear", "Attend", "Linear", "DropoutAdd"]
     assert names == [attention, attention, ["Norm", "Linear", "Activate", "Linear", "DropoutAdd"]]
-    post = describe_layer(decoder_layer(build(norm_order="post", activation="swiglu")))
+    post = graph_of(decoder_layer(build(norm_order="post", activation="swiglu")))
     assert isinstance(post, LayerGraph)
     assert [type(operation).__name__ for operation in post.sublayers[0].operations][-2:] == ["DropoutAdd", "Norm"]
     assert post.sublayers[2].activation is not None
@@ -352,7 +353,7 @@ def test_a_layer_is_a_list_of_operations() -> None:
 def test_the_reason_names_the_component() -> None:
     model = build()
     subclassed_attention(model)
-    assert describe_model(model) == Unsupported("decoder_layers.0.self_attention is of class Gated")
+    assert graph_of(model) == Unsupported("decoder_layers.0.self_attention is of class Gated")
 
 
 def test_wrappers_of_our_own_are_known() -> None:

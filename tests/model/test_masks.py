@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from transduce.model.attention import attend
 from transduce.model.masks import AttentionMask, ancestry_mask, look_ahead_mask, padding_mask, target_mask
-from transduce.model.scores import attend
 
 PAD = 0
 

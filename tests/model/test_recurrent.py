@@ -11,7 +11,7 @@ from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
 from transduce.model.masks import AttentionMask
 from transduce.model.recurrent import Recurrent
-from transduce.model.recurrent_layers import RecurrentDecoderLayer, RecurrentEncoderLayer, reversal_of
+from transduce.model.recurrent_layers import RecurrentDecoderLayer, RecurrentEncoderLayer, reversal_permutation
 
 PAD, EOS, V, D = 0, 1, 17, 12
 SOURCES = torch.tensor([[5, 6, 7, 8, EOS], [9, 3, EOS, PAD, PAD]])
@@ -73,7 +73,7 @@ def test_the_encoder_equals_pytorchs_packed_cells(cell: str, bidirectional: bool
 
 
 def test_a_sentence_is_turned_around_and_its_padding_stays() -> None:
-    assert reversal_of(PRESENT).tolist() == [[4, 3, 2, 1, 0], [2, 1, 0, 3, 4]]
+    assert reversal_permutation(PRESENT).tolist() == [[4, 3, 2, 1, 0], [2, 1, 0, 3, 4]]
 
 
 # --- the decoder's initial state ----------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def test_attention_step_by_step_by_hand(score: str, wiring: str) -> None:
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_attention_to_the_past_by_hand(cell: str) -> None:
-    """By equations 4 to 8 of Cheng et al. 2016, a step continues an average of all past states and of their cells."""
+    """A step continues an average of all past states and of their cells, equations 4 to 8 of Cheng et al. 2016."""
     model = build(
         recurrent_self_attention=True, attention_score="additive", recurrent_attention="none", recurrent_cell=cell
     )

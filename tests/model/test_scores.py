@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transduce.model.attention import KeyValueCache, MultiHeadAttention
+from transduce.model.attention import KeyValueCache, MultiHeadAttention, ScoredAttention, attend, straight_through
 from transduce.model.config import AttentionKind, AttentionScore
 from transduce.model.masks import AttentionMask, look_ahead_mask
-from transduce.model.scores import ScoredAttention, attend, straight_through
 
 H, K = 2, 5
 
@@ -51,7 +50,7 @@ def test_each_score_word_by_word(score: AttentionScore, scale: float | None, kin
     allowed = torch.rand(3, 1, 4, 6) > 0.3
     allowed[..., 0] = True
     weights: list[Tensor] = []
-    output = made(query, key, value, AttentionMask(allowed), weights_to=weights)
+    output = made(query, key, value, AttentionMask(allowed), weights_out=weights)
     for batch in range(3):
         for head in range(H):
             for place in range(4):
@@ -87,7 +86,7 @@ def test_the_additive_score_of_projections_is_that_of_bahdanau() -> None:
     assert made.vector is not None
     by_hand = torch.tanh((states @ w.T + w_bias)[:, :, None] + (memory @ u.T + u_bias)[:, None]) @ made.vector[0]
     weights: list[Tensor] = []
-    attention(states, memory, weights_to=weights)
+    attention(states, memory, weights_out=weights)
     torch.testing.assert_close(weights[0][:, 0], by_hand.softmax(-1))
 
 
@@ -106,7 +105,7 @@ def test_hard_attention_looks_at_nothing_that_is_masked() -> None:
     made = scored("dot", "hard")
     query, key, value = random_inputs()
     weights: list[Tensor] = []
-    made(query, key[:, :, :4], value[:, :, :4], look_ahead_mask(4), weights_to=weights)
+    made(query, key[:, :, :4], value[:, :, :4], look_ahead_mask(4), weights_out=weights)
     assert not weights[0].triu(1).any()
     assert torch.equal(weights[0].sum(-1), torch.ones(3, H, 4))
 

@@ -37,7 +37,7 @@ def make(**settings: object) -> SeriesTransformer:
         {"positions": "learned", "max_positions": 40},
         {"attention_window": 3},
         {"norm": "rms", "activation": "swiglu", "norm_order": "sandwich", "share_layers": True},
-        {"foretells_deviations": True, "num_key_value_heads": 1},
+        {"predicts_deviations": True, "num_key_value_heads": 1},
     ],
     ids=str,
 )
@@ -47,9 +47,7 @@ def test_rolling_out_is_teacher_forcing_with_its_own_values(settings: dict[str, 
     rolled = model.roll_out(past, 7)
     forced = model(past, torch.cat([past[:, -1:], rolled.means[:, :-1]], dim=1))
     torch.testing.assert_close(rolled.means, forced.means)
-    assert (
-        (rolled.log_deviations is None) == (forced.log_deviations is None) == ("foretells_deviations" not in settings)
-    )
+    assert (rolled.log_deviations is None) == (forced.log_deviations is None) == ("predicts_deviations" not in settings)
 
 
 @torch.inference_mode()
@@ -68,14 +66,14 @@ def test_a_value_depends_on_the_past_and_on_what_came_before_it_alone() -> None:
 
 @torch.inference_mode()
 def test_sampled_courses_spread_by_the_deviations_and_follow_the_seed() -> None:
-    model, past = make(foretells_deviations=True), torch.randn(1, 30, 2).expand(2_000, -1, -1)
-    foretold = model.roll_out(past[:1], 1)
-    assert foretold.log_deviations is not None
+    model, past = make(predicts_deviations=True), torch.randn(1, 30, 2).expand(2_000, -1, -1)
+    predicted = model.roll_out(past[:1], 1)
+    assert predicted.log_deviations is not None
     draws = model.roll_out(past, 1, generator=torch.Generator().manual_seed(1)).means
     again = model.roll_out(past, 1, generator=torch.Generator().manual_seed(1)).means
     assert torch.equal(draws, again)
-    torch.testing.assert_close(draws.mean(0), foretold.means[0], atol=0.1, rtol=0.0)
-    torch.testing.assert_close(draws.std(0), foretold.log_deviations.exp()[0], atol=0.1, rtol=0.1)
+    torch.testing.assert_close(draws.mean(0), predicted.means[0], atol=0.1, rtol=0.0)
+    torch.testing.assert_close(draws.std(0), predicted.log_deviations.exp()[0], atol=0.1, rtol=0.1)
 
 
 def test_it_is_no_model_of_pieces() -> None:

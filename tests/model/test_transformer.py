@@ -214,7 +214,7 @@ def test_traced_weights_have_rows_that_sum_to_one_and_asking_changes_nothing() -
     assert not trace.decoder[0].triu(1).any()
 
 
-# --- sizes and bricks ---------------------------------------------------------------------------------------
+# --- sizes and components ---------------------------------------------------------------------------------------
 
 
 def count_parameters(config: ModelConfig) -> int:
@@ -348,7 +348,7 @@ def test_a_bfloat16_model_trains() -> None:
         ({"dropout": 1.0}, r"`model\.dropout` must be in \[0, 1\), but is 1\.0\."),
         ({"attention_dropout": -0.1}, r"`model\.attention_dropout` must be in \[0, 1\), but is -0\.1\."),
         ({"activation_dropout": float("nan")}, r"`model\.activation_dropout` must be in \[0, 1\), but is nan\."),
-        ({"target_vocabulary_size": 9}, r"they have 13 and 9 pieces: use a joint vocabulary or untie the embeddings\."),
+        ({"target_vocabulary_size": 9}, r"they have 13 and 9 tokens: use a joint vocabulary or untie the embeddings\."),
     ],
     ids=str,
 )

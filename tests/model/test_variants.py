@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from transduce.kernels.select import has_kernels, kernels_for_training, start_fast, start_prompts
+from transduce.model.backend import using_backend
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.recurrent import Recurrent
-from transduce.model.state import DecodingState
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import DecodingState, Transformer
 
 PAD, EOS, V = 0, 1, 17
 SOURCES = torch.tensor([[5, 6, 7, 8, EOS], [9, 3, EOS, PAD, PAD], [4, EOS, PAD, PAD, PAD]])
@@ -269,3 +270,37 @@ def test_a_bfloat16_model_is_near_the_float32_one(kind: str, changes: dict[str, 
     assert narrow.dtype == torch.bfloat16
     difference = (narrow.float() - wide).norm() / wide.norm()
     assert difference < 0.05
+
+
+@each_variant
+def test_the_selected_decoder_computes_what_the_model_computes(kind: str, changes: dict[str, Any]) -> None:
+    model = build(kind, changes)
+    source, target = sources(model), random_targets(model, 3, 7)
+    with torch.inference_mode():
+        expected = decoder_of(model, source)(target)
+        if isinstance(model, Decoder):
+            state = start_prompts(model, target[:, :3], torch.full((3,), 3))
+            target, expected = target[:, 2:], expected[:, 2:]  # the first step gives the layer after the prompt
+        else:
+            state = start_fast(model, source)
+        steps = [state.step(column) for column in target.split(1, dim=1)]
+        close(torch.cat(steps, dim=1), expected)
+
+
+@each_variant
+def test_using_backend_kernels_computes_what_the_model_computes(kind: str, changes: dict[str, Any]) -> None:
+    if not has_kernels():
+        pytest.skip("there are no kernels for this machine")
+    model = build(kind, changes).train()
+    source, target = sources(model), random_targets(model, 3, 7)
+    own = decoder_of(model, source)(target)
+    weights = torch.randn_like(own)
+    (own * weights).sum().backward()
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    with using_backend(kernels_for_training("native", "cpu")):
+        found = decoder_of(model, source)(target)
+        (found * weights).sum().backward()
+    close(found, own)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], atol=2e-3, rtol=1e-3, msg=name)

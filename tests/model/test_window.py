@@ -5,15 +5,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.model.attention import MultiHeadAttention
+from transduce.model.attention import (
+    MultiHeadAttention,
+    ScoredAttention,
+    Window,
+    attend,
+    attend_in_window,
+    block_length,
+)
 from transduce.model.build import build_model
 from transduce.model.config import AttentionScore, ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.masks import AttentionMask, BiasedMask, look_ahead_mask, window_mask
 from transduce.model.positions import RelativePositions
-from transduce.model.scores import ScoredAttention, attend
 from transduce.model.transformer import Transformer
-from transduce.model.window import Window, attend_in_window, block_length
 
 H, K = 2, 4
 
@@ -38,13 +43,13 @@ def relative_positions(*, bidirectional: bool) -> RelativePositions:
 def test_blocks_equal_full_attention(
     length: int, radius: int, causal: bool, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transduce.model.window._SCORES_AT_ONCE", at_once)
+    monkeypatch.setattr("transduce.model.attention._MAX_SCORES", at_once)
     query, key, value = (torch.randn(2, H, length, K) for _ in range(3))
     present = torch.arange(length) < torch.tensor([[length], [(length + 1) // 2]])
     blocks: list[Tensor] = []
     full: list[Tensor] = []
-    ours = attend_in_window(attend, query, key, value, Window(radius, causal, present, None), weights_to=blocks)
-    expected = attend(query, key, value, full_mask(length, radius, causal=causal, present=present), weights_to=full)
+    ours = attend_in_window(attend, query, key, value, Window(radius, causal, present, None), weights_out=blocks)
+    expected = attend(query, key, value, full_mask(length, radius, causal=causal, present=present), weights_out=full)
     for row, exists in enumerate(present):  # outputs at padding are arbitrary
         torch.testing.assert_close(ours[row][:, exists], expected[row][:, exists], atol=1e-6, rtol=1e-5)
         torch.testing.assert_close(blocks[0][row][:, exists], full[0][row][:, exists], atol=1e-6, rtol=1e-5)
@@ -96,7 +101,7 @@ def test_a_model_computes_the_same_in_blocks_and_with_a_mask(positions: str, mon
     source, target = torch.randint(2, 20, (2, 130)), torch.randint(2, 20, (2, 120))
     source[1, 70:] = 0
     in_blocks = model(source, target)
-    monkeypatch.setattr("transduce.model.stack.block_length", lambda radius: 1000)  # noqa: ARG005
+    monkeypatch.setattr("transduce.model.layers.block_length", lambda radius: 1000)  # noqa: ARG005
     torch.testing.assert_close(in_blocks, model(source, target), atol=1e-5, rtol=1e-4)
 
 

@@ -227,7 +227,7 @@ def test_what_is_no_safetensors_file(copy: Path) -> None:
 
 
 class Killed(BaseException):
-    """As when the process ends there and then."""
+    """An exception that simulates a killed process."""
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, call: int) -> list[str]:

@@ -13,7 +13,7 @@ from transduce.inference.load import open_translator
 from transduce.inference.scorers import TransformerScorer
 from transduce.inference.translator import Translator
 from transduce.inspection.interventions import Head, Intervention, intervene
-from transduce.kernels.select import native_state
+from transduce.kernels.select import compiled_state
 from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer
 from transduce.model.recurrent import Recurrent
@@ -71,7 +71,7 @@ def load_by_kernels(folder: Path, precision: str) -> Translator:
     """With two threads; skips where this processor has no such kernels."""
     translator = open_translator(folder, precision=precision, device="cpu", threads=2)
     state = TransformerScorer(translator.model, torch.tensor([[5, 1]])).state
-    if native_state(state) is None:
+    if compiled_state(state) is None:
         pytest.skip(f"there are no kernels for {precision} on this processor")
     return translator
 
@@ -108,7 +108,7 @@ def test_a_translation_has_the_score_that_search_says(wide: Path, toy_corpus: Pa
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_a_head_that_says_nothing_can_be_off_without_a_difference(wide: Path, toy_corpus: Path, precision: str) -> None:
-    """What is compared is computed alike, though machine code steps aside for one of the two."""
+    """Both sides of the comparison are computed alike, though kernels do not support disabled heads."""
     translator = load_by_kernels(wide, precision)
     layer = translator.transformer.decoder_layers[0]
     assert isinstance(layer, DecoderLayer)

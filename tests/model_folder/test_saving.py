@@ -49,7 +49,7 @@ def test_what_was_saved_opens_with_the_same_weights(kind: str, translator: Trans
     after = opened.model.state_dict()
     assert after.keys() == before.keys()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
-    assert model.training  # the loop goes on with it
+    assert model.training  # the loop continues training it
     assert opened.tokenizer.fingerprint == translator.tokenizer.fingerprint
 
 

@@ -60,20 +60,20 @@ class RandomBatches:
 
 
 class TinyRun:
-    """A trainer, its model, and what it says. `spoil` may change the loss of the micro-batch of any position."""
+    """A trainer with its model and output; `corrupt` may change the loss of the micro-batch at any position."""
 
     def __init__(
         self,
         folder: Path,
         *,
-        spoil: Callable[[int, Loss], Loss] = lambda _, loss: loss,
+        corrupt: Callable[[int, Loss], Loss] = lambda _, loss: loss,
         options: dict[str, Any] | None = None,
         **changes: object,
     ) -> None:
         folder.mkdir(exist_ok=True)
         torch.manual_seed(7)
         self.folder = folder
-        self.spoil = spoil
+        self.corrupt = corrupt
         self.settings = msgspec.structs.replace(PLAIN, **changes)
         self.model = Transformer(
             ModelConfig(
@@ -104,10 +104,10 @@ class TinyRun:
         inputs = torch.cat([torch.zeros_like(target[:, :1]), target[:, :-1]], dim=1)
         hidden = self.model.hidden(source, inputs)
         loss = projected_cross_entropy(hidden, self.model.output_weight, target, pad_id=0)
-        return self.spoil(self.position(), loss)
+        return self.corrupt(self.position(), loss)
 
     def position(self) -> int:
-        """Of the micro-batch whose loss is computed: the first of the present step, where there are several."""
+        """Index of the micro-batch whose loss is computed: the first one of the current step."""
         return self.trainer.step * self.settings.accumulate
 
     def weights(self) -> Tensor:

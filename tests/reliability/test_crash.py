@@ -16,7 +16,7 @@ SCRIPT = ROOT / "benchmarks" / "reliability_crash.py"
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is missing: apt-get install strace")
 def test_no_kill_leaves_nothing_to_resume_from(tmp_path: Path) -> None:
-    """With the controls that the sweep needs: saving in place loses checkpoints, a trace without fsync is blamed."""
+    """The controls also work: saving in place loses checkpoints, and a trace without fsync is reported."""
     rows_file = tmp_path / "rows.json"
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(SCRIPT), "--quick", "--json", str(rows_file)]

@@ -27,7 +27,7 @@ TARGET = [f"We have {number} apples and they have {number} books.".encode() for 
 
 
 class Fault(NamedTuple):
-    """What is planted, and what must be said of it."""
+    """A fault inserted into a corpus, and the expected reports."""
 
     change: Callable[[bytes], bytes]
     dropped: str | None
@@ -159,7 +159,7 @@ def test_one_side_that_ends_early_is_an_error_with_both_counts(
 
 
 def test_surrogates_escaped_in_json(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Half of a pair cannot be text; the line is counted, and those beside it are read."""
+    """Half of a surrogate pair is no text; the line is counted, and the other lines are read."""
     lines = [json.dumps({"zh": a.decode(), "en": b.decode()}) for a, b in zip(SOURCE, TARGET, strict=True)]
     for number in PLANTED:
         lines[number] = lines[number].replace('"}', '\\ud83d"}')

@@ -1,4 +1,4 @@
-"""No room on the disk, no room in memory: said in a sentence, and nothing that was saved is lost."""
+"""Test full disks and insufficient memory: a one-sentence error, and nothing saved is lost."""
 
 import os
 import resource
@@ -38,7 +38,7 @@ class Disk:
     def __init__(self, tiny_run: Any, folder: Path, *, full_at: int, room_at: int, **changes: object) -> None:
         self.limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         self.full_at, self.room_at = full_at, room_at
-        self.run = tiny_run(folder, spoil=self._watch, **changes)
+        self.run = tiny_run(folder, corrupt=self._watch, **changes)
 
     def _watch(self, position: int, loss: Any) -> Any:
         full = self.full_at <= position + 1 < self.room_at
@@ -86,7 +86,7 @@ def test_while_it_is_full_the_earlier_checkpoint_stays_and_the_run_can_be_resume
 
 
 def test_a_model_that_cannot_be_written_is_not_the_best(tmp_path: Path, tiny_run: Any) -> None:
-    """The folder still holds the model before; a later one, worse than the one that was lost, takes its place."""
+    """The folder keeps the previous model; a later model that is worse than the lost one replaces it."""
     losses = {2: 3.0, 4: 1.0, 6: 2.0, 8: 2.5}
     kept: list[int] = []
 

@@ -53,7 +53,7 @@ FAULTS = {
 
 
 def at(*steps: int, change: Change) -> Callable[[int, Loss], Loss]:
-    """Spoils the micro-batches of these steps."""
+    """Corrupt the micro-batches of these steps."""
     return lambda position, loss: change(loss) if position + 1 in steps else loss
 
 
@@ -67,7 +67,7 @@ def skipped_steps(folder: Path) -> list[int]:
 def test_one_fault_skips_one_step_and_contaminates_nothing(
     tmp_path: Path, tiny_run: Any, fault: str, precision: str
 ) -> None:
-    run = tiny_run(tmp_path, spoil=at(BAD_STEP, change=FAULTS[fault]), precision=precision)
+    run = tiny_run(tmp_path, corrupt=at(BAD_STEP, change=FAULTS[fault]), precision=precision)
     assert run.trainer.run().step == 40
     assert skipped_steps(tmp_path) == [BAD_STEP]
     assert run.trainer.optimizer.updates == 39
@@ -81,11 +81,11 @@ def test_one_fault_skips_one_step_and_contaminates_nothing(
 def test_the_weights_of_a_skipped_step_are_those_before_it(tmp_path: Path, tiny_run: Any) -> None:
     weights: dict[int, Tensor] = {}
 
-    def spoil(position: int, loss: Loss) -> Loss:
+    def corrupt(position: int, loss: Loss) -> Loss:
         weights.setdefault(position, run.weights())
         return FAULTS["loss x 100"](loss) if position + 1 == BAD_STEP else loss
 
-    run = tiny_run(tmp_path, spoil=spoil)
+    run = tiny_run(tmp_path, corrupt=corrupt)
     run.trainer.run()
     assert torch.equal(weights[BAD_STEP - 1], weights[BAD_STEP])
     assert not torch.equal(weights[BAD_STEP], weights[BAD_STEP + 1])
@@ -95,11 +95,11 @@ def test_a_bad_micro_batch_spoils_its_step_only(tmp_path: Path, tiny_run: Any) -
     """With several micro-batches a step, the whole step is left out, and the file names the one at fault."""
     calls = [0]
 
-    def spoil(_: int, loss: Loss) -> Loss:
+    def corrupt(_: int, loss: Loss) -> Loss:
         calls[0] += 1
         return FAULTS["loss x 100"](loss) if calls[0] == 2 * BAD_STEP else loss
 
-    run = tiny_run(tmp_path, spoil=spoil, accumulate=2)
+    run = tiny_run(tmp_path, corrupt=corrupt, accumulate=2)
     run.trainer.run()
     assert skipped_steps(tmp_path) == [BAD_STEP]
     content = json.loads((tmp_path / "faults" / f"step-{BAD_STEP:09d}.json").read_bytes())
@@ -110,11 +110,11 @@ def test_one_hard_part_of_a_step_is_learnt_from(tmp_path: Path, tiny_run: Any) -
     """Cut into parts a step learns what it learns at once: its own mean counts, not that of a part."""
     calls = [0]
 
-    def spoil(_: int, loss: Loss) -> Loss:
+    def corrupt(_: int, loss: Loss) -> Loss:
         calls[0] += 1
         return times(4.0)(loss) if calls[0] == 8 * BAD_STEP else loss
 
-    run = tiny_run(tmp_path, spoil=spoil, accumulate=8)
+    run = tiny_run(tmp_path, corrupt=corrupt, accumulate=8)
     run.trainer.run()
     assert skipped_steps(tmp_path) == []
 
@@ -125,10 +125,10 @@ def test_the_batch_is_dumped_with_the_place_where_it_went_wrong(tmp_path: Path, 
     modules = dict(run.model.named_modules())
     place = [name for name in modules if name.endswith("feed_forward")][-1]
 
-    def spoil(_: Any, __: Any, output: Tensor) -> Tensor:
+    def corrupt(_: Any, __: Any, output: Tensor) -> Tensor:
         return output * math.nan if run.trainer.step == BAD_STEP - 1 else output
 
-    modules[place].register_forward_hook(spoil)
+    modules[place].register_forward_hook(corrupt)
     run.trainer.run()
     (path,) = (tmp_path / "faults").iterdir()
     content = json.loads(path.read_bytes())
@@ -145,7 +145,7 @@ def test_the_batch_is_dumped_with_the_place_where_it_went_wrong(tmp_path: Path, 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_gradient_alone_tells_its_parameters(tmp_path: Path, tiny_run: Any, precision: str) -> None:
-    run = tiny_run(tmp_path, spoil=at(BAD_STEP, change=gradient_only), steps=BAD_STEP, precision=precision)
+    run = tiny_run(tmp_path, corrupt=at(BAD_STEP, change=gradient_only), steps=BAD_STEP, precision=precision)
     run.trainer.run()
     content = json.loads((tmp_path / "faults" / f"step-{BAD_STEP:09d}.json").read_bytes())
     assert content["reason"] == "the norm of its gradient is nan"
@@ -155,11 +155,11 @@ def test_a_gradient_alone_tells_its_parameters(tmp_path: Path, tiny_run: Any, pr
 
 def test_the_window_is_part_of_the_checkpoint(tmp_path: Path, tiny_run: Any) -> None:
     """Resumed two steps before the fault, a run knows what is usual; one that forgot would have to learn from it."""
-    spoil = at(BAD_STEP, change=FAULTS["loss x 100"])
-    whole = tiny_run(tmp_path / "whole", spoil=spoil, steps=30)
+    corrupt = at(BAD_STEP, change=FAULTS["loss x 100"])
+    whole = tiny_run(tmp_path / "whole", corrupt=corrupt, steps=30)
     whole.trainer.run()
     tiny_run(tmp_path / "cut", steps=BAD_STEP - 2).trainer.run()
-    resumed = tiny_run(tmp_path / "cut", spoil=spoil, steps=30)
+    resumed = tiny_run(tmp_path / "cut", corrupt=corrupt, steps=30)
     assert resumed.trainer.resume()
     resumed.trainer.run()
     assert skipped_steps(tmp_path / "cut") == [BAD_STEP]
@@ -170,25 +170,25 @@ def test_ten_faults_skip_ten_steps(tmp_path: Path, tiny_run: Any) -> None:
     steps = tuple(range(12, 42, 3))
     kinds = list(FAULTS.values())
 
-    def spoil(position: int, loss: Loss) -> Loss:
+    def corrupt(position: int, loss: Loss) -> Loss:
         step = position + 1
         return kinds[steps.index(step) % len(kinds)](loss) if step in steps else loss
 
-    run = tiny_run(tmp_path, spoil=spoil, steps=50)
+    run = tiny_run(tmp_path, corrupt=corrupt, steps=50)
     run.trainer.run()
     assert skipped_steps(tmp_path) == list(steps)
 
 
 def test_a_new_level_is_accepted_after_four_refusals(tmp_path: Path, tiny_run: Any) -> None:
-    """Where every batch is high the weights are at fault, or the corpus has changed: refusing would never end."""
-    run = tiny_run(tmp_path, spoil=lambda position, loss: times(5.0)(loss) if position >= 19 else loss)
+    """If the loss of every batch is high, the weights or the corpus have changed: rejecting would never end."""
+    run = tiny_run(tmp_path, corrupt=lambda position, loss: times(5.0)(loss) if position >= 19 else loss)
     run.trainer.run()
     assert skipped_steps(tmp_path) == [20, 21, 22, 23]
 
 
 def test_a_run_that_diverged_stops_with_advice(tmp_path: Path, tiny_run: Any) -> None:
     """The loss jumps to five times its value and stays there: after the 4 refusals, 64 steps make it sure."""
-    run = tiny_run(tmp_path, steps=400, spoil=lambda position, loss: times(5.0)(loss) if position >= 80 else loss)
+    run = tiny_run(tmp_path, steps=400, corrupt=lambda position, loss: times(5.0)(loss) if position >= 80 else loss)
     message = (
         r"Training has diverged: the mean loss of the last 64 steps \(until step 148\) is 1\d\.\d\d nats per token, "
         r"and was 2\.\d\d until step \d+: lower `training\.learning_rate` \(0\.003\) or raise `training\.warmup_steps` "
@@ -198,7 +198,7 @@ def test_a_run_that_diverged_stops_with_advice(tmp_path: Path, tiny_run: Any) ->
 
 
 def test_nothing_finite_for_twenty_steps_stops_with_advice(tmp_path: Path, tiny_run: Any) -> None:
-    run = tiny_run(tmp_path, steps=60, spoil=lambda position, loss: plus(math.nan)(loss) if position >= 10 else loss)
+    run = tiny_run(tmp_path, steps=60, corrupt=lambda position, loss: plus(math.nan)(loss) if position >= 10 else loss)
     with pytest.raises(TransduceError, match=r"No gradient was finite over the last 20 steps \(until step 30\): lower"):
         run.trainer.run()
     assert run.trainer.optimizer.updates == 10
@@ -226,7 +226,9 @@ def test_the_limit_is_the_highest_of_three() -> None:
 
 
 def test_batches_of_the_longest_sentences_are_learnt_from() -> None:
-    """Their loss is more than twice the mean of a model that has learnt the short ones: once seen, 4.63 beside 2.22."""
+    """Their loss is more than twice the mean of a model that has learned the short ones: in one run, 4.63
+    against 2.22.
+    """
     watch = watched(*[2.2] * 128)
     assert watch.limit() > 4.7
 

@@ -1,4 +1,4 @@
-"""The same text becomes the same bytes: whatever the hash seed, the number of processes, and the time of day."""
+"""Test that the same text gives the same bytes, regardless of hash seed, number of processes and time of day."""
 
 import hashlib
 import os

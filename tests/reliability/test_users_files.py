@@ -1,4 +1,4 @@
-"""What a user has is never replaced by what a command writes, and what is no path or no text is told in a sentence."""
+"""Test that commands never replace a user's files, and report invalid paths and texts in one sentence."""
 
 import shutil
 import subprocess
@@ -13,14 +13,14 @@ import transduce
 from transduce.commands.main import main
 from transduce.errors import TransduceError
 from transduce.tasks.run.run_folder import lock_run
-from transduce.training.rates import decay_for_steps
+from transduce.training.rates import constant_weight_decay
 
 WriteLines = Callable[[str, Iterable[str]], Path]
 Capture = pytest.CaptureFixture[str]
 
 
 def message_of(arguments: list[str], capsys: Capture) -> str:
-    """The one sentence that a mistake is told in."""
+    """Return the one-sentence error message of a command."""
     assert main(arguments) == 2
     err = capsys.readouterr().err
     assert err.startswith("transduce: ")
@@ -205,12 +205,15 @@ def test_numbers_that_nothing_can_be_done_with_leave_no_run(
 
 
 def test_the_decay_of_a_very_long_run_is_found_at_once() -> None:
-    """That of a million steps is summed up one by one; ten times as many steps are worth a tenth each, nearly."""
+    """The decay of a million steps is summed one by one; of ten times as many steps, each counts about a tenth."""
     each, sampled = (
-        decay_for_steps(steps, schedule="cosine", peak=1e-3, warmup_steps=100) for steps in (1_000_000, 10_000_000)
+        constant_weight_decay(steps, schedule="cosine", peak=1e-3, warmup_steps=100)
+        for steps in (1_000_000, 10_000_000)
     )
     assert sampled == pytest.approx(each / 10, rel=1e-3)
-    assert decay_for_steps(10**9, schedule="linear", peak=1e-3, warmup_steps=100) == pytest.approx(2.6e-6, rel=1e-3)
+    assert constant_weight_decay(10**9, schedule="linear", peak=1e-3, warmup_steps=100) == pytest.approx(
+        2.6e-6, rel=1e-3
+    )
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
@@ -269,7 +272,7 @@ def test_what_is_no_text_is_not_translated(trained: Path, content: bytes, messag
 
 
 def calls(trained: Path) -> dict[str, Callable[[], object]]:
-    """What a mistyped variable leads to."""
+    """Return calls with arguments of wrong types."""
     anything: Any = None
     number: Any = 3
 

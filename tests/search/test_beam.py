@@ -12,9 +12,8 @@ from transduce.inference.scorers import TransformerScorer
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search.beam import beam_search
-from transduce.search.coverage import length_penalty
 from transduce.search.greedy import greedy_search
-from transduce.search.scorer import Hypothesis
+from transduce.search.scorer import Hypothesis, length_penalty
 
 PIECES = ".Eabc"  # the start symbol, the end symbol, and three words
 START, END = 0, 1
@@ -68,7 +67,7 @@ def search(
         TrellisScorer(trellises),
         start_id=START,
         eos_id=END,
-        longest=torch.full((len(trellises),), longest),
+        max_lengths=torch.full((len(trellises),), longest),
         beam_size=beam_size,
         n_best=n_best,
         alpha=alpha,
@@ -76,7 +75,9 @@ def search(
 
 
 def greedy(trellis: Trellis, longest: int = 10) -> Hypothesis:
-    ((found,),) = greedy_search(TrellisScorer([trellis]), start_id=START, eos_id=END, longest=torch.tensor([longest]))
+    ((found,),) = greedy_search(
+        TrellisScorer([trellis]), start_id=START, eos_id=END, max_lengths=torch.tensor([longest])
+    )
     return found
 
 
@@ -115,9 +116,9 @@ def test_the_n_best_come_best_first() -> None:
     assert [hypothesis.score for hypothesis in found] == pytest.approx([math.log(p) for p in (0.36, 0.33, 0.27, 0.04)])
 
 
-#         ┌─ E 0.5                  a:  0.5             two pieces with the end symbol
+#         ┌─ E 0.5                  a:  0.5             two tokens with the end symbol
 # S ─ a ──┤
-#         └─ b 0.5 ─┬─ E 0.95       ab: 0.475           three pieces
+#         └─ b 0.5 ─┬─ E 0.95       ab: 0.475           three tokens
 #                   └─ c 0.05 ─ E   abc: 0.025
 SHORT_OR_LONG: Trellis = {"": {"a": 1.0}, "a": {"E": 0.5, "b": 0.5}, "ab": {"E": 0.95, "c": 0.05}}
 
@@ -159,7 +160,7 @@ def test_stopping_at_the_first_finished_hypothesis_would_lose_the_best() -> None
 def steps_of(trellis: Trellis, *, alpha: float, n_best: int = 1) -> int:
     scorer = TrellisScorer([trellis])
     longest = torch.tensor([40])
-    beam_search(scorer, start_id=START, eos_id=END, longest=longest, beam_size=2, n_best=n_best, alpha=alpha)
+    beam_search(scorer, start_id=START, eos_id=END, max_lengths=longest, beam_size=2, n_best=n_best, alpha=alpha)
     return len(scorer.batch_sizes)
 
 
@@ -193,7 +194,9 @@ def test_the_end_symbol_counts_as_a_piece_of_the_greatest_length() -> None:
 def test_finished_sentences_leave_the_batch() -> None:
     chain: Trellis = {"": {"a": 1.0}, "a": {"b": 1.0}, "ab": {"c": 1.0}}
     scorer = TrellisScorer([chain, ENDLESS, GARDEN_PATH, ENDLESS])
-    found = beam_search(scorer, start_id=START, eos_id=END, longest=torch.tensor([9, 9, 9, 9]), beam_size=2, alpha=0.0)
+    found = beam_search(
+        scorer, start_id=START, eos_id=END, max_lengths=torch.tensor([9, 9, 9, 9]), beam_size=2, alpha=0.0
+    )
     assert scorer.batch_sizes == [4, 2, 2, 1]
     assert [words(best) for (best,) in found] == ["abc", "", "bc", ""]
 
@@ -203,7 +206,7 @@ def test_each_sentence_has_its_own_greatest_length() -> None:
         TrellisScorer([ENDLESS] * 3),
         start_id=START,
         eos_id=END,
-        longest=torch.tensor([5, 2, 7]),
+        max_lengths=torch.tensor([5, 2, 7]),
         beam_size=2,
         n_best=2,
     )
@@ -293,7 +296,7 @@ def translate(model: Transformer, source: Tensor, beam_size: int) -> list[list[H
             TransformerScorer(model, source),
             start_id=0,
             eos_id=1,
-            longest=longest,
+            max_lengths=longest,
             beam_size=beam_size,
             n_best=beam_size,
         )

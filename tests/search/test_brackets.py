@@ -22,7 +22,7 @@ MEANINGS = {
     12: BracketToken(opened=1, words=1),
 }
 WORD, LONG_WORD = [2], [2, 8, 8]
-NOTHING: list[int] = []  # of a word that a vocabulary has no pieces for
+NOTHING: list[int] = []  # a word without tokens in the vocabulary
 
 
 def rule_for(*sentences: list[list[int]]) -> BalancedBrackets:
@@ -56,10 +56,10 @@ def test_whatever_is_written_is_a_tree_over_all_words_without_any_repair(seed: i
     rule = rule_for(*sentences)
     longest = torch.full((4,), 200)
     if beam_size == 1:
-        found = greedy_search(Noise(seed), start_id=0, eos_id=1, longest=longest, rules=[rule])
+        found = greedy_search(Noise(seed), start_id=0, eos_id=1, max_lengths=longest, rules=[rule])
     else:
         found = beam_search(
-            Noise(seed), start_id=0, eos_id=1, longest=longest, beam_size=beam_size, n_best=2, rules=[rule]
+            Noise(seed), start_id=0, eos_id=1, max_lengths=longest, beam_size=beam_size, n_best=2, rules=[rule]
         )
     for count, sentence, hypotheses in zip(words, sentences, found, strict=True):
         for hypothesis in hypotheses:
@@ -73,7 +73,7 @@ def test_whatever_is_written_is_a_tree_over_all_words_without_any_repair(seed: i
 
 
 def rebuilt(symbols: list[str]) -> str:
-    """The symbols with words in their places."""
+    """Return the bracket symbols with words inserted at their positions."""
     text, used = "", 0
     for symbol in symbols:
         if symbol == ")":

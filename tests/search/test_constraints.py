@@ -45,7 +45,7 @@ def test_a_phrase_that_breaks_off_begins_anew() -> None:
 
 
 def test_a_phrase_that_overlaps_with_itself_is_found() -> None:
-    """5 5 6 in 5 5 5 6: at the third piece, two of the phrase are still there."""
+    """In 5 5 5 6, the phrase 5 5 6 still has two matched tokens at the third token."""
     matcher = PhraseMatcher(phrases((5, 5, 6)))
     assert matcher.missing(follow(matcher, [5, 5, 5])) == 1
     assert matcher.missing(follow(matcher, [5, 5, 5, 6])) == 0
@@ -62,7 +62,7 @@ def test_any_way_to_write_a_phrase_will_do() -> None:
     assert matcher.missing(matcher.start) == 1
     assert follow(matcher, [5, 6]).unmet == follow(matcher, [7]).unmet == frozenset()
     assert matcher.missing(follow(matcher, [5])) == 1
-    assert matcher.wanted(follow(matcher, [5])) == {5, 6, 7}
+    assert matcher.next_tokens(follow(matcher, [5])) == {5, 6, 7}
 
 
 def test_a_phrase_whose_last_word_goes_on_is_not_met() -> None:
@@ -71,7 +71,7 @@ def test_a_phrase_whose_last_word_goes_on_is_not_met() -> None:
     unmet = {written: follow(matcher, list(written)).unmet for written in ((5,), (5, 8), (5, 6), (5, 7), (5, 7, 8))}
     assert unmet == {(5,): set(), (5, 8): set(), (5, 6): {0}, (5, 7): set(), (5, 7, 8): set()}
     assert follow(matcher, [5, 7, 6]).unmet == {0}
-    assert follow(matcher, [5, 8, 6]).unmet == set()  # the other word goes on
+    assert follow(matcher, [5, 8, 6]).unmet == set()  # the other word continues
     assert follow(PhraseMatcher([((5,),)]), [5, 6]).unmet == set()  # nobody said what words are
 
 
@@ -99,21 +99,21 @@ def test_following_agrees_with_looking(seed: int) -> None:
     [
         ({0: 9, 1: 9, 2: 9}, 6, 3, {0: 2, 1: 2, 2: 2}),
         ({0: 9, 1: 9, 2: 9}, 8, 3, {0: 4, 1: 2, 2: 2}),  # what remains goes to those that miss nothing
-        ({0: 1, 1: 9, 2: 9}, 6, 3, {0: 1, 1: 3, 2: 2}),  # a place that is not filled goes to those that miss least
+        ({0: 1, 1: 9, 2: 9}, 6, 3, {0: 1, 1: 3, 2: 2}),  # a free slot goes to hypotheses that lack fewest phrases
         ({2: 9}, 6, 3, {2: 6}),
         ({1: 1, 2: 1}, 6, 3, {1: 1, 2: 1}),
         ({}, 6, 3, {}),
     ],
 )
 def test_places_are_shared_by_stages(sizes: dict[int, int], places: int, stages: int, expected: dict[int, int]) -> None:
-    assert allocate(sizes, places=places, stages=stages) == expected
+    assert allocate(sizes, slots=places, stages=stages) == expected
 
 
 # --- searching -----------------------------------------------------------------------------------------------------
 
 
 class BigramScorer:
-    """The probability of a piece depends on the one before it, and on the sentence."""
+    """A scorer whose probabilities depend on the previous token and on the sentence."""
 
     def __init__(self, tables: list[Tensor]) -> None:
         self.tables = tables
@@ -138,7 +138,7 @@ def search(
     tables: list[Tensor], wanted: list[list[Phrase]], *, beam_size: int, longest: int, n_best: int = 1
 ) -> list[list[Hypothesis]]:
     bounds = Bounds(START, END, torch.full((len(tables),), longest))
-    selection = ConstrainedSelection(wanted, longest=[longest] * len(tables), beam_size=beam_size, eos_id=END)
+    selection = ConstrainedSelection(wanted, max_lengths=[longest] * len(tables), beam_size=beam_size, eos_id=END)
     beam = Beam(beam_size=beam_size, n_best=n_best, alpha=0.0)
     return run(BeamSearch(BigramScorer(tables), bounds, beam, selection=selection))
 
@@ -166,7 +166,7 @@ def test_a_wide_beam_finds_the_best_sequence_with_the_phrases(seed: int) -> None
 @pytest.mark.parametrize("longest", [5, 6, 9])
 @pytest.mark.parametrize("beam_size", [5, 8])
 def test_all_phrases_are_there_however_little_room_there_is(beam_size: int, longest: int) -> None:
-    """Four pieces and the end symbol just fit into five."""
+    """Four tokens and the end symbol just fit into five."""
     spellings = [(5, 4, 5), (3,)]
     tables = [random_table(seed) for seed in range(12)]
     for (found,) in search(tables, [phrases(*spellings)] * 12, beam_size=beam_size, longest=longest):

@@ -14,7 +14,9 @@ START, END, A, B = 0, 1, 2, 3
 
 
 class LookingScorer:
-    """Ends with 0.6 after each piece, or writes one more with 0.4, and looks at one source piece after the other."""
+    """A scorer that ends with 0.6 after each token or continues with 0.4, and attends to one source token after
+    another.
+    """
 
     def __init__(self) -> None:
         self.position = 0
@@ -26,7 +28,7 @@ class LookingScorer:
         return (first if self.position == 1 else later).repeat(*pieces.shape, 1)
 
     def attention(self) -> Tensor:
-        """Most of each step's attention is on its own source piece."""
+        """Return attention that is mostly on each step's source token."""
         looking = torch.full((1, 1 if self.position == 1 else 2, 4), 0.1)
         looking[..., min(self.position, 3) - 1] = 0.8
         looking[..., 3] = 1.0  # the end symbol
@@ -53,7 +55,7 @@ def test_without_the_penalty_the_shortest_wins() -> None:
 
 
 def test_the_penalty_is_the_papers() -> None:
-    """After two steps the source pieces have 0.9, 0.9 and 0.2 (and the end symbol 1); after three 1.0, 1.0, 1.0."""
+    """After two steps the source tokens have 0.9, 0.9 and 0.2 (and the end symbol 1); after three 1.0, 1.0, 1.0."""
     found = {hypothesis.ids: hypothesis.score for hypothesis in search(0.5)}
     assert found[(A,)] == pytest.approx(math.log(0.6) + 0.5 * (2 * math.log(0.9) + math.log(0.2)), abs=1e-5)
     assert found[(A, B)] == pytest.approx(math.log(0.4 * 0.6), abs=1e-5)

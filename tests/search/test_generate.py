@@ -1,4 +1,4 @@
-"""Search by the rules of `generate`, on models whose next piece depends on all before."""
+"""Test search by the rules of `generate`, with models whose next token depends on all previous tokens."""
 
 import math
 import random

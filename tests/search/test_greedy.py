@@ -1,4 +1,4 @@
-"""Greedy search: the best piece at each step, sentence by sentence."""
+"""Test greedy search, which selects the best token at each step, for each sentence."""
 
 import math
 
@@ -13,7 +13,7 @@ START, END = 0, 1
 
 
 class ScriptedScorer:
-    """Says a fixed sequence of pieces for each sentence, each with probability 0.6."""
+    """A scorer that generates a fixed sequence of tokens for each sentence, each with probability 0.6."""
 
     def __init__(self, scripts: list[list[int]], vocabulary_size: int = 6) -> None:
         self.scripts = scripts
@@ -37,7 +37,7 @@ class ScriptedScorer:
 
 
 def run(scorer: ScriptedScorer, longest: list[int], alpha: float = 0.0) -> list[Hypothesis]:
-    found = greedy_search(scorer, start_id=START, eos_id=END, longest=torch.tensor(longest), alpha=alpha)
+    found = greedy_search(scorer, start_id=START, eos_id=END, max_lengths=torch.tensor(longest), alpha=alpha)
     return [hypothesis for (hypothesis,) in found]
 
 
@@ -89,7 +89,7 @@ def test_no_sentences_are_no_hypotheses() -> None:
 
 
 class ForbidAll:
-    """Forbids every piece from the third one on."""
+    """A rule that forbids every token from the third position on."""
 
     def apply(self, logits: Tensor, pieces: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         return logits if pieces.shape[-1] < 2 else torch.full_like(logits, -math.inf)
@@ -99,7 +99,7 @@ def test_where_every_piece_is_forbidden_a_hypothesis_is_cut() -> None:
     scorer = ScriptedScorer([[2, 3, 4, 5, END], [2, END, 2, 2, 2]])
     longest = torch.tensor([5, 5])
     first, second = (
-        each[0] for each in greedy_search(scorer, start_id=START, eos_id=END, longest=longest, rules=[ForbidAll()])
+        each[0] for each in greedy_search(scorer, start_id=START, eos_id=END, max_lengths=longest, rules=[ForbidAll()])
     )
     assert (first.ids, first.ended, len(first.token_log_probabilities)) == ((2, 3), False, 2)
     assert first.score == pytest.approx(2 * math.log(0.6))

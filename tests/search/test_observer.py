@@ -1,4 +1,4 @@
-"""Whoever watches a search sees every step, and has sentences given up at once."""
+"""An observer of a search sees every step, and can abandon sentences at once."""
 
 from collections.abc import Collection
 
@@ -16,7 +16,7 @@ START, END, A, B = 0, 1, 2, 3
 
 
 class SlowScorer:
-    """Says a, b, a, b, … and never ends before `length` pieces; then the end symbol is certain."""
+    """A scorer that generates a, b, a, b, … without an end before `length` tokens; then the end symbol is certain."""
 
     def __init__(self, lengths: list[int]) -> None:
         self.lengths = lengths
@@ -41,7 +41,7 @@ class SlowScorer:
 
 
 class Watcher:
-    """Remembers what it saw, and gives up what it is told to at a step."""
+    """An observer that records its calls, and gives up specified sentences at a step."""
 
     def __init__(self, orders: dict[int, set[int]] | None = None) -> None:
         self.orders = orders or {}
@@ -102,7 +102,7 @@ def test_what_is_given_up_as_another_ends_keeps_what_it_has_by_generates_rules()
         search.advance()
     assert search.rows.tolist() == [1]
     search.abandon({1})
-    first, second = search.found()
+    first, second = search.results()
     assert first[0].ended
     assert second
     assert not any(each.ended for each in second)

@@ -17,7 +17,7 @@ START, END, A, B = 0, 1, 2, 3
 
 
 class ConstantScorer:
-    """The same probabilities at every step: end symbol 0.5, a 0.3, b 0.2."""
+    """A scorer with the same probabilities at every step: end symbol 0.5, a 0.3, b 0.2."""
 
     def step(self, pieces: Tensor) -> Tensor:
         return torch.tensor([0.0, 0.5, 0.3, 0.2]).log().repeat(*pieces.shape, 1)
@@ -32,7 +32,7 @@ class ConstantScorer:
 def search(beam_size: int, rules: list[Rule], longest: int = 8) -> Hypothesis:
     limit = torch.tensor([longest])
     if beam_size == 1:
-        ((found,),) = greedy_search(ConstantScorer(), start_id=START, eos_id=END, longest=limit, rules=rules)
+        ((found,),) = greedy_search(ConstantScorer(), start_id=START, eos_id=END, max_lengths=limit, rules=rules)
     else:
         beam = Beam(beam_size=beam_size, alpha=0.0)
         ((found,),) = run(BeamSearch(ConstantScorer(), Bounds(START, END, limit), beam, rules=rules))
@@ -77,18 +77,18 @@ def test_without_an_end_symbol_sentences_are_cut(beam_size: int) -> None:
 
 
 def test_the_defaults_are_the_papers() -> None:
-    """Section 6.1: beam 4, alpha 0.6, at most 50 pieces more than the source has."""
+    """Section 6.1: beam 4, alpha 0.6, at most 50 tokens more than the source has."""
     settings = SearchSettings()
-    assert (settings.beam_size, settings.length_penalty, settings.longest(30)) == (4, 0.6, 80)
+    assert (settings.beam_size, settings.length_penalty, settings.max_length_for(30)) == (4, 0.6, 80)
 
 
 def test_a_greatest_length_that_is_said_holds_for_all_sources() -> None:
     settings = SearchSettings(max_length=7, max_length_factor=2.0)
-    assert [settings.longest(pieces) for pieces in (1, 100)] == [7, 7]
+    assert [settings.max_length_for(pieces) for pieces in (1, 100)] == [7, 7]
 
 
 def test_the_greatest_length_grows_with_the_source() -> None:
-    assert SearchSettings(max_length_factor=1.5, max_length_extra=10).longest(5) == 17
+    assert SearchSettings(max_length_factor=1.5, max_length_extra=10).max_length_for(5) == 17
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_prefix_is_kept_and_scored_by_the_model(beam_size: int) -> None:
     limit = torch.tensor([8, 8])
     rules: list[Rule] = [ForcedPrefix([[B, B], [A]])]
     if beam_size == 1:
-        found = greedy_search(ConstantScorer(), start_id=START, eos_id=END, longest=limit, rules=rules)
+        found = greedy_search(ConstantScorer(), start_id=START, eos_id=END, max_lengths=limit, rules=rules)
     else:
         beam = Beam(beam_size=3, alpha=0.0)
         found = run(BeamSearch(ConstantScorer(), Bounds(START, END, limit), beam, rules=rules))

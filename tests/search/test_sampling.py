@@ -1,4 +1,4 @@
-"""Sampling: pieces come as often as they should, and a sentence's draws are its own."""
+"""Test sampling: token frequencies, and that a sentence's draws are independent of its batch."""
 
 import math
 from typing import Any
@@ -17,7 +17,7 @@ PROBABILITIES = {END: 0.5, A: 0.3, B: 0.2}
 
 
 class ConstantScorer:
-    """The same probabilities at every step; remembers how many sentences each step computed."""
+    """A scorer with the same probabilities at every step, which records the number of sentences in each step."""
 
     def __init__(self) -> None:
         self.batches: list[int] = []
@@ -67,7 +67,7 @@ def test_the_nucleus_is_the_least_set_that_reaches_p() -> None:
 
 @pytest.mark.parametrize("cuts", [{}, {"top_p": 0.9}, {"top_p": 0.999}, {"top_k": 40}, {"top_k": 40, "top_p": 0.5}])
 def test_a_draw_is_where_the_likeliest_first_pass_the_number(cuts: dict[str, Any]) -> None:
-    """By all pieces in order; flat and sharp distributions, each row alone and beside the others."""
+    """Draws equal those from sorted cumulative sums, for flat and sharp distributions, alone and in a batch."""
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(6, 50, 3000, generator=generator) * torch.tensor([0.1, 0.5, 1.0, 2.0, 4.0, 9.0])[:, None, None]
     uniform = torch.rand(6, 50, generator=generator)
@@ -81,7 +81,7 @@ def test_a_draw_is_where_the_likeliest_first_pass_the_number(cuts: dict[str, Any
     cumulated = probabilities.cumsum(dim=-1)
     passed = cumulated > (uniform * cumulated[..., -1])[..., None]
     expected = order.gather(-1, passed.int().argmax(dim=-1, keepdim=True))[..., 0]
-    assert (found == expected).float().mean() > 0.99  # float32 may pass a number one piece later
+    assert (found == expected).float().mean() > 0.99  # float32 may exceed a number one token later
 
 
 def test_the_likeliest_stays_however_small_the_nucleus() -> None:

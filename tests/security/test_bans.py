@@ -8,7 +8,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "transduce"
 
-# By the full names that imports give them, whatever they are called afterwards.
+# Full names, as imports resolve them, regardless of aliases.
 BANNED = {
     "eval",
     "exec",
@@ -36,7 +36,7 @@ BANNED_KEYWORDS = {"allow_pickle": True, "weights_only": False, "trust_remote_co
 
 
 def breaches(text: str) -> Iterator[str]:
-    """What a module uses of what is banned, as `line: name`."""
+    """Yield the banned names that a module uses, as `line: name`."""
     tree = ast.parse(text)
     names = _imported(tree)
     for node in ast.walk(tree):

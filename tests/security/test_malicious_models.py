@@ -1,7 +1,8 @@
-"""Model folders made to harm: none runs code, reads outside its folder or takes much memory; each gets one sentence.
+"""Test malicious model folders: none runs code, reads outside its folder or uses much memory; each gives one error
+message.
 
-Every attack is loaded in a process of its own, which may take 200 MB more than the sound folder does, and in which
-opening a file elsewhere, starting a process or connecting anywhere is noted by an audit hook.
+Every attack is loaded in a separate process, which may use 200 MB more than for a sound folder. An audit hook records
+opening other files, starting processes and connecting.
 """
 
 import json
@@ -282,7 +283,7 @@ def _(folder: Path) -> None:
 
 @attack("vocabulary of another model", r"but its tokenizer has \d+ and \d+: they are of different models")
 def _(folder: Path) -> None:
-    piece = b"\x0a\x0b\x0a\x04evil\x15\x00\x00\x80\xbf"  # a piece more, "evil" with score -1
+    piece = b"\x0a\x0b\x0a\x04evil\x15\x00\x00\x80\xbf"  # one more piece, "evil" with score -1
     put(folder, VOCABULARY, (folder / VOCABULARY).read_bytes() + piece)
 
 
@@ -317,13 +318,14 @@ def _(folder: Path) -> None:
 
 
 @attack(
-    "padding outside the vocabulary", r"`model\.pad_id` must be a piece of the target vocabulary, 0 to 299, but is 300"
+    "padding outside the vocabulary",
+    r"`model\.pad_id` must be a token id of the target vocabulary, 0 to 299, but is 300",
 )
 def _(folder: Path) -> None:
     change_config(folder, pad_id=300)
 
 
-@attack("negative id", r"`model\.eos_id` must be a piece of the target vocabulary, 0 to 299, but is -1")
+@attack("negative id", r"`model\.eos_id` must be a token id of the target vocabulary, 0 to 299, but is -1")
 def _(folder: Path) -> None:
     change_config(folder, eos_id=-1)
 
@@ -374,7 +376,7 @@ for folder in hostile:
 
 @pytest.fixture(scope="module")
 def outcomes(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What became of every attack: message, kilobytes, places outside. Several share a process."""
+    """Return the outcome of every attack: message, kilobytes, accesses outside. Several share a process."""
     root = tmp_path_factory.mktemp("attacks")
     ignore = shutil.ignore_patterns("checkpoints", "corpus*", "tensorboard*")
     folders = []
@@ -416,7 +418,7 @@ def test_it_takes_no_memory_and_reaches_nothing(outcomes: dict[str, Any], name: 
 
 
 def test_the_hook_and_the_bomb_work(tmp_path: Path) -> None:
-    """What is not noted above would be noted if it happened."""
+    """The audit hook records forbidden accesses if they happen."""
     code = _VICTIM.replace("read_model_folder(Path(folder))", "open('/dev/null'); __import__('pickle').loads(BOMB)")
     code = code.replace("load(sound)", f"BOMB = {pickle.dumps(Bomb())!r}", 1)
     run = subprocess.run(
@@ -435,7 +437,7 @@ def test_the_hook_and_the_bomb_work(tmp_path: Path) -> None:
 
 
 def test_crafted_vocabularies_never_crash(trained: Path, tmp_path: Path) -> None:
-    """Cut off at many places, and with bytes changed: refused or taken, but the process lives."""
+    """Files truncated at many offsets or with changed bytes are rejected or read, but never crash the process."""
     content = (trained / VOCABULARY).read_bytes()
     code = (
         "import sys\nfrom pathlib import Path\nfrom transduce.errors import TransduceError\n"

@@ -67,7 +67,7 @@ def test_a_hostile_name_is_refused(folder: Path, name: str) -> None:
     assert str(caught.value).isprintable()
 
 
-# They mean nothing here, and so are names of files that are not there.
+# Encoded names are not decoded, so they name files that do not exist.
 @pytest.mark.parametrize("name", ["%2e%2e%2fsecret", "..%2fsecret", "%252e%252e%252fsecret", "~", "$HOME", "..;"])
 def test_an_encoded_name_is_only_a_name(folder: Path, name: str) -> None:
     assert file_inside(folder, name) == folder / name

@@ -33,7 +33,7 @@ def _load_benchmark(name: str) -> Any:
 
 
 class Reply(NamedTuple):
-    """What a server answered."""
+    """A server's answer to a request."""
 
     status: int
     headers: dict[str, str]

@@ -1,4 +1,4 @@
-"""What goes into a batch, in which order, and what becomes of it."""
+"""Test which sentences form a batch, in which order, and how results are delivered."""
 
 import threading
 from typing import Any
@@ -13,7 +13,7 @@ from transduce.serving.messages import RequestError
 
 
 def make(**settings: Any) -> Batcher:
-    return Batcher(**{"max_running": 100, "max_waiting": 100, "batch_pieces": 1000, "gather_seconds": 0.0} | settings)
+    return Batcher(**{"max_running": 100, "max_waiting": 100, "batch_tokens": 1000, "gather_seconds": 0.0} | settings)
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def model(gated_model: Any) -> Any:
 
 
 def sentence(words: int) -> str:
-    """Of so many pieces, the end included."""
+    """Return a sentence with this number of tokens, including the end symbol."""
     return " ".join(["a"] * (words - 1))
 
 
@@ -35,7 +35,7 @@ def translated(text: str) -> Translation:
 
 
 def lengths(batcher: Batcher) -> list[int]:
-    """The pieces of the sentences of the next batch, which is delivered."""
+    """Take and finish the next batch, and return its sentences' numbers of tokens."""
     batch = batcher.take()
     assert batch is not None
     batcher.finish(batch, [translated(place.sentence) for place in batch.places])
@@ -43,7 +43,7 @@ def lengths(batcher: Batcher) -> list[int]:
 
 
 def test_a_batch_has_no_more_pieces_than_it_may_with_padding(model: Any) -> None:
-    batcher = make(batch_pieces=40)
+    batcher = make(batch_tokens=40)
     for length in (10, 9, 10, 8, 3):
         batcher.submit(job(model, length))
     assert lengths(batcher) == [10, 10, 9, 8]
@@ -51,14 +51,14 @@ def test_a_batch_has_no_more_pieces_than_it_may_with_padding(model: Any) -> None
 
 
 def test_hypotheses_count_as_pieces(model: Any) -> None:
-    batcher = make(batch_pieces=40)
+    batcher = make(batch_tokens=40)
     for _ in range(3):
         batcher.submit(job(model, 10, beam_size=2))
     assert lengths(batcher) == [10, 10]
 
 
 def test_sentences_of_like_length_go_together_and_the_oldest_request_first(model: Any) -> None:
-    batcher = make(batch_pieces=40)
+    batcher = make(batch_tokens=40)
     for length in (20, 5, 19, 6):
         batcher.submit(job(model, length))
     assert lengths(batcher) == [20, 19]
@@ -66,7 +66,7 @@ def test_sentences_of_like_length_go_together_and_the_oldest_request_first(model
 
 
 def test_a_sentence_that_is_too_long_goes_alone(model: Any) -> None:
-    batcher = make(batch_pieces=40)
+    batcher = make(batch_tokens=40)
     batcher.submit(job(model, 500))
     batcher.submit(job(model, 5))
     assert lengths(batcher) == [500]
@@ -74,7 +74,7 @@ def test_a_sentence_that_is_too_long_goes_alone(model: Any) -> None:
 
 
 def test_a_long_text_does_not_keep_short_ones_waiting(model: Any) -> None:
-    batcher = make(batch_pieces=20)
+    batcher = make(batch_tokens=20)
     long = job(model, *[10] * 9)
     short = job(model, 3)
     batcher.submit(long)
@@ -97,7 +97,7 @@ def test_different_ways_to_search_and_models_are_kept_apart(model: Any, gated_mo
 
 
 def test_answers_are_in_the_order_of_the_request(model: Any) -> None:
-    batcher = make(batch_pieces=10)
+    batcher = make(batch_tokens=10)
     request = job(model, 3, 9, 1, 5, 7)
     batcher.submit(request)
     while not request.future.done():
@@ -169,7 +169,7 @@ def test_idle_workers_share_what_is_worth_sharing(
 
 
 def test_a_running_request_goes_on_where_nothing_new_may_begin(model: Any) -> None:
-    batcher = make(max_running=1, batch_pieces=10)
+    batcher = make(max_running=1, batch_tokens=10)
     long, other = job(model, 10, 10), job(model, 10)
     batcher.submit(other)
     batcher.submit(long)
@@ -214,7 +214,7 @@ def test_a_late_request_is_not_begun(model: Any) -> None:
 
 
 def test_a_batch_that_failed_tells_its_requests(model: Any) -> None:
-    batcher = make(batch_pieces=10)
+    batcher = make(batch_tokens=10)
     request = job(model, 10, 10, 10)
     batcher.submit(request)
     batch = batcher.take()
@@ -237,7 +237,7 @@ def test_after_the_end_nothing_is_taken_in_and_the_rest_is_worked_on(model: Any)
 
 
 def test_whoever_waits_when_all_is_given_up_is_told(model: Any) -> None:
-    batcher = make(batch_pieces=4)
+    batcher = make(batch_tokens=4)
     running, waiting = job(model, 4), job(model, 4)
     batcher.submit(running)
     batch = batcher.take()

@@ -11,7 +11,7 @@ ADDRESS = "/v1/chat/completions"
 
 
 def ask(live: Any, content: Any = "ein Satz", **fields: Any) -> Any:
-    """What the model de-en answers to a user."""
+    """Return the answer of the model de-en to a user message."""
     return live.ask("POST", ADDRESS, {"model": "de-en", "messages": [{"role": "user", "content": content}]} | fields)
 
 
@@ -117,7 +117,7 @@ def test_text_that_is_certain_comes_at_once(serve: Any, gated_model: Any) -> Non
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "of the type `image_url`"),
         ({"messages": "eins"}, 400, "Invalid request: expected `array`, got `str` in `messages`"),
         ({"n": 5}, 400, "`n` must be at most 4, but is 5"),
-        ({"n": 2, "stream": True}, 400, "`n` must be at most 1, but is 2, as one text alone"),
+        ({"n": 2, "stream": True}, 400, "`n` must be at most 1, but is 2, as only one text"),
         ({"n": 0}, 400, "Invalid request: expected `int` >= 1 in `n`"),
     ],
 )

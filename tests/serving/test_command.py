@@ -164,7 +164,7 @@ def test_a_host_that_is_elsewhere_is_told(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_host_that_is_no_name_is_told() -> None:
-    with pytest.raises(TransduceError, match=r"`host` must be an address of this machine, but `foo\.\.bar` is none"):
+    with pytest.raises(TransduceError, match=r"`host` must be an address of this machine, but `foo\.\.bar` is not"):
         open_socket("foo..bar", 0)
 
 
@@ -194,7 +194,7 @@ def test_a_glossary_belongs_to_a_model_whose_languages_are_spelt_otherwise(train
 
 def test_a_model_without_languages_is_told(translator: Translator) -> None:
     nameless = Translator(translator.model, translator.tokenizer)
-    with pytest.raises(TransduceError, match=r"say them before the folder, as in zh:en=models/mine"):
+    with pytest.raises(TransduceError, match=r"write them before the folder, as in zh:en=models/mine"):
         ServedModel(nameless)
 
 

@@ -22,7 +22,7 @@ def send(live: Any, **fields: Any) -> socket.socket:
 
 
 def close(connection: socket.socket, *, abruptly: bool) -> None:
-    if abruptly:  # a reset in place of an orderly end
+    if abruptly:  # a reset instead of an orderly close
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
 

@@ -30,7 +30,7 @@ def test_unknown_fields_are_ignored() -> None:
     "body", [b'{"q":"a","source":"de","target":"en","q":"b"}', b'{"q":"a","x":1,"source":"de","target":"en","x":1}']
 )
 def test_a_key_stands_once(body: bytes) -> None:
-    with pytest.raises(RequestError, match=r"each key of the JSON object must stand once"):
+    with pytest.raises(RequestError, match=r"each key of the JSON object must occur once"):
         read_json(body, TranslateRequest)
 
 
@@ -66,7 +66,7 @@ def test_what_a_form_says_is_converted(said: str, name: str, value: Any) -> None
 
 
 def test_a_field_that_is_no_list_stands_once() -> None:
-    with pytest.raises(RequestError, match=r"the field `source` must stand once, but stands 2 times"):
+    with pytest.raises(RequestError, match=r"the field `source` must occur once, but occurs 2 times"):
         read_message(b"q=a&source=de&source=fr&target=en", FORM, "", TranslateRequest)
 
 

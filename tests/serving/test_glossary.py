@@ -68,7 +68,7 @@ def test_a_glossary_by_its_number_is_refused_and_not_left_out(serve: Any, gated_
         reply = live.ask("POST", "/v2/translate", asked)
     assert reply.status == 400
     assert reply.error.startswith(
-        "Invalid request: there is no glossary `def3a26b-3e84`; what the server was started with holds"
+        "Invalid request: there is no glossary `def3a26b-3e84`: the server's own glossary applies"
     )
 
 

@@ -1,4 +1,4 @@
-"""Requests that mean no good: each is refused in a sentence, costs little memory, and does no harm to others."""
+"""Test hostile requests: each is refused with a message, uses little memory, and does not affect others."""
 
 import json
 import resource
@@ -18,13 +18,13 @@ def hostile(load_benchmark: Any) -> Any:
 
 
 def peak_bytes() -> int:
-    """Of this process, which is the server's too."""
+    """Return the peak memory of this process, which includes the server's."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 @pytest.mark.slow
 def test_all_sixty_are_refused_in_a_sentence(serve: Any, gated_model: Any, hostile: Any) -> None:
-    """In a small form: thirty megabytes are three here. benchmarks/serving.py has the whole of it, and the memory."""
+    """Requests of thirty megabytes have three here; benchmarks/serving.py measures full sizes, and memory."""
     requests = hostile.hostile_requests(megabytes=3)
     assert len(requests) == 60
     with serve(gated_model(), read_seconds=3.0) as live:
@@ -88,7 +88,7 @@ def test_too_many_connections_are_told_so(serve: Any, gated_model: Any) -> None:
             connection.sendall(b"GET ")
         refused = live.ask("GET", "/health")
         assert refused.status == 503
-        assert refused.error == "The server has too many connections: come again in a moment."
+        assert refused.error == "The server has too many connections: try again in a moment."
         assert refused.headers["retry-after"] == "1"
         for connection in held:
             connection.close()

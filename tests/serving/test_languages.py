@@ -90,6 +90,6 @@ def test_models_are_named_with_or_without_their_languages(tmp_path: Any) -> None
     odd.mkdir()
     assert parse_model(str(odd)) == (None, odd)
     with pytest.raises(
-        TransduceError, match=r"two languages before it, as in zh:en=models/mine, but here is `zh=models/a`"
+        TransduceError, match=r"A path may follow two languages, as in zh:en=models/mine, but here is `zh=models/a`"
     ):
         parse_model("zh=models/a")

@@ -193,7 +193,7 @@ def test_a_real_models_document_has_its_tags_around_words(serve: Any, translator
 
 @given(st.data())
 def test_wherever_tags_are_put_the_text_is_the_translation(data: st.DataObject) -> None:
-    """Nested and empty elements, and places that make no sense: nothing is said twice, and tags stay nested."""
+    """For nested, empty and misplaced elements, no text is repeated, and tags stay nested."""
     inline = st.recursive(
         st.sampled_from(["one", "two three", "!", " ", ""]),
         lambda inner: (

@@ -1,4 +1,4 @@
-"""More requests than there is room for: exactly as many are accepted as there is, the rest are refused at once."""
+"""Test overload: exactly as many requests as the capacity are accepted, and the rest are refused at once."""
 
 import http.client
 import json
@@ -28,7 +28,7 @@ def test_a_burst_finds_exactly_the_room_there_is(serve: Any, gated_model: Any, w
         assert statuses == {200: 10, 503: 90}
         for ask in burst:
             if ask.reply().status == 503:
-                assert ask.reply().error == "The server is busy: come again in a moment."
+                assert ask.reply().error == "The server is busy: try again in a moment."
                 assert int(ask.reply().headers["retry-after"]) >= 1
             else:
                 assert ask.reply().json == {"translatedText": "EIN SATZ"}
@@ -37,7 +37,7 @@ def test_a_burst_finds_exactly_the_room_there_is(serve: Any, gated_model: Any, w
 
 @contextmanager
 def one_turn(live: Any) -> Iterator[None]:
-    """What is sent within it is all there when the server's event loop looks for the next time."""
+    """Block the server's event loop within the context, so that it sees all requests of the context at once."""
     loop, sent = live.server.servers[0].get_loop(), threading.Event()
     loop.call_soon_threadsafe(sent.wait, 10)
     yield
@@ -175,7 +175,7 @@ def test_one_requests_fault_does_not_reach_another(serve: Any, gated_model: Any,
         good, failed, fine = (ask.reply() for ask in asks)
         assert (good.json, fine.json) == ({"translatedText": "GUT"}, {"translatedText": "SCHÖN"})
         assert failed.status == 500
-        assert failed.error == "The model failed on this text; the server's log says more."
+        assert failed.error == "The model failed on this text; the server's log has the details."
         assert live.translate("weiter").status == 200
     assert sorted(model.batches[1]) == ["gut", "poison", "schön"]
 
@@ -187,7 +187,7 @@ def test_without_a_key_nobody_translates(serve: Any, gated_model: Any) -> None:
     with serve(gated_model(), api_keys=("secret", "second")) as live:
         assert live.translate("eins").status == 403
         assert live.translate("eins").error.startswith("An API key is needed here")
-        assert live.translate("eins", api_key="wrong").error.startswith("The API key is not a valid one")
+        assert live.translate("eins", api_key="wrong").error.startswith("The API key is not valid")
         assert live.translate("eins", api_key="secret").status == 200
         fields = {"q": "eins", "source": "de", "target": "en"}
         for scheme in ("Bearer", "bearer", "DeepL-Auth-Key"):
@@ -209,9 +209,9 @@ def test_keys_are_read_from_a_file(tmp_path: Any) -> None:
         path.write_text("# mine\none\n\n two \n", encoding)
         assert read_api_keys(path) == ("one", "two")
     path.write_text("# none\n", "utf-8")
-    with pytest.raises(TransduceError, match=r"must hold an API key a line, but holds none"):
+    with pytest.raises(TransduceError, match=r"must hold one API key per line, but holds none"):
         read_api_keys(path)
-    with pytest.raises(TransduceError, match=r"cannot be read \(No such file or directory\): name another"):
+    with pytest.raises(TransduceError, match=r"cannot be read \(No such file or directory\): pass another file"):
         read_api_keys(tmp_path / "missing")
 
 

@@ -167,8 +167,8 @@ def test_the_translation_is_shown_as_it_is_decoded(opened: Opened, serve: Any, g
             assert page.locator("#output").get_attribute("aria-busy") == "true"
         model.open()
         until_output(page, "EIN SATZ")
-        # What cannot be looked into is translated all the same.
-        page.get_by_text("This model cannot be looked into: it can only translate.").wait_for()
+        # A model that cannot be inspected still translates.
+        page.get_by_text("This model cannot be inspected: it can only translate.").wait_for()
         assert page.locator("#output").inner_text() == "EIN SATZ"
         page.close()
 
@@ -193,7 +193,7 @@ def test_going_on_typing_gives_up_what_was_asked_before(
 def test_lines_are_looked_into_one_at_a_time(page: "Page") -> None:
     write(page, f"{SENTENCE}\n\n{OTHER}")
     first = page.locator(".piece span").all_inner_texts()
-    page.get_by_label("Line to look into").select_option(f"2: {OTHER}")
+    page.get_by_label("Line to inspect").select_option(f"2: {OTHER}")
     until(page, "source => found.inspection.source === source", OTHER)
     assert page.locator(".piece span").all_inner_texts() != first
     assert len(page.locator("#output").inner_text().split("\n")) == 3
@@ -213,7 +213,7 @@ def test_another_pair_of_languages_can_be_chosen(page: "Page") -> None:
     assert (sent["source"], sent["target"]) == ("en", "zh-Hans")
     page.locator("#output[aria-busy=false]").wait_for()
     english = page.locator("#output").inner_text()
-    page.get_by_label("Other way round").click()
+    page.get_by_label("Swap languages").click()
     assert page.locator("#text").input_value() == english
     assert page.locator("#pair").input_value().startswith("Simplified Chinese")
 
@@ -237,11 +237,11 @@ def test_errors_are_sentences(page: "Page") -> None:
     page.locator("#text").fill("我" * 20_002)
     page.get_by_text("The text has 20002 characters, but at most 20000 are allowed: shorten it.").wait_for()
     page.locator("#text").fill(OTHER * 200)
-    page.get_by_text("must have at most 256 pieces to be looked into").wait_for()
+    page.get_by_text("must have at most 256 tokens to be inspected").wait_for()
     assert page.locator("#output").inner_text() != ""
     page.route("**/translate", lambda route: route.abort())
     page.locator("#text").fill(OTHER)
-    page.get_by_text("The server does not answer: see whether it still runs, then try again.").wait_for()
+    page.get_by_text("The server does not respond: check that it is running, then try again.").wait_for()
     page.unroute("**/translate")
     write(page, OTHER)
     assert page.locator(".error").all_inner_texts() == ["", ""]
@@ -314,12 +314,12 @@ def test_a_piece_can_be_forced_and_forbidden(page: "Page", translator: Translato
     step, other = steps[place], others[place]
     write(page, SENTENCE)
     page.locator(".piece").nth(place).click()
-    page.get_by_role("button", name="write this here").first.click()
+    page.get_by_role("button", name="force this token").first.click()
     page.locator(".comparison").wait_for()
     forced = intervene(translator, SENTENCE, Intervention(step=place, force=other))
     assert outcome(page, 1) == forced.after.translation
     assert page.locator(".outcome").nth(1).locator(".new").first.inner_text().startswith(shown([other])[0])
-    page.get_by_role("button", name="forbid it here").click()
+    page.get_by_role("button", name="forbid this token").click()
     forbidden = intervene(translator, SENTENCE, Intervention(step=place, forbid=(step.piece,)))
     until(
         page,
@@ -346,7 +346,7 @@ def test_a_word_of_the_source_can_be_changed(page: "Page", translator: Translato
 
 def test_what_is_typed_anew_forgets_the_changes(page: "Page") -> None:
     write(page, SENTENCE)
-    page.get_by_role("button", name="forbid it here").click()
+    page.get_by_role("button", name="forbid this token").click()
     page.locator(".comparison").wait_for()
     write(page, OTHER)
     assert page.locator(".changes").is_hidden()
@@ -368,7 +368,7 @@ def test_a_sentence_of_two_hundred_pieces(page: "Page", translator: Translator) 
 
 def test_the_keyboard_is_enough(page: "Page") -> None:
     keyboard = page.keyboard
-    keyboard.insert_text(OTHER)  # the field has the focus from the beginning
+    keyboard.insert_text(OTHER)  # the field has the focus initially
     keyboard.press("Control+Enter")
     page.locator(".piece").first.wait_for()
 

@@ -127,7 +127,7 @@ def test_what_takes_too_long_or_is_interrupted_again_is_told_so(
         for thread in asks:
             thread.join(10)
         assert time.monotonic() - started_at < 3.0
-        sentence = "The server is shutting down: come again later."
+        sentence = "The server is shutting down: try again later."
         assert list(answers.values()) == [(503, {"error": sentence})] * 3
         model.open()
 

@@ -91,12 +91,12 @@ def test_an_intervention_is_what_the_library_gives(
 @pytest.mark.parametrize(
     ("path", "fields", "sentence"),
     [
-        ("/inspect", {"q": ""}, "There must be a sentence to inspect"),
+        ("/inspect", {"q": ""}, "The sentence to inspect is empty"),
         ("/inspect", {"q": "我吃鱼。\n我吃鱼。"}, "`q` must be one line"),
         (
             "/inspect",
             {"q": "我吃鱼。" * 200},
-            "`q` must have at most 256 pieces to be looked into, but has [0-9]+: shorten",
+            "`q` must have at most 256 tokens to be inspected, but has [0-9]+: shorten",
         ),
         ("/inspect", {"q": "我" * 3001}, r"`q` \(3001\) exceeds text limit \(3000 characters\)"),
         ("/inspect", {"q": ["我"]}, r"expected `str`, got `array`"),
@@ -109,14 +109,14 @@ def test_an_intervention_is_what_the_library_gives(
         ("/intervene", {"heads_off": [{"kind": "none", "layer": 0, "head": 0}]}, "(?i)invalid enum value 'none'"),
         ("/intervene", {"heads_off": [{"kind": "memory", "layer": 0, "head": 0}] * 1001}, "length <= 1000"),
         ("/intervene", {"step": -1, "forbid": []}, ">= 0"),
-        ("/intervene", {"step": 999}, "from 0 to [0-9]+, but it is 999"),
-        ("/intervene", {"force": "▁fish"}, "say which `step`"),
-        ("/intervene", {"step": 0, "force": "no such piece"}, "no piece `no such piece`"),
+        ("/intervene", {"step": 999}, "from 0 to [0-9]+, but is 999"),
+        ("/intervene", {"force": "▁fish"}, "set `step` to it"),
+        ("/intervene", {"step": 0, "force": "no such piece"}, "no token `no such piece`"),
         ("/intervene", {"changed": "a\nb"}, "`changed` must be one line"),
         ("/intervene", {"step": 0, "force": "x" * 201}, "length <= 200"),
         ("/intervene", {"step": 0, "forbid": ["a", "x" * 201]}, "length <= 200"),
         ("/intervene", {"changed": "我" * 3001}, r"`changed` \(3001\) exceeds text limit"),
-        ("/intervene", {"changed": "我吃鱼。" * 200}, "`changed` must have at most 256 pieces to be looked into"),
+        ("/intervene", {"changed": "我吃鱼。" * 200}, "`changed` must have at most 256 tokens to be inspected"),
     ],
 )
 def test_what_makes_no_sense_is_told_in_a_sentence(
@@ -148,7 +148,7 @@ def test_special_pieces_do_no_harm(live: Any) -> None:
 
 def test_a_model_that_can_only_translate_says_so(serve: Any, gated_model: Any) -> None:
     with serve(gated_model(), views=page_views()) as live:
-        assert study(live, "/inspect").error == "This model cannot be looked into: it can only translate."
+        assert study(live, "/inspect").error == "This model cannot be inspected: it can only translate."
 
 
 def test_keys_are_asked_for(serve: Any, model: ServedModel) -> None:
@@ -171,7 +171,7 @@ def test_without_views_there_is_neither_page_nor_study(serve: Any, model: Served
 def test_generated_requests_are_answered_as_the_document_says(live: Any, load_benchmark: Any) -> None:
     statuses, findings = load_benchmark("serving_fuzz").fuzz(live.url, 120, start=3)
     assert findings == []
-    assert set(statuses) == {200, 400}
+    assert {200, 400} <= set(statuses) <= {200, 400, 404}  # 404: a generated model name
     properties = live.ask("GET", "/spec").json["components"]["schemas"]["InterveneRequest"]["properties"]
     assert list(properties) == list(InterveneRequest.__struct_fields__)
     assert properties["q"]["maxLength"] == 20_000
@@ -267,7 +267,7 @@ def test_they_wait_in_the_queue_that_all_wait_in(serve: Any, model: ServedModel,
         for path in ("/inspect", "/intervene", "/translate"):
             refused = study(live, path)
             assert refused.status == 503
-            assert refused.error == "The server is busy: come again in a moment."
+            assert refused.error == "The server is busy: try again in a moment."
             assert "retry-after" in refused.headers
         metrics = live.ask("GET", "/metrics").body.decode()
         assert 'transduce_requests_total{route="/intervene",status="503"} 1' in metrics
@@ -279,7 +279,7 @@ def test_a_deadline_is_kept(serve: Any, model: ServedModel) -> None:
     with gated(serve, model) as (live, views):
         late = study(live, "/inspect", timeout=0.2)
         assert late.status == 504
-        assert late.error.startswith("The translation took longer than it may")
+        assert late.error.startswith("The translation exceeded its time limit")
         views.gate.set()
         assert study(live, "/inspect").status == 200
 
@@ -306,7 +306,7 @@ def test_a_failing_study_says_nothing_of_its_inside(serve: Any, model: ServedMod
 
     with serve(model, views=page_views()._replace(inspect=fail)) as live:
         reply = study(live, "/inspect")
-        assert (reply.status, reply.error) == (500, "The model failed on this text; the server's log says more.")
+        assert (reply.status, reply.error) == (500, "The model failed on this text; the server's log has the details.")
         assert live.translate(SENTENCE).status == 200
 
 
@@ -325,7 +325,7 @@ def test_who_wants_a_model_alone_goes_before_those_who_come_later(wait_until: An
         if name == "two":
             wait_until(lambda: len(order) == 2)
         if name == "alone":
-            wait_until(lambda: access._wanting_alone == 1)
+            wait_until(lambda: access._waiting_for_exclusive == 1)
     assert sorted(order) == ["one", "two"]
     leave.set()
     for thread in threads:

@@ -1,4 +1,4 @@
-"""Who computes with how many threads."""
+"""Test how many threads each worker uses."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -47,7 +47,7 @@ class Meeting:
         seen = [self._threads_of_step(observer)]
         self.meeting.wait(10)
         seen.append(self._threads_of_step(observer))
-        self.meeting.wait(10)  # whoever ends first leaves its threads to the others
+        self.meeting.wait(10)  # a worker that finishes leaves its threads to the others
         self.threads.append(tuple(seen))
         return [Translation(sentence, (empty_alternative(),)) for sentence in sentences]
 

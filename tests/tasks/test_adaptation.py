@@ -25,7 +25,7 @@ COMPUTING: dict[str, Any] = {"device": "cpu", "threads": 1}
 
 @pytest.fixture
 def swapped(toy_corpus: Path, write_lines: WriteLines) -> dict[str, Any]:
-    """The same sentences in another English, whose words stand in the opposite order."""
+    """Return the toy corpus with the words of its English sentences in reverse order."""
     files: dict[str, Any] = {}
     for part in ("train", "dev"):
         lines = (toy_corpus / f"{part}.en").read_text("utf-8").split("\n")[:-1]
@@ -140,7 +140,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_without_the_first_model(
         assert all(torch.equal(found[kind][name], tensor) for name, tensor in tensors.items()), kind
     assert (stopped / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
-    # What computes in bfloat16 still leaves what does not learn as it was, bit by bit.
+    # With bfloat16, frozen parameters stay bit-identical too.
     assert torch.equal(weights(stopped)["source_weight"], weights(trained)["source_weight"])
 
 
@@ -228,7 +228,7 @@ def test_what_lora_cannot_do_is_refused(
 
 @pytest.fixture
 def glove(trained: Path, tmp_path: Path) -> Path:
-    """Vectors of 32 numbers for every second piece of the toy's vocabulary."""
+    """Write vectors of 32 numbers for every second token of the toy vocabulary."""
     vocabulary = read_any_model_folder(trained).tokenizer.target
     words = sorted({vocabulary.piece(row).removeprefix("▁") for row in range(3, vocabulary.size)} - {""})[::2]
     vectors = torch.randn(len(words), 32)
@@ -363,5 +363,5 @@ def test_a_run_with_nothing_sound_does_not_go_on_with_random_weights(
     with pytest.raises(TransduceError, match=r"Every checkpoint in .*whole is damaged: start again with --init-from"):
         train(out=tmp_path / "whole", **going_on)
     capsys.readouterr()
-    train(out=tmp_path / "stored", **going_on)  # its first weights are stored beside
+    train(out=tmp_path / "stored", **going_on)  # its initial weights are stored in the run folder
     assert f"No intact checkpoint in {tmp_path / 'stored'}: starting from step 0." in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Training on back-translated pairs beside those that people wrote."""
+"""Test training on back-translated pairs together with human translations."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ SHORT: dict[str, Any] = {"device": "cpu", "threads": 1, "preset": "tiny", "steps
 
 @pytest.fixture
 def files(toy_corpus: Path, tmp_path: Path) -> dict[str, Any]:
-    """The toy corpus in two halves, of which the second is said to be a machine's."""
+    """Return the toy corpus in two halves, the second of which is declared as back-translated."""
     named: dict[str, Any] = {"source": [], "target": []}
     for side, language in (("source", "zh"), ("target", "en")):
         lines = list(read_lines(toy_corpus / f"train.{language}"))
@@ -33,7 +33,7 @@ def files(toy_corpus: Path, tmp_path: Path) -> dict[str, Any]:
 
 
 def tagged(folder: Path) -> int:
-    """How many training sources begin with the tag."""
+    """Return how many training sources begin with the tag."""
     tokenizer = load_tokenizer(folder)
     assert tokenizer.source.has_special_token(BACK_TRANSLATED)
     corpus = PreparedCorpus.open(folder / "corpus", tokenizer)

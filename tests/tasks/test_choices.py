@@ -1,4 +1,4 @@
-"""What is chosen from the corpus and the machine: values worked out by hand, and that they grow as they should."""
+"""Test default settings chosen from the corpus and the machine: values computed by hand, and their monotonicity."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ def test_parameters_are_those_of_table_3() -> None:
     ("minutes", "operations_per_second", "preset"),
     [
         (45, 2e11, "tiny"),  # two cores with bfloat16 dot products
-        (45, 6e11, "tiny"),  # with tiles: 21 million pieces for 13 million parameters
+        (45, 6e11, "tiny"),  # with tiles: 21 million tokens for 13 million parameters
         (120, 6e11, "small"),  # 55 million
         (12 * 60, 6e11, "small"),  # base would read 89 million for its 48 million
         (24 * 60, 6e11, "base"),
@@ -208,16 +208,16 @@ def test_texts_that_are_read_less_often_need_less_dropout(preset: str, epochs: f
 def test_epochs_are_foreseen_from_steps_and_from_minutes() -> None:
     machine = Machine(device="cpu", threads=2, amx=False, avx512_bf16=False)
 
-    def foresee(**training: Any) -> float:
+    def forecast(**training: Any) -> float:
         settings = make_settings({"training": training})
         return predict_epochs(settings, machine, "tiny", pairs=24_000, epoch_tokens=240_000, vocabulary_size=6_000)
 
-    assert foresee(steps=1_000, batch_tokens=2_400) == 10.0
-    assert foresee(steps=1_000) == pytest.approx(1_000 * 2_048 / 240_000)
-    assert foresee() == pytest.approx(choose_epochs(24_000).value, rel=1e-3)
-    # 8e10 operations a second, 6 for each piece and each of the 2.1 million parameters.
+    assert forecast(steps=1_000, batch_tokens=2_400) == 10.0
+    assert forecast(steps=1_000) == pytest.approx(1_000 * 2_048 / 240_000)
+    assert forecast() == pytest.approx(choose_epochs(24_000).value, rel=1e-3)
+    # 8e10 operations per second, 6 for each token and each of the 2.1 million parameters.
     parameters = count_multiplied_weights(PRESETS["tiny"], 6_000)
-    assert foresee(minutes=30.0) == pytest.approx(8e10 * 1_800 / (6 * parameters) / 240_000)
+    assert forecast(minutes=30.0) == pytest.approx(8e10 * 1_800 / (6 * parameters) / 240_000)
 
 
 @pytest.mark.parametrize(

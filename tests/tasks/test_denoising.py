@@ -1,4 +1,4 @@
-"""Pretraining on text alone, and a translation that goes on from it; a recurrent model through the same run."""
+"""Test pretraining by denoising, fine-tuning on translation, and the same with a recurrent model."""
 
 import json
 import shutil
@@ -58,23 +58,23 @@ def test_noise_follows_from_seed_epoch_and_number_alone(pretrained: Path) -> Non
     vocabulary = tokenizer.source
     ids = np.array([[*range(10, 30), vocabulary.eos_id]] * 4)
     batch = Batch(ids, ids, np.array([5, 6, 7, 8]), ids.size, ids.size)
-    spoiler = NoiseGenerator(NoiseSettings(), tokenizer, 1)
-    found = rows(spoiler.corrupt(batch, 3))
+    noise_generator = NoiseGenerator(NoiseSettings(), tokenizer, 1)
+    found = rows(noise_generator.corrupt(batch, 3))
     assert found == rows(NoiseGenerator(NoiseSettings(), tokenizer, 1).corrupt(batch, 3))
-    assert found != rows(spoiler.corrupt(batch, 4))
+    assert found != rows(noise_generator.corrupt(batch, 4))
     assert found != rows(NoiseGenerator(NoiseSettings(), tokenizer, 2).corrupt(batch, 3))
     assert len({tuple(row) for row in found}) == 4
     part = Batch(ids[1:3], ids[1:3], np.array([6, 7]), 0, 0)
-    assert rows(spoiler.corrupt(part, 3)) == found[1:3]
+    assert rows(noise_generator.corrupt(part, 3)) == found[1:3]
     assert all(row[-1] == vocabulary.eos_id for row in found)
-    spoilt = spoiler.corrupt(batch, 3)
-    assert (spoilt.target == ids).all()
-    assert spoilt.source_tokens == sum(map(len, found))
+    corrupted = noise_generator.corrupt(batch, 3)
+    assert (corrupted.target == ids).all()
+    assert corrupted.source_tokens == sum(map(len, found))
 
 
 @pytest.mark.parametrize("kind", ["infilling", "masking", "deletion"])
 def test_what_frames_a_text_is_not_spoilt(pretrained: Path, kind: Any) -> None:
-    """As BART's first symbol, and the languages of mBART and NLLB."""
+    """Special tokens such as BART's start symbol and the languages of mBART and NLLB are not noised."""
     tokenizer = read_encoder_decoder_folder(pretrained).tokenizer
     vocabulary = tokenizer.source
     vocabulary.before, vocabulary.after = (90, 91), (vocabulary.eos_id, 92)
@@ -84,15 +84,15 @@ def test_what_frames_a_text_is_not_spoilt(pretrained: Path, kind: Any) -> None:
             [*vocabulary.with_special_tokens([10, 11]), *[vocabulary.pad_id] * 18],
         ]
     )
-    spoilt = NoiseGenerator(NoiseSettings(kind=kind, share=0.5), tokenizer, 1).corrupt(
+    corrupted = NoiseGenerator(NoiseSettings(kind=kind, share=0.5), tokenizer, 1).corrupt(
         Batch(ids, ids, np.arange(2), 0, 0), 0
     )
-    assert (spoilt.target == ids).all()
-    for row in rows(spoilt):
+    assert (corrupted.target == ids).all()
+    for row in rows(corrupted):
         assert row[:2] == [90, 91]
         assert row[-2:] == [vocabulary.eos_id, 92]
         assert not {90, 91, 92, vocabulary.eos_id} & set(row[2:-2])
-    assert len(rows(spoilt)[0]) < 24 or kind == "masking"
+    assert len(rows(corrupted)[0]) < 24 or kind == "masking"
 
 
 def test_translation_goes_on_from_its_weights(
@@ -116,7 +116,7 @@ def test_translation_goes_on_from_its_weights(
     assert ours.model.config.dropout == 0.2
     for name, weight in theirs.model.state_dict().items():
         torch.testing.assert_close(ours.model.state_dict()[name], weight, atol=1e-6, rtol=1e-6)
-    # It can be resumed when the other folder has gone, once a step was saved.
+    # After the first save, the run can be resumed without the base model's folder.
     stored = (folder / "settings.toml").read_text("utf-8")
     (folder / "settings.toml").write_text(stored.replace(str(pretrained), "/nowhere"), "utf-8")
     again = train(out=folder, resume=True, steps=8, device="cpu", threads=1)

@@ -172,7 +172,7 @@ def test_a_pretrained_model_learns_to_classify(classifier_folder: Path, pretrain
 def test_labels_are_no_text_and_an_encoder_has_no_decoder(
     pretrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is said of a run does not speak of either."""
+    """The report of a run mentions neither target text nor a decoder."""
     files = labelled(tmp_path)
     for side in ("target", "dev_target"):
         path = Path(files[side][0])
@@ -200,7 +200,7 @@ def test_weights_come_from_the_pretrained_model_and_go_on_after_a_stop(pretraine
 
 
 def test_the_classifier_comes_from_a_model_of_the_same_labels_alone(pretrained: Path, tmp_path: Path) -> None:
-    """Whether a stretch follows is as many classes as two labels, and says nothing of them."""
+    """A next-sentence head also has two classes, but must not initialize a classifier of two labels."""
     training = TRAINING | {"steps": 1, "learning_rate": 1e-9, "average_decay": 0.0}
     seeds = {"first": 1, "same": 2, "others": 2}
     heads = [load_filler(pretrained, precision="fp32").model.classifier]
@@ -282,7 +282,10 @@ def test_the_task_and_not_the_models_positions_say_how_many_rows_a_batch_has(pre
     without = msgspec.structs.replace(resolved.task, next_sentence=False)
     with pytest.raises(TransduceError, match=r"`task\.next_sentence` is False, but the base model has 2"):
         begun.kind.adapt_model(resolved.model, corpus, without)
-    for labels, head in ((4, True), (2, False)):  # what has no head for hidden pieces learnt no next sentence
+    for labels, head in (
+        (4, True),
+        (2, False),
+    ):  # a model without a masked language head was not trained on next sentences
         classes = msgspec.structs.replace(resolved.model, num_labels=labels, masked_language_head=head)
         with pytest.raises(TransduceError, match=f"the base model distinguishes {labels} classes of texts"):
             begun.kind.adapt_model(classes, corpus, resolved.task)
@@ -300,7 +303,7 @@ def test_the_loss_of_rows_is_the_same_however_they_are_shared_out(pretrained: Pa
         assert sum(part.tokens for part in parts) == whole.tokens
         assert sum(float(part.total.detach()) for part in parts) == pytest.approx(float(whole.total.detach()), rel=1e-5)
         unequal += len({part.tokens for part in parts}) > 1
-    assert unequal > 0  # of some batches the processes have different numbers of hidden pieces
+    assert unequal > 0  # in some batches, processes have different numbers of masked tokens
 
 
 def test_pretraining_without_next_sentence_leaves_the_pooler_to_classification(tmp_path: Path) -> None:

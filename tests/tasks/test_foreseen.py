@@ -1,4 +1,4 @@
-"""What contradicts itself is refused before a corpus is read: here there is none to be read."""
+"""Test that contradictory settings are rejected before a corpus is read; these tests have no corpus."""
 
 import re
 from pathlib import Path
@@ -94,7 +94,7 @@ def test_what_changes_on_resume_is_told(trained: Path, capsys: pytest.CaptureFix
 def test_a_dev_set_that_learned_positions_have_no_room_for_is_refused(
     toy_settings: dict[str, Any], toy_corpus: Path, tmp_path: Path
 ) -> None:
-    """It would be met at the first validation, which may be hours away."""
+    """The error would otherwise occur at the first validation, which may be hours later."""
     for side in ("zh", "en"):
         lines = (toy_corpus / f"dev.{side}").read_text("utf-8").split("\n")[:5]
         (tmp_path / f"dev.{side}").write_text("\n".join([*lines, " ".join(lines * 4)]) + "\n", "utf-8")

@@ -1,4 +1,4 @@
-"""A language model from a text file to a folder that goes on with texts."""
+"""Test language models, from training on a text file to generating with the model folder."""
 
 import json
 import math
@@ -66,7 +66,7 @@ def test_it_learns_and_reports_perplexity_and_bits_a_character(model: Path) -> N
     first, last = (event for event in events if event["event"] == "validation")
     assert last["loss"] < first["loss"] < math.log(20)
     assert last["perplexity"] == pytest.approx(math.exp(last["loss"]))
-    # Every character is a piece.
+    # Every character is a token.
     assert last["scores"]["bits_per_character"] == pytest.approx(last["loss"] / math.log(2))
     kept = json.loads((model / "dev_score.json").read_bytes())
     assert kept["loss"] == pytest.approx(last["loss"], rel=1e-4)
@@ -200,7 +200,7 @@ def begin(text: Path, out: Path, **changed: Any) -> None:
 
 
 def test_a_run_that_fails_before_its_first_step_can_be_begun_again_in_its_folder(text: Path, tmp_path: Path) -> None:
-    """What the text is too short for is known when the corpus is there; the folder holds no run then."""
+    """A too short text is detected only after the corpus was read; the folder does not contain a run then."""
     new, there = tmp_path / "new", tmp_path / "there"
     there.mkdir()
     (there / "notes.txt").write_text("mine", "utf-8")

@@ -47,7 +47,7 @@ def request_(toy_corpus: Path, tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the other direction writes after its few steps is something, and never doubted."""
+    """Make the reverse model generate short texts without quality warnings after its few steps."""
     original_load = module.open_translator
 
     def load_writing(*arguments: Any, **options: Any) -> Translator:
@@ -123,7 +123,7 @@ def test_it_goes_on_where_it_stopped_while_it_translated(
 def test_translations_are_not_put_beside_another_text(
     request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many lines in another order would be learnt as the translations of each other."""
+    """Equally many lines in another order would be trained on as translations of each other."""
     with monkeypatch.context() as context:
         context.setattr(module, "train_run", stopping_before(request_["out"], module.train_run))
         with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""What may be said anew when a run goes on, and what may not."""
+"""Test which settings may change when a run is resumed, and which may not."""
 
 from pathlib import Path
 

@@ -394,7 +394,7 @@ def start_run(folder: Path, settings: dict[str, Any], *more: str) -> "subprocess
 
 
 def stop_when(process: "subprocess.Popen[str]", ready: Callable[[], bool], number: signal.Signals, wait: float) -> str:
-    """Sends the signal some moments after the run is ready; returns what was said."""
+    """Send a signal some time after the run is ready, and return what the run printed."""
     deadline = time.monotonic() + 60.0
     while not ready() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -430,7 +430,7 @@ def test_a_run_stopped_twice_ends_as_one_that_never_stopped(
     )
     assert second.returncode == 130, said
     assert f"Resuming after step {stopped_at.state.step}." in said
-    # It was stopped after its first validation, so it can translate.
+    # The run was stopped after its first validation, so its folder has a model.
     half_trained = open_translator(folder, precision="fp32", device="cpu", threads=1)
     assert half_trained("我喜欢苹果。", n_best=2).alternatives[1].tokens
 
@@ -495,7 +495,9 @@ def test_resume_without_a_run_and_without_text_says_so(tmp_path: Path) -> None:
 def test_the_number_of_threads_is_kept_where_there_are_so_many_cores(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The order of sums depends on it. One that is said, or that the machine cannot have, wins, and a line says so."""
+    """The order of sums depends on it. A number that is set, or a machine with fewer cores, overrides it with a
+    message.
+    """
     line = "The run continues, but not bit for bit as without the interruption: threads 1 then, 2 now."
     monkeypatch.setattr("transduce.machine.usable_cores", lambda: 2)
     for number, (threads, used) in enumerate(((None, 1), (2, 2))):

@@ -1,4 +1,4 @@
-"""Time series from a table to a folder that foretells them."""
+"""Test time series, from training on a table to forecasting with the model folder."""
 
 import argparse
 import json
@@ -110,7 +110,7 @@ def test_windows_together_are_foretold_as_alone(forecaster: Forecaster) -> None:
 
 
 class Frame:
-    """As much of a pandas or polars table as there is need of."""
+    """A stand-in for a pandas or polars table, with the methods that are used."""
 
     def __init__(self, columns: dict[str, Any]) -> None:
         self._columns = columns

@@ -1,4 +1,4 @@
-"""A text as a stream of pieces: every piece once an epoch, each window followed by its own next pieces."""
+"""Test windows over a stream of tokens: every token occurs once per epoch, with its next token as the label."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Reading parallel text: what a line is, which files are understood, and what is said about broken ones."""
+"""Test reading of parallel text: line breaks, file formats, and messages about broken files."""
 
 import bz2
 import gzip

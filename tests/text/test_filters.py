@@ -1,4 +1,4 @@
-"""Which pairs are dropped, and the account that is given of it."""
+"""Test which pairs are dropped, and the counts that are reported."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which language a text is in, learnt from text."""
+"""Test language identification with profiles learned from text."""
 
 import gzip
 from pathlib import Path

@@ -102,7 +102,9 @@ def test_a_line_has_each_word_and_then_what_leads_up_to_it() -> None:
 
 @given(TREES, TREES)
 def test_a_tree_comes_back_from_its_line(tree: Tree, other: Tree) -> None:
-    """Whatever runs have pieces, and although words look like symbols; no piece is cut in two or joins two."""
+    """Trees are restored for any merged symbols and for words that look like symbols; tokens match symbol
+    boundaries.
+    """
     if not tree.children and tree.word is None:
         return
     row = linearize(tree)

@@ -47,7 +47,7 @@ def test_a_mask_stands_for_a_piece_with_its_space() -> None:
 
 
 def test_an_unknown_word_before_a_mask_stays() -> None:
-    """BERT's vocabulary has no piece for a space: asked for it, it names the unknown one."""
+    """BERT's vocabulary has no token for a space, so looking it up gives the unknown token."""
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the"]
     record = VocabularyRecord(
         cutting=WordPieces(),
@@ -61,9 +61,9 @@ def test_an_unknown_word_before_a_mask_stays() -> None:
     made = ForeignVocabulary(record)
     ids = encode_masked(made, "the ☃ [MASK]")
     assert made.pieces(ids) == ["the", "[UNK]", "[MASK]"]
-    assert made.spellings(ids) == ["▁the", "<unk>", "▁[MASK]"]
-    assert made.unread("the ☃ the") == "☃"
-    assert made.unread("the") == ""
+    assert made.token_texts(ids) == ["▁the", "<unk>", "▁[MASK]"]
+    assert made.unknown_characters("the ☃ the") == "☃"
+    assert made.unknown_characters("the") == ""
 
 
 def test_ordinary_pieces_are_all_but_the_special_ones() -> None:

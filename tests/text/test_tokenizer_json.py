@@ -1,4 +1,4 @@
-"""tokenizer.json gives the ids that sentencepiece gives, checked with the library that reads it."""
+"""Test that tokenizer.json gives the same ids as sentencepiece, using the library that reads it."""
 
 import gzip
 import json
@@ -110,7 +110,7 @@ CODE = ["def f(x):", "    if x:", "        return [a  for a in x]  ", "", "\tret
 
 
 def spaced_texts() -> list[str]:
-    """Spaces everywhere, in runs that are longer than any piece too."""
+    """Return texts with spaces everywhere, including runs longer than any token."""
     runs = [" " * count for count in range(40)]
     choose = random.Random(1).choice
     drawn = ["".join(choose("    aex(\t=é") for _ in range(count)) for count in range(40) for _ in range(10)]
@@ -134,7 +134,7 @@ def test_a_vocabulary_that_keeps_spaces_spells_every_line_and_the_other_library_
     expected, found = both_ids(tokenizer, texts)
     assert found == expected
     if kind == "bpe":
-        assert len(vocabulary.encode("        return x")) < 5  # eight spaces are not eight pieces
+        assert len(vocabulary.encode("        return x")) < 5  # eight spaces are not eight tokens
 
 
 def test_a_saved_folder_has_what_other_programs_look_for(data_folder: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Words and pieces by the characters that they stand on."""
+"""Test the character spans of words and tokens."""
 
 import pytest
 from hypothesis import given
@@ -45,7 +45,7 @@ def test_splitting_loses_nothing_but_spaces(text: str) -> None:
         (["▁a", "▁", "<unk>", "▁b"], "a ☃☃ b", ["a", "", "☃☃", "b"]),
         (["▁a", "▁", "<unk>", "</s>"], "a ☃", ["a", "", "☃", ""]),
         (["▁of▁the", "▁x"], "of   the x", ["of   the", "x"]),
-        # White space that has no piece of its own, with bytes and without.
+        # White space without a token, with and without byte tokens.
         (["▁我", "<0xE3>", "<0x80>", "<0x80>", "喜欢"], "我\u3000喜欢", ["我", "", "", "", "喜欢"]),
         (["▁I", "<0xC2>", "<0xA0>", "l", "ike", "▁it"], "I\u00a0like it", ["I", "", "", "l", "ike", "it"]),
         (["▁a", "<0x09>", "b"], "a\tb", ["a", "", "b"]),

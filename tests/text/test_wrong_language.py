@@ -2,7 +2,7 @@
 
 import pytest
 
-from transduce.text.languages import looks_like_another
+from transduce.text.languages import detect_other_language
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from transduce.text.languages import looks_like_another
     ],
 )
 def test_another_language_is_found(text: str, language: str, expected: str) -> None:
-    assert looks_like_another(text, language) == expected
+    assert detect_other_language(text, language) == expected
 
 
 @pytest.mark.parametrize(
@@ -46,4 +46,4 @@ def test_another_language_is_found(text: str, language: str, expected: str) -> N
     ],
 )
 def test_what_may_be_right_is_not(text: str, language: str) -> None:
-    assert looks_like_another(text, language) is None
+    assert detect_other_language(text, language) is None

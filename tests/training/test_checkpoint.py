@@ -120,7 +120,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_format_before_is_read(tmp_path: Path) -> None:
-    """It had no sums, no window and no surroundings."""
+    """The previous format has no sums, no window and no surroundings."""
     path = save_checkpoint(tmp_path, make(3), keep=2)
     state = msgspec.json.decode((path / "state.json").read_bytes())
     for name in ("validation_due", "report", "losses", "surroundings"):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.model import window
+from transduce.model import attention
 from transduce.model.config import ModelConfig
 from transduce.model.feed_forward import Dropout
 from transduce.model.transformer import Transformer
@@ -51,9 +51,9 @@ def passes(model: Transformer) -> list[dict[str, Tensor]]:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of PyTorch, while it traces
 def test_compiled_layers_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: PyTorch's own dropout and attention kernels, whole layers without a break in their graphs."""
+    """The layers are compiled as on a GPU: with PyTorch's dropout and attention kernels, without graph breaks."""
     monkeypatch.setattr(Dropout, "_draws_bytes", lambda *_: False)
-    monkeypatch.setattr("transduce.model.scores._library_kernel_is_better", lambda *_: True)
+    monkeypatch.setattr("transduce.model.attention._library_kernel_is_better", lambda *_: True)
     model = small_model()
     names = list(model.state_dict())
     plain = passes(model)
@@ -65,13 +65,13 @@ def test_compiled_layers_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_windows_of_any_number_of_blocks_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranges = window._ranges
-    monkeypatch.setattr(window, "_ranges", lambda blocks, scores, _: ranges(blocks, scores, torch.device("cuda")))
+    ranges = attention._ranges
+    monkeypatch.setattr(attention, "_ranges", lambda blocks, scores, _: ranges(blocks, scores, torch.device("cuda")))
     monkeypatch.setattr(Dropout, "_draws_bytes", lambda *_: False)
-    monkeypatch.setattr("transduce.model.scores._library_kernel_is_better", lambda *_: True)
+    monkeypatch.setattr("transduce.model.attention._library_kernel_is_better", lambda *_: True)
     model = small_model(attention_window=4, num_encoder_layers=1, num_decoder_layers=1)
     compile_layers(model, "cpu", backend="eager")
-    for length in range(20, 500, 40):  # PyTorch gives up after eight
+    for length in range(20, 500, 40):  # PyTorch stops recompiling after eight
         ids = torch.randint(2, 20, (2, length))
         model.hidden(ids, ids).sum().backward()
 
@@ -79,7 +79,7 @@ def test_windows_of_any_number_of_blocks_are_compiled_once(monkeypatch: pytest.M
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_where_a_bad_number_arose_is_found_in_compiled_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Dropout, "_draws_bytes", lambda *_: False)
-    monkeypatch.setattr("transduce.model.scores._library_kernel_is_better", lambda *_: True)
+    monkeypatch.setattr("transduce.model.attention._library_kernel_is_better", lambda *_: True)
     model = small_model(num_encoder_layers=1, num_decoder_layers=1)
     compile_layers(model, "cpu", backend="eager")
     ids = torch.randint(2, 20, (2, 6))
@@ -130,7 +130,7 @@ def test_batches_made_ahead_are_the_same_batches() -> None:
     ahead = PrefetchedBatches(counted)
     wanted = [divmod(number, 3) for number in range(7)]
     assert [ahead.batch(*place) for place in wanted] == wanted
-    ahead.batch(5, 1)  # a run that goes on elsewhere
+    ahead.batch(5, 1)  # a run that is resumed on another machine
     assert ahead.batch(5, 2) == Pair(5, 2)
     assert ahead.batch(6, 0) == Pair(6, 0)
     assert counted.made[:7] == wanted
@@ -142,7 +142,7 @@ def test_each_batch_is_looked_at_in_another_thread() -> None:
     own = threading.current_thread()
 
     class Loss:
-        def look_ahead(self, batch: Pair) -> None:
+        def prefetch(self, batch: Pair) -> None:
             seen.append((batch, threading.current_thread() is not own))
 
     ahead = PrefetchedBatches(Counted(), Loss())

@@ -43,7 +43,7 @@ class Steps:
 
 
 class Setup:
-    """A trainer whose text is told `without` nats a token without dropout, and 1 with it."""
+    """A trainer with a fixed loss: `without` nats per token without dropout, and 1 with it."""
 
     def __init__(self, folder: Path, settings: ResolvedTraining, without: float) -> None:
         self.model, self.said, self.without = Noisy(), io.StringIO(), without

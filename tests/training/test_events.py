@@ -1,4 +1,4 @@
-"""What a run tells: each step once in metrics.jsonl, a bar on a terminal, lines elsewhere."""
+"""Test a run's output: each step once in metrics.jsonl, a bar on a terminal, lines elsewhere."""
 
 import io
 import json

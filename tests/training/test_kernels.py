@@ -12,9 +12,9 @@ import pytest
 
 from transduce.errors import TransduceError
 from transduce.kernels.cuda.available import why_no_triton
-from transduce.kernels.select import has_kernels, kernels_of_training
+from transduce.kernels.select import has_kernels, kernels_for_training
 from transduce.machine import detect_machine
-from transduce.model.backend import training_kernels
+from transduce.model.backend import backend_in_use
 from transduce.model.config import ModelConfig
 from transduce.tasks.run.resolving import check_training
 from transduce.tasks.run.run_folder import SETTINGS_FILE, read_stored
@@ -70,8 +70,8 @@ def test_on_a_gpu_they_need_triton_and_what_it_needs(monkeypatch: pytest.MonkeyP
 
 
 def test_pytorch_alone() -> None:
-    assert kernels_of_training("torch", "cpu") is None
-    assert kernels_of_training("torch", "cuda") is None
+    assert kernels_for_training("torch", "cpu") is None
+    assert kernels_for_training("torch", "cuda") is None
 
 
 def test_compiled_layers_have_kernels_of_theirs() -> None:
@@ -197,7 +197,7 @@ COMPARED = {
     "training.translate_dev": 0,
 }
 TARGETS = ("data.target", "data.dev_target")
-# What each task says, and what of the translation's settings it has no use for.
+# Settings of each task, and the translation settings that it does not support.
 TASKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "translation": ({}, ()),
     "denoising": ({}, TARGETS),
@@ -214,7 +214,7 @@ def losses_by_kernels(settings: dict[str, Any], folder: Path) -> dict[str, list[
         losses[kernels] = [event["loss"] for event in events if event["event"] == "train"]
         assert read_stored(folder / kernels / SETTINGS_FILE).training.kernels == kernels
     assert len(losses["torch"]) == 6
-    assert training_kernels() is None  # a run leaves none behind
+    assert backend_in_use() is None  # a run leaves none behind
     return losses
 
 

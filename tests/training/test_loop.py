@@ -26,7 +26,7 @@ from transduce.training.events import ProgressDisplay, ValidationEvent
 from transduce.training.interruption import Interruption
 from transduce.training.loop import Safeguards, Trainer, TrainResult
 from transduce.training.loss import Loss, projected_cross_entropy
-from transduce.training.rates import decay_for_steps
+from transduce.training.rates import constant_weight_decay
 from transduce.training.schedule import StepClock, provisional_steps
 from transduce.training.settings import ResolvedTraining
 
@@ -218,11 +218,11 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(tmp_path: Path
 def test_another_machine_is_told_in_one_line(tmp_path: Path, make_settings: Make) -> None:
     first = Environment(device="cpu", instructions="x86_64 AVX512 AMX", threads=2, torch="2.13.0")
     second = msgspec.structs.replace(first, threads=1, instructions="x86_64 AVX2")
-    Setup(tmp_path, make_settings(), precautions=Safeguards(surroundings=first)).trainer.run()
-    same = Setup(tmp_path, make_settings(), precautions=Safeguards(surroundings=first))
+    Setup(tmp_path, make_settings(), safeguards=Safeguards(surroundings=first)).trainer.run()
+    same = Setup(tmp_path, make_settings(), safeguards=Safeguards(surroundings=first))
     same.trainer.resume()
     assert same.said.getvalue() == ""
-    other = Setup(tmp_path, make_settings(), precautions=Safeguards(surroundings=second))
+    other = Setup(tmp_path, make_settings(), safeguards=Safeguards(surroundings=second))
     other.trainer.resume()
     assert other.said.getvalue() == (
         "The run continues, but not bit for bit as without the interruption: instructions x86_64 AVX512 AMX then, "
@@ -389,7 +389,9 @@ def test_weights_decay_from_when_minutes_became_steps_on_and_after_a_stop_by_as_
     with pytest.raises(PowerCutError):
         run("first", 25)
     run("again", 100)
-    known = decay_for_steps(60, schedule="linear", peak=settings.learning_rate, warmup_steps=settings.warmup_steps)
+    known = constant_weight_decay(
+        60, schedule="linear", peak=settings.learning_rate, warmup_steps=settings.warmup_steps
+    )
     assert known > 0.0
     assert decays == {"first": [0.0] * 11 + [known] * 14, "again": [known] * 40}
 
@@ -549,7 +551,7 @@ def test_validation_happens_twelve_times_when_not_said_but_not_every_few_steps(
     tmp_path: Path, make_settings: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for fewest, steps in ((1, list(range(2, 25, 2))), (10, [10, 20, 24])):
-        monkeypatch.setattr(loop, "_FEWEST_STEPS", fewest)
+        monkeypatch.setattr(loop, "_MIN_STEPS", fewest)
         script = Script([1.0] * 12)
         (tmp_path / str(fewest)).mkdir()
         run_validated(tmp_path / str(fewest), make_settings(steps=24, validate_every=None, save_every=None), script)

@@ -23,11 +23,11 @@ CONFIG = ModelConfig(
     num_heads=2,
     dropout=0.0,
 )
-EVERYWHERE = ("queries-keys-values", "attention-output", "feed-forward-inner", "feed-forward-outer")
+NO_POSITION_EFFECT = ("queries-keys-values", "attention-output", "feed-forward-inner", "feed-forward-outer")
 
 
 def pairs(count: int, shift: int) -> tuple[Tensor, Tensor]:
-    """The task: each target piece is the source's, moved on by so many."""
+    """Return source and target tokens of the task, in which each target token is the source token plus a shift."""
     source = torch.randint(3, 20, (count, 6))
     return source, (source - 3 + shift) % 17 + 3
 
@@ -69,7 +69,7 @@ def test_a_new_task_is_learnt_and_merged(pretrained: Transformer) -> None:
     held_out = pairs(200, 5)
     with torch.no_grad():
         before = float(loss(model, *held_out))
-    learning = adapt(model, LowRankSettings(rank=8, projections=EVERYWHERE))
+    learning = adapt(model, LowRankSettings(rank=8, projections=NO_POSITION_EFFECT))
     learn(model, learning, shift=5, steps=120)
     with torch.no_grad():
         after = float(loss(model, *held_out))

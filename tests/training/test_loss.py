@@ -91,7 +91,7 @@ def test_chunks_change_nothing(elements: int, rows: int, monkeypatch: pytest.Mon
 
     whole, whole_gradients = run()
     monkeypatch.setattr(loss_module, "_CHUNK_ELEMENTS", elements)
-    monkeypatch.setattr(loss_module, "_FEWEST_ROWS", rows)
+    monkeypatch.setattr(loss_module, "_MIN_ROWS", rows)
     chunked, chunked_gradients = run()
     torch.testing.assert_close(chunked.total, whole.total)
     torch.testing.assert_close(chunked.negative_log_likelihood, whole.negative_log_likelihood)

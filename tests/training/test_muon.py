@@ -97,7 +97,7 @@ def test_bfloat16_is_near_float32(columns: int) -> None:
 
 
 def test_many_columns_move_as_few_do() -> None:
-    # Two matrices of 8 by 16 and zeros beside them: by the Gram matrix, and without.
+    # Two matrices of 8 by 16 padded with zeros: with and without the Gram matrix.
     torch.manual_seed(0)
     narrow = torch.randn(2, 8, 16) * torch.logspace(0, -3, 8)[:, None]
     wide = torch.cat((narrow, torch.zeros(2, 8, 24)), 2)
@@ -126,14 +126,14 @@ def test_queries_keys_and_values_are_cut_by_their_widths() -> None:
 
 
 class OneOfTwo(Processes):
-    """What is given stands in a list; what the other one gives comes out of its list."""
+    """A simulated process group of two, which records own tensors and takes the other process's from a list."""
 
     def __init__(self, rank: int, of_the_other: list[Tensor]) -> None:
         super().__init__(rank, 2)
         self.own: list[Tensor] = []
         self._of_the_other = of_the_other
 
-    def begin_to_give(self, tensor: Tensor, source: int) -> None:
+    def start_broadcast(self, tensor: Tensor, source: int) -> None:
         self.own.append(tensor.clone())
         if source != self.rank and self._of_the_other:
             tensor.copy_(self._of_the_other[len(self.own) - 1])
@@ -282,7 +282,7 @@ def test_matrices_that_are_made_orthogonal_some_at_a_time_move_as_all_at_once(
 ) -> None:
     moved = []
     for most in (1 << 22, 100):
-        monkeypatch.setattr("transduce.training.muon._MOST_ELEMENTS", most)
+        monkeypatch.setattr("transduce.training.muon._MAX_ELEMENTS", most)
         model = make_model()
         take_step(model, FlatOptimizer(model, make_settings(optimizer="muon"), torch.float32))
         moved.append(dict(model.named_parameters()))

@@ -47,7 +47,7 @@ def weights_of(model: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().float().flatten() for parameter in model.parameters()])
 
 
-# Four pairs; the targets have 2, 5, 3 and 6 pieces, so that micro-batches have unequal numbers of tokens.
+# Four pairs; the targets have 2, 5, 3 and 6 tokens, so that micro-batches have unequal numbers of tokens.
 SOURCE = torch.tensor([[3, 4, 1, 0], [5, 6, 7, 1], [8, 1, 0, 0], [9, 2, 3, 1]])
 TARGET = torch.tensor([[4, 1, 0, 0, 0, 0], [6, 5, 7, 2, 1, 0], [3, 3, 1, 0, 0, 0], [2, 9, 8, 7, 6, 1]])
 
@@ -72,7 +72,7 @@ def test_one_step_over_a_big_batch_equals_accumulated_steps(make_settings: Make,
 
 
 def test_the_gradient_is_that_of_the_loss_per_token_of_the_whole_step(make_settings: Make) -> None:
-    """Not the mean of the micro-batches' means, which gives tokens of short batches more weight."""
+    """The mean of the micro-batches' means would give tokens of short batches more weight."""
     model = tiny_transformer()
     whole = loss_of(model, SOURCE, TARGET)
     (expected,) = torch.autograd.grad(whole.total / whole.tokens, [model.source_weight])

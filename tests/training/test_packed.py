@@ -22,7 +22,7 @@ def test_sentences_stand_one_after_another() -> None:
     assert packed.target_input.tolist() == [[2, 8, 2, 9, 4, 3]]
     assert [part.tolist() for part in packed.source_packing[:3]] == [[0, 3], [3, 2], [0, 1, 2, 0, 1]]
     assert [part.tolist() for part in packed.target_packing[:3]] == [[0, 2], [2, 4], [0, 1, 0, 1, 2, 3]]
-    assert (packed.source_packing.longest, packed.target_packing.longest) == (3, 4)
+    assert (packed.source_packing.max_length, packed.target_packing.max_length) == (3, 4)
 
 
 def test_a_batch_of_another_kind_stays_as_it_is() -> None:
@@ -43,14 +43,14 @@ def test_rooms_are_filled_with_sentences_of_padding() -> None:
     assert filled.tolist() == packed.target_input[0, 6:].tolist() == [0] * 58
     assert packed.present.tolist() == [True] * 6 + [False] * 58
     assert packed.source[0].tolist() == [5, 6, 1, 7, 1] + [0] * 59
-    # 58 pieces of a target, and 59 of a source, in four sentences of at most 16; and two that have none.
+    # 58 target and 59 source tokens in four sentences of at most 16, and two empty sentences.
     assert [part.tolist() for part in packed.source_packing[:2]] == [
         [0, 3, 5, 20, 35, 50, 64, 64],
         [3, 2, 15, 15, 15, 14, 0, 0],
     ]
     assert packed.target_packing.counts.tolist() == [2, 4, 15, 15, 14, 14, 0, 0]
     assert packed.source_packing.positions[5:22].tolist() == [*range(15), 0, 1]
-    assert (packed.source_packing.longest, packed.target_packing.longest) == (16, 16)
+    assert (packed.source_packing.max_length, packed.target_packing.max_length) == (16, 16)
 
 
 @pytest.mark.parametrize(("longest", "most"), [(4, 1000), (30, 1000), (30, 30), (90, 100)])
@@ -66,7 +66,7 @@ def test_every_piece_of_a_room_is_in_a_sentence_that_has_a_source(longest: int, 
         sides = packed.source_packing, packed.target_packing
         for ids, side in zip((packed.source, packed.labels), sides, strict=True):
             assert int(side.counts.sum()) == ids.numel()
-            assert int(side.counts.max()) <= side.longest <= most
+            assert int(side.counts.max()) <= side.max_length <= most
             assert torch.equal(side.starts, side.counts.cumsum(0).to(torch.int32) - side.counts)
         assert bool((sides[0].counts >= 1)[sides[1].counts >= 1].all())
 
@@ -75,7 +75,7 @@ def test_batches_of_like_sizes_have_equal_rooms() -> None:
     random, sizes = np.random.default_rng(7), set()
     for _ in range(200):
         counts = random.integers(3, 17, (2, 600))
-        counts = counts[:, counts[1].cumsum() <= 4000]  # as many sentences as have no more pieces than a step
+        counts = counts[:, counts[1].cumsum() <= 4000]  # sentences with at most as many tokens as a step
         arrays = (np.where(np.arange(16) < each[:, None], 5, 0) for each in counts)
         laid = pack_arrays(*arrays, pad_id=0, start_id=2, capacity_for=1000)
         assert laid is not None

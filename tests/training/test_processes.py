@@ -13,15 +13,16 @@ import torch
 from torch import nn
 
 from transduce.errors import TransduceError
-from transduce.kernels.select import kernels_of_training
-from transduce.model.backend import training_with
+from transduce.kernels.select import kernels_for_training
+from transduce.model.backend import using_backend
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.training import distributed
 from transduce.training.choices import choose_kernels
 from transduce.training.distributed import Processes, explain_lost_processes, join_processes
 from transduce.training.loss import projected_cross_entropy
-from transduce.training.reduction import GradientReduction, collect_gradients
+from transduce.training.optimizer import collect_gradients
+from transduce.training.reduction import GradientReduction
 from transduce.training.settings import ResolvedTraining
 
 Make = Callable[..., ResolvedTraining]
@@ -112,7 +113,7 @@ class Begun:
         return self
 
     def wait(self) -> None:
-        """It is."""
+        """Return at once, because the work is finished already."""
 
 
 def test_sums_begin_in_the_same_order_whichever_way_the_gradient_came(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +153,7 @@ def test_sums_of_a_recorded_pass_begin_after_it(monkeypatch: pytest.MonkeyPatch)
 def test_sums_begin_beside_the_backward_pass_with_kernels_too(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernels = kernels_of_training(choose_kernels("cpu", 1).value, "cpu")
+    kernels = kernels_for_training(choose_kernels("cpu", 1).value, "cpu")
     if kernels is None:
         pytest.skip("there are no kernels of our own here")
     begun = Begun()
@@ -172,7 +173,7 @@ def test_sums_begin_beside_the_backward_pass_with_kernels_too(
         vector = torch.zeros(sum(parameter.numel() for parameter in parameters))
         collect_gradients(parameters, vector)
         reduction = GradientReduction(parameters, vector, chunk_elements=1) if several else None
-        with training_with(kernels):
+        with using_backend(kernels):
             for last in (False, True):  # the second of two micro-batches is the last of its step
                 if reduction is not None:
                     reduction.begin(last=last)

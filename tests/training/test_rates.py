@@ -1,11 +1,11 @@
-"""How a run's learning rates and its weight decay go together."""
+"""Test the relation of a run's learning rates and weight decay."""
 
 import math
 from collections.abc import Callable
 
 import pytest
 
-from transduce.training.rates import TOTAL_DECAY, decay_for_steps, step_rates
+from transduce.training.rates import TOTAL_DECAY, constant_weight_decay, step_rates
 from transduce.training.schedule import ScheduleName
 from transduce.training.settings import ResolvedTraining
 
@@ -27,10 +27,10 @@ def test_a_run_of_any_length_and_shape_leaves_the_same_share_of_its_first_weight
 
 def test_the_decay_by_hand() -> None:
     # Rates of 0.1, 0.2, 0.2 × 2/3, 0.2 × 1/3 and 0.
-    found = decay_for_steps(5, schedule="linear", peak=0.2, warmup_steps=2)
+    found = constant_weight_decay(5, schedule="linear", peak=0.2, warmup_steps=2)
     assert found == 0.1 / 0.2  # and not 1.3 / 0.5, which would take half of the weights in the second step
-    assert decay_for_steps(1, schedule="linear", peak=0.2, warmup_steps=0) == 0.1 / 0.2
-    assert decay_for_steps(1_000, schedule="constant", peak=0.01, warmup_steps=0) == pytest.approx(0.13)
+    assert constant_weight_decay(1, schedule="linear", peak=0.2, warmup_steps=0) == 0.1 / 0.2
+    assert constant_weight_decay(1_000, schedule="constant", peak=0.01, warmup_steps=0) == pytest.approx(0.13)
 
 
 def test_a_decay_that_was_said_stays(make_settings: Make) -> None:

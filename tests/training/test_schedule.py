@@ -62,7 +62,7 @@ def test_the_papers_peak_without_warm_up() -> None:
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_a_run_shorter_than_its_warm_up_still_reaches_the_peak_and_comes_down(schedule: ScheduleName) -> None:
-    """As one does whose minutes turn out to be few steps, after the warm-up was chosen."""
+    """This happens if a time limit allows only few steps after the warm-up was chosen."""
     rates = [rate(step, schedule, warmup=500, steps=200) for step in range(1, 201)]
     assert rates.index(max(rates)) == 99
     assert max(rates) == 1.0

@@ -161,7 +161,7 @@ def test_several_processes_are_refused(make_settings: Make, *, sharded: bool) ->
 
 
 def test_a_run_from_files_keeps_them_and_searches_by_them(toy_settings: dict[str, Any], tmp_path: Path) -> None:
-    """The kept folder is whole; with a cache or without, one piece or all at once: the same probabilities."""
+    """The kept folder is complete, and gives the same probabilities with and without a cache."""
     settings = toy_settings | {"model.norm": "batch", "training.steps": 40}
     train(out=tmp_path / "run", settings=settings, device="cpu", threads=1)
     stored = load_file(tmp_path / "run" / "model.safetensors")

@@ -1,4 +1,4 @@
-"""What several processes do alike where one is asked to stop or cannot write: none goes on without the others."""
+"""Test that several processes stop together if one is asked to stop or cannot write."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ def first_of_two(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
 
 
 class Vectors:
-    """The same four vectors, over and over."""
+    """Batches of the same four vectors, repeated."""
 
     def __len__(self) -> int:
         return 4
@@ -158,7 +158,7 @@ def test_a_part_that_another_process_cannot_write_is_a_failure_here_too(tmp_path
     message = r"step-000000001 could not be written \(another process could not write its part\)"
     with pytest.raises(TransduceError, match=message) as raised:
         save_checkpoint(tmp_path, whole, keep=1, processes=Counting(failures=1.0))
-    assert isinstance(raised.value.__cause__, OSError)  # so that a run goes on, as with a full disk of its own
+    assert isinstance(raised.value.__cause__, OSError)  # so that the run continues, as with a full local disk
     assert list(tmp_path.iterdir()) == []
     save_checkpoint(tmp_path, whole, keep=1, processes=Counting())
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]

@@ -1,4 +1,4 @@
-"""Gradients that are added up in float32 while the backward pass goes on."""
+"""Test float32 sums of gradients that are accumulated during the backward pass."""
 
 import math
 from collections.abc import Sequence
@@ -8,15 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.training import reduction
+from transduce.model import backend
+from transduce.model.backend import add_to
 from transduce.training.loss import projected_cross_entropy
-from transduce.training.reduction import add_to, collect_gradients, discard_gradients, vector_norm
+from transduce.training.optimizer import collect_gradients, discard_gradients, vector_norm
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (40,), (3, 2, 4), (0, 4), ()])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_blocks_change_nothing(shape: Sequence[int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reduction, "_BLOCK_ELEMENTS", 16)
+    monkeypatch.setattr(backend, "_BLOCK_ELEMENTS", 16)
     part, before = torch.randn(shape).to(dtype), torch.randn(shape)
     total = before.clone()
     add_to(total, part)
@@ -25,7 +26,7 @@ def test_blocks_change_nothing(shape: Sequence[int], dtype: torch.dtype, monkeyp
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_of_several_passes_lie_in_one_vector(dtype: torch.dtype) -> None:
-    """Of a parameter that is used twice, too, and zero for one that is not used."""
+    """The vector includes parameters that are used twice, and zeros for unused ones."""
     parameters = parameters_of(dtype)
     vector = torch.zeros(9)
     collect_gradients(parameters, vector)

@@ -11,7 +11,7 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.training.layer import NativeTraining
-from transduce.model.backend import AdamNumbers, UpdatedVectors, training_with
+from transduce.model.backend import AdamScalars, UpdatedVectors, using_backend
 from transduce.training.optimizer import FlatUpdate
 from transduce.training.settings import ResolvedTraining
 
@@ -34,7 +34,7 @@ def updated(settings: ResolvedTraining, kernels: NativeTraining | None, *, bf16:
     update = FlatUpdate(master, gradient, shapes, settings, matrices, working=working)
     for rate in (0.1, 0.01, 0.02):
         gradient += torch.randn(229) * 3
-        with training_with(kernels):
+        with using_backend(kernels):
             update.update(float(gradient.norm()) / 7, 7, rate, 0.1)
         assert not gradient.any()
     assert update.updates == 3
@@ -47,12 +47,12 @@ def updated(settings: ResolvedTraining, kernels: NativeTraining | None, *, bf16:
 @pytest.mark.parametrize("average_decay", [0.0, 0.9])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_updates(make_settings: Make, bf16: bool, optimizer: str, average_decay: float, precision: str) -> None:
-    """What Muon makes orthogonal is in the model's precision, whatever the model's own weights are in."""
+    """Muon orthogonalizes in the model's precision, regardless of the weights' dtype."""
     settings = make_settings(optimizer=optimizer, average_decay=average_decay, clip_norm=1.0, precision=precision)
     plain, fused = (updated(settings, kernels, bf16=bf16) for kernels in (None, KERNELS))
     assert plain.keys() == fused.keys()
     for name, wanted in plain.items():
-        # What lies between two bfloat16 may go to either: a weight, or all of a move.
+        # A value between two bfloat16 numbers may be rounded to either: a weight, or a whole update.
         tolerance = 1e-2 if name == "working" else 1e-5
         least = 1e-3 if (optimizer, precision) == ("muon", "bf16") else 1e-6
         torch.testing.assert_close(fused[name], wanted, rtol=tolerance, atol=least, msg=name)
@@ -72,5 +72,5 @@ def test_updates_of_vectors_that_do_not_fit_are_refused() -> None:
     vectors = UpdatedVectors(torch.zeros(20), torch.zeros(20), None, torch.zeros(20, dtype=torch.bfloat16))
     moments = torch.zeros(20), torch.zeros(19)
     with pytest.raises(ValueError, match=r"torch.float32 \(19,\) beside 20 parameters"):
-        KERNELS.update_by_adam(vectors, moments, AdamNumbers(1.0, 0.9, 0.98, 1e-3, 1.0, 1e-9), 0.9)
+        KERNELS.update_by_adam(vectors, moments, AdamScalars(1.0, 0.9, 0.98, 1e-3, 1.0, 1e-9), 0.9)
     assert not KERNELS.supports_update(vectors._replace(working=torch.zeros(20, dtype=torch.float16)))

@@ -40,7 +40,7 @@ class Task:
 
 
 def make_pairs(number: int) -> Pairs:
-    """Six pairs whose targets have different numbers of pieces."""
+    """Return six pairs whose targets have different numbers of tokens."""
     random = np.random.default_rng(number)
     source, target = random.integers(3, 29, (6, 7)), random.integers(3, 29, (6, 9))
     target[1, 5:] = 0

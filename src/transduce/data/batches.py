@@ -1,4 +1,4 @@
-"""Batches of sentence pairs as a pure function of (corpus, seed, epoch, position)."""
+"""Batches of sentence pairs as a pure function of (corpus, seed, epoch, position), and the order of pairs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from transduce.data.id_files import IdRun
 from transduce.errors import TransduceError
 
-# --- order ---
-# The order in which pairs are read: pure functions of lengths, seed, epoch and block.
+# --- order of pairs ---
 # A corpus is cut into chunks of consecutive pairs, and the seed assigns the chunks to blocks, once for all epochs.
 # Inside a block, pairs are sorted by length. From epoch to epoch, only these change: the order of the blocks, the
 # order of the batches in a block, and the order of pairs of equal lengths.
@@ -249,7 +248,7 @@ class BatchPlan:
         return len(cut_batches(source, target, *self._limits)) - 1
 
 
-# --- largest ---
+# --- largest batches ---
 # Stand-ins for the batches of a corpus that need most memory, without their content.
 
 

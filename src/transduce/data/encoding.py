@@ -13,7 +13,7 @@ from transduce.data.id_files import IdRun
 from transduce.text.vocabulary import Vocabulary, tokenizes_words_independently
 
 # Maximum number of words in the table, which is then cleared; this affects only the speed.
-_MOST_WORDS = 300_000
+_MAX_WORDS = 300_000
 _END = "\n"
 
 
@@ -56,7 +56,7 @@ class _WordTable:
 
     def cut(self, words: list[str]) -> IdRun:
         """Return the ids of all words; a sentence ends at the word that represents its end."""
-        if len(self._numbers) > _MOST_WORDS:
+        if len(self._numbers) > _MAX_WORDS:
             self._forget()
         numbers = np.fromiter(map(self._numbers.__getitem__, words), np.int32, len(words))
         self._cut_new_words()

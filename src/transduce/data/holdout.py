@@ -16,7 +16,7 @@ Keys = NDArray[np.uint64]
 
 # Limits if sources occur many times: the share of sources that is held out, and the share of pairs that is dropped
 # because their source is held out.
-_MOST_SOURCES, _MOST_FURTHER = 0.2, 0.1
+_MAX_SOURCES, _MAX_FURTHER = 0.2, 0.1
 _KEYS = 1 << 64
 
 
@@ -138,8 +138,8 @@ def choose_held_out(
     candidates = candidates[: settings.max_pairs]  # after joining parts, later candidates may have gaps between them
     enough = min(settings.enough_pairs, offered // 10)
     count = min(settings.max_pairs, max(1, int(settings.share * offered), enough))
-    count = min(count, max(1, int(_MOST_SOURCES * _count_sources(candidates, settings.max_pairs))))
-    held = _affordable(candidates, keys, count, _MOST_FURTHER * offered)
+    count = min(count, max(1, int(_MAX_SOURCES * _count_sources(candidates, settings.max_pairs))))
+    held = _affordable(candidates, keys, count, _MAX_FURTHER * offered)
     covered = int(is_held_out(keys, held).sum()) + sum(candidate.failed for candidate in held)
     if covered == offered:
         return held[:-1]

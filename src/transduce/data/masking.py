@@ -60,7 +60,7 @@ def mask_tokens(
 
     Args:
         ids: tokens, (B, L).
-        may_hide: which of them are neither special tokens nor padding, (B, L).
+        maskable: which of them are neither special tokens nor padding, (B, L).
         uniform: random numbers in [0, 1), three for every token: (3, B, L).
         settings: how many tokens to mask, and how.
         mask_id: the mask token.

@@ -25,8 +25,8 @@ from transduce.text.corpus import PairBlock, PairReader
 from transduce.text.filters import PairFilter, pair_digest
 from transduce.text.vocabulary import BACK_TRANSLATED
 
-# --- card ---
-# The description of a prepared corpus, stored as corpus.json.
+# --- description of a prepared corpus ---
+# Stored as corpus.json.
 
 
 CORPUS_FORMAT_VERSION = 1
@@ -72,7 +72,7 @@ def read_card(folder: Path) -> CorpusCard:
 
 
 # --- columns ---
-# Columns of a part of a corpus: files with one number for each kept pair.
+# Files with one number for each kept pair.
 
 
 # rows: the pair's row in its block; keys: a hash of the source's letters; digests: a hash of both sides.
@@ -134,7 +134,7 @@ class ColumnWriter:
         self._file.close()
 
 
-# --- parts ---
+# --- preparation of a part ---
 
 
 FORMAT_VERSION = 1

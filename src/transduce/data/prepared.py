@@ -20,8 +20,8 @@ from transduce.errors import TransduceError
 from transduce.text import CorpusFiles, FilterReport, FilterSettings, Tokenizer
 from transduce.text.corpus import PairBlock, PairReader
 
-# --- sample ---
-# A deterministic sample of a corpus's pairs, for steps that do not need all of them.
+# --- sample of pairs ---
+# For steps that do not need all pairs; deterministic.
 
 
 # Makes this random choice independent of the orders of batches.
@@ -55,7 +55,7 @@ def _object(block: PairBlock, row: int) -> dict[str, str]:
     return {"source": block.sources[row], "target": block.targets[row]}
 
 
-# --- prepared ---
+# --- prepared corpus ---
 
 
 class CorpusStatistics(msgspec.Struct, frozen=True, kw_only=True):

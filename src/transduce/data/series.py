@@ -1,4 +1,4 @@
-"""Windows of time series: points of the past that are read, and the points after them that are forecast.
+"""Windows of time series, their scaling and their files: past points to read, and the points after them to forecast.
 
 Every window of the training part occurs once in an epoch, in random order. The windows of a batch depend only on the
 seed, the epoch and the position.
@@ -20,12 +20,10 @@ from transduce.data.batches import Indices, permutation
 from transduce.errors import TransduceError
 from transduce.text.files import read_lines
 
-# --- series scale ---
-# Scaling of time series to a common range before a model reads them, and back.
+# --- scaling ---
 # Each series has the mean and deviation of its training part removed. If the level changes with time (a trend),
-# future values lie outside the range seen in training. So each window is also normalized by the mean and deviation
-# of its own past (as in RevIN, Kim et al. 2022). A straight line then looks the same wherever the window lies on
-# it.
+# future values lie outside the range seen in training. So each window is also normalized by the mean and deviation of
+# its own past (as in RevIN, Kim et al. 2022). A straight line then looks the same wherever the window lies on it.
 # Legend: B windows, S points of the past, T points, C series.
 
 
@@ -33,7 +31,7 @@ Normalization = Literal["window", "series"]
 Numbers = NDArray[np.float64]
 
 # Lower limit of a window's deviation, relative to its series, so that nearly constant windows are not amplified.
-_LEAST_DEVIATION = 0.01
+_MIN_DEVIATION = 0.01
 _ROUNDING = 1e-10
 
 
@@ -79,7 +77,7 @@ class SeriesScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             shape = (len(past), 1, len(means))
             return WindowScale(np.broadcast_to(means, shape), np.broadcast_to(deviations, shape))
         spread = past.std(axis=1, keepdims=True)
-        return WindowScale(past.mean(axis=1, keepdims=True), np.hypot(spread, _LEAST_DEVIATION * deviations))
+        return WindowScale(past.mean(axis=1, keepdims=True), np.hypot(spread, _MIN_DEVIATION * deviations))
 
 
 def measure_scale(values: Numbers, normalization: Normalization) -> SeriesScale:
@@ -94,8 +92,8 @@ def measure_scale(values: Numbers, normalization: Normalization) -> SeriesScale:
     )
 
 
-# --- series files ---
-# Reader of time series tables: .csv and .tsv files with a header, one line per time, one column per series.
+# --- tables ---
+# .csv and .tsv files with a header, one line per time, one column per series.
 
 
 class Table(NamedTuple):
@@ -195,7 +193,7 @@ def _number(path: str | Path, line: int, cell: str, name: str) -> float:
     return value
 
 
-# --- series ---
+# --- windows ---
 
 
 # Makes this random order independent of others.

@@ -1,10 +1,10 @@
-"""Questions and requests about what people do: did you eat apples, where does she work, please help me."""
+"""Sentences of the demonstration's grammar about what people do: statements, questions and requests."""
 
 from itertools import accumulate
 from random import Random
 
 from transduce.demonstration import clauses
-from transduce.demonstration.clauses import Action, Frame, Question, said, what, where, whether, why
+from transduce.demonstration.clauses import Action, Frame, Question, declarative, what, where, whether, why
 from transduce.demonstration.lexicon import (
     ANIMALS,
     BASE,
@@ -54,8 +54,7 @@ from transduce.demonstration.nominals import (
     swap,
 )
 
-# --- demo actions ---
-# Sentences about what people do: eat apples, wait for a friend, go to Beijing by train.
+# --- statements about actions ---
 
 
 Activity = tuple[Verb, Noun]
@@ -219,7 +218,7 @@ def statement(random: Random) -> Phrase:
     """Return a random sentence such as 昨天我吃了苹果."""
     (frame,) = random.choices(FRAMES, cum_weights=_FRAME_WEIGHTS)
     subject = a_subject(random)
-    return said(subject, frame, an_action(random, subject, frame), a_time(random, frame), early(random))
+    return declarative(subject, frame, an_action(random, subject, frame), a_time(random, frame), early(random))
 
 
 def scene(random: Random) -> Phrase:
@@ -227,13 +226,13 @@ def scene(random: Random) -> Phrase:
     verb = random.choice(INTRANSITIVE_VERBS)
     action = _at_a_place(random, Action(verb))
     frame = clauses.WAS_DOING
-    return said(a_subject(random), frame, action, a_time(random, frame), early(random))
+    return declarative(a_subject(random), frame, action, a_time(random, frame), early(random))
 
 
 def experience(random: Random) -> Phrase:
     """Return a random sentence such as 我吃过饺子, 我没去过北京."""
     frame = random.choice((clauses.HAS_DONE, clauses.HAS_NEVER))
-    return said(a_subject(random), frame, an_experience(random))
+    return declarative(a_subject(random), frame, an_experience(random))
 
 
 def an_experience(random: Random) -> Action:
@@ -249,7 +248,7 @@ def skill(random: Random) -> Phrase:
     if random.random() < 0.3:
         return whether(asked(random), clauses.KNOWS_HOW_ONE, action)
     frame = random.choice((clauses.KNOWS_HOW, clauses.KNOWS_HOW, clauses.DOES_NOT_KNOW_HOW, clauses.ALSO_KNOWS_HOW))
-    return said(a_subject(random), frame, action)
+    return declarative(a_subject(random), frame, action)
 
 
 def a_skill(random: Random) -> Action:
@@ -262,7 +261,7 @@ def animal(random: Random) -> Phrase:
     subject = definite(random, NOUNS[random.choice(ANIMALS.split()[:2])])
     frame = random.choice((clauses.LIKES, clauses.DOES_NOT_LIKE, clauses.DID, clauses.IS_DOING, clauses.DOES_NOT))
     verb, noun = random.choice(_ANIMAL_ACTIVITIES)
-    return said(subject, frame, Action(verb, bare(noun).object), a_time(random, frame), early(random))
+    return declarative(subject, frame, Action(verb, bare(noun).object), a_time(random, frame), early(random))
 
 
 # --- going, giving, teaching ---------------------------------------------------------------------------------
@@ -291,7 +290,7 @@ def going(random: Random) -> Phrase:
     """Return a random sentence such as 我每天坐公交车去学校, 明天我想去商店买苹果."""
     frame = random.choice(_GOING_FRAMES)
     time = a_time(random, frame)
-    return said(a_subject(random), frame, a_journey(random, frame, time), time, early(random))
+    return declarative(a_subject(random), frame, a_journey(random, frame, time), time, early(random))
 
 
 def errand(random: Random) -> Phrase:
@@ -300,7 +299,7 @@ def errand(random: Random) -> Phrase:
     bought = clauses.verb_phrase(verb, PAST, "了") + a_thing(random, noun, clauses.DID, WHO)
     action = Action(GO, destination(place) + phrase("", "and") + bought)
     frame = clauses.WENT
-    return said(a_subject(random), frame, action, a_time(random, frame), early(random))
+    return declarative(a_subject(random), frame, action, a_time(random, frame), early(random))
 
 
 def giving(random: Random) -> Phrase:
@@ -313,10 +312,10 @@ def giving(random: Random) -> Phrase:
     else:
         frame = random.choice(_TEACHING_FRAMES)
         action = Action(TEACH, receiver + bare(NOUNS[random.choice(TEACH.objects.split())]).object)
-    return said(subject, frame, action, a_time(random, frame), early(random))
+    return declarative(subject, frame, action, a_time(random, frame), early(random))
 
 
-# --- actions ---
+# --- questions and requests ---
 
 
 _COUNTED = tuple(activity for activity in activities("吃 喝 买 看 写 画 唱") if activity[1].measure)
@@ -437,7 +436,7 @@ def why_question(random: Random) -> Phrase:
 def who_question(random: Random) -> Phrase:
     """Return a random sentence such as 谁吃了我的苹果."""
     frame = random.choice(_WHO_FRAMES)
-    return said(WHO, frame, an_action(random, WHO, frame), a_time(random, frame), early=False) + QUESTION_MARK
+    return declarative(WHO, frame, an_action(random, WHO, frame), a_time(random, frame), early=False) + QUESTION_MARK
 
 
 def request(random: Random) -> Phrase:

@@ -185,7 +185,7 @@ def verb_phrase(verb: Verb, form: int, aspect: str = "", helper: str = "") -> Ph
     return phrase(f"{verb.source} {aspect}", f"{helper} {verb.form(form)}")
 
 
-def said(subject: Nominal, frame: Frame, action: Action, time: Phrase = NOTHING, early: bool = True) -> Phrase:
+def declarative(subject: Nominal, frame: Frame, action: Action, time: Phrase = NOTHING, early: bool = True) -> Phrase:
     """Return a statement; the time precedes (early) or follows the subject in Chinese, and comes last in English."""
     who = subject.agreement
     does = action.phrase(frame.forms[who], frame.aspect, frame.helper[who]) + frame.after

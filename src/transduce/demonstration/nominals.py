@@ -1,4 +1,4 @@
-"""People and things of the demonstration's grammar: pronouns, names, my mother, that new book, three cups of tea."""
+"""People and things of the demonstration's grammar as bilingual phrases: pronouns, names, that new book."""
 
 from functools import cache
 from itertools import permutations
@@ -21,7 +21,7 @@ from transduce.demonstration.lexicon import (
     Noun,
 )
 
-# --- demo phrase ---
+# --- bilingual phrases ---
 # Phrases in two languages at once, and the two ways to join them.
 # An inversion transduction grammar (Wu 1997, "Stochastic Inversion Transduction Grammars and Bilingual Parsing of
 # Parallel Corpora") builds a sentence and its translation together. Two phrases are joined either in the same order
@@ -95,7 +95,7 @@ def _shifted(links: Links, sources: int, targets: int) -> Links:
     return tuple([(i + sources, j + targets) for i, j in links])
 
 
-# --- nominals ---
+# --- heads and modifiers ---
 
 
 # Agreement of an English verb with its subject: am, is, are.

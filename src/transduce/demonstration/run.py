@@ -86,7 +86,7 @@ def demo(
             resume=out.exists(),
             device=device,
             threads=threads,
-            said_reason="small and quick, as the demonstration should be",
+            specified_reason="small and quick, as the demonstration should be",
         )
     )
     translator = open_translator(out, precision=precision, device=device, threads=threads)

@@ -1,11 +1,11 @@
-"""Sentences about who somebody is, where things are, what people have, and what they know and think."""
+"""Sentences of the demonstration's grammar about feelings, qualities, identity, possession and thoughts."""
 
 from itertools import permutations
 from random import Random
 
 from transduce.demonstration import clauses
 from transduce.demonstration.actions import early, time_phrase
-from transduce.demonstration.clauses import BE, WAS, Action, at_time, particle, said, what, whether, why
+from transduce.demonstration.clauses import BE, WAS, Action, at_time, declarative, particle, what, whether, why
 from transduce.demonstration.lexicon import (
     ABODES,
     ANIMALS,
@@ -67,8 +67,7 @@ from transduce.demonstration.nominals import (
     swap,
 )
 
-# --- demo qualities ---
-# Sentences about feelings and qualities: whom somebody loves, what is expensive, who is taller.
+# --- feelings and qualities ---
 
 
 _QUALITIES = tuple(
@@ -107,7 +106,7 @@ def feeling(random: Random) -> Phrase:
     frames = [clauses.HABIT, clauses.HABIT, clauses.HABIT, clauses.DOES_NOT, clauses.ALSO]
     if subject.plural:
         frames.append(clauses.BOTH if subject in PAIRS else clauses.ALL)
-    return said(subject, random.choice(frames), action)
+    return declarative(subject, random.choice(frames), action)
 
 
 def feeling_question(random: Random) -> Phrase:
@@ -119,7 +118,7 @@ def feeling_question(random: Random) -> Phrase:
     if kind < 0.65:
         return why(phrase("为什么", "why"), subject, clauses.DOES_ONE, action, random.choice(("", "不")))
     if kind < 0.85:
-        return said(WHO, random.choice((clauses.HABIT, clauses.DOES_NOT)), action) + QUESTION_MARK
+        return declarative(WHO, random.choice((clauses.HABIT, clauses.DOES_NOT)), action) + QUESTION_MARK
     word = WHAT if action.verb is LIKE and random.random() < 0.5 else WHO.object
     return what(word, subject, clauses.DOES_ONE, Action(action.verb))
 
@@ -246,7 +245,7 @@ def _compared(random: Random) -> tuple[Nominal, Nominal, Adjective]:
     return pointed_at(noun, this), pointed_at(noun, that), adjective
 
 
-# --- statements ---
+# --- being, having, thinking ---
 
 
 _ABODES = tuple(place for place in PLACES if place.source in ABODES.split())
@@ -384,12 +383,14 @@ def possession(random: Random) -> Phrase:
     """Return a random sentence such as 我有一只猫, 他没有钱, 她想要一杯茶."""
     subject, kind = a_subject(random), random.random()
     if kind < 0.2:
-        return said(subject, clauses.HAS_NOT, Action(HAVE, _goods(random)))
+        return declarative(subject, clauses.HAS_NOT, Action(HAVE, _goods(random)))
     if kind < 0.35:
         siblings = counted(random.choice(_SIBLINGS), random.choice(NUMBERS[:3]))
-        return said(subject, clauses.HABIT, Action(HAVE, siblings.object))
+        return declarative(subject, clauses.HABIT, Action(HAVE, siblings.object))
     verb = random.choice((HAVE, HAVE, NEED, WISH))
-    return said(subject, clauses.HABIT, Action(verb, some(random, NOUNS[random.choice(verb.objects.split())]).object))
+    return declarative(
+        subject, clauses.HABIT, Action(verb, some(random, NOUNS[random.choice(verb.objects.split())]).object)
+    )
 
 
 def _goods(random: Random) -> Phrase:
@@ -423,7 +424,7 @@ def thought(random: Random) -> Phrase:
     if random.random() < 0.3:
         return whether(asked(random), clauses.DOES_ONE, Action(verb, clause))
     negated = rule is _unknown_fact or random.random() < 0.25
-    return said(a_subject(random), clauses.DOES_NOT if negated else clauses.HABIT, Action(verb, clause))
+    return declarative(a_subject(random), clauses.DOES_NOT if negated else clauses.HABIT, Action(verb, clause))
 
 
 def _known_fact(random: Random) -> Phrase:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Numbers = NDArray[np.float64]
 
 # The season is the shortest lag whose autocorrelation is nearly the highest; below the minimum there is no season.
-_UNLIKE, _NEARLY, _LEAST_CORRELATION = 0.5, 0.9, 0.1
+_UNLIKE, _NEARLY, _MIN_CORRELATION = 0.5, 0.9, 0.1
 
 
 class ForecastErrors(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,21 +63,21 @@ def repeat_season(past: Numbers, steps: int, season: int) -> Numbers:
     return past[:, positions]
 
 
-def find_season(values: Numbers, most: int) -> int:
-    """Return the length of the season, from 2 to `most` points, by autocorrelation; 1 if there is none.
+def find_season(values: Numbers, max_season: int) -> int:
+    """Return the length of the season, from 2 to `max_season` points, by autocorrelation; 1 if there is none.
 
     A straight line is removed first, so that a trend does not count as a season. For several series the mean
     autocorrelation is used.
 
     Args:
         values: (N, C).
-        most: the maximum length in points.
+        max_season: the maximum length in points.
     """
-    correlation = _autocorrelation(_without_line(values), min(most, len(values) // 2))
+    correlation = _autocorrelation(_without_line(values), min(max_season, len(values) // 2))
     # Neighboring points correlate in any wave: the season is a later peak, after the correlation has dropped.
     unlike = np.flatnonzero(correlation < _UNLIKE)
     later = correlation[unlike[0] :] if len(unlike) else correlation[:0]
-    if not len(later) or later.max() < _LEAST_CORRELATION:
+    if not len(later) or later.max() < _MIN_CORRELATION:
         return 1
     near = np.flatnonzero(later >= _NEARLY * later.max())
     breaks = np.flatnonzero(np.diff(near) > 1)
@@ -96,15 +96,15 @@ def _without_line(values: Numbers) -> Numbers:
     return residual
 
 
-def _autocorrelation(values: Numbers, most: int) -> Numbers:
-    """Return the mean autocorrelation of non-constant series by lag from 0 to `most`; zeros if all are constant."""
+def _autocorrelation(values: Numbers, max_season: int) -> Numbers:
+    """Return the mean autocorrelation of non-constant series by lag, 0 to `max_season`; zeros if all are constant."""
     power = (values**2).sum(axis=0)
     changing = power > 0.0
     if not changing.any():
-        return np.zeros(most + 1)
+        return np.zeros(max_season + 1)
     scaled = values[:, changing] / np.sqrt(power[changing])
     count = len(scaled)
-    return np.array([(scaled[lag:] * scaled[: count - lag]).sum(axis=0).mean() for lag in range(most + 1)])
+    return np.array([(scaled[lag:] * scaled[: count - lag]).sum(axis=0).mean() for lag in range(max_season + 1)])
 
 
 def score_forecasts(

@@ -17,8 +17,7 @@ from transduce.argument_checks import as_texts
 from transduce.errors import TransduceError
 from transduce.text.files import count_noun
 
-# --- tokenizers ---
-# Choice of sacreBLEU's tokenizer that splits a target language into the words that BLEU counts.
+# --- sacreBLEU's tokenizer of a language ---
 
 
 TOKENIZERS = ("13a", "char", "intl", "ja-mecab", "ko-mecab", "none", "zh")

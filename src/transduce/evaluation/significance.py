@@ -14,7 +14,6 @@ from transduce.evaluation.scores import aligned_lines, choose_tokenizer, find_wa
 from transduce.text.files import count_noun
 
 # --- resampling ---
-# Resampling tests for score differences, without scoring a sentence twice.
 # BLEU and chrF are functions of counts that add up over sentences. So the counts of many resampled corpora are one
 # matrix product: how often each sentence was drawn, times the counts of each sentence.
 # Legend: N sentences, K counts of a sentence (10 for BLEU, 18 for chrF), R resamples.
@@ -122,7 +121,7 @@ def _times_drawn(drawn: npt.NDArray[np.int64]) -> Floats:
     return times.astype(np.float64)
 
 
-# --- significance ---
+# --- tests and verdict ---
 
 
 MetricName = Literal["BLEU", "chrF"]
@@ -133,7 +132,7 @@ MINIMUM_RESAMPLES = 100
 # Number of standard errors at which a true difference is detected at this level.
 STANDARD_ERRORS = 1.96
 # If n sentences differ, at least two of 2^n exchanges give a difference as large: the observed one and its opposite.
-FEWEST_DIFFERING = 6
+MIN_DIFFERING = 6
 
 
 class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -320,8 +319,8 @@ def describe(metric: MetricName, trial: Trial, difference: float, p: float, *, s
 
 def describe_needed(difference: float, standard_error: float, *, sentences: int, differing: int) -> str:
     """Estimate the size of a test set that would decide; the standard error falls with the square root of its size."""
-    if differing < FEWEST_DIFFERING:
-        return f"they differ in {count_noun(differing, 'sentence')}, and fewer than {FEWEST_DIFFERING} cannot decide"
+    if differing < MIN_DIFFERING:
+        return f"they differ in {count_noun(differing, 'sentence')}, and fewer than {MIN_DIFFERING} cannot decide"
     needed = sentences * (STANDARD_ERRORS * standard_error / difference) ** 2
     if needed <= sentences:
         return "more sentences would be needed to decide"
@@ -336,8 +335,8 @@ def check_trial(resamples: int, seed: int, names: tuple[str, str]) -> None:
     Raises:
         TransduceError: an argument is invalid.
     """
-    as_integer(resamples, "resamples", least=MINIMUM_RESAMPLES)
-    as_integer(seed, "seed", least=0)
+    as_integer(resamples, "resamples", minimum=MINIMUM_RESAMPLES)
+    as_integer(seed, "seed", minimum=0)
     if isinstance(names, str) or len(as_texts(names)) != 2:
         raise TransduceError(f"`names` must be two texts, one for each system, but is {names!r}.")
     if names[0] == names[1]:

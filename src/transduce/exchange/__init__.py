@@ -1,1 +1,1 @@
-"""Imports models from other programs and exports models to them; every export is run and compared first."""
+"""Import models from other programs, and export models to them; every export is run and compared first."""

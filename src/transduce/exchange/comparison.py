@@ -28,7 +28,7 @@ TOLERANCE = 1e-4
 # Quantized weights change log-probabilities by some thousandths of a nat on average; a broken model, by whole nats.
 QUANTIZED_TOLERANCE = 0.5
 _SENTENCES_AT_ONCE = 16
-_MOST_RANDOM_TOKENS = 12
+_MAX_RANDOM_TOKENS = 12
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,28 +70,28 @@ class _Difference(NamedTuple):
 
 
 def compare_models(
-    own: ExportedModel, other: ExportedModel, sources: Ids, *, tokens: Sequence[int], max_tokens: int
+    original: ExportedModel, exported: ExportedModel, sources: Ids, *, tokens: Sequence[int], max_tokens: int
 ) -> "Comparison":
     """Compare two models on the given sentences.
 
     Args:
-        own: the original model.
-        other: the exported model.
+        original: the original model.
+        exported: the exported model.
         sources: token ids of the sentences, without the end symbol.
-        pieces: token ids of the target vocabulary from which random targets are drawn.
-        most_pieces: maximum number of tokens in a translation.
+        tokens: token ids of the target vocabulary from which random targets are drawn.
+        max_tokens: maximum number of tokens in a translation.
     """
     comparison = Comparison()
     draw = random.Random(1)
     for first in range(0, len(sources), _SENTENCES_AT_ONCE):
         batch = sources[first : first + _SENTENCES_AT_ONCE]
-        translations = own.translate(batch, max_tokens)
-        drawn = [draw.choices(tokens, k=draw.randint(0, min(_MOST_RANDOM_TOKENS, max_tokens))) for _ in batch]
-        comparison.own_differences += _differences(own, other, batch, translations, first)
-        comparison.random_differences += _differences(own, other, batch, drawn, first)
+        translations = original.translate(batch, max_tokens)
+        drawn = [draw.choices(tokens, k=draw.randint(0, min(_MAX_RANDOM_TOKENS, max_tokens))) for _ in batch]
+        comparison.own_differences += _differences(original, exported, batch, translations, first)
+        comparison.random_differences += _differences(original, exported, batch, drawn, first)
         comparison.agreeing += [
-            _agree(own, source, ours, theirs)
-            for source, ours, theirs in zip(batch, translations, other.translate(batch, max_tokens), strict=True)
+            _agree(original, source, ours, theirs)
+            for source, ours, theirs in zip(batch, translations, exported.translate(batch, max_tokens), strict=True)
         ]
     return comparison
 
@@ -182,9 +182,8 @@ def _agree(original: ExportedModel, source: Sequence[int], ours: Sequence[int], 
     return abs(after_ours - after_theirs) <= 2 * TOLERANCE
 
 
-# --- encoder comparison ---
-# Compare an exported encoder with its original: hidden states and the outputs of its heads.
-# Legend: L tokens of a row, V vocabulary, D model width, C classes.
+# --- encoders ---
+# Legend: L tokens of a row, V vocabulary size, D model width, C classes.
 
 
 _ROWS_AT_ONCE = 16
@@ -286,19 +285,21 @@ class EncoderComparison:
             )
 
 
-def compare_encoders(own: ExportedEncoder, other: ExportedEncoder, rows: Ids, token_types: Ids) -> EncoderComparison:
+def compare_encoders(
+    original: ExportedEncoder, exported: ExportedEncoder, rows: Ids, token_types: Ids
+) -> EncoderComparison:
     """Compare the outputs that both encoders have, on rows of token ids.
 
     Args:
-        own: the original encoder.
-        other: the exported encoder.
+        original: the original encoder.
+        exported: the exported encoder.
         rows: token ids of each text, with special tokens.
         token_types: segment id of each token.
     """
     comparison = EncoderComparison()
     for first in range(0, len(rows), _ROWS_AT_ONCE):
         batch, types = rows[first : first + _ROWS_AT_ONCE], token_types[first : first + _ROWS_AT_ONCE]
-        ours, theirs = own.outputs(batch, types), other.outputs(batch, types)
+        ours, theirs = original.outputs(batch, types), exported.outputs(batch, types)
         for name in (name for name in ours if name in theirs):
             for number, (left, right) in enumerate(zip(ours[name], theirs[name], strict=True), first):
                 comparison.add(name, left, right, number)
@@ -314,8 +315,8 @@ def _same_best(ours: NDArray[Any], theirs: NDArray[Any]) -> bool:
     return bool((ours.max(axis=-1) - values <= 2 * TOLERANCE).all())
 
 
-# --- export trial ---
-# Choose the texts that an export is compared on: real texts if there are any, with a long one, as token ids.
+# --- texts for a comparison ---
+# Real texts if there are any, with a long one, as token ids.
 
 
 # The dev set in a run's folder, and the training text, whose end may be the dev set.

@@ -126,7 +126,7 @@ class OnnxExporter:
         if isinstance(self.original.model, Encoder):
             return OnnxEncoder(folder, threads=threads)
         if isinstance(self.original.model, Decoder):
-            return OnnxLanguageModel(folder, threads=threads, never_written=self.original.tokenizer.target.unk_id)
+            return OnnxLanguageModel(folder, threads=threads, forbidden_tokens=self.original.tokenizer.target.unk_id)
         return OnnxModel(folder, threads=threads, forced=self.original.tokenizer.target.forced)
 
     def describe(self, folder: Path, measured: str) -> None:

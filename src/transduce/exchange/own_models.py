@@ -1,6 +1,6 @@
-"""Wrap transduce's own models in the interface of exported ones, so that both can be compared.
+"""Wrap transduce's own models in the interface of exported ones, so that an export can be compared with its original.
 
-Legend: B texts, T tokens of a text, L tokens of a row, V vocabulary, D model width, C classes.
+Legend: B texts, T tokens of a text, L tokens of a row, V vocabulary size, D model width, C classes.
 """
 
 from collections.abc import Mapping
@@ -56,16 +56,16 @@ class OriginalModel:
 class OriginalLanguageModel:
     """Implements `ExportedModel` for a decoder-only model, in float32 on a CPU."""
 
-    def __init__(self, model: Decoder, *, never_written: int, context: int) -> None:
+    def __init__(self, model: Decoder, *, forbidden_tokens: int, context: int) -> None:
         """Wrap a decoder.
 
         Args:
             model: the decoder.
-            never_written: id of the unknown token, which is never generated.
+            forbidden_tokens: id of the unknown token, which is never generated.
             context: maximum number of tokens that the model attends to.
         """
         self._model = model
-        self._never = never_written
+        self._never = forbidden_tokens
         self._context = context
 
     @torch.inference_mode()
@@ -86,7 +86,7 @@ class OriginalLanguageModel:
         prompts = [[config.start_id, *row] for row in sources]
         scorer = ContinuingScorer(self._model, prompts, context=self._context, excluded_ids=never)
         longest = torch.full((len(prompts),), max_tokens)
-        hypotheses = greedy_search(scorer, start_id=config.start_id, eos_id=config.eos_id, longest=longest)
+        hypotheses = greedy_search(scorer, start_id=config.start_id, eos_id=config.eos_id, max_lengths=longest)
         return [list(best.ids) for best, *_ in hypotheses]
 
 
@@ -116,8 +116,7 @@ def _without_padding(tensor: torch.Tensor, rows: Ids) -> list[NDArray[Any]]:
     return [tensor[number, : len(row)].numpy() for number, row in enumerate(rows)]
 
 
-# --- original ---
-# Read a model for export, and give it the interface of exported models for the comparison.
+# --- model to export ---
 
 
 class Original:
@@ -151,6 +150,6 @@ class Original:
             return OriginalEncoder(self.model)
         if isinstance(self.model, Decoder):
             unknown = self.tokenizer.target.unk_id
-            return OriginalLanguageModel(self.model, never_written=unknown, context=self.longest)
+            return OriginalLanguageModel(self.model, forbidden_tokens=unknown, context=self.longest)
         assert self.translator is not None
         return OriginalModel(self.translator)

@@ -1,1 +1,1 @@
-"""Runs trained models: translation, generation, classification, parsing and forecasting."""
+"""Run trained models: translation, generation, classification, parsing and forecasting."""

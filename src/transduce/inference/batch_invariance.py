@@ -15,17 +15,17 @@ import msgspec
 import torch
 from torch import Tensor
 
+from transduce.acceleration import compiled_state
 from transduce.errors import TransduceError
 from transduce.inference.scorers import TransformerScorer
-from transduce.kernels.select import native_state
 from transduce.model.build import EncoderDecoder
 from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings
 from transduce.text.vocabulary import Vocabulary
 
-LEAST_ROWS = 16
+MIN_ROWS = 16
 MULTIPLE = 16  # of the padded source length
-MOST_SENTENCES = 64  # maximum in a batch, as checked by the proof run
+MAX_SENTENCES = 64  # maximum in a batch, as checked by the proof run
 _TRIED_BATCHES = (1, 2, 5, 17)
 _TRIED_STEPS = 10
 
@@ -41,7 +41,7 @@ def batch_invariant_scorer(
     The arguments are those of `TransformerScorer`.
     """
     inner = TransformerScorer(model, source_ids, attentive=attentive, all_tokens=all_tokens)
-    return BatchInvariantScorer(inner, source_ids) if native_state(inner.state) is None else inner
+    return BatchInvariantScorer(inner, source_ids) if compiled_state(inner.state) is None else inner
 
 
 class BatchInvariantScorer:
@@ -75,7 +75,7 @@ class BatchInvariantScorer:
 
     def _keep(self, rows: Tensor) -> None:
         """Keep the sentences with these indices, filled up with copies of the first one to the minimum of rows."""
-        needed = -(-LEAST_ROWS // self.width) if len(rows) else 0
+        needed = -(-MIN_ROWS // self.width) if len(rows) else 0
         self.filled = max(len(rows), needed)
         self.inner.keep_sentences(torch.cat([rows, rows[:1].expand(self.filled - len(rows))]))
 
@@ -141,7 +141,7 @@ def _random_sources(bucket_length: int, vocabulary: Vocabulary) -> list[list[int
     special = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id}
     text_ids = [id for id in range(vocabulary.size) if id not in special]
     generator = torch.Generator().manual_seed(bucket_length)
-    rows = torch.randint(len(text_ids), (MOST_SENTENCES, bucket_length), generator=generator).tolist()
+    rows = torch.randint(len(text_ids), (MAX_SENTENCES, bucket_length), generator=generator).tolist()
     return [
         [*(text_ids[index] for index in row[: bucket_length - 1 - n % MULTIPLE]), vocabulary.eos_id]
         for n, row in enumerate(rows)

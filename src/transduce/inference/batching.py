@@ -1,8 +1,4 @@
-"""Decode several batches in parallel, each on one thread.
-
-Threads that share a batch synchronize several times in each layer; threads with their own batches do not
-(docs/benchmarks.md). The translations are the same either way.
-"""
+"""Split long texts, batch texts by length, and decode several batches in parallel, each on one thread."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -13,9 +9,9 @@ import msgspec
 import torch
 from torch import Tensor
 
+from transduce.acceleration import has_compiled_steps
 from transduce.argument_checks import as_texts
 from transduce.inference.translation import Translation, empty_alternative, join_parts
-from transduce.kernels.select import has_programs
 from transduce.model.build import EncoderDecoder
 from transduce.search.constraints import Phrase
 from transduce.search.scorer import Observer
@@ -24,8 +20,8 @@ from transduce.text.filters import FilterSettings
 from transduce.text.sentences import split_text
 from transduce.text.vocabulary import Vocabulary
 
-# --- parts ---
-# Split long sentences into parts, batch the parts by length, and join their translations.
+# --- parts of long texts ---
+# Long sentences are split into parts, and the translations of the parts are joined.
 
 
 # Maximum source length in tokens for models whose training settings do not specify one.
@@ -150,19 +146,19 @@ def batches(
     max_tokens: int,
     *,
     kind: Callable[[Part], tuple[int, ...]] = lambda part: (),  # noqa: ARG005
-    most_sentences: int | None = None,
+    max_sentences: int | None = None,
 ) -> Iterator[list[Part]]:
     """Yield batches of parts of the same kind and similar length, longest first.
 
     Args:
         parts: the parts to decode.
-        most_pieces: maximum number of tokens in a batch, including padding; a longer part forms its own batch.
+        max_tokens: maximum number of tokens in a batch, including padding; a longer part forms its own batch.
         kind: returns the kind of a part; parts of different kinds are never in one batch.
-        most_sentences: maximum number of parts in a batch.
+        max_sentences: maximum number of parts in a batch.
     """
     batch: list[Part] = []
     for part in sorted(parts, key=lambda part: (kind(part), -len(part.ids))):
-        fits = (len(batch) + 1) * len((batch or [part])[0].ids) <= max_tokens and len(batch) != most_sentences
+        fits = (len(batch) + 1) * len((batch or [part])[0].ids) <= max_tokens and len(batch) != max_sentences
         if batch and (not fits or kind(part) != kind(batch[0])):
             yield batch
             batch = []
@@ -176,7 +172,7 @@ def join_sentences(
     parts: Sequence[Part],
     found: Mapping[tuple[int, int], Translation],
     *,
-    stopped: Collection[int],
+    abandoned: Collection[int],
     language: str | None,
 ) -> list[Translation]:
     """Join the translations of parts to translations of whole sentences.
@@ -185,14 +181,14 @@ def join_sentences(
         sentences: the sentences, in order.
         parts: the parts of all sentences.
         found: translations by the parts' keys; parts that were not decoded are missing.
-        stopped: indices of sentences that the observer stopped, which are marked so.
+        abandoned: indices of sentences that the observer stopped, which are marked so.
         language: target language, which determines whether parts are joined with a space.
     """
     missing = Translation("", (empty_alternative(ended=False),))
     by_sentence: list[list[Translation]] = [[] for _ in sentences]
     for part in parts:
         translation = found.get(part.key, missing)
-        by_sentence[part.sentence].append(msgspec.structs.replace(translation, stopped=part.sentence in stopped))
+        by_sentence[part.sentence].append(msgspec.structs.replace(translation, stopped=part.sentence in abandoned))
     between = sentence_separator(language)
     return [
         join_parts(sentence, translations, between)
@@ -205,12 +201,12 @@ class PartsObserver:
 
     def __init__(self, observer: Observer | None) -> None:
         self.observer = observer
-        self.stopped: set[int] = set()  # indices of sentences
+        self.abandoned: set[int] = set()  # indices of sentences
         self.batch: Sequence[Part] = ()
 
     def waiting(self, batch: Sequence[Part]) -> list[Part]:
         """Set the next batch to observe: its parts whose sentences are not stopped; return these parts."""
-        self.batch = [part for part in batch if part.sentence not in self.stopped]
+        self.batch = [part for part in batch if part.sentence not in self.abandoned]
         return self.batch
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
@@ -218,12 +214,12 @@ class PartsObserver:
         if self.observer is None:
             return ()
         sentences = rows.new_tensor([self.batch[row].sentence for row in rows.tolist()])
-        self.stopped.update(self.observer.after_step(sentences, tokens))
-        return [row for row, part in enumerate(self.batch) if part.sentence in self.stopped]
+        self.abandoned.update(self.observer.after_step(sentences, tokens))
+        return [row for row, part in enumerate(self.batch) if part.sentence in self.abandoned]
 
 
-# --- like lengths ---
-# Batch texts by length, so that little of a batch is padding.
+# --- batches of similar length ---
+# Similar lengths leave little padding in a batch.
 
 
 def batch_token_budget(device: torch.device) -> int:
@@ -240,7 +236,7 @@ def batches_by_length(lengths: Sequence[int], max_tokens: int) -> Iterator[list[
 
     Args:
         lengths: number of tokens in each text.
-        most_pieces: maximum number of tokens in a batch, including padding; a longer text forms its own batch.
+        max_tokens: maximum number of tokens in a batch, including padding; a longer text forms its own batch.
     """
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: (lengths[index], index)):
@@ -258,7 +254,9 @@ def pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device, *, wid
     return torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows], device=device)
 
 
-# --- batching ---
+# --- parallel batches ---
+# Threads that share a batch synchronize several times in each layer; threads with their own batches do not
+# (docs/results.md). The translations are the same either way.
 
 
 _Batch = TypeVar("_Batch")
@@ -267,7 +265,7 @@ _Result = TypeVar("_Result")
 
 def num_parallel_batches(models: Sequence[EncoderDecoder], search: SearchSettings) -> int:
     """Return how many batches to decode in parallel: several only for compiled steps, which release Python's GIL."""
-    return 1 if search.batch_invariant or not all(map(has_programs, models)) else torch.get_num_threads()
+    return 1 if search.batch_invariant or not all(map(has_compiled_steps, models)) else torch.get_num_threads()
 
 
 def decode_in_parallel(

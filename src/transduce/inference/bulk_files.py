@@ -1,7 +1,4 @@
-"""Translate with several worker processes, each with its own copy of the model and its share of the threads.
-
-Messages are JSON over pipes: portions of lines to the workers, and their translations back.
-"""
+"""Translate files of any size in portions, with worker processes, so that an interrupted translation can resume."""
 
 import hashlib
 import multiprocessing
@@ -30,8 +27,7 @@ from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, Term
 
-# --- report clock ---
-# Decide when a long task reports its progress again.
+# --- progress reports ---
 
 
 class ReportClock:
@@ -55,8 +51,7 @@ class ReportClock:
         return True
 
 
-# --- bulk ---
-# Translate files of any size line by line, in portions of lines and in shards of the input.
+# --- portions and shards ---
 
 
 # Lines that are sorted by length together and written at once. The number does not depend on the number of workers, so
@@ -235,7 +230,7 @@ def skip_lines(waiting: Iterable[Portion], done: int) -> tuple[list[str], Iterat
     return skipped, portions_left
 
 
-# --- resumable ---
+# --- resumable output files ---
 # Write a text file in portions so that writing can resume after a crash.
 # The file grows under the name FILE.partial. FILE.progress records how many lines of the input are finished and the
 # file's size in bytes at that point. It is replaced atomically after each portion is flushed to disk. Whatever
@@ -397,7 +392,8 @@ class ResumableFile:
             self.digest.update(line.encode("utf-8", "replace") + b"\n")
 
 
-# --- bulk files ---
+# --- worker processes ---
+# Messages are JSON over pipes: portions of lines to the workers, and their translations back.
 
 
 _WAITING_EACH = 2  # portions queued for each worker, so that no worker waits for the next one

@@ -1,6 +1,6 @@
 """Build a datastore of sentence pairs for kNN retrieval during translation (`retrieval.py`).
 
-Legend: P pairs, N target positions of all pairs, D model width, V vocabulary.
+Legend: P pairs, N target positions of all pairs, D model width, V vocabulary size.
 """
 
 import math
@@ -32,7 +32,7 @@ from transduce.inference.translator import Translator
 
 MAX_TOKENS = 256  # maximum tokens of each side of a pair
 _BATCH_TOKENS = 8_192
-_MOST_TUNING_PAIRS = 200  # pairs that the interpolation weight and temperature are tuned on
+_MAX_TUNING_PAIRS = 200  # pairs that the interpolation weight and temperature are tuned on
 _WEIGHTS = tuple(number / 10 for number in range(1, 9))
 _TEMPERATURES = (0.05, 0.1, 0.2, 0.4)  # times the mean squared distance between a state and its nearest neighbors
 
@@ -68,14 +68,14 @@ class Datastore(NamedTuple):
         write_file(Path(path), save(tensors, metadata={CARD: card}))
 
 
-@renamed_arguments(tell="on_progress")
+@renamed_arguments(tell="report_progress")
 def build_datastore(
     translator: Translator,
     sources: Sequence[str],
     targets: Sequence[str],
     *,
     dev: tuple[Sequence[str], Sequence[str]] | None = None,
-    on_progress: Callable[[int], None] = lambda _: None,
+    report_progress: Callable[[int], None] = lambda _: None,
 ) -> Datastore:
     """Build a datastore from sentence pairs, for a translator with a single model.
 
@@ -85,7 +85,7 @@ def build_datastore(
         targets: the translation of each source.
         dev: pairs for tuning the interpolation weight and temperature; None: some of the given pairs, each without
             retrieving itself or pairs with the same source.
-        on_progress: progress callback, called with the number of finished pairs.
+        report_progress: progress callback, called with the number of finished pairs.
 
     Returns:
         The datastore and statistics of its construction.
@@ -100,10 +100,10 @@ def build_datastore(
     if not usable:
         raise TransduceError(f"No pair is left for the datastore: both sides need text of at most {MAX_TOKENS} tokens.")
     source_ids, target_ids = [source_ids[n] for n in usable], [target_ids[n] for n in usable]
-    tensors = _compute_tensors(translator, source_ids, target_ids, on_progress)
+    tensors = _compute_tensors(translator, source_ids, target_ids, report_progress)
     index = NeighborIndex(tensors, DatastoreCard(pairs=len(usable), weight=0.5, temperature=1.0))
     if dev is None:
-        tuning_pairs = list(range(0, len(usable), math.ceil(len(usable) / _MOST_TUNING_PAIRS)))
+        tuning_pairs = list(range(0, len(usable), math.ceil(len(usable) / _MAX_TUNING_PAIRS)))
         tuner = _Tuner.among(translator, index, source_ids, target_ids, tuning_pairs)
     else:
         tuner = _Tuner.of(translator, index, *_encode(translator, *dev))
@@ -126,7 +126,7 @@ def _usable_pairs(source_ids: Ids, target_ids: Ids) -> list[int]:
 
 
 def _compute_tensors(
-    translator: Translator, source_ids: Ids, target_ids: Ids, on_progress: Callable[[int], None]
+    translator: Translator, source_ids: Ids, target_ids: Ids, report_progress: Callable[[int], None]
 ) -> DatastoreTensors:
     model, lengths = translator.model, torch.tensor([len(ids) for ids in target_ids])
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
@@ -137,7 +137,7 @@ def _compute_tensors(
         for number, pair_states in zip(batch, batch_states.split([len(target_ids[n]) for n in batch]), strict=True):
             states[starts[number] : starts[number + 1]] = pair_states.half()
         done += len(batch)
-        on_progress(done)
+        report_progress(done)
     rarities = _rarities(source_ids, len(model.source_weight))
     labels = torch.tensor([token for ids in target_ids for token in ids], dtype=torch.int32)
     first = (torch.tensor(ids, dtype=torch.int32) for ids in (source_ids[0], target_ids[0]))
@@ -178,7 +178,7 @@ class _Tuner:
     def of(cls, translator: Translator, index: NeighborIndex, source_ids: Ids, target_ids: Ids) -> "_Tuner":
         """Create a tuner on separate dev pairs."""
         tuner, usable = cls(translator, index), _usable_pairs(source_ids, target_ids)
-        usable = usable[:: math.ceil(len(usable) / _MOST_TUNING_PAIRS)] if usable else usable
+        usable = usable[:: math.ceil(len(usable) / _MAX_TUNING_PAIRS)] if usable else usable
         if not usable:
             raise TransduceError(
                 f"No dev pair is left for tuning: both sides need text of at most {MAX_TOKENS} tokens."
@@ -195,7 +195,7 @@ class _Tuner:
         model, tokens = self._translator.model, torch.tensor(target_ids)
         with torch.inference_mode():
             on_device = states.to(model.source_weight), tokens.to(model.source_weight.device)
-            self.alone += token_log_probabilities(model, *on_device, model.config.never_written).tolist()
+            self.alone += token_log_probabilities(model, *on_device, model.config.forbidden_tokens).tolist()
         candidates = self._index.retriever_of_pairs([pairs], torch.device("cpu"))
         labels, near = candidates.nearest(states[None])
         lengths = states.square().sum(-1, keepdim=True)

@@ -11,10 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from transduce.acceleration import find_batch_search
 from transduce.deprecation import with_current_settings
 from transduce.errors import TransduceError
 from transduce.inference.batch_invariance import (
-    MOST_SENTENCES,
+    MAX_SENTENCES,
     BatchInvariantScorer,
     batch_invariant_scorer,
     common_padded_length,
@@ -23,28 +24,35 @@ from transduce.inference.batching import DEFAULT_MAX_SOURCE, pad
 from transduce.inference.phrases import forbid_texts, word_edges
 from transduce.inference.retrieval import NeighborIndex, RetrievalScorer
 from transduce.inference.scorers import TransformerScorer
-from transduce.kernels.select import find_batch_search
+from transduce.model.batch_search import BatchSearch, SearchBounds
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
-from transduce.model.state import BatchSearch, SearchBounds
 from transduce.model_folder.hugging_face import hugging_face_search_settings, is_hugging_face_folder
 from transduce.model_folder.safety import read_json, read_toml
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.constraints import ConstrainedSelection, Phrase
-from transduce.search.coverage import Coverage, length_penalty, length_power
+from transduce.search.coverage import Coverage
 from transduce.search.generate import GenerateSearch, LogProbabilities
 from transduce.search.greedy import GreedySearch, make_hypothesis, take_argmax
 from transduce.search.rules import ForcedPrefix, MinimumLength, NoRepeatedNgrams, Rule, check_ids, generate_rules
 from transduce.search.sampling import Draw
-from transduce.search.scorer import Bounds, Ensemble, Hypothesis, MeanAttention, Scorer, Search
+from transduce.search.scorer import (
+    Bounds,
+    Ensemble,
+    Hypothesis,
+    MeanAttention,
+    Scorer,
+    Search,
+    length_penalty,
+    length_power,
+)
 from transduce.search.selection import BestSelection, DiverseSelection, Selection
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import contains_phrase
 from transduce.text.vocabulary import Vocabulary
 from transduce.training.out_of_memory import explain_out_of_memory
 
-# --- exhaustion ---
-# Explain out-of-memory errors during search.
+# --- out-of-memory errors ---
 
 
 def explain_search_out_of_memory(search: SearchSettings) -> AbstractContextManager[None]:
@@ -55,8 +63,7 @@ def explain_search_out_of_memory(search: SearchSettings) -> AbstractContextManag
     )
 
 
-# --- search defaults ---
-# Read the default search settings of a model folder, and the maximum source length of its training.
+# --- default search settings ---
 
 
 _RUN_SETTINGS = "settings.toml"
@@ -137,13 +144,12 @@ class _Run(msgspec.Struct, frozen=True):
     data: _Data = _Data()
 
 
-# --- search program ---
-# Run greedy search and beam search without rules as one compiled search, in machine code or on a GPU.
+# --- compiled search ---
 # Legend: B sentences still in the batch, W hypotheses of each, t tokens so far.
 
 
 class CompiledSearch:
-    """Implements `loop.Search` as a compiled search, equal to `BeamSearch`, or to `Walk` for a beam of one."""
+    """A compiled search, equal to `BeamSearch`, or to `GreedySearch` for a beam of one (implements `scorer.Search`)."""
 
     def __init__(self, search: BatchSearch, bounds: Bounds, beam: Beam) -> None:
         """Wrap a compiled search at its first step."""
@@ -151,7 +157,7 @@ class CompiledSearch:
         self.beam = beam
         self.eos_id = bounds.eos_id
         self._given_up: dict[int, list[Hypothesis]] = {}
-        self._sentences = len(bounds.longest)
+        self._sentences = len(bounds.max_lengths)
 
     @property
     def rows(self) -> Tensor:
@@ -171,22 +177,22 @@ class CompiledSearch:
         live = tokens.gather(1, order)
         last = live[:, 0].clone()
         for row, index in enumerate(self.search.active.tolist()):
-            for finished in self.search.found(index, 1):
+            for finished in self.search.finished(index, 1):
                 last[row].fill_(self.eos_id)[: len(finished.tokens)] = torch.as_tensor(finished.tokens)
         return torch.cat([live, last[:, None]], dim=1)
 
-    def abandon(self, places: Collection[int]) -> None:
+    def abandon(self, sentences: Collection[int]) -> None:
         """Stop decoding the sentences with these indices; their live hypotheses become results."""
         active = self.search.active.tolist()
-        rows = [row for row, index in enumerate(active) if index in places]
+        rows = [row for row, index in enumerate(active) if index in sentences]
         if not rows:
             return
         for row, live in zip(rows, self.search.abandon(rows), strict=True):
-            results = [*self.search.found(active[row], self.beam.beam_size), *live]
+            results = [*self.search.finished(active[row], self.beam.beam_size), *live]
             hypotheses = [self._hypothesis(each.tokens, each.log_probabilities, ended=each.ended) for each in results]
             self._given_up[active[row]] = sorted(hypotheses, key=lambda each: (not each.ended, -each.score))
 
-    def found(self) -> list[list[Hypothesis]]:
+    def results(self) -> list[list[Hypothesis]]:
         """Return the n best hypotheses of each sentence; an empty list for sentences that are still decoded."""
         decoding = set(self.search.active.tolist())
         return [[] if index in decoding else self._best(index) for index in range(self._sentences)]
@@ -194,7 +200,7 @@ class CompiledSearch:
     def _best(self, index: int) -> list[Hypothesis]:
         if index in self._given_up:
             return self._given_up[index][: self.beam.n_best]
-        results = self.search.found(index, self.beam.n_best)
+        results = self.search.finished(index, self.beam.n_best)
         return [self._hypothesis(each.tokens, each.log_probabilities, ended=each.ended) for each in results]
 
     def _hypothesis(
@@ -214,12 +220,12 @@ def find_compiled_search(scorer: Scorer, bounds: Bounds, beam: Beam) -> Compiled
     """
     if not isinstance(scorer, TransformerScorer) or beam.groups > 1:
         return None
-    longest: list[int] = bounds.longest.tolist()
+    longest: list[int] = bounds.max_lengths.tolist()
     limits = SearchBounds(
         start_id=bounds.start_id,
         eos_id=bounds.eos_id,
-        never_written=scorer.never_written,
-        longest=longest,
+        forbidden_tokens=scorer.forbidden_tokens,
+        max_lengths=longest,
         beam_size=beam.beam_size,
         n_best=beam.n_best,
         penalties=_penalties(beam.alpha, 1 + (max(longest) + 2) // 64),
@@ -234,7 +240,7 @@ def _penalties(alpha: float, blocks: int) -> Tensor:
     return torch.tensor([length_penalty(length, alpha) for length in range(64 * blocks)], dtype=torch.float64)
 
 
-# --- decoding ---
+# --- search of a batch ---
 
 
 class Batch(NamedTuple):
@@ -246,7 +252,7 @@ class Batch(NamedTuple):
     """Token ids that each sentence's hypotheses start with."""
     phrases: Sequence[Sequence[Phrase]]
     """Phrases that each sentence's translation must contain."""
-    places: Sequence[int]
+    sentences: Sequence[int]
     """Index of each sentence in the whole input; it seeds the sentence's random numbers in sampling."""
 
 
@@ -297,10 +303,10 @@ def start_search(
     if search.generate is not None:
         scorer, rules = (
             LogProbabilities(scorer),
-            rules + generate_rules(search.generate, bounds.longest, vocabulary.forced),
+            rules + generate_rules(search.generate, bounds.max_lengths, vocabulary.forced),
         )
     if search.sampling is not None:
-        draw = Draw(search.sampling, batch.places, samples=search.n_best)
+        draw = Draw(search.sampling, batch.sentences, samples=search.n_best)
         return GreedySearch(scorer, bounds, draw, width=search.n_best, rules=rules)
     beam = Beam(beam_size=width, n_best=search.n_best, alpha=search.length_penalty, groups=search.diverse_groups)
     plain = not rules and not attentive and not any(batch.phrases) and search.generate is None
@@ -325,10 +331,10 @@ def max_sentences(search: SearchSettings, datastore: NeighborIndex | None) -> in
         TransduceError: the search settings cannot be combined with kNN retrieval.
     """
     if datastore is None:
-        return MOST_SENTENCES if search.batch_invariant else None
+        return MAX_SENTENCES if search.batch_invariant else None
     if search.batch_invariant:
         raise TransduceError("`batch_invariant` cannot be combined with a datastore: leave one of them out.")
-    return datastore.most_sentences
+    return datastore.max_sentences
 
 
 def max_model_positions(models: Sequence[EncoderDecoder]) -> int:
@@ -361,7 +367,7 @@ def _longest(
 
     If `max_length` is not set, the length is also limited to `most`, the number of the model's positions.
     """
-    longest = search.longest(len(source_ids))
+    longest = search.max_length_for(len(source_ids))
     needed = max(len(prefix) + _least_tokens(phrases), search.min_length) + 1  # with the end symbol
     if search.max_length is None:
         return max(min(longest, most), needed)
@@ -407,7 +413,7 @@ def _selection(
     eos_id = vocabulary.eos_id
     if any(phrases):
         edges = word_edges(vocabulary)
-        return ConstrainedSelection(phrases, longest=longest, beam_size=width, eos_id=eos_id, edges=edges)
+        return ConstrainedSelection(phrases, max_lengths=longest, beam_size=width, eos_id=eos_id, edges=edges)
     if search.diverse_groups == 1:
         return BestSelection(beam_size=width, eos_id=eos_id)
     return DiverseSelection(

@@ -21,7 +21,7 @@ from transduce.model_folder.load import summary
 from transduce.model_folder.read import read_series_model
 
 _WINDOWS_AT_A_TIME = 256
-_MOST_SHOWN = 8  # in messages
+_MAX_SHOWN = 8  # in messages
 _DTYPES = {"auto": torch.float32, **DTYPES}
 # Quantiles of the sampled trajectories that bound the forecast.
 _LOW, _HIGH = 0.1, 0.9
@@ -63,7 +63,7 @@ class Forecaster:
 
     def __repr__(self) -> str:
         read = f"{self.card.past} points in, {self.card.horizon} out"
-        return summary("Forecaster", self.model, ", ".join(self.card.columns[:_MOST_SHOWN]), read)
+        return summary("Forecaster", self.model, ", ".join(self.card.columns[:_MAX_SHOWN]), read)
 
     def __call__(self, history: ArrayLike, steps: int | None = None, *, samples: int = 0, seed: int = 1) -> Forecast:
         """Forecast the values that follow a history.
@@ -116,9 +116,9 @@ class Forecaster:
         return Forecast(self.card.columns, trajectories.mean(axis=1), low, high)
 
     def _checked_options(self, steps: int, samples: int, seed: int) -> tuple[int, int, int]:
-        steps, samples = as_integer(steps, "steps", least=1), as_integer(samples, "samples", least=0)
-        seed = as_integer(seed, "seed", least=0, most=2**63 - 1)
-        if samples and not self.model.config.foretells_deviations:
+        steps, samples = as_integer(steps, "steps", minimum=1), as_integer(samples, "samples", minimum=0)
+        seed = as_integer(seed, "seed", minimum=0, maximum=2**63 - 1)
+        if samples and not self.model.config.predicts_deviations:
             raise TransduceError(
                 f"`samples` is {samples}, but this model predicts no deviations to sample from: train one with "
                 "`task.series.likelihood` = gaussian, or leave it out."
@@ -137,7 +137,7 @@ class Forecaster:
             return history
         missing = next((name for name in self.card.columns if name not in names), None)
         if missing is not None:
-            shown = ", ".join(map(str, names[:_MOST_SHOWN]))
+            shown = ", ".join(map(str, names[:_MAX_SHOWN]))
             raise TransduceError(
                 f"A history has a column for each of {', '.join(self.card.columns)}, but this table has no "
                 f"`{missing}`: its columns are {shown}."
@@ -147,9 +147,7 @@ class Forecaster:
         return selected
 
     def _checked_windows(self, past: ArrayLike, given: ArrayLike) -> Numbers:
-        """Check windows and return them as an array (B, S, C); error messages describe the original argument
-        `given`.
-        """
+        """Check windows and return them as an array (B, S, C); error messages describe the argument `given`."""
         values = _numbers(past)
         if values.ndim != 3 or values.shape[2] != len(self.card.columns):
             raise TransduceError(

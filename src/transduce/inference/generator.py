@@ -15,12 +15,12 @@ import msgspec
 import torch
 from torch import Tensor
 
+from transduce.acceleration import decoded_model
 from transduce.argument_checks import as_path, as_text
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
 from transduce.inference.decoding import build_rules, explain_search_out_of_memory
 from transduce.inference.scorers import ContinuingScorer
-from transduce.kernels.select import decoded_model
 from transduce.machine import Precision
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
@@ -29,11 +29,10 @@ from transduce.model_folder.load import load_model_at, precision_of, summary
 from transduce.model_folder.read import read_decoder_folder
 from transduce.model_folder.safety import read_toml
 from transduce.search.beam import Beam, BeamSearch
-from transduce.search.coverage import length_penalty
 from transduce.search.greedy import GreedySearch, take_argmax
 from transduce.search.rules import ExtraEndTokens
 from transduce.search.sampling import Draw
-from transduce.search.scorer import Bounds, Hypothesis, Search, run
+from transduce.search.scorer import Bounds, Hypothesis, Search, length_penalty, run
 from transduce.search.settings import SamplingSettings, SearchSettings, checked_search, override_search
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
@@ -217,7 +216,7 @@ class Generator:
             if len(text) > len(shown) and text.startswith(shown):
                 yield text[len(shown) :]
                 shown = text
-        text = self._continuation(ids, progress.found()[0][0], settings, one_line=one_line).text
+        text = self._continuation(ids, progress.results()[0][0], settings, one_line=one_line).text
         if text.startswith(shown) and text != shown:
             yield text[len(shown) :]
 

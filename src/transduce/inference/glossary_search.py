@@ -25,8 +25,7 @@ from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, Term, read_glossary
 from transduce.text.vocabulary import Vocabulary
 
-# --- wanted ---
-# Tokenize the phrases and glossary terms that translations must contain.
+# --- phrases and glossary terms ---
 
 
 MAX_TERM_TOKENS = 64
@@ -86,9 +85,9 @@ def attach_phrases(
     return [part if part.number else part._replace(phrases=tokenized[part.sentence]) for part in parts]
 
 
-def parts_lacking_terms(
+def parts_missing_terms(
     parts: Sequence[Part],
-    found: Mapping[tuple[int, int], Translation],
+    translations: Mapping[tuple[int, int], Translation],
     glossary: Glossary,
     search: SearchSettings,
     vocabulary: Vocabulary,
@@ -100,14 +99,18 @@ def parts_lacking_terms(
 
     Args:
         parts: parts of sentences.
-        found: translations by the parts' keys; parts that were not decoded are missing.
+        translations: translations by the parts' keys; parts that were not decoded are missing.
         glossary: the glossary, already checked.
         search: the search settings of the second search.
         vocabulary: the target vocabulary.
     """
     tokenized, again = check_glossary(glossary, search, vocabulary), []
     for part in parts:
-        texts = [alternative.text for alternative in found[part.key].alternatives] if part.key in found else []
+        texts = (
+            [alternative.text for alternative in translations[part.key].alternatives]
+            if part.key in translations
+            else []
+        )
         if texts and all(glossary.missing(part.text, text) for text in texts):
             phrases = (*part.phrases, *(tokenized[term.source] for term in glossary.find(part.text)))
             most = MAX_TERM_TOKENS if search.max_length is None else search.max_length - len(part.prefix) - 1
@@ -182,11 +185,12 @@ def _location_prefix(term: Term) -> str:
     return f"{term.place}: " if term.place else ""
 
 
-# --- glossary search ---
+# --- search ---
+# Where both ways would corrupt the translation, it stays without the term.
 
 
 # Lower minimum loss of a word that stands for a term, used if the second search gave no good result.
-_FEWEST_NATS = 0.25
+_MIN_NATS = 0.25
 _ENDS = re.compile(r"[.!?。！？…][\"'”’»)）」』]*\s*$")
 
 Translations = dict[tuple[int, int], Translation]
@@ -195,7 +199,7 @@ Translations = dict[tuple[int, int], Translation]
 
 def translate_with_terms(
     parts: Sequence[Part],
-    found: Mapping[tuple[int, int], Translation],
+    translations: Mapping[tuple[int, int], Translation],
     glossary: Glossary,
     search: SearchSettings,
     model: TermModel,
@@ -205,15 +209,15 @@ def translate_with_terms(
 
     Args:
         parts: parts of sentences.
-        found: translations by the parts' keys; parts that were not decoded are missing.
+        translations: translations by the parts' keys; parts that were not decoded are missing.
         glossary: the glossary.
         search: the search settings.
         model: the model that made the translations.
         search_again: translates parts again, with additional required phrases.
     """
-    current = {part.key: found[part.key] for part in parts if part.key in found}
+    current = {part.key: translations[part.key] for part in parts if part.key in translations}
     current |= insert_terms(parts, current, glossary, search, model)
-    second = search_again(parts_lacking_terms(parts, current, glossary, search, model.vocabulary))
+    second = search_again(parts_missing_terms(parts, current, glossary, search, model.vocabulary))
     acceptable = {
         key: _without_faults(current[key].text, translation, glossary)
         for key, translation in second.items()
@@ -222,7 +226,7 @@ def translate_with_terms(
     failed = [
         part for part in parts if part.key in acceptable and _only_appends(current[part.key].text, acceptable[part.key])
     ]
-    inserted = insert_terms(failed, current, glossary, search, model, min_loss=_FEWEST_NATS)
+    inserted = insert_terms(failed, current, glossary, search, model, min_loss=_MIN_NATS)
     return {
         key: inserted.get(key) or choose_most_terms(translation, acceptable.get(key), glossary)
         for key, translation in current.items()

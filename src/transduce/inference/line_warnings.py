@@ -1,4 +1,4 @@
-"""Warnings about lines of an input that a command translates: a wrong language, and sentences that are lost."""
+"""Warnings about input lines that a command translates: lines in an unexpected language, and lost sentences."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -11,14 +11,14 @@ from transduce.model_folder.safety import read_json
 from transduce.text.sentences import find_lost_sentences
 
 Languages = tuple[str | None, str | None]
-MOST_SHOWN = 5  # line numbers
+MAX_SHOWN = 5  # line numbers
 
 
 class LineWarnings:
-    """Collects the lines that a run should warn about, and writes one warning of each kind."""
+    """A collector of line numbers with problems, from which one warning of each kind is composed."""
 
     def __init__(self, source_language: str | None, target_language: str | None) -> None:
-        """Make an empty collection; a language that is not known is None."""
+        """Create an empty collection; a language that is unknown is None."""
         self._source_language = source_language
         known = None not in (source_language, target_language)
         self._finds_lost = known and source_language != target_language
@@ -26,18 +26,21 @@ class LineWarnings:
         self._lost: list[int] = []
 
     def add(self, number: int, source: str, translation: str | None) -> None:
-        """Look at one line: its number from 1, and its translation (None: only the language is looked at)."""
-        wrong = describe_wrong_language(source, self._source_language)
-        if wrong is not None:
-            self._other_language.setdefault(wrong, []).append(number)
+        """Check one line, and record its number (from 1) if its language is wrong or its translation lost sentences.
+
+        If `translation` is None, only the source's language is checked.
+        """
+        reason = describe_wrong_language(source, self._source_language)
+        if reason is not None:
+            self._other_language.setdefault(reason, []).append(number)
         elif translation is not None and self._finds_lost and find_lost_sentences(source, translation) is not None:
             self._lost.append(number)
 
     def __str__(self) -> str:
-        """Return a line for each kind of warning, most frequent language first; empty where there is none."""
+        """Return the text of the warnings, one line each, the most frequent language first; empty if there are none."""
         by_count = sorted(self._other_language.items(), key=lambda entry: -len(entry[1]))
         warnings = [
-            f"warning: {_lines(numbers)} {reason if len(numbers) == 1 else _in_plural(reason)}: the "
+            f"warning: {_lines(numbers)} {reason if len(numbers) == 1 else _plural(reason)}: the "
             "translation is then fluent nonsense; use a model that reads this language.\n"
             for reason, numbers in by_count
         ]
@@ -51,28 +54,29 @@ class LineWarnings:
 
 
 def with_warnings(
-    found: Iterable[tuple[Portion, str]], languages: Callable[[], Languages], *, is_line_by_line: bool
+    portions: Iterable[tuple[Portion, str]], languages: Callable[[], Languages], *, is_line_by_line: bool
 ) -> Iterator[tuple[Portion, str]]:
-    """Yield translated portions unchanged, and in the end write warnings about their lines to standard error.
+    """Yield translated portions unchanged, and finally write warnings about their lines to standard error.
 
     Args:
-        found: portions, and the lines that are written for each of them.
-        languages: called once the first portion is there, when the model is known to be sound.
-        is_line_by_line: whether one line is written for each line, and not several alternatives.
+        portions: portions, and the text that is written for each.
+        languages: returns source and target language; called after the first portion, when the model folder is
+            validated.
+        is_line_by_line: whether exactly one line is written for each input line, not several alternatives.
     """
     warnings = None
-    for portion, text in found:
+    for portion, text in portions:
         warnings = warnings or LineWarnings(*languages())
         yield portion, text
         translations: list[str] | list[None]
         translations = text.split("\n") if is_line_by_line else [None] * len(portion.lines)
-        for place, line, translation in zip(portion.indices, portion.lines, translations, strict=False):
-            warnings.add(place + 1, line, translation)
+        for index, line, translation in zip(portion.indices, portion.lines, translations, strict=False):
+            warnings.add(index + 1, line, translation)
     sys.stderr.write(str(warnings or ""))
 
 
 def languages_of(folder: Path, source: str | None = None, target: str | None = None) -> Languages:
-    """Return the source and target language of a model folder: those that are set, else its manifest's.
+    """Return the source and target language of a model folder: the arguments if they are set, else the manifest's.
 
     Raises:
         TransduceError: the manifest is damaged.
@@ -83,15 +87,15 @@ def languages_of(folder: Path, source: str | None = None, target: str | None = N
     return source or manifest.source_language, target or manifest.target_language
 
 
-def _in_plural(reason: str) -> str:
+def _plural(reason: str) -> str:
     verb, rest = reason.split(" ", 1)
     plural = {"looks": "look", "is": "are"}[verb]
     return f"{plural} {rest}"
 
 
 def _lines(numbers: list[int]) -> str:
-    shown = ", ".join(f"{number:,}" for number in numbers[:MOST_SHOWN])
+    shown = ", ".join(f"{number:,}" for number in numbers[:MAX_SHOWN])
     if len(numbers) == 1:
         return f"line {shown}"
-    more = ", …" if len(numbers) > MOST_SHOWN else ""
+    more = ", …" if len(numbers) > MAX_SHOWN else ""
     return f"{len(numbers):,} lines ({shown}{more})"

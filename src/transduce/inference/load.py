@@ -1,4 +1,4 @@
-"""Offer the interface of the `translation` pipeline that transformers had before version 5.
+"""Load model folders of any kind, also through the interface of transformers' `translation` pipeline before version 5.
 
 >>> transduce.pipeline("translation", "models/zh-en")("我爱你")
 [{'translation_text': 'I love you.'}]
@@ -26,13 +26,12 @@ from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
 from transduce.machine import Precision, detect_machine
 from transduce.model_folder.cards import find_task_card, refuse_parsers
-from transduce.model_folder.load import at_precision, check_precision, check_vocabularies, with_languages
+from transduce.model_folder.load import check_precision, check_vocabularies, convert_to_precision, with_languages
 from transduce.model_folder.read import model_kind, read_encoder_decoder_folder
 from transduce.search.rules import GenerateSettings
 from transduce.search.settings import SearchSettings
 
-# --- opening ---
-# Load translation models from model folders.
+# --- translation models ---
 
 
 @renamed_arguments(examples="datastore")
@@ -74,7 +73,7 @@ def open_translator(
     torch.set_num_threads(machine.threads)
     contents = [with_languages(read_encoder_decoder_folder(each), source_language, target_language) for each in folders]
     check_vocabularies(folders, contents)
-    first, *further_models = (at_precision(each.model, precision, machine) for each in contents)
+    first, *further_models = (convert_to_precision(each.model, precision, machine) for each in contents)
     return Translator(
         first,
         contents[0].tokenizer,
@@ -87,8 +86,7 @@ def open_translator(
     )
 
 
-# --- loading ---
-# Load a model folder of any kind.
+# --- models of any kind ---
 
 
 Task = Literal["translation", "language-model", "masked-language-model", "classification", "parsing", "time-series"]
@@ -250,7 +248,7 @@ def _task_of(folder: Path) -> Task:
     return "language-model" if kind == "decoder" else "translation"
 
 
-# --- load ---
+# --- pipeline of transformers ---
 
 
 class Answer(TypedDict, total=False):
@@ -326,13 +324,15 @@ class TranslationPipeline:
         Raises:
             TransduceError: an option is out of range.
         """
-        longest = None if max_length is None else as_integer(max_length, "max_length", least=2)
+        longest = None if max_length is None else as_integer(max_length, "max_length", minimum=2)
         search = self._search(
             {
                 "beam_size": num_beams,
                 "n_best": num_return_sequences,
                 "max_length": max_new_tokens if max_new_tokens is not None or longest is None else longest - 1,
-                "min_length": None if min_length is None else max(0, as_integer(min_length, "min_length", least=0) - 1),
+                "min_length": None
+                if min_length is None
+                else max(0, as_integer(min_length, "min_length", minimum=0) - 1),
                 "no_repeated_ngrams": no_repeat_ngram_size,
             }
         )
@@ -355,8 +355,8 @@ class TranslationPipeline:
         translations = self.translator.translate(sentences, search)
         empty = [number for number, each in enumerate(translations) if sentences[number].strip() and not each.text]
         if empty and search.max_length is not None and search.generate is None:
-            never_written = tuple(self.translator.models[0].config.never_written)
-            settings = msgspec.structs.replace(search, generate=GenerateSettings(forbidden_ids=never_written))
+            forbidden_tokens = tuple(self.translator.models[0].config.forbidden_tokens)
+            settings = msgspec.structs.replace(search, generate=GenerateSettings(forbidden_ids=forbidden_tokens))
             again = self.translator.translate([sentences[number] for number in empty], settings)
             for number, translation in zip(empty, again, strict=True):
                 translations[number] = translation

@@ -81,7 +81,7 @@ class Filler:
         Raises:
             TransduceError: the text has no mask or is too long, or `candidates` is less than 1.
         """
-        candidates = as_integer(candidates, "candidates", least=1)
+        candidates = as_integer(candidates, "candidates", minimum=1)
         ids = encode_masked(self.tokenizer.source, as_text(text))
         masks = [position for position, id in enumerate(ids) if id == self._marks.mask]
         if not masks:
@@ -100,14 +100,14 @@ class Filler:
         return Filling(self.tokenizer.source.decode(ids), self._candidates(token_ids, best))
 
     @torch.inference_mode()
-    def probabilities(self, ids: Sequence[int], places: Sequence[int]) -> Tensor:
+    def probabilities(self, ids: Sequence[int], positions: Sequence[int]) -> Tensor:
         """Return the probability of every ordinary token at each position of a text, (M, V), float32 on the CPU.
 
         Ordinary tokens are those that stand for text; the special tokens are left out of V.
         """
         framed = torch.tensor([self._marks.frame(ids, self.length)], device=self.model.source_weight.device)
         states, _ = self.model.encode(framed)
-        masked = states[0, [position + 1 for position in places]]  # (M, D); + 1 for the initial [CLS]
+        masked = states[0, [position + 1 for position in positions]]  # (M, D); + 1 for the initial [CLS]
         logits = self.model.project(self.model.hidden(masked)).float()  # (M, V)
         return logits[:, self._ordinary].softmax(dim=-1).cpu()
 

@@ -1,7 +1,7 @@
-"""Estimate the quality of translations without references: find warnings such as repetition or missing numbers.
+"""Estimate the quality of translations without references: warnings such as repetition or missing numbers.
 
 A model always produces some output: a repeated word, the untranslated source, a different number, or a text that the
-model considers very unlikely. Each warning has a kind and the evidence. docs/benchmarks.md reports how much worse
+model considers very unlikely. Each warning has a kind and the evidence. docs/results.md reports how much worse
 flagged translations are.
 """
 
@@ -20,16 +20,16 @@ from transduce.text.languages import (
     NAMES,
     SCRIPTS,
     base_code,
+    detect_other_language,
     is_unspaced,
     is_word_character,
-    looks_like_another,
     main_script,
     script_of,
 )
 from transduce.text.sentences import find_lost_sentences
 
-# --- written numbers ---
-# Find numbers of a source that are missing in its translation, across notations of numbers, dates and times.
+# --- missing numbers ---
+# Numbers, dates and times are compared across notations.
 
 
 # Numbers up to twenty are often written as words.
@@ -148,7 +148,7 @@ def _digits(number: str) -> str:
     return "".join(str(unicodedata.decimal(character)) for character in number if character.isdecimal())
 
 
-# --- quality estimation ---
+# --- warnings ---
 
 
 WarningKind = Literal[
@@ -167,12 +167,12 @@ WarningKind = Literal[
 ]
 WARNING_KINDS: tuple[WarningKind, ...] = get_args(WarningKind)
 
-UNLIKELY_NATS = 1.2  # on two dev sets, four in five translations above this limit are bad (docs/benchmarks.md)
-_MOST_UNITS = 20  # of a repeated run: words, or characters in scripts without spaces
-_FEWEST_TIMES = {1: 4, 2: 3, 3: 3}  # by run length in units: how often a run must occur in a row; longer runs twice
-_FEWEST_COPIED = 2
+UNLIKELY_NATS = 1.2  # on two dev sets, four in five translations above this limit are bad (docs/results.md)
+_MAX_UNITS = 20  # of a repeated run: words, or characters in scripts without spaces
+_MIN_TIMES = {1: 4, 2: 3, 3: 3}  # by run length in units: how often a run must occur in a row; longer runs twice
+_MIN_COPIED = 2
 """Minimum length in units of a translation that equals its source."""
-_FEWEST_AGAIN = {True: 6, False: 3}  # by whether the script has no spaces: n-gram length that counts as starting again
+_MIN_AGAIN = {True: 6, False: 3}  # by whether the script has no spaces: n-gram length that counts as starting again
 _UNKNOWN = re.compile("<unk>|\u2047|\ufffd")
 
 
@@ -250,7 +250,7 @@ def _text_warnings(
 
 def describe_wrong_language(source: str, source_language: str | None) -> str | None:
     """Return "looks English, not Chinese" for a source that is clearly not in the source language; else None."""
-    other = None if source_language is None else looks_like_another(source, source_language)
+    other = None if source_language is None else detect_other_language(source, source_language)
     if source_language is None or other is None:
         return None
     expected = NAMES.get(base_code(source_language), source_language)
@@ -288,7 +288,7 @@ def has_new_faults(source: str, plain: str, text: str, glossary: Glossary, *, re
 
 def _begins_anew(plain: list[str], text: list[str]) -> bool:
     """Return whether an n-gram of one text occurs more often in another."""
-    size = _FEWEST_AGAIN[any(map(is_unspaced, "".join(plain)))]
+    size = _MIN_AGAIN[any(map(is_unspaced, "".join(plain)))]
     before, after = (Counter(zip(*(units[start:] for start in range(size)), strict=False)) for units in (plain, text))
     return any(after[run] > count for run, count in before.items())
 
@@ -318,7 +318,7 @@ def _repeats(units: list[str], least: int | None = None) -> list[tuple[int, list
     `least` is the lowest count returned; None: the limit by run length.
     """
     repeats = []
-    for length in range(1, min(_MOST_UNITS, len(units) // 2) + 1):
+    for length in range(1, min(_MAX_UNITS, len(units) // 2) + 1):
         best, start, same = 1, 0, 0
         for index in range(length, len(units)):
             same = same + 1 if units[index] == units[index - length] else 0
@@ -333,7 +333,7 @@ def _repeats(units: list[str], least: int | None = None) -> list[tuple[int, list
 def _fewest_times(run: list[str]) -> int:
     if len(run) == 1 and not is_unspaced(run[0][0]):
         return 3  # a word; single characters may occur three times in a row, as in 哈哈哈
-    return _FEWEST_TIMES.get(len(run), 2)
+    return _MIN_TIMES.get(len(run), 2)
 
 
 def _units(text: str) -> list[str]:
@@ -353,7 +353,7 @@ def _units(text: str) -> list[str]:
 
 def _copied(translation: Translation) -> str | None:
     source, target = _units(translation.source), _units(translation.text)
-    return translation.text if source == target and len(source) >= _FEWEST_COPIED else None
+    return translation.text if source == target and len(source) >= _MIN_COPIED else None
 
 
 def _untranslated(translation: Translation, target_script: str) -> str | None:

@@ -88,13 +88,13 @@ def redecode(
         else one_per_sentence("list of phrases", len(results), map(as_phrases, phrases))
     )
     terms = as_glossary(glossary)
-    warnings_by_number = estimate_quality(translator, results, glossary=terms)
-    if terms is not None and any(warning.kind == "terms" for warnings in warnings_by_number for warning in warnings):
+    found_warnings = estimate_quality(translator, results, glossary=terms)
+    if terms is not None and any(warning.kind == "terms" for warnings in found_warnings for warning in warnings):
         results = _put_terms(translator, results, terms, search)
-        warnings_by_number = estimate_quality(translator, results, glossary=terms)
+        found_warnings = estimate_quality(translator, results, glossary=terms)
     for attempt, forbidden_run in enumerate(_FORBIDDEN_NGRAMS):
         groups: dict[int, list[int]] = {}
-        for number, warnings in enumerate(warnings_by_number):
+        for number, warnings in enumerate(found_warnings):
             repeats = any(warning.kind in ("repeated", "cut") for warning in warnings)
             if _severity(warnings) > (0, 0) and (repeats or attempt == 0):
                 groups.setdefault(forbidden_run if repeats else 0, []).append(number)
@@ -102,7 +102,7 @@ def redecode(
             missing = [
                 number_text
                 for number in numbers
-                for number_text in _numbers(translator, results[number], warnings_by_number[number], search)
+                for number_text in _numbers(translator, results[number], found_warnings[number], search)
             ]
             again = translator.translate(
                 [results[number].source for number in numbers],
@@ -113,13 +113,13 @@ def redecode(
             )
             for number, translation in zip(numbers, again, strict=True):
                 best, new_warnings = _fewest_warnings(translator, translation, terms)
-                if _severity(new_warnings) < _severity(warnings_by_number[number]):
+                if _severity(new_warnings) < _severity(found_warnings[number]):
                     former = results[number].alternatives
                     alternatives = (best, *(number_text for number_text in former if number_text.text != best.text))[
                         : len(former)
                     ]
                     results[number] = msgspec.structs.replace(translation, alternatives=alternatives)
-                    warnings_by_number[number] = new_warnings
+                    found_warnings[number] = new_warnings
     return results
 
 
@@ -173,14 +173,14 @@ def _wider(search: SearchSettings, ngrams: int) -> SearchSettings:
 
 
 def _numbers(
-    translator: Translator, translation: Translation, warnings: Sequence[QualityWarning], search: SearchSettings
+    translator: Translator, translation: Translation, found_warnings: Sequence[QualityWarning], search: SearchSettings
 ) -> list[str]:
     """Return the missing numbers that re-decoding can insert.
 
     Numbers are inserted only if there is a warning about numbers, no maximum length is set, and the model can write
     them and may do so. Dates and times are excluded, because a translation may write them in another form.
     """
-    if search.max_length is not None or not any(warning.kind == "numbers" for warning in warnings):
+    if search.max_length is not None or not any(warning.kind == "numbers" for warning in found_warnings):
         return []
     target = translator.tokenizer.target
     return [
@@ -197,11 +197,11 @@ def _fewest_warnings(
 ) -> tuple[Alternative, tuple[QualityWarning, ...]]:
     """Return the first alternative with the fewest warnings, and these warnings."""
     variants = [msgspec.structs.replace(translation, alternatives=(one,)) for one in translation.alternatives]
-    warnings = estimate_quality(translator, variants, glossary=glossary)
-    return min(zip(translation.alternatives, warnings, strict=True), key=lambda one: _severity(one[1]))
+    found_warnings = estimate_quality(translator, variants, glossary=glossary)
+    return min(zip(translation.alternatives, found_warnings, strict=True), key=lambda one: _severity(one[1]))
 
 
-def _severity(warnings: Sequence[QualityWarning]) -> tuple[int, int]:
+def _severity(found_warnings: Sequence[QualityWarning]) -> tuple[int, int]:
     """Rank warnings: visible problems count before a low probability; unreadable source characters do not count."""
-    kinds = [warning.kind for warning in warnings if warning.kind != "unread"]
+    kinds = [warning.kind for warning in found_warnings if warning.kind != "unread"]
     return sum(kind != "unlikely" for kind in kinds), len(kinds)

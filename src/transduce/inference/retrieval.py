@@ -20,10 +20,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from transduce.acceleration import decoded_model
 from transduce.errors import TransduceError
 from transduce.inference.scorers import TransformerScorer
 from transduce.inference.scoring import target_states
-from transduce.kernels.select import decoded_model
 from transduce.model.build import EncoderDecoder
 from transduce.search.selection import log_sum_exp
 
@@ -33,11 +33,11 @@ Ids = Sequence[Sequence[int]]
 FORMAT_VERSION = 1
 CARD = "transduce.examples"
 NEAREST_PAIRS, NEAREST_STATES = 256, 16  # selected pairs of a sentence, and states retrieved at each step
-_MOST_ELEMENTS = 1 << 26  # of the states of a batch's selected pairs: 256 MB of float32
+_MAX_ELEMENTS = 1 << 26  # of the states of a batch's selected pairs: 256 MB of float32
 _ROWS = 1 << 16  # pairs compared at a time
 _LEVELS = 10_000  # quantization levels of the cosine similarity between two sources
 _ALIKE = 1e-3  # relative to the temperature: smaller differences of distances count as ties
-_MOST_DIFFERENCE = 0.1  # relative norm of the difference between states computed in different precisions
+_MAX_DIFFERENCE = 0.1  # relative norm of the difference between states computed in different precisions
 
 
 class DatastoreCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -144,7 +144,7 @@ class Retriever:
 
 
 class NeighborIndex:
-    """A datastore of sentence pairs for one model; `remembering.py` builds it."""
+    """A datastore of sentence pairs for one model; `datastore.py` builds it."""
 
     def __init__(self, remembered: DatastoreTensors, card: DatastoreCard) -> None:
         self.tensors, self.card = remembered, card
@@ -162,11 +162,11 @@ class NeighborIndex:
         return self
 
     @property
-    def most_sentences(self) -> int:
+    def max_sentences(self) -> int:
         """The largest batch whose candidate states stay within the memory limit, in sentences."""
         states = self.tensors.states
         elements = NEAREST_PAIRS * len(states) / max(1, self.card.pairs) * states.shape[1]
-        return max(1, int(_MOST_ELEMENTS / max(1.0, elements)))
+        return max(1, int(_MAX_ELEMENTS / max(1.0, elements)))
 
     def nearest_pairs(self, model: EncoderDecoder, source_ids: Ids, count: int = NEAREST_PAIRS) -> Tensor:
         """Return the indices of the pairs with the most similar sources, nearest first, (B, n).
@@ -255,7 +255,7 @@ def read_datastore(path: str | Path, model: EncoderDecoder) -> NeighborIndex:
     if fits:
         first = [tensors.first_source.tolist()], [tensors.first_target.tolist()]
         stored, computed = states[: len(first[1][0])].float(), decoder_states(model, *first)
-        fits = float((computed - stored).norm()) <= _MOST_DIFFERENCE * float(stored.norm())
+        fits = float((computed - stored).norm()) <= _MAX_DIFFERENCE * float(stored.norm())
     if not fits:
         raise TransduceError(
             f"{path} is a datastore of another model: build it again with `transduce build-datastore`."

@@ -1,10 +1,4 @@
-"""Generate text with a decoder-only model: a scorer that re-reads the end of texts longer than the context window.
-
-A decoder has a limited number of positions. When a text has filled them, the scorer re-reads the newest half of the
-text into a new cache.
-
-Legend: B prompts, W texts of each, N rows (B × W), P tokens of the longest prompt, V vocabulary.
-"""
+"""Give models to search: one decoding step for all hypotheses of a batch, with compiled kernels where possible."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -12,29 +6,26 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from transduce.kernels.select import exact_projection, has_kernels, start_fast, start_prompts
+from transduce.acceleration import exact_projection, search_reductions, start_fast, start_prompts
 from transduce.model.attention import AttentionTrace
 from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
-from transduce.model.state import DecodingState
+from transduce.model.transformer import DecodingState
 from transduce.search.selection import use_kernels
 
-# --- kernels ---
-# Register compiled kernels with the search package, which does not depend on how kernels are made.
+# --- registration of kernels ---
+# The search package does not depend on how kernels are made.
 
 
 @cache
 def install_search_kernels() -> None:
     """Make search use compiled vocabulary reductions if this processor has them; later calls do nothing."""
-    if has_kernels():
-        from transduce.kernels.cpu.logits import NativeReductions
-
-        use_kernels(NativeReductions())
+    if (reductions := search_reductions()) is not None:
+        use_kernels(reductions)
 
 
-# --- scorer ---
-# Provide a model to search: one decoding step for all hypotheses of a batch.
-# Legend: B sentences, W hypotheses of each, S source length, V vocabulary.
+# --- encoder-decoder models ---
+# Legend: B sentences, W hypotheses of each, S source length, V vocabulary size.
 
 
 class TransformerScorer:
@@ -52,7 +43,7 @@ class TransformerScorer:
             model: the model.
             source_ids: token ids of the sources, padded.
             attentive: record the attention of each step for `attention`, which costs some time.
-            all_pieces: score padding and the start symbol like other tokens, instead of -inf.
+            all_tokens: score padding and the start symbol like other tokens, instead of -inf.
         """
         install_search_kernels()
         self.model = model
@@ -63,7 +54,7 @@ class TransformerScorer:
         self._logits: Callable[[Tensor], tuple[Tensor, Tensor]] | None = getattr(self.state, "step_to_logits", None)
         self.states = torch.empty(0)
         config = model.config
-        self.never_written = [] if all_tokens else config.never_written
+        self.forbidden_tokens = [] if all_tokens else config.forbidden_tokens
         self.trace = AttentionTrace() if attentive else None
         # Padding and end symbols, which coverage must not count as untranslated, (B, S).
         self._wordless = (source_ids == config.pad_id) | (source_ids == config.eos_id) if attentive else None
@@ -77,7 +68,7 @@ class TransformerScorer:
         else:
             self.states = self.state.step(tokens, trace=self.trace)
             logits = self._project(self.states)
-        for token in self.never_written:
+        for token in self.forbidden_tokens:
             logits.select(-1, token).fill_(float("-inf"))
         return logits
 
@@ -102,7 +93,10 @@ class TransformerScorer:
         self.state.keep_sentences(rows)
 
 
-# --- scorers ---
+# --- decoder-only models ---
+# A decoder has a limited number of positions. When a text has filled them, the scorer re-reads the newest half of the
+# text into a new cache.
+# Legend: B prompts, W texts of each, N rows (B × W), P tokens of the longest prompt, V vocabulary size.
 
 
 class ContinuingScorer:
@@ -117,7 +111,7 @@ class ContinuingScorer:
             model: the decoder.
             prompts: token ids of each prompt.
             context: maximum number of tokens that the model attends to.
-            never_written: token ids that are never generated.
+            excluded_ids: token ids that are never generated.
         """
         install_search_kernels()
         self.model = model
@@ -125,9 +119,9 @@ class ContinuingScorer:
         self.context = context
         self.width = 1
         self.texts = [list(prompt) for prompt in prompts]  # N texts; those of one prompt are adjacent
-        self.never_written = torch.tensor(list(excluded_ids), dtype=torch.int64, device=model.source_weight.device)
+        self.forbidden_tokens = torch.tensor(list(excluded_ids), dtype=torch.int64, device=model.source_weight.device)
         self.state = self._read()
-        self.has_begun = False
+        self.has_started = False
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append the newest tokens (B, W) and return the logits of the next token, (B, W, V).
@@ -135,16 +129,16 @@ class ContinuingScorer:
         The first call ignores its argument, because the prompts are already in the state.
         """
         newest = tokens.reshape(-1, 1)  # (N, 1)
-        if self.has_begun:
+        if self.has_started:
             for text, token in zip(self.texts, newest[:, 0].tolist(), strict=True):
                 text.append(token)
-            if self.room == 0:
+            if self.remaining_positions == 0:
                 self.state = self._read()
             else:
-                self.room -= 1
-        self.has_begun = True
+                self.remaining_positions -= 1
+        self.has_started = True
         logits = self._logits(newest)  # (N, 1, V)
-        logits = logits.index_fill_(-1, self.never_written, float("-inf"))
+        logits = logits.index_fill_(-1, self.forbidden_tokens, float("-inf"))
         return logits.view(-1, self.width, logits.shape[-1])  # (B, W, V)
 
     def _logits(self, newest: Tensor) -> Tensor:
@@ -175,7 +169,7 @@ class ContinuingScorer:
         if max(map(len, self.texts)) > self.context:
             self.texts = [text[-max(1, self.context // 2) :] for text in self.texts]
         longest = max(map(len, self.texts))
-        self.room = self.context - longest
+        self.remaining_positions = self.context - longest
         pad_id = self.model.config.pad_id
         rows = [[*text, *[pad_id] * (longest - len(text))] for text in self.texts]
         lengths = list(map(len, self.texts))

@@ -12,22 +12,22 @@ import msgspec
 import torch
 from torch import Tensor
 
+from transduce.acceleration import decoded_model, exact_projection
 from transduce.argument_checks import as_texts
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
 from transduce.inference.batching import pad
 from transduce.inference.translation import Alternative, Translation
-from transduce.kernels.select import decoded_model, exact_projection
 from transduce.model.build import EncoderDecoder
-from transduce.search.coverage import length_penalty, length_power
 from transduce.search.rules import GenerateSettings
+from transduce.search.scorer import length_penalty, length_power
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 
 MAX_TOKENS = 1024  # maximum tokens of a side; attention over more would take too much memory
 _BATCH_TOKENS = 4096
 # Logits computed at a time: few enough for a CPU's cache, but with enough rows for each pass over the weights.
-_CHUNK_ELEMENTS, _FEWEST_ROWS, _CHUNK_ELEMENTS_OF_GPU = 1 << 19, 32, 1 << 24
+_CHUNK_ELEMENTS, _MIN_ROWS, _CHUNK_ELEMENTS_OF_GPU = 1 << 19, 32, 1 << 24
 
 
 class TooLongError(TransduceError):
@@ -198,7 +198,7 @@ def _score_batch(
 ) -> list[tuple[float, ...]]:
     """Return the log-probabilities of each target's tokens."""
     tokens = torch.tensor([token for ids in target_ids for token in ids], device=models[0].source_weight.device)  # (N,)
-    excluded = models[0].config.never_written
+    excluded = models[0].config.forbidden_tokens
     if generate is not None:
         excluded = list(generate.forbidden_ids) if generate.renormalize else []
     hidden = ((model, target_states(model, source_ids, target_ids)) for model in map(decoded_model, models))
@@ -227,11 +227,11 @@ def token_log_probabilities(model: EncoderDecoder, hidden: Tensor, chosen: Tenso
 
     `excluded` tokens have probability zero; the others are normalized without them.
     """
-    never_written = torch.tensor(excluded, dtype=torch.int64, device=hidden.device)
+    forbidden_tokens = torch.tensor(excluded, dtype=torch.int64, device=hidden.device)
     elements = _CHUNK_ELEMENTS_OF_GPU if hidden.is_cuda else _CHUNK_ELEMENTS
-    rows = max(_FEWEST_ROWS, elements // model.config.target_vocabulary_size)
+    rows = max(_MIN_ROWS, elements // model.config.target_vocabulary_size)
     parts, project = [], exact_projection(model)
     for states, pieces in zip(hidden.split(rows), chosen.split(rows), strict=True):
-        logits = project(states).float().index_fill_(-1, never_written, float("-inf"))
+        logits = project(states).float().index_fill_(-1, forbidden_tokens, float("-inf"))
         parts.append(logits.gather(-1, pieces[:, None])[:, 0] - logits.logsumexp(dim=-1))
     return torch.cat(parts)

@@ -1,4 +1,4 @@
-"""Locate marked spans of source texts in whole translations; long texts are handled part by part."""
+"""Locate marked spans of source texts, such as bold words or links, in their translations."""
 
 import re
 import unicodedata
@@ -17,10 +17,9 @@ from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span, overlap, token_spans
 
-# --- occlusion ---
-# Attribute words of a translation to a part of the source by occlusion.
-# The part is removed from the source, and the translation is scored again; words that depend on the part become
-# less probable. Occlusion needs neither attention nor word alignments, so it works for models of all kinds.
+# --- attribution by occlusion ---
+# A part is removed from the source, and the translation is scored again; words that depend on the part become less
+# probable. Occlusion needs neither attention nor word alignments, so it works for models of all kinds.
 
 
 _WITHIN_NUMBERS = re.compile(r"(?<=\d)[.,:](?=\d)")
@@ -41,21 +40,21 @@ class OcclusionRequest(NamedTuple):
 
 
 def word_losses(
-    asked: Sequence[OcclusionRequest], vocabulary: Vocabulary, score: Scoring
+    requests: Sequence[OcclusionRequest], vocabulary: Vocabulary, score: Scoring
 ) -> Iterator[list[list[float]]]:
     """Yield the loss of every word in nats, for each request and each of its parts.
 
     Args:
-        asked: the requests; all are scored in the same batches.
+        requests: the requests; all are scored in the same batches.
         vocabulary: the target vocabulary.
         score: scores pairs with the model.
 
     Yields:
         For each part, one value for each word of `word_spans`: the decrease of its log-probability without the part.
     """
-    pairs = [(source, each.text) for each in asked for source in (each.source, *each.without)]
+    pairs = [(source, each.text) for each in requests for source in (each.source, *each.without)]
     scores = iter(score_pairs(pairs, score))
-    for each in asked:
+    for each in requests:
         words, full_score = word_spans(each.text), next(scores)
         yield [_losses(each.text, words, full_score, next(scores), vocabulary) for _ in each.without]
 
@@ -101,11 +100,10 @@ def _losses(text: str, words: Sequence[Span], full_score: Score, without: Score,
     return [float(value) for value in (shares * np.array(token_losses, dtype=np.float32)).sum(axis=1)]
 
 
-# --- locating ---
-# Align marked spans of a source, such as bold words or links, with spans of its translation.
+# --- spans of one text ---
 # Words of the translation belong to a span if they become much less probable when the span is removed from the
-# source (`occlusion.py`). The chosen run of words has the highest sum of losses above a threshold. Nested spans
-# stay nested in the translation, and disjoint spans stay disjoint.
+# source. The chosen run of words has the highest sum of losses above a threshold. Nested spans stay nested in the
+# translation, and disjoint spans stay disjoint.
 
 
 # The threshold, in nats, for a word that belongs to a run; at most this share of the strongest word's loss.
@@ -113,7 +111,7 @@ LOSS_THRESHOLD_NATS = 2.5
 _SHARE = 0.5
 _CERTAIN_NATS = 10.0
 """Loss assigned to words that are known to belong to a span."""
-_FEWEST_NATS = 0.3  # if no word loses more, the alignment is by relative position
+_MIN_NATS = 0.3  # if no word loses more, the alignment is by relative position
 
 
 class MarkedSentence(NamedTuple):
@@ -131,14 +129,14 @@ class MarkedSentence(NamedTuple):
     """Pairs of a source span and a translation span that are known to correspond."""
 
 
-def align_marked(asked: Sequence[MarkedSentence], vocabulary: Vocabulary, score: Scoring) -> list[list[Span]]:
+def align_marked(requests: Sequence[MarkedSentence], vocabulary: Vocabulary, score: Scoring) -> list[list[Span]]:
     """Return the span of the translation for each marked span; nesting is the same as in the source.
 
     If no word of the translation depends on a span, the word at the same relative position is used. A span without
     words becomes an empty span between words.
 
     Args:
-        asked: sentences, translations and marked spans.
+        requests: sentences, translations and marked spans.
         vocabulary: the target vocabulary.
         score: scores pairs with the model.
     """
@@ -148,7 +146,7 @@ def align_marked(asked: Sequence[MarkedSentence], vocabulary: Vocabulary, score:
             for span in each.spans
             if each.is_scored and each.text and _has_words(each, span) and not _is_all(each, span)
         ]
-        for each in asked
+        for each in requests
     ]
     questions = [
         OcclusionRequest(
@@ -156,10 +154,10 @@ def align_marked(asked: Sequence[MarkedSentence], vocabulary: Vocabulary, score:
             each.text,
             [normalize_for_comparison(each.source[: s.start] + each.source[s.end :]) for s in spans],
         )
-        for each, spans in zip(asked, to_score, strict=True)
+        for each, spans in zip(requests, to_score, strict=True)
     ]
     located = []
-    for each, spans, losses in zip(asked, to_score, _question_losses(questions, vocabulary, score), strict=True):
+    for each, spans, losses in zip(requests, to_score, _question_losses(questions, vocabulary, score), strict=True):
         losses_by_span = dict(zip(spans, losses, strict=True))
         located.append(_Aligner(each, [losses_by_span.get(span, []) for span in each.spans]).places())
     return located
@@ -175,11 +173,11 @@ def _is_all(each: MarkedSentence, span: Span) -> bool:
 
 
 def _question_losses(
-    asked: Sequence[OcclusionRequest], vocabulary: Vocabulary, score: Scoring
+    requests: Sequence[OcclusionRequest], vocabulary: Vocabulary, score: Scoring
 ) -> Iterator[list[list[float]]]:
     """Yield the losses of each question; an empty list for questions without spans."""
-    real = word_losses([each for each in asked if each.without], vocabulary, score)
-    return (next(real) if each.without else [] for each in asked)
+    real = word_losses([each for each in requests if each.without], vocabulary, score)
+    return (next(real) if each.without else [] for each in requests)
 
 
 class _Aligner:
@@ -256,7 +254,7 @@ class _Aligner:
         if _is_all(self.marked, span):
             return range(free[0], free[-1] + 1)
         strongest = max(losses[word] for word in free) if losses else 0.0
-        if strongest < _FEWEST_NATS:
+        if strongest < _MIN_NATS:
             return self._with_contractions(self._as_far_along(span, free), free)
         threshold = min(LOSS_THRESHOLD_NATS, _SHARE * strongest)
         best, start, total = (0.0, range(0)), 0, 0.0
@@ -323,7 +321,7 @@ def _opens(character: str) -> bool:
     return unicodedata.category(character) in ("Ps", "Pi")
 
 
-# --- spans ---
+# --- spans of long texts ---
 
 
 _MARKS_AROUND = 4  # special tokens that a vocabulary adds: language tags, the end symbol
@@ -353,14 +351,14 @@ class _Part(NamedTuple):
     target: Span
 
 
-def as_translations(given: Iterable[TranslationOrPair]) -> list[Translation]:
+def as_translations(value: Iterable[TranslationOrPair]) -> list[Translation]:
     """Return a list of translations; pairs of a source and a text are converted.
 
     Raises:
         TransduceError: an item is neither a translation nor such a pair.
     """
     translations = []
-    for each in given:
+    for each in value:
         pair = each if isinstance(each, tuple | list) else None
         if isinstance(each, Translation):
             translations.append(each)

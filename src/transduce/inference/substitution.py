@@ -39,8 +39,8 @@ MIN_LOSS_NATS = 1.0
 _NEIGHBOURS_SHARE = 0.5
 _SINGLE_TOKEN = 0.999
 """Minimum share of the strongest loss for characters that belong to the same token."""
-_MOST_PARTS = 20  # candidate spans tried in a script without spaces
-_MOST_FORMS = 8  # target forms of a term that are tried
+_MAX_PARTS = 20  # candidate spans tried in a script without spaces
+_MAX_FORMS = 8  # target forms of a term that are tried
 _BEFORE_A_SENTENCE = re.compile(r"(?:^|[.!?。！？…:])[^\w.!?。！？…:]*$")
 
 
@@ -79,7 +79,7 @@ class _Position(NamedTuple):
 
 def insert_terms(
     parts: Sequence[Part],
-    found: Mapping[tuple[int, int], Translation],
+    translations: Mapping[tuple[int, int], Translation],
     glossary: Glossary,
     search: SearchSettings,
     model: TermModel,
@@ -89,11 +89,11 @@ def insert_terms(
 
     Args:
         parts: parts of sentences.
-        found: translations by the parts' keys; parts that were not decoded are missing.
+        translations: translations by the parts' keys; parts that were not decoded are missing.
         glossary: the glossary.
         search: the search settings; length limits and forbidden texts apply to the results, too.
         model: the model that made the translations.
-        fewest_nats: minimum loss of a word that stands for a term. Below `MIN_LOSS_NATS`, other words must lose less
+        min_loss: minimum loss of a word that stands for a term. Below `MIN_LOSS_NATS`, other words must lose less
             than half as much.
 
     Returns:
@@ -105,8 +105,8 @@ def insert_terms(
     drafts = [
         Draft(part, alternative)
         for part in parts
-        if part.key in found and not part.prefix and not part.phrases and len(part.ids) <= MAX_TOKENS
-        for alternative in found[part.key].alternatives
+        if part.key in translations and not part.prefix and not part.phrases and len(part.ids) <= MAX_TOKENS
+        for alternative in translations[part.key].alternatives
         if alternative.ended
         and len(alternative.tokens) < model.max_tokens // 2
         and glossary.missing(part.text, alternative.text)
@@ -121,8 +121,12 @@ def insert_terms(
     lacking = {(draft.part.key, draft.alternative) for draft in drafts}
     return {
         key: _with_alternatives(
-            found[key],
-            [changed.get(one, one) for one in found[key].alternatives if one in changed or (key, one) not in lacking],
+            translations[key],
+            [
+                changed.get(one, one)
+                for one in translations[key].alternatives
+                if one in changed or (key, one) not in lacking
+            ],
         )
         for key, changed in better.items()
     }
@@ -152,7 +156,7 @@ def substitute(
         pairs: sources and their translations.
         glossary: the glossary.
         model: the model that made the translations.
-        fewest_nats: minimum loss of a word that stands for a term, as in `insert_terms`.
+        min_loss: minimum loss of a word that stands for a term, as in `insert_terms`.
     """
     positions = _find_positions(pairs, glossary, model, min_loss)
     variants = [
@@ -245,7 +249,7 @@ def _best_position(
         indices = range(first, last + 1)
         reaches = [] if usual_span else [(one, two) for one in indices for two in indices if one <= two]
         core = usual_span or core
-    spans = dict.fromkeys([core, *(Span(words[one].start, words[two].end) for one, two in reaches[:_MOST_PARTS])])
+    spans = dict.fromkeys([core, *(Span(words[one].start, words[two].end) for one, two in reaches[:_MAX_PARTS])])
     repeats = tuple(
         Span(match.start(), match.end())
         for match in re.finditer(re.escape(text[slice(*core)]), text, re.IGNORECASE)
@@ -283,7 +287,7 @@ def _variants(text: str, positions: Sequence[_Position]) -> Iterator[str]:
 
 def _ways(position: _Position) -> list[list[tuple[Span, str]]]:
     """Return the ways to insert a term, the preferred one first; each is a list of spans and their replacements."""
-    ways = product(position.spans, position.term.targets[:_MOST_FORMS])
+    ways = product(position.spans, position.term.targets[:_MAX_FORMS])
     return [[(span, target), *((repeat, target) for repeat in position.repeats)] for span, target in ways]
 
 

@@ -1,4 +1,4 @@
-"""Define the results of translation."""
+"""Define the results of translation, complete or streamed."""
 
 import html
 from collections.abc import Sequence
@@ -10,8 +10,7 @@ from transduce.deprecation import renamed_attribute
 from transduce.search.scorer import Hypothesis
 from transduce.text.vocabulary import Vocabulary
 
-# --- streaming ---
-# Show translations while they are generated.
+# --- streamed translations ---
 # Legend: W hypotheses of one sentence, t tokens so far.
 
 
@@ -48,7 +47,7 @@ class GrowingText:
         return new
 
 
-# --- translation ---
+# --- results ---
 
 
 class Alternative(msgspec.Struct, frozen=True):

@@ -81,8 +81,8 @@ class Translator:
             target_language: code of the target language.
             search: default search settings; None: the paper's.
             ensemble: further models with the same tokenizer, whose probabilities are averaged with the model's.
-            max_source_tokens: maximum number of source tokens; longer texts are split into parts. Texts are also
-                limited to the models' positions.
+            max_source_tokens: maximum number of source tokens; longer texts are split into parts. The models' positions
+                limit texts, too.
             datastore: datastore for kNN retrieval, for a single model.
         """
         self.model = model
@@ -259,7 +259,7 @@ class Translator:
             translations |= translate_with_terms(
                 with_terms_in_source, translations, terms, search, self.term_model(search), search_again
             )
-        return join_sentences(sentences, parts, translations, stopped=watch.stopped, language=self.target_language)
+        return join_sentences(sentences, parts, translations, abandoned=watch.abandoned, language=self.target_language)
 
     def _search_parts(
         self, parts: Sequence[Part], search: SearchSettings, places: Sequence[int] | None, watch: PartsObserver
@@ -340,7 +340,7 @@ class Translator:
                 text = growing.grow(progress.hypotheses()[0]) if len(progress.rows) else ""
             if text:
                 yield text
-        (hypotheses,) = progress.found()
+        (hypotheses,) = progress.results()
         rest = growing.finish(self.tokenizer.target.decode(list(hypotheses[0].ids))) if hypotheses else ""
         if rest:
             yield rest
@@ -456,7 +456,7 @@ class Translator:
             return (beam_width(search, [part.phrases]), padded_length(len(part.ids)) if search.batch_invariant else 0)
 
         most = batch_token_budget(self.device) // beam_width(search, [part.phrases for part in parts])
-        return batches(parts, most, kind=kind, most_sentences=max_sentences(search, self.datastore))
+        return batches(parts, most, kind=kind, max_sentences=max_sentences(search, self.datastore))
 
     def _begin(self, batch: Batch, search: SearchSettings) -> Search:
         with torch.inference_mode():

@@ -1,1 +1,1 @@
-"""Looking into a model at work."""
+"""Tools to inspect models and corpora: attention, beam search, word alignment, interventions, checks and plots."""

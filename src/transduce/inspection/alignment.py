@@ -1,12 +1,13 @@
-"""Which words translate each other, read off the attention to the memory.
+"""Align words that translate each other, from cross-attention.
 
-Averaging all heads is a poor aligner: heads have their own trades, a word's neighbours share its attention, and some
-words (articles) have no counterpart. So heads are *chosen*: from sentences whose alignment is known, a logistic
-regression learns how much each head says, at a pair of words and beside it. A second one looks at the first one's
-answers all around a pair, as a person would who fits a whole sentence together. A hundred known sentences are enough.
+The mean of all heads aligns poorly: heads have different functions, a word's neighbors share its attention, and some
+words (articles) have no counterpart. So heads are *chosen* with sentences whose alignment is known. A first logistic
+regression learns weights for the heads' attention at and next to a pair of words. A second one adds the first one's
+probabilities for all pairs around it. A hundred known alignments are enough.
 
-Without known alignments, all heads are averaged and words are linked that look at each other most, or mostly.
-Legend: N layers, H heads, T target words, S source words, F features.
+Without known alignments, all heads are averaged. Two words are then linked if each has the other's greatest attention,
+or if one has more than half of the other's.
+Shapes: N layers, H heads, T target words, S source words, F features.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,60 +28,67 @@ from transduce.model.attention import AttentionTrace
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span, encode_within_words, locate_words, overlap, split_words, token_spans
 
-# --- alignment features ---
-# From attention between words to links: what a pair of words is judged by, and the regression that judges.
-# Legend: C heads of all layers, T target words, S source words, F features.
+# --- features and regression ---
+# Features of word pairs from attention, and the logistic regression that turns them into link probabilities.
+# Shapes: C heads of all layers, T target words, S source words, F features.
 
 
 Matrix = npt.NDArray[Any]
-_LEAST = 1e-3  # in logarithms and quotients, so that nothing is infinite
-_PENALTY = 3.0  # on squared weights of standardised features: the prior that keeps few examples from saying too much
-_MOST_ITERATIONS = 25
+_EPSILON = 1e-3  # added in logarithms and divisors
+_PENALTY = 3.0  # L2 regularization of the weights of standardized features
+_MAX_ITERATIONS = 25
 _BESIDE = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
 _AROUND = tuple((target, source) for target in (-1, 0, 1) for source in (-1, 0, 1))
 
 
 class WordMaps(NamedTuple):
-    """Attention to the memory between words."""
+    """Cross-attention between the words of a sentence pair."""
 
     heads: Matrix
-    """How much each target word looks at each source word, (C, T, S)."""
+    """Attention of each target word to each source word, (C, T, S)."""
     nowhere: Matrix
-    """How much it looks at the end symbol instead: the sign of a word without a counterpart, (C, T, 1)."""
+    """Attention of each target word to the end symbol, which is high for words without a counterpart, (C, T, 1)."""
 
     def only(self, heads: Matrix) -> "WordMaps":
-        """These heads alone, by number."""
+        """Return the maps of these heads only, by number."""
         return WordMaps(self.heads[heads], self.nowhere[heads])
 
 
 def head_features(maps: WordMaps) -> Matrix:
-    """What every head says of a pair of words and of the pairs beside it, (F, T, S).
+    """Return features of each word pair and its adjacent pairs from every head, (F, T, S).
 
-    Each head speaks twice: of the attention that a target word gives, and of its share in what a source word receives.
-    The mean of all heads stands beside them, and how far the words' places in their sentences are apart.
+    Each head contributes the attention that a target word pays, and its share of the attention that a source word
+    receives. The mean of all heads and the distance of the words' relative positions are further features.
     """
     heads = np.concatenate([maps.heads, maps.heads.mean(axis=0, keepdims=True)])
-    said = np.concatenate([heads, heads / (heads.sum(axis=1, keepdims=True) + _LEAST)])
-    beside = np.concatenate([_shift(said, *place) for place in _BESIDE])
+    attention = np.concatenate([heads, heads / (heads.sum(axis=1, keepdims=True) + _EPSILON)])
+    adjacent = np.concatenate([_shift(attention, *offset) for offset in _BESIDE])
     targets, sources = maps.heads.shape[1:]
-    places = (np.arange(targets) + 0.5)[:, None] / max(targets, 1), (np.arange(sources) + 0.5) / max(sources, 1)
-    distance = np.abs(places[0] - places[1])
+    relative_positions = (
+        (np.arange(targets) + 0.5)[:, None] / max(targets, 1),
+        (np.arange(sources) + 0.5) / max(sources, 1),
+    )
+    distance = np.abs(relative_positions[0] - relative_positions[1])
     nowhere = np.broadcast_to(maps.nowhere, maps.heads.shape)
-    return np.concatenate([beside, np.log(beside + _LEAST), nowhere, distance[None], np.ones((1, targets, sources))])
+    return np.concatenate(
+        [adjacent, np.log(adjacent + _EPSILON), nowhere, distance[None], np.ones((1, targets, sources))]
+    )
 
 
 def neighbour_features(answer: Matrix) -> Matrix:
-    """The probabilities (T, S) of the pairs around each pair, and the strongest rivals in its row and column."""
-    given = answer / (answer.sum(axis=1, keepdims=True) + _LEAST)
-    received = answer / (answer.sum(axis=0) + _LEAST)
-    around = [_shift(each[None], *place) for each in (answer, given, received) for place in _AROUND]
-    logarithms = [np.log(_shift(answer[None], *place) + _LEAST) for place in _AROUND]
-    rivals = np.stack([_rival(answer, 0), _rival(answer, 1)])
-    return np.concatenate([*around, *logarithms, rivals, np.log(rivals + _LEAST)])
+    """Return features from the link probabilities (T, S) around each pair and in its row and column."""
+    row_normalized = answer / (answer.sum(axis=1, keepdims=True) + _EPSILON)
+    column_normalized = answer / (answer.sum(axis=0) + _EPSILON)
+    around = [
+        _shift(matrix[None], *offset) for matrix in (answer, row_normalized, column_normalized) for offset in _AROUND
+    ]
+    logarithms = [np.log(_shift(answer[None], *offset) + _EPSILON) for offset in _AROUND]
+    strongest_others = np.stack([_strongest_other(answer, 0), _strongest_other(answer, 1)])
+    return np.concatenate([*around, *logarithms, strongest_others, np.log(strongest_others + _EPSILON)])
 
 
 def _shift(maps: Matrix, target: int, source: int) -> Matrix:
-    """Each pair's neighbour, so many words on; 0 where there is none."""
+    """Return the maps shifted so that each entry holds the pair this many words later; 0 if there is none."""
     shifted = np.zeros_like(maps)
     rows, columns = maps.shape[1:]
     if abs(target) < rows and abs(source) < columns:
@@ -94,8 +102,8 @@ def _overlap(step: int, length: int) -> tuple[slice, slice]:
     return slice(max(0, -step), length - max(0, step)), slice(max(0, step), length + min(0, step))
 
 
-def _rival(answer: Matrix, axis: int) -> Matrix:
-    """The greatest of the others in the same row or column."""
+def _strongest_other(answer: Matrix, axis: int) -> Matrix:
+    """Return the greatest other value in the same row or column of each entry."""
     if answer.shape[axis] < 2:
         return np.zeros_like(answer)
     ordered = np.sort(answer, axis=axis)
@@ -104,30 +112,30 @@ def _rival(answer: Matrix, axis: int) -> Matrix:
 
 
 def probability(features: Matrix, weights: Matrix) -> Matrix:
-    """The logistic function of the weighted sum of features (F, T, S), (T, S)."""
+    """Return the logistic function of the weighted sum of features (F, T, S), (T, S)."""
     total = np.einsum("fts,f->ts", features, weights)
     return np.asarray(1.0 / (1.0 + np.exp(-np.clip(total, -30.0, 30.0))))
 
 
 def fit_logistic(features: Sequence[Matrix], links: Sequence[Matrix]) -> Matrix:
-    """Logistic regression by Newton's method.
+    """Fit a logistic regression by Newton's method.
 
     Args:
-        features: of each sentence, (F, T, S).
-        links: 1 where two words translate each other and 0 elsewhere, (T, S).
+        features: features of each sentence, (F, T, S).
+        links: 1 if two words translate each other, else 0, (T, S).
 
     Returns:
         The weights, (F,).
     """
-    x = np.concatenate([each.reshape(len(each), -1) for each in features], axis=1).T  # (words² of all, F)
-    y = np.concatenate([each.ravel() for each in links])
+    x = np.concatenate([matrix.reshape(len(matrix), -1) for matrix in features], axis=1).T  # (words² of all, F)
+    y = np.concatenate([matrix.ravel() for matrix in links])
     scale = x.std(axis=0) + 1e-6
     x = x / scale
     weights = np.zeros(x.shape[1])
-    for _ in range(_MOST_ITERATIONS):
-        guess = 1.0 / (1.0 + np.exp(-np.clip(x @ weights, -30.0, 30.0)))
-        gradient = x.T @ (y - guess) - _PENALTY * weights
-        curvature = (x * (guess * (1.0 - guess))[:, None]).T @ x + _PENALTY * np.eye(len(weights))
+    for _ in range(_MAX_ITERATIONS):
+        predicted = 1.0 / (1.0 + np.exp(-np.clip(x @ weights, -30.0, 30.0)))
+        gradient = x.T @ (y - predicted) - _PENALTY * weights
+        curvature = (x * (predicted * (1.0 - predicted))[:, None]).T @ x + _PENALTY * np.eye(len(weights))
         step = np.linalg.solve(curvature, gradient)
         weights = weights + step
         if np.abs(step).max() < 1e-6:
@@ -135,27 +143,30 @@ def fit_logistic(features: Sequence[Matrix], links: Sequence[Matrix]) -> Matrix:
     return np.asarray(weights / scale)
 
 
-# --- word maps ---
-# Attention between the words of many sentence pairs, head by head.
-# Legend: B sentences, C = N layers × H heads, S source and T target *words* in maps, pieces in what the model sees.
+# --- attention between words ---
+# Compute attention between the words of sentence pairs, head by head.
+# Shapes: B sentences, C = N layers × H heads; S source and T target are *words* in maps and tokens in model inputs.
 
 
-# In a pass; weights of attention are kept, 4 bytes each.
-_MOST_PAIRS, _MOST_WEIGHTS = 32, 2**25
+# Limits of one forward pass, which keeps all attention weights as float32.
+_MAX_PAIRS, _MAX_WEIGHTS = 32, 2**25
 _SHOWN = 40
 
 
 class WordPair(msgspec.Struct, frozen=True):
-    """A sentence and its translation, and the words of both."""
+    """A sentence and its translation, with the spans of the words of both."""
 
     source: str
     target: str
     source_words: tuple[Span, ...]
     target_words: tuple[Span, ...]
     cut_source: bool = False
-    """Whether pieces of several words are cut where words end: right for words that somebody marked by hand. Without
-    it, each word of such a piece has the piece's whole attention."""
+    """True to split tokens that span several words at the word boundaries, which suits words marked by hand.
+
+    If False, each word of a token that spans several gets the token's whole attention.
+    """
     cut_target: bool = False
+    """Same meaning as `cut_source`, for the target."""
 
 
 def word_pair(
@@ -164,10 +175,10 @@ def word_pair(
     source_words: Sequence[str] | None = None,
     target_words: Sequence[str] | None = None,
 ) -> WordPair:
-    """A pair with the words that are given, or else with those that spaces separate (`split_words`).
+    """Return a sentence pair with the words passed, or else with those that spaces separate (`split_words`).
 
     Raises:
-        TransduceError: a word does not stand in its sentence.
+        TransduceError: a word does not occur in its sentence.
     """
     return WordPair(
         source,
@@ -180,36 +191,36 @@ def word_pair(
 
 
 class _Side(NamedTuple):
-    """A sentence as the model sees it."""
+    """A tokenized sentence, with the tokens of each word."""
 
     ids: list[int]
-    """With the end symbol, and what else stands around a text."""
+    """Token ids with the end symbol and other special tokens."""
     shares: Matrix
-    """Which pieces spell which word, 0 or 1, (words, pieces)."""
+    """Which tokens spell which word, 0 or 1, (words, tokens)."""
 
 
 def word_maps(translator: Translator, pairs: Iterable[WordPair]) -> Iterator[WordMaps]:
-    """The attention between the words of each pair, by passes over some pairs side by side.
+    """Yield the attention between the words of each pair, computed in batches.
 
     Raises:
-        TransduceError: a text has more pieces than attention has memory for.
+        TransduceError: a text has too many tokens for the memory that attention needs.
     """
     tokenizer, config = translator.tokenizer, translator.model.config
     heads = config.num_decoder_layers * config.num_heads
     batch: list[tuple[_Side, _Side]] = []
     longest_source = longest_target = 0
     for pair in pairs:
-        source = _side(tokenizer.source, pair.source, pair.source_words, cut=pair.cut_source)
-        target = _side(tokenizer.target, pair.target, pair.target_words, cut=pair.cut_target)
+        source = _tokenize(tokenizer.source, pair.source, pair.source_words, cut=pair.cut_source)
+        target = _tokenize(tokenizer.target, pair.target, pair.target_words, cut=pair.cut_target)
         for side, text in ((source, pair.source), (target, pair.target)):
             if len(side.ids) > MAX_TOKENS:
                 raise TransduceError(
-                    f"A text must have at most {MAX_TOKENS:,} pieces for its words to be linked, but "
-                    f"“{text[:_SHOWN]}…” has {len(side.ids):,}: cut it into sentences."
+                    f"A text must have at most {MAX_TOKENS:,} tokens for its words to be aligned, but "
+                    f"“{text[:_SHOWN]}…” has {len(side.ids):,}: split it into sentences."
                 )
         longest_source, longest_target = max(longest_source, len(source.ids)), max(longest_target, len(target.ids))
         weights = heads * (len(batch) + 1) * longest_source * longest_target
-        if batch and (len(batch) == _MOST_PAIRS or weights > _MOST_WEIGHTS):
+        if batch and (len(batch) == _MAX_PAIRS or weights > _MAX_WEIGHTS):
             yield from _maps_of(translator, batch)
             batch, longest_source, longest_target = [], len(source.ids), len(target.ids)
         batch.append((source, target))
@@ -218,7 +229,7 @@ def word_maps(translator: Translator, pairs: Iterable[WordPair]) -> Iterator[Wor
 
 
 def _maps_of(translator: Translator, sides: Sequence[tuple[_Side, _Side]]) -> list[WordMaps]:
-    """By one pass."""
+    """Return the attention between the words of a batch of pairs, from one forward pass."""
     config = translator.model.config
     sources, targets = zip(*sides, strict=True)
     trace = AttentionTrace()
@@ -228,85 +239,90 @@ def _maps_of(translator: Translator, sides: Sequence[tuple[_Side, _Side]]) -> li
         inputs = [[config.start_id, *side.ids[:-1]] for side in targets]
         translator.model.decode(pad(inputs, config.pad_id, translator.device), memory, mask, trace=trace)
     weights = torch.stack(trace.memory, dim=1).flatten(1, 2).float().cpu().numpy()  # (B, C, T, S)
-    return [_between_words(*each) for each in zip(weights, sources, targets, strict=True)]
+    return [_between_words(*example) for example in zip(weights, sources, targets, strict=True)]
 
 
-def _side(vocabulary: Vocabulary, text: str, words: Sequence[Span], *, cut: bool) -> _Side:
-    seen = vocabulary.normalize(text)
-    if seen != text:
-        words = [Span(*(len(vocabulary.normalize(text[:place])) for place in word)) for word in words]
-    ids = encode_within_words(vocabulary, seen, words) if cut else vocabulary.encode(seen)
-    spelt = (overlap(words, token_spans(vocabulary.token_texts(ids), seen)) > 0).astype(np.float64)
-    # What stands around a text, such as the end symbol, spells none of its words.
+def _tokenize(vocabulary: Vocabulary, text: str, words: Sequence[Span], *, cut: bool) -> _Side:
+    normalized = vocabulary.normalize(text)
+    if normalized != text:
+        words = [Span(*(len(vocabulary.normalize(text[:offset])) for offset in word)) for word in words]
+    ids = encode_within_words(vocabulary, normalized, words) if cut else vocabulary.encode(normalized)
+    spells = (overlap(words, token_spans(vocabulary.token_texts(ids), normalized)) > 0).astype(np.float64)
+    # Special tokens around the text, such as the end symbol, belong to no word.
     return _Side(
-        vocabulary.with_special_tokens(ids), np.pad(spelt, ((0, 0), (len(vocabulary.before), len(vocabulary.after))))
+        vocabulary.with_special_tokens(ids), np.pad(spells, ((0, 0), (len(vocabulary.before), len(vocabulary.after))))
     )
 
 
 def _between_words(weights: Matrix, source: _Side, target: _Side) -> WordMaps:
-    """Over a word's source pieces the sum, over its target pieces the mean."""
-    own = weights[:, : len(target.ids), : len(source.ids)].astype(np.float64)
-    means = target.shares / np.maximum(target.shares.sum(axis=1, keepdims=True), 1.0)  # (T, pieces)
-    return WordMaps(heads=means @ own @ source.shares.T, nowhere=means @ own[:, :, -1:])
+    """Return the attention summed over a word's source tokens and averaged over its target tokens."""
+    unpadded = weights[:, : len(target.ids), : len(source.ids)].astype(np.float64)
+    means = target.shares / np.maximum(target.shares.sum(axis=1, keepdims=True), 1.0)  # (T, tokens)
+    return WordMaps(heads=means @ unpadded @ source.shares.T, nowhere=means @ unpadded[:, :, -1:])
 
 
-# --- alignment ---
-
+# --- choosing heads and aligning ---
 
 Links = frozenset[tuple[int, int]]
 THRESHOLD = 0.45
-_FEWEST_KNOWN = 10
-_MOST_HEADS = 16  # more would take long to weigh, and the rest hardly align
+_MIN_KNOWN = 10
+_MAX_HEADS = 16  # further heads cost time and hardly help
 
 
 class KnownAlignment(msgspec.Struct, frozen=True):
-    """A sentence pair whose alignment is known."""
+    """A sentence pair whose word alignment is known."""
 
     pair: WordPair
     links: Links
-    """(source word, target word), both counted from 0."""
+    """(source word, target word), both from 0."""
 
 
 class HeadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What `choose_heads` learnt: how much every head says. It fits the model that it was learnt from, and no other."""
+    """The weights that `choose_heads` learned for a model's heads. They are valid for that model only."""
 
     num_layers: int
     """Decoder layers of that model."""
     num_heads: int
-    """Heads of each."""
+    """Heads per layer."""
     chosen: tuple[tuple[int, int], ...]
-    """(layer, head) of those that are listened to, the best aligner first."""
+    """(layer, head) of the heads used, best aligner first."""
     first: tuple[float, ...]
-    """Of the features at each pair of words."""
+    """Weights of the first regression, for the features at each pair of words."""
     second: tuple[float, ...]
-    """Of the first one's answers around each pair of words."""
+    """Weights of the second regression, which adds the first one's probabilities around each pair."""
 
 
 def choose_heads(translator: Translator, known: Sequence[KnownAlignment]) -> HeadWeights:
-    """Learns from known alignments how much each head of the attention to the memory says.
+    """Learn from known alignments how to weight the cross-attention heads of a model.
 
     Args:
-        translator: of any Transformer with a decoder.
-        known: some ten at least; a hundred are good, more are better.
+        translator: a translator with any Transformer that has a decoder.
+        known: at least ten known alignments; a hundred work well.
 
     Raises:
-        TransduceError: there are too few, or a link names a word that is not there.
+        TransduceError: there are too few alignments, or a link has a word that does not exist.
     """
-    if len(known) < _FEWEST_KNOWN:
+    if len(known) < _MIN_KNOWN:
         raise TransduceError(
-            f"Heads are chosen from at least {_FEWEST_KNOWN} known alignments, but there are {len(known)}: give more."
+            f"Choosing heads needs at least {_MIN_KNOWN} known alignments, but there are {len(known)}: pass more."
         )
     config = translator.model.config
-    links = [_link_matrix(each) for each in known]
-    maps = list(word_maps(translator, [each.pair for each in known]))
-    chosen = np.argsort(_errors(maps, known), kind="stable")[:_MOST_HEADS]
-    features = [head_features(each.only(chosen)) for each in maps]
+    links = [_link_matrix(item) for item in known]
+    maps = list(word_maps(translator, [item.pair for item in known]))
+    chosen = np.argsort(_errors(maps, known), kind="stable")[:_MAX_HEADS]
+    features = [head_features(item.only(chosen)) for item in maps]
     first = fit_logistic(features, links)
-    # The second one must see answers as they will be on new sentences: each half's by what the other half teaches.
+    # Cross-validate the inputs of the second regression: each half gets probabilities learned from the other half.
     half = len(known) // 2
-    teachers = (fit_logistic(features[half:], links[half:]), fit_logistic(features[:half], links[:half]))
-    answers = [probability(each, teachers[number >= half]) for number, each in enumerate(features)]
-    second = fit_logistic([_second_look(each, answer) for each, answer in zip(features, answers, strict=True)], links)
+    half_weights = (fit_logistic(features[half:], links[half:]), fit_logistic(features[:half], links[:half]))
+    probabilities = [probability(item, half_weights[number >= half]) for number, item in enumerate(features)]
+    second = fit_logistic(
+        [
+            _second_features(item, probabilities_of_pair)
+            for item, probabilities_of_pair in zip(features, probabilities, strict=True)
+        ],
+        links,
+    )
     return HeadWeights(
         num_layers=config.num_decoder_layers,
         num_heads=config.num_heads,
@@ -359,15 +375,15 @@ def read_heads(path: Path) -> HeadWeights:
 
 
 def align_pairs(translator: Translator, pairs: Iterable[WordPair], heads: HeadWeights | None = None) -> Iterable[Links]:
-    """The links of each pair: (source word, target word), both counted from 0.
+    """Yield the links of each pair: (source word, target word), both from 0.
 
     Args:
-        translator: its attention is what is read.
-        pairs: sentences with their translations; a few dozen are held at a time.
-        heads: what `choose_heads` learnt from this model; None: all heads alike.
+        translator: the translator whose attention is used.
+        pairs: sentences with their translations; they are read in batches.
+        heads: what `choose_heads` learned for this model; None: all heads equally.
 
     Raises:
-        TransduceError: the heads are another model's.
+        TransduceError: the heads belong to another model.
     """
     if heads is not None:
         _check_heads(translator, heads)
@@ -377,18 +393,18 @@ def align_pairs(translator: Translator, pairs: Iterable[WordPair], heads: HeadWe
 
 
 def alignment_error(found: Iterable[Links], known: Iterable[Links]) -> float:
-    """The alignment error rate (Och and Ney 2003) where all known links are sure: 1 - 2 |A ∩ K| / (|A| + |K|)."""
-    right = total = 0
+    """Return the alignment error rate (Och and Ney 2003) if all known links are sure: 1 - 2 |A ∩ K| / (|A| + |K|)."""
+    num_correct = total = 0
     for links, expected in zip(found, known, strict=True):
-        right += len(links & expected)
+        num_correct += len(links & expected)
         total += len(links) + len(expected)
-    return 1.0 - 2.0 * right / total if total else 0.0
+    return 1.0 - 2.0 * num_correct / total if total else 0.0
 
 
 def head_errors(translator: Translator, known: Sequence[KnownAlignment]) -> Matrix:
-    """The alignment error of each head by itself, (N, H): each source word to the target word that looks at it most."""
+    """Return the alignment error of each head alone, (N, H), linking each source word as `_link_sources` does."""
     config = translator.model.config
-    errors = _errors(word_maps(translator, [each.pair for each in known]), known)
+    errors = _errors(word_maps(translator, [item.pair for item in known]), known)
     return errors.reshape(config.num_decoder_layers, config.num_heads)
 
 
@@ -396,49 +412,49 @@ def head_errors(translator: Translator, known: Sequence[KnownAlignment]) -> Matr
 
 
 def _errors(maps: Iterable[WordMaps], known: Sequence[KnownAlignment]) -> Matrix:
-    """The alignment error of each head by itself, (N × H,)."""
-    found = [[_link_sources(head) for head in each.heads] for each in maps]
-    expected = [each.links for each in known]
-    return np.array([alignment_error(links, expected) for links in zip(*found, strict=True)])
+    """Return the alignment error of each head alone, (N × H,)."""
+    links_by_head = [[_link_sources(head) for head in item.heads] for item in maps]
+    expected = [item.links for item in known]
+    return np.array([alignment_error(links, expected) for links in zip(*links_by_head, strict=True)])
 
 
 def _link_sources(head: Matrix) -> Links:
-    """Each source word with the target word that looks at it most."""
+    """Link each source word to the target word that pays most attention to it."""
     if not head.size:
         return frozenset()
     return frozenset((source, int(target)) for source, target in enumerate(head.argmax(axis=0)))
 
 
 def _link_matrix(known: KnownAlignment) -> Matrix:
-    """The known links, 1 or 0, (T, S)."""
+    """Return the known links as a matrix of 1 and 0, (T, S)."""
     shape = len(known.pair.target_words), len(known.pair.source_words)
     links = np.zeros(shape)
     for source, target in known.links:
         if not (0 <= source < shape[1] and 0 <= target < shape[0]):
             raise TransduceError(
-                f"The known link {source}-{target} names a word that is not there: `{known.pair.source}` has "
+                f"The known link {source}-{target} has a word that does not exist: `{known.pair.source}` has "
                 f"{shape[1]} words and `{known.pair.target}` has {shape[0]}, counted from 0."
             )
         links[target, source] = 1.0
     return links
 
 
-def _second_look(features: Matrix, answer: Matrix) -> Matrix:
+def _second_features(features: Matrix, answer: Matrix) -> Matrix:
     return np.concatenate([features, neighbour_features(answer)])
 
 
 def _link_probabilities(maps: WordMaps, heads: HeadWeights) -> Matrix:
-    """How likely each pair of words is a link, (T, S)."""
+    """Return the probability of a link for each pair of words, (T, S)."""
     if not maps.heads.size:
         return np.zeros(maps.heads.shape[1:])
     chosen = np.array([layer * heads.num_heads + head for layer, head in heads.chosen])
     features = head_features(maps.only(chosen))
     answer = probability(features, np.array(heads.first))
-    return probability(_second_look(features, answer), np.array(heads.second))
+    return probability(_second_features(features, answer), np.array(heads.second))
 
 
 def _link_mutual(maps: WordMaps) -> Matrix:
-    """Words that look at each other most, or that have more than half of one another's attention, boolean (T, S)."""
+    """Return which words have each other's greatest attention or more than half of it, boolean (T, S)."""
     mean = maps.heads.mean(axis=0)
     if not mean.size:
         return np.zeros(mean.shape, dtype=bool)

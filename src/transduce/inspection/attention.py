@@ -1,6 +1,6 @@
-"""What a model attends to while it translates.
+"""Attention weights of a model during translation, by token and by word, also as HTML for notebooks.
 
-Legend: N layers, H heads, S source pieces with the end symbol, T target pieces with the end symbol.
+Shapes: N layers, H heads, S source tokens and T target tokens, both with the end symbol.
 """
 
 import html
@@ -19,20 +19,19 @@ from transduce.model.attention import AttentionTrace
 from transduce.text.languages import unspaced_characters
 from transduce.text.vocabulary import byte_of
 
-# --- notebook ---
-# What shows itself in a notebook, as HTML without scripts: tables of shades and small heat maps.
-# Legend: N layers, H heads, Q queries, L keys.
+# --- HTML without scripts for notebooks: shaded tables and small heat maps ---
+# Shapes: N layers, H heads, Q queries, L keys.
 
 
 _RGB = "11, 110, 153"
 _CELL_PIXELS = 6
-_LEAST_SHOWN = 0.004
+_MIN_SHOWN = 0.004
 
 
 def shaded_table(
     rows: Sequence[str], columns: Sequence[str], weights: Sequence[Sequence[float]] | npt.NDArray[np.float32]
 ) -> str:
-    """A table with a shade and a figure for each weight from 0 to 1; columns are headed, rows begin with their name."""
+    """Return an HTML table with a shade and a number for each weight (0 to 1), and with row and column names."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
     body = "".join(
         f"<tr><th style='text-align: right'>{html.escape(name)}</th>{''.join(map(_shaded_cell, row))}</tr>"
@@ -47,7 +46,7 @@ def _shaded_cell(weight: float) -> str:
 
 
 def small_heat_maps(weights: npt.NDArray[np.float32]) -> str:
-    """Every head of every layer (N, H, Q, L) as a small picture: a row a layer, a column a head."""
+    """Return an HTML table with a small picture of each head (N, H, Q, L): a row per layer, a column per head."""
     heads = "".join(f"<th>head {number}</th>" for number in range(1, weights.shape[1] + 1))
     rows = "".join(
         f"<tr><th>layer {number}</th>{''.join(f'<td>{_small_heat_map(head)}</td>' for head in layer)}</tr>"
@@ -60,56 +59,57 @@ def _small_heat_map(weights: npt.NDArray[np.float32]) -> str:
     queries, keys = weights.shape
     cells = "".join(
         f"<rect x='{key}' y='{query}' width='1' height='1' fill-opacity='{weights[query, key]:.2f}'/>"
-        for query, key in np.argwhere(weights >= _LEAST_SHOWN).tolist()
+        for query, key in np.argwhere(weights >= _MIN_SHOWN).tolist()
     )
     size = f"width='{keys * _CELL_PIXELS}' height='{queries * _CELL_PIXELS}' viewBox='0 0 {keys} {queries}'"
     return f"<svg {size} style='border: 1px solid #ccc' fill='rgb({_RGB})'>{cells}</svg>"
 
 
 def framed(page: str, *, height_pixels: int = 720) -> str:
-    """A whole page inside a notebook, on its own so that its style touches nothing else."""
+    """Return a page in an iframe for a notebook, so that its style does not affect the notebook."""
     style = f"width: 100%; height: {height_pixels}px; border: 1px solid #ccc"
     return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{html.escape(page, quote=True)}"></iframe>'
 
 
-# --- attention ---
-
+# --- attention weights ---
 
 Weights = npt.NDArray[np.float32]
 
 
 class AttentionMaps(msgspec.Struct, frozen=True):
-    """Attention weights of every layer and head, for one sentence pair. Each row sums to 1."""
+    """Attention weights of every layer and head for one sentence pair. Each row sums to 1."""
 
     source_pieces: tuple[str, ...]
+    """Source tokens with the end symbol."""
     target_pieces: tuple[str, ...]
+    """Target tokens, with the end symbol unless `ended` is False."""
     encoder: Weights
-    """(N, H, S, S): row s is what source piece s attends to."""
+    """(N, H, S, S): row s is the attention from source token s to all source tokens."""
     decoder: Weights
-    """(N, H, T, T): row t is what target pieces before t the model attends to while it predicts piece t."""
+    """(N, H, T, T): row t is the attention to the start symbol and earlier target tokens when token t is predicted."""
     memory: Weights
-    """(N, H, T, S): row t is what source pieces it attends to while it predicts piece t."""
+    """(N, H, T, S): row t is the attention to the source tokens when target token t is predicted."""
     ended: bool = True
-    """Whether the last target piece is the end symbol: not so where a search was cut."""
+    """True if the last target token is the end symbol, which is missing if the search reached its length limit."""
 
     def _repr_html_(self) -> str:
         return small_heat_maps(self.memory)
 
 
 def attention_maps(translator: Translator, source: str, target: str | None = None) -> AttentionMaps:
-    """The attention of a model for a sentence and its translation.
+    """Return the attention weights of a model for a sentence and its translation.
 
     Args:
-        translator: the model, a Transformer, and its tokenizer.
+        translator: a translator with one Transformer.
         source: a sentence.
-        target: a translation of it; the model's own where nothing is said.
+        target: a translation of it; None: the model's own.
 
     Raises:
-        TransduceError: it is no Transformer that translates, or several.
+        TransduceError: the object is not a translator with exactly one Transformer.
     """
     if not isinstance(translator, Translator):
         raise TransduceError(
-            f"Attention maps are those of a translator, but this is a {type(translator).__name__}: load a "
+            f"Attention maps need a translator, but this is a {type(translator).__name__}: load a "
             "model that translates."
         )
     refuse_ensembles(translator)
@@ -134,89 +134,92 @@ def attention_maps(translator: Translator, source: str, target: str | None = Non
 
 
 def refuse_ensembles(translator: Translator) -> None:
-    """Refuses several models that translate together.
+    """Refuse an ensemble of several models.
 
     Raises:
-        TransduceError: they are several.
+        TransduceError: the translator has several models.
     """
     if len(translator.models) > 1:
         raise TransduceError(
-            f"How a translation came about is shown of one model, but here {len(translator.models)} translate "
-            "together: load one of them."
+            f"Only a single model can be inspected, but this translator is an ensemble of {len(translator.models)}: "
+            "load one of them."
         )
 
 
 def stack_layers(layers: list[torch.Tensor]) -> Weights:
-    """A trace's layers, (1, H, Q, L) each, as one array (N, H, Q, L)."""
+    """Return a trace's layers, (1, H, Q, L) each, as one array (N, H, Q, L)."""
     stacked = torch.stack([layer[0].float() for layer in layers])  # (N, H, Q, L)
     return np.asarray(stacked.cpu().numpy(), dtype=np.float32)
 
 
 class WordAttention(msgspec.Struct, frozen=True):
-    """Attention between words: how much each target word looks at each source word."""
+    """Attention of each target word to each source word."""
 
     source_words: tuple[str, ...]
     target_words: tuple[str, ...]
     weights: Weights
-    """(target words, source words)."""
+    """Attention weights, (target words, source words)."""
 
     def _repr_html_(self) -> str:
         return shaded_table(self.target_words, self.source_words, self.weights)
 
 
 def word_attention(maps: AttentionMaps) -> WordAttention:
-    """Attention to the memory from word to word: over a word's source pieces the sum, over its target pieces the mean.
+    """Return word-level cross-attention: summed over a word's source tokens, averaged over its target tokens.
 
-    Layers and heads are averaged by how decided they are: a head that looks everywhere says little.
+    Layers and heads are averaged with weights: heads with sharper attention count more.
     """
     source_words, source_groups = group_words(maps.source_pieces[:-1])
-    written = len(maps.target_pieces) - maps.ended
-    target_words, target_groups = group_words(maps.target_pieces[:written])
+    num_tokens = len(maps.target_pieces) - maps.ended
+    target_words, target_groups = group_words(maps.target_pieces[:num_tokens])
     weights = np.zeros((len(target_words), len(source_words)), dtype=np.float32)
     if weights.size == 0:
         return WordAttention(source_words, target_words, weights)
-    mixed = _mix_heads(maps.memory[:, :, :written, :-1])  # (T - 1, S - 1), or (T, S - 1) without an end symbol
+    mean_attention = _average_heads(
+        maps.memory[:, :, :num_tokens, :-1]
+    )  # (T - 1, S - 1), or (T, S - 1) without an end symbol
     for row, target_group in enumerate(target_groups):
         for column, source_group in enumerate(source_groups):
-            weights[row, column] = mixed[np.ix_(target_group, source_group)].sum(axis=1).mean()
+            weights[row, column] = mean_attention[np.ix_(target_group, source_group)].sum(axis=1).mean()
     return WordAttention(source_words, target_words, weights)
 
 
-def _mix_heads(memory: Weights) -> Weights:
-    """(N, H, T, S) to (T, S), each head by the square of its mean greatest weight."""
-    decided = memory.max(axis=-1).mean(axis=-1) ** 2  # (N, H)
-    mixed = np.einsum("nh,nhts->ts", decided, memory) / decided.sum()
+def _average_heads(memory: Weights) -> Weights:
+    """Average (N, H, T, S) over layers and heads to (T, S), weighting each head by its squared mean maximum."""
+    sharpness = memory.max(axis=-1).mean(axis=-1) ** 2  # (N, H)
+    mixed = np.einsum("nh,nhts->ts", sharpness, memory) / sharpness.sum()
     return np.asarray(mixed, dtype=np.float32)
 
 
 def group_words(tokens: Sequence[str]) -> tuple[tuple[str, ...], list[list[int]]]:
-    """Words, and the numbers of the pieces of each.
+    """Return the words that tokens spell, and the indices of each word's tokens.
 
-    A word begins at a piece with ▁. In a script without spaces every piece is a word, and so is a character that is
-    spelt in bytes. A ▁ with no word after it is left out.
+    A word starts at a token with ▁. In scripts without spaces every token is a word, and so is a character that is
+    spelled
+    in byte tokens. A ▁ without a word after it is left out.
     """
     groups: list[list[int]] = []
-    for number, piece in enumerate(tokens):
-        begins = number == 0 or _begins_word(tokens[number - 1], piece)
-        if begins:
-            groups.append([number])
+    for index, token in enumerate(tokens):
+        is_start = index == 0 or _begins_word(tokens[index - 1], token)
+        if is_start:
+            groups.append([index])
         else:
-            groups[-1].append(number)
-    spelt = [(_spell([tokens[number] for number in group]), group) for group in groups]
-    return tuple(word for word, _ in spelt if word), [group for word, group in spelt if word]
+            groups[-1].append(index)
+    words = [(_join_tokens([tokens[index] for index in group]), group) for group in groups]
+    return tuple(word for word, _ in words if word), [group for word, group in words if word]
 
 
 def _begins_word(before: str, token: str) -> bool:
     byte = byte_of(token)
     if byte is not None:
-        return byte >= 0xC0  # a byte from 0x80 to 0xBF goes on with a character, one below is of an alphabet
+        return byte >= 0xC0  # bytes from 0x80 to 0xBF continue a character; smaller ones are ASCII
     return token.startswith("▁") or bool(unspaced_characters(before + token)) or byte_of(before) is not None
 
 
-def _spell(tokens: Sequence[str]) -> str:
-    """The text of a word's pieces."""
+def _join_tokens(tokens: Sequence[str]) -> str:
+    """Return the text that a word's tokens spell."""
     content = b""
-    for piece in tokens:
-        byte = byte_of(piece)
-        content += piece.encode() if byte is None else bytes([byte])
+    for token in tokens:
+        byte = byte_of(token)
+        content += token.encode() if byte is None else bytes([byte])
     return content.decode("utf-8", "replace").removeprefix("▁")

@@ -1,7 +1,7 @@
-"""Coreference, seen: reads off a model which earlier word each head looks at from a pronoun.
+"""Measure which earlier word each attention head of a model attends to from a pronoun.
 
-An encoder's self-attention is asked at the pronoun; of a decoder's, the position that has just read the pronoun.
-Legend: N layers, H heads, T pieces as the model sees them, W words of the sentence.
+In an encoder, the query is the pronoun's position; in a decoder, the position whose input is the pronoun.
+Shapes: N layers, H heads, T tokens as the model reads them, W words of the sentence.
 """
 
 import unicodedata
@@ -25,7 +25,7 @@ from transduce.text.special_tokens import special_tokens_of
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span, overlap, split_words, token_spans
 
-# Words that name nothing. Those of a language that is not listed are told by their letters alone.
+# Function words, which name nothing. In other languages every word with letters is a candidate.
 _FUNCTION_WORDS = {
     "en": """a an the this that these those some any no each every all both and or but nor so because since as if when
     while though although than then there here who whom whose which what where why how i me my mine you your yours he
@@ -43,19 +43,20 @@ _FUNCTION_WORDS = {
     wollte darf mag nicht nie nur auch noch schon sehr zu so in im an am auf aus bei beim mit nach von vom zum zur vor
     für über unter um durch gegen ohne zwischen hinter neben""",
 }
-_NO_NAMES = {language: frozenset(words.split()) for language, words in _FUNCTION_WORDS.items()}
+_FUNCTION_WORD_SETS = {language: frozenset(words.split()) for language, words in _FUNCTION_WORDS.items()}
 
 
 class _Reading(NamedTuple):
-    """A sentence in a model."""
+    """The self-attention that a model computes for a sentence."""
 
     weights: npt.NDArray[np.float32]
     """Self-attention of every layer and head, (N, H, T, T)."""
     tokens: list[str]
-    """Of the sentence alone."""
+    """The sentence's tokens, without the special tokens around them."""
     first: int
-    """The place of the first of them among the T."""
+    """Position of the sentence's first token among the T."""
     left_to_right: bool
+    """True if each position attends to earlier positions only."""
 
 
 def pronoun_attention(
@@ -67,46 +68,45 @@ def pronoun_attention(
     among: Sequence[str] | None = None,
     translation_of: str | None = None,
 ) -> PronounAttention:
-    """Where each head looks from a pronoun.
+    """Return the attention of every head from a pronoun to the words of its sentence.
 
     Args:
-        reader: what `transduce.load` returns: a translator with a Transformer, a language model, or a masked one.
-        sentence: holds the pronoun; where it does so several times, the last one is meant.
-        pronoun: as it is written there, upper or lower case.
-        antecedent: the earlier word, or words, that it stands for.
-        among: the words that it may stand for; None: all earlier ones that name something, as far as a list of
-            function words (English, German) can tell.
-        translation_of: of a translator's target side: the source that `sentence` is a translation of. It is the
-            decoder then that is asked.
+        reader: a translator with a Transformer, a language model or a masked one, as `transduce.load` returns.
+        sentence: contains the pronoun; if it does so several times, the last one is used.
+        pronoun: the pronoun, in upper or lower case.
+        antecedent: the earlier word or words that the pronoun refers to, if known.
+        among: the possible antecedents; None: all earlier words except function words (known for English and German).
+        translation_of: the source sentence, if `sentence` is its translation; the translator's decoder is then
+            measured.
 
     Raises:
-        TransduceError: the sentence does not hold a word, nothing stands before the pronoun that it may mean, or the
-            model has no self-attention to ask.
+        TransduceError: the sentence lacks a word, no candidate precedes the pronoun, or the model has no
+            self-attention.
     """
     sentence = unicodedata.normalize("NFC", " ".join(sentence.split()))
     spans = _split(sentence)
     words = [sentence[span.start : span.end] for span in spans]
-    place = _find_pronoun(words, pronoun, sentence)
-    meant = None if antecedent is None else _before(sentence, spans, place, antecedent)
-    found: set[tuple[int, ...]]
+    pronoun_index = _find_pronoun(words, pronoun, sentence)
+    antecedent_words = None if antecedent is None else _find_before(sentence, spans, pronoun_index, antecedent)
+    candidate_set: set[tuple[int, ...]]
     if among is None:
-        single = _named(words[:place], _language(reader, translation_of))
-        found = {(number,) for number in single if meant is None or number not in meant}
+        nouns = _candidate_words(words[:pronoun_index], _language(reader, translation_of))
+        candidate_set = {(number,) for number in nouns if antecedent_words is None or number not in antecedent_words}
     else:
-        found = {_before(sentence, spans, place, text) for text in among}
-    candidates = sorted(found if meant is None else {*found, meant})
+        candidate_set = {_find_before(sentence, spans, pronoun_index, text) for text in among}
+    candidates = sorted(candidate_set if antecedent_words is None else {*candidate_set, antecedent_words})
     if not candidates:
         raise TransduceError(
-            f"A pronoun stands for an earlier word, but before `{pronoun}` there is none in `{sentence}` that names "
-            "something: give a sentence that has one, or say with `among` (--among) which words may be meant."
+            f"A pronoun refers to an earlier word, but no word before `{pronoun}` in `{sentence}` names something: "
+            "pass a sentence that has one, or list the possible words with `among` (--among)."
         )
     reading = _read(reader, sentence, translation_of)
-    weights = _between_words(reading, spans, sentence, place)
+    weights = _between_words(reading, spans, sentence, pronoun_index)
     return PronounAttention(
         words=tuple(words),
-        pronoun=place,
+        pronoun=pronoun_index,
         candidates=tuple(candidates),
-        antecedent=None if meant is None else candidates.index(meant),
+        antecedent=None if antecedent_words is None else candidates.index(antecedent_words),
         left_to_right=reading.left_to_right,
         weights=tuple(tuple(tuple(round(float(w), 4) for w in head) for head in layer) for layer in weights),
     )
@@ -116,7 +116,7 @@ def pronoun_attention(
 
 
 def _split(sentence: str) -> list[Span]:
-    """Words, and by themselves the punctuation marks before and after them."""
+    """Return the spans of words, with punctuation marks before and after them as separate spans."""
     spans: list[Span] = []
     for start, end in split_words(sentence):
         first, last = start, end
@@ -129,45 +129,53 @@ def _split(sentence: str) -> list[Span]:
 
 
 def _find_pronoun(words: Sequence[str], pronoun: str, sentence: str) -> int:
-    wanted = unicodedata.normalize("NFC", pronoun).casefold()
-    places = [number for number, word in enumerate(words) if word.casefold() == wanted]
-    if not places:
+    """Return the index of the pronoun's last occurrence among the words."""
+    folded = unicodedata.normalize("NFC", pronoun).casefold()
+    indices = [number for number, word in enumerate(words) if word.casefold() == folded]
+    if not indices:
         raise TransduceError(f"The pronoun must be a word of the sentence, but `{pronoun}` is none of `{sentence}`.")
-    return places[-1]
+    return indices[-1]
 
 
-def _before(sentence: str, spans: Sequence[Span], pronoun: int, text: str) -> tuple[int, ...]:
-    """The words of the last place before the pronoun at which this text stands."""
-    wanted = [word.casefold() for word in _texts(unicodedata.normalize("NFC", text))]
+def _find_before(sentence: str, spans: Sequence[Span], pronoun: int, text: str) -> tuple[int, ...]:
+    """Return the indices of the words that spell `text` at its last occurrence before the pronoun."""
+    folded_words = [word.casefold() for word in _split_texts(unicodedata.normalize("NFC", text))]
     words = [sentence[span.start : span.end].casefold() for span in spans[:pronoun]]
-    for first in range(pronoun - len(wanted), -1, -1):
-        if wanted and words[first : first + len(wanted)] == wanted:
-            return tuple(range(first, first + len(wanted)))
+    for first in range(pronoun - len(folded_words), -1, -1):
+        if folded_words and words[first : first + len(folded_words)] == folded_words:
+            return tuple(range(first, first + len(folded_words)))
     raise TransduceError(
-        f"What a pronoun may stand for must come before it, but `{text}` does not stand before "
+        f"A candidate must come before the pronoun, but `{text}` does not occur before "
         f"`{sentence[spans[pronoun].start : spans[pronoun].end]}` in `{sentence}`."
     )
 
 
-def _texts(text: str) -> list[str]:
+def _split_texts(text: str) -> list[str]:
     return [text[span.start : span.end] for span in _split(text)]
 
 
-def _named(words: Sequence[str], language: str | None) -> tuple[int, ...]:
-    """The words that may name something: those with letters that are no function words."""
-    lists = [_NO_NAMES[language]] if language in _NO_NAMES else [] if language else list(_NO_NAMES.values())
+def _candidate_words(words: Sequence[str], language: str | None) -> tuple[int, ...]:
+    """Return the indices of the words that may name something: those with letters that are not function words."""
+    word_lists = (
+        [_FUNCTION_WORD_SETS[language]]
+        if language in _FUNCTION_WORD_SETS
+        else []
+        if language
+        else list(_FUNCTION_WORD_SETS.values())
+    )
     return tuple(
         number
         for number, word in enumerate(words)
-        if any(map(str.isalpha, word)) and not any(_plain(word) in each for each in lists)
+        if any(map(str.isalpha, word)) and not any(_normalize_word(word) in word_list for word_list in word_lists)
     )
 
 
-def _plain(word: str) -> str:
+def _normalize_word(word: str) -> str:
     return word.lower().replace("’", "'")
 
 
 def _language(reader: object, translation_of: str | None) -> str | None:
+    """Return the language of the sentence, if the model's folder names it."""
     if isinstance(reader, Translator):
         return reader.source_language if translation_of is None else reader.target_language
     return reader.language if isinstance(reader, Generator) else None
@@ -177,10 +185,9 @@ def _language(reader: object, translation_of: str | None) -> str | None:
 
 
 def _read(reader: object, sentence: str, translation_of: str | None) -> _Reading:
+    """Run the model on the sentence and return its self-attention."""
     if translation_of is not None and not isinstance(reader, Translator):
-        raise TransduceError(
-            "Only a translator has a sentence that another is a translation of: leave `translation_of` out."
-        )
+        raise TransduceError("`translation_of` applies to translators only: leave it out for this model.")
     with torch.inference_mode():
         if isinstance(reader, Translator):
             if translation_of is not None:
@@ -191,14 +198,14 @@ def _read(reader: object, sentence: str, translation_of: str | None) -> _Reading
         if isinstance(reader, Filler):
             return _read_framed(reader, sentence)
     raise TransduceError(
-        "A pronoun's attention is read off a translator, a language model or a masked one, but this model is a "
-        f"{type(reader).__name__.lower()}: name another folder."
+        "Attention from a pronoun needs a translator, a language model or a masked language model, but this model is "
+        f"a {type(reader).__name__.lower()}: pass another folder."
     )
 
 
 def _read_source(translator: Translator, sentence: str) -> _Reading:
-    """An encoder sees the whole sentence."""
-    sentence_ids(translator, sentence)  # refuses what cannot be shown
+    """Run a translator's encoder, in which every position attends to the whole sentence."""
+    sentence_ids(translator, sentence)  # raises an error for models and sentences that cannot be inspected
     vocabulary, config, trace = translator.tokenizer.source, translator.model.config, AttentionTrace()
     ids = vocabulary.encode(sentence)
     closed = vocabulary.with_special_tokens(ids)
@@ -208,11 +215,13 @@ def _read_source(translator: Translator, sentence: str) -> _Reading:
 
 
 def _read_translation(translator: Translator, source: str, sentence: str) -> _Reading:
-    """A decoder that has read the sentence piece by piece, after the start symbol."""
+    """Run a translator's decoder on the sentence as the translation of a source."""
     sentence_ids(translator, source)
     vocabulary, config, trace = translator.tokenizer.target, translator.model.config, AttentionTrace()
-    model, read = translator.transformer, translator.tokenizer.source
-    sources = pad([read.with_special_tokens(read.encode(source))], config.pad_id, translator.device)
+    model, source_vocabulary = translator.transformer, translator.tokenizer.source
+    sources = pad(
+        [source_vocabulary.with_special_tokens(source_vocabulary.encode(source))], config.pad_id, translator.device
+    )
     memory, mask = model.encode(sources)
     ids = vocabulary.encode(sentence)
     inputs = pad([[config.start_id, *vocabulary.before, *ids]], config.pad_id, translator.device)
@@ -222,17 +231,17 @@ def _read_translation(translator: Translator, source: str, sentence: str) -> _Re
 
 
 def _read_text(generator: Generator, sentence: str) -> _Reading:
-    """A language model sees what came before."""
+    """Run a language model, in which every position attends to earlier ones only."""
     ids, trace = generator.vocabulary.encode(sentence), AttentionTrace()
-    begun = generator.prompt_ids(sentence)
-    _check_length(len(begun), generator.context)
-    generator.model.decode(torch.tensor([begun], device=generator.device), trace=trace)
-    first = len(begun) - len(ids)
+    prompt = generator.prompt_ids(sentence)
+    _check_length(len(prompt), generator.context)
+    generator.model.decode(torch.tensor([prompt], device=generator.device), trace=trace)
+    first = len(prompt) - len(ids)
     return _Reading(stack_layers(trace.decoder), generator.vocabulary.token_texts(ids), first, left_to_right=True)
 
 
 def _read_framed(filler: Filler, sentence: str) -> _Reading:
-    """An encoder alone sees the whole sentence between its marks."""
+    """Run a masked language model's encoder, in which every position attends to the whole sentence."""
     vocabulary: Vocabulary = filler.tokenizer.source
     ids, trace = vocabulary.encode(sentence), AttentionTrace()
     framed = special_tokens_of(vocabulary).frame(ids, len(ids) + 2)
@@ -241,21 +250,22 @@ def _read_framed(filler: Filler, sentence: str) -> _Reading:
     return _Reading(stack_layers(trace.encoder), vocabulary.token_texts(ids), 1, left_to_right=False)
 
 
-def _check_length(tokens: int, most: int) -> None:
-    if tokens > most:
+def _check_length(tokens: int, max_tokens: int) -> None:
+    if tokens > max_tokens:
         raise TransduceError(
-            f"The model sees {most} pieces at a time, but this sentence has {tokens}: give a shorter one."
+            f"The model reads at most {max_tokens} tokens, but this sentence has {tokens}: pass a shorter one."
         )
 
 
 def _between_words(reading: _Reading, spans: Sequence[Span], sentence: str, pronoun: int) -> npt.NDArray[np.float64]:
-    """From the pronoun to each word, (N, H, W): over its own pieces the mean, over a word's pieces the sum.
+    """Return the attention from the pronoun to each word, (N, H, W), from the token-level maps.
 
-    A piece that spells parts of several words is shared between them by its characters.
+    It is averaged over the pronoun's tokens and summed over a word's tokens. A token that spells parts of several words
+    is divided between them by its characters.
     """
-    shared = overlap(spans, token_spans(reading.tokens, sentence)).astype(np.float64)  # (W, pieces)
-    to_words = shared / np.maximum(shared.sum(axis=0), 1.0)
-    own = shared[pronoun] / max(1.0, shared[pronoun].sum())  # (pieces,)
+    shared_characters = overlap(spans, token_spans(reading.tokens, sentence)).astype(np.float64)  # (W, tokens)
+    to_words = shared_characters / np.maximum(shared_characters.sum(axis=0), 1.0)
+    pronoun_weights = shared_characters[pronoun] / max(1.0, shared_characters[pronoun].sum())  # (tokens,)
     last = reading.first + len(reading.tokens)
     maps = reading.weights[:, :, reading.first : last, reading.first : last].astype(np.float64)
-    return np.asarray(np.einsum("q,nhqk,wk->nhw", own, maps, to_words))
+    return np.asarray(np.einsum("q,nhqk,wk->nhw", pronoun_weights, maps, to_words))

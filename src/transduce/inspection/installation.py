@@ -10,11 +10,10 @@ from pathlib import Path
 import msgspec
 import torch
 
+from transduce.acceleration import forecast_decoder, select_decoder, why_no_triton
 from transduce.inference.generator import Generator
 from transduce.inference.load import load
 from transduce.inference.translator import Translator
-from transduce.kernels.cuda.available import why_no_triton
-from transduce.kernels.select import forecast_decoder, select_decoder
 from transduce.machine import Machine, Precision, detect_machine
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer

@@ -1,6 +1,6 @@
-"""What would the model have said, had something been different? A head off, another piece, another word.
+"""Compare a translation with that under an intervention: a head off, another token, or another source word.
 
-Legend: B batch, Q queries, H heads, V width of a head's value.
+Shapes: B batch, Q queries, H heads, V width of a head's value.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -25,44 +25,44 @@ HeadKind = Literal["encoder", "decoder", "memory"]
 
 
 class Head(NamedTuple):
-    """One head: of self-attention in the encoder or decoder, or of the decoder's attention to the memory."""
+    """An attention head: in the encoder's or decoder's self-attention, or in cross-attention (`memory`)."""
 
     kind: HeadKind
     layer: int
-    """From 0."""
+    """Layer number from 0."""
     head: int
-    """From 0."""
+    """Head number from 0."""
 
 
 class Intervention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What to change; nothing is changed by default. Several changes act together."""
+    """Changes to make; none by default. Several changes are combined."""
 
     heads_off: tuple[Head, ...] = ()
-    """What these heads found is replaced by zeros."""
+    """Heads whose output is replaced by zeros."""
     step: int | None = None
-    """A place in the translation, from 0. What stands before it stays as it was."""
+    """A position in the translation, from 0. The tokens before it are kept."""
     force: str | None = None
-    """The piece that is written there, as the vocabulary spells it."""
+    """The token to force at this position, as the vocabulary spells it."""
     forbid: tuple[str, ...] = ()
-    """Pieces that are not written there."""
+    """Tokens to forbid at this position."""
     source: str | None = None
-    """Another sentence in place of the source; see `replace_word`."""
+    """Another source sentence to translate instead; see `replace_word`."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One translation, by its pieces."""
+    """A translation with its tokens and their probabilities."""
 
     source: str
     translation: str
     pieces: tuple[str, ...]
     piece_log_probabilities: tuple[float, ...]
-    """In nats, by the model as it was changed; one a piece and, when it ended, one for the end symbol."""
+    """Log-probabilities in nats under the changed model: one per token, and one for the end symbol if reached."""
     score: float
-    """The log-probability over the length penalty."""
+    """The log-probability divided by the length penalty."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """The translation as it was, and what became of it."""
+    """The translations without and with the intervention."""
 
     before: Outcome
     after: Outcome
@@ -76,25 +76,25 @@ def intervene(
     search: SearchSettings | None = None,
     observer: Observer | None = None,
 ) -> Comparison:
-    """Translates a sentence as it is and with something changed.
+    """Translate a sentence without and with an intervention, and return both translations.
 
-    While heads are off the model must not translate anything else: whoever shares it among threads holds a lock.
+    While heads are off, other threads must not use the model: callers that share it must hold a lock.
 
     Args:
-        translator: of a Transformer.
-        source: a sentence that the model takes in one piece.
-        change: what to change.
-        search: how; the translator's own settings where nothing is said. Sampling is not compared.
-        observer: told of every step of both searches, and may give them up.
+        translator: a translator with a Transformer.
+        source: a sentence that the model translates unsplit.
+        change: the intervention.
+        search: search settings; None: the translator's. Sampling is refused.
+        observer: called at every step of both searches, and may stop them.
 
     Raises:
-        TransduceError: a head, a place or a piece does not exist.
+        TransduceError: a head, a position or a token does not exist.
     """
     search = plain_search(search or translator.search, n_best=1)
-    # Where heads are off machine code steps aside, whose rounding is another: so it does for what is compared.
+    # Switching heads off disables the compiled kernels, which round differently. Disable them for both translations.
     with heads_off(translator.transformer, change.heads_off, but_kept=True):
         before = _search(translator, source, search, observer=observer)
-    prefix, forbidden = _changed_tokens(translator, change, before)
+    prefix, forbidden = _token_constraints(translator, change, before)
     changed_source = source if change.source is None else change.source
     with heads_off(translator.transformer, change.heads_off):
         after = _search(translator, changed_source, search, prefix=prefix, forbidden=forbidden, observer=observer)
@@ -102,7 +102,7 @@ def intervene(
 
 
 def replace_word(source: str, word: int, replacement: str) -> str:
-    """The sentence with another word in the place of one of its own, counted from 0 as `split_words` counts them.
+    """Return the sentence with one word replaced; words count from 0 as in `split_words`.
 
     Raises:
         TransduceError: there is no such word.
@@ -117,58 +117,60 @@ def replace_word(source: str, word: int, replacement: str) -> str:
 
 @contextmanager
 def heads_off(model: Transformer, heads: Collection[Head], *, but_kept: bool = False) -> Iterator[None]:
-    """Within it, what these heads found is zero before the heads are joined; `but_kept`: all is computed so, and stays.
+    """Replace the outputs of heads by zeros within a `with` block, before they are joined.
+
+    With `but_kept`, the outputs stay as they are, but the same code path computes them.
 
     Raises:
         TransduceError: there is no such head, or its layer shares its weights with others.
     """
     by_attention: dict[MultiHeadAttention, list[int]] = {}
     for head in heads:
-        by_attention.setdefault(_attention_of(model, head), []).append(head.head)
+        by_attention.setdefault(_find_attention(model, head), []).append(head.head)
     with ExitStack() as stack:
         for attention, numbers in by_attention.items():
-            stack.enter_context(_silenced(attention.output, [] if but_kept else numbers, attention.d_v))
+            stack.enter_context(_zeroed_heads(attention.output, [] if but_kept else numbers, attention.d_v))
         yield
 
 
 @contextmanager
-def _silenced(output: torch.nn.Module, heads: Sequence[int], width: int) -> Iterator[None]:
-    """Zeroes the values of some heads where they stand side by side, (…, H × V), before the product that joins them.
+def _zeroed_heads(output: torch.nn.Module, heads: Sequence[int], width: int) -> Iterator[None]:
+    """Zero the values of some heads in the concatenation (…, H × V) that enters an output projection.
 
-    PyTorch's hooks would not do: decoding calls `forward` itself.
+    `forward` is replaced because decoding calls it directly, which would bypass PyTorch's hooks.
     """
-    forward, own = output.forward, vars(output)
-    before = own.get("forward")
+    forward, attributes = output.forward, vars(output)
+    previous_forward = attributes.get("forward")
 
-    def silent(joined: Tensor) -> Tensor:
-        kept = joined.clone()
+    def zeroed_forward(concatenated: Tensor) -> Tensor:
+        values = concatenated.clone()
         for head in heads:
-            kept[..., head * width : (head + 1) * width] = 0.0
-        result: Tensor = forward(kept)
+            values[..., head * width : (head + 1) * width] = 0.0
+        result: Tensor = forward(values)
         return result
 
-    own["forward"] = silent
+    attributes["forward"] = zeroed_forward
     try:
         yield
     finally:
-        if before is None:
-            del own["forward"]
+        if previous_forward is None:
+            del attributes["forward"]
         else:
-            own["forward"] = before
+            attributes["forward"] = previous_forward
 
 
-def _attention_of(model: Transformer, head: Head) -> MultiHeadAttention:
+def _find_attention(model: Transformer, head: Head) -> MultiHeadAttention:
     config = model.config
     layers = model.encoder_layers if head.kind == "encoder" else model.decoder_layers
-    used = config.num_encoder_layers if head.kind == "encoder" else config.num_decoder_layers
-    if not (0 <= head.layer < used and 0 <= head.head < config.num_heads):
+    num_layers = config.num_encoder_layers if head.kind == "encoder" else config.num_decoder_layers
+    if not (0 <= head.layer < num_layers and 0 <= head.head < config.num_heads):
         raise TransduceError(
-            f"A head of `{head.kind}` has a layer from 0 to {used - 1} and a number from 0 to {config.num_heads - 1}, "
-            f"but layer {head.layer}, head {head.head} was named: name another."
+            f"A head of `{head.kind}` has a layer from 0 to {num_layers - 1} and a number from 0 to "
+            f"{config.num_heads - 1}, but layer {head.layer}, head {head.head} was named: choose another."
         )
-    if len(layers) != used:
+    if len(layers) != num_layers:
         raise TransduceError(
-            "All layers of this model are one (`model.share_layers`), so no head is in one layer alone."
+            "All layers of this model share their weights (`model.share_layers`), so no head belongs to one layer only."
         )
     layer = layers[head.layer]
     attention = layer.memory_attention if head.kind == "memory" else layer.self_attention
@@ -177,43 +179,45 @@ def _attention_of(model: Transformer, head: Head) -> MultiHeadAttention:
     return attention
 
 
-# --- pieces ------------------------------------------------------------------------------------------------------
+# --- tokens ------------------------------------------------------------------------------------------------------
 
 
-def _changed_tokens(
+def _token_constraints(
     translator: Translator, change: Intervention, before: Hypothesis
 ) -> tuple[list[int], dict[int, list[int]]]:
-    """What the new translation begins with, and which pieces it may not have at which place."""
+    """Return the prefix of the changed translation, and the forbidden tokens by position."""
     if change.step is None:
         if change.force is not None or change.forbid:
-            raise TransduceError("A piece is forced or forbidden at a place of the translation: say which `step`.")
+            raise TransduceError("A token is forced or forbidden at a position of the translation: set `step` to it.")
         return [], {}
     if not 0 <= change.step <= len(before.ids):
         raise TransduceError(
-            f"A place in the translation is a `step` from 0 to {len(before.ids)}, but it is {change.step}: count again."
+            f"`step` must be a position in the translation, from 0 to {len(before.ids)}, but is {change.step}."
         )
     prefix = list(before.ids[: change.step])
     if change.force is not None:
         return [*prefix, _token_id(translator, change.force)], {}
-    return prefix, {change.step: [_token_id(translator, piece) for piece in change.forbid]}
+    return prefix, {change.step: [_token_id(translator, token) for token in change.forbid]}
 
 
 def _token_id(translator: Translator, token: str) -> int:
     vocabulary = translator.tokenizer.target
     id = vocabulary.id(token)
     if vocabulary.piece(id) != token:
-        raise TransduceError(f"The vocabulary has no piece `{token}`: name one as it spells it (▁ stands for a space).")
+        raise TransduceError(
+            f"The vocabulary has no token `{token}`: write it as the vocabulary does (▁ stands for a space)."
+        )
     return id
 
 
 class ForbidAt:
-    """At these places these pieces are not chosen. Implements `search.rules.Rule`."""
+    """A search rule that forbids tokens at certain positions (`search.rules.Rule`)."""
 
     def __init__(self, forbidden: dict[int, list[int]]) -> None:
         self.forbidden = forbidden
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
-        """Sets their logits to minus infinity."""
+        """Set the logits of the tokens forbidden at this position to minus infinity."""
         logits[..., self.forbidden.get(tokens.shape[-1], [])] = float("-inf")
         return logits
 
@@ -230,17 +234,17 @@ def _search(
     forbidden: dict[int, list[int]] | None = None,
     observer: Observer | None = None,
 ) -> Hypothesis:
-    """The best hypothesis for one sentence."""
+    """Return the best hypothesis for one sentence."""
     source_ids = sentence_ids(translator, source)
     target = translator.tokenizer.target
-    # Search itself begins with what every translation begins with.
-    batch = Batch(source_ids=[source_ids], prefixes=[prefix[len(target.forced) :]], phrases=[()], places=[0])
+    # The search itself adds the tokens that every translation starts with.
+    batch = Batch(source_ids=[source_ids], prefixes=[prefix[len(target.forced) :]], phrases=[()], sentences=[0])
     with torch.inference_mode():
         rules = [ForbidAt(forbidden)] if forbidden else []
-        (found,) = run(start_search(translator.models, target, batch, search, rules), observer)
-    if not found:
+        (hypotheses,) = run(start_search(translator.models, target, batch, search, rules), observer)
+    if not hypotheses:
         raise TransduceError(f"The search found no translation of `{source}`: allow a greater length.")
-    return found[0]
+    return hypotheses[0]
 
 
 def _outcome(translator: Translator, source: str, hypothesis: Hypothesis) -> Outcome:

@@ -1,4 +1,4 @@
-"""Charts in block characters, for a terminal."""
+"""Charts as data, and their rendering: as pictures with matplotlib, and as block characters for a terminal."""
 
 import importlib.util
 import io
@@ -18,14 +18,14 @@ from transduce.errors import TransduceError
 from transduce.text.languages import unspaced_characters
 
 # --- charts ---
-# What a picture shows, whoever draws it: curves and heat maps, as data.
+# Charts as data, independent of what draws them: curves and heat maps.
 
 
 Numbers = npt.NDArray[np.float64]
 
 
 class Curve(msgspec.Struct, frozen=True):
-    """A line through points."""
+    """A curve through points."""
 
     name: str
     x: Numbers
@@ -33,18 +33,18 @@ class Curve(msgspec.Struct, frozen=True):
 
 
 class Curves(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines in one frame."""
+    """A panel with one or more curves."""
 
     title: str
     x_label: str
     y_label: str
     curves: tuple[Curve, ...]
     marked: bool = False
-    """Whether each point is marked: where there are few."""
+    """True to mark each point, for curves with few points."""
 
 
 class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
-    """A table of numbers as shades; the first row is at the top."""
+    """A panel with a table of numbers as shades; the first row is at the top."""
 
     title: str
     x_label: str
@@ -53,41 +53,41 @@ class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
     least: float
     most: float
     row_names: tuple[str, ...] = ()
-    """Names of the rows; numbers from 0 where there are none."""
+    """Names of the rows; if empty, rows are numbered from 0."""
     column_names: tuple[str, ...] = ()
 
 
 class Chart(msgspec.Struct, frozen=True):
-    """A picture of one or more panels, side by side."""
+    """A picture of one or more panels."""
 
     panels: tuple[Curves | HeatMap, ...]
     columns: int = 3
-    """Panels in a row, at most."""
+    """Maximum number of panels in a row."""
 
 
 def curve(name: str, x: Any, y: Any) -> Curve:
-    """A curve from anything that numpy reads as numbers."""
+    """Return a curve with coordinates from anything that numpy can convert."""
     return Curve(name, np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64))
 
 
 def texts(chart: Chart) -> list[str]:
-    """Everything that is written in the picture."""
-    found: list[str] = []
+    """Return all texts of a chart."""
+    result: list[str] = []
     for panel in chart.panels:
-        found += [panel.title, panel.x_label, panel.y_label]
+        result += [panel.title, panel.x_label, panel.y_label]
         if isinstance(panel, Curves):
-            found += [each.name for each in panel.curves]
+            result += [item.name for item in panel.curves]
         else:
-            found += [*panel.row_names, *panel.column_names]
-    return found
+            result += [*panel.row_names, *panel.column_names]
+    return result
 
 
 # --- plots files ---
-# Charts as PNG, SVG or PDF, by matplotlib (the extra `plot`).
+# Render charts as PNG, SVG or PDF with matplotlib (the extra `plot`).
 
 
 SUFFIXES = (".png", ".svg", ".pdf")
-# Any of these has the Chinese characters; the first that is installed is taken.
+# Fonts with Chinese characters, in order of preference.
 CHINESE_FONTS = (
     "Noto Sans CJK SC",
     "Noto Sans CJK JP",
@@ -102,7 +102,7 @@ CHINESE_FONTS = (
     "Droid Sans Fallback",
     "Arial Unicode MS",
 )
-_FILES_OF_CHINESE_FONTS = (
+_CHINESE_FONT_FILES = (
     "notosanscjk",
     "notosanssc",
     "sourcehansans",
@@ -114,35 +114,35 @@ _FILES_OF_CHINESE_FONTS = (
 )
 _ONE_PANEL_INCHES = (6.4, 4.4)
 _PANEL_INCHES = (4.6, 3.7)
-_SMALL_PANEL_INCHES = (3.1, 3.1)  # where there are more than three
-_MOST_NAMES = 60  # more cannot be read beside a heat map
-_MOST_SQUARES = 24  # a larger heat map fills its frame
+_SMALL_PANEL_INCHES = (3.1, 3.1)  # for more than three panels
+_MAX_NAMES = 60  # more are illegible next to a heat map
+_MAX_SQUARES = 24  # a larger heat map fills its frame
 _DOTS_PER_INCH = 110
 _NO_MATPLOTLIB = (
-    "Pictures in files need matplotlib, which is not installed: pip install 'transduce[plot]', or leave --out away to "
-    "draw in the terminal."
+    "Pictures in files need matplotlib, which is not installed: pip install 'transduce[plot]', or omit --out to draw "
+    "in the terminal."
 )
 
 
 def check_picture(path: Path) -> None:
-    """Refuses what could not be drawn, before there is anything to draw.
+    """Check that a picture can be rendered, before its chart is computed.
 
     Raises:
-        TransduceError: the suffix is another one, or matplotlib is missing.
+        TransduceError: the suffix is not supported, or matplotlib is missing.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise TransduceError(
-            f"A picture's name ends in {', '.join(SUFFIXES)}, but this one is {path.name}: change its suffix."
+            f"A picture's name must end in {', '.join(SUFFIXES)}, but this one is {path.name}: change its suffix."
         )
     if importlib.util.find_spec("matplotlib") is None:
         raise TransduceError(_NO_MATPLOTLIB)
 
 
 def save_chart(chart: Chart, path: Path) -> None:
-    """Writes the picture in the format that the file's suffix names.
+    """Write a chart to a file, in the format of its suffix.
 
     Raises:
-        TransduceError: the suffix is another one, matplotlib is missing, or no font has the characters.
+        TransduceError: the suffix is not supported, matplotlib is missing, or no font has the characters.
     """
     check_picture(path)
     content = render_chart(chart, path.suffix.lower().removeprefix("."))
@@ -150,7 +150,7 @@ def save_chart(chart: Chart, path: Path) -> None:
 
 
 def render_chart(chart: Chart, format: str) -> bytes:
-    """The picture's bytes; the same chart gives the same bytes."""
+    """Return the bytes of a picture; equal charts give equal bytes."""
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
@@ -169,7 +169,7 @@ def render_chart(chart: Chart, format: str) -> bytes:
         "legend.fontsize": 9,
     }
     with mpl.rc_context(settings), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of a rare glyph that no font has; the picture shows a box
+        warnings.simplefilter("ignore", UserWarning)  # about rare characters that no font has; the picture shows boxes
         rows, columns = _grid(chart)
         width, height = _panel_size(len(chart.panels))
         figure = Figure(figsize=(width * columns, height * rows), layout="constrained", dpi=_DOTS_PER_INCH)
@@ -180,7 +180,7 @@ def render_chart(chart: Chart, format: str) -> bytes:
             else:
                 _plot_heat_map(figure, axes, panel, with_bar=len(chart.panels) <= 2)
         buffer = io.BytesIO()
-        figure.savefig(buffer, format=format, metadata=_no_date(format))
+        figure.savefig(buffer, format=format, metadata=_metadata_without_date(format))
     return buffer.getvalue()
 
 
@@ -190,45 +190,47 @@ def _grid(chart: Chart) -> tuple[int, int]:
 
 
 def _panel_size(panels: int) -> tuple[float, float]:
-    """Width and height in inches."""
+    """Return the width and height of a panel in inches."""
     if panels == 1:
         return _ONE_PANEL_INCHES
     return _PANEL_INCHES if panels <= 3 else _SMALL_PANEL_INCHES
 
 
-def _no_date(format: str) -> dict[str, None]:
+def _metadata_without_date(format: str) -> dict[str, None]:
     return {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[format]
 
 
 def _plot_curves(axes: Any, panel: Curves) -> None:
     for number, each in enumerate(panel.curves):
-        # Later ones are thinner, so that an earlier one shows on both sides of a later one that covers it.
+        # Later curves are thinner, so that an earlier curve under them remains visible on both sides.
         width = max(1.2, 2.6 - 0.5 * number) if len(panel.curves) > 1 else 1.8
         axes.plot(each.x, each.y, label=each.name, linewidth=width, marker="o" if panel.marked else None, markersize=4)
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     axes.grid(alpha=0.25)
     if len(panel.curves) > 1:
-        axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2 if _short(panel) else 1)
+        axes.legend(
+            frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2 if _has_short_names(panel) else 1
+        )
 
 
-def _short(panel: Curves) -> bool:
-    """Whether two names fit beside each other."""
+def _has_short_names(panel: Curves) -> bool:
+    """Return whether two names fit side by side in the legend."""
     return all(len(each.name) <= 24 for each in panel.curves)
 
 
 def _plot_heat_map(figure: Any, axes: Any, panel: HeatMap, *, with_bar: bool) -> None:
-    colours = "RdBu_r" if panel.least < 0.0 else "Blues"
+    colors = "RdBu_r" if panel.least < 0.0 else "Blues"
     rows, columns = panel.values.shape
-    small = max(rows, columns) <= _MOST_SQUARES
+    has_few_cells = max(rows, columns) <= _MAX_SQUARES
     picture = axes.imshow(
         panel.values,
-        cmap=colours,
+        cmap=colors,
         vmin=panel.least,
         vmax=panel.most,
-        aspect="equal" if small else "auto",
+        aspect="equal" if has_few_cells else "auto",
         interpolation="nearest",
     )
-    if small:  # a thin line between the squares
+    if has_few_cells:  # a thin line between the squares
         axes.set_xticks([column - 0.5 for column in range(1, columns)], minor=True)
         axes.set_yticks([row - 0.5 for row in range(1, rows)], minor=True)
         axes.grid(which="minor", color="white", linewidth=0.8)
@@ -236,28 +238,28 @@ def _plot_heat_map(figure: Any, axes: Any, panel: HeatMap, *, with_bar: bool) ->
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     for spine in axes.spines.values():
         spine.set_visible(True)
-    if panel.column_names and len(panel.column_names) <= _MOST_NAMES:
+    if panel.column_names and len(panel.column_names) <= _MAX_NAMES:
         axes.set_xticks(range(len(panel.column_names)), map(_visible, panel.column_names), rotation=90)
-    if panel.row_names and len(panel.row_names) <= _MOST_NAMES:
+    if panel.row_names and len(panel.row_names) <= _MAX_NAMES:
         axes.set_yticks(range(len(panel.row_names)), map(_visible, panel.row_names))
     if with_bar:
         figure.colorbar(picture, ax=axes, shrink=0.9)
 
 
 def _visible(token: str) -> str:
-    """A piece as it can be read: many fonts draw the mark of a space as a heavy block, and a $ begins a formula."""
+    """Return a token in readable form: many fonts draw ▁ as a heavy block, and $ would start a formula."""
     return token.replace("▁", "_").replace("$", r"\$")
 
 
 def _font_families(chart: Chart) -> list[str]:
-    """The usual font, and one with Chinese characters where they are needed."""
+    """Return the default font and, if necessary, one with Chinese characters."""
     if not unspaced_characters("".join(texts(chart))):
         return ["DejaVu Sans"]
     name = _chinese_font()
     if name is None:
         raise TransduceError(
             "The picture has Chinese characters, but no font here has them: install one (on Debian and Ubuntu the "
-            "package fonts-noto-cjk), or leave --out away to draw in the terminal."
+            "package fonts-noto-cjk), or omit --out to draw in the terminal."
         )
     return ["DejaVu Sans", name]
 
@@ -266,28 +268,28 @@ def _chinese_font() -> str | None:
     from matplotlib import font_manager
 
     manager = font_manager.fontManager
-    known = {font.name for font in manager.ttflist}
-    if not known.intersection(CHINESE_FONTS):
-        # matplotlib remembers which fonts there were when it first ran.
+    installed = {font.name for font in manager.ttflist}
+    if not installed.intersection(CHINESE_FONTS):
+        # matplotlib caches the list of fonts from its first run.
         for path in map(Path, sorted(font_manager.findSystemFonts())):
-            if path.stem.lower().startswith(_FILES_OF_CHINESE_FONTS):
+            if path.stem.lower().startswith(_CHINESE_FONT_FILES):
                 manager.addfont(path)
-        known = {font.name for font in manager.ttflist}
-    return next((name for name in CHINESE_FONTS if name in known), None)
+        installed = {font.name for font in manager.ttflist}
+    return next((name for name in CHINESE_FONTS if name in installed), None)
 
 
-# --- plots ---
-
+# --- terminal ---
+# Draw charts with block characters for a terminal.
 
 _SHADES = " ░▒▓█"
 _MARKS = "●×+○▲◆□*"
 _ROWS = 16
-_LEAST_COLUMNS = 20
-_MOST_SHOWN = 40  # rows of a heat map
+_MIN_COLUMNS = 20
+_MAX_ROWS = 40  # of a heat map
 
 
 def draw_chart(chart: Chart, *, columns: int = 80) -> str:
-    """The panels one below another, each at most so many columns wide."""
+    """Return the panels of a chart as text, one below another, each at most `columns` wide."""
     drawn = [
         _draw_curves(each, columns) if isinstance(each, Curves) else _draw_heat_map(each, columns)
         for each in chart.panels
@@ -296,7 +298,7 @@ def draw_chart(chart: Chart, *, columns: int = 80) -> str:
 
 
 def _draw_curves(panel: Curves, columns: int) -> str:
-    """A frame with a mark for each curve at each column; the last one drawn lies on top."""
+    """Draw a frame with one mark per curve and column; later curves cover earlier ones."""
     x = np.concatenate([each.x for each in panel.curves])
     y = np.concatenate([each.y for each in panel.curves])
     if not len(x):
@@ -304,10 +306,10 @@ def _draw_curves(panel: Curves, columns: int) -> str:
     low, high = _limits(y)
     scale = [f"{high:.4g}", f"{low:.4g}"]
     margin = max(map(len, scale)) + 1
-    width = max(_LEAST_COLUMNS, columns - margin - 1)
+    width = max(_MIN_COLUMNS, columns - margin - 1)
     grid = [[" "] * width for _ in range(_ROWS)]
     for number, each in enumerate(panel.curves):
-        for column, value in _columns(each.x, each.y, _limits(x), width):
+        for column, value in _interpolate_columns(each.x, each.y, _limits(x), width):
             row = round((high - value) / (high - low) * (_ROWS - 1))
             grid[row][column] = _MARKS[number % len(_MARKS)]
     labels = [scale[0], *[""] * (_ROWS - 2), scale[1]]
@@ -324,24 +326,24 @@ def _limits(values: Numbers) -> tuple[float, float]:
     return (low - 0.5, high + 0.5) if low == high else (low, high)
 
 
-def _columns(x: Numbers, y: Numbers, limits: tuple[float, float], width: int) -> list[tuple[int, float]]:
-    """The curve's height at each column that it spans, straight between its points."""
+def _interpolate_columns(x: Numbers, y: Numbers, limits: tuple[float, float], width: int) -> list[tuple[int, float]]:
+    """Return the columns that a curve spans with its height at each, interpolated linearly between its points."""
     if not len(x):
         return []
     order = np.argsort(x, kind="stable")
     first, last = ((float(value) - limits[0]) / (limits[1] - limits[0]) * (width - 1) for value in (x.min(), x.max()))
-    places = range(round(first), round(last) + 1)
-    at = [limits[0] + place / (width - 1) * (limits[1] - limits[0]) for place in places]
-    heights = np.interp(at, x[order], y[order])
-    return list(zip(places, heights.tolist(), strict=True))
+    column_numbers = range(round(first), round(last) + 1)
+    positions = [limits[0] + column / (width - 1) * (limits[1] - limits[0]) for column in column_numbers]
+    heights = np.interp(positions, x[order], y[order])
+    return list(zip(column_numbers, heights.tolist(), strict=True))
 
 
 def _draw_heat_map(panel: HeatMap, columns: int) -> str:
-    """A shade a number; a large table is shown by the means of its parts."""
+    """Draw one shade per value; a large table is reduced to the means of its blocks."""
     rows = list(panel.row_names) or [str(number) for number in range(len(panel.values))]
     margin = max(map(cell_len, rows)) + 1
-    width = max(_LEAST_COLUMNS, columns - margin)
-    values, row_step, column_step = _shrink(panel.values, _MOST_SHOWN, width)
+    width = max(_MIN_COLUMNS, columns - margin)
+    values, row_step, column_step = _shrink(panel.values, _MAX_ROWS, width)
     cell = max(1, min(2, width // values.shape[1]))
     share = np.clip((values - panel.least) / (panel.most - panel.least), 0.0, 1.0)
     shades = np.minimum((share * len(_SHADES)).astype(np.int64), len(_SHADES) - 1)
@@ -357,7 +359,7 @@ def _draw_heat_map(panel: HeatMap, columns: int) -> str:
 
 
 def _column_header(names: Sequence[str], margin: int, cell: int, step: int) -> list[str]:
-    """Names from top to bottom, a character a line; none where a column stands for several."""
+    """Return lines with the column names written vertically, or none if a column stands for several values."""
     if not names or step > 1:
         return []
     lines = []
@@ -369,10 +371,10 @@ def _column_header(names: Sequence[str], margin: int, cell: int, step: int) -> l
     return lines
 
 
-def _shrink(values: Numbers, most_rows: int, most_columns: int) -> tuple[Numbers, int, int]:
-    """Means over blocks, and how many rows and columns a block has."""
-    row_step = math.ceil(values.shape[0] / most_rows)
-    column_step = math.ceil(values.shape[1] / most_columns)
+def _shrink(values: Numbers, max_rows: int, max_columns: int) -> tuple[Numbers, int, int]:
+    """Return the means over blocks of a table, and the number of rows and columns per block."""
+    row_step = math.ceil(values.shape[0] / max_rows)
+    column_step = math.ceil(values.shape[1] / max_columns)
     by_rows = [values[first : first + row_step].mean(axis=0) for first in range(0, values.shape[0], row_step)]
     table = np.stack(by_rows)
     by_columns = [table[:, first : first + column_step].mean(axis=1) for first in range(0, table.shape[1], column_step)]

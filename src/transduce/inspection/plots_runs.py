@@ -1,4 +1,4 @@
-"""Pictures of what was measured: a run's losses and BLEU, BLEU by length, and attention."""
+"""Compute charts of losses, BLEU and attention, and the charts that explain the parts of a Transformer."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,25 +18,25 @@ from transduce.model.positions import RotaryPositions, sinusoids
 from transduce.text.word_spans import split_words
 from transduce.training.schedule import ScheduleName, learning_rate, paper_peak
 
-_MOST_GROUPS = 6
-_LEAST_SENTENCES = 20  # of a group: BLEU of fewer says little
+_MAX_GROUPS = 6
+_MIN_SENTENCES = 20  # of a group; BLEU of fewer is unreliable
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """What is drawn of a line of metrics.jsonl."""
+    """The plotted fields of a line of metrics.jsonl."""
 
     event: str
     step: int
-    # None where nothing was learnt since the report before.
     loss: float | None
+    """None if no step updated the model since the last report."""
     bleu: float | None = None
 
 
 def plot_training(runs: Sequence[Path]) -> Chart:
-    """Losses and BLEU over the steps of one or several runs.
+    """Return a chart of losses and BLEU over the steps of one or several runs.
 
     Raises:
-        TransduceError: a folder holds no run's `metrics.jsonl`, or it is damaged.
+        TransduceError: a folder has no `metrics.jsonl`, or it is damaged.
     """
     lines = {name: _read_metrics(run) for name, run in zip(short_names(runs), runs, strict=True)}
     panels = [
@@ -44,16 +44,16 @@ def plot_training(runs: Sequence[Path]) -> Chart:
             title=title,
             x_label="step",
             y_label=label,
-            curves=tuple(_curve_of(name, each, event, field) for name, each in lines.items()),
+            curves=tuple(_curve_of(name, run_lines, event, field) for name, run_lines in lines.items()),
             marked=event == "validation",
         )
         for title, label, event, field in (
-            ("Training loss, as it is minimised", "nats per token", "train", "loss"),
+            ("Training loss", "nats per token", "train", "loss"),
             ("Dev loss", "nats per token", "validation", "loss"),
             ("Dev BLEU", "BLEU", "validation", "bleu"),
         )
     ]
-    shown = [panel for panel in panels if any(len(each.x) for each in panel.curves)]
+    shown = [panel for panel in panels if any(len(run_lines.x) for run_lines in panel.curves)]
     if not shown:
         raise TransduceError(f"{runs[0]} has no measurements yet: let the run go on until its first report.")
     return Chart(tuple(shown))
@@ -62,14 +62,14 @@ def plot_training(runs: Sequence[Path]) -> Chart:
 def _curve_of(name: str, lines: Sequence[_Line], event: str, field: str) -> Curve:
     chosen = [line for line in lines if line.event == event]
     values = [(line.step, line.bleu if field == "bleu" else line.loss) for line in chosen]
-    known = [(step, value) for step, value in values if value is not None]
-    return curve(name, [step for step, _ in known], [value for _, value in known])
+    points = [(step, value) for step, value in values if value is not None]
+    return curve(name, [step for step, _ in points], [value for _, value in points])
 
 
 def _read_metrics(run: Path) -> list[_Line]:
     path = run / "metrics.jsonl"
     if not path.is_file():
-        raise TransduceError(f"{path} does not exist: name a folder that `transduce train` made.")
+        raise TransduceError(f"{path} does not exist: pass a folder that `transduce train` made.")
     lines = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:
@@ -80,10 +80,10 @@ def _read_metrics(run: Path) -> list[_Line]:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """The shortest ends of paths that tell them apart."""
+    """Return the shortest path endings that are unique."""
     parts = [path.resolve().parts for path in paths]
     for length in range(1, max(map(len, parts), default=1) + 1):
-        names = ["/".join(each[-length:]) for each in parts]
+        names = ["/".join(path_parts[-length:]) for path_parts in parts]
         if len(set(names)) == len(set(parts)):
             return names
     return [str(path) for path in paths]
@@ -96,16 +96,16 @@ def plot_lengths(
     *,
     target_language: str | None,
 ) -> Chart:
-    """BLEU of sentences of like length, group by group.
+    """Return a chart of BLEU by sentence length.
 
-    Length is counted in source words, or in characters where a script has no spaces. Groups have about as many
-    sentences each; a group's point stands at their mean length.
+    Length is counted in source words, or in characters for scripts without spaces. Groups have about equal numbers of
+    sentences; each is plotted at its mean length.
 
     Args:
-        sources: the test set.
-        references: its translations by people.
-        systems: translations to be scored, by name.
-        target_language: chooses sacreBLEU's tokenizer.
+        sources: the test set's source sentences.
+        references: reference translations.
+        systems: translations to score, by name.
+        target_language: selects sacreBLEU's tokenizer.
 
     Raises:
         TransduceError: line counts differ, or there are too few lines.
@@ -136,35 +136,35 @@ def plot_lengths(
 
 
 def group_by_length(lengths: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[list[int]]:
-    """Lines in groups of like length, shortest first; lines of one length are never parted.
+    """Return the indices of lines grouped by similar length, shortest first; lines of equal length stay together.
 
     Raises:
-        TransduceError: there are too few for one group.
+        TransduceError: there are too few lines for one group.
     """
-    if len(lengths) < _LEAST_SENTENCES:
+    if len(lengths) < _MIN_SENTENCES:
         raise TransduceError(
-            f"BLEU of a group needs at least {_LEAST_SENTENCES} sentences, but there are {len(lengths)}: give more."
+            f"BLEU of a group needs at least {_MIN_SENTENCES} sentences, but there are {len(lengths)}: pass more."
         )
-    wanted = min(_MOST_GROUPS, len(lengths) // _LEAST_SENTENCES)
-    each = len(lengths) / wanted
+    num_groups = min(_MAX_GROUPS, len(lengths) // _MIN_SENTENCES)
+    group_size = len(lengths) / num_groups
     groups: list[list[int]] = [[]]
     for length in np.unique(lengths).tolist():
-        same = np.nonzero(lengths == length)[0].tolist()
-        if groups[-1] and len(groups[-1]) + len(same) / 2 > each:
+        indices = np.nonzero(lengths == length)[0].tolist()
+        if groups[-1] and len(groups[-1]) + len(indices) / 2 > group_size:
             groups.append([])
-        groups[-1].extend(same)
-    if len(groups) > 1 and len(groups[-1]) < _LEAST_SENTENCES:
+        groups[-1].extend(indices)
+    if len(groups) > 1 and len(groups[-1]) < _MIN_SENTENCES:
         groups[-2].extend(groups.pop())
     return groups
 
 
 def plot_attention(inspection: Inspection, *, kind: str, layer: int | None) -> Chart:
-    """Every head of a layer, for one translated sentence.
+    """Return a chart with the attention of every head of a layer, for one translated sentence.
 
     Args:
-        inspection: of the sentence.
-        kind: memory (target to source), encoder, or decoder.
-        layer: from 1; the last one where nothing is said.
+        inspection: the inspection of the sentence.
+        kind: memory (cross-attention), encoder, or decoder.
+        layer: layer number from 1; None: the last one.
 
     Raises:
         TransduceError: there is no such layer.
@@ -175,7 +175,7 @@ def plot_attention(inspection: Inspection, *, kind: str, layer: int | None) -> C
         raise TransduceError(f"`--layer` must be from 1 to {layers}, but is {layer}.")
     chosen = layers if layer is None else layer
     weights = from_bytes(packed)[chosen - 1].astype(np.float64)  # (H, Q, L)
-    names = {"memory": "looks at the source", "encoder": "looks at the source", "decoder": "looks at the target"}
+    names = {"memory": "source token", "encoder": "source token", "decoder": "target token"}
     return Chart(
         tuple(
             HeatMap(
@@ -195,7 +195,7 @@ def plot_attention(inspection: Inspection, *, kind: str, layer: int | None) -> C
 
 
 def columns_of(heads: int) -> int:
-    """Panels in a row, so that the picture is about as wide as a page."""
+    """Return the number of panels per row that makes the picture about as wide as a page."""
     return min(4, math.ceil(heads / math.ceil(heads / 4)))
 
 
@@ -208,16 +208,15 @@ def _attention_of(inspection: Inspection, kind: str) -> tuple[AttentionBytes, tu
     return inspection.memory, target, source
 
 
-# --- plots tutorial ---
-# The pictures with which a Transformer is explained, computed by the model's own bricks.
-# Legend: T positions, D model width.
+# --- charts that explain the parts of a Transformer, computed with the model's own modules ---
+# Shapes: T positions, D model width.
 
 
 _POINTS = 400
 
 
 def plot_positions(*, length: int, d_model: int) -> Chart:
-    """The sinusoids of section 3.5 in the paper's layout: the whole table, and some of its columns.
+    """Return a chart of the sinusoids of section 3.5 in the paper's layout: the whole table, and some of its columns.
 
     Dimension 2i is sin(position / 10000^(2i/d_model)), dimension 2i + 1 the cosine.
     """
@@ -238,7 +237,8 @@ def plot_positions(*, length: int, d_model: int) -> Chart:
                 x_label="position",
                 y_label="value",
                 curves=tuple(
-                    curve(f"dimension {each}", np.arange(length), table[:, each]) for each in _readable(length, d_model)
+                    curve(f"dimension {dimension}", np.arange(length), table[:, dimension])
+                    for dimension in _readable(length, d_model)
                 ),
             ),
         )
@@ -246,20 +246,20 @@ def plot_positions(*, length: int, d_model: int) -> Chart:
 
 
 def _readable(length: int, d_model: int) -> list[int]:
-    """Even dimensions whose waves go round about eight times to once within the length."""
+    """Return even dimensions whose sines have about eight, four, two and one periods within the length."""
     exponents = [math.log(max(1.0, length / times / math.tau), 10000.0) for times in (8, 4, 2, 1)]
     return sorted({2 * min(round(exponent * d_model / 2), d_model // 2 - 1) for exponent in exponents})
 
 
 def plot_rotation(*, length: int, d_k: int) -> Chart:
-    """What a rotation (Su et al. 2021) does to a product: it depends on the distance of two positions alone.
+    """Return a chart showing that query-key products depend on distance only with rotary embeddings (Su et al. 2021).
 
-    The query and the key are the same vector of ones, divided by its length, so the product at distance 0 is 1.
+    The query and the key are the same vector of ones with norm 1, so their product at distance 0 is 1.
     """
     _check_even(d_k)
     vector = torch.full((1, 1, length, d_k), d_k**-0.5, dtype=torch.float64)
-    turned = RotaryPositions(d_k)(torch.arange(length), torch.float64).apply(vector)[0, 0]  # (T, K)
-    products = (turned @ turned.T).numpy()  # (T, T)
+    rotated = RotaryPositions(d_k)(torch.arange(length), torch.float64).apply(vector)[0, 0]  # (T, K)
+    products = (rotated @ rotated.T).numpy()  # (T, T)
     return Chart(
         (
             HeatMap(
@@ -271,7 +271,7 @@ def plot_rotation(*, length: int, d_k: int) -> Chart:
                 most=1.0,
             ),
             Curves(
-                title="The same by distance",
+                title="Query · key by distance",
                 x_label="key's position − query's position",
                 y_label="query · key",
                 curves=(
@@ -284,7 +284,7 @@ def plot_rotation(*, length: int, d_k: int) -> Chart:
 
 
 def plot_masks(*, length: int, padding: int) -> Chart:
-    """The masks of a target of this length whose last pieces are padding: 1 where a query may attend to a key."""
+    """Return a chart of the masks of a target whose last tokens are padding: 1 where a query may attend to a key."""
     if not 0 <= padding < length:
         raise TransduceError(f"`--padding` must be from 0 to {length - 1} (`--length` - 1), but is {padding}.")
     ids = torch.ones(1, length, dtype=torch.int64)
@@ -316,7 +316,7 @@ def plot_schedules(
     widths: Sequence[int],
     steps: int,
 ) -> Chart:
-    """Learning rates over the steps, for each schedule, warm-up and width, at the peak of the paper's equation (3)."""
+    """Return a chart of learning rates for each schedule, warm-up and width, with the peak of equation (3)."""
     x = np.unique(np.linspace(1, steps, min(steps, _POINTS)).round().astype(np.int64))
     curves = []
     for schedule in schedules:
@@ -332,7 +332,7 @@ def plot_schedules(
 
 
 def plot_activations() -> Chart:
-    """The functions inside the feed-forward layers, and their slopes."""
+    """Return a chart of the activation functions of feed-forward layers, and of their derivatives."""
     x = torch.linspace(-4.0, 4.0, _POINTS, dtype=torch.float64, requires_grad=True)
     values, slopes = [], []
     for name, function in ACTIVATIONS.items():

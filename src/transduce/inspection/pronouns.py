@@ -1,8 +1,8 @@
-"""Which earlier word each head looks at from a pronoun: what was read off a model, as data, and how it is shown.
+"""The result of measuring attention from a pronoun, as data and as text.
 
-A model that resolves "it" somewhere should have heads that look at the right noun, and at another one when the sentence
-asks for another. Attention is no proof of that: with two candidates every second head is right by chance.
-Legend: N layers, H heads, W words of the sentence.
+A model that resolves "it" should have heads that attend to the right noun, and to another noun if the sentence
+requires it. Attention does not prove this: with two candidates every second head is right by chance.
+Shapes: N layers, H heads, W words of the sentence.
 """
 
 import math
@@ -19,47 +19,48 @@ _MARK = "◀"
 
 
 class Pointer(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one head looks from the pronoun."""
+    """The words that one head attends to most from the pronoun."""
 
     layer: int
-    """From 0."""
+    """Layer number from 0."""
     head: int
-    """From 0."""
+    """Head number from 0."""
     word: int
-    """The word that gets most attention, the pronoun and later words included."""
+    """Index of the word with the most attention, the pronoun and later words included."""
     weight: float
-    """How much."""
+    """Attention to that word."""
     candidate: int
-    """The candidate that gets most, by its number."""
+    """Index of the candidate with the most attention."""
     candidate_weight: float
+    """Attention to that candidate."""
     points: bool
-    """Whether that candidate is the antecedent."""
+    """True if that candidate is the antecedent."""
 
 
 class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
-    """From one pronoun to every word of its sentence, by layer and head."""
+    """Attention from one pronoun to every word of its sentence, by layer and head."""
 
     words: tuple[str, ...]
-    """Of the sentence; punctuation marks are words of their own."""
+    """Words of the sentence; punctuation marks are separate words."""
     pronoun: int
-    """Its place among the words, from 0."""
+    """Index of the pronoun among the words."""
     candidates: tuple[tuple[int, ...], ...]
-    """What it may stand for: places of earlier words, several where a name has several (or a script no spaces)."""
+    """Possible antecedents, each as the indices of its words; in scripts without spaces, a word is one character."""
     antecedent: int | None = None
-    """Which of them it does stand for, by its number; None where that was not said."""
+    """Index of the candidate that the pronoun refers to; None if it is unknown."""
     left_to_right: bool
-    """Whether the model had read nothing after the pronoun when it looked."""
+    """True if the model had read nothing after the pronoun."""
     weights: tuple[tuple[tuple[float, ...], ...], ...]
-    """(N, H, W). What a head spends on marks around the sentence is missing from its sum of 1."""
+    """Attention weights, (N, H, W). They sum to less than 1 if a head attends to special tokens around the sentence."""
 
     @property
     def array(self) -> npt.NDArray[np.float64]:
-        """The weights, (N, H, W)."""
+        """Return the attention weights as an array, (N, H, W)."""
         return np.array(self.weights, dtype=np.float64)
 
     @property
     def pointers(self) -> tuple[Pointer, ...]:
-        """Every head, layer by layer."""
+        """Return a pointer for every head, layer by layer."""
         return tuple(
             self._pointer(layer, head, weights)
             for layer, heads in enumerate(self.weights)
@@ -82,34 +83,34 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The candidates, as they are written."""
+        """Return the texts of the candidates."""
         return tuple(self._name([self.words[number] for number in candidate]) for candidate in self.candidates)
 
     @staticmethod
     def _name(parts: list[str]) -> str:
-        """Characters of a script without spaces stand without spaces."""
+        """Join the words of a candidate, without spaces if each word is a single character."""
         return ("" if all(len(part) == 1 for part in parts) else " ").join(parts)
 
     @property
     def chance(self) -> float:
-        """The share of heads that would point to the antecedent if they chose a candidate by lot."""
+        """Return the share of heads that would point to the antecedent if heads chose candidates at random."""
         return 0.0 if self.antecedent is None else 1.0 / len(self.candidates)
 
     def draw(self) -> str:
-        """For the terminal: a line a head, marked where it points to the antecedent."""
+        """Return a text for the terminal with a line per head, which is marked if it points to the antecedent."""
         names = self.names
         lines = [f"From `{self.words[self.pronoun]}` (candidates: {', '.join(names)})"]
         widths = _width(self.words), _width(names)
-        for each in self.pointers:
-            most = f"{_fit(self.words[each.word], widths[0])} {_percent(each.weight)}"
-            best = f"{_fit(names[each.candidate], widths[1])} {_percent(each.candidate_weight)}"
-            mark = f"  {_MARK}" if each.points else ""
-            lines.append(f"layer {each.layer + 1:2}, head {each.head + 1:2}   {most}   {best}{mark}")
+        for pointer in self.pointers:
+            top_word = f"{_fit(self.words[pointer.word], widths[0])} {_percent(pointer.weight)}"
+            top_candidate = f"{_fit(names[pointer.candidate], widths[1])} {_percent(pointer.candidate_weight)}"
+            mark = f"  {_MARK}" if pointer.points else ""
+            lines.append(f"layer {pointer.layer + 1:2}, head {pointer.head + 1:2}   {top_word}   {top_candidate}{mark}")
         if self.antecedent is not None:
-            right = sum(each.points for each in self.pointers)
+            right = sum(pointer.points for pointer in self.pointers)
             lines.append(
                 f"{_MARK} {right} of {len(self.pointers)} heads look at `{names[self.antecedent]}` more than at any "
-                f"other candidate; by lot it would be {self.chance * len(self.pointers):.0f}."
+                f"other candidate; by chance it would be {self.chance * len(self.pointers):.0f}."
             )
         return "\n".join(lines)
 
@@ -120,36 +121,39 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PronounPair(msgspec.Struct, frozen=True):
-    """Two sentences that differ in what the pronoun stands for, in the same model."""
+    """Attention of the same model in two sentences that differ in the pronoun's antecedent."""
 
     one: PronounAttention
+    """Attention in the first sentence."""
     other: PronounAttention
+    """Attention in the second sentence."""
 
     @property
     def resolving(self) -> tuple[tuple[int, int], ...]:
-        """(layer, head), from 0, of the heads that point to the right word in both."""
+        """Return (layer, head), from 0, of the heads that point to the right word in both sentences."""
         return tuple((one.layer, one.head) for one, other in self._heads() if one.points and other.points)
 
     @property
     def chance(self) -> float:
-        """The share of heads that would do so by lot."""
+        """Return the share of heads that would point to the right word in both sentences by chance."""
         return self.one.chance * self.other.chance
 
     @property
     def largest_difference(self) -> float:
-        """By how much any head's attention to any candidate differs between the sentences; infinite where the
-        sentences have other words up to the pronoun.
+        """Return the largest difference in attention between the sentences, over all heads and words up to the pronoun.
+
+        It is infinite if the sentences differ in a word up to the pronoun.
         """
         if self.one.words[: self.one.pronoun + 1] != self.other.words[: self.other.pronoun + 1]:
             return math.inf
-        places = list(range(self.one.pronoun + 1))
-        return float(np.abs(self.one.array[..., places] - self.other.array[..., places]).max())
+        indices = list(range(self.one.pronoun + 1))
+        return float(np.abs(self.one.array[..., indices] - self.other.array[..., indices]).max())
 
     def _heads(self) -> Iterator[tuple[Pointer, Pointer]]:
         return zip(self.one.pointers, self.other.pointers, strict=True)
 
     def draw(self) -> str:
-        """For the terminal: a line a head, both sentences side by side."""
+        """Return a text for the terminal with a line per head and a column per sentence."""
         sides = self.one, self.other
         lines = [" ".join(side.words) for side in sides]
         names = [side.names for side in sides]
@@ -163,12 +167,12 @@ class PronounPair(msgspec.Struct, frozen=True):
             lines.append(f"layer {pair[0].layer + 1:2}, head {pair[0].head + 1:2}   {'   '.join(cells)}{both}".rstrip())
         heads = len(self.one.pointers)
         lines.append(
-            f"{len(self.resolving)} of {heads} heads point to the right word in both; by lot it would be "
+            f"{len(self.resolving)} of {heads} heads point to the right word in both; by chance it would be "
             f"{self.chance * heads:.0f}."
         )
         if self.one.left_to_right and self.largest_difference < math.inf:
             lines.append(
-                "The model reads from left to right: what follows the pronoun cannot change where it looks from there."
+                "The model reads from left to right, so the words after the pronoun cannot change its attention there."
             )
         return "\n".join(lines)
 

@@ -1,6 +1,6 @@
-"""Translates one sentence and keeps everything there is to see.
+"""Translate one sentence and record everything that an inspection shows.
 
-Legend: T target pieces with the end symbol, V vocabulary.
+Shapes: T target tokens with the end symbol, V vocabulary.
 """
 
 import msgspec
@@ -30,19 +30,20 @@ _CANDIDATES = 6
 def inspect_sentence(
     translator: Translator, source: str, *, search: SearchSettings | None = None, observer: Observer | None = None
 ) -> Inspection:
-    """One sentence's translation, and how the model came to it.
+    """Return one sentence's translation, and how the model and the search produced it.
 
-    The translation is what `translator(source)` gives; the search goes on until as many hypotheses are finished as the
-    beam is wide, to show where each of them ends.
+    The translation equals `translator(source)`. The search continues until as many hypotheses are finished as the beam
+    is
+    wide, to show where each of them ends.
 
     Args:
-        translator: of a Transformer with an encoder and a decoder.
-        source: a sentence that the model takes in one piece.
-        search: how; the translator's own settings where nothing is said. Sampling is not shown.
-        observer: told of every step of the search, and may give it up.
+        translator: a translator with a Transformer encoder and decoder.
+        source: a sentence that the model translates unsplit.
+        search: search settings; None: the translator's. Sampling is turned off.
+        observer: called at every step of the search, and may stop it.
 
     Raises:
-        TransduceError: the sentence is empty, too long or given up, or the model has no attention to show.
+        TransduceError: the sentence is empty or too long, the search was stopped, or the model has no attention.
     """
     source_ids = sentence_ids(translator, source)
     refuse_ensembles(translator)
@@ -68,7 +69,7 @@ def inspect_sentence(
         memory=stack_layers(trace.memory),
         ended=best.ended,
     )
-    paths = [*beam.kept, *(closed_path(each, config.eos_id) for each in finished)]
+    paths = [*beam.kept, *(closed_path(hypothesis, config.eos_id) for hypothesis in finished)]
     sums = path_log_probabilities(model, memory, mask, paths)
     return Inspection(
         model=describe(model),
@@ -90,34 +91,35 @@ def inspect_sentence(
 
 
 def plain_search(search: SearchSettings, *, n_best: int) -> SearchSettings:
-    """The same search, but nothing is drawn, and sums need not be equal to the last bit."""
+    """Return a copy of search settings without sampling and without batch invariance."""
     return msgspec.structs.replace(search, n_best=n_best, sampling=None, batch_invariant=False)
 
 
 def sentence_ids(translator: Translator, source: str) -> list[int]:
-    """The sentence's pieces, with the end symbol and what else its model is given around them.
+    """Return the sentence's token ids, with the end symbol and other special tokens of the model.
 
     Raises:
-        TransduceError: it is empty or too long, or the model has no heads.
+        TransduceError: the sentence is empty or too long, or the model has no attention heads.
     """
     config = translator.model.config
     if config.kind != "transformer":
         raise TransduceError(
-            f"Only a model with `model.kind` = transformer has heads to show, but this one is `{config.kind}`."
+            "Only a model with `model.kind` = transformer has attention heads to inspect, "
+            f"but this one is `{config.kind}`."
         )
     ids = translator.tokenizer.source.encode(source)
     if not ids or not source.strip():
-        raise TransduceError("There must be a sentence to inspect, but it is empty: give some words.")
+        raise TransduceError("The sentence to inspect is empty: pass some words.")
     if len(ids) > translator.longest_source:
         raise TransduceError(
-            f"A sentence is inspected in one piece, with at most {translator.longest_source} pieces, but this one has "
-            f"{len(ids)}: give a shorter one."
+            f"A sentence to inspect must have at most {translator.longest_source} tokens, but this one has {len(ids)}: "
+            "pass a shorter one."
         )
     return translator.tokenizer.source.with_special_tokens(ids)
 
 
 def _steps(translator: Translator, logits: Tensor, target_ids: list[int]) -> tuple[Step, ...]:
-    """The pieces with their probabilities and rivals, from logits (T, V)."""
+    """Return the tokens with their probabilities and alternatives, from logits (T, V)."""
     vocabulary = translator.tokenizer.target
     probabilities = logits.softmax(dim=-1)
     likeliest = probabilities.topk(min(_CANDIDATES, logits.shape[-1]), dim=-1)
@@ -127,7 +129,8 @@ def _steps(translator: Translator, logits: Tensor, target_ids: list[int]) -> tup
             piece=vocabulary.piece(id),
             probability=_rounded(float(row[id])),
             candidates=tuple(
-                Candidate(vocabulary.piece(other), _rounded(value)) for other, value in zip(ids, values, strict=True)
+                Candidate(vocabulary.piece(candidate), _rounded(value))
+                for candidate, value in zip(ids, values, strict=True)
             ),
         )
         for id, row, ids, values in rows
@@ -135,7 +138,7 @@ def _steps(translator: Translator, logits: Tensor, target_ids: list[int]) -> tup
 
 
 def _rounded(value: float) -> float:
-    """Five decimals: what nobody can see need not be stored."""
+    """Return a probability rounded to the five decimals that a page can show."""
     return round(value, 5)
 
 
@@ -146,10 +149,10 @@ def _words(maps: AttentionMaps) -> WordAlignment:
 
 
 def describe(model: Transformer) -> str:
-    """A model in a line: layers, width, heads, parameters."""
+    """Return a one-line description of a model: layers, width, heads, parameters."""
     config = model.config
     with torch.device("meta"):
-        outline = Transformer(config)  # in 8 bits a model has other parameters, and more
+        outline = Transformer(config)  # an int8 model has other parameters
     millions = sum(parameter.numel() for parameter in outline.parameters()) / 1e6
     return (
         f"{config.num_encoder_layers} + {config.num_decoder_layers} layers × {config.d_model}, "

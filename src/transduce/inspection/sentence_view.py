@@ -1,4 +1,4 @@
-"""What a terminal can show of a translation: shades for attention, bars for probabilities."""
+"""Typed data about one inspected translation, and its drawing as text for a terminal."""
 
 import base64
 
@@ -11,46 +11,45 @@ from transduce.inspection.attention import WordAttention, framed
 from transduce.inspection.page import render_page
 from transduce.inspection.pronouns import PronounAttention
 
-# --- payload ---
-# What `transduce inspect` shows of one translation, as typed data: the page's, the terminal's and the notebook's.
-# Legend: N layers, H heads, Q queries, L keys.
+# --- data that the page, the terminal and notebooks show ---
+# Shapes: N layers, H heads, Q queries, L keys.
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A piece that could have been written at a step."""
+    """A possible token at a step, with its probability."""
 
     piece: str
     probability: float
 
 
 class Step(msgspec.Struct, frozen=True):
-    """A piece of the translation, or the end symbol that closes it."""
+    """A token of the translation, or the final end symbol, with its probability and the alternatives."""
 
     piece: str
     probability: float
-    """By the model, given the source and the pieces before."""
+    """The model's probability of the token, given the source and the previous tokens."""
     candidates: tuple[Candidate, ...]
-    """The likeliest pieces at this place, likeliest first."""
+    """The likeliest tokens at this position, likeliest first."""
 
 
 class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A hypothesis that the beam kept at some step: its parent, and one piece more."""
+    """A hypothesis that the beam kept at some step: its parent and one more token."""
 
     parent: int
-    """Place in the list of nodes; -1 for the root, which has no piece."""
+    """Index in the list of nodes; -1 for the root, which has no token."""
     piece: str
     log_probability: float
-    """Of all pieces up to here, in nats."""
+    """Log-probability of all tokens up to this one, in nats."""
     ended: bool = False
-    """The search closed it here: by the end symbol, or because it was as long as it may be."""
+    """True if the hypothesis was finished here, by the end symbol or the length limit."""
     score: float | None = None
-    """What an ended one is ranked by: the log-probability over the length penalty."""
+    """Score by which a finished hypothesis is ranked: the log-probability divided by the length penalty."""
     best: bool = False
-    """Whether it is a part of the translation."""
+    """True if the node is part of the translation."""
 
 
 class AttentionBytes(msgspec.Struct, frozen=True):
-    """Attention of every layer and head in bytes: 255 stands for 1."""
+    """Attention weights of every layer and head as bytes, where 255 stands for 1."""
 
     shape: tuple[int, int, int, int]
     """(N, H, Q, L)."""
@@ -59,45 +58,45 @@ class AttentionBytes(msgspec.Struct, frozen=True):
 
 
 class WordAlignment(msgspec.Struct, frozen=True):
-    """How much each target word looks at each source word."""
+    """Attention of each target word to each source word."""
 
     source_words: tuple[str, ...]
     target_words: tuple[str, ...]
     weights: tuple[tuple[float, ...], ...]
-    """(target words, source words), rounded to thousandths."""
+    """(target words, source words), rounded to three decimals."""
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """One sentence, its translation, and how the model came to it."""
+    """An inspected sentence: its translation, and how the model and the search produced it."""
 
     model: str
-    """Its name and size."""
+    """Size of the model in one line."""
     source: str
     translation: str
     score: float
-    """The translation's log-probability over the length penalty."""
+    """The translation's log-probability divided by the length penalty."""
     source_language: str | None
     target_language: str | None
     source_pieces: tuple[str, ...]
-    """With the end symbol."""
+    """Source tokens with the end symbol."""
     target_pieces: tuple[str, ...]
-    """With the end symbol, also where the search was cut before it."""
+    """Target tokens, with the end symbol if the search reached it."""
     beam_size: int
     steps: tuple[Step, ...]
     words: WordAlignment
     encoder: AttentionBytes
-    """Source pieces to source pieces."""
+    """Encoder self-attention: source tokens to source tokens."""
     decoder: AttentionBytes
-    """A piece that is about to be written to what was written before: the start symbol, then all but the last piece."""
+    """Decoder self-attention: each predicted token to the start symbol and the tokens before it."""
     memory: AttentionBytes
-    """A piece that is about to be written to source pieces."""
+    """Cross-attention: each predicted token to the source tokens."""
     tree: tuple[TreeNode, ...]
-    """Parents before their children."""
+    """Nodes of the hypothesis tree, parents before children."""
     coreference: PronounAttention | None = None
-    """From a pronoun of the source, or of the translation, to the words before it; None where none was asked about."""
+    """Attention from a pronoun to earlier words, if one was asked for."""
 
     def to_html(self) -> str:
-        """A page that shows all of it and needs no other file and no network."""
+        """Return a self-contained HTML page that shows the inspection without further files or network access."""
         return render_page(f"{self.source} → {self.translation}", msgspec.json.encode(self).decode())
 
     def _repr_html_(self) -> str:
@@ -105,41 +104,40 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_bytes(weights: npt.NDArray[np.float32]) -> AttentionBytes:
-    """Attention (N, H, Q, L) in bytes; each weight is off by at most 1/510."""
+    """Return attention weights (N, H, Q, L) as bytes; each weight has an error of at most 1/510."""
     layers, heads, queries, keys = weights.shape
-    quantised = np.rint(np.clip(weights, 0.0, 1.0) * 255.0).astype(np.uint8)
-    return AttentionBytes((layers, heads, queries, keys), base64.b64encode(quantised.tobytes()).decode("ascii"))
+    quantized = np.rint(np.clip(weights, 0.0, 1.0) * 255.0).astype(np.uint8)
+    return AttentionBytes((layers, heads, queries, keys), base64.b64encode(quantized.tobytes()).decode("ascii"))
 
 
 def from_bytes(attention: AttentionBytes) -> npt.NDArray[np.float32]:
-    """The weights (N, H, Q, L) as they were stored."""
-    quantised = np.frombuffer(base64.b64decode(attention.weights), dtype=np.uint8)
-    return np.asarray(quantised.reshape(attention.shape) / np.float32(255.0), dtype=np.float32)
+    """Return the weights (N, H, Q, L) from their bytes."""
+    quantized = np.frombuffer(base64.b64decode(attention.weights), dtype=np.uint8)
+    return np.asarray(quantized.reshape(attention.shape) / np.float32(255.0), dtype=np.float32)
 
 
-# --- sentence view ---
-
+# --- drawing for a terminal ---
 
 _SHADES = " ░▒▓█"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _BAR_CELLS = 20
-_RIVALS = 3
+_MAX_ALTERNATIVES = 3
 
 
 def draw_attention(attention: WordAttention) -> str:
-    """A table of shades: a row a target word, a column a source word, darker where more is looked at.
+    """Return a table of shades, with a row per target word and a column per source word; darker means more attention.
 
-    Chinese words take two columns a character.
+    Chinese characters are two columns wide.
     """
-    left = max((cell_len(word) for word in attention.target_words), default=0)
+    label_width = max((cell_len(word) for word in attention.target_words), default=0)
     widths = [max(2, cell_len(word)) for word in attention.source_words]
     header = " ".join(_fit(word, width) for word, width in zip(attention.source_words, widths, strict=True))
-    lines = [" " * left + "  " + header]
+    lines = [" " * label_width + "  " + header]
     for word, row in zip(attention.target_words, attention.weights, strict=True):
-        most = float(row.max(initial=0.0)) or 1.0
-        shades = (_SHADES[min(4, int(float(weight) / most * 4.999))] for weight in row)
+        maximum = float(row.max(initial=0.0)) or 1.0
+        shades = (_SHADES[min(4, int(float(weight) / maximum * 4.999))] for weight in row)
         cells = " ".join(_fit(shade * 2, width) for shade, width in zip(shades, widths, strict=True))
-        lines.append(" " * (left - cell_len(word)) + word + "  " + cells)
+        lines.append(" " * (label_width - cell_len(word)) + word + "  " + cells)
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -148,7 +146,7 @@ def _fit(text: str, width: int) -> str:
 
 
 def draw_inspection(inspection: Inspection, attention: WordAttention) -> str:
-    """The translation, each piece's probability beside its rivals, and which words look at which."""
+    """Return the translation, each token's probability beside its alternatives, and the word-level attention table."""
     ended = [node for node in inspection.tree if node.ended]
     return "\n".join(
         [
@@ -163,18 +161,22 @@ def draw_inspection(inspection: Inspection, attention: WordAttention) -> str:
 
 
 def draw_steps(steps: tuple[Step, ...]) -> str:
-    """A line a piece: its probability as a figure and a bar, and the likeliest others."""
+    """Return a line per token: its probability as a number and a bar, and the likeliest alternatives."""
     width = max((cell_len(step.piece) for step in steps), default=0)
     lines = []
     for step in steps:
-        others = [candidate for candidate in step.candidates if candidate.piece != step.piece][:_RIVALS]
-        rivals = "  ".join(f"{candidate.piece} {100 * candidate.probability:.1f}" for candidate in others)
+        alternatives = [candidate for candidate in step.candidates if candidate.piece != step.piece][:_MAX_ALTERNATIVES]
+        alternatives_text = "  ".join(
+            f"{candidate.piece} {100 * candidate.probability:.1f}" for candidate in alternatives
+        )
         bar = draw_bar(step.probability, _BAR_CELLS)
-        lines.append(f"{_fit(step.piece, width)}  {100 * step.probability:5.1f} %  {_fit(bar, _BAR_CELLS)}  {rivals}")
+        lines.append(
+            f"{_fit(step.piece, width)}  {100 * step.probability:5.1f} %  {_fit(bar, _BAR_CELLS)}  {alternatives_text}"
+        )
     return "\n".join(line.rstrip() for line in lines)
 
 
 def draw_bar(share: float, cells: int) -> str:
-    """A bar as long as the share of so many cells, to an eighth of one."""
+    """Return a bar whose length is `share` (0 to 1) of `cells` columns, to an eighth of a column."""
     eighths = round(max(0.0, min(1.0, share)) * cells * 8)
     return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")

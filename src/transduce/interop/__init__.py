@@ -1,1 +1,1 @@
-"""Other people's formats: what a model is called there, and under which names its weights stand."""
+"""Conversion between this package's models and other formats: Hugging Face, CTranslate2, ONNX and word vectors."""

@@ -1,6 +1,6 @@
-"""A model's bricks as other programs want them: projections one by one, positions as one table.
+"""Weights of a model's components in the layout that exporters need, such as separate query, key and value projections.
 
-Legend: D model width, H heads, G heads of keys and values, K width of a head's queries and keys, P positions.
+Legend: D model width, H heads, G key/value heads, K width of a head's queries and keys, P positions.
 """
 
 import math
@@ -15,17 +15,16 @@ from transduce.errors import TransduceError
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
-from transduce.model.layer_graph import Table, why_not
-from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
+from transduce.model.layer_graph import Table, refusal
+from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, each_layer
 from transduce.model.positions import LearnedPositions, RelativePositions, SinusoidalPositions, sinusoids
-from transduce.model.stack import each_layer
 from transduce.model.transformer import Transformer
 
 # --- exported ---
-# What every exported model can do here, so that it can be compared with the model that it came from.
+# Interfaces of exported models, by which each is compared with the model that it was exported from.
 
 
-# The longest sequence of an exported model, in pieces: rows of its table of positions.
+# Maximum sequence length of an exported model, in tokens: the rows of its table of positions.
 MAXIMUM_POSITIONS = 1024
 
 Ids = Sequence[Sequence[int]]
@@ -33,33 +32,45 @@ Ids = Sequence[Sequence[int]]
 
 @runtime_checkable
 class ExportedModel(Protocol):
-    """A model that writes, wherever it runs.
+    """A protocol for exported models that generate text, independent of the runtime that executes them.
 
-    A translation model's source is what it reads, with all that stands around it: the end symbol, a language's tag. A
-    language model's source is the prompt that it continues, without what begins it. Targets are pieces without start
-    and end symbols; a tag that every translation begins with is one of them.
+    A translation model's source includes the special tokens that the encoder expects: the end symbol, a language tag. A
+    language model's source is the prompt without its start symbol. Targets have neither a start nor an end symbol, but
+    a tag that begins every translation belongs to them.
     """
 
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        """What the model gives each target's pieces and, after them, the end symbol, in nats."""
+        """Return the log-probabilities, in nats, of each target's tokens followed by the end symbol.
+
+        Args:
+            sources: token ids of each source or prompt.
+            targets: token ids of each target or continuation.
+        """
 
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
-        """The pieces that greedy search finds, at most so many; padding and the start symbol are never chosen."""
+        """Return the token ids that greedy search generates for each source.
+
+        The search never selects padding or the start symbol.
+
+        Args:
+            sources: token ids of each source or prompt.
+            max_tokens: the maximum number of tokens to generate per source.
+        """
 
 
 @runtime_checkable
 class ExportedEncoder(Protocol):
-    """A model that reads, wherever it runs."""
+    """A protocol for exported encoder-only models, independent of the runtime that executes them."""
 
     def outputs(self, rows: Ids, token_types: Ids) -> Mapping[str, list[NDArray[Any]]]:
-        """What the model computes of each row, by name.
+        """Compute the encoder's outputs and return them by name, one array per row.
 
         Args:
-            rows: pieces, marks included.
-            token_types: the segment of each; all 0 where the model has none.
+            rows: token ids, including special tokens such as [CLS] and [SEP].
+            token_types: the segment of each token; all 0 if the model has no segments.
 
         Returns:
-            `states` (pieces, D), `logits` (pieces, V), `pooled` (D,) and `classes` (C,) of each row, as far as the
+            `states` (tokens, D), `logits` (tokens, V), `pooled` (D,) and `classes` (C,) of each row, as far as the
             model has them.
         """
 
@@ -67,7 +78,7 @@ class ExportedEncoder(Protocol):
 # --- components ---
 
 
-# What all converters of this package can read from a model; each lists what its format can compute.
+# Components that the exporters can read from a model. Each exporter narrows this to what its format can compute.
 READABLE = {
     "class_": "Transformer Encoder Decoder Recurrent",
     "parametrization": "LowRankUpdate",
@@ -88,35 +99,39 @@ READABLE = {
 
 
 def check_components(table: Table, model: nn.Module) -> None:
-    """Refuse a model that a format cannot represent.
+    """Raise an error if the model has a component that the format cannot represent.
+
+    Args:
+        table: the components that the format supports.
+        model: the model to be exported.
 
     Raises:
         TransduceError: a component of the model is not in the format's table.
     """
-    if (reason := why_not(table, model)) is not None:
+    if (reason := refusal(table, model)) is not None:
         raise TransduceError(f"The model cannot be exported, because {reason}.")
 
 
 class Linear(NamedTuple):
-    """A weight (outputs, inputs), and a bias (outputs,) where there is one."""
+    """A linear layer's weight (outputs, inputs), and its bias (outputs,) or None."""
 
     weight: Tensor
     bias: Tensor | None
 
 
 def linear_of(module: nn.Linear) -> Linear:
-    """The weight and the bias of a layer."""
+    """Return the detached weight and bias of a PyTorch linear layer."""
     return Linear(module.weight.detach(), None if module.bias is None else module.bias.detach())
 
 
-def join(parts: list[Linear]) -> Linear:
-    """Layers over the same inputs as one layer."""
-    biases = [part.bias for part in parts if part.bias is not None]
-    return Linear(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
+def join(layers: list[Linear]) -> Linear:
+    """Return one linear layer that concatenates the outputs of several layers with the same inputs."""
+    biases = [part.bias for part in layers if part.bias is not None]
+    return Linear(torch.cat([part.weight for part in layers]), torch.cat(biases) if biases else None)
 
 
 class Projections(NamedTuple):
-    """The four layers of an attention."""
+    """The query, key, value and output projections of a multi-head attention."""
 
     query: Linear
     key: Linear
@@ -125,7 +140,7 @@ class Projections(NamedTuple):
 
 
 def projections_of(attention: MultiHeadAttention) -> Projections:
-    """The four layers, as they are."""
+    """Return the four projections of an attention module, with its joint input projection split into three."""
     joint = linear_of(attention.projection)
     weights = joint.weight.split(attention.widths)
     biases = (None, None, None) if joint.bias is None else joint.bias.split(attention.widths)
@@ -134,52 +149,53 @@ def projections_of(attention: MultiHeadAttention) -> Projections:
 
 
 def scaled_projections_of(attention: MultiHeadAttention) -> Projections:
-    """The four layers of an attention whose score is a dot product over √d_k, equation (1), whatever it is in ours.
+    """Return the four projections of an equivalent attention with the scaled dot product score of equation (1).
 
-    Another factor is multiplied into the queries' layer, and so is the matrix of the general score: (W q) · k.
+    A different scaling factor is multiplied into the query projection, and so is the matrix W of the general score,
+    (W q) · k.
 
     Raises:
         ValueError: the score is additive, or the attention is hard.
     """
-    parts = projections_of(attention)
+    projections = projections_of(attention)
     score = attention.score
     if score is None:
-        return parts
+        return projections
     if score.vector is not None or score.hard:
         raise ValueError("an additive score or a hard attention is no scaled dot product")
-    query = parts.query
+    query = projections.query
     if score.matrix is not None:
         matrix = score.matrix.detach()
         query = Linear(
             _times_matrix(query.weight, matrix), None if query.bias is None else _times_matrix(query.bias, matrix)
         )
     scaled = Linear(query.weight * score.factor, None if query.bias is None else query.bias * score.factor)
-    return parts._replace(query=scaled)
+    return projections._replace(query=scaled)
 
 
 def _times_matrix(rows: Tensor, matrix: Tensor) -> Tensor:
-    """What makes q W of q, for each head: rows (H × K, …) with a matrix (H, K, K)."""
-    heads = rows.reshape(matrix.shape[0], matrix.shape[1], -1)  # (H, K, D), or (H, K, 1) of a bias
+    """Multiply the output rows (H × K, …) of each head's query projection by the head's matrix, (H, K, K)."""
+    heads = rows.reshape(matrix.shape[0], matrix.shape[1], -1)  # (H, K, D), or (H, K, 1) for a bias
     return (matrix.transpose(1, 2) @ heads).reshape(rows.shape)
 
 
 def has_two_norms(residual: Residual) -> bool:
-    """Whether a sub-layer stands between two norms, a sandwich."""
+    """Return whether a sub-layer has a norm both before and after it (sandwich norm)."""
     return not isinstance(residual.norm_before, nn.Identity) and not isinstance(residual.norm_after, nn.Identity)
 
 
 def encoder_layers_of(model: Transformer) -> list[EncoderLayer]:
-    """In the order of their use; one stands there several times where all are one."""
+    """Return the encoder layers in the order of use; a layer with shared weights occurs several times."""
     return [cast(EncoderLayer, layer) for layer in each_layer(model.encoder_layers, model.config.num_encoder_layers)]
 
 
 def decoder_layers_of(model: Transformer) -> list[DecoderLayer]:
-    """The same of the decoder."""
+    """Return the decoder layers in the order of use; a layer with shared weights occurs several times."""
     return [cast(DecoderLayer, layer) for layer in each_layer(model.decoder_layers, model.config.num_decoder_layers)]
 
 
 def added_positions(embedding: Embedding, config: ModelConfig) -> Tensor | None:
-    """What is added to the embeddings of positions 0 … P-1, (P, D); None where nothing is."""
+    """Return the position vectors that are added to the embeddings, (P, D), or None if the model adds none."""
     if isinstance(embedding.positions, LearnedPositions):
         return embedding.positions.weight.detach()[embedding.positions.offset :]
     if not isinstance(embedding.positions, SinusoidalPositions):
@@ -189,12 +205,15 @@ def added_positions(embedding: Embedding, config: ModelConfig) -> Tensor | None:
 
 
 def bias_by_distance(relative: RelativePositions) -> Tensor:
-    """T5's bias for the distances -m … m (key minus query, m the greatest that is told apart), (2m + 1, H)."""
-    reach = torch.arange(-relative.max_distance, relative.max_distance + 1)
-    bias: Tensor = relative(torch.zeros(1, dtype=torch.int64), reach)  # (1, H, 1, 2m + 1)
+    """Return T5's attention bias for each distance from key to query, (2m + 1, H).
+
+    Row m + d is for the distance d = key position - query position, clipped to -m … m with m = `max_distance`.
+    """
+    distances = torch.arange(-relative.max_distance, relative.max_distance + 1)
+    bias: Tensor = relative(torch.zeros(1, dtype=torch.int64), distances)  # (1, H, 1, 2m + 1)
     return bias[0, :, 0].T.detach().contiguous()
 
 
 def embedding_scale(config: ModelConfig) -> float:
-    """What embeddings are multiplied by."""
+    """Return the factor by which embeddings are multiplied: √D, or 1 if the model does not scale them."""
     return math.sqrt(config.d_model) if config.scale_embeddings else 1.0

@@ -1,7 +1,8 @@
-"""Our encoder–decoders and decoders as CTranslate2's, through the specification classes of its Python package.
+"""Export of encoder–decoders and decoders to CTranslate2, and classes that run the exported models.
 
-Everything is given explicitly: the table of positions (CTranslate2's own sinusoids are others), the factor of the
-embeddings, one bias by distance for each layer. Weights that are tied here are found to be equal there and stored once.
+The export fills the specification classes of CTranslate2's Python package. It sets everything explicitly: the table of
+positions (CTranslate2's own sinusoids differ), the embedding scale, and one relative bias per layer. CTranslate2
+detects tied weights by their equal values and stores them once.
 Legend: B batch, V vocabulary, D model width.
 """
 
@@ -35,9 +36,9 @@ from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
-from transduce.model.layer_graph import settings_outside, table
-from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
-from transduce.model.stack import StackPositions, each_layer
+from transduce.model.layer_graph import table, unsupported_settings
+from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, StackPositions, each_layer
+from transduce.model.positions import RelativePositions
 from transduce.model.transformer import Transformer
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
@@ -60,7 +61,7 @@ CTRANSLATE2 = table(
     "CTranslate2",
     **READABLE
     | {
-        "class_": "Transformer Decoder",  # it computes an encoder's states, but no heads, and has no recurrent cells
+        "class_": "Transformer Decoder",  # neither an encoder's heads nor recurrent cells
         "norm": "layer rms",
         "attention_window": "none",
         "attention_score": "scaled dot general",
@@ -69,55 +70,58 @@ CTRANSLATE2 = table(
         "token_types": "none",
     },
 )
-"""The models that CTranslate2 computes."""
+"""The components of models that CTranslate2 can compute."""
 
 
 def ctranslate2_obstacles(config: ModelConfig) -> list[str]:
-    """Settings that CTranslate2 has no component for."""
-    together = {
-        # After a prompt of several tokens its decoders continue with a wrong bias.
+    """Return the names of settings that CTranslate2 does not support; empty if it supports the configuration."""
+    unsupported = {
+        # CTranslate2's decoders apply a wrong relative bias after a prompt of several tokens.
         "positions": config.kind == "decoder" and config.positions == "relative",
         "rotary_scaling": config.rotary_scaling is not None,
         "final_norm": config.norm_order == "post" and config.has_final_norm,
     }
-    return [*settings_outside(CTRANSLATE2, config), *(name for name, is_one in together.items() if is_one)]
+    return [
+        *unsupported_settings(CTRANSLATE2, config),
+        *(name for name, is_unsupported in unsupported.items() if is_unsupported),
+    ]
 
 
 def write_ctranslate2(
     model: Transformer | Decoder, tokenizer: Tokenizer, folder: Path, *, quantization: str = "float32"
 ) -> None:
-    """Writes model.bin, config.json and the vocabularies.
+    """Write a model in CTranslate2's format: model.bin, config.json and the vocabularies.
 
     Args:
-        model: in float32.
-        tokenizer: its pieces become CTranslate2's tokens.
-        folder: exists.
+        model: a model with float32 weights.
+        tokenizer: the model's tokenizer, whose vocabularies are written.
+        folder: an existing folder.
         quantization: one of QUANTIZATIONS.
 
     Raises:
-        TransduceError: the package is missing, or a component of the model is not in `CTRANSLATE2`.
-        ValueError: the model has one of its `ctranslate2_obstacles`.
+        TransduceError: the ctranslate2 package is missing, or `CTRANSLATE2` lacks a component of the model.
+        ValueError: `ctranslate2_obstacles` names a setting of the model.
     """
     check_components(CTRANSLATE2, model)
     target = tokenizer.target
     if isinstance(model, Decoder):
-        specification = _language_model_specification(model)
-        specification.register_vocabulary(_tokens(target))
-        settings = specification.config
+        spec = _language_model_specification(model)
+        spec.register_vocabulary(_tokens(target))
+        settings = spec.config
     else:
-        specification = _specification(model)
-        specification.register_source_vocabulary(_tokens(tokenizer.source))
-        specification.register_target_vocabulary(_tokens(target))
-        settings = specification.config
+        spec = _specification(model)
+        spec.register_source_vocabulary(_tokens(tokenizer.source))
+        spec.register_target_vocabulary(_tokens(target))
+        settings = spec.config
         settings.decoder_start_token = target.piece(model.config.start_id)
-        # What stands around a text elsewhere may be more than the end symbol.
+        # An imported tokenizer may add more special tokens than the end symbol, so callers add them.
         settings.add_source_eos = not isinstance(tokenizer, ForeignTokenizer)
     settings.unk_token = target.piece(target.unk_id)
     settings.eos_token = settings.bos_token = target.piece(target.eos_id)
     settings.layer_norm_epsilon = model.config.norm_epsilon
-    specification.validate()
-    specification.optimize(quantization=quantization)
-    specification.save(str(folder))
+    spec.validate()
+    spec.optimize(quantization=quantization)
+    spec.save(str(folder))
 
 
 def _tokens(vocabulary: Vocabulary) -> list[str]:
@@ -127,12 +131,12 @@ def _tokens(vocabulary: Vocabulary) -> list[str]:
 def _specification(model: Transformer) -> Any:
     specs = import_extra("ctranslate2", "export").specs
     config = model.config
-    encoder = specs.TransformerEncoderSpec(config.num_encoder_layers, config.num_heads, **_bricks(config))
+    encoder = specs.TransformerEncoderSpec(config.num_encoder_layers, config.num_heads, **_stack_settings(config))
     decoder = specs.TransformerDecoderSpec(
         config.num_decoder_layers,
         config.num_heads,
         external_pre_post_encoder_layers=config.norm_order == "sandwich",
-        **_bricks(config),
+        **_stack_settings(config),
     )
     _set_embedding(encoder, encoder.embeddings[0], model.source_embedding, model.source_weight, config)
     _set_embedding(decoder, decoder.embeddings, model.target_embedding, model.target_weight, config)
@@ -153,7 +157,7 @@ def _language_model_specification(model: Decoder) -> Any:
     specs = import_extra("ctranslate2", "export").specs
     config = model.config
     decoder = specs.TransformerDecoderSpec(
-        config.num_decoder_layers, config.num_heads, with_encoder_attention=False, **_bricks(config)
+        config.num_decoder_layers, config.num_heads, with_encoder_attention=False, **_stack_settings(config)
     )
     _set_embedding(decoder, decoder.embeddings, model.embedding, model.source_weight, config)
     if config.has_final_norm:
@@ -166,8 +170,8 @@ def _language_model_specification(model: Decoder) -> Any:
     return specs.TransformerDecoderModelSpec(decoder)
 
 
-def _bricks(config: ModelConfig) -> dict[str, Any]:
-    """What both sides are told alike."""
+def _stack_settings(config: ModelConfig) -> dict[str, Any]:
+    """Return the keyword arguments that CTranslate2's encoder and decoder specifications have in common."""
     common = import_extra("ctranslate2", "export").specs.common_spec
     rotary = config.positions.startswith("rotary")
     return {
@@ -192,7 +196,7 @@ def _output(model: VocabularyModel) -> Linear:
 
 
 def _set_embedding(stack: Any, spec: Any, embedding: Embedding, weight: Tensor, config: ModelConfig) -> None:
-    spec.weight = weight.detach().clone()  # as in _set_linear
+    spec.weight = weight.detach().clone()  # CTranslate2's quantization multiplies it in place
     scale = embedding_scale(config)
     stack.scale_embeddings = False if scale == 1.0 else scale
     if embedding.norm is not None:
@@ -215,10 +219,10 @@ def _set_encoder_layer(spec: Any, layer: EncoderLayer | DecoderLayer, positions:
 
 def _set_decoder_layer(spec: Any, layer: DecoderLayer, positions: StackPositions) -> None:
     _set_encoder_layer(spec, layer, positions)
-    parts = scaled_projections_of(layer.memory_attention)
-    _set_linear(spec.attention.linear[0], parts.query)
-    _set_linear(spec.attention.linear[1], join([parts.key, parts.value]))
-    _set_linear(spec.attention.linear[2], parts.output)
+    projections = scaled_projections_of(layer.memory_attention)
+    _set_linear(spec.attention.linear[0], projections.query)
+    _set_linear(spec.attention.linear[1], join([projections.key, projections.value]))
+    _set_linear(spec.attention.linear[2], projections.output)
     residual = layer.memory_attention_residual
     if has_two_norms(residual):
         _set_both_norms(
@@ -229,10 +233,11 @@ def _set_decoder_layer(spec: Any, layer: DecoderLayer, positions: StackPositions
 
 
 def _set_self_attention(spec: Any, attention: MultiHeadAttention, positions: StackPositions) -> None:
-    parts = scaled_projections_of(attention)
-    _set_linear(spec.linear[0], join([parts.query, parts.key, parts.value]))
-    _set_linear(spec.linear[1], parts.output)
+    projections = scaled_projections_of(attention)
+    _set_linear(spec.linear[0], join([projections.query, projections.key, projections.value]))
+    _set_linear(spec.linear[1], projections.output)
     if positions.relative is not None:
+        assert isinstance(positions.relative, RelativePositions)
         spec.relative_attention_bias = positions.relative.weight.detach()
         spec.relative_attention_max_distance = np.int32(positions.relative.max_distance)
 
@@ -267,13 +272,13 @@ def _set_norm(spec: Any, norm: nn.Module) -> None:
 
 
 def _set_linear(spec: Any, linear: Linear) -> None:
-    spec.weight = linear.weight.clone()  # quantization there multiplies it in place
+    spec.weight = linear.weight.clone()  # CTranslate2's quantization multiplies the weight in place
     if linear.bias is not None:
         spec.bias = linear.bias
 
 
 class CTranslate2Model:
-    """Implements `ExportedModel` for a folder of CTranslate2's."""
+    """Implements `ExportedModel` for an encoder–decoder in CTranslate2's format."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, *, start_id: int, threads: int) -> None:
         package = import_extra("ctranslate2", "export")
@@ -281,47 +286,51 @@ class CTranslate2Model:
         self._source = _tokens(tokenizer.source)
         self._target = _tokens(tokenizer.target)
         self._ids = {token: id for id, token in enumerate(self._target)}
-        self._adds_end = not isinstance(tokenizer, ForeignTokenizer)  # as `write_ctranslate2` has it
+        self._adds_end = not isinstance(tokenizer, ForeignTokenizer)  # as `write_ctranslate2` sets `add_source_eos`
         self._forced = tokenizer.target.pieces(tokenizer.target.forced)
         self._forbidden = [[self._target[id]] for id in sorted({tokenizer.target.pad_id, start_id})]
         self._forbidden = [tokens for tokens in self._forbidden if tokens != [self._target[tokenizer.target.eos_id]]]
 
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        """Of each target's pieces and the end symbol."""
+        """Return the log-probabilities, in nats, of each target's tokens followed by the end symbol."""
         tokens = [[self._target[id] for id in row] for row in targets]
         scored = self._translator.score_batch(self._source_tokens(sources), tokens)
         return [result.log_probs for result in scored]
 
-    def translate(self, sources: Ids, most_pieces: int) -> list[list[int]]:
-        """What greedy search finds."""
-        found = self._translator.translate_batch(
+    def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
+        """Return the token ids of each source's translation by greedy search, at most `max_tokens` of them."""
+        results = self._translator.translate_batch(
             self._source_tokens(sources),
             target_prefix=[self._forced] * len(sources),
             beam_size=1,
-            max_decoding_length=most_pieces,
+            max_decoding_length=max_tokens,
             min_decoding_length=0,
             suppress_sequences=self._forbidden,
         )
-        return [[self._ids[token] for token in result.hypotheses[0]] for result in found]
+        return [[self._ids[token] for token in result.hypotheses[0]] for result in results]
 
     def _source_tokens(self, sources: Ids) -> list[list[str]]:
         return [[self._source[id] for id in (row[:-1] if self._adds_end else row)] for row in sources]
 
 
 class CTranslate2LanguageModel:
-    """Implements `ExportedModel` for a decoder alone in a folder of CTranslate2's."""
+    """Implements `ExportedModel` for a decoder-only language model in CTranslate2's format."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, *, start_id: int, threads: int) -> None:
         package = import_extra("ctranslate2", "export")
         self._generator = package.Generator(str(folder), device="cpu", inter_threads=1, intra_threads=threads)
         vocabulary = tokenizer.target
-        self._pieces = _tokens(vocabulary)
-        self._start = self._pieces[start_id]
+        self._tokens_by_id = _tokens(vocabulary)
+        self._start = self._tokens_by_id[start_id]
         self._end_id = vocabulary.eos_id
-        self._forbidden = [[self._pieces[id]] for id in sorted({vocabulary.pad_id, vocabulary.unk_id} - {self._end_id})]
+        self._forbidden = [
+            [self._tokens_by_id[id]] for id in sorted({vocabulary.pad_id, vocabulary.unk_id} - {self._end_id})
+        ]
 
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        """Of each target's pieces and the end symbol, after the prompt."""
+        """Return the log-probabilities, in nats, of each target's tokens and the end symbol after the prompt in
+        `sources`.
+        """
         rows = [
             [self._start, *self._tokens_of([*source, *target, self._end_id])]
             for source, target in zip(sources, targets, strict=True)
@@ -329,27 +338,27 @@ class CTranslate2LanguageModel:
         scored = self._generator.score_batch(rows)
         return [result.log_probs[len(source) :] for result, source in zip(scored, sources, strict=True)]
 
-    def translate(self, sources: Ids, most_pieces: int) -> list[list[int]]:
-        """What greedy search goes on with."""
-        written: list[list[int]] = [[] for _ in sources]
-        # Beside a prompt without pieces, CTranslate2 4.8.5 gives the others back with what it goes on with.
-        for has_pieces in (True, False):
-            numbers = [number for number, row in enumerate(sources) if bool(row) == has_pieces]
-            found = self._go_on([sources[number] for number in numbers], most_pieces)
-            for number, ids in zip(numbers, found, strict=True):
-                written[number] = ids
-        return written
+    def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
+        """Return the token ids with which greedy search continues each prompt, at most `max_tokens` of them."""
+        continuations: list[list[int]] = [[] for _ in sources]
+        # If a batch has an empty prompt, CTranslate2 4.8.5 repeats the other prompts in its results: split the batch.
+        for has_tokens in (True, False):
+            indices = [index for index, row in enumerate(sources) if bool(row) == has_tokens]
+            results = self._continue([sources[index] for index in indices], max_tokens)
+            for index, ids in zip(indices, results, strict=True):
+                continuations[index] = ids
+        return continuations
 
-    def _go_on(self, prompts: Ids, most_pieces: int) -> list[list[int]]:
-        """The same of prompts that all have pieces, or none."""
-        found = self._generator.generate_batch(
+    def _continue(self, prompts: Ids, max_tokens: int) -> list[list[int]]:
+        """Return the continuations of prompts of which either all or none are empty."""
+        results = self._generator.generate_batch(
             [[self._start, *self._tokens_of(row)] for row in prompts],
             beam_size=1,
-            max_length=most_pieces,
+            max_length=max_tokens,
             include_prompt_in_result=False,
             suppress_sequences=self._forbidden,
         )
-        return [list(result.sequences_ids[0]) for result in found]
+        return [list(result.sequences_ids[0]) for result in results]
 
     def _tokens_of(self, ids: Sequence[int]) -> list[str]:
-        return [self._pieces[id] for id in ids]
+        return [self._tokens_by_id[id] for id in ids]

@@ -1,4 +1,4 @@
-"""The README.md of an exported folder: what it is and how it is run there."""
+"""Generator of an exported folder's README.md, which describes the model and shows how to run it."""
 
 from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
 from transduce.model.config import Kind
@@ -22,7 +22,7 @@ _CTRANSLATE2_FOREIGN = """\
     tokenizer = ForeignTokenizer.load(".")
     source, target = tokenizer.source, tokenizer.target
     translator = ctranslate2.Translator(".")
-    pieces = [source.pieces(source.closed(source.encode(line))) for line in lines]
+    pieces = [source.pieces(source.with_special_tokens(source.encode(line))) for line in lines]
     results = translator.translate_batch(
         pieces, target_prefix=[target.pieces(target.forced)] * len(pieces), beam_size=4, suppress_sequences=[["{pad}"]]
     )
@@ -40,7 +40,7 @@ _CTRANSLATE2_LANGUAGE_MODEL = """\
     )
     print(vocabulary.decode(results[0].sequences[0]))
 
-A text begins after the end of a line, `{end}`, which also stands between lines, and at which this stops.
+A text begins with the end-of-line symbol, `{end}`, which also separates lines, and at which generation stops.
 """
 _CTRANSLATE2_FOREIGN_LANGUAGE_MODEL = """\
     import ctranslate2
@@ -57,32 +57,32 @@ _CTRANSLATE2_FOREIGN_LANGUAGE_MODEL = """\
     print(vocabulary.decode(map(vocabulary.id, results[0].sequences[0]), line_feeds=True))
 """
 _ONNX = """\
-`encoder.onnx` takes `source_ids` (batch, source), pieces with the end symbol, filled up with padding. What it gives is
-given on to `decoder.onnx` as it is. That takes `target_ids` (batch, target) besides, the newest pieces, at first the
-start symbol; and the cache: `past_key.N` and `past_value.N` for each layer N, of length 0 at first, then what the last
-call gave as `key.N` and `value.N`. `logits` (batch, target, vocabulary) are of the piece after each. Ids of padding,
-end and start stand in the graphs' metadata; padding is never to be chosen. {cutting}
+`encoder.onnx` takes `source_ids` (batch, source): token ids with the end symbol, padded. Pass its outputs to
+`decoder.onnx` unchanged. The decoder also takes `target_ids` (batch, target), the new tokens, at first the start
+symbol. Its cache is `past_key.N` and `past_value.N` for each layer N: of length 0 at first, then the outputs `key.N`
+and `value.N` of the previous call. `logits` (batch, target, vocabulary) predict the token after each input token. The
+ids of padding, end and start are in the graphs' metadata; a search must never select padding. {cutting}
 """
 _ONNX_RECURRENT = """\
-`encoder.onnx` takes `source_ids` (batch, source), pieces with the end symbol, filled up with padding. What it gives is
-given on to `decoder.onnx` as it is; names that begin with `past_` are the state before the first piece. The decoder
-takes `target_ids` (batch, 1) besides, the newest piece, at first the start symbol. It gives `logits` (batch, 1,
-vocabulary) of the piece after it, and the new state: what it calls `hidden.0` the next call takes as `past_hidden.0`.
-Ids of padding, end and start stand in the graphs' metadata; padding is never to be chosen. {cutting}
+`encoder.onnx` takes `source_ids` (batch, source): token ids with the end symbol, padded. Pass its outputs to
+`decoder.onnx` unchanged; names that begin with `past_` are the initial state. The decoder also takes `target_ids`
+(batch, 1), the newest token, at first the start symbol. It returns `logits` (batch, 1, vocabulary), which predict the
+next token, and the new state: its output `hidden.0` is the input `past_hidden.0` of the next call. The ids of padding,
+end and start are in the graphs' metadata; a search must never select padding. {cutting}
 """
 _ONNX_LANGUAGE_MODEL = """\
-`model.onnx` takes `ids` (batch, length), the newest pieces: at first a prompt, which begins with
-{start}. `positions` (batch, total) are those of all pieces of a row so far, 0, 1, 2, …, and -1 where a shorter
-prompt of a batch is filled up. `past_key.N` and `past_value.N` for each layer N have length 0 at first, then they are
-what the last call gave as `key.N` and `value.N`. `logits` (batch, length, vocabulary) are of the piece after each. Ids
-of padding, end and start stand in the graph's metadata; padding is never to be chosen. {cutting}
+`model.onnx` takes `ids` (batch, length), the new tokens: at first a prompt, which begins with
+{start}. `positions` (batch, total) are those of all tokens of a row so far, 0, 1, 2, …, and -1 in the padding of a
+shorter prompt. `past_key.N` and `past_value.N` for each layer N have length 0 at first, then they are the outputs
+`key.N` and `value.N` of the previous call. `logits` (batch, length, vocabulary) predict the token after each input
+token. The ids of padding, end and start are in the graph's metadata; a search must never select padding. {cutting}
 """
 _ONNX_ENCODER = """\
 `model.onnx` takes `ids` (batch, length),
-pieces between {begin} and {separator}, filled up with padding at the right, and `token_types` of the same shape where
-the model has segments (0 for a text alone). It gives `states` (batch, length, width) and, where the model has heads for
-them, `logits` (batch, length, vocabulary) of the piece at each place, the `pooled` first state, and logits of `classes`
-in the order of `task.json`. Ids of padding stand in the graph's metadata. {cutting}
+tokens between {begin} and {separator}, padded at the right, and `token_types` of the same shape if the model has
+segments (0 for a single text). It returns `states` (batch, length, width) and, if the model has the heads, `logits`
+(batch, length, vocabulary) of the token at each position, the `pooled` first state, and the logits of `classes` in the
+order of `task.json`. The padding id is in the graph's metadata. {cutting}
 """
 _USES: dict[tuple[str, Kind], str] = {
     ("ctranslate2", "transformer"): _CTRANSLATE2,
@@ -97,18 +97,18 @@ _FOREIGN_USES: dict[tuple[str, Kind], str] = {
     ("ctranslate2", "decoder"): _CTRANSLATE2_FOREIGN_LANGUAGE_MODEL,
 }
 _CUTTING = """\
-Texts are cut into pieces by
-sentencepiece with `{source}`, and joined with `{target}`."""
+Texts are tokenized by
+sentencepiece with `{source}`, and detokenized with `{target}`."""
 _FOREIGN_CUTTING = """\
 The tokenizer is `foreign_tokenizer.json`:
-`transduce.interop.hugging_face.imported_tokenizer.ForeignTokenizer.load(".")` opens it, and of its two sides
-`source.closed(source.encode(text))` cuts a text into ids with all that stands around them, `target.decode(ids)` joins
-ids. {beginning}"""
+`transduce.interop.hugging_face.imported_tokenizer.ForeignTokenizer.load(".")` opens it. Its
+`source.with_special_tokens(source.encode(text))` returns a text's ids with special tokens, and `target.decode(ids)`
+returns the text of ids. {beginning}"""
 _FORCED = """\
 Every translation begins with
-{forced}: the decoder is given the ids in `target.forced` after the start symbol, and goes on from there."""
+{forced}: pass the ids in `target.forced` to the decoder after the start symbol, and continue from there."""
 _LINE_END = "the end of a line (`eos_id`)"
-_PROGRAMS = {"ctranslate2": "CTranslate2", "onnx": "onnxruntime"}
+_RUNTIMES = {"ctranslate2": "CTranslate2", "onnx": "onnxruntime"}
 
 
 def readme(
@@ -119,35 +119,35 @@ def readme(
     measured: str,
     longest: int,
 ) -> str:
-    """The text.
+    """Return the text of the README.md.
 
     Args:
-        export_format: ctranslate2 or onnx.
-        kind: of the model.
-        tokenizer: the model's.
-        languages: source and target.
-        measured: what the comparison with the model found.
-        longest: pieces that a text can have.
+        export_format: "ctranslate2" or "onnx".
+        kind: the kind of model.
+        tokenizer: the model's tokenizer.
+        languages: source and target language; None if unknown.
+        measured: the report that compares the export with the model.
+        longest: the maximum number of tokens of a text.
     """
     is_foreign = isinstance(tokenizer, ForeignTokenizer)
     source, target = ("sentencepiece.model",) * 2 if tokenizer.joint else ("source.spm", "target.spm")
     vocabulary = tokenizer.target
     pad, end, unk = vocabulary.pieces((vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id))
     words = {"source": source, "target": target, "pad": pad, "end": end, "unk": unk}
-    words["start"] = "what the tokenizer puts before a text" if vocabulary.keeps_line_feeds else _LINE_END
+    words["start"] = "the tokens that the tokenizer puts before a text" if vocabulary.keeps_line_feeds else _LINE_END
     words["begin"], words["separator"], _ = vocabulary.special_token_names
     forced = ", ".join(f"`{piece}`" for piece in vocabulary.pieces(vocabulary.forced))
     words["beginning"] = _FORCED.format(forced=forced) if forced else ""
     cutting = (_FOREIGN_CUTTING if is_foreign else _CUTTING).format(**words)
-    uses = _USES | _FOREIGN_USES if is_foreign else _USES
-    use = uses[export_format, kind].format(**words, cutting=cutting)
+    templates = _USES | _FOREIGN_USES if is_foreign else _USES
+    use = templates[export_format, kind].format(**words, cutting=cutting)
     composed = "Texts must be in Unicode's composed form (NFC). " if tokenizer.source.nfc else ""
     titles = {"encoder": ("An encoder", "An encoder"), "decoder": ("A language model", "A language model")}
     pair = f"{languages[0] or 'source'} → {languages[1] or 'target'}"
-    title, what = titles.get(kind, (pair, "A translation model"))
+    title, description = titles.get(kind, (pair, "A translation model"))
     return (
-        f"# {title} for {_PROGRAMS[export_format]}\n\n"
-        f"{what} that was {'imported' if is_foreign else 'trained'} by transduce and exported by it.\n\n{use}\n"
-        f"{composed}A text can have {longest:,} pieces.\n\n"
-        f"The export was run beside the model:\n\n```\n{measured}\n```\n"
+        f"# {title} for {_RUNTIMES[export_format]}\n\n"
+        f"{description} that was {'imported' if is_foreign else 'trained'} by transduce and exported by it.\n\n{use}\n"
+        f"{composed}A text can have {longest:,} tokens.\n\n"
+        f"The export was compared with the model:\n\n```\n{measured}\n```\n"
     )

@@ -1,9 +1,8 @@
-"""Weights of models that were written after the tutorials: `torch.nn.Transformer`, and "The Annotated Transformer".
+"""Import of weights of models written after tutorials: `torch.nn.Transformer`, and "The Annotated Transformer".
 
-Both are encoder–decoders of this paper, so a map of names brings their weights in. Beside the map stands what such
-models do differently: where embeddings are scaled, how the sinusoids are laid out, which norms come last. Positions
-that alternate sines and cosines are taken in by a permutation of the residual stream's dimensions, which changes no
-output (`model/positions.py:interleaving`).
+Both are encoder–decoders of "Attention Is All You Need", so the import renames weights. Settings cover the differences:
+scaling of embeddings, layout of sinusoids, final norms. For positions that alternate sines and cosines, the import
+permutes the dimensions of the residual stream, which changes no output (`model/positions.py:interleaving`).
 """
 
 import re
@@ -22,7 +21,7 @@ from transduce.model.positions import interleaving, sinusoids
 
 Style = Literal["torch", "annotated"]
 
-# Ours, then theirs, below a layer.
+# This package's parameter name within a layer, and the names of the tensors that form the parameter.
 _Layer = dict[str, tuple[str, ...]]
 _TORCH_LAYER: _Layer = {
     "self_attention.projection.{p}": ("self_attn.in_proj_{p}",),
@@ -58,26 +57,27 @@ _LAYERS: dict[str, tuple[_Layer, _Layer]] = {
 }
 _ANNOTATED_EPSILON = 1e-6
 _DEFAULT_EPSILON = 1e-5  # ModelConfig's
-# The tutorial's own norm calls its two weights otherwise.
+# Names of the weights of "The Annotated Transformer"'s LayerNorm.
 _RENAMED = ((r"\.a_2$", ".weight"), (r"\.b_2$", ".bias"))
 
 
 class TutorialNames(NamedTuple):
-    """What a model of a tutorial calls the parts that are around the layers; each author has names of their own."""
+    """The names of a tutorial model's embeddings, output layer and stacks, which differ between authors."""
 
     source: str
-    """The source's embeddings."""
+    """Name of the source embeddings."""
     target: str
-    """The target's embeddings; the same name where they are shared."""
+    """Name of the target embeddings; equal to `source` if they are shared."""
     output: str
-    """The layer that makes logits, without `.weight`."""
+    """Name of the layer that computes logits, without `.weight`."""
     encoder: str = "encoder"
-    """What stands before `.layers.0` of the encoder."""
+    """The prefix of the encoder's `.layers.0`."""
     decoder: str = "decoder"
+    """The prefix of the decoder's `.layers.0`."""
 
 
 ANNOTATED = TutorialNames(source="src_embed.0.lut.weight", target="tgt_embed.0.lut.weight", output="generator.proj")
-"""As "The Annotated Transformer" has them."""
+"""The names in "The Annotated Transformer"."""
 
 
 def import_tutorial(
@@ -88,64 +88,64 @@ def import_tutorial(
     names: TutorialNames = ANNOTATED,
     interleaved: bool = True,
 ) -> ImportedModel:
-    """A tutorial's weights as ours.
+    """Convert a tutorial model's weights to this package's configuration and weights.
 
     Args:
-        weights: the model's state_dict; tables of positions in it are left out.
-        config: what cannot be read off the weights: `norm_order`, `num_heads`, `activation`, `scale_embeddings`,
-            whether there is a last norm, ids. Positions must be sinusoidal or none. Ties are found out here.
+        weights: the model's state_dict; tables of positions in it are ignored.
+        config: settings that the weights do not show: `norm_order`, `num_heads`, `activation`, `scale_embeddings`,
+            whether there is a final norm, ids. Positions must be sinusoidal or none. The import detects tied weights.
         style: `torch` for torch.nn.Transformer's names, `annotated` for those of "The Annotated Transformer". Norms
-            with the tutorial's own weights, `a_2` and `b_2`, follow the tutorial's formula: `norm` becomes `annotated`,
+            with that tutorial's weights, `a_2` and `b_2`, use the tutorial's formula: `norm` becomes `annotated`,
             and `norm_epsilon` the tutorial's 1e-6 unless `config` has another value than the default.
-        names: what stands around the layers.
-        interleaved: positions alternate sines and cosines, as the paper and both tutorials have them.
+        names: the names of embeddings, output layer and stacks.
+        interleaved: positions alternate sines and cosines, as in the paper and both tutorials.
 
     Returns:
         The configuration with its ties, and the weights.
 
     Raises:
-        TransduceError: a weight is missing, left over, or of another shape.
+        TransduceError: a weight is missing, unexpected, or of another shape.
     """
     if style == "annotated" and any(name.endswith(".a_2") for name in weights):
-        config = _with_its_norm(config)
-    given = _renamed(weights)
-    source, target = _read(given, names.source), _read(given, names.target)
-    output = _read(given, f"{names.output}.weight")
-    bias = given.get(f"{names.output}.bias")
+        config = _with_annotated_norm(config)
+    renamed_weights = _normalize_names(weights)
+    source, target = _read(renamed_weights, names.source), _read(renamed_weights, names.target)
+    output = _read(renamed_weights, f"{names.output}.weight")
+    bias = renamed_weights.get(f"{names.output}.bias")
     config = _with_ties(config, source, target, output, bias)
-    found = {"source_weight": source}
+    converted = {"source_weight": source}
     if not config.tie_source_target:
-        found["own_target_weight"] = target
+        converted["own_target_weight"] = target
     if not config.tie_output:
-        found["own_output_weight"] = output
+        converted["own_output_weight"] = output
     if config.output_bias and bias is not None:
-        found["output_bias"] = bias
-    around = {names.source, names.target, f"{names.output}.weight", f"{names.output}.bias"}
-    found |= _layers(given, config, style, names, around)
+        converted["output_bias"] = bias
+    other_names = {names.source, names.target, f"{names.output}.weight", f"{names.output}.bias"}
+    converted |= _layer_weights(renamed_weights, config, style, names, other_names)
     if interleaved and config.positions == "sinusoidal":
-        found = permute_model_width(found, config, interleaving(config.d_model).argsort())
-    return ImportedModel(config, found)
+        converted = permute_model_width(converted, config, interleaving(config.d_model).argsort())
+    return ImportedModel(config, converted)
 
 
-def _with_its_norm(config: ModelConfig) -> ModelConfig:
+def _with_annotated_norm(config: ModelConfig) -> ModelConfig:
     is_default = config.norm_epsilon == _DEFAULT_EPSILON
     epsilon = _ANNOTATED_EPSILON if is_default and config.norm != "annotated" else config.norm_epsilon
     return msgspec.structs.replace(config, norm="annotated", norm_epsilon=epsilon)
 
 
-def _renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Under the usual names of norms, in float32, without tables of positions."""
-    given = {}
+def _normalize_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights in float32 with standard names of norms, without tables of positions."""
+    renamed_weights = {}
     for name, tensor in weights.items():
         for old, new in _RENAMED:
             name = re.sub(old, new, name)
         if not _is_position_table(tensor):
-            given[name] = tensor.detach().float()
-    return given
+            renamed_weights[name] = tensor.detach().float()
+    return renamed_weights
 
 
 def _is_position_table(tensor: Tensor) -> bool:
-    """Whether it holds the sinusoids, in the layout of the paper, alone or as one of a batch."""
+    """Return whether a tensor holds sinusoids in the layout of the paper, with or without a batch axis."""
     table = tensor[0] if tensor.dim() == 3 and len(tensor) == 1 else tensor.squeeze(1) if tensor.dim() == 3 else tensor
     if table.dim() != 2 or table.shape[1] % 2 or not len(table):
         return False
@@ -153,12 +153,12 @@ def _is_position_table(tensor: Tensor) -> bool:
     return torch.allclose(table.float(), sinusoids(length, width, interleaved=True), atol=1e-3)
 
 
-def _read(given: Mapping[str, Tensor], name: str) -> Tensor:
-    if name not in given:
+def _read(renamed_weights: Mapping[str, Tensor], name: str) -> Tensor:
+    if name not in renamed_weights:
         raise TransduceError(
-            f"The weights must hold {name}, but do not: name it in `names`; they hold {sorted(given)}."
+            f"The weights must hold {name}, but do not: name it in `names`; they hold {sorted(renamed_weights)}."
         )
-    return given[name]
+    return renamed_weights[name]
 
 
 def _with_ties(config: ModelConfig, source: Tensor, target: Tensor, output: Tensor, bias: Tensor | None) -> ModelConfig:
@@ -174,35 +174,41 @@ def _with_ties(config: ModelConfig, source: Tensor, target: Tensor, output: Tens
     )
 
 
-def _layers(
-    given: Mapping[str, Tensor], config: ModelConfig, style: Style, names: TutorialNames, around: set[str]
+def _layer_weights(
+    renamed_weights: Mapping[str, Tensor],
+    config: ModelConfig,
+    style: Style,
+    names: TutorialNames,
+    other_names: set[str],
 ) -> dict[str, Tensor]:
-    """Everything but the tables, by our names; nothing may be missing or left over."""
+    """Return all weights except embeddings and output by this package's names, after checking that none is missing or
+    unused.
+    """
     with torch.device("meta"):
-        outline = build_model(config)
-    own = ("source_weight", "own_target_weight", "own_output_weight", "output_bias")
-    wanted = {
+        skeleton = build_model(config)
+    tables = ("source_weight", "own_target_weight", "own_output_weight", "output_bias")
+    expected = {
         name: (_their_names(name, style, names), parameter.shape)
-        for name, parameter in outline.named_parameters()
-        if name not in own
+        for name, parameter in skeleton.named_parameters()
+        if name not in tables
     }
-    used = around | {part for parts, _ in wanted.values() for part in parts}
-    missing = sorted(part for parts, _ in wanted.values() for part in parts if part not in given)
-    unexpected = sorted(set(given) - used)
+    used = other_names | {part for parts, _ in expected.values() for part in parts}
+    missing = sorted(part for parts, _ in expected.values() for part in parts if part not in renamed_weights)
+    unexpected = sorted(set(renamed_weights) - used)
     if missing or unexpected:
         raise TransduceError(
             f"The weights are not of this configuration: missing {', '.join(missing) or 'none'}; unexpected "
             f"{', '.join(unexpected) or 'none'}."
         )
-    found = {name: torch.cat([given[part] for part in parts]) for name, (parts, _) in wanted.items()}
-    for name, (_, shape) in wanted.items():
-        if found[name].shape != shape:
-            raise TransduceError(f"{name} must have the shape {tuple(shape)}, but has {tuple(found[name].shape)}.")
-    return found
+    converted = {name: torch.cat([renamed_weights[part] for part in parts]) for name, (parts, _) in expected.items()}
+    for name, (_, shape) in expected.items():
+        if converted[name].shape != shape:
+            raise TransduceError(f"{name} must have the shape {tuple(shape)}, but has {tuple(converted[name].shape)}.")
+    return converted
 
 
 def _their_names(name: str, style: Style, names: TutorialNames) -> tuple[str, ...]:
-    """From our name, encoder_layers.0.feed_forward.inner.bias, to theirs."""
+    """Return a tutorial's names of a parameter such as encoder_layers.0.feed_forward.inner.bias."""
     stacks = {"encoder": names.encoder, "decoder": names.decoder}
     first, _, rest = name.partition(".")
     stack, _, part = first.partition("_")
@@ -215,16 +221,19 @@ def _their_names(name: str, style: Style, names: TutorialNames) -> tuple[str, ..
     return tuple(f"{stacks[stack]}.layers.{number}.{theirs.replace('{p}', parameter)}" for theirs in table[pattern])
 
 
-# --- another order of the model's dimensions ---------------------------------------------------------------------
+# --- permutation of the model's dimensions -----------------------------------------------------------------------
 
 _READERS = ("projection.weight", "inner.weight")  # (outputs, D)
 _WRITERS = ("output.weight", "output.bias", "outer.weight", "outer.bias")  # (D, inputs) or (D,)
 
 
 def permute_model_width(weights: Mapping[str, Tensor], config: ModelConfig, order: Tensor) -> dict[str, Tensor]:
-    """The same model with the dimensions of its residual stream in another order, (D,): every output stays as it is.
+    """Permute the dimensions of a model's residual stream by `order`, (D,), which changes no output.
 
-    Positions are not weights, so they must be laid out in the new order by whoever computes them.
+    Positions are not weights, so the caller must compute them in the new order.
+
+    Raises:
+        ValueError: the order does not have `d_model` dimensions.
     """
     take: dict[str, Callable[[Tensor], Tensor]] = {
         "columns": lambda tensor: tensor[:, order],
@@ -240,7 +249,7 @@ def permute_model_width(weights: Mapping[str, Tensor], config: ModelConfig, orde
 
 
 def _axis(name: str) -> str | None:
-    """Which axis of a weight is the model's width."""
+    """Return which axis of a weight is the model width: "rows", "columns" or None."""
     if name in ("source_weight", "own_target_weight", "own_output_weight"):
         return "columns"
     if name == "output_bias":

@@ -1,4 +1,4 @@
-"""Pretrained word vectors: word2vec's text and binary files and GloVe's, into a matrix of embeddings.
+"""Reader of pretrained word vectors (word2vec text and binary, GloVe) that initializes embedding matrices.
 
 Legend: V vocabulary, D width of the vectors and of the model.
 """
@@ -20,10 +20,10 @@ from transduce.text.vocabulary import Vocabulary
 
 _SPACE = "▁"
 _FLOAT_BYTES = 4
-_LONGEST_WORD = 10_000  # bytes; more is no word but another kind of file
-_LARGEST_WIDTH = 1 << 16
-_LONGEST_LINE = 1 << 24  # bytes
-_LINES_TO_LOOK_AT = 10
+_MAX_WORD = 10_000  # bytes; a longer word means that the file has another format
+_MAX_WIDTH = 1 << 16
+_MAX_LINE = 1 << 24  # bytes
+_SAMPLED_LINES = 10
 
 Vector = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -50,53 +50,54 @@ class WordVectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class FoundVectors(NamedTuple):
-    """What a file has for a vocabulary."""
+    """The vectors of a file that belong to a vocabulary's tokens."""
 
     rows: Tensor
-    """The pieces that have a vector, ascending, (N,)."""
+    """Ids of the tokens with a vector, ascending, (N,)."""
     vectors: Tensor
-    """Theirs, (N, D), float32."""
+    """The vectors, (N, D), float32."""
     coverage: "Coverage"
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of a vocabulary has got a vector."""
+    """A report of how many tokens of a vocabulary have a pretrained vector."""
 
     tokens: int
-    """Pieces of the vocabulary that could have one."""
+    """Number of tokens that could have a vector."""
     found: int
     words_in_file: int
     width: int
 
     @property
     def share(self) -> float:
-        """From 0 to 1."""
+        """Fraction of these tokens that have a vector, from 0 to 1."""
         return self.found / max(1, self.tokens)
 
     def __str__(self) -> str:
         return (
-            f"{self.found:,} of {self.tokens:,} pieces ({self.share:.1%}) have one of the "
+            f"{self.found:,} of {self.tokens:,} tokens ({self.share:.1%}) have one of the "
             f"{self.words_in_file:,} vectors of {self.width} numbers"
         )
 
 
 def fill_embeddings(weight: Tensor, vocabulary: Vocabulary, path: str | Path, *, rescale: bool = True) -> Coverage:
-    """Puts the vectors of a file in the rows of the pieces that are words.
+    """Overwrite the embeddings of tokens that are words with their vectors from a file.
 
-    A piece has the vector of its own spelling, or of that without the ▁ that begins a word, or of the same in small
-    letters; rows of other pieces, and of padding, end and unknown, stay as they are.
+    A token gets the vector of its own spelling, of the spelling without the leading ▁, or of that in lower case, in
+    this order. Rows of other tokens, and of padding, end and unknown, stay unchanged.
 
     Args:
-        weight: (V, D); changed in place.
-        vocabulary: its pieces.
+        weight: the embeddings, (V, D); changed in place.
+        vocabulary: the vocabulary of the embeddings.
         path: a file of word2vec (text or binary) or GloVe, plain or gzip.
-        rescale: all vectors are multiplied by one number, so that they are as long as the rows that they replace.
+        rescale: whether to multiply all vectors by one number, so that their mean length equals that of the rows that
+            they replace.
 
     Returns:
-        The coverage.
+        The coverage of the vocabulary.
 
     Raises:
-        TransduceError: the file is none of these, or its vectors are not as wide as the model.
+        TransduceError: the file has another format, or its vectors are not as wide as the model.
     """
     found = find_vectors(vocabulary, path, weight.shape[1])
     put_vectors(weight, found, rescale=rescale)
@@ -104,38 +105,38 @@ def fill_embeddings(weight: Tensor, vocabulary: Vocabulary, path: str | Path, *,
 
 
 def find_vectors(vocabulary: Vocabulary, path: str | Path, width: int) -> FoundVectors:
-    """The vectors of a file that belong to pieces of a vocabulary, as `fill_embeddings` says.
+    """Return the vectors of a file that belong to tokens of a vocabulary, by the rules of `fill_embeddings`.
 
     Raises:
-        TransduceError: the file is none that can be read, or its vectors do not have this width.
+        TransduceError: the file cannot be read, or its vectors do not have this width.
     """
     path = Path(path)
-    wanted = _rows_by_spelling(vocabulary)
+    rows_by_spelling = _rows_by_spelling(vocabulary)
     best: dict[int, tuple[int, Vector]] = {}
-    words = 0
+    word_count = 0
     for word, vector in read_word_vectors(path):
-        words += 1
+        word_count += 1
         if len(vector) != width:
             raise _wrong_width(path, len(vector), width)
-        for row, order in wanted.get(word, ()):
+        for row, order in rows_by_spelling.get(word, ()):
             if row not in best or order < best[row][0]:
                 best[row] = (order, vector)
-    tokens = len({row for rows in wanted.values() for row, _ in rows})
+    tokens = len({row for rows in rows_by_spelling.values() for row, _ in rows})
     rows = sorted(best)
     vectors = np.stack([best[row][1] for row in rows]) if rows else np.zeros((0, width), np.float32)
-    coverage = Coverage(tokens=tokens, found=len(rows), words_in_file=words, width=width)
+    coverage = Coverage(tokens=tokens, found=len(rows), words_in_file=word_count, width=width)
     return FoundVectors(torch.tensor(rows, dtype=torch.int64), torch.from_numpy(vectors), coverage)
 
 
 def vector_width(path: str | Path, width: int | None = None) -> int:
-    """How many numbers the first vector of a file has.
+    """Return the number of dimensions of a file's first vector.
 
     Args:
         path: the file.
-        width: how many it must have; None: any number.
+        width: the required number of dimensions; None: any number.
 
     Raises:
-        TransduceError: there is no such file, it holds none, or its vectors are of another width.
+        TransduceError: the file is missing or empty, or its vectors have another width.
     """
     first = next((vector for _, vector in read_word_vectors(Path(path))), None)
     if first is None:
@@ -153,7 +154,7 @@ def _wrong_width(path: Path, found: int, width: int) -> TransduceError:
 
 @torch.no_grad()
 def put_vectors(weight: Tensor, found: FoundVectors, *, rescale: bool) -> None:
-    """Puts them in their rows of a matrix (V, D), in place; `rescale` as in `fill_embeddings`."""
+    """Write vectors to their rows of a matrix (V, D), in place; `rescale` as in `fill_embeddings`."""
     if not len(found.rows):
         return
     rows, new = found.rows.to(weight.device), found.vectors.to(weight)
@@ -163,7 +164,7 @@ def put_vectors(weight: Tensor, found: FoundVectors, *, rescale: bool) -> None:
 
 
 def _rows_by_spelling(vocabulary: Vocabulary) -> dict[str, list[tuple[int, int]]]:
-    """For each word that would do, the rows that want it, and how good it is: 0 is best."""
+    """Map each spelling to the rows that can use its vector, with the preference of the spelling (0 is best)."""
     wanted: dict[str, list[tuple[int, int]]] = {}
     silent = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id}
     for row in (row for row in range(vocabulary.size) if row not in silent):
@@ -176,10 +177,10 @@ def _rows_by_spelling(vocabulary: Vocabulary) -> dict[str, list[tuple[int, int]]
 
 
 def read_word_vectors(path: Path) -> Iterator[tuple[str, Vector]]:
-    """The words of a file and their vectors, in its order.
+    """Yield the words of a file and their vectors, in the file's order.
 
     Raises:
-        TransduceError: it is none of the three kinds, or breaks off.
+        TransduceError: the file has none of the three formats, or is truncated.
     """
     try:
         with _open(path) as file:
@@ -197,15 +198,15 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def _read(file: IO[bytes], path: Path) -> Iterator[tuple[str, Vector]]:
-    first = file.readline(_LONGEST_LINE).removeprefix(codecs.BOM_UTF8)
+    first = file.readline(_MAX_LINE).removeprefix(codecs.BOM_UTF8)
     header = first.split()
     if len(header) != 2 or not all(part.isdigit() for part in header):
         yield from _read_text(first, file, path)  # GloVe has no header
         return
     count, width = int(header[0]), int(header[1])
-    if not 0 < width <= _LARGEST_WIDTH:
-        raise TransduceError(f"{path}, line 1: vectors must have 1 to {_LARGEST_WIDTH:,} numbers, but have {width:,}.")
-    start = file.readline(_LONGEST_LINE)
+    if not 0 < width <= _MAX_WIDTH:
+        raise TransduceError(f"{path}, line 1: vectors must have 1 to {_MAX_WIDTH:,} numbers, but have {width:,}.")
+    start = file.readline(_MAX_LINE)
     if _is_text(start, width):
         yield from _read_text(start, file, path, count)
     else:
@@ -221,7 +222,7 @@ def _is_text(line: bytes, width: int) -> bool:
 
 
 def _numbers_at_end(line: bytes) -> int:
-    """How many parts of a line behind the first one are numbers, counted from its end."""
+    """Return how many space-separated parts at the end of a line are numbers, not counting the first part."""
     count = 0
     for part in reversed(line.rstrip().split(b" ")[1:]):
         try:
@@ -233,21 +234,22 @@ def _numbers_at_end(line: bytes) -> int:
 
 
 def _read_text(first: bytes, file: IO[bytes], path: Path, count: int | None = None) -> Iterator[tuple[str, Vector]]:
-    """A word a line, then its numbers; a word may hold spaces (some of GloVe's do).
+    """Yield words and vectors from lines that contain a word and its numbers; a word may contain spaces (as some of
+    GloVe's).
 
     Args:
-        first: the first line of them.
-        file: the others.
-        path: of the file.
-        count: how many there must be at least, where a line before them says it.
+        first: the first line with a vector.
+        file: the rest of the file.
+        path: the file's path, for messages.
+        count: the minimum number of vectors, if the file has a header; else None.
     """
-    begin = [first, *(file.readline(_LONGEST_LINE) for _ in range(_LINES_TO_LOOK_AT - 1))]
-    # A word may end with a number, or a line be damaged: what most lines have is the width.
-    widths = [_numbers_at_end(line) for line in begin if line]
+    sample = [first, *(file.readline(_MAX_LINE) for _ in range(_SAMPLED_LINES - 1))]
+    # A word may end with a number, and a line may be damaged, so the most frequent count is the width.
+    widths = [_numbers_at_end(line) for line in sample if line]
     width = max(widths, key=lambda each: (widths.count(each), each), default=0)
-    before, number = int(count is not None), 0
-    lines = itertools.chain(begin, iter(lambda: file.readline(_LONGEST_LINE), b""))
-    for number, line in enumerate(itertools.takewhile(bool, lines), 1 + before):
+    header_lines, number = int(count is not None), 0
+    lines = itertools.chain(sample, iter(lambda: file.readline(_MAX_LINE), b""))
+    for number, line in enumerate(itertools.takewhile(bool, lines), 1 + header_lines):
         parts = line.rstrip().rsplit(b" ", width)
         try:
             with np.errstate(over="ignore"):
@@ -257,17 +259,17 @@ def _read_text(first: bytes, file: IO[bytes], path: Path, count: int | None = No
         if width < 1 or len(vector) != width:
             raise TransduceError(
                 f"{path}, line {number:,}: a line must hold a word and {max(1, width)} numbers, but begins "
-                f"{line[:40].decode('utf-8', 'replace')!r}: it is no file of word2vec or GloVe, or damaged."
+                f"{line[:40].decode('utf-8', 'replace')!r}: the file is damaged, or not of word2vec or GloVe."
             )
         if not np.isfinite(vector).all():
-            raise TransduceError(f"{path}, line {number:,}: a vector must hold finite numbers: leave the line out.")
+            raise TransduceError(f"{path}, line {number:,}: a vector must hold finite numbers: remove the line.")
         yield parts[0].decode("utf-8", "replace"), vector
-    found = number - before
+    found = number - header_lines
     if count is not None and found < count:
-        raise _breaks_off(path, (count, width), found)
+        raise _truncated(path, (count, width), found)
 
 
-def _breaks_off(path: Path, shape: tuple[int, int], found: int) -> TransduceError:
+def _truncated(path: Path, shape: tuple[int, int], found: int) -> TransduceError:
     return TransduceError(
         f"{path} must hold {shape[0]:,} vectors of {shape[1]:,} numbers by its first line, but breaks off after "
         f"{found:,}: copy it again, or correct that line."
@@ -275,39 +277,42 @@ def _breaks_off(path: Path, shape: tuple[int, int], found: int) -> TransduceErro
 
 
 def _read_binary(start: bytes, file: IO[bytes], path: Path, shape: tuple[int, int]) -> Iterator[tuple[str, Vector]]:
-    """A word, a space, and its numbers as float32, little-endian; some writers put a line feed behind them."""
-    content = _Bytes(start, file)
+    """Yield words and vectors of the binary format: a word, a space, and little-endian float32 numbers.
+
+    Some writers put a line feed after each vector.
+    """
+    content = _BufferedBytes(start, file)
     for number in range(shape[0]):
         word = content.until_space()
         vector = content.take(shape[1] * _FLOAT_BYTES)
         if word is None or vector is None:
-            raise _breaks_off(path, shape, number)
+            raise _truncated(path, shape, number)
         values = np.frombuffer(vector, "<f4").astype(np.float32)
         if not np.isfinite(values).all():
-            raise TransduceError(f"{path}: vector {number + 1:,} must hold finite numbers, but does not: leave it out.")
+            raise TransduceError(f"{path}: vector {number + 1:,} must hold finite numbers, but does not: remove it.")
         yield word.lstrip(b"\n").decode("utf-8", "replace"), values
 
 
-class _Bytes:
-    """A file whose beginning has been read already."""
+class _BufferedBytes:
+    """A binary file with a buffer that starts with bytes that were read before."""
 
     def __init__(self, start: bytes, file: IO[bytes]) -> None:
-        self.waiting = start
+        self.buffer = start
         self.file = file
 
     def take(self, count: int) -> bytes | None:
-        """The next bytes; None where there are fewer."""
-        if len(self.waiting) < count:
-            self.waiting += self.file.read(max(count - len(self.waiting), 1 << 16))
-        taken, self.waiting = self.waiting[:count], self.waiting[count:]
+        """Return the next `count` bytes, or None if fewer are left."""
+        if len(self.buffer) < count:
+            self.buffer += self.file.read(max(count - len(self.buffer), 1 << 16))
+        taken, self.buffer = self.buffer[:count], self.buffer[count:]
         return taken if len(taken) == count else None
 
     def until_space(self) -> bytes | None:
-        """What stands before the next space; None where there is none."""
-        while (end := self.waiting.find(b" ")) < 0:
+        """Return the bytes before the next space and skip the space, or None if no space is found."""
+        while (end := self.buffer.find(b" ")) < 0:
             more = self.file.read(1 << 16)
-            if not more or len(self.waiting) > _LONGEST_WORD:
+            if not more or len(self.buffer) > _MAX_WORD:
                 return None
-            self.waiting += more
-        word, self.waiting = self.waiting[:end], self.waiting[end + 1 :]
+            self.buffer += more
+        word, self.buffer = self.buffer[:end], self.buffer[end + 1 :]
         return word

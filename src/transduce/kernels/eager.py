@@ -1,7 +1,8 @@
-"""Decoding with as few operations as possible: the same function as `MemoryState`, for the usual bricks.
+"""Decode on a CPU with as few PyTorch operations as possible: encoder, decoder steps and KV cache.
 
-What the modules of a decoder layer do is written out once more, a step of B × W rows at a time, without what only
-training or other components need. `EAGER` lists the models. Keys and values stay in slots (`slots.py`).
+`EAGER` lists the models. `EagerState` computes the same function as `MemoryState`, but writes out the work of a decoder
+layer, B × W rows at a time, without what only training or other components need.
+
 Legend: B sentences, W hypotheses of each, S source length, L cached positions, D model width, H heads, K width of a
 head's keys and of its values.
 """
@@ -15,25 +16,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.kernels.prepacked import KeepingAttention, PackedMemoryAttention
+from transduce.kernels.prepacked import CachedAttention, PrepackedCrossAttention
 from transduce.model.attention import AttentionTrace, MultiHeadAttention
 from transduce.model.layer_graph import description_of, table
-from transduce.model.layers import DecoderLayer, EncoderLayer
+from transduce.model.layers import DecoderLayer, EncoderLayer, each_layer
 from transduce.model.masks import AttentionMask, padding_mask
-from transduce.model.stack import each_layer
-from transduce.model.state import Ancestry
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Ancestry, Transformer
 
-# --- slots ---
-# A cache for decoding at full speed: one tensor a layer, in which sentences that are finished leave without a copy.
-# B sentences, W hypotheses of each, H heads, L cached positions, K the width of a head's keys and of its values.
+# --- KV cache with slots ---
+# Each layer has one tensor, from which finished sentences are removed without copying the others.
+# Legend: B sentences, W hypotheses of each, H heads, L cached positions, K width of a head's keys and of its values.
 
 
-_FIRST_ROOM = 32  # positions
+_FIRST_CAPACITY = 32  # positions
 
 
 class Slots:
-    """Where the rows of a batch stand, when those that leave are replaced by the last ones."""
+    """A map from a batch's rows to cache slots; the last rows move into the slots of removed rows."""
 
     def __init__(self, rows: int) -> None:
         self.count = rows
@@ -41,18 +40,20 @@ class Slots:
         self._row_of_slot: Tensor | None = None  # (B,)
 
     def to_slots(self, values: Tensor) -> Tensor:
-        """From the order of rows to that of slots, along the first axis."""
+        """Reorder the first axis of a tensor from rows to slots."""
         return values if self._row_of_slot is None else values.index_select(0, self._row_of_slot)
 
     def to_rows(self, values: Tensor) -> Tensor:
-        """From the order of slots to that of rows."""
+        """Reorder the first axis of a tensor from slots to rows."""
         return values if self._slot_of_row is None else values.index_select(0, self._slot_of_row)
 
-    def keep(self, rows: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Keeps these rows, in this order.
+    def remove_other_rows(self, rows: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Keep only these rows, in this order.
 
         Returns:
-            Slots that are to be filled, and those from which; None: `select` says which slot each new one is.
+            The slots to fill and the slots to copy from, or None if rows are repeated: then `select` returns each new
+            row's
+            slot.
         """
         slots = rows if self._slot_of_row is None else self._slot_of_row.index_select(0, rows)
         count, kept = len(slots), slots.tolist()
@@ -61,18 +62,22 @@ class Slots:
             return None
         holes = sorted(set(range(count)).difference(kept))
         moved = [slot for slot in kept if slot >= count]
-        place = dict(zip(moved, holes, strict=True))
-        new = [place.get(slot, slot) for slot in kept]
+        new_slot = dict(zip(moved, holes, strict=True))
+        new = [new_slot.get(slot, slot) for slot in kept]
         self._remember(new, rows.device)
         return _indices(holes, rows.device), _indices(moved, rows.device)
 
     def select(self, rows: Tensor) -> Tensor:
-        """The present slot of each new row, where `keep` moves nothing; rows then stand in their own slots."""
+        """Return the current slot of each new row, for use if `remove_other_rows` returned None.
+
+        Afterwards each row is in its own slot.
+        """
         slots = rows if self._slot_of_row is None else self._slot_of_row.index_select(0, rows)
         self._slot_of_row = self._row_of_slot = None
         return slots
 
     def _remember(self, slot_of_row: list[int], device: torch.device) -> None:
+        """Store the slot of each row."""
         if slot_of_row == list(range(len(slot_of_row))):
             self._slot_of_row = self._row_of_slot = None
             return
@@ -81,68 +86,70 @@ class Slots:
 
 
 def _indices(values: list[int], device: torch.device) -> Tensor:
+    """Return indices as a tensor."""
     return torch.tensor(values, dtype=torch.int64, device=device)
 
 
 class SlotCache:
-    """Keys and values of one attention."""
+    """The cached keys and values of one attention module."""
 
     def __init__(self, keys_values: Tensor) -> None:
-        """Begins with these, (2, B, H, L, K), L possibly 0."""
+        """Start with keys and values (2, B, H, L, K), L possibly 0."""
         self.length = keys_values.shape[3]
         self._hold(keys_values.contiguous(), keys_values.shape[1])
 
     def append(self, keys_values: Tensor) -> None:
-        """Adds positions, (2, B, H, n, K)."""
+        """Append keys and values of new positions, (2, B, H, n, K)."""
         count = keys_values.shape[3]
         if self.length + count > self._buffer.shape[3]:
-            self._make_room(max(_FIRST_ROOM, 2 * (self.length + count)))
+            self._enlarge(max(_FIRST_CAPACITY, 2 * (self.length + count)))
         self._live.narrow(3, self.length, count).copy_(keys_values)
         self.length += count
 
     def content(self) -> tuple[Tensor, Tensor]:
-        """Keys and values, (B × H, L, K) each."""
+        """Return the keys and the values, (B × H, L, K) each."""
         return self._keys.narrow(1, 0, self.length), self._values.narrow(1, 0, self.length)
 
     def move(self, holes: Tensor, moved: Tensor, rows: int) -> None:
-        """Copies the slots `moved` into `holes`, and keeps so many."""
+        """Copy the slots `moved` to the slots `holes`, and keep the first `rows` slots."""
         if len(moved):
             used = self._buffer.narrow(3, 0, self.length)
             used.index_copy_(1, holes, used.index_select(1, moved))
         self._hold(self._buffer, rows)
 
     def select(self, slots: Tensor) -> None:
-        """These slots, in this order, become the rows."""
+        """Make these slots the rows of the cache, in this order."""
         self._hold(self._buffer.narrow(3, 0, self.length).index_select(1, slots), len(slots))
 
     def _hold(self, buffer: Tensor, rows: int) -> None:
+        """Use a buffer, and set the views of its first `rows` slots."""
         self.rows = rows
         self._buffer = buffer  # (2, at least B, H, capacity, K)
         self._live = buffer.narrow(1, 0, rows)  # (2, B, H, capacity, K)
         self._keys, self._values = self._live.flatten(1, 2).unbind(0)  # (B × H, capacity, K) each
 
-    def _make_room(self, positions: int) -> None:
+    def _enlarge(self, positions: int) -> None:
+        """Enlarge the buffer to a capacity of `positions` positions."""
         two, _, heads, _, width = self._buffer.shape
-        room = self._buffer.new_empty(two, self.rows, heads, positions, width)
-        room[:, :, :, : self.length] = self._live[:, :, :, : self.length]
-        self._hold(room, self.rows)
+        enlarged = self._buffer.new_empty(two, self.rows, heads, positions, width)
+        enlarged[:, :, :, : self.length] = self._live[:, :, :, : self.length]
+        self._hold(enlarged, self.rows)
 
 
-# --- flat encoder ---
-# Encoding with as few operations as possible: the same function as `Transformer.encode`, for the usual bricks.
-# Everything but attention looks at one position at a time, so padding is left out of it, and a few hundred
-# positions at a time keep what lies between two products in the processor's cache.
-# Legend: B sentences, S source length, N pieces that are no padding, D model width, H heads, K width of a head.
+# --- encoder without padding ---
+# Only attention looks at several positions. The rest leaves padding out, and takes a few hundred positions at a time,
+# so that results between two GEMMs stay in the processor's cache.
+# Legend: B sentences, S source length, N tokens that are not padding, D model width, H heads, K width of a head.
 
 
-_ROWS_AT_ONCE = 128
+_ROWS_PER_CHUNK = 128
 
 
-def encode_flat(model: Transformer, source_ids: Tensor) -> tuple[Tensor, AttentionMask]:
-    """The memory (B, S, D), zero where there is padding, and the mask that hides it.
+def encode_without_padding(model: Transformer, source_ids: Tensor) -> tuple[Tensor, AttentionMask]:
+    """Return the encoder output (B, S, D), zero at padding, and the mask that hides padding.
 
     Args:
-        model: one that `flat.supports`.
+        model: a model that `supports` accepts.
         source_ids: padded at the right, (B, S).
     """
     mask = padding_mask(source_ids, model.config.pad_id)
@@ -153,17 +160,17 @@ def encode_flat(model: Transformer, source_ids: Tensor) -> tuple[Tensor, Attenti
     bias = None
     if len(present) < batch * length:
         bias = mask.bias(x.dtype).expand(-1, model.config.num_heads, -1, -1).flatten(0, 1)  # (B × H, 1, S)
-    places = _Places(present, batch, length, bias)
+    positions = _Positions(present, batch, length, bias)
     for layer in each_layer(model.encoder_layers, model.config.num_encoder_layers):
         assert isinstance(layer, EncoderLayer)
-        x = _feed_forward(layer, _attention(layer, x, places))
+        x = _feed_forward(layer, _attention(layer, x, positions))
     memory = embedded.new_zeros(batch * length, x.shape[1])
     memory.index_copy_(0, present, model.encoder_norm(x))
     return memory.unflatten(0, (batch, length)), mask
 
 
-class _Places:
-    """Where the pieces stand, and what their attention adds to its scores, (B × H, 1, S)."""
+class _Positions:
+    """The indices of tokens that are not padding, and the attention bias (B × H, 1, S) that masks padding."""
 
     def __init__(self, present: Tensor, batch: int, length: int, bias: Tensor | None) -> None:
         self.present = present
@@ -172,44 +179,46 @@ class _Places:
         self.bias = bias
 
 
-def _attention(layer: EncoderLayer, x: Tensor, places: _Places) -> Tensor:
-    """Self-attention with its residual, (N, D) to (N, D)."""
+def _attention(layer: EncoderLayer, x: Tensor, positions: _Positions) -> Tensor:
+    """Compute self-attention with its residual connection, (N, D) to (N, D)."""
     attention, residual = layer.self_attention, layer.self_attention_residual
     heads, width = attention.num_heads, attention.d_k
-    padded = x.new_zeros(places.batch * places.length, 3 * heads * width)
-    for rows, where in zip(_cut(x), _cut(places.present), strict=True):
-        padded.index_copy_(0, where, attention.projection(residual.norm_before(rows)))
-    by_head = padded.view(places.batch, places.length, 3, heads, width).permute(2, 0, 3, 1, 4)
-    query, key, value = by_head.reshape(3, places.batch * heads, places.length, width).unbind(0)
-    bias, beta = (x.new_zeros(1), 0.0) if places.bias is None else (places.bias, 1.0)
+    padded = x.new_zeros(positions.batch * positions.length, 3 * heads * width)
+    for rows, at in zip(_split_rows(x), _split_rows(positions.present), strict=True):
+        padded.index_copy_(0, at, attention.projection(residual.norm_before(rows)))
+    by_head = padded.view(positions.batch, positions.length, 3, heads, width).permute(2, 0, 3, 1, 4)
+    query, key, value = by_head.reshape(3, positions.batch * heads, positions.length, width).unbind(0)
+    bias, beta = (x.new_zeros(1), 0.0) if positions.bias is None else (positions.bias, 1.0)
     scores = torch.baddbmm(bias, query, key.transpose(1, 2), beta=beta, alpha=1.0 / math.sqrt(width))  # (B × H, S, S)
-    found = torch.bmm(scores.softmax(dim=-1), value)  # (B × H, S, K)
-    joined = found.view(places.batch, heads, places.length, width).transpose(1, 2).reshape(len(padded), -1)
-    joined = joined.index_select(0, places.present)  # (N, H × K)
-    parts = zip(_cut(x), _cut(joined), strict=True)
+    heads_out = torch.bmm(scores.softmax(dim=-1), value)  # (B × H, S, K)
+    joined = heads_out.view(positions.batch, heads, positions.length, width).transpose(1, 2).reshape(len(padded), -1)
+    joined = joined.index_select(0, positions.present)  # (N, H × K)
+    parts = zip(_split_rows(x), _split_rows(joined), strict=True)
     return torch.cat([residual.norm_after(rows + attention.output(each)) for rows, each in parts])
 
 
 def _feed_forward(layer: EncoderLayer, x: Tensor) -> Tensor:
-    """The feed-forward network with its residual, (N, D) to (N, D)."""
+    """Compute the feed-forward network with its residual connection, (N, D) to (N, D)."""
     residual = layer.feed_forward_residual
-    return torch.cat([residual.norm_after(rows + layer.feed_forward(residual.norm_before(rows))) for rows in _cut(x)])
+    return torch.cat(
+        [residual.norm_after(rows + layer.feed_forward(residual.norm_before(rows))) for rows in _split_rows(x)]
+    )
 
 
-def _cut(x: Tensor) -> tuple[Tensor, ...]:
-    """Rows in parts of like size, none of them small: products of few rows would be summed in another order."""
-    return x.tensor_split(max(1, len(x) // _ROWS_AT_ONCE))
+def _split_rows(x: Tensor) -> tuple[Tensor, ...]:
+    """Split rows into chunks of equal size, none of them small, since GEMMs of few rows sum in another order."""
+    return x.tensor_split(max(1, len(x) // _ROWS_PER_CHUNK))
 
 
-# --- eager ---
+# --- decoding state ---
 
 
-Product = Callable[[Tensor], Tensor]
+Projection = Callable[[Tensor], Tensor]
 
 
 EAGER = table(
     "the eager decoder",
-    class_="Transformer PackedTransformer",
+    class_="Transformer PrepackedTransformer",
     parametrization="LowRankUpdate",
     linear_layers="Linear NativeLinear Int8Linear",
     output_projection="Linear NativeVocabulary Int8Linear",
@@ -225,13 +234,13 @@ EAGER = table(
     key_value_heads="equal",
     value_width="equal",
 )
-"""The models that `FlatState` computes."""
+"""The models that `EagerState` computes."""
 
 
 def why_not_eager(model: nn.Module) -> str | None:
-    """Return a clause that says why `FlatState` cannot decode a model as it is now; None: it can."""
+    """Return a clause that says why `EagerState` cannot decode a model as it is now, or None if it can."""
     described = description_of(model)
-    if (reason := described.why_not(EAGER)) is not None:
+    if (reason := described.refusal(EAGER)) is not None:
         return reason
     if described.is_training:
         return "the model is in training mode"
@@ -240,63 +249,70 @@ def why_not_eager(model: nn.Module) -> str | None:
 
 
 def supports(model: nn.Module) -> TypeGuard[Transformer]:
-    """Return whether `FlatState` can decode a model as it is now."""
+    """Return whether `EagerState` can decode a model as it is now."""
     return why_not_eager(model) is None
 
 
-class FlatLayer:
-    """A decoder layer's products and norms."""
+class EagerLayer:
+    """The linear layers and norms of a decoder layer as plain functions."""
 
     def __init__(self, layer: DecoderLayer) -> None:
-        own, memory = layer.self_attention, layer.memory_attention
-        self.project: Product = own.projection.forward
-        self.keep: Product | None = own.keep if isinstance(own, KeepingAttention) else None
-        self.output: Product = own.output.forward
-        self.query, self.key_value = memory_products(memory)
-        self.memory_output: Product = memory.output.forward
-        self.feed_forward: Product = layer.feed_forward.forward
+        self_attention, memory = layer.self_attention, layer.memory_attention
+        self.project: Projection = self_attention.projection.forward
+        self.round_to_cache_dtype: Projection | None = (
+            self_attention.round_to_cache_dtype if isinstance(self_attention, CachedAttention) else None
+        )
+        self.output: Projection = self_attention.output.forward
+        self.query, self.key_value = cross_attention_projections(memory)
+        self.memory_output: Projection = memory.output.forward
+        self.feed_forward: Projection = layer.feed_forward.forward
         residuals = (layer.self_attention_residual, layer.memory_attention_residual, layer.feed_forward_residual)
         self.before = [_norm(residual.norm_before) for residual in residuals]
         self.after = [_norm(residual.norm_after) for residual in residuals]
 
 
-def memory_products(attention: MultiHeadAttention) -> tuple[Product, Product]:
-    """The products for queries, (…, D) to (…, H × K), and for keys and values, (…, D) to (…, 2 × H × K)."""
-    if isinstance(attention, PackedMemoryAttention):
-        return attention.query.forward, lambda memory: attention.keep(attention.key_value(memory))
+def cross_attention_projections(attention: MultiHeadAttention) -> tuple[Projection, Projection]:
+    """Return the projections to queries, (…, D) to (…, H × K), and to keys and values, (…, D) to (…, 2 × H × K)."""
+    if isinstance(attention, PrepackedCrossAttention):
+        return attention.query.forward, lambda memory: attention.round_to_cache_dtype(attention.key_value(memory))
     rows = (attention.widths[0], sum(attention.widths[1:]))
     weight, bias = attention.projection.weight, attention.projection.bias
     biases = (None, None) if bias is None else bias.split(rows)
     query, key_value = (
-        partial(F.linear, weight=each, bias=own) for each, own in zip(weight.split(rows), biases, strict=True)
+        partial(F.linear, weight=each, bias=part) for each, part in zip(weight.split(rows), biases, strict=True)
     )
     return query, key_value
 
 
-def _norm(module: nn.Module) -> Product | None:
+def _norm(module: nn.Module) -> Projection | None:
+    """Return a norm's function, or None for an identity."""
     return None if isinstance(module, nn.Identity) else module.forward
 
 
 def _layers(model: Transformer) -> Iterator[DecoderLayer]:
+    """Iterate over the decoder's layers."""
     for layer in each_layer(model.decoder_layers, model.config.num_decoder_layers):
         assert isinstance(layer, DecoderLayer)
         yield layer
 
 
-class FlatState:
-    """A batch in the middle of decoding. Implements `DecodingState`; attention weights cannot be traced."""
+class EagerState:
+    """A decoding state of an encoder-decoder model (implements `DecodingState`).
+
+    Attention weights cannot be traced.
+    """
 
     def __init__(self, model: Transformer, source_ids: Tensor) -> None:
-        """Encodes source_ids (B, S)."""
+        """Encode source_ids (B, S)."""
         config, rows = model.config, len(source_ids)
-        memory, mask = encode_flat(model, source_ids)
+        memory, mask = encode_without_padding(model, source_ids)
         self.model = model
         self.heads, self.width = config.num_heads, config.key_width
-        self.layers = [FlatLayer(layer) for layer in _layers(model)]
+        self.layers = [EagerLayer(layer) for layer in _layers(model)]
         empty = memory.new_empty(2, rows, self.heads, 0, self.width)
         self.past = [SlotCache(empty) for _ in self.layers]
         self.memory = [SlotCache(self._split(layer.key_value(memory))) for layer in self.layers]
-        # Nothing is masked where no sentence is padded, (B × H, 1, S).
+        # The bias that masks padding, (B × H, 1, S); None without padding.
         self.memory_bias = None if bool(mask.allowed.all()) else self._each_head(mask.bias(memory.dtype))
         self.slots = Slots(rows)
         self.position = 0
@@ -305,7 +321,7 @@ class FlatState:
         self.nothing = memory.new_zeros(1)
 
     def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
-        """The last layer after each hypothesis' newest piece, (B, W) to (B, W, D)."""
+        """Return the last layer's output after each hypothesis' newest token, (B, W) to (B, W, D)."""
         if trace is not None:
             raise ValueError("attention weights are not kept here: use the model's own state")
         ids, model = self.slots.to_slots(tokens), self.model
@@ -321,12 +337,12 @@ class FlatState:
         return self.slots.to_rows(model.finish(x).view(*ids.shape, -1))
 
     def reorder(self, parents: Tensor) -> None:
-        """Hypothesis w now continues what was hypothesis parents[b, w]."""
+        """Make hypothesis w of sentence b continue what was hypothesis parents[b, w]."""
         self.ancestry.reorder(self.slots.to_slots(parents))
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """The other sentences leave the batch."""
-        moves = self.slots.keep(rows)
+        """Keep only the sentences at these rows."""
+        moves = self.slots.remove_other_rows(rows)
         if moves is None:
             self._select(self.slots.select(rows))
             return
@@ -339,23 +355,27 @@ class FlatState:
         self._select_masks(order)
 
     def _select(self, slots: Tensor) -> None:
+        """Make the sentences at these slots the rows of all caches."""
         for cache in (*self.past, *self.memory):
             cache.select(slots)
         self._select_masks(slots)
 
     def _select_masks(self, slots: Tensor) -> None:
+        """Reorder the masks like the caches' slots."""
         self.ancestry.keep_sentences(slots)
         if self.memory_bias is not None:
-            whole = self.memory_bias.unflatten(0, (-1, self.heads))  # (B, H, 1, S)
-            self.memory_bias = whole.index_select(0, slots).flatten(0, 1)
+            by_sentence = self.memory_bias.unflatten(0, (-1, self.heads))  # (B, H, 1, S)
+            self.memory_bias = by_sentence.index_select(0, slots).flatten(0, 1)
 
-    def _layer(self, layer: FlatLayer, x: Tensor, past: SlotCache, bias: Tensor | None, memory: SlotCache) -> Tensor:
-        """(B × W, D) to (B × W, D)."""
+    def _layer(self, layer: EagerLayer, x: Tensor, past: SlotCache, bias: Tensor | None, memory: SlotCache) -> Tensor:
+        """Run one decoder layer, (B × W, D) to (B × W, D)."""
 
         def attend_to_past(y: Tensor) -> Tensor:
             projected = layer.project(y)  # (B × W, 3 × H × K)
             inner = self.heads * self.width
-            newest = projected[:, inner:] if layer.keep is None else layer.keep(projected[:, inner:])
+            newest = projected[:, inner:]
+            if layer.round_to_cache_dtype is not None:
+                newest = layer.round_to_cache_dtype(newest)
             past.append(self._split(newest.unflatten(0, (past.rows, -1))))
             return layer.output(self._attend(projected[:, :inner], past, bias))
 
@@ -369,20 +389,20 @@ class FlatState:
         return x
 
     def _attend(self, query: Tensor, cache: SlotCache, bias: Tensor | None) -> Tensor:
-        """Equation (1) for queries (B × W, H × K), whose result has the same shape; the bias is (B × H, 1 or W, L)."""
+        """Return scaled dot-product attention for queries (B × W, H × K), same shape; `bias` is (B × H, 1 or W, L)."""
         rows, inner = cache.rows, query.shape[1]
         query = query.view(rows, -1, self.heads, self.width).transpose(1, 2).reshape(rows * self.heads, -1, self.width)
         keys, values = cache.content()
-        known, beta = (self.nothing, 0.0) if bias is None else (bias, 1.0)
-        scores = torch.baddbmm(known, query, keys.transpose(1, 2), beta=beta, alpha=self.scale)  # (B × H, W, L)
+        added, beta = (self.nothing, 0.0) if bias is None else (bias, 1.0)
+        scores = torch.baddbmm(added, query, keys.transpose(1, 2), beta=beta, alpha=self.scale)  # (B × H, W, L)
         heads = torch.bmm(scores.softmax(dim=-1), values)  # (B × H, W, K)
         return heads.view(rows, self.heads, -1, self.width).transpose(1, 2).reshape(-1, inner)
 
     def _split(self, projected: Tensor) -> Tensor:
-        """(B, L, 2 × H × K) to (2, B, H, L, K)."""
+        """Split projected keys and values by head, (B, L, 2 × H × K) to (2, B, H, L, K)."""
         by_head: Tensor = projected.unflatten(2, (2, self.heads, self.width))
         return by_head.permute(2, 0, 3, 1, 4)
 
     def _each_head(self, bias: Tensor) -> Tensor:
-        """A mask's term (B, 1, Q, L) for each head: (B × H, Q, L)."""
+        """Repeat a mask's bias (B, 1, Q, L) for each head, to (B × H, Q, L)."""
         return bias.expand(-1, self.heads, -1, -1).flatten(0, 1)

@@ -1,6 +1,7 @@
-"""A model's twin: the same function for decoding, its matrices laid out for the kernels. The model stays as it is.
+"""Lay out a model's weights for inference kernels: prepacked models, and inference copies that follow their model.
 
-A twin takes as much memory again as the products' matrices, and shares what else is in float32.
+An inference copy computes the same function as its model, which stays unchanged. It takes as much additional memory as
+the prepacked matrices, and shares all other float32 tensors.
 """
 
 import copy
@@ -15,119 +16,124 @@ from transduce.model.decoder import Decoder
 from transduce.model.embedding import VocabularyModel
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
 from transduce.model.known_classes import DECODER_PARTS, TRANSFORMER_PARTS, VOCABULARY_WEIGHTS, register_class
-from transduce.model.layer_graph import Graph, graph_of, table, why_not
+from transduce.model.layer_graph import Graph, graph_of, refusal, table
 from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.model.transformer import Transformer
 
-# --- packed ---
-# A Transformer, or a decoder alone, whose matrices are laid out for the products of decoding, whatever those
-# multiply.
-# Such a model has float32 outside of its products: embeddings, norms, softmax and attention.
+# --- prepacked models ---
+# Only the linear layers are prepacked; embeddings, norms, softmax and attention stay in float32.
 
 
-# What a product is for: errors of the memory's keys and values are in every step, and the vocabulary's decide.
-Use = Literal["layer", "memory", "vocabulary"]
+LinearUse = Literal["layer", "memory", "vocabulary"]
+"""The use of a linear layer, on which its precision depends.
+
+Errors in the cross-attention keys and values affect every step, and those in the output projection the chosen token.
+"""
 
 
-class MakeProduct(Protocol):
-    """A float32 matrix (O, D) and a bias (O,) to a module that takes (…, D) to (…, O)."""
+class MakeLinear(Protocol):
+    """A function that makes a linear module, (…, D) to (…, O), of a float32 matrix (O, D) and a bias (O,)."""
 
-    def __call__(self, weight: Tensor, bias: Tensor | None, use: Use = "layer", /) -> nn.Module: ...
+    def __call__(self, weight: Tensor, bias: Tensor | None, use: LinearUse = "layer", /) -> nn.Module: ...
 
 
-class KeepingAttention(MultiHeadAttention):
-    """Attention of a decoder, whose keys and values are kept from step to step.
+class CachedAttention(MultiHeadAttention):
+    """Decoder attention whose keys and values are cached from step to step.
 
-    They are kept in float16 where the products round more than that, so that a step has half as much to read.
+    The cache is in float16 if the linear layers round more than float16 does; a step then reads half as many bytes.
     """
 
-    def __init__(self, attention: MultiHeadAttention, make: MakeProduct) -> None:
-        """Takes the place of this one."""
+    def __init__(self, attention: MultiHeadAttention, make: MakeLinear) -> None:
+        """Take over the modules and sizes of an attention module."""
         nn.Module.__init__(self)
         self.num_heads, self.num_key_value_heads = attention.num_heads, attention.num_key_value_heads
         self.d_k, self.d_v, self.widths = attention.d_k, attention.d_v, attention.widths
         self.dropout, self.score = attention.dropout, attention.score
-        self.output = _packed(attention.output, make)
-        self.kept_dtype = torch.float32
+        self.output = _prepack_linear(attention.output, make)
+        self.cache_dtype = torch.float32
 
-    def _keep_by(self, product: nn.Module, *, turns: bool) -> None:
-        """Of this product; in float32 where it is exact, or where its result is turned by positions."""
-        self.kept_dtype = torch.float16 if getattr(product, "rounds", False) and not turns else torch.float32
+    def _choose_cache_dtype(self, product: nn.Module, *, has_rotary: bool) -> None:
+        """Choose float32 for the cache if the projection is exact or its keys are rotated by position, else float16."""
+        self.cache_dtype = torch.float16 if getattr(product, "is_rounded", False) and not has_rotary else torch.float32
 
-    def keep(self, projected: Tensor) -> Tensor:
-        """Keys and values as they are kept; what is beyond float16's range becomes its greatest number."""
-        if self.kept_dtype == torch.float32:
+    def round_to_cache_dtype(self, projected: Tensor) -> Tensor:
+        """Round keys and values to the cache's dtype, after clamping them to its range."""
+        if self.cache_dtype == torch.float32:
             return projected
-        most = torch.finfo(self.kept_dtype).max
-        return projected.clamp(-most, most).to(self.kept_dtype).to(projected.dtype)
+        greatest = torch.finfo(self.cache_dtype).max
+        return projected.clamp(-greatest, greatest).to(self.cache_dtype).to(projected.dtype)
 
 
-class PackedSelfAttention(KeepingAttention):
-    """Attention of a decoder to itself."""
+class PrepackedSelfAttention(CachedAttention):
+    """Decoder self-attention with prepacked weights."""
 
-    def __init__(self, attention: MultiHeadAttention, make: MakeProduct, *, turns: bool) -> None:
-        """Takes the place of this one; whether positions turn its keys."""
+    def __init__(self, attention: MultiHeadAttention, make: MakeLinear, *, has_rotary: bool) -> None:
+        """Prepack an attention module; `has_rotary` is True if the model has rotary embeddings."""
         super().__init__(attention, make)
-        self.projection = _packed(attention.projection, make)
-        self._keep_by(self.projection, turns=turns)
+        self.projection = _prepack_linear(attention.projection, make)
+        self._choose_cache_dtype(self.projection, has_rotary=has_rotary)
 
     def _project_self(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key_value = self.projection(x).split((self.widths[0], sum(self.widths[1:])), dim=-1)
-        key, value = self.keep(key_value).split(self.widths[1:], dim=-1)
+        key, value = self.round_to_cache_dtype(key_value).split(self.widths[1:], dim=-1)
         return self._heads(query, self.d_k), self._heads(key, self.d_k), self._heads(value, self.d_v)
 
 
-class PackedMemoryAttention(KeepingAttention):
-    """Attention to the memory, whose queries and whose keys and values are separate products."""
+class PrepackedCrossAttention(CachedAttention):
+    """Cross-attention with prepacked weights, whose queries and keys/values are separate linear layers."""
 
-    def __init__(self, attention: MultiHeadAttention, make: MakeProduct, *, turns: bool) -> None:
-        """Takes the place of this one; whether positions turn keys, be it those of others."""
+    def __init__(self, attention: MultiHeadAttention, make: MakeLinear, *, has_rotary: bool) -> None:
+        """Prepack an attention module; `has_rotary` is True if the model has rotary embeddings."""
         super().__init__(attention, make)
         projection = attention.projection
         rows = (self.widths[0], sum(self.widths[1:]))
         biases = (None, None) if projection.bias is None else projection.bias.split(rows)
         query, key_value = zip(projection.weight.split(rows), biases, strict=True)
         self.query, self.key_value = make(*query), make(*key_value, "memory")
-        self._keep_by(self.key_value, turns=turns)
+        self._choose_cache_dtype(self.key_value, has_rotary=has_rotary)
 
     def _queries(self, x: Tensor) -> Tensor:
         return self.query(x)  # type: ignore[no-any-return]
 
     def _keys_and_values(self, memory: Tensor) -> Tensor:
-        return self.keep(self.key_value(memory))
+        return self.round_to_cache_dtype(self.key_value(memory))
 
 
-class Packed(VocabularyModel):
-    """A model of such products."""
+class PrepackedModel(VocabularyModel):
+    """A model whose linear layers are prepacked."""
 
-    packed_output: nn.Module
+    prepacked_output: nn.Module
 
     def project(self, hidden: Tensor) -> Tensor:
-        """Logits over the vocabulary: (…, D) to (…, V)."""
-        return self.packed_output(hidden)  # type: ignore[no-any-return]
+        """Return the logits over the vocabulary, (…, D) to (…, V)."""
+        return self.prepacked_output(hidden)  # type: ignore[no-any-return]
 
 
-class PackedTransformer(Packed, Transformer):
-    """An encoder and decoder of such products."""
+class PrepackedTransformer(PrepackedModel, Transformer):
+    """An encoder-decoder model with prepacked weights."""
 
 
-class PackedDecoder(Packed, Decoder):
-    """A decoder alone of such products."""
+class PrepackedDecoder(PrepackedModel, Decoder):
+    """A decoder-only model with prepacked weights."""
 
 
-register_class(PackedSelfAttention, computes=MultiHeadAttention, children=("projection", "output", "dropout", "score"))
 register_class(
-    PackedMemoryAttention, computes=MultiHeadAttention, children=("query", "key_value", "output", "dropout", "score")
+    PrepackedSelfAttention, computes=MultiHeadAttention, children=("projection", "output", "dropout", "score")
 )
 register_class(
-    PackedTransformer,
+    PrepackedCrossAttention, computes=MultiHeadAttention, children=("query", "key_value", "output", "dropout", "score")
+)
+register_class(
+    PrepackedTransformer,
     computes=Transformer,
-    children=(*TRANSFORMER_PARTS, "packed_output"),
+    children=(*TRANSFORMER_PARTS, "prepacked_output"),
     tensors=VOCABULARY_WEIGHTS,
 )
-register_class(PackedDecoder, computes=Decoder, children=(*DECODER_PARTS, "packed_output"), tensors=VOCABULARY_WEIGHTS)
+register_class(
+    PrepackedDecoder, computes=Decoder, children=(*DECODER_PARTS, "prepacked_output"), tensors=VOCABULARY_WEIGHTS
+)
 
-PACKABLE = table(
+PREPACKABLE = table(
     "a prepacked model",
     class_="Transformer Decoder",
     linear_layers="Linear",
@@ -144,108 +150,116 @@ PACKABLE = table(
     key_value_heads="equal shared",
     value_width="equal other",
 )
-"""The models that `pack` takes."""
+"""The models that `prepack` supports."""
 
 
 @overload
-def pack(model: Transformer, make: MakeProduct) -> PackedTransformer: ...
+def prepack(model: Transformer, make: MakeLinear) -> PrepackedTransformer: ...
 @overload
-def pack(model: Decoder, make: MakeProduct) -> PackedDecoder: ...
-def pack(model: Transformer | Decoder, make: MakeProduct) -> PackedTransformer | PackedDecoder:
-    """The model with other products, made out of this one in float32, which is used up.
+def prepack(model: Decoder, make: MakeLinear) -> PrepackedDecoder: ...
+def prepack(model: Transformer | Decoder, make: MakeLinear) -> PrepackedTransformer | PrepackedDecoder:
+    """Return a model with prepacked weights, made from a float32 model, which must not be used afterwards.
+
+    Args:
+        model: in float32.
+        make: makes a prepacked linear module.
 
     Raises:
-        TransduceError: the model has a component that is not in `PACKABLE`.
+        TransduceError: the model has a component that is not in `PREPACKABLE`.
     """
-    if (reason := why_not(PACKABLE, model)) is not None:
+    if (reason := refusal(PREPACKABLE, model)) is not None:
         raise TransduceError(f"The weights cannot be prepacked, because {reason}: use `fp32` or `bf16`.")
     with torch.no_grad(), torch.device("meta"):
-        made = (PackedDecoder if isinstance(model, Decoder) else PackedTransformer)(model.config)
+        made = (PrepackedDecoder if isinstance(model, Decoder) else PrepackedTransformer)(model.config)
     made._modules, made._parameters, made._buffers = model._modules, model._parameters, model._buffers
     made._non_persistent_buffers_set = model._non_persistent_buffers_set
-    turns = model.config.positions.startswith("rotary")
+    has_rotary = model.config.positions.startswith("rotary")
     with torch.no_grad():
-        made.packed_output = make(model.output_weight, model.output_bias, "vocabulary")
+        made.prepacked_output = make(model.output_weight, model.output_bias, "vocabulary")
         for module in list(made.modules()):
             if isinstance(module, DecoderLayer) or (isinstance(module, EncoderLayer) and isinstance(made, Decoder)):
-                module.self_attention = PackedSelfAttention(module.self_attention, make, turns=turns)
+                module.self_attention = PrepackedSelfAttention(module.self_attention, make, has_rotary=has_rotary)
             if isinstance(module, DecoderLayer):
-                module.memory_attention = PackedMemoryAttention(module.memory_attention, make, turns=turns)
+                module.memory_attention = PrepackedCrossAttention(module.memory_attention, make, has_rotary=has_rotary)
         for module in list(made.modules()):
-            if isinstance(module, MultiHeadAttention) and not isinstance(module, KeepingAttention):
-                module.projection = _packed(module.projection, make)
-                module.output = _packed(module.output, make)
+            if isinstance(module, MultiHeadAttention) and not isinstance(module, CachedAttention):
+                module.projection = _prepack_linear(module.projection, make)
+                module.output = _prepack_linear(module.output, make)
             elif isinstance(module, FeedForward | GatedFeedForward):
-                module.inner = _packed(module.inner, make)
-                module.outer = _packed(module.outer, make)
+                module.inner = _prepack_linear(module.inner, make)
+                module.outer = _prepack_linear(module.outer, make)
     made.own_output_weight = made.output_bias = None
     return made.eval()
 
 
-def _packed(linear: nn.Linear, make: MakeProduct) -> Any:
-    """`Any`, because it stands where the brick declares an `nn.Linear`, of which only the call is used."""
+def _prepack_linear(linear: nn.Linear, make: MakeLinear) -> Any:
+    """Return a prepacked linear layer, typed as `Any` because it replaces an `nn.Linear` and only the call is used."""
     return make(linear.weight, linear.bias)
 
 
-# --- prepacked ---
+# --- inference copies ---
 
 
-class Twin:
-    """Of a model that somebody may still change."""
+class InferenceCopy:
+    """A copy of a model with prepacked weights, which is renewed when the model's weights or modules change."""
 
-    def __init__(self, model: Transformer | Decoder, make: MakeProduct) -> None:
-        """Lays out its matrices by these products, as float32 has them."""
+    def __init__(self, model: Transformer | Decoder, make: MakeLinear) -> None:
+        """Prepack the weights of a model, converted to float32."""
         self._make = make
-        self._packed = pack(_in_float32(model), make)
-        self._watch(model)
+        self._prepacked = prepack(_in_float32(model), make)
+        self._record_weights(model)
 
-    def of(self, model: Transformer | Decoder, graph: Graph) -> PackedTransformer | PackedDecoder:
-        """The twin as the model is now, of which this is the graph; it must be in `PACKABLE`."""
+    def current(self, model: Transformer | Decoder, graph: Graph) -> PrepackedTransformer | PrepackedDecoder:
+        """Return the prepacked copy of a model as it is now; `graph` is its layer graph, all of it in `PREPACKABLE`."""
         weights = self._weights
         if graph != self._graph or any(
-            holder.get(name) is not own or _version(own) != version for holder, name, own, version in weights
+            holder.get(name) is not parameter or _version(parameter) != version
+            for holder, name, parameter, version in weights
         ):
-            self._packed = pack(_in_float32(model), self._make)
-            self._watch(model)
-        return self._packed
+            self._prepacked = prepack(_in_float32(model), self._make)
+            self._record_weights(model)
+        return self._prepacked
 
-    def follow(self, model: nn.Module) -> None:
-        """The model now has its weights in another precision, and is still the same."""
-        self._watch(model)
+    def accept_new_precision(self, model: nn.Module) -> None:
+        """Record the model's parameters anew after a change of their dtype, without prepacking them again."""
+        self._record_weights(model)
 
-    def _watch(self, model: nn.Module) -> None:
-        # The model is not kept alive by its twin.
+    def _record_weights(self, model: nn.Module) -> None:
+        # The copy must not keep the model alive.
+        """Record the layer graph, the parameters and their versions, to detect later changes."""
         self._graph = graph_of(model)
         self._weights = [
-            (holder._parameters, name, own, _version(own))
+            (holder._parameters, name, parameter, _version(parameter))
             for holder in model.modules()
-            for name, own in holder._parameters.items()
-            if own is not None
+            for name, parameter in holder._parameters.items()
+            if parameter is not None
         ]
 
 
 def _version(tensor: Tensor) -> int:
-    """How often PyTorch has changed it; what was made in inference mode is not counted."""
+    """Return how often PyTorch has changed a tensor in place; 0 for inference tensors, which have no counter."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def _in_float32(model: Transformer | Decoder) -> Transformer | Decoder:
-    """A model of modules and parameters of its own, with the same numbers; those in float32 stand where they stood."""
-    known: dict[int, nn.Parameter] = {}
+    """Return a copy of a model in float32; parameters that are in float32 already share their memory."""
+    copies: dict[int, nn.Parameter] = {}
 
-    def parameter(own: nn.Parameter) -> nn.Parameter:
-        return known.setdefault(id(own), nn.Parameter(own.detach().float(), requires_grad=False))
+    def parameter(original: nn.Parameter) -> nn.Parameter:
+        return copies.setdefault(id(original), nn.Parameter(original.detach().float(), requires_grad=False))
 
-    def same(module: nn.Module) -> nn.Module:
+    def copy_module(module: nn.Module) -> nn.Module:
         made = copy.copy(module)
-        made._parameters = {name: own if own is None else parameter(own) for name, own in module._parameters.items()}
-        made._buffers = {
-            name: own.float() if own is not None and own.is_floating_point() else own
-            for name, own in module._buffers.items()
+        made._parameters = {
+            name: original if original is None else parameter(original) for name, original in module._parameters.items()
         }
-        made._modules = {name: part if part is None else same(part) for name, part in module._modules.items()}
+        made._buffers = {
+            name: original.float() if original is not None and original.is_floating_point() else original
+            for name, original in module._buffers.items()
+        }
+        made._modules = {name: part if part is None else copy_module(part) for name, part in module._modules.items()}
         return made
 
-    made = same(model)
+    made = copy_module(model)
     assert isinstance(made, Transformer | Decoder)
     return made

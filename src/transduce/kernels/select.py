@@ -1,6 +1,6 @@
-"""Which state decodes a model fastest on this machine.
+"""Select the fastest implementation that decodes or trains a model on this machine.
 
-Legend: B sentences, W hypotheses of each, S source length, V vocabulary.
+Legend: B sentences, W hypotheses of each, S source length, P prompt length, V vocabulary size.
 """
 
 import importlib.metadata
@@ -15,69 +15,70 @@ import torch
 from torch import Tensor, nn
 
 from transduce.kernels.cuda.available import why_no_triton
-from transduce.kernels.eager import EAGER, FlatState, why_not_eager
+from transduce.kernels.eager import EAGER, EagerState, why_not_eager
 from transduce.kernels.int8_fbgemm import Int8Linear
-from transduce.kernels.prepacked import PACKABLE, MakeProduct, PackedDecoder, PackedTransformer, Twin
+from transduce.kernels.prepacked import PREPACKABLE, InferenceCopy, MakeLinear, PrepackedDecoder, PrepackedTransformer
 from transduce.model.backend import TrainingKernels
+from transduce.model.batch_search import BatchSearch, SearchBounds
 from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
 from transduce.model.embedding import VocabularyModel
-from transduce.model.layer_graph import Unsupported, description_of, graph_of, why_not
-from transduce.model.state import BatchSearch, DecodingState, SearchBounds
-from transduce.model.transformer import Transformer
+from transduce.model.layer_graph import Unsupported, description_of, graph_of, refusal
+from transduce.model.transformer import DecodingState, Transformer
 
 if TYPE_CHECKING:
-    from transduce.kernels.cpu.decoding.compiled_steps import ModelPrograms
+    from transduce.kernels.cpu.decoding.compiled_steps import CompiledModel
     from transduce.kernels.cpu.decoding.state import NativeState
 
 _Model = TypeVar("_Model", bound=nn.Module)
-_LEAST_LLVMLITE = (0, 50)
-_MOST_TWIN_BYTES = 2**30  # a larger model has no twin: it would take as much memory again
+_MIN_LLVMLITE = (0, 50)
+_MAX_COPY_BYTES = 2**30  # larger models get no inference copy, which takes as much memory again
 
 __all__ = [
     "Selection",
+    "compiled_state",
     "decoded_model",
     "exact_projection",
     "find_batch_search",
     "forecast_decoder",
+    "has_compiled_steps",
     "has_kernels",
-    "has_programs",
-    "kernels_of_training",
-    "make_twin",
-    "native_state",
-    "product_maker",
+    "int8_linear_maker",
+    "kernels_for_training",
+    "make_inference_copy",
     "select_decoder",
     "start_fast",
     "start_prompts",
-    "temporary_twin",
+    "temporary_inference_copy",
     "why_no_kernels",
 ]
 
 
 def has_kernels() -> bool:
-    """Whether there are kernels of our own, in machine code, for this processor and PyTorch's number of threads."""
+    """Return whether compiled kernels run on this processor with PyTorch's number of threads."""
     return why_no_kernels(torch.get_num_threads()) is None
 
 
 def why_no_kernels(threads: int) -> str | None:
-    """What keeps our own kernels from running on so many threads; None where nothing does."""
+    """Return a clause that says why compiled kernels do not run on so many threads, or None if they do."""
     try:
         version = importlib.metadata.version("llvmlite")
     except importlib.metadata.PackageNotFoundError:
         return "llvmlite is not installed (pip install 'transduce[fast]')"
-    if tuple(int(part) for part in version.split(".")[:2]) < _LEAST_LLVMLITE:  # it knows other names than we import
+    # Older versions lack names that the kernels import.
+    if tuple(int(part) for part in version.split(".")[:2]) < _MIN_LLVMLITE:
         return f"llvmlite {version} is too old (pip install 'transduce[fast]')"
     from transduce.kernels.cpu.jit.compiler import find_integer_tile, find_openmp
 
     if find_integer_tile() is None:
-        return "there are none of our own for this processor"
+        return "transduce has no kernels for this processor"
     if threads > 1 and find_openmp() is None:
-        return "on this system our own run on one thread alone"
+        return "the kernels run on one thread only on this system"
     return None
 
 
-def product_maker() -> MakeProduct:
-    """Products with 8-bit weights by our kernels, and by FBGEMM where they do not fit."""
+def int8_linear_maker() -> MakeLinear:
+    """Return the function that makes linear layers with 8-bit weights: compiled kernels if available, else FBGEMM."""
     if not has_kernels():
         return Int8Linear
     from transduce.kernels.cpu.gemm.decode import make_int8_linear
@@ -86,10 +87,10 @@ def product_maker() -> MakeProduct:
 
 
 def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:
-    """From (…, D) to logits (…, V), of which the likeliest are exact.
+    """Return a function that computes logits, (…, D) to (…, V), of which the greatest are exact.
 
-    In bfloat16 a product is rounded, so that many logits are equal; on a CPU with kernels, the likeliest are computed
-    once more, and all are float32. Elsewhere, it is the model's own projection.
+    bfloat16 logits are rounded, so many of them are equal. On a CPU with compiled kernels, the greatest logits are
+    recomputed, and all logits are float32. Otherwise, the model's own projection is returned.
     """
     weight, bias = model.output_weight, model.output_bias
     if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or isinstance(graph_of(model), Unsupported):
@@ -103,12 +104,12 @@ def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:
 
 @cache
 def _why_no_kernels(threads: int) -> str | None:
-    """Remember `why_no_kernels`, which reads what is installed and is too slow for every batch."""
+    """Return `why_no_kernels(threads)`, cached: reading the installed packages is too slow for every batch."""
     return why_no_kernels(threads)
 
 
-def kernels_of_training(name: Literal["native", "torch"], device: str) -> TrainingKernels | None:
-    """Those of this name for a device; None where PyTorch's operations are enough."""
+def kernels_for_training(name: Literal["native", "torch"], device: str) -> TrainingKernels | None:
+    """Return the training kernels of this name for a device, or None for plain PyTorch."""
     if name == "torch":
         return None
     if device != "cpu":
@@ -120,8 +121,8 @@ def kernels_of_training(name: Literal["native", "torch"], device: str) -> Traini
     return NativeTraining()
 
 
-def native_state(state: DecodingState) -> "NativeState | None":
-    """The state, if it is one of machine code."""
+def compiled_state(state: DecodingState) -> "NativeState | None":
+    """Return a decoding state as a `NativeState` if it is one, else None."""
     if "transduce.kernels.cpu.decoding.state" not in sys.modules:
         return None
     from transduce.kernels.cpu.decoding.state import NativeState
@@ -130,8 +131,8 @@ def native_state(state: DecodingState) -> "NativeState | None":
 
 
 def find_batch_search(state: DecodingState, bounds: SearchBounds) -> BatchSearch | None:
-    """The search of a state that has done no step, where there is a program for it."""
-    native = native_state(state)
+    """Return the compiled search for a state that has run no step, or None if there is none."""
+    native = compiled_state(state)
     if native is not None:
         from transduce.kernels.cpu.decoding.search import NativeSearch, supports_compiled_search
 
@@ -144,16 +145,19 @@ def find_batch_search(state: DecodingState, bounds: SearchBounds) -> BatchSearch
 
 
 class Selection(NamedTuple):
-    """Which implementation decodes a model, and why faster ones do not."""
+    """The implementation that decodes a model, and why faster ones do not."""
 
     backend: str
     """`compiled`, `triton`, `eager` or `reference`."""
     refused: dict[str, str]
-    """By backend that was asked first: a clause with the reason."""
+    """For each faster backend, a clause with the reason why it does not decode the model."""
 
 
 def select_decoder(model: nn.Module) -> Selection:
-    """Return what decodes a model as it is now; hooks and replaced modules count from the next call on."""
+    """Return which backend decodes a model as it is now.
+
+    Hooks and replaced modules take effect at the next call.
+    """
     refused: dict[str, str] = {}
     for backend, why in _DECODERS.items():
         if (reason := why(model)) is None:
@@ -163,16 +167,16 @@ def select_decoder(model: nn.Module) -> Selection:
 
 
 def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
-    """Encodes source_ids (B, S): by machine code, by the usual components written out, or by the model's own."""
-    found = _find_compiled(model)
-    if not isinstance(found, str):
+    """Encode source_ids (B, S) and return the fastest decoding state that supports the model."""
+    compiled = _find_compiled(model)
+    if not isinstance(compiled, str):
         from transduce.kernels.cpu.decoding.state import NativeState
 
-        packed, programs = found
-        assert isinstance(packed, PackedTransformer)
-        return NativeState(packed, programs, source_ids)
+        prepacked, programs = compiled
+        assert isinstance(prepacked, PrepackedTransformer)
+        return NativeState(prepacked, programs, source_ids)
     if why_not_eager(model) is None:
-        return FlatState(cast(Transformer, model), source_ids)
+        return EagerState(cast(Transformer, model), source_ids)
     if _why_not_triton(model) is None:
         from transduce.kernels.cuda.decode_graph import GpuState
 
@@ -180,41 +184,44 @@ def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
     return model.start(source_ids)
 
 
-def has_programs(model: EncoderDecoder) -> bool:
-    """Whether machine code of our own decodes it, encoder and all, so that threads may decode a batch each."""
+def has_compiled_steps(model: EncoderDecoder) -> bool:
+    """Return whether compiled kernels decode a model, encoder included, so that threads may decode one batch each."""
     return not isinstance(_find_compiled(model), str)
 
 
 def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> DecodingState:
-    """Reads prompt_ids (B, P) of these lengths (B,): by machine code, or by the model's own."""
-    found = _find_compiled(model)
-    if not isinstance(found, str):
+    """Process prompt_ids (B, P) of lengths (B,), and return the fastest decoding state that supports the model."""
+    compiled = _find_compiled(model)
+    if not isinstance(compiled, str):
         from transduce.kernels.cpu.decoding.state import NativePromptState
 
-        packed, programs = found
-        assert isinstance(packed, PackedDecoder)
-        return NativePromptState(packed, programs, prompt_ids, lengths)
+        prepacked, programs = compiled
+        assert isinstance(prepacked, PrepackedDecoder)
+        return NativePromptState(prepacked, programs, prompt_ids, lengths)
     return model.start(prompt_ids, lengths)
 
 
-def _find_compiled(model: nn.Module) -> "tuple[PackedTransformer | PackedDecoder, ModelPrograms] | str":
-    """Return a model's prepacked form and its compiled steps, or why there are none."""
-    packed = decoded_model(model)
-    if not isinstance(packed, PackedTransformer | PackedDecoder) or isinstance(packed.packed_output, Int8Linear):
+def _find_compiled(model: nn.Module) -> "tuple[PrepackedTransformer | PrepackedDecoder, CompiledModel] | str":
+    """Return a model's prepacked copy and its compiled kernels, or a clause that says why there are none."""
+    prepacked = decoded_model(model)
+    if not isinstance(prepacked, PrepackedTransformer | PrepackedDecoder) or isinstance(
+        prepacked.prepacked_output, Int8Linear
+    ):
         return _why_not_packed(model) or "its weights were not prepacked"
-    from transduce.kernels.cpu.decoding.compiled_steps import find_programs
+    from transduce.kernels.cpu.decoding.compiled_steps import find_compiled_model
 
-    programs = find_programs(packed, is_private=packed is not model)
-    return programs if isinstance(programs, str) else (packed, programs)
+    compiled = find_compiled_model(prepacked, is_private=prepacked is not model)
+    return compiled if isinstance(compiled, str) else (prepacked, compiled)
 
 
 def _why_not_compiled(model: nn.Module) -> str | None:
-    found = _find_compiled(model)
-    return found if isinstance(found, str) else None
+    """Return a clause that says why compiled kernels do not decode a model, or None if they do."""
+    compiled = _find_compiled(model)
+    return compiled if isinstance(compiled, str) else None
 
 
 def _why_not_packed(model: nn.Module) -> str | None:
-    """Return why a model's weights could not be prepacked for compiled decoding; None: they could."""
+    """Return a clause that says why kernels could not use a model's weights when prepacked, or None if they could."""
     if isinstance(graph := graph_of(model), Unsupported):
         return f"{graph.reason}, which the compiled decoder does not know"
     device = next(model.parameters()).device.type
@@ -224,6 +231,7 @@ def _why_not_packed(model: nn.Module) -> str | None:
 
 
 def _why_not_compilable(model: nn.Module) -> str | None:
+    """Return a clause that says why compiled kernels here could not decode a model, or None if they could."""
     if (reason := _why_no_kernels(torch.get_num_threads())) is not None:
         return reason
     from transduce.kernels.cpu.decoding.compiled_steps import why_not_compilable
@@ -232,13 +240,13 @@ def _why_not_compilable(model: nn.Module) -> str | None:
 
 
 def forecast_decoder(model: Transformer | Decoder, device: str) -> Selection:
-    """Return what will decode a model such as this one, be it on the meta device, once it is loaded on a device."""
+    """Return which backend will decode a model once it is loaded on a device; the model may be on the meta device."""
     refused: dict[str, str] = {}
     if device == "cpu":
         if (reason := _why_not_compilable(model)) is None:
             return Selection("compiled", refused)
         refused["compiled"] = reason
-        if (reason := why_not(EAGER, model)) is None:
+        if (reason := refusal(EAGER, model)) is None:
             return Selection("eager", refused)
         return Selection("reference", refused | {"eager": reason})
     if (reason := why_no_triton(device)) is None:
@@ -249,7 +257,7 @@ def forecast_decoder(model: Transformer | Decoder, device: str) -> Selection:
 
 
 def _why_not_triton(model: nn.Module) -> str | None:
-    """Return why a model is not decoded by steps of few operations on a GPU."""
+    """Return a clause that says why Triton kernels do not decode a model on a GPU, or None if they do."""
     device = next(model.parameters()).device
     if device.type != "cuda":
         return f"the model is on {device.type}"
@@ -267,65 +275,70 @@ _DECODERS: dict[str, Callable[[nn.Module], str | None]] = {
 }
 
 
-def _is_for_kernels(model: nn.Module) -> TypeGuard[Transformer | Decoder]:
+def _can_be_prepacked(model: nn.Module) -> TypeGuard[Transformer | Decoder]:
+    """Return whether a model is on a CPU, in evaluation mode and of a class that prepacking supports."""
     is_kind = isinstance(model, Transformer | Decoder)
     return is_kind and not model.training and model.source_weight.device.type == "cpu"
 
 
-_TWINS: WeakKeyDictionary[nn.Module, Twin] = WeakKeyDictionary()
+_INFERENCE_COPIES: WeakKeyDictionary[nn.Module, InferenceCopy] = WeakKeyDictionary()
 
 
-def make_twin(model: nn.Module, dtype: torch.dtype) -> None:
-    """From here on decoding on a CPU takes the kernels' products of this type, where there are any for the model.
+def make_inference_copy(model: nn.Module, dtype: torch.dtype) -> None:
+    """Convert a model to a dtype, and make an inference copy for decoding on a CPU if kernels support the model.
 
     Args:
-        model: in float32. It gets this type.
-        dtype: float32, or bfloat16, whose products then take rounded rows and matrices; the rest stays in float32.
+        model: in float32; it is converted to `dtype`.
+        dtype: float32, or bfloat16, in which the GEMMs round inputs and weights; the rest stays in float32.
     """
-    twin = _twin_of(model, dtype)
+    inference_copy = _make_copy(model, dtype)
     model.to(dtype)
-    if twin is not None:
-        twin.follow(model)
-        _TWINS[model] = twin
+    if inference_copy is not None:
+        inference_copy.accept_new_precision(model)
+        _INFERENCE_COPIES[model] = inference_copy
 
 
 @contextmanager
-def temporary_twin(model: nn.Module) -> Iterator[None]:
-    """The same for a model that has its type already, for as long as the block takes."""
-    twin = _twin_of(model, next(model.parameters()).dtype)
-    if twin is not None:
-        _TWINS[model] = twin
+def temporary_inference_copy(model: nn.Module) -> Iterator[None]:
+    """Make an inference copy of a model, in the model's dtype, for the body of the `with` statement."""
+    inference_copy = _make_copy(model, next(model.parameters()).dtype)
+    if inference_copy is not None:
+        _INFERENCE_COPIES[model] = inference_copy
     try:
         yield
     finally:
-        _TWINS.pop(model, None)
+        _INFERENCE_COPIES.pop(model, None)
 
 
-def _twin_of(model: nn.Module, dtype: torch.dtype) -> Twin | None:
-    if not _is_for_kernels(model) or not has_kernels():
+def _make_copy(model: nn.Module, dtype: torch.dtype) -> InferenceCopy | None:
+    """Return an inference copy of a model, or None if kernels do not support the model."""
+    if not _can_be_prepacked(model) or not has_kernels():
         return None
-    make = _make_floats(model, dtype)
-    return None if make is None else Twin(model, make)
+    make = _find_linear_maker(model, dtype)
+    return None if make is None else InferenceCopy(model, make)
 
 
-def _make_floats(model: Transformer | Decoder, dtype: torch.dtype) -> MakeProduct | None:
+def _find_linear_maker(model: Transformer | Decoder, dtype: torch.dtype) -> MakeLinear | None:
+    """Return the function that makes a model's prepacked linear layers, or None if kernels do not support the model."""
     from transduce.kernels.cpu.decoding.compiled_steps import why_not_compilable
     from transduce.kernels.cpu.gemm.decode import make_float_linear
     from transduce.kernels.cpu.jit.compiler import find_float_tile
 
     tile = find_float_tile("pairs" if dtype == torch.bfloat16 else "floats")
     count = sum(parameter.numel() for parameter in model.parameters())
-    if tile is None or why_not_compilable(model) is not None or count * tile.weight_bytes > _MOST_TWIN_BYTES:
+    if tile is None or why_not_compilable(model) is not None or count * tile.weight_bytes > _MAX_COPY_BYTES:
         return None
     return make_float_linear(tile)
 
 
 def decoded_model(model: _Model) -> _Model:
-    """What decoding computes with, to the last bit: the model's twin, or the model where it has none."""
-    twin = _TWINS.get(model)
-    if twin is None or not _is_for_kernels(model):
+    """Return the model that decoding computes with: the inference copy, or the model itself if it has no copy."""
+    inference_copy = _INFERENCE_COPIES.get(model)
+    if inference_copy is None or not _can_be_prepacked(model):
         return model
     described = description_of(model)
-    if described.is_training or described.why_not(PACKABLE) is not None:
+    if described.is_training or described.refusal(PREPACKABLE) is not None:
         return cast(_Model, model)
-    return cast(_Model, twin.of(model, described.graph))  # an inference copy is of a class of the model's own
+    return cast(
+        _Model, inference_copy.current(model, described.graph)
+    )  # an inference copy is of a class of the model's own

@@ -1,8 +1,8 @@
-"""Runs the components of a model with a backend's kernels, in training and validation.
+"""Run the components of a model with a backend's kernels, in training and validation.
 
 Each function of `_KERNELS` computes what the `forward` of one class computes. A component runs its own `forward` unless
-the layer graph knows it: it is exactly of that class, and nothing was overridden, hooked or parametrized. Wrappers that
-are registered with the layer graph stay fast: `fully_shard`, LoRA, and hooks that only observe.
+the layer graph knows it: its class is exactly the known one, and nothing is overridden, hooked or parametrized.
+Wrappers that are registered with the layer graph stay fast: `fully_shard`, LoRA, and hooks that only observe.
 
 Legend: B sentences, Q queries, S source length, N and M target and source tokens of a packed batch, D model width.
 """
@@ -16,16 +16,14 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from transduce.model.attention import MultiHeadAttention
-from transduce.model.backend import Rows, TrainingKernels
+from transduce.model.backend import Rows, TrainingKernels, sum_of_gradients
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import ACTIVATIONS, Dropout, FeedForward, Linear
-from transduce.model.gradient_sums import sum_of_gradients
 from transduce.model.layer_graph import LayerGraph, ModelGraph, Sublayer, description_of, graph_of, known_class, table
-from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
+from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, each_layer
 from transduce.model.masks import AttentionMask, LookAheadMask, PackedBatch, PackedMask
 from transduce.model.norms import LayerNorm, RMSNorm, normalize
-from transduce.model.positions import EVERYWHERE, Reach
-from transduce.model.stack import each_layer
+from transduce.model.positions import NO_POSITION_EFFECT, PositionEffect
 from transduce.model.transformer import Transformer
 
 _ACTIVATION_NAMES = {function: name for name, function in ACTIVATIONS.items()}
@@ -44,7 +42,7 @@ def execute(kernels: TrainingKernels, component: nn.Module, *args: Any, **kwargs
 
 @contextmanager
 def _forward_of(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Replace a module's `forward` in the body of the `with` statement, so that its hooks run around another one."""
+    """Replace a module's `forward` in the body of the `with` statement, so that hooks run around the replacement."""
     vars(module)["forward"] = forward
     try:
         yield
@@ -68,6 +66,7 @@ def _kernel_of(component: nn.Module) -> Callable[..., Any] | None:
 
 
 def _has_hooks(module: nn.Module) -> bool:
+    """Return whether a module has hooks."""
     own = vars(module)
     return bool(
         own["_forward_pre_hooks"] or own["_forward_hooks"] or own["_backward_pre_hooks"] or own["_backward_hooks"]
@@ -85,6 +84,7 @@ def _is_bare(module: nn.Module, *kinds: type[nn.Module]) -> bool:
 
 
 def _linear(kernels: TrainingKernels, module: Linear, x: Tensor, rows: Rows | None = None) -> Tensor:
+    """Compute a linear layer."""
     weight = module.weight
     if not kernels.supports_linear(x, weight, rows):
         return Linear.forward(module, x, rows)
@@ -92,18 +92,21 @@ def _linear(kernels: TrainingKernels, module: Linear, x: Tensor, rows: Rows | No
 
 
 def _layer_norm(kernels: TrainingKernels, module: LayerNorm, x: Tensor) -> Tensor:
+    """Compute LayerNorm."""
     if module.bias is None or not kernels.supports_rows(x):
         return LayerNorm.forward(module, x)
     return kernels.layer_norm(x, module.weight, module.bias, module.eps)
 
 
 def _rms_norm(kernels: TrainingKernels, module: RMSNorm, x: Tensor) -> Tensor:
+    """Compute RMSNorm."""
     if module.eps is None or not kernels.supports_rows(x):
         return RMSNorm.forward(module, x)
     return kernels.rms_norm(x, module.weight, module.eps)
 
 
 def _dropout(kernels: TrainingKernels, module: Dropout, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    """Compute dropout, and add the residual if there is one."""
     if not module.drops or not kernels.supports_rows(x):
         return Dropout.forward(module, x, residual)
     return kernels.dropout_add(residual, x, module.drop_of_256)
@@ -112,6 +115,7 @@ def _dropout(kernels: TrainingKernels, module: Dropout, x: Tensor, residual: Ten
 def _embedding(
     kernels: TrainingKernels, module: Embedding, ids: Tensor, weight: Tensor, *args: Any, **kwargs: Any
 ) -> Tensor:
+    """Embed token ids."""
     if not kernels.supports_rows(weight):
         return Embedding.forward(module, ids, weight, *args, **kwargs)
     return module.complete(kernels.embed(ids, weight, module.scale, module.frozen_row), *args, **kwargs)
@@ -194,17 +198,19 @@ def _attention(
     *,
     mask: Any = None,
     cache: Any = None,
-    weights_to: list[Tensor] | None = None,
-    reach: Reach = EVERYWHERE,
+    weights_out: list[Tensor] | None = None,
+    position_effect: PositionEffect = NO_POSITION_EFFECT,
 ) -> Tensor:
     """Attend by a kernel that reads queries, keys and values from the projection's output."""
     attend: Callable[[Tensor, Tensor | None], Tensor] | None = None
     if isinstance(mask, PackedMask):
         attend = partial(_packed_attend, kernels, mask, module.num_heads)
-    elif weights_to is None and cache is None:
-        attend = _padded_attend(kernels, module, x, memory, mask, reach)
+    elif weights_out is None and cache is None:
+        attend = _padded_attend(kernels, module, x, memory, mask, position_effect)
     if attend is None:
-        return MultiHeadAttention.forward(module, x, memory, mask=mask, cache=cache, weights_to=weights_to, reach=reach)
+        return MultiHeadAttention.forward(
+            module, x, memory, mask=mask, cache=cache, weights_out=weights_out, position_effect=position_effect
+        )
     if memory is None:
         return module.output(attend(module.projection(x), None))  # type: ignore[no-any-return]
     inner = module.widths[0]
@@ -216,6 +222,7 @@ def _attention(
 def _packed_attend(
     kernels: TrainingKernels, mask: PackedMask, num_heads: int, projected: Tensor, memory: Tensor | None
 ) -> Tensor:
+    """Compute attention of a packed batch."""
     assert kernels.packed is not None
     return kernels.packed.attend(projected, memory, mask, num_heads)
 
@@ -226,10 +233,10 @@ def _padded_attend(
     x: Tensor,
     memory: Tensor | None,
     mask: object,
-    reach: Reach,
+    position_effect: PositionEffect,
 ) -> Callable[[Tensor, Tensor | None], Tensor] | None:
     """Return the kernel for an attention, as a function of what was projected; None if no kernel computes it."""
-    others, rotation = x if memory is None else memory, reach.rotation
+    others, rotation = x if memory is None else memory, position_effect.rotation
     if not is_plain(module) or not kernels.supports_attention(x, others.shape[1], module.d_k):
         return None
     known = kernel_lengths(x, memory, mask)
@@ -249,6 +256,7 @@ def _padded_attend(
 
 
 def _encoder_layer(kernels: TrainingKernels, layer: EncoderLayer, x: Tensor, mask: Any, **kwargs: Any) -> Tensor:
+    """Compute a whole encoder layer as one node if the kernels support it."""
     if _is_plain_call(layer, kwargs) and kernels.supports_rows(x):
         found = kernels.run_layer(layer, x, None, (mask,))
         if found is not None:
@@ -266,6 +274,7 @@ def _decoder_layer(
     memory_mask: Any,
     **kwargs: Any,
 ) -> Tensor:
+    """Compute a whole decoder layer as one node if the kernels support it."""
     if _is_plain_call(layer, kwargs) and kernels.supports_rows(x):
         found = kernels.run_layer(layer, x, memory, (mask, memory_mask))
         if found is not None:
@@ -275,8 +284,8 @@ def _decoder_layer(
 
 def _is_plain_call(layer: nn.Module, options: dict[str, Any]) -> bool:
     """Return whether a layer is asked for its output alone, and nothing but its masks acts on its attention."""
-    asks = any(options.get(name) is not None for name in ("cache", "weights_to", "trace"))
-    return not asks and options.get("reach", EVERYWHERE).rotation is None and not _has_hooks(layer)
+    asks = any(options.get(name) is not None for name in ("cache", "weights_out", "trace"))
+    return not asks and options.get("position_effect", NO_POSITION_EFFECT).rotation is None and not _has_hooks(layer)
 
 
 _WHOLE_LAYERS = table(
@@ -294,8 +303,9 @@ _WHOLE_LAYERS = table(
 
 
 class LayerPart(NamedTuple):
-    """A sub-layer as a kernel of whole layers computes it: a norm, two linear layers, dropout, and in between attention
-    or an activation.
+    """A sub-layer as whole-layer kernels compute it.
+
+    It has a norm, two linear layers, dropout, and in between attention or an activation.
     """
 
     sublayer: Sublayer
@@ -304,41 +314,41 @@ class LayerPart(NamedTuple):
 
     @property
     def attention(self) -> MultiHeadAttention | None:
-        """Return the attention module; None for a feed-forward network."""
+        """The attention module; None for a feed-forward network."""
         found = self.sublayer.attention
         return None if found is None else found.module
 
     @property
     def reads_memory(self) -> bool:
-        """Return whether this is cross-attention."""
+        """True for cross-attention."""
         found = self.sublayer.attention
         return found is not None and found.reads_memory
 
     @property
     def activation(self) -> str | None:
-        """Return the name of the feed-forward network's activation; None for attention."""
+        """The name of the feed-forward network's activation; None for attention."""
         found = self.sublayer.activation
         return None if found is None else found.name
 
     @property
     def norm_is_before(self) -> bool:
-        """Return whether the norm precedes the sub-layer (pre-norm)."""
+        """True if the norm precedes the sub-layer (pre-norm)."""
         return self.sublayer.order == "pre"
 
     @property
     def norm(self) -> LayerNorm | RMSNorm:
-        """Return the sub-layer's norm."""
+        """The sub-layer's norm."""
         return cast("LayerNorm | RMSNorm", self.sublayer.norms[0].module)
 
     @property
     def linears(self) -> tuple[Linear, Linear]:
-        """Return the first and the last linear layer."""
+        """The first and the last linear layer."""
         first, last = (cast("Linear", each.module) for each in self.sublayer.linears)
         return first, last
 
     @property
     def drop_of_256(self) -> int:
-        """Return how many of 256 elements of the sub-layer's output are dropped."""
+        """The dropout rate of the sub-layer's output in 256ths."""
         dropout = self.sublayer.residual.dropout
         return dropout.drop_of_256 if dropout.drops else 0
 
@@ -348,19 +358,19 @@ class LayerPart(NamedTuple):
 
 
 def parts_of(layer: nn.Module, masks: Sequence[object]) -> list[LayerPart] | None:
-    """Return the sub-layers of an encoder or decoder layer, or None if kernels of whole layers cannot compute it.
+    """Return the sub-layers of an encoder or decoder layer, or None if whole-layer kernels cannot compute it.
 
     Args:
-        layer: in training.
+        layer: a layer in training mode.
         masks: the mask of self-attention, then, in a decoder, the mask of cross-attention.
 
     Returns:
         None if the layer graph has other operations than those of `_WHOLE_LAYERS`, something is dropped inside a
-        sub-layer, or a gradient is not collected by `gradient_sums.py`.
+        sub-layer, or a gradient is not collected by `model/backend.py:add_gradients_to`.
     """
     description = description_of(layer)
     graph = description.graph
-    if not isinstance(graph, LayerGraph) or description.why_not(_WHOLE_LAYERS) is not None:
+    if not isinstance(graph, LayerGraph) or description.refusal(_WHOLE_LAYERS) is not None:
         return None
     found = [LayerPart(each, mask) for each, mask in zip(graph.sublayers, (*masks, None), strict=True)]
     inside = [part.sublayer.module.dropout for part in found]
@@ -382,12 +392,12 @@ def packed_hidden(model: nn.Module, batch: PackedBatch) -> Tensor:
     """Return the last layer of a Transformer's decoder for a packed batch, (1, N, D); a backend must be in use."""
     assert isinstance(model, Transformer)
     source, target = batch.source_packing, batch.target_packing
-    x = model.source_embedding(batch.source, model.source_weight, source.positions, end=source.longest)  # (1, M, D)
+    x = model.source_embedding(batch.source, model.source_weight, source.positions, end=source.max_length)  # (1, M, D)
     mask: Any = PackedMask(source, source)
     for layer in each_layer(model.encoder_layers, model.config.num_encoder_layers):
         x = layer(x, mask)
     memory = model.encoder_norm(x)
-    y = model.target_embedding(batch.target_input, model.target_weight, target.positions, end=target.longest)
+    y = model.target_embedding(batch.target_input, model.target_weight, target.positions, end=target.max_length)
     mask = PackedMask(target, target, causal=True)
     for layer in each_layer(model.decoder_layers, model.config.num_decoder_layers):
         y = layer(y, memory, mask=mask, memory_mask=PackedMask(target, source))
@@ -398,6 +408,8 @@ def packed_hidden(model: nn.Module, batch: PackedBatch) -> Tensor:
 
 
 class _Kernel(NamedTuple):
+    """A function that replaces the `forward` of one class."""
+
     compute: Callable[..., Any]
     replaces: Callable[..., Any]
     methods: frozenset[str]
@@ -419,6 +431,7 @@ _FUNCTIONS: dict[type[nn.Module], Callable[..., Any]] = {
 
 
 def _methods(kind: type[nn.Module]) -> frozenset[str]:
+    """Return the names of the methods that transduce's classes among the bases of a class define."""
     ours = [each for each in kind.__mro__ if each.__module__.startswith("transduce.")]
     defined = {name for each in ours for name, value in vars(each).items() if callable(value)}
     return frozenset(defined | {"forward", "_call_impl"})

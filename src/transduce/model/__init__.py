@@ -1,1 +1,1 @@
-"""Tensors to tensors: the Transformer and its bricks, one concept a file."""
+"""Models as PyTorch modules: the Transformer and its components, one concept per file."""

@@ -1,29 +1,256 @@
-"""Multi-head attention (section 3.2.2), for training and decoding, self-attention and cross-attention.
+"""Multi-head attention (section 3.2), for training and decoding, self-attention and cross-attention.
+
+The file begins with the paper's attention. Key/value caches, other scores and attention in a window follow.
 
 Legend: B batch, Q queries, L keys, S source length, D model width, H query heads, G key/value heads, K width of a key,
 V width of a value.
 """
 
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from transduce.model.backend import Component, Rows
-from transduce.model.config import ModelConfig
+from transduce.model.config import AttentionKind, AttentionScore, ModelConfig
 from transduce.model.feed_forward import Dropout, Linear
-from transduce.model.masks import AttentionMask
-from transduce.model.positions import EVERYWHERE, Reach
-from transduce.model.scores import Attend, ScoredAttention, attend, build_score
-from transduce.model.window import Window, attend_in_window
+from transduce.model.masks import AttentionMask, BiasedMask, LookAheadMask, band_mask
+from transduce.model.positions import NO_POSITION_EFFECT, PositionEffect
 
-# --- cache ---
-# The cache of keys and values that lets each decoding step compute only its newest position.
-# Hypotheses of one sentence share a row: beam search adds W positions to it in each step, and a mask shows each
-# hypothesis its own ones (`masks.ancestry_mask`). Nothing is therefore copied when hypotheses are reordered.
-# Legend: B sentences, H heads, L cached positions, K width of a key, V width of a value.
+# --- scaled dot-product attention (section 3.2.1) ---
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: AttentionMask | None = None,
+    *,
+    dropout: Dropout | None = None,
+    weights_out: list[Tensor] | None = None,
+) -> Tensor:
+    """Return softmax(Q Kᵀ / √d_k + mask) V, equation (1).
+
+    Args:
+        query: (B, H, Q, K).
+        key: (B, H, L, K).
+        value: (B, H, L, V).
+        mask: broadcastable to (B, H, Q, L), True = may attend.
+        dropout: applied to the weights.
+        weights_out: a list that receives the weights, (B, H, Q, L).
+
+    Returns:
+        (B, H, Q, V).
+    """
+    scale = 1.0 / math.sqrt(query.shape[-1])
+    if weights_out is None and _library_kernel_is_better(query, key, dropout):
+        is_causal = isinstance(mask, LookAheadMask)
+        bias = None if mask is None or is_causal else mask.bias(query.dtype)
+        rate = dropout.p if dropout is not None and dropout.training else 0.0
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=bias, dropout_p=rate, is_causal=is_causal, scale=scale
+        )
+    scores = torch.matmul(query * scale, key.transpose(-1, -2))  # (B, H, Q, L)
+    if mask is not None:
+        scores = scores + mask.bias(scores.dtype)
+    weights = scores.softmax(dim=-1)
+    if weights_out is not None:
+        weights_out.append(weights.detach())
+    if dropout is not None:
+        weights = dropout(weights)
+    return torch.matmul(weights, value)
+
+
+def _library_kernel_is_better(query: Tensor, key: Tensor, dropout: Dropout | None) -> bool:
+    """Return whether PyTorch's fused attention is faster than the three operations of equation (1).
+
+    The fused kernel is always faster on a GPU. On a CPU its backward pass is slow, so it is used only where scores
+    would take much memory.
+    """
+    if query.device.type != "cpu":
+        return True
+    if dropout is not None and dropout.training and dropout.drop_of_256:
+        return False
+    return query.shape[2] * key.shape[2] > 256 * 256
+
+
+# --- multi-head attention (section 3.2.2) ---
+
+
+class AttentionTrace:
+    """A collector of attention weights: a model that is called with one appends each layer's weights to its lists."""
+
+    def __init__(self) -> None:
+        self.encoder: list[Tensor] = []
+        self.decoder: list[Tensor] = []
+        self.memory: list[Tensor] = []
+
+
+class MultiHeadAttention(Component):
+    """H attention heads, each over its own projection of queries, keys and values.
+
+    The projections are one matrix with the rows [queries; keys; values], so that self-attention takes one matrix
+    multiplication. With fewer key/value heads (grouped-query attention), neighboring query heads share one of them, and
+    a cache holds only those.
+    """
+
+    def __init__(
+        self,
+        *,
+        d_model: int,
+        num_heads: int,
+        d_k: int,
+        d_v: int,
+        num_key_value_heads: int | None = None,
+        bias: bool = True,
+        output_bias: bool | None = None,
+        dropout: float = 0.0,
+        score: ScoredAttention | None = None,
+    ) -> None:
+        """Create the projections; arguments are named as in `ModelConfig`.
+
+        A `score` of None is the scaled dot product, and an `output_bias` of None is the value of `bias`.
+        """
+        super().__init__()
+        self.num_heads = num_heads
+        self.num_key_value_heads = num_heads if num_key_value_heads is None else num_key_value_heads
+        self.d_k = d_k
+        self.d_v = d_v
+        self.widths = (num_heads * d_k, self.num_key_value_heads * d_k, self.num_key_value_heads * d_v)
+        self.projection = Linear(d_model, sum(self.widths), bias=bias)
+        self.output = Linear(num_heads * d_v, d_model, bias=bias if output_bias is None else output_bias)
+        self.dropout = Dropout(dropout)
+        self.score = score
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        *,
+        mask: AttentionMask | Window | None = None,
+        cache: KeyValueCache | None = None,
+        weights_out: list[Tensor] | None = None,
+        position_effect: PositionEffect = NO_POSITION_EFFECT,
+    ) -> Tensor:
+        """Attend from x to itself and the cached past, or to the memory.
+
+        Args:
+            x: (B, Q, D).
+            memory: the encoder's output, (B, S, D); None for self-attention.
+            mask: broadcastable to (B, H, Q, L); or a window, for self-attention without a cache.
+            cache: self-attention appends its keys and values and attends to all cached ones; cross-attention fills an
+                empty cache and then reads it.
+            weights_out: a list that receives the weights, (B, H, Q, L).
+            position_effect: the rotary embedding of self-attention, and the first cached key that is near enough.
+
+        Returns:
+            (B, Q, D).
+        """
+        if memory is None:
+            query, key, value = self._project_self(x)
+            if position_effect.rotation is not None:
+                query, key = position_effect.rotation.apply(query), position_effect.rotation.apply(key)
+            if cache is not None:
+                key, value = cache.append(key, value)
+                if position_effect.first_key:
+                    key, value = key[:, :, position_effect.first_key :], value[:, :, position_effect.first_key :]
+        else:
+            query, key, value = self._project_memory(x, memory, cache)
+        heads = self._attend(query, key, value, mask, weights_out)
+        joined = heads.transpose(1, 2).flatten(2)  # (B, Q, H × V)
+        return self.output(joined)  # type: ignore[no-any-return]
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: AttentionMask | Window | None,
+        weights_out: list[Tensor] | None,
+    ) -> Tensor:
+        """Attend with H heads of queries to G heads of keys and values: (B, H, Q, K) to (B, H, Q, V)."""
+        groups, one_query = self.num_key_value_heads, query.shape[2] == 1
+        if groups == self.num_heads:
+            return self._attend_by_head(query, key, value, mask, weights_out)
+        if one_query and self.score is None and weights_out is None and _hides_keys_from_all(mask):
+            # The H / G heads that share keys become queries of one head, so that no cached key is copied.
+            query = query.reshape(len(query), groups, -1, self.d_k)  # (B, G, H / G, K)
+            heads = self._attend_by_head(query, key, value, mask, None)
+            return heads.reshape(len(query), self.num_heads, 1, self.d_v)
+        key, value = (each.repeat_interleave(self.num_heads // groups, dim=1) for each in (key, value))
+        return self._attend_by_head(query, key, value, mask, weights_out)
+
+    def _attend_by_head(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: AttentionMask | Window | None,
+        weights_out: list[Tensor] | None,
+    ) -> Tensor:
+        """Attend with each head to its own keys and values, by the score that was configured."""
+        compute: Attend = attend if self.score is None else self.score
+        if isinstance(mask, Window):
+            return attend_in_window(compute, query, key, value, mask, dropout=self.dropout, weights_out=weights_out)
+        return compute(query, key, value, mask, dropout=self.dropout, weights_out=weights_out)
+
+    def _project_self(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = self.projection(x).split(self.widths, dim=-1)
+        return self._heads(query, self.d_k), self._heads(key, self.d_k), self._heads(value, self.d_v)
+
+    def _project_memory(self, x: Tensor, memory: Tensor, cache: KeyValueCache | None) -> tuple[Tensor, Tensor, Tensor]:
+        query = self._heads(self._queries(x), self.d_k)
+        if cache is not None and cache.length:
+            return query, *cache.content()
+        key, value = self._keys_and_values(memory).split(self.widths[1:], dim=-1)
+        key, value = self._heads(key, self.d_k), self._heads(value, self.d_v)
+        return (query, *cache.set_content(key, value)) if cache is not None else (query, key, value)
+
+    def _queries(self, x: Tensor) -> Tensor:
+        """Project queries: (B, Q, D) to (B, Q, H × K)."""
+        return self.projection(x, Rows(0, self.widths[0]))  # type: ignore[no-any-return]
+
+    def _keys_and_values(self, memory: Tensor) -> Tensor:
+        """Project keys and values of the memory: (B, S, D) to (B, S, G × K + G × V)."""
+        return self.projection(memory, Rows(self.widths[0], sum(self.widths)))  # type: ignore[no-any-return]
+
+    def _heads(self, x: Tensor, width: int) -> Tensor:
+        heads: Tensor = x.unflatten(-1, (-1, width))  # (B, L, H × K) -> (B, L, H, K)
+        return heads.transpose(1, 2)  # (B, H, L, K)
+
+
+def _hides_keys_from_all(mask: AttentionMask | Window | None) -> bool:
+    """Return whether the mask hides the same keys from all heads and queries of a sentence."""
+    return mask is None or (type(mask) is AttentionMask and mask.allowed.shape[1:3] == (1, 1))
+
+
+def build_attention(config: ModelConfig) -> MultiHeadAttention:
+    """Build the attention that a configuration describes."""
+    return MultiHeadAttention(
+        d_model=config.d_model,
+        num_heads=config.num_heads,
+        d_k=config.key_width,
+        d_v=config.value_width,
+        num_key_value_heads=config.num_key_value_heads,
+        bias=config.bias if config.projection_bias is None else config.projection_bias,
+        output_bias=config.bias if config.attention_output_bias is None else config.attention_output_bias,
+        dropout=config.attention_dropout,
+        score=build_score(config, num_heads=config.num_heads, d_k=config.key_width),
+    )
+
+
+# --- key/value caches ---
+# Beam search adds W positions to a sentence's row at each step, one for each hypothesis. A mask shows each hypothesis
+# its own past (`masks.ancestry_mask`), so that no keys are copied when hypotheses are reordered.
 
 
 class KeyValueCache:
-    """The cached keys and values of one attention."""
+    """The cached keys and values of one attention module."""
 
     def __init__(self) -> None:
         self._keys: Tensor | None = None  # (B, H, capacity, K)
@@ -40,7 +267,7 @@ class KeyValueCache:
         self.length = end
         return self.content()
 
-    def hold(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def set_content(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store the keys and values of a memory, which does not grow, and return them."""
         self._keys, self._values, self.length = keys.contiguous(), values.contiguous(), keys.shape[2]
         return self.content()
@@ -116,166 +343,224 @@ class DecoderCache:
         return self.positions
 
 
-# --- attention ---
+# --- other scores, and hard attention ---
 
 
-class AttentionTrace:
-    """A collector of attention weights: a model that is called with one appends each layer's weights to its lists."""
+class Attend(Protocol):
+    """The signature that `attend` and `ScoredAttention` share: queries, keys and values to (B, H, Q, V)."""
 
-    def __init__(self) -> None:
-        self.encoder: list[Tensor] = []
-        self.decoder: list[Tensor] = []
-        self.memory: list[Tensor] = []
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: AttentionMask | None = None,
+        *,
+        dropout: Dropout | None = None,
+        weights_out: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Attend; arguments and result are those of `attend`."""
 
 
-class MultiHeadAttention(Component):
-    """H attention heads, each over its own projection of queries, keys and values.
+class ScoredAttention(nn.Module):
+    """Attention with the score and the kind of choice, soft or hard, that a configuration names.
 
-    The projections are one matrix with the rows [queries; keys; values], so that self-attention takes one matrix
-    multiplication. With fewer key/value heads (grouped-query attention), neighboring query heads share one of them, and
-    a cache holds only those.
+    `dot`: Q Kᵀ. `general`: Q W Kᵀ with a matrix W for each head; initially it is the scaled dot product. `additive`:
+    v · tanh(Q + K) with a vector v for each head; the matrices of Bahdanau et al. 2015 are the projections to Q and K.
     """
 
     def __init__(
         self,
         *,
-        d_model: int,
+        score: AttentionScore,
+        kind: AttentionKind,
+        scale: float | None,
         num_heads: int,
         d_k: int,
-        d_v: int,
-        num_key_value_heads: int | None = None,
-        bias: bool = True,
-        output_bias: bool | None = None,
-        dropout: float = 0.0,
-        score: ScoredAttention | None = None,
     ) -> None:
-        """Create the projections; arguments are named as in `ModelConfig`.
-
-        A `score` of None is the scaled dot product, and an `output_bias` of None is the value of `bias`.
-        """
         super().__init__()
-        self.num_heads = num_heads
-        self.num_key_value_heads = num_heads if num_key_value_heads is None else num_key_value_heads
-        self.d_k = d_k
-        self.d_v = d_v
-        self.widths = (num_heads * d_k, self.num_key_value_heads * d_k, self.num_key_value_heads * d_v)
-        self.projection = Linear(d_model, sum(self.widths), bias=bias)
-        self.output = Linear(num_heads * d_v, d_model, bias=bias if output_bias is None else output_bias)
-        self.dropout = Dropout(dropout)
-        self.score = score
+        self.hard = kind == "hard"
+        # The queries are multiplied by this factor first, because `attend` divides by √d_k.
+        root = math.sqrt(d_k)
+        self.factor = (1.0 if scale is None else scale * root) if score == "scaled" else root
+        self.matrix = nn.Parameter(torch.empty(num_heads, d_k, d_k)) if score == "general" else None
+        self.vector = nn.Parameter(torch.empty(num_heads, d_k)) if score == "additive" else None
+
+    def reset_parameters(self) -> None:
+        """Set initial weights: W = I / √d_k, and v so that the variance of scores is at most 1."""
+        with torch.no_grad():
+            if self.matrix is not None:
+                width = self.matrix.shape[-1]
+                self.matrix.copy_(torch.eye(width).expand_as(self.matrix) / math.sqrt(width))
+            if self.vector is not None:
+                self.vector.normal_(std=1.0 / math.sqrt(self.vector.shape[-1]))
 
     def forward(
         self,
-        x: Tensor,
-        memory: Tensor | None = None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: AttentionMask | None = None,
         *,
-        mask: AttentionMask | Window | None = None,
-        cache: KeyValueCache | None = None,
-        weights_to: list[Tensor] | None = None,
-        reach: Reach = EVERYWHERE,
+        dropout: Dropout | None = None,
+        weights_out: list[Tensor] | None = None,
     ) -> Tensor:
-        """Attend from x to itself and the cached past, or to the memory.
-
-        Args:
-            x: (B, Q, D).
-            memory: the encoder's output, (B, S, D); None for self-attention.
-            mask: broadcastable to (B, H, Q, L); or a window, for self-attention without a cache.
-            cache: self-attention appends its keys and values and attends to all cached ones; cross-attention fills an
-                empty cache and then reads it.
-            weights_to: a list that receives the weights, (B, H, Q, L).
-            reach: the rotary embedding of self-attention, and the first cached key that is near enough.
-
-        Returns:
-            (B, Q, D).
-        """
-        if memory is None:
-            query, key, value = self._project_self(x)
-            if reach.rotation is not None:
-                query, key = reach.rotation.apply(query), reach.rotation.apply(key)
-            if cache is not None:
-                key, value = cache.append(key, value)
-                if reach.first_key:
-                    key, value = key[:, :, reach.first_key :], value[:, :, reach.first_key :]
+        """Attend: (B, H, Q, K), (B, H, L, K), (B, H, L, V) to (B, H, Q, V); arguments are those of `attend`."""
+        if self.vector is None:
+            query = query if self.matrix is None else query @ self.matrix
+            if not self.hard:
+                return attend(query * self.factor, key, value, mask, dropout=dropout, weights_out=weights_out)
+            scores = (query * (self.factor / math.sqrt(query.shape[-1]))) @ key.transpose(-1, -2)  # (B, H, Q, L)
         else:
-            query, key, value = self._project_memory(x, memory, cache)
-        heads = self._attend(query, key, value, mask, weights_to)
-        joined = heads.transpose(1, 2).flatten(2)  # (B, Q, H × V)
-        return self.output(joined)  # type: ignore[no-any-return]
-
-    def _attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: AttentionMask | Window | None,
-        weights_to: list[Tensor] | None,
-    ) -> Tensor:
-        """Attend with H heads of queries to G heads of keys and values: (B, H, Q, K) to (B, H, Q, V)."""
-        groups, one_query = self.num_key_value_heads, query.shape[2] == 1
-        if groups == self.num_heads:
-            return self._attend_by_head(query, key, value, mask, weights_to)
-        if one_query and self.score is None and weights_to is None and _hides_keys_from_all(mask):
-            # The H / G heads that share keys become queries of one head, so that no cached key is copied.
-            query = query.reshape(len(query), groups, -1, self.d_k)  # (B, G, H / G, K)
-            heads = self._attend_by_head(query, key, value, mask, None)
-            return heads.reshape(len(query), self.num_heads, 1, self.d_v)
-        key, value = (each.repeat_interleave(self.num_heads // groups, dim=1) for each in (key, value))
-        return self._attend_by_head(query, key, value, mask, weights_to)
-
-    def _attend_by_head(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: AttentionMask | Window | None,
-        weights_to: list[Tensor] | None,
-    ) -> Tensor:
-        """Attend with each head to its own keys and values, by the score that was configured."""
-        compute: Attend = attend if self.score is None else self.score
-        if isinstance(mask, Window):
-            return attend_in_window(compute, query, key, value, mask, dropout=self.dropout, weights_to=weights_to)
-        return compute(query, key, value, mask, dropout=self.dropout, weights_to=weights_to)
-
-    def _project_self(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = self.projection(x).split(self.widths, dim=-1)
-        return self._heads(query, self.d_k), self._heads(key, self.d_k), self._heads(value, self.d_v)
-
-    def _project_memory(self, x: Tensor, memory: Tensor, cache: KeyValueCache | None) -> tuple[Tensor, Tensor, Tensor]:
-        query = self._heads(self._queries(x), self.d_k)
-        if cache is not None and cache.length:
-            return query, *cache.content()
-        key, value = self._keys_and_values(memory).split(self.widths[1:], dim=-1)
-        key, value = self._heads(key, self.d_k), self._heads(value, self.d_v)
-        return (query, *cache.hold(key, value)) if cache is not None else (query, key, value)
-
-    def _queries(self, x: Tensor) -> Tensor:
-        """Project queries: (B, Q, D) to (B, Q, H × K)."""
-        return self.projection(x, Rows(0, self.widths[0]))  # type: ignore[no-any-return]
-
-    def _keys_and_values(self, memory: Tensor) -> Tensor:
-        """Project keys and values of the memory: (B, S, D) to (B, S, G × K + G × V)."""
-        return self.projection(memory, Rows(self.widths[0], sum(self.widths)))  # type: ignore[no-any-return]
-
-    def _heads(self, x: Tensor, width: int) -> Tensor:
-        heads: Tensor = x.unflatten(-1, (-1, width))  # (B, L, H × K) -> (B, L, H, K)
-        return heads.transpose(1, 2)  # (B, H, L, K)
+            sums = query[:, :, :, None] + key[:, :, None]  # (B, H, Q, L, K)
+            scores = (sums.tanh() * self.vector[:, None, None]).sum(dim=-1)  # (B, H, Q, L)
+        weights = (scores if mask is None else scores + mask.bias(scores.dtype)).softmax(dim=-1)
+        if self.hard:
+            weights = straight_through(weights)
+        if weights_out is not None:
+            weights_out.append(weights.detach())
+        return torch.matmul(weights if dropout is None else dropout(weights), value)
 
 
-def _hides_keys_from_all(mask: AttentionMask | Window | None) -> bool:
-    """Return whether the mask hides the same keys from all heads and queries of a sentence."""
-    return mask is None or (type(mask) is AttentionMask and mask.allowed.shape[1:3] == (1, 1))
+def straight_through(weights: Tensor) -> Tensor:
+    """Return 1 at the greatest weight of each row and 0 elsewhere, with the gradient of the weights themselves."""
+    best = torch.zeros_like(weights).scatter_(-1, weights.argmax(dim=-1, keepdim=True), 1.0)
+    return best + (weights - weights.detach())
 
 
-def build_attention(config: ModelConfig) -> MultiHeadAttention:
-    """Build the attention that a configuration describes."""
-    return MultiHeadAttention(
-        d_model=config.d_model,
-        num_heads=config.num_heads,
-        d_k=config.key_width,
-        d_v=config.value_width,
-        num_key_value_heads=config.num_key_value_heads,
-        bias=config.bias if config.projection_bias is None else config.projection_bias,
-        output_bias=config.bias if config.attention_output_bias is None else config.attention_output_bias,
-        dropout=config.attention_dropout,
-        score=build_score(config, num_heads=config.num_heads, d_k=config.key_width),
+SCORES: dict[str, type[ScoredAttention]] = {
+    "scaled": ScoredAttention,
+    "dot": ScoredAttention,
+    "general": ScoredAttention,
+    "additive": ScoredAttention,
+}
+"""The class of each score that `model.attention_score` names."""
+
+
+def build_score(config: ModelConfig, *, num_heads: int, d_k: int) -> ScoredAttention | None:
+    """Build the attention that a configuration names; None stands for `attend`, the paper's."""
+    if config.attention_score == "scaled" and config.attention_kind == "soft" and config.attention_scale is None:
+        return None
+    return SCORES[config.attention_score](
+        score=config.attention_score,
+        kind=config.attention_kind,
+        scale=config.attention_scale,
+        num_heads=num_heads,
+        d_k=d_k,
     )
+
+
+# --- attention in a window ---
+# A sequence is cut into blocks at least as long as the radius, so that the cost is length × radius. The queries of a
+# block attend to the block itself, to the one before it and, unless causal, to the one after it.
+# Legend: L positions, N blocks, b positions of a block, s positions that a block sees: 2b or 3b.
+
+
+_MIN_BLOCK = 32
+_MAX_SCORES = 2**20  # 4 MiB in float32: scores stay in the cache of a CPU
+
+
+class Window(NamedTuple):
+    """A description of a window that replaces the mask of a sequence whose mask would be too large."""
+
+    radius: int
+    causal: bool
+    """True if positions may not attend to later ones."""
+    present: Tensor | None
+    """The positions that are no padding, boolean (B, L); None: all."""
+    relative: nn.Module | None
+    """The module that computes a bias by distance, if the model has one."""
+
+    @property
+    def block(self) -> int:
+        """Return b, the number of positions of a block."""
+        return block_length(self.radius)
+
+
+def block_length(radius: int) -> int:
+    """Return the number of positions of a block for a radius."""
+    return max(radius, _MIN_BLOCK)
+
+
+def attend_in_window(
+    attend: Attend,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    window: Window,
+    *,
+    dropout: Dropout | None = None,
+    weights_out: list[Tensor] | None = None,
+) -> Tensor:
+    """Return what `attend` would compute with the window's mask.
+
+    Args:
+        attend: the attention of a block.
+        query: (B, H, L, K).
+        key: (B, H, L, K).
+        value: (B, H, L, V).
+        window: which keys each query sees.
+        dropout: applied to the weights.
+        weights_out: a list that receives the weights as of full attention, (B, H, L, L).
+
+    Returns:
+        (B, H, L, V).
+    """
+    batch, heads, length, _ = query.shape
+    block = window.block
+    blocks = -(-length // block)
+    padding = blocks * block - length
+    after = padding if window.causal else padding + block
+    span = block + block if window.causal else 3 * block
+    queries = F.pad(query, (0, 0, 0, padding)).unflatten(2, (blocks, block))  # (B, H, N, b, K)
+    keys, values = (F.pad(x, (0, 0, block, after)).unfold(2, span, block) for x in (key, value))  # (B, H, N, K, s)
+    present = window.present
+    if present is None:
+        present = torch.ones(batch, length, dtype=torch.bool, device=query.device)
+    present = F.pad(present, (block, after))
+    outputs: list[Tensor] = []
+    parts: list[Tensor] | None = None if weights_out is None else []
+    for first, last in _ranges(blocks, batch * heads * block * span, query.device):
+        # (B × N, H, …) with contiguous rows, as fused kernels require.
+        block_queries = queries[:, :, first:last].transpose(1, 2).flatten(0, 1)
+        block_keys, block_values = (x[:, :, first:last].transpose(1, 2).mT.flatten(0, 1) for x in (keys, values))
+        seen = present[:, first * block : (last - 1) * block + span]
+        mask = _mask(window, seen, (block, span), query.device)
+        part = attend(block_queries, block_keys, block_values, mask, dropout=dropout, weights_out=parts)
+        outputs.append(part.unflatten(0, (batch, last - first)))
+    if weights_out is not None and parts:
+        weights_out.append(_as_full(torch.cat([part.unflatten(0, (batch, -1)) for part in parts], dim=1), length))
+    joined: Tensor = torch.cat(outputs, dim=1).transpose(1, 2).flatten(2, 3)  # (B, H, N × b, V)
+    return joined[:, :, :length]
+
+
+def _ranges(blocks: int, scores: int, device: torch.device) -> Iterable[tuple[int, int]]:
+    """Return the ranges of blocks, (first, end), to compute at once.
+
+    `scores` is the number of scores of one block: on a CPU, the scores of a range fit into the cache. A GPU computes
+    all blocks at once; without a loop, a compiled layer works for any number of blocks.
+    """
+    if device.type != "cpu":
+        return [(0, blocks)]
+    at_once = max(1, _MAX_SCORES // scores)
+    return [(first, min(blocks, first + at_once)) for first in range(0, blocks, at_once)]
+
+
+def _mask(window: Window, present: Tensor, sizes: tuple[int, int], device: torch.device) -> AttentionMask:
+    """Return the mask of some blocks, (block, span) in `sizes`, from the positions that exist among those they see."""
+    block, span = sizes
+    mask = band_mask(block, window.radius, present, causal=window.causal)
+    if window.relative is None:
+        return mask
+    positions = torch.arange(span, device=device)
+    return BiasedMask(mask.allowed, window.relative(positions[block : 2 * block], positions))
+
+
+def _as_full(weights: Tensor, length: int) -> Tensor:
+    """Return the weights of blocks, (B, N, H, b, s), as weights over all keys: (B, H, L, L)."""
+    batch, blocks, heads, block, span = weights.shape
+    full = weights.new_zeros(batch, heads, blocks * block, (blocks - 1) * block + span)
+    for number in range(blocks):
+        start = number * block
+        full[:, :, start : start + block, start : start + span] = weights[:, number]
+    return full[:, :, :length, block : block + length]

@@ -2,7 +2,7 @@
 
 A model is written in plain PyTorch. Each `Component` asks the backend in use, if there is one, to compute the
 component's output; the backend does so with its kernels or calls the component's own `forward`. Training code asks for
-the remaining kernels (loss, optimizer) through `training_kernels`. Without a backend everything works, but slower.
+the remaining kernels (loss, optimizer) through `backend_in_use`. Without a backend everything works, but slower.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -10,8 +10,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from transduce.model.masks import PackedBatch, PackedMask
 from transduce.model.positions import Rotation
@@ -36,7 +39,7 @@ class UpdatedVectors(NamedTuple):
     """The masters rounded to the dtype that the model computes in, if that is not float32."""
 
 
-class AdamNumbers(NamedTuple):
+class AdamScalars(NamedTuple):
     """The scalars of the t-th update by Adam (section 5.3)."""
 
     factor: float
@@ -56,7 +59,7 @@ class Projection(Protocol):
     def logits(self, x: Tensor, out: Tensor) -> None:
         """Write x · matrixᵀ, (N, V), to `out`."""
 
-    def back(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
+    def backward(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
         """Compute the gradients from the gradient with respect to the logits, (N, V).
 
         Args:
@@ -91,7 +94,7 @@ class LossRecorder(Protocol):
 
 
 class PackedAttention(Protocol):
-    """Training on batches without padding (`packing.py`), for backends on which that is faster."""
+    """Kernels for training on batches without padding (`PackedBatch`), for backends on which that is faster."""
 
     def supports(self, model: nn.Module, longest: int) -> bool:
         """Return whether `hidden` can compute this model on sentences of at most `longest` tokens."""
@@ -156,7 +159,7 @@ class TrainingKernels(Protocol):
         """
 
     def supports_rotary(self, x: Tensor, width: int) -> bool:
-        """Return whether `turn` supports heads of this width, in x's dtype on x's device."""
+        """Return whether `apply_rotary` supports heads of this width, in x's dtype on x's device."""
 
     def apply_rotary(self, projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
         """Apply a rotary embedding to the first `heads` heads of each row and copy the rest: (B, T, C) to (B, T, C).
@@ -165,7 +168,7 @@ class TrainingKernels(Protocol):
         """
 
     def supports_rows(self, x: Tensor) -> bool:
-        """Return whether the kernels from `drop_and_add` to `add_rows_in_place` support x's dtype, device and width."""
+        """Return whether the kernels from `dropout_add` to `add_rows_in_place` support x's dtype, device and width."""
 
     def dropout_add(self, residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
         """Return residual + dropout(x) (section 5.4), in x's shape and dtype; p is drop_of_256 / 256."""
@@ -237,10 +240,10 @@ class TrainingKernels(Protocol):
         """Prepare a matrix for multiplication by blocks of at least 8 rows; None if PyTorch is at least as fast."""
 
     def supports_update(self, vectors: UpdatedVectors) -> bool:
-        """Return whether `update_by_adam`, `apply_update` and `take_momentum` support these vectors."""
+        """Return whether `update_by_adam`, `apply_update` and `update_momentum` support these vectors."""
 
     def update_by_adam(
-        self, vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamNumbers, kept: float
+        self, vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamScalars, average_decay: float
     ) -> None:
         """Update parameters by Adam in one pass, together with their average and their rounded copy.
 
@@ -248,7 +251,7 @@ class TrainingKernels(Protocol):
             vectors: the vectors to change.
             moments: the running means of the gradient and of its square, float32; both change.
             numbers: the scalars of this update.
-            kept: the weight of the old average in the new one.
+            average_decay: the weight of the old average in the new one.
         """
 
     def update_momentum(self, gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
@@ -263,13 +266,18 @@ class TrainingKernels(Protocol):
         """
 
     def apply_update(
-        self, vectors: UpdatedVectors, kept: float, move: Tensor | None = None, rate: float = 0.0, shrink: float = 1.0
+        self,
+        vectors: UpdatedVectors,
+        average_decay: float,
+        move: Tensor | None = None,
+        rate: float = 0.0,
+        shrink: float = 1.0,
     ) -> None:
         """Finish an update that was not made by Adam: move the masters, then update their average and rounded copy.
 
         Args:
             vectors: the vectors to change.
-            kept: the weight of the old average in the new one.
+            average_decay: the weight of the old average in the new one.
             move: float32 or bfloat16; rate · move is subtracted from the masters.
             rate: the learning rate.
             shrink: multiplies the masters before they move.
@@ -302,13 +310,13 @@ class TrainingKernels(Protocol):
 
 
 class _InUse:
-    """The backend that the whole process uses."""
+    """A holder of the backend that the whole process uses."""
 
     backend: TrainingKernels | None = None
 
 
 @contextmanager
-def training_with(kernels: TrainingKernels | None) -> Iterator[None]:
+def using_backend(kernels: TrainingKernels | None) -> Iterator[None]:
     """Use a backend in the body of the `with` statement; None: plain PyTorch."""
     before, _InUse.backend = _InUse.backend, kernels
     try:
@@ -317,7 +325,7 @@ def training_with(kernels: TrainingKernels | None) -> Iterator[None]:
         _InUse.backend = before
 
 
-def training_kernels() -> TrainingKernels | None:
+def backend_in_use() -> TrainingKernels | None:
     """Return the backend in use, or None."""
     return _InUse.backend
 
@@ -332,7 +340,130 @@ class Component(nn.Module):
         """Return the module's output: computed by the backend in use, or by `forward` if there is none."""
         if _InUse.backend is not None:
             return _InUse.backend.execute(self, *args, **kwargs)
-        # As `nn.Module.__call__`, whose additional Python frame is noticeable in decoding.
+        # A copy of `nn.Module.__call__`, whose additional Python frame is noticeable in decoding.
         if self._compiled_call_impl is not None:
             return self._compiled_call_impl(*args, **kwargs)
         return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+
+# --- gradient sums ---
+# Float32 tensors to which kernels add the gradients of parameters while they compute them.
+
+
+_BLOCK_ELEMENTS = 1 << 18  # 1 MB in float32, which stays in a processor's cache
+_SUM = "sum_of_gradients"
+
+
+def add_gradients_to(parameter: Tensor, total: Tensor) -> None:
+    """Let kernels add a parameter's gradient to a float32 tensor of its shape, and return no gradient to PyTorch."""
+    setattr(parameter, _SUM, total)
+
+
+def sum_of_gradients(parameter: Tensor) -> Tensor | None:
+    """Return the tensor to which kernels may add a parameter's gradient, or None if PyTorch must receive the gradient.
+
+    PyTorch receives the gradient unless `add_gradients_to` was called, or if the parameter has hooks, which need it.
+    """
+    total: Tensor | None = None if parameter._backward_hooks else getattr(parameter, _SUM, None)
+    return total
+
+
+class LinearSums(NamedTuple):
+    """The options of a linear layer, and the tensors to which its gradients are added."""
+
+    rows: Rows
+    activation: str | None
+    """The name of the activation that follows; None: there is none."""
+    weight_sum: Tensor | None
+    bias_sum: Tensor | None
+
+
+def linear_sums(weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activation: str | None = None) -> LinearSums:
+    """Return the options of a linear layer with these rows of a matrix (O, I) and a bias (O,); None: all rows.
+
+    Raises:
+        ValueError: the matrix has no such rows.
+    """
+    rows = rows or Rows(0, len(weight))
+    if not 0 <= rows.start < rows.stop <= len(weight):
+        raise ValueError(f"{rows} of a matrix of {len(weight)} rows")
+    return LinearSums(rows, activation, sum_of_gradients(weight), None if bias is None else sum_of_gradients(bias))
+
+
+def sum_or_zeros(total: Tensor | None, parameter: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return a float32 tensor to which a parameter's gradient is added, and what PyTorch receives as the gradient.
+
+    If there is no `total` yet, the tensor is new and is also the gradient for PyTorch, which otherwise receives None.
+    """
+    if total is not None:
+        return total, None
+    zeros = torch.zeros_like(parameter, dtype=torch.float32)
+    return zeros, zeros
+
+
+def in_dtype_of(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
+    """Return a gradient in the dtype of its parameter, as PyTorch expects it."""
+    return None if gradient is None else gradient.to(parameter.dtype)
+
+
+def add_to(total: Tensor, part: Tensor) -> None:
+    """Compute total += part for tensors of equal shape, possibly of two dtypes, without a temporary copy.
+
+    PyTorch's addition first converts all of `part` to the dtype of the total.
+    """
+    kernels = backend_in_use() if total.dtype != part.dtype and part.dim() else None
+    if kernels is not None and kernels.supports_rows(part):
+        kernels.add_in_place(total, part)
+        return
+    if total.dtype == part.dtype or total.device.type != "cpu" or total.numel() <= _BLOCK_ELEMENTS:
+        total += part
+        return
+    rows = max(1, _BLOCK_ELEMENTS // part[0].numel())
+    for block, addend in zip(total.split(rows), part.split(rows), strict=True):
+        block += addend
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left · right to `total`; bfloat16 products are summed in float32 on a GPU."""
+    if right.dtype == total.dtype:
+        torch.addmm(total, left, right, out=total)
+    elif total.is_cuda:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        total += left @ right
+
+
+class RowSums(NamedTuple):
+    """The options of an embedding lookup, and how its gradient is added to the matrix's sum."""
+
+    scale: float
+    frozen_row: int | None
+    weight_sum: Tensor | None
+    add_rows: Callable[[Tensor, Tensor, Tensor, float, int | None], None]
+    """A function like `backend.TrainingKernels.add_rows_in_place`."""
+
+
+def embed_rows(ids: Tensor, weight: Tensor, options: RowSums) -> Tensor:
+    """Return rows of a matrix (V, D), multiplied by the scale: ids (…), int64, to (…, D)."""
+    rows: Tensor = _EmbeddedRows.apply(ids, weight, options)  # type: ignore[no-untyped-call]
+    return rows
+
+
+class _EmbeddedRows(torch.autograd.Function):
+    """An embedding lookup whose gradient is added to the matrix's float32 sum, if there is one."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, weight: Tensor, options: RowSums) -> Tensor:
+        ctx.options = options
+        ctx.save_for_backward(ids, weight)
+        rows = F.embedding(ids, weight)
+        return rows if options.scale == 1.0 else rows.mul_(options.scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None, None]:
+        ids, weight = ctx.saved_tensors
+        scale, frozen_row, weight_sum, add_rows = ctx.options
+        total, by_weight = sum_or_zeros(weight_sum, weight)
+        add_rows(total, ids, gradients[0], scale, frozen_row)
+        return None, in_dtype_of(weight, by_weight), None

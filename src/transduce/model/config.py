@@ -1,4 +1,4 @@
-"""The numbers and bricks that define a model, named as in Table 3 of "Attention Is All You Need"."""
+"""The configuration of a model: its sizes and components, named as in Table 3 of "Attention Is All You Need"."""
 
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -7,8 +7,7 @@ import msgspec
 
 from transduce.errors import TransduceError
 
-# --- config rules ---
-# What a model's configuration may not say: a `ModelConfig` asks as it is made.
+# --- validation ---
 
 
 _SIZES = ("d_model", "d_ff", "num_heads")
@@ -25,8 +24,8 @@ _LAYERS_OF = {
     "recurrent": ("num_encoder_layers", "num_decoder_layers"),
     "series": ("num_encoder_layers", "num_decoder_layers"),
 }
-_SERIES_ONLY = ("num_series", "foretells_deviations")
-# What concerns pieces.
+_SERIES_ONLY = ("num_series", "predicts_deviations")
+# Settings of models that read tokens.
 _NOT_SERIES = (
     "tie_source_target",
     "tie_output",
@@ -52,9 +51,9 @@ _NOT_RECURRENT = (
     *("attention_output_bias", "feed_forward_bias", "share_layers", "norm", "final_norm", "max_positions"),
     *("position_offset", "sinusoids_to_end", "attention_window"),
 )
-# Sizes that recurrent models do not have; every preset says them, and stored models have them.
-IDLE_OF_RECURRENT = ("d_ff", "num_heads", "norm_order")
-_TYPE_WORDS: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", type(None): "None"}
+UNUSED_BY_RECURRENT = ("d_ff", "num_heads", "norm_order")
+"""Settings that a recurrent model ignores; they are not refused, because every preset sets them."""
+_TYPE_NAMES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", type(None): "None"}
 _ONLY_WITH = {
     "max_positions": ("learned",),
     "position_offset": ("sinusoidal", "learned"),
@@ -67,15 +66,15 @@ _ONLY_WITH = {
 
 
 def check_config(config: Any) -> None:
-    """Refuses what no model can be built by.
+    """Check that a model can be built from a configuration.
 
     Args:
-        config: a `ModelConfig`, whose module this one serves.
+        config: a `ModelConfig`.
 
     Raises:
-        TransduceError: a word that names no brick, a size out of its range, or settings that contradict each other.
+        TransduceError: a component's name is unknown, a number is outside its range, or settings contradict each other.
     """
-    _check_words(config)
+    _check_choices(config)
     _check_types(config)
     _check_sizes(config)
     _check_ranges(config)
@@ -86,46 +85,48 @@ def check_config(config: Any) -> None:
 
 
 @cache
-def _words_of(kind: Any) -> dict[str, tuple[str, ...]]:
-    """What may be said where a setting is one of some words."""
+def _choices_of(kind: Any) -> dict[str, tuple[str, ...]]:
+    """Return the settings of a struct whose type is a `Literal`, each with the values that it may have."""
     hints = get_type_hints(kind)
     return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
 
 
-def _check_words(config: Any) -> None:
+def _check_choices(config: Any) -> None:
     kind: Any = type(config)
-    for name, words in _words_of(kind).items():
-        if (said := getattr(config, name)) not in words:
-            raise TransduceError(f"`model.{name}` must be {', '.join(words[:-1])} or {words[-1]}, but is {said!r}.")
+    for name, choices in _choices_of(kind).items():
+        if (value := getattr(config, name)) not in choices:
+            raise TransduceError(
+                f"`model.{name}` must be {', '.join(choices[:-1])} or {choices[-1]}, but is {value!r}."
+            )
 
 
 @cache
 def _types_of(kind: Any) -> dict[str, tuple[type, ...]]:
-    """What else may be said: types, None among them where nothing may be."""
-    hints = {name: hint for name, hint in get_type_hints(kind).items() if name not in _words_of(kind)}
+    """Return the types that each other setting of a struct may have; `NoneType` is one of them if it is optional."""
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if name not in _choices_of(kind)}
     return {name: get_args(hint) or (hint,) for name, hint in hints.items()}
 
 
 def _check_types(config: Any) -> None:
-    """Refuses what a folder could not keep: True for a size, a word for yes or no."""
+    """Check types that a model folder's JSON would not restore, such as True for a number or a text for a boolean."""
     kind: Any = type(config)
     for name, types in _types_of(kind).items():
         value = getattr(config, name)
-        # A whole number is a number too; yes and no are none, though Python counts them among these.
-        found = bool if isinstance(value, bool) else int if isinstance(value, int) else type(value)
-        if found not in types and not (found is int and float in types) and not _is_word(value, types):
-            wanted = " or ".join(dict.fromkeys(_TYPE_WORDS.get(each, f"a {each.__name__}") for each in types))
-            raise TransduceError(f"`model.{name}` must be {wanted}, but is {value!r}.")
+        # An int is a valid float. A bool is no number here, although Python makes it a subclass of int.
+        actual = bool if isinstance(value, bool) else int if isinstance(value, int) else type(value)
+        if actual not in types and not (actual is int and float in types) and not _is_choice(value, types):
+            allowed = " or ".join(dict.fromkeys(_TYPE_NAMES.get(each, f"a {each.__name__}") for each in types))
+            raise TransduceError(f"`model.{name}` must be {allowed}, but is {value!r}.")
 
 
-def _is_word(value: Any, types: tuple[Any, ...]) -> bool:
-    """Whether it is one of the words of a type that may also be None."""
+def _is_choice(value: Any, types: tuple[Any, ...]) -> bool:
+    """Return whether a value is one of those of a `Literal` among the types of an optional setting."""
     return any(value in get_args(each) for each in types if get_origin(each) is Literal)
 
 
 def _check_sizes(config: Any) -> None:
-    own = ("num_series",) if config.kind == "series" else _VOCABULARY_SIZES
-    for name in (*own, *_SIZES, *_LAYERS_OF[config.kind], *_POSITION_SIZES, *_OPTIONAL_SIZES):
+    inputs = ("num_series",) if config.kind == "series" else _VOCABULARY_SIZES
+    for name in (*inputs, *_SIZES, *_LAYERS_OF[config.kind], *_POSITION_SIZES, *_OPTIONAL_SIZES):
         size = getattr(config, name)
         if size is not None and not (isinstance(size, int) and size >= 1):
             raise TransduceError(f"`model.{name}` must be at least 1, but is {size!r}.")
@@ -158,8 +159,8 @@ def _check_vocabularies(config: Any) -> None:
     sizes = (config.source_vocabulary_size, config.target_vocabulary_size)
     if config.tie_source_target and sizes[0] != sizes[1]:
         raise TransduceError(
-            "`model.tie_source_target` shares one embedding, so both vocabularies must have one size, but they "
-            f"have {sizes[0]} and {sizes[1]} pieces: use a joint vocabulary or untie the embeddings."
+            "`model.tie_source_target` shares one embedding matrix, so both vocabularies must have the same size, but "
+            f"they have {sizes[0]} and {sizes[1]} tokens: use a joint vocabulary or untie the embeddings."
         )
     if config.kind in ("encoder", "decoder") and not config.tie_source_target:
         raise TransduceError(
@@ -168,25 +169,26 @@ def _check_vocabularies(config: Any) -> None:
     for name in ("pad_id", "eos_id", "start_id"):
         if not 0 <= getattr(config, name) < config.target_vocabulary_size:
             raise TransduceError(
-                f"`model.{name}` must be a piece of the target vocabulary, 0 to {config.target_vocabulary_size - 1}, "
-                f"but is {getattr(config, name)}."
+                f"`model.{name}` must be a token id of the target vocabulary, 0 to "
+                f"{config.target_vocabulary_size - 1}, but is {getattr(config, name)}."
             )
     if config.pad_id >= config.source_vocabulary_size:
         raise TransduceError(
-            f"`model.pad_id` must be a piece of the source vocabulary too, 0 to {sizes[0] - 1}, but is {config.pad_id}."
+            f"`model.pad_id` must be a token id of the source vocabulary too, 0 to {sizes[0] - 1}, but is "
+            f"{config.pad_id}."
         )
 
 
 def _check_kind(config: Any) -> None:
     changed = config.changed()
-    foreign = {"recurrent": _NOT_RECURRENT}.get(config.kind, _RECURRENT_ONLY)
+    unused = {"recurrent": _NOT_RECURRENT}.get(config.kind, _RECURRENT_ONLY)
     if config.kind != "encoder":
-        foreign = (*foreign, *_ENCODER_ONLY)
-    foreign = (*foreign, *(_NOT_SERIES if config.kind == "series" else _SERIES_ONLY))
+        unused = (*unused, *_ENCODER_ONLY)
+    unused = (*unused, *(_NOT_SERIES if config.kind == "series" else _SERIES_ONLY))
     if config.kind == "series":
         sizes = {name: getattr(config, name) for name in _VOCABULARY_SIZES}
         changed |= {name: size for name, size in sizes.items() if size}
-    for name in foreign:
+    for name in unused:
         if name in changed:
             raise TransduceError(
                 f"`model.{name}` = {changed[name]} means nothing where `model.kind` is {config.kind}: leave it out."
@@ -198,7 +200,7 @@ def _check_kind(config: Any) -> None:
         )
     if config.input_feeding and config.recurrent_attention != "luong":
         raise TransduceError(
-            "`model.input_feeding` feeds what Luong's attention found into the next step, but "
+            "`model.input_feeding` passes the attentional vector of Luong's attention to the next step, but "
             f"`model.recurrent_attention` is {config.recurrent_attention}: set it to luong."
         )
 
@@ -235,7 +237,9 @@ def _check_positions(config: Any) -> None:
     if not config.positions.startswith("rotary"):
         return
     if config.key_width % 2:
-        raise TransduceError(f"Rotary positions turn pairs, so `model.d_k` must be even, but it is {config.key_width}.")
+        raise TransduceError(
+            f"Rotary positions rotate pairs of dimensions, so `model.d_k` must be even, but it is {config.key_width}."
+        )
     if config.attention_score not in ("scaled", "dot"):
         raise TransduceError(
             "Rotary positions act through the dot product, but `model.attention_score` is "
@@ -243,7 +247,7 @@ def _check_positions(config: Any) -> None:
         )
 
 
-# --- config ---
+# --- configuration ---
 
 
 Kind = Literal["transformer", "encoder", "decoder", "recurrent", "series"]
@@ -256,7 +260,7 @@ AttentionKind = Literal["soft", "hard"]
 
 
 class RotaryScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How Llama 3 stretches a rotation to sequences longer than it was trained on.
+    """The scaling of rotary embeddings by which Llama 3 reads sequences longer than those of its pre-training.
 
     Wavelengths above original_length / low_frequency_factor become `factor` times as long, those below
     original_length / high_frequency_factor stay, and between the two the change is gradual.
@@ -281,7 +285,7 @@ class RotaryScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything that is needed to build a model, stored with its weights; training settings are elsewhere."""
+    """The settings from which a model is built, stored with its weights; training has settings of its own."""
 
     kind: Kind = "transformer"
     """Architecture: encoder and decoder (`transformer`), an encoder alone (BERT), a decoder alone (GPT), an LSTM or GRU
@@ -442,7 +446,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     num_series: int = 0
     """Numbers of each point in time that are read and predicted; 0: the model reads tokens."""
 
-    foretells_deviations: bool = False
+    predicts_deviations: bool = msgspec.field(default=False, name="foretells_deviations")
     """Predict the standard deviation of each number too."""
 
     # --- recurrent ---
@@ -470,7 +474,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     recurrent_context_to: Literal["initial", "steps", "both"] = "initial"
     """Where the summary of the source goes: into the decoder's first state, into every step's input, or both."""
 
-    # --- token ids with a meaning of their own ---
+    # --- special tokens ---
     pad_id: int = 0
     """Id of the padding token."""
 
@@ -485,43 +489,45 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def key_width(self) -> int:
-        """d_k, the width of one head's queries and keys."""
+        """Return d_k, the width of one head's queries and keys."""
         return self.d_k if self.d_k is not None else self.d_model // self.num_heads
 
     @property
     def value_width(self) -> int:
-        """d_v, the width of one head's values."""
+        """Return d_v, the width of one head's values."""
         return self.d_v if self.d_v is not None else self.d_model // self.num_heads
 
     @property
-    def never_written(self) -> list[int]:
-        """Pieces that no search writes: padding and the start symbol, unless they are the end symbol."""
+    def forbidden_tokens(self) -> list[int]:
+        """Return the token ids that search never outputs: padding and start symbol, unless one is the end symbol."""
         return sorted({self.pad_id, self.start_id} - {self.eos_id})
 
     @property
     def frozen_row(self) -> int | None:
-        """The row of the embeddings that is zero and gets no gradient; None where all learn."""
+        """Return the row of the embeddings that stays zero and gets no gradient; None: all rows are trained."""
         return self.pad_id if self.zero_padding_row else None
 
     @property
     def has_final_norm(self) -> bool:
-        """Whether a norm follows the last layer of each stack."""
+        """Return whether a norm follows the last layer of each stack."""
         return self.norm_order != "post" if self.final_norm is None else self.final_norm
 
     @property
     def has_plain_attention(self) -> bool:
-        """Whether attention is the paper's: scaled, soft, and its mask is all that it knows of where pieces stand."""
-        moves = self.positions in ("rotary", "rotary-interleaved", "relative") or self.attention_window is not None
+        """Return whether attention is the paper's: the scaled dot product, softmax, and no effect of positions."""
+        uses_positions = (
+            self.positions in ("rotary", "rotary-interleaved", "relative") or self.attention_window is not None
+        )
         score = self.attention_score, self.attention_kind, self.attention_scale
-        return self.kind != "recurrent" and not moves and score == ("scaled", "soft", None)
+        return self.kind != "recurrent" and not uses_positions and score == ("scaled", "soft", None)
 
     @property
     def can_be_packed(self) -> bool:
-        """Whether sentences may lie end to end, without padding: nothing but attention asks where one ends."""
+        """Return whether batches may be packed without padding: only attention depends on where a sentence ends."""
         return self.has_plain_attention and not self.attention_dropout and self.norm != "batch"
 
     def changed(self) -> dict[str, object]:
-        """The settings that have another value than the default one, by name; those without a default are left out."""
+        """Return the settings that differ from their default, by name; settings without a default are left out."""
         fields = msgspec.structs.fields(type(self))
         values = {field.name: (getattr(self, field.name), field.default) for field in fields if not field.required}
         return {name: value for name, (value, default) in values.items() if value != default}

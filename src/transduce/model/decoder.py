@@ -5,16 +5,16 @@ Legend: B batch, T length, P tokens of the longest prompt, W hypotheses of each 
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from transduce.model.attention import AttentionTrace, DecoderCache
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.initialization import initialize
-from transduce.model.layers import EncoderLayer
+from transduce.model.layers import EncoderLayer, StackPositions, build_layers, each_layer
 from transduce.model.masks import AttentionMask, present_positions
 from transduce.model.norms import build_final_norm, normalize
-from transduce.model.stack import StackPositions, build_layers, each_layer
-from transduce.model.state import Ancestry, DecodingState
+from transduce.model.transformer import Ancestry, DecodingState
 
 
 class Decoder(VocabularyModel):
@@ -46,15 +46,22 @@ class Decoder(VocabularyModel):
         trace: AttentionTrace | None = None,
     ) -> Tensor:
         """Return the last layer for token ids (B, T), (B, T, D); other arguments are those of `Transformer.decode`."""
-        present = self.positions_to_count(ids)
+        present = self.batch_norm_positions(ids)
         if positions is None and cache is not None and cache.length:
             positions = cache.next_positions(ids)
         x = self.embedding(ids, self.source_weight, positions, present=present)
-        own_mask, reach = self.positions(x, mask, positions, cache)
-        weights_to = None if trace is None else trace.decoder
+        self_mask, position_effect = self.positions(x, mask, positions, cache)
+        weights_out = None if trace is None else trace.decoder
         for number, layer in enumerate(each_layer(self.layers, self.config.num_decoder_layers)):
             layer_cache = None if cache is None else cache.layers[number]
-            x = layer(x, own_mask, reach=reach, present=present, cache=layer_cache, weights_to=weights_to)
+            x = layer(
+                x,
+                self_mask,
+                position_effect=position_effect,
+                present=present,
+                cache=layer_cache,
+                weights_out=weights_out,
+            )
         return self.finish(normalize(self.norm, x, present))
 
     def new_cache(self) -> DecoderCache:
@@ -70,7 +77,7 @@ class Decoder(VocabularyModel):
         return PromptState(self, source_ids, lengths)
 
 
-class PromptState:
+class PromptState(DecodingState):
     """A decoding state with prompts of different lengths in the cache, and hypotheses that continue them."""
 
     def __init__(self, model: Decoder, prompt_ids: Tensor, lengths: Tensor | None = None) -> None:
@@ -107,12 +114,12 @@ class PromptState:
         self.next_position = self.next_position + 1
         return hidden
 
+    @override
     def reorder(self, parents: Tensor) -> None:
-        """Replace hypothesis w of sentence b by hypothesis parents[b, w]; (B, W)."""
         self.ancestry.reorder(parents)
 
+    @override
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep these sentences, in this order; the others leave the batch."""
         if self._after_prompt is not None:
             self._after_prompt = self._after_prompt.index_select(0, rows)
         self.next_position = self.next_position.index_select(0, rows)

@@ -19,7 +19,7 @@ from transduce.model.positions import build_embedding_positions
 
 
 class Embedding(Component):
-    """The step from token ids (B, T) to vectors (B, T, D), with positions and dropout; the model owns the matrix.
+    """An embedding of token ids (B, T) as vectors (B, T, D), with positions and dropout; the model owns the matrix.
 
     The row of the padding id is zero and stays zero, unless the configuration says otherwise. If the start symbol has
     the same id, its vector is its position alone.
@@ -82,13 +82,11 @@ class Embedding(Component):
         return self.dropout(x)  # type: ignore[no-any-return]
 
 
-# --- vocabulary ---
-# The embedding matrices and the output projection that all models of tokens have (section 3.4).
-# Legend: B batch, T positions, D model width, V vocabulary.
+# --- embedding matrices and output projection ---
 
 
 class VocabularyModel(nn.Module):
-    """A module with an embedding matrix for the source, and one for target and output, tied or not."""
+    """A base class of models of tokens: embedding matrices of source and target, tied or not, and output projection."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -132,7 +130,7 @@ class VocabularyModel(nn.Module):
         """Multiply the last layer by the factor that T5 applies before the output projection."""
         return x if self.config.output_scale == 1.0 else x * self.config.output_scale
 
-    def positions_to_count(self, ids: Tensor) -> Tensor | None:
+    def batch_norm_positions(self, ids: Tensor) -> Tensor | None:
         """Return the positions that a BatchNorm counts while it learns, (B, T), or None if there is no BatchNorm."""
         if self.config.norm != "batch" or not self.training:
             return None

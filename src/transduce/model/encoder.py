@@ -12,10 +12,9 @@ from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.feed_forward import ACTIVATIONS, GATES
 from transduce.model.initialization import initialize
-from transduce.model.layers import EncoderLayer
+from transduce.model.layers import EncoderLayer, StackPositions, build_layers, each_layer
 from transduce.model.masks import AttentionMask, padding_mask
 from transduce.model.norms import LayerNorm, build_final_norm, normalize
-from transduce.model.stack import StackPositions, build_layers, each_layer
 
 
 class MaskedLanguageHead(nn.Module):
@@ -63,12 +62,12 @@ class Encoder(VocabularyModel):
     ) -> tuple[Tensor, AttentionMask]:
         """Return a state for each token, (B, S, D), and the mask that hides padding."""
         mask = padding_mask(ids, self.config.pad_id)
-        present = self.positions_to_count(ids)
+        present = self.batch_norm_positions(ids)
         x = self.embedding(ids, self.source_weight, token_types=token_types, present=present)
-        own_mask, reach = self.positions(x, mask)
-        weights_to = None if trace is None else trace.encoder
+        self_mask, position_effect = self.positions(x, mask)
+        weights_out = None if trace is None else trace.encoder
         for layer in each_layer(self.layers, self.config.num_encoder_layers):
-            x = layer(x, own_mask, reach=reach, present=present, weights_to=weights_to)
+            x = layer(x, self_mask, position_effect=position_effect, present=present, weights_out=weights_out)
         return normalize(self.norm, x, present), mask
 
     def hidden(self, states: Tensor) -> Tensor:

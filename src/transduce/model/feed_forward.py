@@ -1,4 +1,4 @@
-"""The position-wise feed-forward network (section 3.3) and its gated variants.
+"""The position-wise feed-forward network (section 3.3), its gated variants, and the linear layers and dropout in it.
 
 Legend: B batch, T positions, D model width.
 """
@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from transduce.model.backend import Component, Rows
 from transduce.model.config import ModelConfig
 
-# --- linear ---
-# Linear layers with learned weights.
+# --- linear layers ---
 
 
 class Linear(Component, nn.Linear):
@@ -29,12 +28,11 @@ class Linear(Component, nn.Linear):
         return F.linear(input, self.weight[part], None if self.bias is None else self.bias[part])
 
 
-# --- dropout ---
-# Dropout with one random byte per element (section 5.4; Srivastava et al. 2014).
-# On a CPU, PyTorch draws a random number per element in one thread: 12 ms for 4,096 × 512 elements, where adding
-# them takes 0.2. One byte per element is enough. The probability is rounded to a multiple of 1/256, and kept
-# elements are scaled by 1 / (1 - the rounded probability). The mask is made by integer arithmetic on whole words,
-# because conversions from bytes are not vectorized: 1.2 ms in all.
+# --- dropout (section 5.4; Srivastava et al. 2014) ---
+# On a CPU, PyTorch draws a random number per element in one thread, which takes 12 ms for 4,096 × 512 elements. Here
+# each element takes one random byte, in 1.2 ms. The probability is rounded to a multiple of 1/256, and the elements
+# that stay are scaled by 1 / (1 - the rounded probability). Masks are made by integer arithmetic on whole words,
+# because conversions from bytes are not vectorized.
 
 
 _LOWEST = -(2**63)
@@ -108,7 +106,7 @@ class Dropout(Component):
         return f"p={self.p}"
 
 
-# --- feed forward ---
+# --- feed-forward networks ---
 
 
 _gelu_tanh = partial(F.gelu, approximate="tanh")

@@ -1,18 +1,16 @@
-"""Initial weights, drawn from PyTorch's random generator."""
+"""Initial weights, drawn from PyTorch's random generator, and the list of a model's matrices."""
 
 import math
 
 import torch
 from torch import Tensor, nn
 
-from transduce.model.attention import MultiHeadAttention
+from transduce.model.attention import MultiHeadAttention, ScoredAttention
 from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
 from transduce.model.positions import LearnedPositions, RelativePositions
-from transduce.model.scores import ScoredAttention
 
-# --- matrices ---
-# The weights of a model that are matrices of its layers, as the optimizer Muon updates them.
+# --- matrices of layers ---
 
 
 def layer_matrices(model: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -24,12 +22,12 @@ def layer_matrices(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {
         f"{path}.{name}": rows
         for path, module in model.named_modules()
-        for name, rows in brick_matrices(module).items()
+        for name, rows in module_matrices(module).items()
     }
 
 
-def brick_matrices(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the weights of one attention or feed-forward layer like `layer_matrices`; nothing for others."""
+def module_matrices(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the matrices of one attention or feed-forward module, by name with row counts; none of other modules."""
     if isinstance(module, MultiHeadAttention):
         return {"projection.weight": module.widths, "output.weight": (module.output.out_features,)}
     if isinstance(module, FeedForward | GatedFeedForward):
@@ -39,7 +37,7 @@ def brick_matrices(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {}
 
 
-# --- initialization ---
+# --- initial weights ---
 
 
 def initialize(model: VocabularyModel) -> None:
@@ -77,7 +75,7 @@ def initialize_layers(model: nn.Module) -> None:
 
 def _initialize_module(module: nn.Module) -> None:
     """Fill the weights of modules that are not a single linear layer."""
-    for name, rows in brick_matrices(module).items():
+    for name, rows in module_matrices(module).items():
         if len(rows) > 1:
             _xavier_by_parts(module.get_parameter(name).detach().split(rows))
     if isinstance(module, ScoredAttention):

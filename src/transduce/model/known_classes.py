@@ -1,8 +1,8 @@
-"""The exact classes that the layer graph knows, and what makes a module of such a class unknown.
+"""The exact classes that the layer graph knows, and the check that a module is unchanged from its class.
 
 A module is unknown if it is of a subclass, or if something was added to it: a method or `forward` of its own, a hook,
-a parametrization, a submodule, a parameter or a buffer. Backends register their own classes, and training registers
-what it wraps modules with.
+a parametrization, a submodule, a parameter or a buffer. Backends register the classes of their inference copies, and
+training registers wrappers and parametrizations such as FSDP's and LoRA's.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,13 +12,13 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 
-from transduce.model.attention import MultiHeadAttention
+from transduce.model.attention import MultiHeadAttention, ScoredAttention
 from transduce.model.decoder import Decoder
 from transduce.model.embedding import Embedding
 from transduce.model.encoder import Encoder, MaskedLanguageHead
 from transduce.model.feed_forward import Dropout, FeedForward, GatedFeedForward
 from transduce.model.feed_forward import Linear as LinearModule
-from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
+from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, StackPositions
 from transduce.model.norms import BatchNorm, LayerNorm, RMSNorm
 from transduce.model.positions import (
     LearnedPositions,
@@ -34,8 +34,6 @@ from transduce.model.recurrent_layers import (
     RecurrentDecoderLayer,
     RecurrentEncoderLayer,
 )
-from transduce.model.scores import ScoredAttention
-from transduce.model.stack import StackPositions
 from transduce.model.transformer import Transformer
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -43,37 +41,41 @@ GLOBAL_HOOKS: tuple[dict[Any, Any], ...] = tuple(getattr(torch_module, f"_global
 
 
 class Fact(NamedTuple):
-    """A property of a component that changes the computed function, as backend tables list it."""
+    """A property of a component that changes the computed function, such as ("encoder_norm", "norm", "layer")."""
 
     path: str
-    """The component's dotted name."""
+    """The component's dotted name; empty for the model or layer itself."""
     aspect: str
+    """The name of the property, by which backend tables list it: "norm", "activation", "attention score", …"""
     value: str
+    """The value of the property, mostly as settings name it: "layer", "relu", "scaled", …"""
 
 
 class UnknownError(Exception):
-    """Raised where a component is unknown to the layer graph; the message is a clause that names the component."""
+    """An error about a component that the layer graph does not know; the message is a clause that names it."""
 
 
-class _Parts(NamedTuple):
-    """The submodules, parameters and buffers that a module of a known class may hold."""
+class _Entry(NamedTuple):
+    """The properties of a known class that modules are checked against."""
 
     computes: type[nn.Module]
-    """The reference class whose function it computes."""
+    """The reference class whose function the class computes."""
     children: frozenset[str] | None
     """Names of submodules; None: any."""
     tensors: frozenset[str] | None
     """Names of parameters and buffers; None: any."""
 
 
-KNOWN: dict[type[nn.Module], _Parts] = {}
-_METHODS: dict[type[nn.Module], frozenset[str]] = {}
+KNOWN: dict[type[nn.Module], _Entry] = {}
+"""The known classes; subclasses are not known."""
+_METHODS: dict[type[nn.Module], frozenset[str]] = {}  # names of the methods of each known class
 SIZES: dict[type[nn.Module], tuple[str, str]] = {}
 """The attributes of each class of linear layers that hold its numbers of inputs and outputs."""
+# The methods of known classes when they were registered, by which a replaced method is found.
 _FORWARDS: list[tuple[type[nn.Module], Callable[..., Any]]] = []
 _OTHER_METHODS: list[tuple[type[nn.Module], str, Any]] = []
 _PARAMETRIZATIONS: set[type[nn.Module]] = set()
-_WRAPPERS: dict[type, str] = {}
+_WRAPPERS: dict[type, str] = {}  # the package of the hooks that each wrapper adds
 
 
 def register_class(
@@ -84,45 +86,45 @@ def register_class(
     tensors: Iterable[str] | None = (),
     sizes: tuple[str, str] | None = None,
 ) -> None:
-    """Make a class known to the layer graph, with the methods that it has at this moment.
+    """Make a class known to the layer graph, with its current methods.
 
     Args:
         kind: the exact class; subclasses stay unknown.
-        computes: the reference class whose function it computes in another number format; None: the class itself.
-        children: names of the submodules that it may hold; None: any.
-        tensors: names of the parameters and buffers that it may hold; None: any.
-        sizes: of a linear layer: the attributes with the numbers of inputs and outputs, if it has any.
+        computes: the reference class whose function `kind` computes in another number format; None: `kind` itself.
+        children: names of the submodules that a module of the class may hold; None: any.
+        tensors: names of the parameters and buffers that a module of the class may hold; None: any.
+        sizes: for a linear layer, the attributes with the numbers of inputs and outputs, if the class has any.
     """
     if sizes is not None:
         SIZES[kind] = sizes
     names = [None if each is None else frozenset(each) for each in (children, tensors)]
-    KNOWN[kind] = _Parts(computes or kind, *names)
+    KNOWN[kind] = _Entry(computes or kind, *names)
     _METHODS[kind] = frozenset(name for name in dir(kind) if callable(getattr(kind, name)))
     _FORWARDS.append((kind, kind.forward))
     for holder in kind.__mro__:
         if holder.__module__.startswith("transduce."):
-            found = [(name, value) for name, value in vars(holder).items() if callable(value)]
-            _OTHER_METHODS.extend((kind, name, getattr(kind, name)) for name, _ in found)
+            names_of_methods = [name for name, value in vars(holder).items() if callable(value)]
+            _OTHER_METHODS.extend((kind, name, getattr(kind, name)) for name in names_of_methods)
 
 
 def register_parametrization(kind: type[nn.Module]) -> None:
-    """Make a parametrization of weights known, such as LoRA's, which leaves the computed function of weights alone."""
+    """Make a parametrization known that changes only weights, such as LoRA's; backends read the resulting weights."""
     _PARAMETRIZATIONS.add(kind)
     register_class(kind, children=None, tensors=None)
 
 
 def register_wrapper(mixin: type, hooks_from: str) -> None:
-    """Make known what wraps a module by the class `(mixin, class of the module)`, such as PyTorch's `fully_shard`.
+    """Make a wrapper known that replaces a module's class by a subclass `(mixin, class)`, as PyTorch's FSDP does.
 
     Args:
-        mixin: the first base of the classes that it makes.
-        hooks_from: the Python package that its hooks are defined in.
+        mixin: the first base of the subclasses that the wrapper creates.
+        hooks_from: the Python package that the wrapper's hooks are defined in.
     """
     _WRAPPERS[mixin] = hooks_from
 
 
 def only_observes(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a forward hook that changes nothing, and may miss modules inside of a fused layer; return the hook."""
+    """Mark a forward hook that changes nothing and need not run for modules inside a fused layer; return the hook."""
     hook.only_observes = True  # type: ignore[attr-defined]
     return hook
 
@@ -137,6 +139,7 @@ TRANSFORMER_PARTS = (
 )
 DECODER_PARTS = ("embedding", "positions", "layers", "norm")
 _SCORED = ("score", "dropout")
+# Each class, with the names of its submodules and of its parameters and buffers; None: any.
 _CLASSES: tuple[tuple[type[nn.Module], tuple[str, ...] | None, tuple[str, ...] | None], ...] = (
     (Transformer, TRANSFORMER_PARTS, VOCABULARY_WEIGHTS),
     (Decoder, DECODER_PARTS, VOCABULARY_WEIGHTS),
@@ -187,11 +190,14 @@ register_class(
 )
 
 
-# --- single modules ------------------------------------------------------------------------------------------------
+# --- checks ------------------------------------------------------------------------------------------------
 
 
-def changed_for_all() -> str | None:
-    """Return what somebody changed for all modules of the process; None: nothing."""
+def global_change() -> str | None:
+    """Return a change that affects all modules of the process, as a clause; None: there is none.
+
+    This cheap check runs at every batch; `replaced_method` runs only when a module is described.
+    """
     if any(GLOBAL_HOOKS):
         return "a global hook is registered for all modules"
     for kind, forward in _FORWARDS:
@@ -201,18 +207,20 @@ def changed_for_all() -> str | None:
 
 
 def replaced_method() -> str | None:
-    """Return which method of a known class somebody replaced; None: none."""
-    replaced = (each for each in _OTHER_METHODS if getattr(each[0], each[1], None) is not each[2])
-    return next((f"{kind.__name__}.{name} was replaced" for kind, name, _ in replaced), None)
+    """Return a method of a known class that was replaced, as a clause; None: there is none."""
+    for kind, name, method in _OTHER_METHODS:
+        if getattr(kind, name, None) is not method:
+            return f"{kind.__name__}.{name} was replaced"
+    return None
 
 
 def check_module(path: str, module: nn.Module) -> Iterator[Fact]:
-    """Yield what wraps a module.
+    """Check that a module is of a known class and unchanged, and yield its wrapper and parametrizations as facts.
 
     Raises:
-        UnknownError: it is not exactly of a known class, or something was added to it.
+        UnknownError: the module's class is unknown, or something was added to the module.
     """
-    where, own = path or "the model", vars(module)
+    where, namespace = path or "the model", vars(module)
     exact = type(module)
     if _is_wrapped(exact):
         yield Fact(path, "wrapper", exact.__bases__[0].__name__)
@@ -221,17 +229,17 @@ def check_module(path: str, module: nn.Module) -> Iterator[Fact]:
             if type(each) not in _PARAMETRIZATIONS:
                 raise UnknownError(f"{where}.{tensor} is parametrized by {type(each).__name__}")
             yield Fact(path, "parametrization", type(each).__name__)
-    known = KNOWN.get(class_of(module))
-    if known is None:
+    entry = KNOWN.get(unwrapped_class(module))
+    if entry is None:
         raise UnknownError(f"{where} is of class {exact.__name__}")
-    if changed := own.keys() & _METHODS[class_of(module)]:
+    if changed := namespace.keys() & _METHODS[unwrapped_class(module)]:
         raise UnknownError(f"{where} has a `{min(changed)}` of its own")
     for kind in HOOKS:
-        for hook in own[kind].values():
+        for hook in namespace[kind].values():
             if not _is_known_hook(hook):
                 raise UnknownError(f"{where} has a {kind[1:-1].replace('_', ' ')}")
-    for kind, names in (("_modules", known.children), ("_parameters", known.tensors), ("_buffers", known.tensors)):
-        if names is not None and (more := own[kind].keys() - names):
+    for kind, names in (("_modules", entry.children), ("_parameters", entry.tensors), ("_buffers", entry.tensors)):
+        if names is not None and (more := namespace[kind].keys() - names):
             raise UnknownError(f"{where} holds `{min(more)}`, which its class does not have")
 
 
@@ -246,8 +254,8 @@ def _is_known_hook(hook: Any) -> bool:
     return any(origin.startswith(package) for package in _WRAPPERS.values())
 
 
-def class_of(module: nn.Module) -> type[nn.Module]:
-    """Return a module's class without known wrappers around it."""
+def unwrapped_class(module: nn.Module) -> type[nn.Module]:
+    """Return the class of a module without wrappers and parametrizations."""
     kind = type(module)
     if _is_wrapped(kind):
         kind = kind.__bases__[1]

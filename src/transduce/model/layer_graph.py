@@ -1,10 +1,13 @@
-"""The layer graph: a description of a model that backends compare with their tables before they compute it.
+"""The layer graph: a description of a model that backends compare with their tables before they compute the model.
+
+A backend lists the components that it computes in a `Table`. `refusal(table, model)` compares the model's description
+with the table and returns the first difference, or None. For example, a decoder with RMSNorm has the fact
+`Fact("decoder_norm", "norm", "rms")`, and a table without `norm="… rms"` refuses it.
 
 A description is made from exact types only. A subclass, an overridden method, a hook, a parametrization, an additional
-or replaced submodule, and a setting or function without an entry here make the model `Unsupported`: it then takes the
-reference path, and exporters refuse it. A new component is therefore unknown to every backend until a backend lists it.
-
-`graph_of` returns the description of a model or layer and remembers it until something that it rests on changes.
+or replaced submodule, and a setting or function without an entry here make the model `Unsupported`: the model then
+takes the reference path, and exporters refuse it. A new component is therefore unknown to every backend until a backend
+lists it.
 """
 
 import math
@@ -18,7 +21,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from transduce.model.attention import MultiHeadAttention
+from transduce.model.attention import MultiHeadAttention, ScoredAttention
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.embedding import Embedding
@@ -31,12 +34,12 @@ from transduce.model.known_classes import (
     SIZES,
     Fact,
     UnknownError,
-    changed_for_all,
     check_module,
-    class_of,
+    global_change,
     replaced_method,
+    unwrapped_class,
 )
-from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
+from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, StackPositions
 from transduce.model.norms import BatchNorm, LayerNorm, RMSNorm
 from transduce.model.positions import (
     LearnedPositions,
@@ -46,8 +49,6 @@ from transduce.model.positions import (
     SinusoidalPositions,
 )
 from transduce.model.recurrent import Recurrent
-from transduce.model.scores import ScoredAttention
-from transduce.model.stack import StackPositions
 from transduce.model.transformer import Transformer
 
 # --- operations -----------------------------------------------------------------------------------------------------
@@ -75,7 +76,7 @@ class Attend(NamedTuple):
     score: str
     """The score as `model.attention_score` names it."""
     is_hard: bool
-    """Whether each query takes the value of its best key alone."""
+    """Whether each query takes only the value of its best key, instead of an average."""
     scale: float | None
     """The factor of a scaled dot product; None stands for 1 / √d_k."""
     reads_memory: bool
@@ -138,6 +139,7 @@ class LayerGraph(NamedTuple):
 
     sublayers: tuple[Sublayer, ...]
     facts: tuple[Fact, ...]
+    """The properties of the layer that backend tables list."""
 
 
 class ModelGraph(NamedTuple):
@@ -150,10 +152,10 @@ class ModelGraph(NamedTuple):
 
 
 class Unsupported(NamedTuple):
-    """Says why a model has no description."""
+    """The reason why a model has no description."""
 
     reason: str
-    """A clause that names the component: `decoder_layers.0.self_attention is of class Gated, …`."""
+    """A clause that names the component, such as `decoder_layers.0.self_attention is of class Gated`."""
 
 
 Graph = ModelGraph | LayerGraph | Unsupported
@@ -165,6 +167,7 @@ _EMBEDDED_POSITIONS: dict[type[nn.Module], str] = {
     LearnedPositions: "learned",
     NoPositions: "none",
 }
+# The attributes of each kind of positions, and the settings of `ModelConfig` that they must equal.
 _POSITION_SETTINGS: dict[str, dict[str, str]] = {
     "sinusoidal": {"offset": "position_offset", "to_end": "sinusoids_to_end"},
     "learned": {"offset": "position_offset", "length": "max_positions"},
@@ -172,6 +175,7 @@ _POSITION_SETTINGS: dict[str, dict[str, str]] = {
     "rotary": {"base": "rotary_base", "scaling": "rotary_scaling"},
     "relative": {"num_buckets": "relative_buckets", "max_distance": "relative_max_distance"},
 }
+# Copies, so that a function that a user adds to the originals stays unknown to backends.
 _ACTIVATIONS, _GATES = dict(ACTIVATIONS), dict(GATES)
 
 SETTINGS = frozenset(
@@ -185,20 +189,20 @@ SETTINGS = frozenset(
         *("embedding_norm", "zero_padding_row", "output_bias", "output_scale", "pad_id", "eos_id", "start_id"),
         *("token_types", "masked_language_head", "pooler", "num_labels", "recurrent_cell", "bidirectional"),
         *("recurrent_attention", "input_feeding", "recurrent_self_attention", "recurrent_context"),
-        *("recurrent_context_to", "num_series", "foretells_deviations"),
+        *("recurrent_context_to", "num_series", "predicts_deviations"),
     )
 )
-"""The settings of `ModelConfig` that this description knows; another one with a value of its own is unsupported."""
+"""The settings of `ModelConfig` that descriptions cover; a model that changes another setting is unsupported."""
 
 
 def unknown_settings(config: ModelConfig) -> list[str]:
-    """Return the names of settings that differ from their default and that no backend knows."""
+    """Return the names of settings that differ from their default although descriptions do not cover them."""
     return [name for name in config.changed() if name not in SETTINGS]
 
 
-def settings_outside(table: "Table", config: ModelConfig) -> list[str]:
-    """Return the names of settings whose value is not in a backend's table, for messages about a configuration."""
-    values = {
+def unsupported_settings(table: "Table", config: ModelConfig) -> list[str]:
+    """Return the names of settings whose values a backend's table does not list, before a model is built from them."""
+    actual = {
         "kind": ("class", config.kind.capitalize()),
         "norm": ("norm", config.norm),
         "norm_order": ("norm order", config.norm_order),
@@ -209,7 +213,7 @@ def settings_outside(table: "Table", config: ModelConfig) -> list[str]:
         "attention_window": ("attention window", "none" if config.attention_window is None else "some"),
         "d_v": ("value width", "equal" if config.value_width == config.key_width else "other"),
     }
-    outside = [name for name, (aspect, value) in values.items() if value not in table.values.get(aspect, ())]
+    outside = [name for name, (aspect, value) in actual.items() if value not in table.values.get(aspect, ())]
     return [*outside, *unknown_settings(config)]
 
 
@@ -217,66 +221,58 @@ def settings_outside(table: "Table", config: ModelConfig) -> list[str]:
 
 
 def graph_of(module: nn.Module) -> Graph:
-    """Return the description of a model or a layer, made anew only if something has changed since the last call.
-
-    Args:
-        module: a model, an `EncoderLayer` or a `DecoderLayer`.
-    """
+    """Return the graph of a model, an `EncoderLayer` or a `DecoderLayer` as it is now."""
     return description_of(module).graph
 
 
-def why_not(table: "Table", module: nn.Module) -> str | None:
-    """Return a clause that says why a backend cannot compute a model or layer as it is now; None: it can."""
-    return description_of(module).why_not(table)
+def refusal(table: "Table", module: nn.Module) -> str | None:
+    """Return why a backend cannot compute a model or layer as it is now, as a clause; None: the backend can."""
+    return description_of(module).refusal(table)
 
 
 def description_of(module: nn.Module) -> "Description":
-    """Return the description of a model or layer as it is now, from memory where nothing has changed.
+    """Return the description of a model or layer as it is now; it is cached until the module changes.
 
-    Callers ask at the start of each batch, so that hooks count which are added after a backend was selected.
+    Callers ask at the start of each batch, because hooks may be added after a backend was selected.
     """
-    reason = changed_for_all()
-    known = _DESCRIPTIONS.get(module)
-    if known is None or known.reason_for_all != reason or not known.holds(module):
-        known = _DESCRIPTIONS[module] = Description(module, reason)
-    return known
+    change = global_change()
+    cached = _DESCRIPTIONS.get(module)
+    if cached is None or cached.global_change != change or not cached.is_current(module):
+        cached = _DESCRIPTIONS[module] = Description(module, change)
+    return cached
 
 
-def describe_model(model: nn.Module) -> ModelGraph | Unsupported:
-    """Return the description of a Transformer, an encoder, a decoder or a recurrent model."""
-    found = Description(model, changed_for_all()).graph
-    assert not isinstance(found, LayerGraph)
-    return found
-
-
-def describe_layer(layer: nn.Module) -> LayerGraph | Unsupported:
-    """Return the description of an encoder or decoder layer."""
-    found = Description(layer, changed_for_all()).graph
-    assert not isinstance(found, ModelGraph)
-    return found
+_Reading = tuple[dict[str, Any], str, Any]
+"""An attribute that a description depends on: the `vars` of its module, its name, and its value."""
 
 
 class Description:
-    """A graph, and what it rests on in a form that is compared in microseconds. It does not keep its module alive."""
+    """The graph of a module, and a snapshot of the module by which changes are found in microseconds.
 
-    def __init__(self, module: nn.Module, reason_for_all: str | None) -> None:
-        read: list[tuple[dict[str, Any], str, Any]] = []
-        self.reason_for_all = reason_for_all
-        self.graph = _describe(module, read) if reason_for_all is None else Unsupported(reason_for_all)
+    The snapshot holds namespaces (`vars`) of the module and its submodules but no reference to the module itself, so
+    that a cached description does not keep the module alive.
+    """
+
+    def __init__(self, module: nn.Module, change: str | None) -> None:
+        """Describe a module; `change` is the result of `global_change`, which makes every module unsupported."""
+        self.global_change = change
+        readings: list[_Reading] = []
+        self.graph = _describe(module, readings) if change is None else Unsupported(change)
         self._refusals: dict[int, tuple[Table, str | None]] = {}
-        own = [vars(each) for each in module.modules()]
-        modal = [module, *(each for each in module.modules() if isinstance(each, Dropout | BatchNorm))]
-        self._modal = [vars(each) for each in modal]
-        self._owners, self._names, self._values = ([entry[part] for entry in read] for part in range(3))
-        self._children = [each["_modules"] for each in own]
-        self._held = self._submodules()
-        self._types = [type(module), *map(type, self._held)]
-        self._hooks = [each[kind] for each in own for kind in HOOKS]
-        self._numbers, self._handles = list(map(tuple, self._hooks)), RemovableHandle.next_id
-        self._own, self._sizes = own, list(map(len, own))
+        namespaces = [vars(each) for each in module.modules()]
+        with_modes = [module, *(each for each in module.modules() if isinstance(each, Dropout | BatchNorm))]
+        self._with_modes = [vars(each) for each in with_modes]
+        # The snapshot, as flat lists that are compared without Python loops.
+        self._owners, self._names, self._values = ([reading[part] for reading in readings] for part in range(3))
+        self._children = [each["_modules"] for each in namespaces]
+        self._submodules = self._current_submodules()
+        self._types = [type(module), *map(type, self._submodules)]
+        self._hooks = [each[kind] for each in namespaces for kind in HOOKS]
+        self._hook_ids, self._next_hook_id = list(map(tuple, self._hooks)), RemovableHandle.next_id
+        self._namespaces, self._sizes = namespaces, list(map(len, namespaces))
 
-    def why_not(self, table: "Table") -> str | None:
-        """Return a clause that says why a backend cannot compute what is described; None: it can."""
+    def refusal(self, table: "Table") -> str | None:
+        """Return why a backend cannot compute the described module, as a clause; None: the backend can."""
         if id(table) not in self._refusals:
             self._refusals[id(table)] = table, table.refusal(self.graph)
         return self._refusals[id(table)][1]
@@ -284,61 +280,64 @@ class Description:
     @property
     def is_training(self) -> bool:
         """Return whether the module, or dropout or a BatchNorm inside it, is in training mode."""
-        return any(map(itemgetter("training"), self._modal))
+        return any(map(itemgetter("training"), self._with_modes))
 
-    def _submodules(self) -> list[nn.Module | None]:
-        return list(chain.from_iterable(map(dict.values, self._children)))
-
-    def holds(self, module: nn.Module) -> bool:
-        """Return whether the module is still what was described, hooks and attributes included."""
-        held = self._submodules()
+    def is_current(self, module: nn.Module) -> bool:
+        """Return whether the module has not changed since it was described."""
+        submodules = self._current_submodules()
         return (
-            held == self._held
+            submodules == self._submodules
             and self._has_same_hooks()
-            and list(map(len, self._own)) == self._sizes
-            and [type(module), *map(type, held)] == self._types
+            and list(map(len, self._namespaces)) == self._sizes
+            and [type(module), *map(type, submodules)] == self._types
             and list(map(dict.get, self._owners, self._names)) == self._values  # type: ignore[arg-type]
         )
 
+    def _current_submodules(self) -> list[nn.Module | None]:
+        return list(chain.from_iterable(map(dict.values, self._children)))
+
     def _has_same_hooks(self) -> bool:
-        """Return whether no hook was added or removed; handles are numbered, so that a new hook changes the number."""
-        handles = RemovableHandle.next_id
-        if handles == self._handles and not isinstance(self.graph, Unsupported):
+        """Return whether no hook was added or removed.
+
+        PyTorch numbers hooks. While the next number is the same, no hook was added anywhere in the process.
+        """
+        next_id = RemovableHandle.next_id
+        if next_id == self._next_hook_id and not isinstance(self.graph, Unsupported):
             return True
-        self._handles = handles
-        return list(map(tuple, self._hooks)) == self._numbers
+        self._next_hook_id = next_id
+        return list(map(tuple, self._hooks)) == self._hook_ids
 
 
 _DESCRIPTIONS: WeakKeyDictionary[nn.Module, Description] = WeakKeyDictionary()
 
 
-def _describe(module: nn.Module, read: list[tuple[dict[str, Any], str, Any]]) -> Graph:
-    """Return a module's description; `read` receives the attributes that it rests on, as (namespace, name, value)."""
+def _describe(module: nn.Module, readings: list[_Reading]) -> Graph:
+    """Return the graph of a module; `readings` receives the attributes that the graph depends on."""
     try:
         if (reason := replaced_method()) is not None:
             return Unsupported(reason)
         facts = [fact for path, part in module.named_modules() for fact in check_module(path, part)]
-        described = _Describer(module, read)
+        describer = _Describer(module, readings)
         if _computed_class(module) in (EncoderLayer, DecoderLayer):
-            layer = described.layer("", module)
+            layer = describer.layer("", module)
             return layer._replace(facts=(*facts, *layer.facts))
-        return described.model(module, facts)
+        return describer.model(module, facts)
     except UnknownError as error:
         return Unsupported(str(error))
 
 
 def known_class(module: nn.Module) -> type[nn.Module] | None:
-    """Return a module's class without known wrappers; None if it is unknown, or something was added to the module."""
+    """Return the class of a module without wrappers; None if the class is unknown or something was added to it."""
     try:
         for _ in check_module("", module):
             pass
     except UnknownError:
         return None
-    return class_of(module)
+    return unwrapped_class(module)
 
 
 def _is_same(function: object, other: object) -> bool:
-    """Return whether two functions are one, or a `partial` of one; a copied model has a copy of a `partial`."""
+    """Return whether two functions are the same, or equal `partial` objects: copying a model copies a `partial`."""
     if isinstance(function, partial) and isinstance(other, partial):
         parts = [(each.func, each.args, each.keywords) for each in (function, other)]
         return parts[0] == parts[1]
@@ -351,78 +350,83 @@ def _is_norm(norm: nn.Module | None) -> bool:
 
 def _computed_class(module: nn.Module) -> type[nn.Module]:
     """Return the reference class whose function a module computes."""
-    known = KNOWN.get(class_of(module))
-    if known is None:
+    entry = KNOWN.get(unwrapped_class(module))
+    if entry is None:
         raise UnknownError(f"the model is of class {type(module).__name__}")
-    return known.computes
+    return entry.computes
 
 
 class _Describer:
-    """Describes the parts of one model or layer."""
+    """A reader of one model or layer, which checks each part and returns its description.
 
-    def __init__(self, root: nn.Module, read: list[tuple[dict[str, Any], str, Any]]) -> None:
+    Backends read sizes from the configuration, so each part of a model must agree with it. A layer without a model has
+    no configuration, and is only checked for known classes. Methods raise an `UnknownError` at the first difference.
+    """
+
+    def __init__(self, root: nn.Module, readings: list[_Reading]) -> None:
         self.config: ModelConfig | None = getattr(root, "config", None)
-        self._read = read
+        self._readings = readings
 
     def get(self, module: nn.Module, name: str) -> Any:
-        """Return an attribute, and note it."""
+        """Return an attribute of a module, and record that the description depends on it."""
         value = getattr(module, name)
         if name in vars(module):
-            self._read.append((vars(module), name, value))
+            self._readings.append((vars(module), name, value))
         return value
 
-    def must_be(self, where: str, what: str, found: object, setting: str, wanted: object = None) -> None:
-        """Compare a module with the configuration, which backends read too.
+    def must_be(self, path: str, quantity: str, actual: object, setting: str, expected: object = None) -> None:
+        """Check a value of a module against a setting.
 
-        Raises:
-            UnknownError: they differ.
+        Args:
+            path: the module's dotted name.
+            quantity: the name of the value in a message, such as "norm".
+            actual: the value that the module has.
+            setting: the setting's name.
+            expected: the value that follows from the setting; None: the setting itself.
         """
         if self.config is None:
             return
-        wanted = getattr(self.config, setting) if wanted is None else wanted
-        if found != wanted:
-            raise UnknownError(f"{where} has the {what} {found}, but `model.{setting}` is {wanted}")
+        expected = getattr(self.config, setting) if expected is None else expected
+        if actual != expected:
+            raise UnknownError(f"{path} has the {quantity} {actual}, but `model.{setting}` is {expected}")
 
-    def kind(self, where: str, module: nn.Module, *kinds: type[nn.Module]) -> type[nn.Module]:
-        """Return which of these reference classes a module computes.
-
-        Raises:
-            UnknownError: none of them.
-        """
-        found = _computed_class(module)
-        if found not in kinds:
-            raise UnknownError(f"{where} is of class {type(module).__name__}")
-        return found
+    def kind(self, path: str, module: nn.Module, *kinds: type[nn.Module]) -> type[nn.Module]:
+        """Return which of the given reference classes a module computes."""
+        kind = _computed_class(module)
+        if kind not in kinds:
+            raise UnknownError(f"{path} is of class {type(module).__name__}")
+        return kind
 
     def model(self, model: nn.Module, facts: list[Fact]) -> ModelGraph:
+        """Return the description of a model; `facts` holds the wrappers and parametrizations of its modules."""
         kind, config = _computed_class(model), self.get(model, "config")
         if kind not in _STACKS_OF:
             raise UnknownError(f"the model is of class {type(model).__name__}")
         if unknown := unknown_settings(config):
             raise UnknownError(f"the model has the setting `model.{unknown[0]}`")
-        output = getattr(model, "packed_output", None)
-        facts.append(Fact("", "class", class_of(model).__name__))
-        facts.append(Fact("", "output projection", "Linear" if output is None else class_of(output).__name__))
+        output = getattr(model, "prepacked_output", None)
+        facts.append(Fact("", "class", unwrapped_class(model).__name__))
+        facts.append(Fact("", "output projection", "Linear" if output is None else unwrapped_class(output).__name__))
         layers: dict[str, LayerGraph] = {}
         if kind is not Recurrent:
             for prefix, embedding, count in _STACKS_OF[kind]:
                 facts += self.around(model, prefix, embedding)
                 layers |= self.stack(f"{prefix}layers", getattr(model, f"{prefix}layers"), getattr(config, count))
         head = getattr(model, "masked_language_head", None)
-        wanted = (_ACTIVATIONS | _GATES).get(config.activation)
-        if head is not None and not _is_same(self.get(head, "activation"), wanted):
+        activation = (_ACTIVATIONS | _GATES).get(config.activation)
+        if head is not None and not _is_same(self.get(head, "activation"), activation):
             raise UnknownError("masked_language_head has another activation than `model.activation`")
         return ModelGraph(layers, (*facts, *(fact for layer in layers.values() for fact in layer.facts)))
 
     def around(self, model: nn.Module, prefix: str, name: str) -> list[Fact]:
-        """Return the facts about a stack's embedding, positions and final norm."""
+        """Return the facts about the embedding called `name`, and the positions and final norm of its stack."""
         assert self.config is not None
         embedding, stack, final = (getattr(model, each) for each in (name, f"{prefix}positions", f"{prefix}norm"))
-        found = self.stack_positions(f"{prefix}positions", stack)
-        embedded = self.embedding(name, embedding)
-        if "none" not in (found, embedded):
+        in_attention = self.stack_positions(f"{prefix}positions", stack)
+        in_embedding = self.embedding(name, embedding)
+        if "none" not in (in_attention, in_embedding):
             raise UnknownError(f"{name} and {prefix}positions both add positions")
-        positions = embedded if found == "none" else found
+        positions = in_embedding if in_attention == "none" else in_attention
         self.must_be(name, "positions", positions, "positions")
         self.must_be(name, "embedding norm", embedding.norm is not None, "embedding_norm")
         self.must_be(f"{prefix}norm", "final norm", type(final) is not nn.Identity, "final_norm", self.has_final_norm)
@@ -440,40 +444,41 @@ class _Describer:
         return self.config is not None and self.config.has_final_norm
 
     def embedding(self, path: str, module: Any) -> str:
-        """Return the kind of positions that an embedding adds."""
+        """Return the name of the positions that an embedding adds."""
         self.kind(path, module, Embedding)
         if self.config is not None:
             scale = math.sqrt(self.config.d_model) if self.config.scale_embeddings else 1.0
             self.must_be(path, "scale", self.get(module, "scale"), "scale_embeddings", scale)
         positions = module.positions
-        found = _EMBEDDED_POSITIONS[self.kind(f"{path}.positions", positions, *_EMBEDDED_POSITIONS)]
-        self.attributes_must_be(f"{path}.positions", positions, _POSITION_SETTINGS[found])
-        return found
+        name = _EMBEDDED_POSITIONS[self.kind(f"{path}.positions", positions, *_EMBEDDED_POSITIONS)]
+        self.attributes_must_be(f"{path}.positions", positions, _POSITION_SETTINGS[name])
+        return name
 
     def stack_positions(self, path: str, module: Any) -> str:
-        """Return the kind of positions that act in the self-attention of a stack."""
+        """Return the name of the positions that act in the self-attention of a stack."""
         self.kind(path, module, StackPositions)
         if self.config is not None and self.get(module, "radius") != self.config.attention_window:
             raise UnknownError(f"{path} has another window than `model.attention_window`")
-        found = "none"
+        name = "none"
         if module.rotary is not None:
             self.kind(f"{path}.rotary", module.rotary, RotaryPositions)
             self.attributes_must_be(f"{path}.rotary", module.rotary, _POSITION_SETTINGS["rotary"])
-            found = "rotary-interleaved" if self.get(module.rotary, "interleaved") else "rotary"
+            name = "rotary-interleaved" if self.get(module.rotary, "interleaved") else "rotary"
         if module.relative is not None:
             self.kind(f"{path}.relative", module.relative, RelativePositions)
             self.attributes_must_be(f"{path}.relative", module.relative, _POSITION_SETTINGS["relative"])
-            found = "relative" if found == "none" else "several kinds"
-        return found
+            name = "relative" if name == "none" else "several kinds"
+        return name
 
     def attributes_must_be(self, path: str, module: nn.Module, settings: Mapping[str, str]) -> None:
-        """Compare attributes of a module with the settings that they come from."""
+        """Check attributes of a module against settings; `settings` holds the setting's name by attribute."""
         for attribute, setting in settings.items():
-            found = self.get(module, attribute)
-            if self.config is not None and found != getattr(self.config, setting):
+            actual = self.get(module, attribute)
+            if self.config is not None and actual != getattr(self.config, setting):
                 raise UnknownError(f"{path} has another {attribute} than `model.{setting}`")
 
     def stack(self, path: str, layers: nn.ModuleList, count: int) -> dict[str, LayerGraph]:
+        """Return the descriptions of the layers of a stack by dotted name."""
         self.must_be(path, "number of layers", len(layers), "share_layers", 1 if self.is_shared else count)
         return {f"{path}.{number}": self.layer(f"{path}.{number}.", layer) for number, layer in enumerate(layers)}
 
@@ -483,12 +488,14 @@ class _Describer:
         return self.config is not None and self.config.share_layers
 
     def layer(self, prefix: str, layer: nn.Module) -> LayerGraph:
+        """Return the description of a layer whose submodules' names begin with `prefix`."""
         kind = self.kind(prefix[:-1], layer, EncoderLayer, DecoderLayer)
         names = ["self_attention", *(["memory_attention"] if kind is DecoderLayer else []), "feed_forward"]
         sublayers = tuple(self.sublayer(f"{prefix}{name}", name, layer) for name in names)
         return LayerGraph(sublayers, tuple(fact for sublayer in sublayers for fact in _facts(sublayer)))
 
     def sublayer(self, path: str, name: str, layer: nn.Module) -> Sublayer:
+        """Return the description of the sub-layer `name` of a layer, such as `self_attention`, with its residual."""
         module, residual = getattr(layer, name), getattr(layer, f"{name}_residual")
         self.kind(f"{path}_residual", residual, Residual)
         before, after = (
@@ -508,6 +515,7 @@ class _Describer:
         return Sublayer(path, module, residual, order, (*(() if before is None else (before,)), *inside, *ending))
 
     def norm(self, path: str, norm: nn.Module) -> Norm:
+        """Return the description of a normalization."""
         kind = _NORMS[self.kind(path, norm, *_NORMS)]
         epsilon = self.get(norm, "epsilon" if kind == "batch" else "eps")
         if norm.weight is None or epsilon is None or (kind == "layer" and norm.bias is None):
@@ -517,6 +525,7 @@ class _Describer:
         return Norm(norm, kind, epsilon)
 
     def attention(self, path: str, module: Any, name: str) -> list[Operation]:
+        """Return the operations of multi-head attention: projections, attention, output projection."""
         self.kind(path, module, MultiHeadAttention)
         names = ("num_heads", "num_key_value_heads", "d_k", "d_v")
         heads, shared, d_k, d_v = (self.get(module, each) for each in names)
@@ -525,9 +534,9 @@ class _Describer:
             raise UnknownError(f"{path} has other widths than those of its heads")
         if self.config is not None:
             config = self.config
-            wanted = (config.num_heads, config.num_key_value_heads or heads, config.key_width, config.value_width)
-            for size, found, value in zip(names, (heads, shared, d_k, d_v), wanted, strict=True):
-                self.must_be(path, size, found, size, value)
+            expected = (config.num_heads, config.num_key_value_heads or heads, config.key_width, config.value_width)
+            for size, *values in zip(names, (heads, shared, d_k, d_v), expected, strict=True):
+                self.must_be(path, size, values[0], size, values[1])
         score, is_hard, scale = self.score(path, self.get(module, "score") if "score" in vars(module) else module.score)
         attend = Attend(module, score, is_hard, scale, name == "memory_attention")
         sizes = {"projection": sum(widths), "query": widths[0], "key_value": sum(widths[1:])}
@@ -539,6 +548,7 @@ class _Describer:
         return [*before, attend, self.linear(f"{path}.output", module.output, heads * d_v, None)]
 
     def score(self, path: str, score: Any) -> tuple[str, bool, float | None]:
+        """Return the name, `is_hard` and scale of an attention's score, as `Attend` has them."""
         if score is None:
             self.must_be(path, "score", "scaled", "attention_score")
             if self.config is not None and (self.config.attention_kind, self.config.attention_scale) != ("soft", None):
@@ -547,23 +557,24 @@ class _Describer:
         self.kind(f"{path}.score", score, ScoredAttention)
         hard, factor = self.get(score, "hard"), self.get(score, "factor")
         if score.vector is not None or score.matrix is not None:
-            found, scale = ("additive" if score.matrix is None else "general"), None
+            name, scale = ("additive" if score.matrix is None else "general"), None
         elif self.config is None:
-            found, scale = "scaled", factor
+            name, scale = "scaled", factor
         else:
-            found, scale = self.config.attention_score, self.config.attention_scale
+            name, scale = self.config.attention_score, self.config.attention_scale
             root = math.sqrt(self.config.key_width)
-            wanted = (1.0 if scale is None else scale * root) if found == "scaled" else root
-            self.must_be(f"{path}.score", "factor", factor, "attention_scale", wanted)
-        self.must_be(path, "score", found, "attention_score")
+            expected = (1.0 if scale is None else scale * root) if name == "scaled" else root
+            self.must_be(f"{path}.score", "factor", factor, "attention_scale", expected)
+        self.must_be(path, "score", name, "attention_score")
         self.must_be(path, "kind", "hard" if hard else "soft", "attention_kind")
-        return found, hard, scale
+        return name, hard, scale
 
     def feed_forward(self, path: str, module: Any) -> list[Operation]:
+        """Return the operations of a feed-forward network."""
         is_gated = self.kind(path, module, FeedForward, GatedFeedForward) is GatedFeedForward
         functions = _GATES if is_gated else _ACTIVATIONS
         function = self.get(module, "gate" if is_gated else "activation")
-        name = next((name for name, known in functions.items() if _is_same(known, function)), None)
+        name = next((name for name, listed in functions.items() if _is_same(listed, function)), None)
         if name is None:
             raise UnknownError(f"{path} has the activation {getattr(function, '__name__', function)!s}")
         self.must_be(path, "activation", name, "activation")
@@ -572,15 +583,16 @@ class _Describer:
         return [inner, Activate(name, is_gated, module.dropout), self.linear(f"{path}.outer", module.outer, d_ff, None)]
 
     def linear(self, path: str, module: nn.Module, inputs: int | None, outputs: int | None) -> Linear:
-        """Check sizes of a linear layer; None: the model width."""
+        """Return the description of a linear layer with these numbers of inputs and outputs; None: the model width."""
         self.kind(path, module, LinearModule)
-        if self.config is not None and (sizes := SIZES.get(class_of(module))) is not None:
-            found = tuple(self.get(module, name) for name in sizes)
-            if found != (wanted := (inputs or self.config.d_model, outputs or self.config.d_model)):
-                raise UnknownError(f"{path} has the sizes {found}, but the configuration has {wanted}")
+        if self.config is not None and (sizes := SIZES.get(unwrapped_class(module))) is not None:
+            actual = tuple(self.get(module, name) for name in sizes)
+            if actual != (expected := (inputs or self.config.d_model, outputs or self.config.d_model)):
+                raise UnknownError(f"{path} has the sizes {actual}, but the configuration has {expected}")
         return Linear(module)
 
 
+# For each class of models: the prefix of each stack's names, its embedding, and the setting with its number of layers.
 _STACKS_OF: dict[type[nn.Module], tuple[tuple[str, str, str], ...]] = {
     Transformer: (
         ("encoder_", "source_embedding", "num_encoder_layers"),
@@ -593,13 +605,13 @@ _STACKS_OF: dict[type[nn.Module], tuple[tuple[str, str, str], ...]] = {
 
 
 def _facts(sublayer: Sublayer) -> Iterator[Fact]:
-    """Yield what backend tables compare of a sub-layer."""
+    """Yield the properties of a sub-layer that backend tables list."""
     path = sublayer.path
     yield Fact(path, "norm order", sublayer.order)
     for norm in sublayer.norms:
         yield Fact(path, "norm", norm.kind)
     for linear in sublayer.linears:
-        yield Fact(path, "linear layers", class_of(linear.module).__name__)
+        yield Fact(path, "linear layers", unwrapped_class(linear.module).__name__)
     if (activation := sublayer.activation) is not None:
         yield Fact(path, "activation", activation.name)
     if (attend := sublayer.attention) is not None:
@@ -616,14 +628,19 @@ def _facts(sublayer: Sublayer) -> Iterator[Fact]:
 
 
 class Table(NamedTuple):
-    """The components that a backend computes: allowed values by aspect. An aspect that is not listed has none."""
+    """The components that a backend computes, as allowed values by aspect.
+
+    For example, `{"norm": {"layer", "rms"}, "norm order": {"pre"}}` allows pre-norm layers with LayerNorm or RMSNorm.
+    An aspect that is not listed has no allowed value.
+    """
 
     title: str
     """The backend's name in messages."""
     values: Mapping[str, frozenset[str]]
+    """The allowed values by aspect; `Fact` describes both."""
 
     def refusal(self, graph: Graph) -> str | None:
-        """Return a clause that says why the backend cannot compute what was described; None: it can."""
+        """Return why the backend cannot compute the described model or layer, as a clause; None: the backend can."""
         if isinstance(graph, Unsupported):
             return f"{graph.reason}, which {self.title} does not know"
         for path, aspect, value in graph.facts:
@@ -633,7 +650,7 @@ class Table(NamedTuple):
 
 
 def table(title: str, **values: str) -> Table:
-    """Return a backend's table.
+    """Return a backend's table, for example `table("the kernels", norm="layer rms", norm_order="pre")`.
 
     Args:
         title: the backend's name in messages.

@@ -178,10 +178,9 @@ def present_positions(ids: Tensor, pad_id: int) -> Tensor:
     return present
 
 
-# --- packing ---
-# Packed batches: sentences one after another without padding, as a GPU trains on them.
-# Only attention looks at more than one position, so a batch (B, T) can be one row of its N tokens. The start and
-# the length of each sentence then say which positions attend to each other.
+# --- packed batches ---
+# A GPU trains on sentences one after another without padding. Only attention depends on more than one position, so a
+# batch (B, T) can be one row of its N tokens; the start and the length of each sentence replace its mask.
 # Legend: B sentences, S source length, T target length, M source tokens of all sentences, N target tokens of all.
 
 
@@ -194,7 +193,8 @@ class Packing(NamedTuple):
     """The number of tokens of each sentence, at least one, int32, (B,)."""
     positions: Tensor
     """The position of each token in its sentence, int64, (N,)."""
-    longest: int
+    max_length: int
+    """The number of tokens of the longest sentence."""
 
 
 class PackedMask(NamedTuple):

@@ -12,30 +12,13 @@ from torch import Tensor, nn
 from transduce.model.backend import Component
 from transduce.model.config import ModelConfig
 
-# --- annotated norm ---
-# The norm of "The Annotated Transformer", for models that were trained by the tutorial's code.
+
+class LayerNorm(Component, nn.LayerNorm):
+    """LayerNorm over the last dimension: (x - mean) / √(variance + ε) · weight + bias."""
 
 
-class AnnotatedNorm(nn.Module):
-    """A norm over the last dimension: weight · (x - mean) / (standard deviation + ε) + bias.
-
-    Two things differ from LayerNorm: the standard deviation is that of a sample (n - 1 in place of n), and ε is added
-    outside of the root, which matters where the deviation is small.
-    """
-
-    def __init__(self, width: int, *, eps: float = 1e-6) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalize a tensor of any shape that ends in the width; return one of the same shape."""
-        centered = x - x.mean(-1, keepdim=True)
-        return self.weight * centered / (x.std(-1, keepdim=True) + self.eps) + self.bias
-
-
-# --- norms ---
+class RMSNorm(Component, nn.RMSNorm):
+    """RMSNorm over the last dimension: x / √(mean of x² + ε) · weight."""
 
 
 class BatchNorm(nn.Module):
@@ -83,23 +66,37 @@ class BatchNorm(nn.Module):
         self.running_variance.lerp_(variance, self.momentum)
 
 
-class LayerNorm(Component, nn.LayerNorm):
-    """LayerNorm over the last dimension: (x - mean) / √(variance + ε) · weight + bias."""
+class AnnotatedNorm(nn.Module):
+    """The norm of "The Annotated Transformer": weight · (x - mean) / (standard deviation + ε) + bias.
+
+    Two things differ from LayerNorm: the standard deviation is that of a sample (n - 1 in place of n), and ε is added
+    outside of the root, which matters where the deviation is small.
+    """
+
+    def __init__(self, width: int, *, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize a tensor of any shape that ends in the width; return one of the same shape."""
+        centered = x - x.mean(-1, keepdim=True)
+        return self.weight * centered / (x.std(-1, keepdim=True) + self.eps) + self.bias
 
 
-class RMSNorm(Component, nn.RMSNorm):
-    """RMSNorm over the last dimension: x / √(mean of x² + ε) · weight."""
+NORMS: dict[str, Callable[[int, float], nn.Module]] = {
+    "layer": lambda width, epsilon: LayerNorm(width, eps=epsilon),
+    "rms": lambda width, epsilon: RMSNorm(width, eps=epsilon),
+    "batch": lambda width, epsilon: BatchNorm(width, epsilon=epsilon),
+    "annotated": lambda width, epsilon: AnnotatedNorm(width, eps=epsilon),
+}
+"""Builds each norm that `model.norm` names from the model width and ε."""
 
 
 def build_norm(config: ModelConfig) -> nn.Module:
     """Build the norm that a configuration names."""
-    if config.norm == "batch":
-        return BatchNorm(config.d_model, epsilon=config.norm_epsilon)
-    if config.norm == "rms":
-        return RMSNorm(config.d_model, eps=config.norm_epsilon)
-    if config.norm == "annotated":
-        return AnnotatedNorm(config.d_model, eps=config.norm_epsilon)
-    return LayerNorm(config.d_model, eps=config.norm_epsilon)
+    return NORMS[config.norm](config.d_model, config.norm_epsilon)
 
 
 def build_final_norm(config: ModelConfig) -> nn.Module:

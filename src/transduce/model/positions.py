@@ -10,6 +10,7 @@ Legend: B batch, T positions, Q queries, L keys, D model width, H heads, K width
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -156,7 +157,7 @@ class Rotation(NamedTuple):
         return torch.stack(turned, dim=-1).flatten(-2) if self.interleaved else torch.cat(turned, dim=-1)
 
 
-class Reach(NamedTuple):
+class PositionEffect(NamedTuple):
     """The effect of positions on the self-attention of each layer, apart from the mask."""
 
     rotation: Rotation | None = None
@@ -165,7 +166,7 @@ class Reach(NamedTuple):
     """Cached keys before this one are too far away from all queries; the mask begins with this key."""
 
 
-EVERYWHERE = Reach()
+NO_POSITION_EFFECT = PositionEffect()
 
 
 class RotaryPositions(nn.Module):
@@ -252,3 +253,17 @@ class RelativePositions(nn.Module):
         growth = torch.log(distance.clamp_min(1).float() / exact) / math.log(self.max_distance / exact)
         far = (exact + (growth * (number - exact)).long()).clamp_max(number - 1)
         return start + torch.where(distance < exact, distance, far)
+
+
+BIASES: dict[str, Callable[[ModelConfig, bool], nn.Module]] = {
+    "relative": lambda config, causal: RelativePositions(
+        num_buckets=config.relative_buckets,
+        max_distance=config.relative_max_distance,
+        num_heads=config.num_heads,
+        bidirectional=not causal,
+    )
+}
+"""Builds each bias on self-attention that `model.positions` names, for a stack with or without a look-ahead mask.
+
+A bias is a module with the arguments and the result of `RelativePositions.forward`.
+"""

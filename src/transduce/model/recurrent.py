@@ -8,6 +8,7 @@ vocabulary.
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from transduce.model.attention import AttentionTrace
 from transduce.model.config import ModelConfig
@@ -20,11 +21,10 @@ from transduce.model.recurrent_layers import (
     MemoryAttention,
     RecurrentDecoderLayer,
     RecurrentEncoderLayer,
-    joined_over_steps,
-    reversal_of,
+    join_step_weights,
+    reversal_permutation,
 )
-from transduce.model.state import DecodingState
-from transduce.model.transformer import checked_ids
+from transduce.model.transformer import DecodingState, checked_ids
 
 
 class RecurrentCache:
@@ -68,8 +68,8 @@ class Recurrent(VocabularyModel):
         self.encoder_layers = nn.ModuleList(RecurrentEncoderLayer(config) for _ in range(config.num_encoder_layers))
         self.bridge = None if config.recurrent_context == "last" else nn.Linear(width, width)
         self.gives_context = config.recurrent_context_to != "initial"
-        self.looks_before = config.recurrent_attention == "bahdanau"
-        inputs = 1 + self.gives_context + self.looks_before + config.input_feeding
+        self.attends_first = config.recurrent_attention == "bahdanau"
+        inputs = 1 + self.gives_context + self.attends_first + config.input_feeding
         self.decoder_layers = nn.ModuleList(
             RecurrentDecoderLayer(config, width * (1 if number else inputs))
             for number in range(config.num_decoder_layers)
@@ -108,7 +108,7 @@ class Recurrent(VocabularyModel):
     def encode(self, source_ids: Tensor, *, trace: AttentionTrace | None = None) -> tuple[Tensor, AttentionMask]:  # noqa: ARG002
         """Return the memory (B, S, D) and the mask that hides its padding; there is no attention to trace."""
         mask = padding_mask(source_ids, self.config.pad_id)
-        reversal = reversal_of(mask.allowed[:, 0, 0])
+        reversal = reversal_permutation(mask.allowed[:, 0, 0])
         x = self.source_embedding(source_ids, self.source_weight)
         for number, layer in enumerate(self.encoder_layers):
             x = layer(self.dropout(x) if number else x, reversal)
@@ -182,7 +182,7 @@ class Recurrent(VocabularyModel):
         self, x: Tensor, memory: Tensor, mask: AttentionMask, cache: RecurrentCache, trace: AttentionTrace | None
     ) -> Tensor:
         """Compute outputs (N, T, D) from embedded inputs (N, T, D), in one call if steps are independent."""
-        feeds_back = self.looks_before or self.config.input_feeding
+        feeds_back = self.attends_first or self.config.input_feeding
         steps = x.split(1, dim=1) if feeds_back else (x,)
         weights = AttentionTrace()
         outputs = [self._advance(step, memory, mask, cache, None if trace is None else weights) for step in steps]
@@ -199,16 +199,16 @@ class Recurrent(VocabularyModel):
         if cache.context is not None:
             context = cache.context.repeat_interleave(cache.width, dim=0)
             parts.append(context[:, None].expand(-1, x.shape[1], -1))
-        if self.looks_before:
+        if self.attends_first:
             parts.append(self._attend_to_memory(cache.layers[-1].hidden[:, None], memory, mask, cache, trace))
         if cache.attentional is not None:
             parts.append(cache.attentional)
         y = torch.cat(parts, dim=-1)
         for number, layer in enumerate(self._layers()):
-            weights_to = None if trace is None else trace.decoder
-            y, cache.layers[number] = layer(self.dropout(y) if number else y, cache.layers[number], weights_to)
+            weights_out = None if trace is None else trace.decoder
+            y, cache.layers[number] = layer(self.dropout(y) if number else y, cache.layers[number], weights_out)
         if self.attentional is not None:
-            attended = parts[-1] if self.looks_before else self._attend_to_memory(y, memory, mask, cache, trace)
+            attended = parts[-1] if self.attends_first else self._attend_to_memory(y, memory, mask, cache, trace)
             y = torch.tanh(self.attentional(torch.cat([attended, y], dim=-1)))
         if cache.attentional is not None:
             cache.attentional = y
@@ -221,8 +221,8 @@ class Recurrent(VocabularyModel):
         if self.memory_attention is None or cache.keys is None:
             raise ValueError("there is no attention to the memory")
         rows = states.unflatten(0, (-1, cache.width)).flatten(1, 2)  # (B, W × T, D)
-        weights_to = None if trace is None else trace.memory
-        attended = self.memory_attention(rows, cache.keys, memory, mask, weights_to)
+        weights_out = None if trace is None else trace.memory
+        attended = self.memory_attention(rows, cache.keys, memory, mask, weights_out)
         return attended.reshape(states.shape)  # type: ignore[no-any-return]
 
 
@@ -230,13 +230,13 @@ def _join(steps: AttentionTrace, trace: AttentionTrace, *, calls: int, width: in
     """Append the weights of several calls, each through all layers, to a trace as if there had been one call."""
     for of_calls, whole in ((steps.decoder, trace.decoder), (steps.memory, trace.memory)):
         layers = len(of_calls) // calls
-        joined = [joined_over_steps(of_calls[layer::layers]) for layer in range(layers)]
+        joined = [join_step_weights(of_calls[layer::layers]) for layer in range(layers)]
         if of_calls is steps.decoder and width > 1:  # (B × W, 1, T, t) to (B, 1, W × T, t)
             joined = [rows.unflatten(0, (-1, width)).transpose(1, 2).flatten(2, 3) for rows in joined]
         whole.extend(joined)
 
 
-class RecurrentState:
+class RecurrentState(DecodingState):
     """A decoding state whose hypotheses are rows of the cells' states, which are copied when hypotheses branch."""
 
     def __init__(self, model: Recurrent, source_ids: Tensor) -> None:
@@ -249,12 +249,12 @@ class RecurrentState:
         """Return the input of `project` after each hypothesis' newest token, (B, W) to (B, W, D)."""
         return self.model.step(tokens, self.memory, self.memory_mask, self.cache, trace)
 
+    @override
     def reorder(self, parents: Tensor) -> None:
-        """Replace hypothesis w of sentence b by hypothesis parents[b, w]; (B, W)."""
         self.cache.reorder(parents)
 
+    @override
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep these sentences, in this order; the others leave the batch."""
         self.memory = self.memory.index_select(0, rows)
         self.memory_mask = AttentionMask(self.memory_mask.allowed.index_select(0, rows))
         self.cache.keep_sentences(rows)

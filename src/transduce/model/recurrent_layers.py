@@ -1,6 +1,7 @@
-"""Layers of LSTM or GRU cells, and the state of a decoder made of them.
+"""Layers of LSTM or GRU cells, their attention, and the state of a decoder made of them.
 
-Legend: B batch, S source length, N rows (B sentences, or B × W hypotheses), T steps, D model width.
+Legend: B batch, S source length, N rows (B sentences, or B × W hypotheses), T steps, Q queries, t past states,
+D model width.
 """
 
 from typing import NamedTuple
@@ -8,15 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from transduce.model.attention import Attend, attend, build_score
 from transduce.model.config import ModelConfig
 from transduce.model.feed_forward import Dropout
 from transduce.model.masks import AttentionMask
-from transduce.model.scores import Attend, attend, build_score
 
-# --- recurrent attention ---
-# Attention of recurrent models to the memory and to their own past states, with one head and any configured score.
-# Legend: B batch, N rows (B sentences, or B × W hypotheses), Q queries, S source length, t past states, D model
-# width.
+# --- attention with one head ---
 
 
 class MemoryAttention(nn.Module):
@@ -45,13 +43,13 @@ class MemoryAttention(nn.Module):
         keys: Tensor,
         memory: Tensor,
         mask: AttentionMask,
-        weights_to: list[Tensor] | None = None,
+        weights_out: list[Tensor] | None = None,
     ) -> Tensor:
         """Attend from states (B, Q, D) to the memory (B, S, D): returns (B, Q, D); the weights are (B, 1, Q, S)."""
         compute: Attend = attend if self.score is None else self.score
         query = self.query(states)[:, None]  # (B, 1, Q, D)
         found = compute(
-            query, keys[:, None], memory[:, None], mask, dropout=self.dropout, weights_to=weights_to
+            query, keys[:, None], memory[:, None], mask, dropout=self.dropout, weights_out=weights_out
         )  # (B, 1, Q, D)
         return found[:, 0]
 
@@ -73,7 +71,7 @@ class PastAttention(nn.Module):
         self.dropout = Dropout(config.attention_dropout)
 
     def forward(
-        self, x: Tensor, average: Tensor, states: Tensor, values: Tensor, weights_to: list[Tensor] | None = None
+        self, x: Tensor, average: Tensor, states: Tensor, values: Tensor, weights_out: list[Tensor] | None = None
     ) -> Tensor:
         """Return the average that a step starts from.
 
@@ -82,7 +80,7 @@ class PastAttention(nn.Module):
             average: the average that the step before started from, (N, D).
             states: all past states, (N, t, D).
             values: what is averaged: states and, with an LSTM, cells, (N, t, D or 2 D).
-            weights_to: a list that receives the weights, (N, 1, 1, t).
+            weights_out: a list that receives the weights, (N, 1, 1, t).
 
         Returns:
             (N, D or 2 D).
@@ -90,10 +88,10 @@ class PastAttention(nn.Module):
         compute: Attend = attend if self.score is None else self.score
         query = (self.from_input(x) + self.from_average(average))[:, None, None]  # (N, 1, 1, D)
         keys, values = self.key(states)[:, None], values[:, None]  # (N, 1, t, D or 2 D)
-        return compute(query, keys, values, dropout=self.dropout, weights_to=weights_to)[:, 0, 0]
+        return compute(query, keys, values, dropout=self.dropout, weights_out=weights_out)[:, 0, 0]
 
 
-def joined_over_steps(steps: list[Tensor]) -> Tensor:
+def join_step_weights(steps: list[Tensor]) -> Tensor:
     """Join the weights of several steps as those of one attention, (B, 1, T, longest).
 
     The weights of each step are (B, 1, 1, t) or (B, 1, Q, S).
@@ -102,7 +100,7 @@ def joined_over_steps(steps: list[Tensor]) -> Tensor:
     return torch.cat([nn.functional.pad(step, (0, longest - step.shape[-1])) for step in steps], dim=2)
 
 
-# --- recurrent layers ---
+# --- layers ---
 
 
 class CellState(NamedTuple):
@@ -156,7 +154,7 @@ def _reordered(x: Tensor, order: Tensor) -> Tensor:
     return x.gather(1, order[..., None].expand(-1, -1, x.shape[-1]))
 
 
-def reversal_of(present: Tensor) -> Tensor:
+def reversal_permutation(present: Tensor) -> Tensor:
     """Return the permutation of positions (B, S) that reverses each sentence and keeps its padding."""
     index = torch.arange(present.shape[1], device=present.device)
     last = present.sum(dim=1, keepdim=True) - 1
@@ -178,16 +176,16 @@ class RecurrentDecoderLayer(nn.Module):
             return CellState(start, cell)
         return CellState(start, cell, _entry_of_past(start, cell), torch.zeros_like(start))
 
-    def forward(self, x: Tensor, state: CellState, weights_to: list[Tensor] | None = None) -> tuple[Tensor, CellState]:
+    def forward(self, x: Tensor, state: CellState, weights_out: list[Tensor] | None = None) -> tuple[Tensor, CellState]:
         """Compute outputs (N, T, D) from inputs (N, T, input width), and return them with the last state."""
         if self.past_attention is None:
             return self._run(x, state)
-        outputs, weights = [], None if weights_to is None else list[Tensor]()
+        outputs, weights = [], None if weights_out is None else list[Tensor]()
         for step in x.split(1, dim=1):
             output, state = self._step_with_past(self.past_attention, step, state, weights)
             outputs.append(output)
-        if weights_to is not None and weights:
-            weights_to.append(joined_over_steps(weights))
+        if weights_out is not None and weights:
+            weights_out.append(join_step_weights(weights))
         return torch.cat(outputs, dim=1), state
 
     def _run(self, x: Tensor, state: CellState) -> tuple[Tensor, CellState]:
@@ -199,13 +197,13 @@ class RecurrentDecoderLayer(nn.Module):
         return output, state._replace(hidden=last[0], cell=cell[0])
 
     def _step_with_past(
-        self, attention: PastAttention, x: Tensor, state: CellState, weights_to: list[Tensor] | None
+        self, attention: PastAttention, x: Tensor, state: CellState, weights_out: list[Tensor] | None
     ) -> tuple[Tensor, CellState]:
         """Compute one step, (N, 1, input width), that starts from an average over the past, not from the last state."""
         if state.past is None or state.average is None:
             raise ValueError("the state was not made by this layer's `begin`")
         width = state.hidden.shape[-1]
-        found = attention(x[:, 0], state.average, state.past[..., :width], state.past, weights_to)
+        found = attention(x[:, 0], state.average, state.past[..., :width], state.past, weights_out)
         average = found[:, :width]
         cell = None if state.cell is None else found[:, width:]
         output, after = self._run(x, CellState(average, cell))

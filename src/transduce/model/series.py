@@ -21,7 +21,7 @@ from transduce.model.transformer import EncoderDecoderLayers
 _LOG_DEVIATIONS = (-7.0, 7.0)
 
 
-class Foretold(NamedTuple):
+class SeriesPrediction(NamedTuple):
     """A prediction of the next value of each number."""
 
     means: Tensor
@@ -55,7 +55,7 @@ class SeriesTransformer(EncoderDecoderLayers):
         self.source_embedding = ValueEmbedding(config)
         self.target_embedding = ValueEmbedding(config)
         self.add_layers(config)
-        self.head = nn.Linear(config.d_model, config.num_series * (2 if config.foretells_deviations else 1))
+        self.head = nn.Linear(config.d_model, config.num_series * (2 if config.predicts_deviations else 1))
         self._initialize()
 
     def _initialize(self) -> None:
@@ -67,7 +67,7 @@ class SeriesTransformer(EncoderDecoderLayers):
             nn.init.normal_(embedding.values.weight, std=1.0 / math.sqrt(self.config.num_series))
         nn.init.normal_(self.head.weight, std=0.1 / math.sqrt(self.config.d_model))
 
-    def forward(self, past: Tensor, target_input: Tensor) -> Foretold:
+    def forward(self, past: Tensor, target_input: Tensor) -> SeriesPrediction:
         """Predict all next values by teacher forcing, with the look-ahead mask.
 
         Args:
@@ -85,7 +85,7 @@ class SeriesTransformer(EncoderDecoderLayers):
 
     def decode(
         self, target_input: Tensor, memory: Tensor, *, first_position: int, cache: DecoderCache | None = None
-    ) -> Foretold:
+    ) -> SeriesPrediction:
         """Predict the values after these inputs.
 
         Args:
@@ -99,14 +99,14 @@ class SeriesTransformer(EncoderDecoderLayers):
         x = self.target_embedding.embed(target_input, positions)
         return self._predict(self.decode_embedded(x, memory, None, positions=positions, cache=cache))
 
-    def _predict(self, hidden: Tensor) -> Foretold:
+    def _predict(self, hidden: Tensor) -> SeriesPrediction:
         outputs = self.head(hidden)
-        if not self.config.foretells_deviations:
-            return Foretold(outputs, None)
+        if not self.config.predicts_deviations:
+            return SeriesPrediction(outputs, None)
         means, log_deviations = outputs.chunk(2, dim=-1)
-        return Foretold(means, log_deviations.clamp(*_LOG_DEVIATIONS))
+        return SeriesPrediction(means, log_deviations.clamp(*_LOG_DEVIATIONS))
 
-    def roll_out(self, past: Tensor, steps: int, *, generator: torch.Generator | None = None) -> Foretold:
+    def roll_out(self, past: Tensor, steps: int, *, generator: torch.Generator | None = None) -> SeriesPrediction:
         """Predict several values, each from the predictions before it.
 
         Args:
@@ -122,8 +122,8 @@ class SeriesTransformer(EncoderDecoderLayers):
             if generator is not None and prediction.log_deviations is not None:
                 noise = torch.randn(newest.shape, generator=generator, dtype=newest.dtype, device=newest.device)
                 newest = newest + prediction.log_deviations.exp() * noise
-            predictions.append(Foretold(newest, prediction.log_deviations))
+            predictions.append(SeriesPrediction(newest, prediction.log_deviations))
         deviations = [each.log_deviations for each in predictions if each.log_deviations is not None]
-        return Foretold(
+        return SeriesPrediction(
             torch.cat([each.means for each in predictions], dim=1), torch.cat(deviations, dim=1) if deviations else None
         )

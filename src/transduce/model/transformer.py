@@ -1,27 +1,26 @@
-"""The Transformer (sections 3.1 to 3.5): an encoder and a decoder that share one embedding matrix.
+"""The Transformer (sections 3.1 to 3.5): encoder, decoder, and the state of decoding step by step.
 
 Legend: B batch, S source length, T target length, D model width, V vocabulary.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
+import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from transduce.errors import TransduceError
 from transduce.model.attention import AttentionTrace, DecoderCache
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.initialization import initialize
-from transduce.model.layers import DecoderLayer, EncoderLayer
-from transduce.model.masks import AttentionMask, padding_mask
+from transduce.model.layers import DecoderLayer, EncoderLayer, StackPositions, build_layers, each_layer
+from transduce.model.masks import AttentionMask, ancestry_mask, padding_mask
 from transduce.model.norms import build_final_norm, normalize
-from transduce.model.stack import StackPositions, build_layers, each_layer
-from transduce.model.state import DecodingState, MemoryState
 
-# --- encoder decoder ---
-# The layers of an encoder and a decoder (section 3.1), without embeddings and output.
-# Legend: B batch, S source length, T target length, D model width.
+# --- encoder and decoder (section 3.1) ---
 
 
 class EncoderDecoderLayers(nn.Module):
@@ -47,10 +46,10 @@ class EncoderDecoderLayers(nn.Module):
         trace: AttentionTrace | None = None,
     ) -> Tensor:
         """Return the encoder's last layer, (B, S, D) to (B, S, D); `mask` hides padding, if there is any."""
-        own_mask, reach = self.encoder_positions(x, mask)
-        weights_to = None if trace is None else trace.encoder
+        self_mask, position_effect = self.encoder_positions(x, mask)
+        weights_out = None if trace is None else trace.encoder
         for layer in each_layer(self.encoder_layers, self.config.num_encoder_layers):
-            x = layer(x, own_mask, reach=reach, present=present, weights_to=weights_to)
+            x = layer(x, self_mask, position_effect=position_effect, present=present, weights_out=weights_out)
         return normalize(self.encoder_norm, x, present)
 
     def decode_embedded(
@@ -66,15 +65,15 @@ class EncoderDecoderLayers(nn.Module):
         trace: AttentionTrace | None = None,
     ) -> Tensor:
         """Return the decoder's last layer, (B, T, D) to (B, T, D); without a mask each position attends to its past."""
-        own_mask, reach = self.decoder_positions(x, mask, positions, cache)
+        self_mask, position_effect = self.decoder_positions(x, mask, positions, cache)
         for number, layer in enumerate(each_layer(self.decoder_layers, self.config.num_decoder_layers)):
             layer_cache = None if cache is None else cache.layers[number]
             x = layer(
                 x,
                 memory,
-                mask=own_mask,
+                mask=self_mask,
                 memory_mask=memory_mask,
-                reach=reach,
+                position_effect=position_effect,
                 present=present,
                 cache=layer_cache,
                 trace=trace,
@@ -86,7 +85,118 @@ class EncoderDecoderLayers(nn.Module):
         return DecoderCache(self.config.num_decoder_layers)
 
 
-# --- transformer ---
+# --- decoding step by step ---
+# A model's `start` returns a state for a batch of inputs, and a search calls the state's methods. The hypotheses of a
+# sentence are decoded as further positions of one row: they share the cache and the projected memory, and a mask shows
+# each hypothesis its own past. Reordering hypotheses therefore moves a small boolean array and no keys or values.
+# Legend: B sentences, W hypotheses of each, L cached positions, D model width.
+
+
+class DecodingState(Protocol):
+    """A batch of sentences in the middle of decoding."""
+
+    def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
+        """Return the last layer after each hypothesis' newest token, (B, W) to (B, W, D), for `project`.
+
+        At the first step there is one hypothesis for each sentence, and its token is the start symbol.
+        """
+
+    def reorder(self, parents: Tensor) -> None:
+        """Replace hypothesis w of sentence b by hypothesis parents[b, w]; (B, W)."""
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        """Keep these sentences, in this order; the others leave the batch."""
+
+
+class Ancestry:
+    """The cached positions that belong to the past of each hypothesis."""
+
+    def __init__(self, present: Tensor) -> None:
+        """Start with one hypothesis for each sentence, and with the cached positions that exist, (B, L)."""
+        self.ancestors = present[:, None]  # (B, W, L)
+        self.sees_all = present.shape[1] == 0  # True while every hypothesis descends from all cached positions
+
+    def extend(self, width: int) -> AttentionMask | None:
+        """Add one position for each of W hypotheses, and return the mask of all positions (None: nothing is hidden)."""
+        batch = len(self.ancestors)
+        self.sees_all = self.sees_all and width == 1
+        itself = torch.eye(width, dtype=torch.bool, device=self.ancestors.device).expand(batch, width, width)
+        self.ancestors = torch.cat([self.ancestors, itself], dim=2)
+        return None if self.sees_all else ancestry_mask(self.ancestors)
+
+    def reorder(self, parents: Tensor) -> None:
+        """Replace hypothesis w of sentence b by hypothesis parents[b, w]; (B, W)."""
+        self.ancestors = self.ancestors.gather(1, parents[..., None].expand(-1, -1, self.ancestors.shape[2]))
+
+    def keep_sentences(self, rows: Tensor) -> None:
+        """Keep these sentences, in this order."""
+        self.ancestors = self.ancestors.index_select(0, rows)
+
+
+class MemoryDecoder(Protocol):
+    """The methods of `Transformer` that `MemoryState` uses."""
+
+    def encode(self, source_ids: Tensor) -> tuple[Tensor, AttentionMask]:
+        """Return the memory (B, S, D) and the mask that hides its padding."""
+
+    def decode(
+        self,
+        target_input_ids: Tensor,
+        memory: Tensor,
+        memory_mask: AttentionMask,
+        *,
+        mask: AttentionMask | None = None,
+        positions: Tensor | None = None,
+        end: int | None = None,
+        cache: DecoderCache | None = None,
+        trace: AttentionTrace | None = None,
+    ) -> Tensor:
+        """Return the decoder's last layer, (B, T, D)."""
+
+    def new_cache(self) -> DecoderCache:
+        """Return an empty cache."""
+
+
+class MemoryState(DecodingState):
+    """The decoding state of an encoder and decoder with attention."""
+
+    def __init__(self, model: MemoryDecoder, source_ids: Tensor) -> None:
+        """Encode source_ids (B, S)."""
+        self.model = model
+        self.memory, self.memory_mask = model.encode(source_ids)
+        self.cache = model.new_cache()
+        self.position = 0
+        self.ancestry = Ancestry(torch.zeros(len(source_ids), 0, dtype=torch.bool, device=source_ids.device))
+
+    @override
+    def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
+        width = tokens.shape[1]
+        hidden = self.model.decode(
+            tokens,
+            self.memory,
+            self.memory_mask,
+            mask=self.ancestry.extend(width),
+            positions=torch.full((width,), self.position, device=tokens.device),
+            end=self.position + 1,
+            cache=self.cache,
+            trace=trace,
+        )
+        self.position += 1
+        return hidden
+
+    @override
+    def reorder(self, parents: Tensor) -> None:
+        self.ancestry.reorder(parents)
+
+    @override
+    def keep_sentences(self, rows: Tensor) -> None:
+        self.memory = self.memory.index_select(0, rows)
+        self.memory_mask = AttentionMask(self.memory_mask.allowed.index_select(0, rows))
+        self.ancestry.keep_sentences(rows)
+        self.cache.keep_sentences(rows)
+
+
+# --- the model ---
 
 
 class Transformer(VocabularyModel, EncoderDecoderLayers):
@@ -128,7 +238,7 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
     def encode(self, source_ids: Tensor, *, trace: AttentionTrace | None = None) -> tuple[Tensor, AttentionMask]:
         """Return the memory (B, S, D) and the mask that hides its padding."""
         mask = padding_mask(source_ids, self.config.pad_id)
-        present = self.positions_to_count(source_ids)
+        present = self.batch_norm_positions(source_ids)
         x = self.source_embedding(source_ids, self.source_weight, present=present)
         return self.encode_embedded(x, mask, present=present, trace=trace), mask
 
@@ -160,7 +270,7 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
             cache: the keys and values of past positions.
             trace: receives the attention weights.
         """
-        present = self.positions_to_count(target_input_ids)
+        present = self.batch_norm_positions(target_input_ids)
         if positions is None and cache is not None and cache.length:
             positions = cache.next_positions(target_input_ids)
         x = self.target_embedding(target_input_ids, self.target_weight, positions, present=present, end=end)
@@ -193,12 +303,12 @@ def checked_ids(config: ModelConfig, source_ids: Tensor, target_input_ids: Tenso
     try:
         yield
     except IndexError:
-        _refuse_foreign(source_ids, config.source_vocabulary_size, "source_ids")
-        _refuse_foreign(target_input_ids, config.target_vocabulary_size, "target_input_ids")
+        _check_range(source_ids, config.source_vocabulary_size, "source_ids")
+        _check_range(target_input_ids, config.target_vocabulary_size, "target_input_ids")
         raise
 
 
-def _refuse_foreign(ids: Tensor, size: int, name: str) -> None:
+def _check_range(ids: Tensor, size: int, name: str) -> None:
     for id in (int(ids.min()), int(ids.max())):
         if not 0 <= id < size:
             raise TransduceError(

@@ -1,1 +1,1 @@
-"""Reads and writes model folders."""
+"""Read and write model folders."""

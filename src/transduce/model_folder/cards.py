@@ -1,4 +1,4 @@
-"""Describe the time series that a folder's model was trained on."""
+"""Describe what a folder's model was trained for: its task, and the time series of a forecaster."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,8 +11,7 @@ from transduce.errors import TransduceError
 from transduce.model_folder.hugging_face import hugging_face_heads, is_hugging_face_folder
 from transduce.model_folder.safety import read_json
 
-# --- task card ---
-# Describe the task that a folder's model was trained for.
+# --- tasks ---
 
 
 TASK_CARD = "task.json"
@@ -94,7 +93,7 @@ def read_task_card(folder: Path, kind: str, *, use: str) -> TaskCard:
     return card
 
 
-# --- cards ---
+# --- time series ---
 
 
 SERIES_CARD = "series.json"

@@ -20,7 +20,7 @@ from transduce.interop.hugging_face.import_tokenizer import ModelIds, TokenizerF
 from transduce.interop.hugging_face.import_weights import ImportedModel, StoredTensors, encoder_heads, import_model
 from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
 from transduce.model.config import Kind
-from transduce.model_folder.safety import MOST_VOCABULARY_BYTES, file_inside, read_bounded, read_json
+from transduce.model_folder.safety import MAX_VOCABULARY_BYTES, file_inside, read_bounded, read_json
 from transduce.search.settings import SearchSettings
 
 _WEIGHTS = "model.safetensors"
@@ -218,7 +218,7 @@ def _optional_json(folder: Path, name: str) -> dict[str, Any]:
 
 def _reader(folder: Path) -> Callable[[str], bytes | None]:
     def read(name: str) -> bytes | None:
-        return read_bounded(folder, name, MOST_VOCABULARY_BYTES) if (folder / name).exists() else None
+        return read_bounded(folder, name, MAX_VOCABULARY_BYTES) if (folder / name).exists() else None
 
     return read
 
@@ -227,7 +227,7 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-# --- weights ----------------------------------------------------------------------------------------------------
+# --- weights ---
 
 
 def _stored_tensors(folder: Path) -> StoredTensors:

@@ -1,4 +1,4 @@
-"""Format the one-line summary of a loaded model."""
+"""Load a model folder at a precision and on a device, with its languages, alone or as part of an ensemble."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -7,11 +7,9 @@ from typing import TypeVar, cast
 import msgspec
 import torch
 
+from transduce.acceleration import PrepackedModel, int8_linear_maker, make_inference_copy, quantize
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
-from transduce.kernels.int8_fbgemm import quantize
-from transduce.kernels.prepacked import Packed
-from transduce.kernels.select import make_twin, product_maker
 from transduce.machine import DTYPES, Machine, Precision, detect_machine
 from transduce.model.build import AnyModel, EncoderDecoder, Model
 from transduce.model.decoder import Decoder
@@ -22,31 +20,31 @@ from transduce.process_environment import release_freed_memory
 from transduce.text.tokenizer import Tokenizer
 
 # --- precision ---
-# Set a model's precision: float32, bfloat16, or 8-bit integer weights that are quantized on loading.
+# float32, bfloat16, or 8-bit integer weights that are quantized on loading.
 
 
 _Model = TypeVar("_Model", bound=Model)
 
 
-def check_precision(asked: str) -> None:
+def check_precision(precision: str) -> None:
     """Refuse an unknown precision.
 
     Raises:
         TransduceError: the precision is not "auto", "fp32", "bf16" or "int8".
     """
-    if asked not in ("auto", "int8", *DTYPES):
-        raise TransduceError(f"`precision` must be `auto`, `fp32`, `bf16` or `int8`, but is `{asked}`.")
+    if precision not in ("auto", "int8", *DTYPES):
+        raise TransduceError(f"`precision` must be `auto`, `fp32`, `bf16` or `int8`, but is `{precision}`.")
 
 
 def precision_of(model: Model) -> str:
     """Return a model's precision: "fp32", "bf16" or "int8"; for models converted by hand, the dtype's name."""
-    if isinstance(model, Packed):
+    if isinstance(model, PrepackedModel):
         return "int8"
     dtype = model.source_weight.dtype
     return {torch.bfloat16: "bf16", torch.float32: "fp32"}.get(dtype, str(dtype).removeprefix("torch."))
 
 
-def at_precision(model: _Model, asked: str, machine: Machine) -> _Model:
+def convert_to_precision(model: _Model, precision: str, machine: Machine) -> _Model:
     """Return the model at a precision, on the machine's device; "auto" is bf16 or fp32, whichever is faster.
 
     The model is converted in place, except for "int8".
@@ -54,13 +52,13 @@ def at_precision(model: _Model, asked: str, machine: Machine) -> _Model:
     Raises:
         TransduceError: `precision` is "int8" and the model or the device does not support it.
     """
-    if asked == "int8":
+    if precision == "int8":
         return cast(
             _Model, quantize_to_int8(model, machine.device)
         )  # quantize returns an instance of the model's class
-    dtype = DTYPES[machine.precision if asked == "auto" else asked]
+    dtype = DTYPES[machine.precision if precision == "auto" else precision]
     if machine.device == "cpu":
-        make_twin(model, dtype)
+        make_inference_copy(model, dtype)
     model.to(device=machine.device, dtype=dtype)
     return model
 
@@ -83,13 +81,12 @@ def quantize_to_int8(model: Model, device: str) -> Transformer | Decoder:
             "Precision `int8` is for Transformers that generate text, but this model is of the kind "
             f"`{model.config.kind}`: use `fp32`."
         )
-    quantized = quantize(model, make=product_maker())
+    quantized = quantize(model, make=int8_linear_maker())
     release_freed_memory()  # the float32 weights take several times the memory of the quantized ones
     return quantized
 
 
-# --- placement ---
-# Load a model of any kind at a precision and on a device.
+# --- loading to a device ---
 
 
 Placed = TypeVar("Placed", bound=Model)
@@ -119,7 +116,7 @@ def load_model_at(
     machine = detect_machine(device, threads)
     torch.set_num_threads(machine.threads)
     content = read(folder)
-    return msgspec.structs.replace(content, model=at_precision(content.model, precision, machine))
+    return msgspec.structs.replace(content, model=convert_to_precision(content.model, precision, machine))
 
 
 def load_encoder_at(
@@ -140,7 +137,7 @@ def load_encoder_at(
 
 
 # --- languages ---
-# Set the languages of models with language tags: NLLB, mBART, M2M100, and OPUS models with several targets.
+# For models with language tags: NLLB, mBART, M2M100, and OPUS models with several targets.
 
 
 M = TypeVar("M", bound=Model)
@@ -172,7 +169,6 @@ def with_languages(content: ModelFolder[M], source: str | None, target: str | No
 
 
 # --- ensembles ---
-# Check that models can translate together as an ensemble.
 
 
 def check_vocabularies(folders: Sequence[Path], contents: Sequence[ModelFolder[EncoderDecoder]]) -> None:
@@ -194,7 +190,7 @@ def check_vocabularies(folders: Sequence[Path], contents: Sequence[ModelFolder[E
             )
 
 
-# --- load ---
+# --- summary ---
 
 
 def summary(name: str, model: AnyModel, *parts: str) -> str:

@@ -1,4 +1,4 @@
-"""Read a model folder: configuration, weights, tokenizer, and the manifest that `folder_writing.py` wrote."""
+"""Read a model folder: configuration, weights, tokenizer, and the manifest that `write.py` wrote."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,7 +27,7 @@ from transduce.model_folder.hugging_face import (
     read_hugging_face_folder,
 )
 from transduce.model_folder.safety import (
-    MOST_VOCABULARY_BYTES,
+    MAX_VOCABULARY_BYTES,
     file_inside,
     read_bounded,
     read_json,
@@ -45,7 +45,7 @@ VOCABULARIES = ("sentencepiece.model", "source.spm", "target.spm", FOREIGN_TOKEN
 WEIGHTS = "model.safetensors"
 MANIFEST = "manifest.json"
 
-_MOST_SHOWN = 20
+_MAX_SHOWN = 20
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -272,7 +272,7 @@ def _read_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
     """Read the tokenizer and check that its ids match the model's."""
     for name in (TOKENIZER_CARD, *VOCABULARIES):
         if (folder / name).exists() or (folder / name).is_symlink():
-            read_bounded(folder, name, MOST_VOCABULARY_BYTES)
+            read_bounded(folder, name, MAX_VOCABULARY_BYTES)
     tokenizer = load_tokenizer(folder)
     check_tokenizer(tokenizer, config, str(folder))
     return tokenizer
@@ -361,7 +361,7 @@ def _read_weights(path: Path, model: AnyModel, config: ModelConfig) -> dict[str,
 
 def _some(names: list[str]) -> str:
     """Format a list of names for a message, shortened if it is long."""
-    return f"{names[:_MOST_SHOWN] or 'none'}" + (f" and {len(names) - _MOST_SHOWN} more" * (len(names) > _MOST_SHOWN))
+    return f"{names[:_MAX_SHOWN] or 'none'}" + (f" and {len(names) - _MAX_SHOWN} more" * (len(names) > _MAX_SHOWN))
 
 
 def _restore(path: Path, location: Place, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:

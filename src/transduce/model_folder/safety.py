@@ -16,8 +16,8 @@ from transduce.errors import TransduceError
 
 T = TypeVar("T")
 
-MOST_JSON_BYTES = 4 << 20
-MOST_VOCABULARY_BYTES = 64 << 20
+MAX_JSON_BYTES = 4 << 20
+MAX_VOCABULARY_BYTES = 64 << 20
 _LONGEST_NAME = 255
 # Characters that are path separators or invalid in file names on some system.
 _FORBIDDEN = frozenset('/\\:\x7f"<>|?*') | {chr(code) for code in range(32)}
@@ -57,22 +57,22 @@ def _resolve(path: Path) -> Path:
         raise TransduceError(f"{path} cannot be followed ({error}): put a copy of the file in its place.") from error
 
 
-def read_bounded(folder: Path, name: str, most_bytes: int) -> bytes:
+def read_bounded(folder: Path, name: str, max_bytes: int) -> bytes:
     """Return the content of a file in a folder.
 
     Raises:
-        TransduceError: the file is missing, not a regular file, or larger than `most_bytes`.
+        TransduceError: the file is missing, not a regular file, or larger than `max_bytes`.
     """
     path = file_inside(folder, name)
     if not path.is_file():
         raise TransduceError(f"{path} cannot be read: there is no such file; copy the folder again.")
     try:
         with path.open("rb") as file:
-            content = file.read(most_bytes + 1)
+            content = file.read(max_bytes + 1)
     except OSError as error:
         raise TransduceError(f"{path} cannot be read: {error.strerror}.") from error
-    if len(content) > most_bytes:
-        raise TransduceError(f"{path} may have {most_bytes:,} bytes at most, but has more: it is not what it is named.")
+    if len(content) > max_bytes:
+        raise TransduceError(f"{path} may have {max_bytes:,} bytes at most, but has more: it is not what it is named.")
     return content
 
 
@@ -83,7 +83,7 @@ def read_json(folder: Path, name: str, type: type[T], purpose: str = "") -> T:
         TransduceError: the file cannot be read, or does not match the type.
     """
     try:
-        return msgspec.json.decode(read_bounded(folder, name, MOST_JSON_BYTES), type=type)
+        return msgspec.json.decode(read_bounded(folder, name, MAX_JSON_BYTES), type=type)
     except msgspec.MsgspecError as error:
         raise TransduceError(f"{folder / name} cannot be read{purpose}: {error}.") from error
     except UnicodeDecodeError as error:
@@ -98,7 +98,7 @@ def read_toml(folder: Path, name: str) -> dict[str, Any]:
     Raises:
         TransduceError: the file cannot be read.
     """
-    content = read_bounded(folder, name, MOST_JSON_BYTES)
+    content = read_bounded(folder, name, MAX_JSON_BYTES)
     try:
         return tomllib.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -134,7 +134,7 @@ def read_tensor_entries(folder: Path, name: str, *, whole_numbers: Collection[st
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         kind = next((kind for magic, kind in _MAGICS.items() if start.startswith(magic)), None)
-        is_plausible = 2 <= length <= min(MOST_JSON_BYTES, size - 8)
+        is_plausible = 2 <= length <= min(MAX_JSON_BYTES, size - 8)
         header = file.read(length) if is_plausible else b""
     if not header.startswith(b"{"):
         what = f"it looks like {kind}, which is never opened" if kind else "its header is not one of safetensors"

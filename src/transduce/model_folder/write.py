@@ -1,4 +1,4 @@
-"""Save a model that your own training loop trained or changed, as a folder that `load` and every command can read."""
+"""Write model folders, also of models that your own training loop trained or changed (`transduce.save`)."""
 
 import shutil
 from collections.abc import Mapping
@@ -33,12 +33,12 @@ from transduce.model_folder.read import (
     Manifest,
     check_tokenizer,
 )
-from transduce.model_folder.safety import MOST_VOCABULARY_BYTES, read_bounded, read_json
+from transduce.model_folder.safety import MAX_VOCABULARY_BYTES, read_bounded, read_json
 from transduce.text.languages import valid_language
 from transduce.text.tokenizer import Tokenizer
 
-# --- kept tokenizer ---
-# Keep a Hugging Face tokenizer's own files in an imported model's folder, so that transformers can open the folder.
+# --- tokenizer files ---
+# The files of a Hugging Face tokenizer are kept in an imported model's folder, so that transformers can open it.
 
 
 _TOKENIZER_SETTINGS = "tokenizer_config.json"
@@ -65,7 +65,7 @@ def read_original_tokenizer(folder: Path, languages: tuple[str | None, str | Non
         TransduceError: a file cannot be read.
     """
     names = [name for name in (*_VOCABULARIES, *_TABLES) if (folder / name).is_file()]
-    files = {name: read_bounded(folder, name, MOST_VOCABULARY_BYTES) for name in names}
+    files = {name: read_bounded(folder, name, MAX_VOCABULARY_BYTES) for name in names}
     if (folder / _TOKENIZER_SETTINGS).is_file():
         settings = read_json(folder, _TOKENIZER_SETTINGS, dict[str, Any])
         settings.pop("auto_map", None)  # names custom code, which is never run
@@ -82,10 +82,9 @@ def write_original_tokenizer(folder: Path, files: Mapping[str, bytes]) -> None:
         write_file(folder / name, content)
 
 
-# --- folder writing ---
-# Write a model folder.
-# Every file is replaced atomically. The weights and their digest are in two files, so the manifest lists the old
-# and the new digest while the weights change. The folder is thus consistent at every moment.
+# --- writing ---
+# Every file is replaced atomically. The weights and their digest are in two files, so the manifest lists the old and
+# the new digest while the weights change. The folder is thus consistent at every moment.
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -167,7 +166,7 @@ def _write_manifest(folder: Path, languages: tuple[str | None, str | None], weig
     write_json(folder / MANIFEST, manifest)
 
 
-# --- write ---
+# --- transduce.save ---
 
 
 # The settings file of runs and imported models; `save` writes none.

@@ -1,6 +1,6 @@
 """Beam search: keeps the W best continuations at each step, until none can beat the finished hypotheses.
 
-A live hypothesis is still growing; a finished one has ended with the end symbol or was cut at its greatest length.
+A live hypothesis is still growing; a finished one has ended with the end symbol or was cut at its maximum length.
 Hypotheses that ended rank before all that were cut, whatever their scores.
 Legend: B sentences still in the batch, W hypotheses of each in G groups, V vocabulary, t tokens so far.
 """
@@ -10,11 +10,11 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from transduce.search.coverage import Coverage, length_penalty
+from transduce.search.coverage import Coverage
 from transduce.search.greedy import make_hypothesis
 from transduce.search.rules import Rule
-from transduce.search.scorer import Bounds, Hypothesis, Scorer, run
-from transduce.search.selection import NEVER, BestSelection, Candidates, Selection, Step, log_sum_exp
+from transduce.search.scorer import Bounds, Hypothesis, Scorer, length_penalty, run
+from transduce.search.selection import IMPOSSIBLE, BestSelection, Candidates, Selection, Step, log_sum_exp
 
 _ROUNDING = 1e-3  # nats
 
@@ -27,7 +27,7 @@ def beam_search(
     *,
     start_id: int,
     eos_id: int,
-    longest: Tensor,
+    max_lengths: Tensor,
     beam_size: int,
     n_best: int = 1,
     alpha: float = 0.6,
@@ -39,7 +39,7 @@ def beam_search(
         scorer: the model, at the start of a batch of N sentences.
         start_id: the first input of the decoder.
         eos_id: the end symbol.
-        longest: the greatest length of each hypothesis in tokens, including the end symbol, int64 (N,).
+        max_lengths: the maximum length of each hypothesis in tokens, including the end symbol, int64 (N,).
         beam_size: W, the number of hypotheses kept at each step.
         n_best: hypotheses returned for each sentence, at most W.
         alpha: exponent of the length penalty.
@@ -49,7 +49,7 @@ def beam_search(
         N lists of at most `n_best` hypotheses.
     """
     beam = Beam(beam_size=beam_size, n_best=n_best, alpha=alpha)
-    return run(BeamSearch(scorer, Bounds(start_id, eos_id, longest), beam, rules=rules))
+    return run(BeamSearch(scorer, Bounds(start_id, eos_id, max_lengths), beam, rules=rules))
 
 
 class Beam:
@@ -68,10 +68,7 @@ class Beam:
 
 
 class BeamSearch:
-    """A beam search in progress: the live hypotheses of a batch and the best finished ones of each sentence.
-
-    It implements `loop.Search`.
-    """
+    """A beam search in progress: the live hypotheses of a batch and the best finished ones of each sentence."""
 
     def __init__(
         self,
@@ -87,13 +84,13 @@ class BeamSearch:
 
         Args:
             scorer: the model, at the start of a batch of N sentences.
-            bounds: start and end symbol, and the greatest lengths.
+            bounds: start and end symbol, and the maximum lengths.
             beam: the options of the beam.
             rules: rules applied to the logits in turn.
             selection: chooses the continuations to keep; None for the best ones.
             coverage: a penalty on hypotheses that leave source tokens untranslated.
         """
-        sentences, device = len(bounds.longest), bounds.longest.device
+        sentences, device = len(bounds.max_lengths), bounds.max_lengths.device
         self.scorer = scorer
         self.beam = beam
         self.rules = rules
@@ -101,22 +98,20 @@ class BeamSearch:
         self.coverage = coverage
         self.eos_id = bounds.eos_id
         # Python lists, one entry per sentence, since reading tensors back stalls a GPU.
-        self.longest: list[int] = bounds.longest.tolist()
-        self.places = list(range(sentences))
+        self.max_lengths: list[int] = bounds.max_lengths.tolist()
+        self.sentences = list(range(sentences))  # indices in the input of the sentences that are still decoded
         self.newest = torch.full((sentences, 1), bounds.start_id, dtype=torch.int64, device=device)  # (B, W)
-        self.rows = torch.arange(
-            sentences, device=device
-        )  # (B,), each sentence's index in the input: `places` as a tensor
+        self.rows = torch.arange(sentences, device=device)  # (B,), `sentences` as a tensor
         self.tokens = torch.empty(sentences, 1, 0, dtype=torch.int64, device=device)  # (B, W, t)
         self.log_probabilities = torch.empty(sentences, 1, 0, device=device)  # (B, W, t)
         self.scores = torch.zeros(sentences, 1, device=device)  # (B, W), sums of log-probabilities
-        # The length penalty at each sentence's greatest length (B, 1), and the score of each group's n-th best finished
+        # The length penalty at each sentence's maximum length (B, 1), and the score of each group's n-th best finished
         # hypothesis, or minus infinity if it has fewer, (B, G).
-        self.greatest_penalty = torch.tensor(
-            [[length_penalty(longest, beam.alpha)] for longest in self.longest], device=device
+        self.max_penalty = torch.tensor(
+            [[length_penalty(longest, beam.alpha)] for longest in self.max_lengths], device=device
         )
-        self._bars = [[NEVER] * beam.groups for _ in range(sentences)]
-        self.bars = torch.tensor(self._bars, device=device).view(sentences, beam.groups)
+        self._thresholds = [[IMPOSSIBLE] * beam.groups for _ in range(sentences)]
+        self.thresholds = torch.tensor(self._thresholds, device=device).view(sentences, beam.groups)
         # The best finished hypotheses of each sentence's groups.
         self.finished: list[list[list[Hypothesis]]] = [[[] for _ in range(beam.groups)] for _ in range(sentences)]
 
@@ -138,7 +133,7 @@ class BeamSearch:
         order = self.scores.argsort(dim=1, descending=True, stable=True)[..., None].expand(-1, -1, self.length)
         live = self.tokens.gather(1, order)
         last = live[:, 0].clone()
-        for row, sentence in enumerate(self.places):
+        for row, sentence in enumerate(self.sentences):
             if best := self._best(sentence, 1):
                 ids = [*best[0].ids[: self.length], *[self.eos_id] * (self.length - len(best[0].ids))]
                 last[row] = torch.tensor(ids, device=last.device)
@@ -149,19 +144,19 @@ class BeamSearch:
         """t, the number of tokens of every live hypothesis."""
         return self.tokens.shape[-1]
 
-    def abandon(self, places: Collection[int]) -> None:
+    def abandon(self, sentences: Collection[int]) -> None:
         """Remove sentences from the batch and finish their live hypotheses as they are."""
         staying = []
-        for row, sentence in enumerate(self.places):
-            if sentence in places:
+        for row, sentence in enumerate(self.sentences):
+            if sentence in sentences:
                 self._finish_live(row)
             else:
                 staying.append(row)
         self._keep_sentences(staying)
 
-    def found(self) -> list[list[Hypothesis]]:
+    def results(self) -> list[list[Hypothesis]]:
         """Return the n best hypotheses of each sentence that has left the batch, best first; none for the others."""
-        decoding = set(self.places)
+        decoding = set(self.sentences)
         return [
             [] if sentence in decoding else self._best(sentence, self.beam.n_best)
             for sentence in range(len(self.finished))
@@ -195,59 +190,59 @@ class BeamSearch:
 
     def _finish_candidates(self, ended: Candidates) -> None:
         """Add candidates that end to the finished hypotheses of their groups."""
-        rows, numbers = self._worth_entering(ended).nonzero().unbind(1)
+        rows, numbers = self._may_be_returned(ended).nonzero().unbind(1)
         if not len(rows):
             return
         parents = ended.parents[rows, numbers]
         tokens = torch.cat([self.tokens[rows, parents], ended.tokens[rows, numbers, None]], dim=1)
         values = torch.cat([self.log_probabilities[rows, parents], ended.token_scores[rows, numbers, None]], dim=1)
-        places = torch.stack([rows, numbers, parents], dim=1)
+        indices = torch.stack([rows, numbers, parents], dim=1)
         # One transfer for all values if they are on a GPU.
-        found = zip(places.tolist(), tokens.tolist(), values.tolist(), strict=True)
-        for (row, number, parent), *history in found:
+        candidates = zip(indices.tolist(), tokens.tolist(), values.tolist(), strict=True)
+        for (row, number, parent), *history in candidates:
             group = number * self.beam.groups // ended.totals.shape[1]
             self._finish(row, parent, group, (history[0], history[1]), ended=True)
-        self.bars = torch.tensor(self._bars, device=self.rows.device)
+        self.thresholds = torch.tensor(self._thresholds, device=self.rows.device)
 
-    def _worth_entering(self, ended: Candidates) -> Tensor:
-        """Return which of the ended candidates may be among the n best in the end, (B, n)."""
-        exist = ended.totals > NEVER
+    def _may_be_returned(self, ended: Candidates) -> Tensor:
+        """Return which of the ended candidates may be among the n best results, (B, n)."""
+        exist = ended.totals > IMPOSSIBLE
         if self.coverage is not None or self.beam.groups > 1:
             return exist
         scores = ended.totals / length_penalty(self.length + 1, self.beam.alpha)
-        return exist & (scores > self.bars - _ROUNDING)  # rounding here differs from that of the score
+        return exist & (scores > self.thresholds - _ROUNDING)  # rounding here differs from that of the score
 
     def _finish_live(self, row: int) -> None:
         """Add the live hypotheses of a sentence that is cut off to its finished ones."""
         for beam in range(self.scores.shape[1]):
-            if float(self.scores[row, beam]) > NEVER:
+            if float(self.scores[row, beam]) > IMPOSSIBLE:
                 history = (self.tokens[row, beam].tolist(), self.log_probabilities[row, beam].tolist())
                 self._finish(row, beam, beam // self.beam.group_size, history, ended=False)
 
     def _finish(self, row: int, beam: int, group: int, history: History, *, ended: bool) -> None:
         """Add a hypothesis to the finished ones of its group, which keeps only the best."""
         penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, beam)
-        finished = self.finished[self.places[row]][group]
+        finished = self.finished[self.sentences[row]][group]
         finished.append(make_hypothesis(*history, ended=ended, alpha=self.beam.alpha, penalty=penalty))
         finished.sort(key=_rank)
         del finished[self.beam.beam_size :]
         # Duplicates between groups count once, so any one group may have to provide all of the n best.
         if len(finished) >= self.beam.n_best:
-            self._bars[row][group] = finished[self.beam.n_best - 1].score
+            self._thresholds[row][group] = finished[self.beam.n_best - 1].score
 
     def _undecided(self) -> list[int]:
         """Return the rows in which a live hypothesis can still be among the n best.
 
         Log-probabilities only fall, and coverage penalties are never positive. So a live hypothesis ends with at most
-        its current sum divided by the greatest length penalty it can reach.
+        its current sum divided by the largest length penalty it can reach.
         """
         best_live = self.scores.unflatten(1, (self.beam.groups, -1)).amax(dim=-1)  # (B, G)
-        may_improve = (best_live > NEVER) & (best_live / self.greatest_penalty > self.bars)
+        may_improve = (best_live > IMPOSSIBLE) & (best_live / self.max_penalty > self.thresholds)
         return may_improve.any(dim=1).nonzero()[:, 0].tolist()  # type: ignore[no-any-return]
 
     def _drop_finished_sentences(self) -> None:
-        """Remove sentences whose n best are certain or that reached their greatest length."""
-        undecided, full = self._undecided(), [limit <= self.length for limit in self.longest]
+        """Remove sentences whose n best are certain or that reached their maximum length."""
+        undecided, full = self._undecided(), [limit <= self.length for limit in self.max_lengths]
         for row in undecided:
             if full[row]:
                 self._finish_live(row)
@@ -258,10 +253,12 @@ class BeamSearch:
         if len(staying) == len(self.rows):
             return
         rows = torch.tensor(staying, dtype=torch.int64, device=self.rows.device)
-        self.longest, self.places = ([values[row] for row in staying] for values in (self.longest, self.places))
-        self._bars = [self._bars[row] for row in staying]
+        self.max_lengths, self.sentences = (
+            [values[row] for row in staying] for values in (self.max_lengths, self.sentences)
+        )
+        self._thresholds = [self._thresholds[row] for row in staying]
         self.rows, self.scores = self.rows[rows], self.scores[rows]
-        self.greatest_penalty, self.bars = self.greatest_penalty[rows], self.bars[rows]
+        self.max_penalty, self.thresholds = self.max_penalty[rows], self.thresholds[rows]
         self.tokens, self.log_probabilities = self.tokens[rows], self.log_probabilities[rows]
         self.newest = self.newest[rows]
         self.scorer.keep_sentences(rows)

@@ -1,4 +1,4 @@
-"""Lexically constrained beam search: translations must contain given phrases.
+"""Constrained search: translations must contain given phrases, and parses must be trees over the words of a sentence.
 
 Dynamic beam allocation (Post and Vilar 2018): hypotheses compete only with those that have written equally many
 tokens of the phrases, so that a started phrase is not lost to better scores elsewhere. No hypothesis ends before it
@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from transduce.search.selection import NEVER, BestSelection, Candidates, Choice, Step, score_candidates
+from transduce.search.rules import Rule
+from transduce.search.selection import IMPOSSIBLE, BestSelection, Candidates, Choice, Selection, Step, score_candidates
 
 Phrase = tuple[tuple[int, ...], ...]
 """Alternative token sequences of one phrase; a hypothesis needs any one of them."""
@@ -61,25 +62,25 @@ class PhraseMatcher:
         before = progress.unmet | (progress.closing if token in self.edges.continuing else frozenset())
         met = {n for n, spelling in self._spellings(before) if read[-len(spelling) :] == spelling}
         unmet, closing = before - met, frozenset(met if token in self.edges.within else ())
-        begun = [spelling for _, spelling in self._spellings(unmet | closing)]
+        candidates = [spelling for _, spelling in self._spellings(unmet | closing)]
         tails = (read[start:] for start in range(len(read) + 1))
-        tail = next(tail for tail in tails if not tail or any(_is_proper_prefix(s, tail) for s in begun))
+        tail = next(tail for tail in tails if not tail or any(_is_proper_prefix(s, tail) for s in candidates))
         return Progress(unmet, tail, closing)
 
     def missing(self, progress: Progress) -> int:
         """Return the minimum number of tokens that are still needed for all phrases."""
         cached = self._missing.get(progress)
         if cached is None:
-            least = {n: min(map(len, self.phrases[n])) for n in progress.unmet}
+            shortest = {n: min(map(len, self.phrases[n])) for n in progress.unmet}
             saved = [
-                least[n] - (len(spelling) - len(progress.tail))
+                shortest[n] - (len(spelling) - len(progress.tail))
                 for n, spelling in self._spellings(progress.unmet)
                 if _is_proper_prefix(spelling, progress.tail)
             ]
-            cached = self._missing[progress] = sum(least.values()) - max([0, *saved])
+            cached = self._missing[progress] = sum(shortest.values()) - max([0, *saved])
         return cached
 
-    def wanted(self, progress: Progress) -> set[int]:
+    def next_tokens(self, progress: Progress) -> set[int]:
         """Return the tokens that start an unmet phrase or continue one."""
         spellings = [spelling for _, spelling in self._spellings(progress.unmet)]
         begun = {spelling[len(progress.tail)] for spelling in spellings if _is_proper_prefix(spelling, progress.tail)}
@@ -105,8 +106,8 @@ class _Option(NamedTuple):
     progress: Progress
 
 
-class ConstrainedSelection:
-    """A `Selection` that keeps hypotheses of every stage for sentences with phrases, and the best for the others.
+class ConstrainedSelection(Selection):
+    """A selection that keeps hypotheses of every stage for sentences with phrases, and the best for the others.
 
     The beam must have a slot for every stage: one more than a sentence's phrases have tokens.
     """
@@ -115,19 +116,19 @@ class ConstrainedSelection:
         self,
         phrases: Sequence[Sequence[Phrase]],
         *,
-        longest: Sequence[int],
+        max_lengths: Sequence[int],
         beam_size: int,
         eos_id: int,
         edges: Edges | None = None,
     ) -> None:
-        """Prepare the phrases and the greatest length in tokens, including the end symbol, of N sentences."""
+        """Prepare the phrases and the maximum length in tokens, including the end symbol, of N sentences."""
         self.matchers = {
             sentence: PhraseMatcher(sentence_phrases, edges)
             for sentence, sentence_phrases in enumerate(phrases)
             if sentence_phrases
         }
         self.progress = {sentence: [matcher.start] for sentence, matcher in self.matchers.items()}
-        self.longest = longest
+        self.max_lengths = max_lengths
         self.beam_size = beam_size
         self.eos_id = eos_id
         self.plain = BestSelection(beam_size=beam_size, eos_id=eos_id)
@@ -151,7 +152,7 @@ class ConstrainedSelection:
         living = {missing: [o for o in stage if not o.ends] for missing, stage in stages.items()}
         sizes = {missing: len(living[missing]) for missing in sorted(living)}
         total = self.matchers[sentence].missing(self.matchers[sentence].start)
-        shares = allocate(sizes, places=choice.live.totals.shape[1], stages=total + 1)
+        shares = allocate(sizes, slots=choice.live.totals.shape[1], stages=total + 1)
         selected = [option for missing, share in shares.items() for option in living[missing][:share]]
         selected.sort(key=lambda option: -option.total)
         self.progress[sentence] = [option.progress for option in selected]
@@ -167,25 +168,25 @@ class ConstrainedSelection:
             pairs |= dict.fromkeys(zip(each.parents[0].tolist(), each.tokens[0].tolist(), strict=True))
         matcher = self.matchers[sentence]
         for parent, progress in enumerate(self.progress[sentence]):
-            wanted = sorted(matcher.wanted(progress)) if progress.unmet else [self.eos_id]
-            pairs |= dict.fromkeys((parent, piece) for piece in wanted)
+            next_tokens = sorted(matcher.next_tokens(progress)) if progress.unmet else [self.eos_id]
+            pairs |= dict.fromkeys((parent, token) for token in next_tokens)
         parents, tokens = torch.tensor(list(pairs), device=step.logits.device).t()[:, None]  # (1, n) each
         return score_candidates(step, parents, tokens)
 
     def _options(self, candidates: Candidates, sentence: int, length: int) -> Iterator[_Option]:
         """Yield the candidates after which all phrases and the end symbol still fit."""
-        matcher, remaining = self.matchers[sentence], self.longest[sentence] - length
+        matcher, remaining = self.matchers[sentence], self.max_lengths[sentence] - length
         rows = zip(*(values[0].tolist() for values in candidates), strict=True)
-        for column, (parent, piece, _, total) in enumerate(rows):
+        for column, (parent, token, _, total) in enumerate(rows):
             before = self.progress[sentence][parent]
-            ends = piece == self.eos_id
-            after = before if ends else matcher.next(before, piece)
+            ends = token == self.eos_id
+            after = before if ends else matcher.next(before, token)
             missing = matcher.missing(after)
-            if total > NEVER and (missing == 0 if ends else missing < remaining):
+            if total > IMPOSSIBLE and (missing == 0 if ends else missing < remaining):
                 yield _Option(column, total, ends, after)
 
 
-def allocate(sizes: dict[int, int], *, places: int, stages: int) -> dict[int, int]:
+def allocate(sizes: dict[int, int], *, slots: int, stages: int) -> dict[int, int]:
     """Return how many hypotheses of each stage stay in the beam.
 
     Every stage gets an equal share, and the last one, which lacks no token, also the remainder. Slots that a stage
@@ -193,12 +194,12 @@ def allocate(sizes: dict[int, int], *, places: int, stages: int) -> dict[int, in
 
     Args:
         sizes: the number of hypotheses by the number of tokens they lack.
-        places: the number of slots in the beam.
-        stages: the greatest possible number of stages.
+        slots: the number of slots in the beam.
+        stages: the maximum number of stages.
     """
-    share = places // stages
-    shares = {missing: min(size, share + (places % stages if missing == 0 else 0)) for missing, size in sizes.items()}
-    spare = places - sum(shares.values())
+    share = slots // stages
+    shares = {missing: min(size, share + (slots % stages if missing == 0 else 0)) for missing, size in sizes.items()}
+    spare = slots - sum(shares.values())
     for missing in sorted(sizes):
         more = min(spare, sizes[missing] - shares[missing])
         shares[missing] += more
@@ -213,17 +214,15 @@ def _one_row(choice: Choice, row: int) -> Choice:
 
 def _write(to: Candidates, candidates: Candidates, columns: list[int]) -> None:
     """Write the selected columns of the candidates first, and make the remaining slots impossible."""
-    to.totals.fill_(NEVER)
+    to.totals.fill_(IMPOSSIBLE)
     for source, target in zip(candidates, to, strict=True):
         target[0, : len(columns)] = source[0, columns]
 
 
-# --- brackets ---
-# A rule that makes every hypothesis a tree over its sentence's words: brackets balance, and each word occurs once.
-# Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, K kinds of tokens, t tokens so far.
+# --- trees ---
+# Legend: V vocabulary, K kinds of tokens.
 
 
-_NEVER = float("-inf")
 # Limit on nested constituents that begin at one word; no treebank has more.
 _MAX_OPENED = 12
 
@@ -236,11 +235,11 @@ class BracketToken(NamedTuple):
     words: int = 0
 
 
-class BalancedBrackets:
-    """A rule that forbids each token after which no tree over exactly the sentence's words could follow.
+class BalancedBrackets(Rule):
+    """A rule that makes each hypothesis a tree over its sentence's words: brackets balance, and each word occurs once.
 
     A word's own tokens come before the constituents that follow it. A sentence of one word may be that word alone. At
-    the greatest length hypotheses can still be cut off.
+    the maximum length hypotheses can still be cut off.
     """
 
     def __init__(
@@ -267,8 +266,8 @@ class BalancedBrackets:
         self.kind_of[list(meanings)] = torch.tensor([kinds.index(meaning) for meaning in meanings.values()])
         self.words = torch.tensor([len(words) for words in sentences])
         # An empty word follows the last one.
-        longest = max(len(word) for words in sentences for word in words)
-        shape = (len(sentences), int(self.words.max()) + 1, max(1, longest))
+        max_length = max(len(word) for words in sentences for word in words)
+        shape = (len(sentences), int(self.words.max()) + 1, max(1, max_length))
         self.spelling, self.spelling_lengths = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape[:2]).long()
         for row, words in enumerate(sentences):
             for word_index, word in enumerate(words):
@@ -302,7 +301,7 @@ class BalancedBrackets:
         self._spell(allowed, written, rows)
         allowed[..., self.eos_id] = (started & (depth == 0) & (words_left == 0))[..., 0]
         ended = (tokens == self.eos_id).any(-1)
-        return logits.masked_fill_(~(allowed | ended[..., None]), _NEVER)
+        return logits.masked_fill_(~(allowed | ended[..., None]), IMPOSSIBLE)
 
     def _spell(self, allowed: Tensor, words_written: Tensor, rows: Tensor) -> None:
         """Allow only the next token of a word that is not complete yet, in `allowed` (B, W, V)."""

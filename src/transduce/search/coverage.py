@@ -5,44 +5,12 @@ target token j to source token i, here the mean over the heads of all layers.
 Legend: B sentences still in the batch, W hypotheses of each, S source length.
 """
 
-from collections.abc import Callable
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
-# --- penalty ---
-# Length penalties that divide a hypothesis's log-probability: the paper's, and that of `generate`.
+from transduce.search.scorer import AttentiveScorer
 
-
-LengthPenalty = Callable[[int, float], float]
-"""Maps a number of tokens and alpha to the divisor of a log-probability."""
-
-
-def length_penalty(length: int, alpha: float) -> float:
-    """Return ((5 + |Y|) / 6)^alpha (section 6.1; Wu et al. 2016, equation 14); |Y| counts the end symbol."""
-    return float(((5.0 + length) / 6.0) ** alpha)
-
-
-def length_power(length: int, alpha: float) -> float:
-    """Return |Y|^alpha, the divisor of Hugging Face's `generate`."""
-    return float(length**alpha)
-
-
-# --- coverage ---
-
-
-_LEAST = 1e-6  # minimum attention, so that no hypothesis gets an infinite penalty
-
-
-class AttentiveScorer(Protocol):
-    """A scorer that reports its attention to the source."""
-
-    def attention(self) -> Tensor:
-        """Return the attention of the newest step to each source token, float32 (B, W, S).
-
-        It is 1 where there is nothing to translate: at padding and the end symbol.
-        """
+_MIN_ATTENTION = 1e-6  # minimum attention, so that no hypothesis gets an infinite penalty
 
 
 class Coverage:
@@ -77,5 +45,5 @@ class Coverage:
         if self.sums is None:
             return 0.0
         if self._penalties is None:  # one transfer for all, since each one stalls a GPU
-            self._penalties = (self.beta * torch.log(self.sums.clamp(_LEAST, 1.0)).sum(dim=-1)).tolist()
+            self._penalties = (self.beta * torch.log(self.sums.clamp(_MIN_ATTENTION, 1.0)).sum(dim=-1)).tolist()
         return self._penalties[row][beam]

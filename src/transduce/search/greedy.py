@@ -12,9 +12,8 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch import Tensor
 
-from transduce.search.coverage import LengthPenalty, length_penalty
 from transduce.search.rules import Rule
-from transduce.search.scorer import Bounds, Hypothesis, Scorer, run
+from transduce.search.scorer import Bounds, Hypothesis, LengthPenalty, Scorer, length_penalty, run
 from transduce.search.selection import argmax_token, log_sum_exp, top_tokens_and_log_sum_exp
 
 # Maps float32 logits (B, W, V) and each sentence's index in the input (B,) to the next tokens (B, W).
@@ -26,7 +25,7 @@ def greedy_search(
     *,
     start_id: int,
     eos_id: int,
-    longest: Tensor,
+    max_lengths: Tensor,
     alpha: float = 0.0,
     rules: Sequence[Rule] = (),
 ) -> list[list[Hypothesis]]:
@@ -36,14 +35,14 @@ def greedy_search(
         scorer: the model, at the start of a batch of N sentences.
         start_id: the first input of the decoder.
         eos_id: the end symbol.
-        longest: the greatest length of each hypothesis in tokens, including the end symbol, int64 (N,).
+        max_lengths: the maximum length of each hypothesis in tokens, including the end symbol, int64 (N,).
         alpha: exponent of the length penalty, which affects only the reported score.
         rules: rules applied to the logits in turn.
 
     Returns:
         N lists of one hypothesis.
     """
-    return run(GreedySearch(scorer, Bounds(start_id, eos_id, longest), take_argmax, alpha=alpha, rules=rules))
+    return run(GreedySearch(scorer, Bounds(start_id, eos_id, max_lengths), take_argmax, alpha=alpha, rules=rules))
 
 
 def take_argmax(logits: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG001
@@ -52,10 +51,7 @@ def take_argmax(logits: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG001
 
 
 class GreedySearch:
-    """A search in which hypotheses grow together until each has ended or reached its greatest length.
-
-    It implements `loop.Search`.
-    """
+    """A search in which hypotheses grow together until each has ended or reached its maximum length."""
 
     def __init__(
         self,
@@ -69,7 +65,7 @@ class GreedySearch:
         rules: Sequence[Rule] = (),
     ) -> None:
         """Start `width` hypotheses per sentence; `alpha` of the length penalty affects only the reported score."""
-        sentences, device = len(bounds.longest), bounds.longest.device
+        sentences, device = len(bounds.max_lengths), bounds.max_lengths.device
         self.scorer = scorer
         self.choose = choose
         self.rules = rules
@@ -77,14 +73,14 @@ class GreedySearch:
         self.eos_id = bounds.eos_id
         self.alpha = alpha
         self.divisor = divisor
-        self.longest = bounds.longest  # (B,)
-        self.shortest_limit = min(bounds.longest.tolist(), default=0)
+        self.max_lengths = bounds.max_lengths  # (B,)
+        self.min_max_length = min(bounds.max_lengths.tolist(), default=0)
         self.ended = torch.zeros(sentences, width, dtype=torch.bool, device=device)  # (B, W)
         self.rows = torch.arange(sentences, device=device)  # (B,), the sentence's index in the input
         self.newest = torch.full((sentences, 1), bounds.start_id, dtype=torch.int64, device=device)
         self.tokens = torch.empty(sentences, width, 0, dtype=torch.int64, device=device)  # (B, W, t)
         self.log_probabilities = torch.empty(sentences, width, 0, device=device)  # (B, W, t)
-        self._found: list[list[Hypothesis]] = [[] for _ in range(sentences)]
+        self._results: list[list[Hypothesis]] = [[] for _ in range(sentences)]
 
     def advance(self, steps: int = 1) -> None:  # noqa: ARG002
         """Extend every hypothesis by its next token."""
@@ -97,9 +93,9 @@ class GreedySearch:
         self.ended = self.ended | (newest == self.eos_id)
         if self.rules:  # rules may leave no token at all
             self.ended = self.ended | log_probabilities.isneginf()
-        if self.tokens.shape[-1] < self.shortest_limit and not self.ended.any():
+        if self.tokens.shape[-1] < self.min_max_length and not self.ended.any():
             return
-        self._leave(self.ended.all(dim=-1) | (self.longest <= self.tokens.shape[-1]))
+        self._leave(self.ended.all(dim=-1) | (self.max_lengths <= self.tokens.shape[-1]))
 
     def _next(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return each hypothesis's next token and its log-probability by the model alone, without the rules."""
@@ -117,14 +113,14 @@ class GreedySearch:
         ended = (self.tokens == self.eos_id).cummax(dim=-1).values
         return self.tokens.masked_fill(ended, self.eos_id)
 
-    def abandon(self, places: Collection[int]) -> None:
+    def abandon(self, sentences: Collection[int]) -> None:
         """Remove sentences from the batch with their hypotheses as they are."""
-        if places:
-            self._leave(torch.isin(self.rows, torch.tensor(list(places), device=self.rows.device)))
+        if sentences:
+            self._leave(torch.isin(self.rows, torch.tensor(list(sentences), device=self.rows.device)))
 
-    def found(self) -> list[list[Hypothesis]]:
-        """Return all hypotheses of each sentence, in the order in which they were started."""
-        return self._found
+    def results(self) -> list[list[Hypothesis]]:
+        """Return all hypotheses of each finished sentence, in the order in which they were started."""
+        return self._results
 
     def _extend(self, newest: Tensor, log_probabilities: Tensor) -> None:
         self.newest = newest
@@ -139,10 +135,10 @@ class GreedySearch:
         # One transfer for all, since each one stalls a GPU.
         histories = zip(self.tokens[rows].tolist(), self.log_probabilities[rows].tolist(), strict=True)
         for sentence, history in zip(self.rows[rows].tolist(), histories, strict=True):
-            self._found[sentence] = [self._hypothesis(*hypothesis) for hypothesis in zip(*history, strict=True)]
+            self._results[sentence] = [self._hypothesis(*hypothesis) for hypothesis in zip(*history, strict=True)]
         staying = (~leaving).nonzero().flatten()
         self.scorer.keep_sentences(staying)
-        self.rows, self.longest, self.newest = self.rows[staying], self.longest[staying], self.newest[staying]
+        self.rows, self.max_lengths, self.newest = self.rows[staying], self.max_lengths[staying], self.newest[staying]
         self.tokens, self.log_probabilities = self.tokens[staying], self.log_probabilities[staying]
         self.ended = self.ended[staying]
 
@@ -152,7 +148,7 @@ class GreedySearch:
         A forbidden token is chosen if rules forbid all tokens.
         """
         steps = enumerate(zip(tokens, log_probabilities, strict=True))
-        last = next((n for n, (piece, value) in steps if piece == self.eos_id or value == -math.inf), None)
+        last = next((n for n, (token, value) in steps if token == self.eos_id or value == -math.inf), None)
         ended = last is not None and log_probabilities[last] != -math.inf
         length = len(tokens) if last is None else last + ended
         trimmed = tokens[:length], log_probabilities[:length]

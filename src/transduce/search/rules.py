@@ -12,7 +12,7 @@ from torch import Tensor
 
 from transduce.errors import TransduceError
 
-_NEVER = float("-inf")
+_IMPOSSIBLE = float("-inf")
 
 
 class Rule(Protocol):
@@ -23,12 +23,12 @@ class Rule(Protocol):
 
         Args:
             logits: (B, W, V), float32; may be changed in place.
-            pieces: the tokens of each hypothesis so far, (B, W, t).
+            tokens: the tokens of each hypothesis so far, (B, W, t).
             rows: each sentence's index in the input, (B,).
         """
 
 
-class Forbid:
+class Forbid(Rule):
     """A rule that forbids tokens."""
 
     def __init__(self, ids: Sequence[int]) -> None:
@@ -36,11 +36,11 @@ class Forbid:
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         """Set the logits of the forbidden tokens to minus infinity."""
-        logits[..., self.ids] = _NEVER
+        logits[..., self.ids] = _IMPOSSIBLE
         return logits
 
 
-class MinimumLength:
+class MinimumLength(Rule):
     """A rule that forbids the end symbol before a minimum number of tokens."""
 
     def __init__(self, length: int, eos_id: int) -> None:
@@ -50,35 +50,35 @@ class MinimumLength:
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
         """Forbid the end symbol while hypotheses are too short."""
         if tokens.shape[-1] < self.length:
-            logits[..., self.eos_id] = _NEVER
+            logits[..., self.eos_id] = _IMPOSSIBLE
         return logits
 
 
-class ExtraEndTokens:
+class ExtraEndTokens(Rule):
     """A rule that treats further tokens as the end symbol."""
 
-    def __init__(self, eos_id: int, others: Sequence[int], *, summed: bool) -> None:
-        """Treat `others` as end symbols.
+    def __init__(self, eos_id: int, more_ids: Sequence[int], *, summed: bool) -> None:
+        """Treat `more_ids` as end symbols.
 
         Args:
             eos_id: the end symbol.
-            others: further tokens that end a hypothesis.
+            more_ids: further tokens that end a hypothesis.
             summed: the end symbol gets the sum of all their probabilities, which suits sampling; otherwise the
                 greatest, which suits search.
         """
         self.eos_id = eos_id
-        self.others = list(others)
+        self.more_ids = list(more_ids)
         self.summed = summed
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
-        """Give the end symbol the combined logit of all ends, and forbid the others."""
-        ends = logits[..., [self.eos_id, *self.others]]  # (B, W, ends)
-        logits[..., self.others] = _NEVER
+        """Give the end symbol the combined logit of all end symbols, and forbid the further ones."""
+        ends = logits[..., [self.eos_id, *self.more_ids]]  # (B, W, ends)
+        logits[..., self.more_ids] = _IMPOSSIBLE
         logits[..., self.eos_id] = ends.logsumexp(dim=-1) if self.summed else ends.amax(dim=-1)
         return logits
 
 
-class NoRepeatedNgrams:
+class NoRepeatedNgrams(Rule):
     """A rule that lets no n-gram of `length` tokens occur twice in a hypothesis (Paulus et al. 2018)."""
 
     def __init__(self, length: int) -> None:
@@ -89,42 +89,37 @@ class NoRepeatedNgrams:
         if tokens.shape[-1] < self.length:
             return logits
         runs = tokens.unfold(-1, self.length, 1)  # (B, W, t - length + 1, length)
-        begun = tokens[..., tokens.shape[-1] - self.length + 1 :]  # (B, W, length - 1)
-        repeats = (runs[..., :-1] == begun[..., None, :]).all(dim=-1)  # (B, W, t - length + 1)
-        limits = torch.full_like(repeats, torch.inf, dtype=logits.dtype).masked_fill_(repeats, _NEVER)
+        prefix = tokens[..., tokens.shape[-1] - self.length + 1 :]  # (B, W, length - 1)
+        repeats = (runs[..., :-1] == prefix[..., None, :]).all(dim=-1)  # (B, W, t - length + 1)
+        limits = torch.full_like(repeats, torch.inf, dtype=logits.dtype).masked_fill_(repeats, _IMPOSSIBLE)
         return logits.scatter_reduce_(-1, runs[..., -1], limits, "amin", include_self=True)
 
 
-class ForcedPrefix:
+class ForcedPrefix(Rule):
     """A rule that starts each hypothesis with its sentence's prefix; the wrapped rules apply after the prefix."""
 
     def __init__(self, prefixes: Sequence[Sequence[int]], rules: Sequence[Rule] = ()) -> None:
         self.prefixes = [list(prefix) for prefix in prefixes]
-        self.longest = max(map(len, self.prefixes), default=0)
+        self.max_length = max(map(len, self.prefixes), default=0)
         self.rules = rules
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
         """Within a prefix, forbid every token but the next one of the prefix, which keeps its model score."""
         position = tokens.shape[-1]
         forced = {}
-        for row, sentence in enumerate(rows.tolist() if position < self.longest else ()):
+        for row, sentence in enumerate(rows.tolist() if position < self.max_length else ()):
             if position < len(self.prefixes[sentence]):
                 token = self.prefixes[sentence][position]
                 forced[row] = (token, logits[row, :, token].clone())
         for rule in self.rules:
             logits = rule.apply(logits, tokens, rows)
         for row, (token, score) in forced.items():
-            logits[row] = _NEVER
+            logits[row] = _IMPOSSIBLE
             logits[row, :, token] = score
         return logits
 
 
-# --- forced ---
-# Forced and forbidden tokens from Hugging Face's `generation_config.json`: settings and the rules that apply them.
-# Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t tokens so far.
-
-
-_FORBIDDEN_SCORE = float("-inf")
+# --- rules of Hugging Face's `generation_config.json` ---
 
 
 class GenerateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -133,12 +128,12 @@ class GenerateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     forced_first_id: int | None = None
     """The first token of every translation, such as the tag of its language."""
     forced_last_id: int | None = None
-    """The token at the greatest length of a translation, mostly the end symbol."""
+    """The token at the maximum length of a translation, mostly the end symbol."""
     forbidden_ids: tuple[int, ...] = ()
     """Tokens that are never written."""
     stop: Literal["full", "likely", "never"] = "likely"
-    """When a sentence is done. `full`: once `beam_size` hypotheses have ended. `likely`: once also no live one is
-    better at its current length. `never`: once also none could be better at the greatest length.
+    """When a sentence is finished. `full`: once `beam_size` hypotheses have ended. `likely`: once also no live one is
+    better at its current length. `never`: once also none could be better at the maximum length.
     """
     renormalize: bool = False
     """Renormalize probabilities over the tokens that rules permit: `renormalize_logits`, which OPUS models set."""
@@ -169,26 +164,26 @@ def check_ids(settings: GenerateSettings, size: int) -> None:
             )
 
 
-class ForcedToken:
+class ForcedToken(Rule):
     """A rule that forces one token at one position, with probability 1."""
 
-    def __init__(self, id: int, place: int | Tensor) -> None:
-        """Force token `id` after `place` tokens: one number for all sentences, or one per input sentence, (N,)."""
+    def __init__(self, id: int, position: int | Tensor) -> None:
+        """Force token `id` at one position, counted from 0, or at one position for each input sentence, (N,)."""
         self.id = id
-        self.place = place
+        self.position = position
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
         """At the position of the forced token, set its log-probability to 0 and forbid all others."""
-        place = self.place[rows] if isinstance(self.place, Tensor) else torch.full_like(rows, self.place)
-        is_here = place == tokens.shape[-1]  # (B,)
+        position = self.position[rows] if isinstance(self.position, Tensor) else torch.full_like(rows, self.position)
+        is_here = position == tokens.shape[-1]  # (B,)
         if bool(is_here.any()):
-            forced = torch.full_like(logits, _FORBIDDEN_SCORE)
+            forced = torch.full_like(logits, _IMPOSSIBLE)
             forced[..., self.id] = 0.0
             logits = torch.where(is_here[:, None, None], forced, logits)
         return logits
 
 
-class Renormalize:
+class Renormalize(Rule):
     """A rule that renormalizes probabilities over the tokens that earlier rules permit."""
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
@@ -196,20 +191,20 @@ class Renormalize:
         return logits.log_softmax(dim=-1)
 
 
-def generate_rules(settings: GenerateSettings, longest: Tensor, tags: Sequence[int] = ()) -> list[Rule]:
+def generate_rules(settings: GenerateSettings, max_lengths: Tensor, tags: Sequence[int] = ()) -> list[Rule]:
     """Return the rules to apply after all others.
 
     Args:
         settings: forced and forbidden tokens.
-        longest: the greatest length of each sentence in tokens, (N,).
+        max_lengths: the maximum length of each sentence in tokens, (N,).
         tags: tokens that start every translation, such as the tag of its language.
     """
     rules: list[Rule] = [Forbid(settings.forbidden_ids)] if settings.forbidden_ids else []
-    rules += [ForcedToken(tag, place) for place, tag in enumerate(tags)]
+    rules += [ForcedToken(tag, position) for position, tag in enumerate(tags)]
     if settings.forced_first_id is not None and not tags:
         rules.append(ForcedToken(settings.forced_first_id, 0))
     if settings.forced_last_id is not None:
-        rules.append(ForcedToken(settings.forced_last_id, longest - 1))
+        rules.append(ForcedToken(settings.forced_last_id, max_lengths - 1))
     if settings.renormalize:
         rules.append(Renormalize())
     return rules

@@ -12,24 +12,24 @@ from torch import Tensor
 
 from transduce.search.settings import SamplingSettings
 
-_LIKELY = 32  # tokens that are sorted at first; few draws need more
+_INITIAL_COUNT = 32  # tokens that are sorted at first; few draws need more
 _GROWTH = 16  # factor by which their number grows, up to all
 
 
 class Draw:
     """A sampler of tokens. Reported log-probabilities are the model's, before temperature, top-k and top-p."""
 
-    def __init__(self, sampling: SamplingSettings, places: Sequence[int], *, samples: int) -> None:
+    def __init__(self, sampling: SamplingSettings, indices: Sequence[int], *, samples: int) -> None:
         """Create each sentence's random generator.
 
         Args:
             sampling: the sampling options with the seed.
-            places: each sentence's index in the whole input, which determines its random numbers, (N,).
+            indices: each sentence's index in the whole input, which determines its random numbers, (N,).
             samples: hypotheses drawn for each sentence.
         """
         self.sampling = sampling
         self.samples = samples
-        self.generators = [torch.Generator().manual_seed(_seed(sampling.seed, place)) for place in places]
+        self.generators = [torch.Generator().manual_seed(_seed(sampling.seed, place)) for place in indices]
 
     def __call__(self, logits: Tensor, rows: Tensor) -> Tensor:
         """Draw the next tokens (B, W) from logits (B, W, V), with the sentences' indices in the batch, (B,)."""
@@ -39,9 +39,9 @@ class Draw:
         return draw(logits / sampling.temperature, uniform, top_k=sampling.top_k, top_p=sampling.top_p)
 
 
-def _seed(seed: int, place: int) -> int:
+def _seed(seed: int, index: int) -> int:
     """Return the random seed of one sentence; PyTorch's generator uses 32 bits."""
-    return (seed * 0x9E3779B1 + place * 0x85EBCA6B) % 2**32
+    return (seed * 0x9E3779B1 + index * 0x85EBCA6B) % 2**32
 
 
 def draw(logits: Tensor, uniform: Tensor, *, top_k: int = 0, top_p: float = 1.0) -> Tensor:
@@ -57,13 +57,13 @@ def draw(logits: Tensor, uniform: Tensor, *, top_k: int = 0, top_p: float = 1.0)
         Tokens, (B, W).
     """
     probabilities = logits.softmax(dim=-1).flatten(0, 1)  # (B × W, V)
-    bounds, most = uniform.flatten(), probabilities.shape[1]
-    count = min(top_k or _LIKELY, most)
-    tokens, is_certain = _draw_among(probabilities, bounds, count, top_p, is_all=count in (top_k, most))
+    bounds, size = uniform.flatten(), probabilities.shape[1]
+    count = min(top_k or _INITIAL_COUNT, size)
+    tokens, is_certain = _draw_among(probabilities, bounds, count, top_p, is_all=count in (top_k, size))
     while not bool(is_certain.all()):  # a row's draw must not depend on other rows
-        left, count = (~is_certain).nonzero().flatten(), min(_GROWTH * count, most)
+        left, count = (~is_certain).nonzero().flatten(), min(_GROWTH * count, size)
         tokens[left], is_certain[left] = _draw_among(
-            probabilities[left], bounds[left], count, top_p, is_all=count == most
+            probabilities[left], bounds[left], count, top_p, is_all=count == size
         )
     return tokens.view(uniform.shape)
 

@@ -4,14 +4,13 @@ Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t to
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
 import torch
 from torch import Tensor
-
-from transduce.search.coverage import AttentiveScorer
+from typing_extensions import override
 
 
 class Scorer(Protocol):
@@ -21,10 +20,10 @@ class Scorer(Protocol):
         """Return the scores of the next token of each hypothesis.
 
         Args:
-            pieces: the newest token of each hypothesis, (B, W); at the first step the start symbol, (B, 1).
+            tokens: the newest token of each hypothesis, (B, W); at the first step the start symbol, (B, 1).
 
         Returns:
-            Logits, (B, W, V), of any floating dtype, minus infinity for tokens that are never written (padding, the
+            Logits, (B, W, V), of any floating dtype, minus infinity for tokens that search never outputs (padding, the
             start symbol). Search normalizes them, and rules may overwrite them.
         """
 
@@ -35,6 +34,16 @@ class Scorer(Protocol):
         """Keep only these rows of the batch, as the other sentences are finished; rows are ascending, (B',)."""
 
 
+class AttentiveScorer(Protocol):
+    """A scorer that reports its attention to the source."""
+
+    def attention(self) -> Tensor:
+        """Return the attention of the newest step to each source token, float32 (B, W, S).
+
+        It is 1 where there is nothing to translate: at padding and the end symbol.
+        """
+
+
 class Observer(Protocol):
     """A callback after each step, which can end the search for sentences after a timeout or a closed connection."""
 
@@ -43,24 +52,24 @@ class Observer(Protocol):
 
         Args:
             rows: the indices of the sentences that are still decoded, (B,).
-            pieces: their hypotheses so far, the best live one first, (B, W, t). The last one of a beam is the best
+            tokens: their hypotheses so far, the best live one first, (B, W, t). The last one of a beam is the best
                 finished one, if there is one, padded with end symbols. So the common prefix of all hypotheses is a
                 prefix of the result.
 
         Returns:
-            The indices of sentences to give up. They leave the batch at once with the hypotheses they have.
+            The indices of sentences to abandon. They leave the batch at once with the hypotheses they have.
         """
 
 
 class Bounds(NamedTuple):
-    """The start and end symbol of hypotheses and their greatest lengths."""
+    """The start and end symbol of hypotheses and their maximum lengths."""
 
     start_id: int
     """The first input of the decoder."""
     eos_id: int
     """The end symbol."""
-    longest: Tensor
-    """The greatest length of each hypothesis in tokens, including the end symbol, int64 (N,)."""
+    max_lengths: Tensor
+    """The maximum length of each hypothesis in tokens, including the end symbol, int64 (N,)."""
 
 
 class Hypothesis(msgspec.Struct, frozen=True):
@@ -75,20 +84,36 @@ class Hypothesis(msgspec.Struct, frozen=True):
     score: float
     """The ranking score: log-probability over the length penalty, plus the coverage penalty."""
     ended: bool
-    """False if the hypothesis was cut at the greatest length or its sentence was given up."""
+    """False if the hypothesis was cut at the maximum length or its sentence was abandoned."""
 
     @property
     def log_probability(self) -> float:
-        """The sum over the tokens and the end symbol, in nats."""
+        """Return the log-probability of the hypothesis with its end symbol, in nats."""
         return sum(self.token_log_probabilities)
 
 
-# --- loop ---
-# The search loop: it advances a search step by step until no sentence is left.
-# Legend: B sentences still in the batch, W hypotheses of each, t tokens so far.
+# --- length penalties ---
+# The divisors of a hypothesis's log-probability: the paper's, and that of Hugging Face's `generate`.
 
 
-_MANY = 2**31  # steps: no limit before all sentences are finished
+LengthPenalty = Callable[[int, float], float]
+"""Maps a number of tokens and alpha to the divisor of a log-probability."""
+
+
+def length_penalty(length: int, alpha: float) -> float:
+    """Return ((5 + |Y|) / 6)^alpha (section 6.1; Wu et al. 2016, equation 14); |Y| counts the end symbol."""
+    return float(((5.0 + length) / 6.0) ** alpha)
+
+
+def length_power(length: int, alpha: float) -> float:
+    """Return |Y|^alpha, the divisor of Hugging Face's `generate`."""
+    return float(length**alpha)
+
+
+# --- search loop ---
+
+
+_UNLIMITED_STEPS = 2**31  # steps: no limit before all sentences are finished
 
 
 class Search(Protocol):
@@ -107,10 +132,10 @@ class Search(Protocol):
     def hypotheses(self) -> Tensor:
         """Return the hypotheses for `Observer.after_step`, (B, W, t)."""
 
-    def abandon(self, places: Collection[int]) -> None:
+    def abandon(self, sentences: Collection[int]) -> None:
         """Remove sentences from the batch with the hypotheses they have; indices of finished sentences are ignored."""
 
-    def found(self) -> list[list[Hypothesis]]:
+    def results(self) -> list[list[Hypothesis]]:
         """Return the hypotheses of all finished sentences, best first; empty lists for the others."""
 
 
@@ -122,22 +147,20 @@ def run(search: Search, observer: Observer | None = None) -> list[list[Hypothesi
         observer: is called after every step.
 
     Returns:
-        The hypotheses of each sentence. A sentence that was given up may have none.
+        The hypotheses of each sentence. An abandoned sentence may have none.
     """
     while len(search.rows):
-        search.advance(_MANY if observer is None else 1)
+        search.advance(_UNLIMITED_STEPS if observer is None else 1)
         if observer is not None and len(search.rows):
             search.abandon(observer.after_step(search.rows, search.hypotheses()))
-    return search.found()
+    return search.results()
 
 
-# --- ensemble ---
-# Ensemble decoding: several models whose probabilities are averaged.
-# Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, S source length.
+# --- ensembles ---
 
 
-class Ensemble:
-    """A `Scorer` that averages the probabilities of models with one vocabulary that decode the same batch."""
+class Ensemble(Scorer):
+    """A scorer that averages the probabilities of models with one vocabulary that decode the same batch."""
 
     def __init__(self, scorers: Sequence[Scorer]) -> None:
         self.scorers = scorers
@@ -147,19 +170,19 @@ class Ensemble:
         each = torch.stack([scorer.step(tokens).float().log_softmax(dim=-1) for scorer in self.scorers])
         return each.logsumexp(dim=0) - math.log(len(self.scorers))
 
+    @override
     def reorder(self, parents: Tensor) -> None:
-        """Replace hypothesis w of sentence b by its parent, hypothesis parents[b, w]."""
         for scorer in self.scorers:
             scorer.reorder(parents)
 
+    @override
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only these rows of the batch."""
         for scorer in self.scorers:
             scorer.keep_sentences(rows)
 
 
-class MeanAttention:
-    """An `AttentiveScorer` that averages the attention of several models."""
+class MeanAttention(AttentiveScorer):
+    """An attentive scorer that averages the attention of several models."""
 
     def __init__(self, scorers: Sequence[AttentiveScorer]) -> None:
         self.scorers = scorers

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# --- vocabulary ---
-# Top-k and log-sum-exp over the vocabulary, faster than PyTorch's on a CPU by working in blocks or with kernels.
-# Legend: B sentences, W hypotheses of each, N hypotheses, V vocabulary, G blocks of it, k requested tokens.
+# --- top-k and log-sum-exp over the vocabulary ---
+# On a CPU these functions are faster than PyTorch's, because they work in blocks or with kernels.
+# Legend: N hypotheses, G blocks of the vocabulary, k requested tokens.
 
 
 _BLOCK = 64  # tokens
@@ -83,7 +83,7 @@ def argmax_token(logits: Tensor) -> Tensor:
 def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` greatest logits of each row and their indices, best first: (…, V) to twice (…, k).
 
-    They lie in the `count` blocks with the greatest maxima, or after the last complete block.
+    Only the `count` blocks with the greatest maxima, and the logits after the last complete block, can hold them.
     """
     if (kernels := kernels_for(logits, count)) is not None:
         return kernels.top_tokens(logits, count)
@@ -122,7 +122,8 @@ def log_sum_exp(logits: Tensor) -> Tensor:
 # --- selection ---
 
 
-NEVER = float("-inf")
+IMPOSSIBLE = float("-inf")
+"""The score of a candidate that does not exist."""
 
 
 class Step:
@@ -136,7 +137,7 @@ class Step:
         Args:
             logits: logits after the rules, float32, (B, W, V).
             scores: each hypothesis's log-probability so far, (B, W).
-            pieces: the tokens of each hypothesis so far, (B, W, t).
+            tokens: the tokens of each hypothesis so far, (B, W, t).
             rows: each sentence's index in the input, (B,).
             normalizer: log-sum-exp of the logits before the rules, (B, W, 1); None if no rule changed them.
         """
@@ -148,7 +149,7 @@ class Step:
 
     @property
     def normalizer(self) -> Tensor:
-        """The log-sum-exp, (B, W, 1); logits - normalizer are the model's log-probabilities."""
+        """Return the log-sum-exp, (B, W, 1); logits - normalizer are the model's log-probabilities."""
         if self.cached_log_sum_exp is None:
             self.cached_log_sum_exp = log_sum_exp(self.logits)
         return self.cached_log_sum_exp
@@ -196,8 +197,8 @@ class Selection(Protocol):
         """Return the hypotheses of the next step and those that end in this one."""
 
 
-class BestSelection:
-    """A `Selection` of the W best continuations."""
+class BestSelection(Selection):
+    """A selection of the W best continuations."""
 
     def __init__(self, *, beam_size: int, eos_id: int) -> None:
         self.beam_size = beam_size
@@ -215,8 +216,8 @@ class BestSelection:
         return split(best_candidates(step, 2 * self.beam_size), self.eos_id, self.beam_size)
 
 
-class DiverseSelection:
-    """A `Selection` of groups that search separately and avoid each other's choices (Vijayakumar et al. 2016).
+class DiverseSelection(Selection):
+    """A selection of groups that search separately and avoid each other's choices (Vijayakumar et al. 2016).
 
     A token costs `penalty` nats for each time that earlier groups chose it at the same position (Hamming diversity).
     The penalty affects only the selection; scores remain log-probabilities.
@@ -251,7 +252,7 @@ def best_candidates(step: Step, count: int, costs: Tensor | None = None) -> Cand
 
     Args:
         step: the hypotheses.
-        count: the greatest number of continuations; there are fewer if not as many exist.
+        count: the maximum number of continuations; there are fewer if not as many exist.
         costs: subtracted from each token's score for the selection only, broadcastable to (B, W, V).
     """
     adjusted = step.logits if costs is None else step.logits - costs
@@ -279,10 +280,10 @@ def split(candidates: Candidates, eos_id: int, beam_size: int) -> Choice:
     """Split candidates into those that end, if fewer than `beam_size` are better, and the best `beam_size` others."""
     ends = candidates.tokens == eos_id
     counts = ends & (torch.arange(ends.shape[1], device=ends.device) < beam_size)
-    ended = candidates._replace(totals=candidates.totals.masked_fill(~counts, NEVER))
+    ended = candidates._replace(totals=candidates.totals.masked_fill(~counts, IMPOSSIBLE))
     # A stable sort puts the candidates that do not end first, best first.
     order = ends.to(torch.int8).sort(dim=1, stable=True).indices[:, :beam_size]
-    live = candidates._replace(totals=candidates.totals.masked_fill(ends, NEVER)).take(order)
+    live = candidates._replace(totals=candidates.totals.masked_fill(ends, IMPOSSIBLE)).take(order)
     return Choice(live, ended)
 
 
@@ -292,7 +293,7 @@ def _fill(candidates: Candidates, count: int) -> Candidates:
     if missing <= 0:
         return candidates
     parents, tokens, scores, totals = (torch.nn.functional.pad(values, (0, missing)) for values in candidates)
-    totals[:, -missing:] = NEVER
+    totals[:, -missing:] = IMPOSSIBLE
     return Candidates(parents, tokens, scores, totals)
 
 

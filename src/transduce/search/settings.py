@@ -11,7 +11,7 @@ import msgspec
 from transduce.errors import TransduceError
 from transduce.search.rules import GenerateSettings
 
-_GREATEST_FACTOR = 1_000
+_MAX_LENGTH_FACTOR = 1_000
 _NOT_NEGATIVE = (
     "length_penalty",
     "max_length_factor",
@@ -24,10 +24,10 @@ _NOT_NEGATIVE = (
 _MILLION = 1_000_000
 # Greater penalties would exceed the range of float32. Greater lengths could take hours, since the length penalty can
 # then always compensate for the log-probability lost so far.
-_GREATEST = {"length_penalty": 10, "coverage_penalty": _MILLION, "diversity_penalty": _MILLION}
-_GREATEST |= dict.fromkeys(("beam_size", "n_best"), 10_000)
-_GREATEST |= dict.fromkeys(("max_length", "max_length_extra", "min_length"), _MILLION)
-_LEAST_TEMPERATURE, _GREATEST_TEMPERATURE = 1e-30, 1e30  # beyond these, logits would exceed the range of float32
+_MAX_VALUES = {"length_penalty": 10, "coverage_penalty": _MILLION, "diversity_penalty": _MILLION}
+_MAX_VALUES |= dict.fromkeys(("beam_size", "n_best"), 10_000)
+_MAX_VALUES |= dict.fromkeys(("max_length", "max_length_extra", "min_length"), _MILLION)
+_MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-30, 1e30  # beyond these, logits would exceed the range of float32
 
 
 def _check_numbers(settings: msgspec.Struct) -> None:
@@ -49,9 +49,9 @@ def _check_ranges(settings: "SearchSettings") -> None:
             raise TransduceError(f"`{name}` must not be negative, but is {getattr(settings, name)}.")
         if getattr(settings, name) == math.inf:
             raise TransduceError(f"`{name}` must be finite, but is inf.")
-    for name, most in _GREATEST.items():
-        if (getattr(settings, name) or 0) > most:
-            raise TransduceError(f"`{name}` must be at most {most:,}, but is {getattr(settings, name):,}.")
+    for name, limit in _MAX_VALUES.items():
+        if (getattr(settings, name) or 0) > limit:
+            raise TransduceError(f"`{name}` must be at most {limit:,}, but is {getattr(settings, name):,}.")
 
 
 @cache
@@ -75,7 +75,7 @@ class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     def __post_init__(self) -> None:
         _check_numbers(self)
-        if not _LEAST_TEMPERATURE <= self.temperature <= _GREATEST_TEMPERATURE:
+        if not _MIN_TEMPERATURE <= self.temperature <= _MAX_TEMPERATURE:
             raise TransduceError(f"`temperature` must be greater than 0 and at most 1e30, but is {self.temperature}.")
         if self.top_k < 0:
             raise TransduceError(f"`top_k` must not be negative, but is {self.top_k}.")
@@ -95,13 +95,13 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     n_best: int = 1
     """Number of hypotheses returned, best first."""
     max_length_factor: float = 1.0
-    """The greatest length in tokens is source tokens × `max_length_factor` + `max_length_extra`, or more if a prefix or
+    """The maximum length in tokens is source tokens × `max_length_factor` + `max_length_extra`, or more if a prefix or
     `min_length` needs it.
     """
     max_length_extra: int = 50
-    """Added to source tokens × `max_length_factor` for the greatest length in tokens."""
+    """Added to source tokens × `max_length_factor` for the maximum length in tokens."""
     max_length: int | None = None
-    """The greatest length in tokens, including the end symbol, instead of `max_length_factor` and `max_length_extra`.
+    """The maximum length in tokens, including the end symbol, instead of `max_length_factor` and `max_length_extra`.
 
     """
     min_length: int = 0
@@ -138,9 +138,9 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                 f"`n_best` must be at most `beam_size` ({self.beam_size}), but is {self.n_best}: raise `beam_size`."
             )
         _check_ranges(self)
-        if self.max_length_factor > _GREATEST_FACTOR:
+        if self.max_length_factor > _MAX_LENGTH_FACTOR:
             raise TransduceError(
-                f"`max_length_factor` must be at most {_GREATEST_FACTOR:,}, but is {self.max_length_factor}: "
+                f"`max_length_factor` must be at most {_MAX_LENGTH_FACTOR:,}, but is {self.max_length_factor}: "
                 "set `max_length`, in tokens."
             )
         if self.diverse_groups < 1 or self.beam_size % self.diverse_groups:
@@ -158,8 +158,8 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         if isinstance(self.forbidden, str):
             raise TransduceError(f"`forbidden` must be a tuple of texts, but is one text: write (`{self.forbidden}`,).")
 
-    def longest(self, source_tokens: int) -> int:
-        """Return the greatest length in tokens, including the end symbol, for a source of this many tokens."""
+    def max_length_for(self, source_tokens: int) -> int:
+        """Return the maximum length in tokens, including the end symbol, for a source of this many tokens."""
         if self.max_length is not None:
             return self.max_length
         return max(int(source_tokens * self.max_length_factor) + self.max_length_extra, self.min_length + 1)

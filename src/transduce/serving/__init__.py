@@ -1,1 +1,1 @@
-"""Models behind HTTP: the LibreTranslate API, adapters for DeepL's and OpenAI's clients, and what keeps both alive."""
+"""HTTP server for translation models: the LibreTranslate API, adapters for DeepL's and OpenAI's clients, and limits."""

@@ -1,4 +1,4 @@
-"""The application: which address leads where, and what becomes of errors."""
+"""The ASGI application: its routes, its pages, and the conversion of errors into responses."""
 
 from collections.abc import Awaitable, Callable
 
@@ -27,7 +27,7 @@ OPERATIONS = (
     *libretranslate.OPERATIONS,
     *deepl.OPERATIONS,
     *openai.OPERATIONS,
-    Operation("get", "/health", "Whether translations can be had.", Health),
+    Operation("get", "/health", "Return 200 while the server can translate.", Health),
     Operation("get", "/metrics", "Figures for Prometheus.", "text/plain", needs_key=True),
     Operation("get", "/spec", "This document.", "application/json"),
 )
@@ -36,28 +36,33 @@ _SENTENCES = {
     405: "This address takes another method: GET /spec lists which.",
 }
 _WITHOUT_PAGE = "POST /translate translates; GET /spec describes everything.\n"
-# Nobody frames the page, and it is asked for again when the server was started anew, with other models perhaps.
+# No site may frame the page. Browsers revalidate it, since a restarted server may have other models.
 _PAGE_HEADERS = {
     "Cache-Control": "no-cache",
     "Content-Security-Policy": "frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-_CLIENT_GONE = 499  # as nginx counts it; nobody reads it
+_CLIENT_GONE = 499  # nginx's status for a client that has disconnected; only the metrics show it
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Application:
-    """An ASGI application that serves some models."""
+    """An ASGI application that serves translation models over HTTP."""
 
     def __init__(self, service: Service, views: Views | None = None) -> None:
-        """`views` are the page, and what it needs besides translations; without them there is neither."""
+        """Build the routes and the OpenAPI document.
+
+        Args:
+            service: translates and detects languages for all protocols.
+            views: the web page and the inspection functions behind it; without them the server offers neither.
+        """
         self.service = service
         self.views = views
         self.gate = Gate(service)
         self.is_draining = False
-        """Once the server is about to end: every request is refused then."""
+        """True once the server is shutting down; every new request is then refused."""
         operations = OPERATIONS if views is None else (*OPERATIONS, *inspection_api.operations(views))
         self._spec = msgspec.json.encode(document(operations, service.settings))
         self._page = _WITHOUT_PAGE if views is None else views.page(service.page_settings())
@@ -82,54 +87,54 @@ class Application:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
+        """Answer one request."""
         await self._app(scope, receive, send)
 
     def _refuse(self) -> RequestError | None:
         return shutting_down() if self.is_draining else None
 
     def _routes(self) -> list[Route]:
-        libre, deep, talk = LibreTranslate(self.gate), DeepL(self.gate), Chat(self.gate)
+        libre_handlers, deepl_handlers, chat_handlers = LibreTranslate(self.gate), DeepL(self.gate), Chat(self.gate)
         return [
             _get("/", self.page),
-            _post("/translate", libre.translate),
-            _post("/detect", libre.detect),
-            _get("/languages", libre.languages),
-            _get("/frontend/settings", libre.frontend_settings),
-            _post("/translate_file", libre.disabled),
-            _get("/download_file/{name}", libre.disabled),
-            _post("/suggest", libre.disabled),
-            _post("/v2/translate", deep.translate),
-            Route("/v2/languages", deep.languages, methods=["GET", "POST"]),
-            Route("/v2/usage", deep.usage, methods=["GET", "POST"]),
-            _post("/v1/chat/completions", talk.completions),
-            _get("/v1/models", talk.models),
+            _post("/translate", libre_handlers.translate),
+            _post("/detect", libre_handlers.detect),
+            _get("/languages", libre_handlers.languages),
+            _get("/frontend/settings", libre_handlers.frontend_settings),
+            _post("/translate_file", libre_handlers.disabled),
+            _get("/download_file/{name}", libre_handlers.disabled),
+            _post("/suggest", libre_handlers.disabled),
+            _post("/v2/translate", deepl_handlers.translate),
+            Route("/v2/languages", deepl_handlers.languages, methods=["GET", "POST"]),
+            Route("/v2/usage", deepl_handlers.usage, methods=["GET", "POST"]),
+            _post("/v1/chat/completions", chat_handlers.completions),
+            _get("/v1/models", chat_handlers.models),
             _get("/health", self.health),
             _get("/metrics", self.metrics),
             _get("/spec", self.spec),
-            *self._studies(),
+            *self._inspection_routes(),
         ]
 
-    def _studies(self) -> list[Route]:
+    def _inspection_routes(self) -> list[Route]:
         if self.views is None:
             return []
         handlers = Studies(self.gate, self.views)
         return [_post("/inspect", handlers.inspect), _post("/intervene", handlers.intervene)]
 
     async def page(self, request: Request) -> Response:  # noqa: ARG002
-        """What stands at the root."""
+        """Answer `GET /` with the web page, or with one line of text if the server has no page."""
         if self.views is None:
             return Response(self._page, media_type="text/plain")
         return Response(self._page, headers=_PAGE_HEADERS, media_type="text/html")
 
     async def health(self, request: Request) -> Response:  # noqa: ARG002
-        """GET /health."""
+        """Answer `GET /health`."""
         if not self.service.engine.workers.are_alive:
             raise RequestError(503, "The server cannot translate any more: start it again.")
         return json_answer(Health())
 
     async def metrics(self, request: Request) -> Response:
-        """GET /metrics."""
+        """Answer `GET /metrics`."""
         self.gate.check_key(request)
         batcher = self.service.engine.batcher
         gauges = {
@@ -139,7 +144,7 @@ class Application:
         return Response(self.service.metrics.render(gauges), headers={"Content-Type": CONTENT_TYPE})
 
     async def spec(self, request: Request) -> Response:  # noqa: ARG002
-        """GET /spec."""
+        """Answer `GET /spec` with the OpenAPI document."""
         return Response(self._spec, media_type="application/json")
 
 
@@ -152,7 +157,7 @@ def _post(path: str, handler: Handler) -> Route:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    """Any error as one sentence; its details go to the log."""
+    """Return a response for any exception: one sentence for the client, without internal details."""
     path = request.url.path
     match error:
         case RequestError():
@@ -160,11 +165,11 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         case HTTPException():
             sentence = _SENTENCES.get(error.status_code, error.detail)
             answer = error_answer(RequestError(error.status_code, sentence), path)
-            answer.headers.update(error.headers or {})  # which methods an address takes
+            answer.headers.update(error.headers or {})  # `Allow`, for a status 405
             return answer
         case TransduceError():
             return error_answer(RequestError(400, str(error)), path)
         case ClientGoneError() | ClientDisconnect():
             return Response(status_code=_CLIENT_GONE)
         case _:
-            return error_answer(RequestError(500, "The server made a mistake; its log says more."), path)
+            return error_answer(RequestError(500, "The server failed; its log has the details."), path)

@@ -1,4 +1,4 @@
-"""Requests in, translations out: the batcher, the threads behind it, and how a request waits for its answer."""
+"""Queue the sentences of all requests, form batches, and decode them in worker threads within the time limits."""
 
 import asyncio
 import logging
@@ -17,35 +17,36 @@ from transduce.serving.messages import RequestError
 from transduce.serving.metrics import Metrics
 from transduce.serving.settings import ServingSettings
 
-# --- batcher ---
-# Strangers' requests, gathered into batches that decode well together.
+# --- queue and batches ---
+# Gather requests of concurrent clients into batches that decode efficiently together.
 # A request is waiting until one of its sentences goes into a batch, and running from then on. At most `max_running`
-# run and `max_waiting` wait; what comes on top is refused at once. A batch has sentences of one model and one way
-# to search, of like length, so that little of it is padding. It begins with the request that has waited longest
-# since its last turn, so that a long text does not keep short ones out.
+# requests run and `max_waiting` wait; further ones are refused at once. A batch has sentences of similar length,
+# for one model and one set of search settings, so that little of it is padding. Each batch starts with the request
+# that has waited longest since its last batch, so that long texts do not block short ones.
 
 
-_CANDIDATES_OF_A_JOB = 256  # so that a text of ten thousand lines is not sorted again for every batch
-# Fewer do not get a batch of their own while another worker is idle: every step of a batch has a price of its own,
-# which is about that of four sentences.
-_LEAST_APART = 16
+_CANDIDATES_OF_A_JOB = 256  # bounds the sorting per batch for texts of many thousand lines
+# Sentences per batch below which work is not split among idle workers: the fixed cost of a decoding step is about
+# that of four sentences.
+_MIN_SENTENCES_PER_WORKER = 16
 
 
 class Batch:
-    """Sentences that are decoded together."""
+    """A batch of sentences, possibly of several jobs, that are decoded together."""
 
     def __init__(self, places: list[Place]) -> None:
         self.places = places
-        self.jobs = list(dict.fromkeys(place.job for place in places))
-        """Those whose sentences are still decoded."""
+        """Sentences of the batch, in the order of the decoder's rows."""
+        self.jobs = list(dict.fromkeys(sentence.job for sentence in places))
+        """Jobs of this batch whose sentences are still being decoded."""
 
     def split(self) -> list["Batch"]:
-        """A batch for each job that is still in this one, which they replace."""
-        return [Batch([place for place in self.places if place.job is job]) for job in self.jobs]
+        """Return one batch per job that is still in this batch; together they replace it."""
+        return [Batch([sentence for sentence in self.places if sentence.job is job]) for job in self.jobs]
 
 
 class Batcher:
-    """The queue between the requests and the decoding threads."""
+    """A thread-safe queue between the HTTP requests and the decoding threads, which forms batches."""
 
     def __init__(
         self,
@@ -56,27 +57,35 @@ class Batcher:
         gather_seconds: float,
         report_wait: Callable[[float], None] = lambda seconds: None,  # noqa: ARG005
     ) -> None:
-        """`report_wait` learns how many seconds each job waited; the rest is explained in `ServingSettings`."""
+        """Create an empty queue.
+
+        Args:
+            max_running: see `ServingSettings`.
+            max_waiting: see `ServingSettings`.
+            batch_tokens: see `ServingSettings.batch_pieces`.
+            gather_seconds: how long an idle worker waits for further requests before it decodes the first one.
+            report_wait: receives the seconds that each job waited before its first batch.
+        """
         self.max_running = max_running
         self.max_waiting = max_waiting
         self.batch_tokens = batch_tokens
         self.gather_seconds = gather_seconds
         self._report_wait = report_wait
         self._changed = threading.Condition()
-        self._queue: list[Job] = []  # with sentences still to go into a batch; whose turn is next comes first
+        self._queue: list[Job] = []  # jobs with sentences that are in no batch yet, in the order of service
         self._running: set[Job] = set()
         self.idle_workers = 0
-        """Those that wait for a batch."""
+        """Number of workers that are waiting for a batch."""
         self._closed = False
 
     @property
     def running(self) -> int:
-        """Requests of which something is being decoded."""
+        """Return the number of requests that have started decoding and are unfinished."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Requests of which nothing was begun."""
+        """Return the number of requests of which no sentence has gone into a batch yet."""
         with self._changed:
             return self._count_waiting()
 
@@ -84,36 +93,39 @@ class Batcher:
         return sum(job.started_at is None for job in self._queue)
 
     def room(self) -> int:
-        """How many more jobs would be taken in at this moment."""
+        """Return how many further jobs the queue would accept now."""
         with self._changed:
-            return self._room()
+            return self._count_free_slots()
 
-    def _room(self) -> int:
+    def _count_free_slots(self) -> int:
         return self.max_running + self.max_waiting - len(self._running) - self._count_waiting()
 
     def submit(self, *jobs: Job) -> None:
-        """Takes jobs in, all of them or none.
+        """Add jobs to the queue, all of them or none.
 
         Raises:
-            RequestError: there is no room, or the server is about to end.
+            RequestError: the queue has too few free slots, or the server is shutting down.
         """
         with self._changed:
             if self._closed:
                 raise shutting_down()
-            if self._room() < len(jobs):
+            if self._count_free_slots() < len(jobs):
                 raise busy()
             self._queue += jobs
             self._changed.notify_all()
 
     def abandon(self, job: Job) -> bool:
-        """Nobody waits for it any more. Tells whether it had begun; then its batches find out at their next step."""
+        """Cancel a job for which no client waits any more, and return whether it had started.
+
+        If the job had started, its batches drop its sentences at their next step.
+        """
         with self._changed:
             job.abandoned = True
-            self._forget(job)
+            self._dequeue(job)
             return job.started_at is not None
 
-    def _forget(self, job: Job) -> None:
-        """Nothing more of it is begun, and its room is free once nothing of it is being decoded."""
+    def _dequeue(self, job: Job) -> None:
+        """Start no further sentences of a job, and free its slot if none of its sentences is being decoded."""
         if job in self._queue:
             self._queue.remove(job)
         if not job.in_batches:
@@ -121,7 +133,7 @@ class Batcher:
         self._changed.notify_all()
 
     def take(self) -> Batch | None:
-        """The next batch, once there is one; None when no more will come."""
+        """Block until a batch is ready and return it, or return None once the queue is closed and empty."""
         with self._changed:
             self.idle_workers += 1
             try:
@@ -135,86 +147,86 @@ class Batcher:
                 if self._closed and not self._queue:
                     return None
                 self._changed.wait()
-            self._gather()
+            self._wait_for_more()
             self._drop_late()
             head = self._next_job()
             if head is not None:
-                return self._begin(self._pick(head))
+                return self._start_batch(self._pick(head))
 
     def _next_job(self) -> Job | None:
-        """The first that has begun already or finds room to begin."""
-        has_room = len(self._running) < self.max_running
-        return next((job for job in self._queue if has_room or job in self._running), None)
+        """Return the first queued job that is already running or may start now, or None."""
+        can_start = len(self._running) < self.max_running
+        return next((job for job in self._queue if can_start or job in self._running), None)
 
-    def _gather(self) -> None:
-        """Waits for company until the first job has been here for a moment, or there is enough for a batch."""
-        while self._queue and not self._closed and not self._is_enough():
-            left = min(job.accepted_at for job in self._queue) + self.gather_seconds - time.monotonic()
-            if left <= 0:
+    def _wait_for_more(self) -> None:
+        """Wait for further jobs until the oldest one has waited `gather_seconds` or a full batch is available."""
+        while self._queue and not self._closed and not self._can_fill_batch():
+            seconds_left = min(job.accepted_at for job in self._queue) + self.gather_seconds - time.monotonic()
+            if seconds_left <= 0:
                 return
-            self._changed.wait(left)
+            self._changed.wait(seconds_left)
 
-    def _is_enough(self) -> bool:
-        """Whether more would find no room in the next batch."""
+    def _can_fill_batch(self) -> bool:
+        """Return whether the queued jobs already fill a batch."""
         tokens = sum(job.total_tokens * width(job) for job in self._queue)
         return tokens >= self.batch_tokens or len(self._running) + self._count_waiting() >= self.max_running
 
     def _drop_late(self) -> None:
-        """What is late is not begun, nor gone on with."""
+        """Remove jobs whose deadline has passed from the queue."""
         for job in [job for job in self._queue if job.is_late]:
-            self._forget(job)
+            self._dequeue(job)
 
     def _pick(self, job: Job) -> list[Place]:
-        """The longest sentence of the job whose turn it is, and those of like length that go with it."""
+        """Return a job's longest waiting sentence and others of similar length, up to the batch's size limit."""
         head = Place(job, job.waiting[0])
-        others = sorted(self._candidates(head), key=lambda place: abs(place.tokens - head.tokens))
-        max_tokens, most_places = self.batch_tokens // width(job), self._share(1 + len(others))
+        candidates = sorted(self._compatible_sentences(head), key=lambda sentence: abs(sentence.tokens - head.tokens))
+        max_tokens, max_sentences = self.batch_tokens // width(job), self._sentences_per_worker(1 + len(candidates))
         chosen, jobs, longest = [head], self._running | {job}, head.tokens
-        for place in others:
-            if len(chosen) == most_places or (len(chosen) + 1) * max(longest, place.tokens) > max_tokens:
+        for sentence in candidates:
+            if len(chosen) == max_sentences or (len(chosen) + 1) * max(longest, sentence.tokens) > max_tokens:
                 break
-            if place.job in jobs or len(jobs) < self.max_running:
-                chosen.append(place)
-                jobs.add(place.job)
-                longest = max(longest, place.tokens)
+            if sentence.job in jobs or len(jobs) < self.max_running:
+                chosen.append(sentence)
+                jobs.add(sentence.job)
+                longest = max(longest, sentence.tokens)
         return chosen
 
-    def _share(self, sentences: int) -> int:
-        """How many of so many one worker takes, where others are idle too."""
-        parts = min(self.idle_workers, max(1, sentences // _LEAST_APART))
+    def _sentences_per_worker(self, sentences: int) -> int:
+        """Return how many of the given number of sentences one worker should take so that idle workers get some too."""
+        parts = min(self.idle_workers, max(1, sentences // _MIN_SENTENCES_PER_WORKER))
         return -(-sentences // max(1, parts))
 
-    def _candidates(self, head: Place) -> Iterator[Place]:
+    def _compatible_sentences(self, head: Place) -> Iterator[Place]:
         for job in self._queue:
             if job.goes_with(head.job):
                 for number in job.waiting[:_CANDIDATES_OF_A_JOB]:
                     if (job, number) != head:
                         yield Place(job, number)
 
-    def _begin(self, places: list[Place]) -> Batch:
-        batch, now = Batch(places), time.monotonic()
+    def _start_batch(self, sentences: list[Place]) -> Batch:
+        batch, now = Batch(sentences), time.monotonic()
         for job in batch.jobs:
             if job.started_at is None:
                 job.started_at = now
                 self._report_wait(now - job.accepted_at)
             job.in_batches += 1
-            begun = {place.number for place in places if place.job is job}
-            job.waiting = [number for number in job.waiting if number not in begun]
+            started = {sentence.number for sentence in sentences if sentence.job is job}
+            job.waiting = [number for number in job.waiting if number not in started]
             self._running.add(job)
-        # Whose turn it was goes to the end of the queue; who has nothing left to begin leaves it.
-        head = places[0].job
+        # Round robin: the job that headed the batch moves to the end of the queue; finished jobs leave it.
+        head = sentences[0].job
         self._queue = [job for job in [*(job for job in self._queue if job is not head), head] if job.waiting]
         return batch
 
     def leave(self, batch: Batch, job: Job) -> None:
-        """A job's sentences leave a batch before its end, for nobody waits for them."""
+        """Remove a job's sentences from a batch that is still being decoded, because no client waits for them."""
         with self._changed:
             batch.jobs.remove(job)
             job.in_batches -= 1
-            self._forget(job)
+            self._dequeue(job)
 
     def finish(self, batch: Batch, results: list[Any] | Exception) -> None:
-        """Delivers a batch, or what went wrong with it. A job that has all its sentences is answered."""
+        """Deliver the results of a batch or its error to its jobs, and complete each job that has all its results."""
         with self._changed:
             if not isinstance(results, Exception):
                 for (job, number), result in zip(batch.places, results, strict=True):
@@ -232,18 +244,18 @@ class Batcher:
 
     def _fail(self, job: Job, error: Exception) -> None:
         job.abandoned = True
-        self._forget(job)
+        self._dequeue(job)
         if not job.future.done():
             job.future.set_exception(error)
 
     def close(self) -> None:
-        """Takes in no more; what was accepted is still worked on."""
+        """Accept no more jobs; the batcher still hands out those already accepted."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def give_up(self) -> None:
-        """Ends the rest: whoever still waits is told so, and whoever would be taken in from now on."""
+        """Fail every unfinished job with a "shutting down" error, and accept no more jobs."""
         with self._changed:
             self._closed = True
             for job in [*self._queue, *self._running]:
@@ -251,35 +263,34 @@ class Batcher:
 
 
 def width(job: Job) -> int:
-    """Hypotheses of a sentence that are decoded side by side."""
+    """Return how many hypotheses of each of a job's sentences are decoded in one batch."""
     return job.search.beam_size if job.search.sampling is None else job.search.n_best
 
 
 def busy() -> RequestError:
-    """There is no room."""
-    return RequestError(503, "The server is busy: come again in a moment.", retry_after_seconds=1)
+    """Return the error for a request that the queue has no free slot for."""
+    return RequestError(503, "The server is busy: try again in a moment.", retry_after_seconds=1)
 
 
 def late() -> RequestError:
-    """The deadline has passed."""
-    return RequestError(504, "The translation took longer than it may: send less text, or come again later.")
+    """Return the error for a request whose deadline has passed."""
+    return RequestError(504, "The translation exceeded its time limit: send less text, or try again later.")
 
 
 def shutting_down() -> RequestError:
-    """The server is about to end."""
-    return RequestError(503, "The server is shutting down: come again later.", retry_after_seconds=10)
+    """Return the error for a request to a server that is shutting down."""
+    return RequestError(503, "The server is shutting down: try again later.", retry_after_seconds=10)
 
 
-# --- worker ---
-# The threads that decode.
-# Legend: B sentences still decoded, W hypotheses of each, t pieces so far.
+# --- decoding threads ---
+# Shapes: B is the number of sentences still being decoded, W the hypotheses of each, t the tokens so far.
 
 
 _LOG = logging.getLogger("transduce.serving")
 
 
 class BatchObserver:
-    """Looks at a batch after every step: who still waits for it, and how far it is."""
+    """An observer of a search that reports progress and drops sentences of requests that no client waits for."""
 
     def __init__(
         self,
@@ -288,69 +299,81 @@ class BatchObserver:
         metrics: Metrics,
         share_threads: Callable[[], None] = lambda: None,
     ) -> None:
-        """`share_threads` is called where the next step may take more threads, or fewer, than the last one."""
+        """Observe a batch; `share_threads` is called at each step to adapt the number of threads."""
         self.batch = batch
         self.batcher = batcher
         self.metrics = metrics
         self._share_threads = share_threads
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Reports progress, and gives up the sentences of requests that are late or whose client has gone."""
+        """Report progress, and return the rows of the sentences to drop, since their requests are late or abandoned.
+
+        Args:
+            rows: index in the batch of each sentence still being decoded, (B,).
+            tokens: tokens of all hypotheses, (B, W, t).
+        """
         self.metrics.steps.inc()
         self._share_threads()
-        # Lets the thread run that answers requests: a small model's steps hardly ever leave the interpreter to it.
+        # Release the GIL for the event loop: the steps of a small model hardly ever do.
         time.sleep(0)
         for job in [job for job in self.batch.jobs if job.is_late]:
             self.batcher.leave(self.batch, job)
-        places = rows.tolist()
-        self._report_progress(places, tokens)
-        return [row for row in places if self.batch.places[row].job not in self.batch.jobs]
+        row_list = rows.tolist()
+        self._report_progress(row_list, tokens)
+        return [row for row in row_list if self.batch.places[row].job not in self.batch.jobs]
 
-    def _report_progress(self, places: list[int], tokens: Tensor) -> None:
-        for number, row in enumerate(places):
-            place = job, sentence = self.batch.places[row]
-            # A sentence that was cut is decoded in several parts, side by side or not, which make no text yet.
-            is_whole = place.tokens - 1 <= job.model.longest_source and places.count(row) == 1
-            if job.progress is not None and job in self.batch.jobs and is_whole:
-                # What all hypotheses begin with is what the result will begin with.
+    def _report_progress(self, row_list: list[int], tokens: Tensor) -> None:
+        for number, row in enumerate(row_list):
+            entry = job, index = self.batch.places[row]
+            # The parts of a split sentence are decoded separately and make no text before the end.
+            is_unsplit = entry.tokens - 1 <= job.model.longest_source and row_list.count(row) == 1
+            if job.progress is not None and job in self.batch.jobs and is_unsplit:
+                # The longest common prefix of all hypotheses is final.
                 agreed = (tokens[number] == tokens[number, :1]).all(dim=0)  # (t,)
-                job.progress(sentence, tokens[number, 0].tolist(), int(agreed.cumprod(dim=0).sum()))
+                job.progress(index, tokens[number, 0].tolist(), int(agreed.cumprod(dim=0).sum()))
 
 
 class Workers:
-    """Threads that take batches and deliver translations until the batcher is closed and empty.
+    """Decoding threads that take batches and deliver translations until the batcher is closed and empty.
 
-    Those that have something to do share the cores: a single request is decoded by all of them, and of two batches each
-    by its own half, without waiting for one another at every product.
+    Busy workers share the cores: a single batch is decoded with all of them, and two batches with half of them each.
+    Separate threads avoid waiting for each other at every matrix multiplication.
     """
 
     def __init__(self, batcher: Batcher, metrics: Metrics, *, workers: int, threads: int | None = None) -> None:
-        """`threads` compute, in all workers together; None: as many as PyTorch is set to."""
+        """Create the worker threads, which `start` starts.
+
+        Args:
+            batcher: the queue to take batches from.
+            metrics: counts batches and sentences.
+            workers: number of decoding threads.
+            threads: compute threads in all workers together; None: PyTorch's current number.
+        """
         self.batcher = batcher
         self.metrics = metrics
         self._compute_threads = threads or torch.get_num_threads()
         self._lock = threading.Lock()
-        self._decoding = 0  # workers that have a batch
-        # A daemon does not keep the process from leaving, whatever it is in the middle of.
+        self._decoding = 0  # number of workers that have a batch
+        # Daemon threads do not keep the process alive when it exits.
         self._threads = [
             threading.Thread(target=self._work, name=f"decoder-{number}", daemon=True) for number in range(workers)
         ]
 
     def start(self) -> None:
-        """Begins to work."""
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
     @property
     def are_alive(self) -> bool:
-        """Whether every thread is there to work."""
+        """Return whether all threads are running."""
         return all(thread.is_alive() for thread in self._threads)
 
     def join(self, seconds: float) -> None:
-        """Waits until all have ended, but not longer than this."""
-        until = time.monotonic() + seconds
+        """Wait until all threads have ended, but at most this number of seconds."""
+        deadline = time.monotonic() + seconds
         for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _work(self) -> None:
         while (batch := self.batcher.take()) is not None:
@@ -362,7 +385,7 @@ class Workers:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Within it, this worker is one of those that compute."""
+        """Count this worker as decoding within a `with` block."""
         with self._lock:
             self._decoding += 1
         self._share_threads()
@@ -373,21 +396,24 @@ class Workers:
                 self._decoding -= 1
 
     def _share_threads(self) -> None:
-        """Has the thread that calls it compute with its share; PyTorch's number of threads is each thread's own."""
+        """Set the calling thread's number of PyTorch threads to its share; PyTorch keeps this number per thread."""
         share = max(1, self._compute_threads // max(1, self._decoding))
         if torch.get_num_threads() != share:
             torch.set_num_threads(share)
 
     def _decode(self, batch: Batch) -> None:
-        """Delivers translations. Strangers' sentences are decoded together: no fault of one may reach another."""
+        """Decode a batch and deliver its results; if it fails, decode each of its jobs separately.
+
+        A batch has sentences of several clients, so an error that one job causes must not reach the others.
+        """
         results: list[Any] | Exception
         try:
             results = self._results(batch)
         except TransduceError as error:
             results = RequestError(400, str(error))
-        except Exception:  # noqa: BLE001 - whatever it is, others' requests go on
+        except Exception:  # noqa: BLE001 - one failure must not end the worker or other requests
             _LOG.exception("A batch of %d sentences failed", len(batch.places))
-            results = RequestError(500, "The model failed on this text; the server's log says more.")
+            results = RequestError(500, "The model failed on this text; the server's log has the details.")
         if isinstance(results, Exception) and len(batch.jobs) > 1:
             for part in batch.split():
                 self._decode(part)
@@ -395,23 +421,30 @@ class Workers:
             self.batcher.finish(batch, results)
 
     def _results(self, batch: Batch) -> list[Any]:
-        self.metrics.source_tokens.inc(sum(place.tokens for place in batch.places))
+        self.metrics.source_tokens.inc(sum(sentence.tokens for sentence in batch.places))
         observer = BatchObserver(batch, self.batcher, self.metrics, self._share_threads)
         return batch.places[0].job.decode(batch.places, observer)
 
 
-# --- batching ---
+# --- engine ---
+# Submit the jobs of requests and await their results within the time limits.
 
 
 class ClientGoneError(Exception):
-    """Nobody is there to answer."""
+    """An error raised when a client disconnects before its answer is ready."""
 
 
 class Engine:
-    """Decodes jobs within the limits of the settings."""
+    """A batcher with its worker threads, which decodes jobs within the limits of the settings."""
 
     def __init__(self, settings: ServingSettings, metrics: Metrics, *, threads: int | None = None) -> None:
-        """`threads` compute, shared among the workers; None: as many as PyTorch is set to."""
+        """Create the batcher and the workers, which `start` starts.
+
+        Args:
+            settings: the limits.
+            metrics: counts what the workers do.
+            threads: compute threads in all workers together; None: PyTorch's current number.
+        """
         self.settings = settings
         self.metrics = metrics
         self.batcher = Batcher(
@@ -424,33 +457,34 @@ class Engine:
         self.workers = Workers(self.batcher, metrics, workers=settings.workers, threads=threads)
 
     def start(self) -> None:
-        """Begins to work."""
+        """Start the worker threads."""
         self.workers.start()
 
     def check_room(self) -> None:
-        """Refuses before a body is read what would be refused after it.
+        """Refuse a request before its body is read if the queue is full.
 
         Raises:
-            RequestError: 503.
+            RequestError: status 503, the queue is full.
         """
         if not self.batcher.room():
             raise busy()
 
     async def decode(self, jobs: Sequence[Job], gone: asyncio.Future[None]) -> list[list[Any]]:
-        """The results of jobs, for each of them one for each of its sentences. They are in the queue at once.
+        """Submit jobs together and return their results, one list per job with one result per sentence.
 
         Args:
-            jobs: of one request, not yet submitted. Where one fails the others are given up.
-            gone: done when the client has gone.
+            jobs: all jobs of one request, not yet submitted. If one fails, the others are abandoned.
+            gone: done once the client has disconnected.
 
         Raises:
-            RequestError: there was no room, they waited too long, or the deadline has passed.
-            ClientGoneError: the client went away first.
+            RequestError: the queue is full, the jobs waited too long, or the deadline has passed.
+            ClientGoneError: the client disconnected before the answer.
         """
         self.batcher.submit(*jobs)
         answers = [asyncio.wrap_future(job.future) for job in jobs]
         waiting = [
-            asyncio.ensure_future(self._first(job, answer, gone)) for job, answer in zip(jobs, answers, strict=True)
+            asyncio.ensure_future(self._await_answer(job, answer, gone))
+            for job, answer in zip(jobs, answers, strict=True)
         ]
         try:
             return list(await asyncio.gather(*waiting))
@@ -461,7 +495,7 @@ class Engine:
                     self.batcher.abandon(job)
                     answer.cancel()
 
-    async def _first(self, job: Job, answer: asyncio.Future[list[Any]], gone: asyncio.Future[None]) -> list[Any]:
+    async def _await_answer(self, job: Job, answer: asyncio.Future[list[Any]], gone: asyncio.Future[None]) -> list[Any]:
         begin_by = min(job.accepted_at + self.settings.queue_seconds, job.deadline)
         await _wait(answer, gone, begin_by)
         if not answer.done() and not gone.done():
@@ -476,11 +510,11 @@ class Engine:
         raise late()
 
     def stop(self) -> None:
-        """Takes in nothing more; what was accepted is still answered."""
+        """Accept no more jobs; those already accepted are still decoded."""
         self.batcher.close()
 
     def give_up(self) -> None:
-        """Tells everybody who still waits that the server ends."""
+        """Fail all unfinished jobs, because the server is shutting down."""
         self.batcher.give_up()
 
 
@@ -491,5 +525,7 @@ async def _wait(answer: asyncio.Future[list[Any]], gone: asyncio.Future[None], u
 
 
 def waited_too_long() -> RequestError:
-    """The queue is too slow for this request."""
-    return RequestError(503, "The server is busy: no room was found in time, come again later.", retry_after_seconds=5)
+    """Return the error for a request that did not start decoding in time."""
+    return RequestError(
+        503, "The server is busy: the request waited too long in the queue, try again later.", retry_after_seconds=5
+    )

@@ -1,4 +1,4 @@
-"""As much of DeepL's API (version 2) as its official clients need to translate text."""
+"""The part of DeepL's API (version 2) that its official clients need to translate text."""
 
 from typing import Annotated, Literal
 
@@ -15,25 +15,25 @@ from transduce.serving.responses import json_answer
 from transduce.serving.service import Gate, Wish, watch
 
 # --- deepl messages ---
-# What travels in the part of DeepL's API (version 2) that its official clients need for translating text.
+# Typed messages for the part of DeepL's API (version 2) that this server implements.
 
 
 class DeepLRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """What `POST /v2/translate` is sent; further options of DeepL are ignored."""
+    """The body of `POST /v2/translate`; DeepL's further options are ignored."""
 
     text: Annotated[str | list[str], Meta(description="A text, or several.")]
     target_lang: str
-    source_lang: Annotated[str | None, Meta(description="Detected where nothing is said.")] = None
+    source_lang: Annotated[str | None, Meta(description="Detected if it is not set.")] = None
     tag_handling: Annotated[
-        Literal["html", "xml"] | None, Meta(description="Keep tags and translate what they mark.")
+        Literal["html", "xml"] | None, Meta(description="Keep the tags and translate the text between them.")
     ] = None
     glossary_id: Annotated[
-        str | None, Meta(description="Refused: the glossary is the server's own, for all requests.")
+        str | None, Meta(description="Refused: the server's own glossary applies to all requests.")
     ] = None
 
 
 class DeepLTranslation(msgspec.Struct, kw_only=True, frozen=True):
-    """One text's translation."""
+    """The translation of one text."""
 
     detected_source_language: str
     text: str
@@ -41,13 +41,13 @@ class DeepLTranslation(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class DeepLResponse(msgspec.Struct, kw_only=True, frozen=True):
-    """What it answers."""
+    """The response of `POST /v2/translate`."""
 
     translations: list[DeepLTranslation]
 
 
 class DeepLLanguagesRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """What `/v2/languages` is sent."""
+    """The parameters of `/v2/languages`."""
 
     type: Literal["source", "target"] = "source"
 
@@ -61,17 +61,16 @@ class DeepLLanguage(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class DeepLUsage(msgspec.Struct, kw_only=True, frozen=True):
-    """What `/v2/usage` answers: there is no quota, so the limit is a number that nobody reaches."""
+    """The response of `/v2/usage`. There is no quota, so the limit is a number that no client reaches."""
 
     character_count: int
     character_limit: int
 
 
-# --- deepl ---
-
+# --- handlers ---
 
 _NO_LIMIT = 10**12
-# Its clients refuse these languages as a target without a region, so both regions of each are offered.
+# DeepL's clients reject these target languages without a region, so both regions of each are offered.
 _REGIONS = {"en": ("EN-GB", "EN-US"), "pt": ("PT-BR", "PT-PT")}
 
 OPERATIONS = (
@@ -84,22 +83,22 @@ OPERATIONS = (
 
 
 class DeepL:
-    """Its handlers."""
+    """Handlers of the routes under `/v2`, for DeepL's clients."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
         self.service = gate.service
 
     async def translate(self, request: Request) -> Response:
-        """POST /v2/translate."""
+        """Answer `POST /v2/translate`."""
         message = await self.gate.read(request, DeepLRequest)
         self.gate.check_key(request)
-        if message.glossary_id is not None:  # to leave it out silently would be worse
+        if message.glossary_id is not None:  # ignoring it silently would give wrong terms
             raise invalid(
-                f"there is no glossary `{message.glossary_id}`; what the server was started with holds for all "
-                "requests, and POST /translate takes terms of its own"
+                f"there is no glossary `{message.glossary_id}`: the server's own glossary applies to all requests; "
+                "to send terms with a request, use POST /translate"
             )
-        wish = Wish(
+        translation_request = Wish(
             texts=listed(message.text),
             source=message.source_lang or AUTO,
             target=message.target_lang,
@@ -107,19 +106,19 @@ class DeepL:
         )
         gone = watch(request)
         try:
-            answers = await self.service.translate(wish, gone)
+            answers = await self.service.translate(translation_request, gone)
         finally:
             gone.cancel()
         translations = [
             DeepLTranslation(
                 detected_source_language=base(answer.source).upper(), text=answer.text, billed_characters=len(text)
             )
-            for answer, text in zip(answers, wish.texts, strict=True)
+            for answer, text in zip(answers, translation_request.texts, strict=True)
         ]
         return json_answer(DeepLResponse(translations=translations))
 
     async def languages(self, request: Request) -> Response:
-        """GET or POST /v2/languages; the official client sends a GET with a form as its body."""
+        """Answer `GET` or `POST /v2/languages`; DeepL's official client sends a GET with a form as its body."""
         message = await self.gate.read_message(request, DeepLLanguagesRequest)
         routes = self.service.routes
         if message.type == "source":
@@ -134,7 +133,7 @@ class DeepL:
         )
 
     async def usage(self, request: Request) -> Response:
-        """GET or POST /v2/usage."""
+        """Answer `GET` or `POST /v2/usage`."""
         self.gate.check_key(request)
         count = int(self.service.metrics.value("transduce_characters_total"))
         return json_answer(DeepLUsage(character_count=count, character_limit=_NO_LIMIT))

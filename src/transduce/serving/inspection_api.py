@@ -1,6 +1,6 @@
-"""Looks into one translation: how it was made, and what it would be, had something been different.
+"""The inspection API: how a sentence was translated, and how its translation changes under interventions.
 
-Serving knows nothing of inspection: what is done for a request is handed in, and the types of its answers with it.
+Serving does not import inspection: the functions and the types of their results are passed in as `Views`.
 """
 
 from collections.abc import Callable
@@ -23,31 +23,31 @@ _LINE_ENDS = ("\n", "\r")
 
 
 class Views(NamedTuple):
-    """What is handed in."""
+    """The web page and the inspection functions that the server is started with."""
 
     page: Callable[[PageSettings], str]
-    """The page at the root, as HTML."""
+    """Returns the HTML of the page at the root."""
     inspect: Callable[[Translator, InspectRequest, SearchSettings, Observer], msgspec.Struct]
-    """How a sentence is translated."""
+    """Returns how a sentence is translated."""
     inspection: type[msgspec.Struct]
-    """What `inspect` returns."""
+    """Type of the result of `inspect`."""
     intervene: Callable[[Translator, InterveneRequest, SearchSettings, Observer], msgspec.Struct]
-    """A translation as it is, and as it would be. The model may be changed meanwhile: nobody else uses it."""
+    """Returns a translation without and with an intervention, holding the model exclusively to modify it."""
     comparison: type[msgspec.Struct]
-    """What `intervene` returns."""
+    """Type of the result of `intervene`."""
 
 
 def operations(views: Views) -> tuple[Operation, ...]:
-    """The addresses, for the OpenAPI document."""
+    """Return the API operations of inspection, for the OpenAPI document."""
     return (
         Operation(
-            "post", "/inspect", "How a sentence is translated.", views.inspection, InspectRequest, needs_key=True
+            "post", "/inspect", "Show how a sentence is translated.", views.inspection, InspectRequest, needs_key=True
         ),
         Operation(
             "post",
             "/intervene",
-            "A sentence's translation as it is, and with heads switched off, a piece forced or forbidden, or another "
-            "source.",
+            "Compare a sentence's translation with that under heads switched off, a token forced or forbidden, or "
+            "another source.",
             views.comparison,
             InterveneRequest,
             needs_key=True,
@@ -56,7 +56,7 @@ def operations(views: Views) -> tuple[Operation, ...]:
 
 
 class Studies:
-    """The handlers. Their work waits in the queue of all requests, with the same limits and deadlines."""
+    """Handlers of the inspection API. Their work goes through the same queue, limits and deadlines as translations."""
 
     def __init__(self, gate: Gate, views: Views) -> None:
         self.gate = gate
@@ -64,48 +64,48 @@ class Studies:
         self.views = views
 
     async def inspect(self, request: Request) -> Response:
-        """POST /inspect."""
-        asked = await self.gate.read(request, InspectRequest)
-        self.gate.check_key(request, asked.api_key)
-        model, search = self._chosen(asked)
+        """Answer `POST /inspect`."""
+        message = await self.gate.read(request, InspectRequest)
+        self.gate.check_key(request, message.api_key)
+        model, search = self._select_model(message)
 
         def work(observer: Observer) -> bytes:
             with model.access.shared():
-                return msgspec.json.encode(self.views.inspect(model.translator, asked, search, observer))
+                return msgspec.json.encode(self.views.inspect(model.translator, message, search, observer))
 
-        return await self._answer(request, asked, self._study(asked, model, search, work))
+        return await self._answer(request, message, self._make_job(message, model, search, work))
 
     async def intervene(self, request: Request) -> Response:
-        """POST /intervene."""
-        asked = await self.gate.read(request, InterveneRequest)
-        self.gate.check_key(request, asked.api_key)
-        self._check_text("changed", asked.changed or "")
-        model, search = self._chosen(asked)
-        self._check_tokens("changed", asked.changed or "", model)
+        """Answer `POST /intervene`."""
+        message = await self.gate.read(request, InterveneRequest)
+        self.gate.check_key(request, message.api_key)
+        self._check_text("changed", message.changed or "")
+        model, search = self._select_model(message)
+        self._check_tokens("changed", message.changed or "", model)
 
         def work(observer: Observer) -> bytes:
             with model.access.alone():
-                return msgspec.json.encode(self.views.intervene(model.translator, asked, search, observer))
+                return msgspec.json.encode(self.views.intervene(model.translator, message, search, observer))
 
-        return await self._answer(request, asked, self._study(asked, model, search, work))
+        return await self._answer(request, message, self._make_job(message, model, search, work))
 
-    def _chosen(self, asked: InspectRequest) -> tuple[ServedModel, SearchSettings]:
-        """The model that is asked about, and how it searches.
+    def _select_model(self, message: InspectRequest) -> tuple[ServedModel, SearchSettings]:
+        """Return the model for a request and the search settings.
 
         Raises:
-            RequestError: there is no such model, or the request goes beyond the limits.
+            RequestError: there is no such model, or the request exceeds a limit.
         """
-        self._check_text("q", asked.q)
-        alternatives = asked.alternatives or 0
+        self._check_text("q", message.q)
+        alternatives = message.alternatives or 0
         if alternatives > self.service.settings.max_alternatives:
             raise invalid(f"alternatives ({alternatives}) exceeds limit ({self.service.settings.max_alternatives})")
         routes = self.service.routes
-        model = routes.model(routes.find(asked.source), routes.find(asked.target))
+        model = routes.model(routes.find(message.source), routes.find(message.target))
         if model is None:
-            raise invalid("`source` and `target` are the same language, so there is no translation to look into")
+            raise invalid("`source` and `target` are the same language, so there is no translation to inspect")
         if not isinstance(model, ServedModel):
-            raise RequestError(400, "This model cannot be looked into: it can only translate.")
-        self._check_tokens("q", asked.q, model)
+            raise RequestError(400, "This model cannot be inspected: it can only translate.")
+        self._check_tokens("q", message.q, model)
         return model, with_alternatives(model.search, alternatives)
 
     def _check_text(self, name: str, text: str) -> None:
@@ -113,28 +113,31 @@ class Studies:
         if len(text) > limit:
             raise invalid(f"`{name}` ({len(text)}) exceeds text limit ({limit} characters)")
         if any(end in text for end in _LINE_ENDS):
-            raise invalid(f"`{name}` must be one line: a line is looked into at a time")
+            raise invalid(f"`{name}` must be one line: only one line is inspected at a time")
 
     def _check_tokens(self, name: str, text: str, model: ServedModel) -> None:
-        limit, tokens = self.service.settings.max_study_pieces, model.count_tokens([text])[0] - 1  # without the end
+        limit, tokens = (
+            self.service.settings.max_study_pieces,
+            model.count_tokens([text])[0] - 1,
+        )  # without the end symbol
         if tokens > limit:
-            raise invalid(f"`{name}` must have at most {limit} pieces to be looked into, but has {tokens}: shorten it")
+            raise invalid(f"`{name}` must have at most {limit} tokens to be inspected, but has {tokens}: shorten it")
 
-    def _study(
+    def _make_job(
         self,
-        asked: InspectRequest,
+        message: InspectRequest,
         model: ServedModel,
         search: SearchSettings,
         work: Callable[[Observer], bytes],
     ) -> Study:
         seconds = self.service.settings.deadline_seconds
-        return Study(model, asked.q, search, seconds=min(seconds, asked.timeout or seconds), work=work)
+        return Study(model, message.q, search, seconds=min(seconds, message.timeout or seconds), work=work)
 
-    async def _answer(self, request: Request, asked: InspectRequest, study: Study) -> Response:
-        self.service.metrics.characters.inc(len(asked.q))
+    async def _answer(self, request: Request, message: InspectRequest, job: Study) -> Response:
+        self.service.metrics.characters.inc(len(message.q))
         gone = watch(request)
         try:
-            ((content,),) = await self.service.engine.decode([study], gone)
+            ((content,),) = await self.service.engine.decode([job], gone)
         finally:
             gone.cancel()
         return Response(content, media_type="application/json")

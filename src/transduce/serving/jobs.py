@@ -1,4 +1,4 @@
-"""The sentences of one request on their way through the decoder."""
+"""Jobs: the sentences of one request that go through the decoding threads."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,24 +15,24 @@ from transduce.text.word_spans import Span
 
 
 class Model(Protocol):
-    """What serving needs of a model."""
+    """A translation model as the server uses it."""
 
     source_language: str
     target_language: str
     search: SearchSettings
-    """How it translates where a request says nothing."""
+    """Search settings for requests that set none."""
     glossary: Glossary | None
-    """How it translates terms where a request brings none."""
+    """Glossary for requests that bring none."""
 
     def count_tokens(self, sentences: Sequence[str]) -> list[int]:
-        """The pieces of each sentence, end symbol included."""
+        """Return the number of tokens of each sentence, including the end-of-sentence token."""
 
     @property
     def longest_source(self) -> int:
-        """Pieces of the longest sentence that is translated in one part, without the end symbol."""
+        """Return the number of tokens up to which a sentence is not split, without the end-of-sentence token."""
 
     def check(self, glossary: Glossary, search: SearchSettings) -> None:
-        """Raises TransduceError where it cannot write what stands for a term, or not with this search."""
+        """Raise a TransduceError if the model cannot produce the terms of a glossary with this search."""
 
     def translate(
         self,
@@ -42,36 +42,42 @@ class Model(Protocol):
         observer: Observer,
         glossary: Glossary | None,
     ) -> list[Translation]:
-        """Translations of a batch, in order. The observer sees every step, by the sentences' places in the list; what
-        is drawn for a sentence depends on its place in its own request, which `places` has.
+        """Return the translations of a batch of sentences, in order.
+
+        Args:
+            sentences: the batch.
+            search: search settings.
+            places: index of each sentence in its own request, on which its random draws depend.
+            observer: called after every step, with row numbers that index `sentences`.
+            glossary: terms to use, or None.
         """
 
     def locate(
         self, translations: Sequence[Translation], spans: Sequence[Sequence[Span]], glossary: Glossary | None
     ) -> list[list[Span]]:
-        """Where parts of sentences are in the best alternatives of their translations."""
+        """Return the spans in each best translation that correspond to the given spans of its source sentence."""
 
     def text(self, ids: Sequence[int]) -> str:
-        """The target text that pieces spell."""
+        """Return the target text of token ids."""
 
     def unread(self, sentence: str) -> str:
-        """The characters of a source that no piece spells."""
+        """Return the characters of a source sentence that no token represents."""
 
 
-# The place of a sentence in its request, the pieces of its best hypothesis so far, and how many of them are certain.
 Progress = Callable[[int, Sequence[int], int], None]
+"""Receives a sentence's index in its job, the tokens of its best hypothesis so far, and how many of them are final."""
 
 
 class Translated(NamedTuple):
-    """A sentence's translation, and where the marks of the sentence are in it."""
+    """A sentence's translation, with the aligned spans of the sentence's marks (inline HTML elements)."""
 
     translation: Translation
     places: Sequence[Sequence[Span]] = ()
-    """In each alternative, the place of each mark; of none where nothing is marked."""
+    """For each alternative, the span of each mark; empty if the sentence has no marks."""
 
 
 class Job:
-    """What one request wants of a model: mostly, translations. The batcher's lock guards what changes."""
+    """The sentences of one request for one model, with their results. The batcher's lock guards its mutable fields."""
 
     def __init__(
         self,
@@ -84,9 +90,16 @@ class Job:
         glossary: Glossary | None = None,
         marks: Mapping[int, Sequence[Span]] | None = None,
     ) -> None:
-        """`seconds` from now the answer is of no use any more; `progress` is called by the decoding thread; `glossary`
-        says how terms are translated, and `marks` which parts are to be found in the translation, by the sentences'
-        numbers.
+        """Tokenize the sentences and start the clock of the deadline.
+
+        Args:
+            model: the model to decode with.
+            sentences: the sentences to translate.
+            search: search settings.
+            seconds: the deadline, counted from now.
+            progress: called by the decoding thread after each step.
+            glossary: terms to use in the translation.
+            marks: spans to locate in the translation, by the index of their sentence.
         """
         self.model = model
         self.sentences = sentences
@@ -97,66 +110,76 @@ class Job:
         self.accepted_at = time.monotonic()
         self.deadline = self.accepted_at + seconds
         self.tokens = model.count_tokens(sentences)
+        """Number of tokens of each sentence, including the end-of-sentence token."""
         self.total_tokens = sum(self.tokens)
-        # The longest first, for they fill a batch best when they are its head.
-        self.waiting = sorted(range(len(sentences)), key=lambda place: -self.tokens[place])
+        # Longest first: a batch starts with the longest sentence and fills up with slightly shorter ones.
+        self.waiting = sorted(range(len(sentences)), key=lambda index: -self.tokens[index])
+        """Indices of the sentences that have not gone into a batch yet."""
         self.results: list[Any] = [None] * len(sentences)
+        """Result of each sentence, or None until it is decoded."""
         self.in_batches = 0
+        """Number of batches being decoded that contain sentences of this job."""
         self.started_at: float | None = None
+        """Time at which the first sentence went into a batch, or None."""
         self.abandoned = False
+        """True once no client waits for the results."""
         self.future: Future[list[Any]] = Future()
-        # Whoever waits may go away; that does not cancel what a worker is about to put here.
+        """Completed with the results of all sentences, or with an error."""
+        # A running future cannot be canceled, so a worker may always set its result, even if the client has gone.
         self.future.set_running_or_notify_cancel()
 
     @property
     def is_late(self) -> bool:
-        """Whether nobody waits for the answer any more."""
+        """Return whether no client waits for the answer any more, because it was abandoned or its deadline passed."""
         return self.abandoned or time.monotonic() >= self.deadline
 
     def goes_with(self, other: "Job") -> bool:
-        """Whether sentences of both may be decoded together."""
+        """Return whether sentences of both jobs may be decoded in one batch."""
         return self.model is other.model and self.search == other.search and self.glossary is other.glossary
 
     def decode(self, batch: Sequence["Place"], observer: Observer) -> list[Any]:
-        """The results of some sentences, its own and those of jobs that go with it."""
-        sentences, places = [place.sentence for place in batch], [place.number for place in batch]
-        found = self.model.translate(sentences, self.search, places, observer, self.glossary)
+        """Return the results for a batch of sentences of this job and of compatible jobs."""
+        sentences, indices = [entry.sentence for entry in batch], [entry.number for entry in batch]
+        translations = self.model.translate(sentences, self.search, indices, observer, self.glossary)
         located: dict[int, list[list[Span]]] = {}
-        for number, place in enumerate(batch):
-            if place.marks and not place.job.is_late:  # what takes long is done for those alone who still wait
-                located[number] = self._locate(found[number], place.marks)
-        return [Translated(each, located.get(number, ())) for number, each in enumerate(found)]
+        for number, entry in enumerate(batch):
+            if entry.marks and not entry.job.is_late:  # locating is slow: skip it if no client waits
+                located[number] = self._locate(translations[number], entry.marks)
+        return [Translated(translation, located.get(number, ())) for number, translation in enumerate(translations)]
 
     def _locate(self, translation: Translation, marks: Sequence[Span]) -> list[list[Span]]:
-        """The places of the marks in each alternative."""
-        each = [msgspec.structs.replace(translation, alternatives=(one,)) for one in translation.alternatives]
-        return self.model.locate(each, [marks] * len(each), self.glossary)
+        """Return the spans of the marks in each alternative of a translation."""
+        single_alternatives = [
+            msgspec.structs.replace(translation, alternatives=(alternative,))
+            for alternative in translation.alternatives
+        ]
+        return self.model.locate(single_alternatives, [marks] * len(single_alternatives), self.glossary)
 
 
 class Place(NamedTuple):
-    """A sentence of a job."""
+    """A sentence of a job, identified by its index."""
 
     job: Job
     number: int
 
     @property
     def sentence(self) -> str:
-        """Its text."""
+        """Return the sentence's text."""
         return self.job.sentences[self.number]
 
     @property
     def tokens(self) -> int:
-        """Its length."""
+        """Return the number of tokens of the sentence, including the end-of-sentence token."""
         return self.job.tokens[self.number]
 
     @property
     def marks(self) -> Sequence[Span]:
-        """Its parts that are to be found in the translation."""
+        """Return the spans of the sentence that are to be located in its translation."""
         return self.job.marks.get(self.number, ())
 
 
 class Study(Job):
-    """A look into how one sentence is translated. It is a batch by itself."""
+    """A job that inspects the translation of one sentence. It is always alone in its batch."""
 
     def __init__(
         self,
@@ -167,14 +190,14 @@ class Study(Job):
         seconds: float,
         work: Callable[[Observer], Any],
     ) -> None:
-        """`work` is done by a decoding thread; its result is the job's only one."""
+        """Create a job whose only result is what `work` returns, called with an observer on a decoding thread."""
         super().__init__(model, [sentence], search, seconds=seconds)
         self._work = work
 
     def goes_with(self, other: Job) -> bool:
-        """It goes with nothing but itself."""
+        """Return whether the other job is this one: an inspection shares no batch."""
         return self is other
 
     def decode(self, batch: Sequence["Place"], observer: Observer) -> list[Any]:  # noqa: ARG002
-        """The result of the work."""
+        """Run the inspection and return its result as the only one of the batch."""
         return [self._work(observer)]

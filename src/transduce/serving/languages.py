@@ -1,4 +1,4 @@
-"""Language codes as clients write them, and which models they lead to."""
+"""Normalize the language codes that clients send, find the model for a language pair, and detect a text's language."""
 
 import re
 import unicodedata
@@ -11,7 +11,7 @@ from transduce.text.languages import LanguageProfiles
 
 AUTO = "auto"
 
-# What LibreTranslate's clients say, and what it says to them. Chinese is told apart by its script.
+# Codes that LibreTranslate and its clients use, and their canonical forms. Chinese codes carry the script.
 _ALIASES = {
     "zh": "zh-Hans",
     "zh-cn": "zh-Hans",
@@ -71,7 +71,7 @@ _NAMES = {
 
 
 def canonical(code: str) -> str:
-    """A code in one spelling: zh, zh_CN and ZH-Hans are zh-Hans, en-us is en-US."""
+    """Return a language code in canonical spelling: zh, zh_CN and ZH-Hans become zh-Hans; en-us becomes en-US."""
     parts = code.strip().replace("_", "-").lower().split("-")
     alias = _ALIASES.get("-".join(parts))
     if alias is not None:
@@ -80,103 +80,110 @@ def canonical(code: str) -> str:
 
 
 def base(code: str) -> str:
-    """The language without script and region."""
+    """Return the language of a code, without script and region."""
     return code.partition("-")[0]
 
 
 def language_name(code: str) -> str:
-    """In English; the code itself where there is no name for it."""
+    """Return the English name of a language, or the code itself if the name is unknown."""
     return _NAMES.get(canonical(code)) or _NAMES.get(base(code)) or code
 
 
 class Routes:
-    """The models by what they translate from and to."""
+    """The served models by language pair."""
 
     def __init__(self, models: Iterable[Model]) -> None:
-        """Raises TransduceError when two models are for the same pair."""
+        """Index the models by their language pairs.
+
+        Raises:
+            TransduceError: two models have the same pair.
+        """
         self._models: dict[tuple[str, str], Model] = {}
         for model in models:
             pair = canonical(model.source_language), canonical(model.target_language)
             if pair in self._models:
                 raise TransduceError(
-                    f"Each pair of languages must have one model, but {pair[0]} → {pair[1]} has two: leave one out."
+                    f"Each language pair must have one model, but {pair[0]} → {pair[1]} has two: leave one out."
                 )
             self._models[pair] = model
         self.codes = sorted({code for pair in self._models for code in pair})
-        """All languages, by their canonical codes."""
+        """Canonical codes of all languages."""
 
     @property
     def sources(self) -> list[str]:
-        """Languages that something translates from."""
+        """Return the languages that some model translates from."""
         return sorted({source for source, _ in self._models})
 
     @property
     def all_targets(self) -> list[str]:
-        """Languages that something translates to."""
+        """Return the languages that some model translates to."""
         return sorted({target for _, target in self._models})
 
     @property
     def first(self) -> tuple[str, str]:
-        """The pair to begin with, where nobody chose."""
+        """Return the language pair that the page selects at first."""
         return next(iter(self._models))
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """From what to what, in the order in which the models were named."""
+        """Return the language pairs as canonical codes, in the order of the models."""
         return list(self._models)
 
     @property
     def named(self) -> list[tuple[str, str]]:
-        """The same by the codes that they were named with."""
+        """Return the language pairs with the codes that the models themselves use, in the order of the models."""
         return [(model.source_language, model.target_language) for model in self._models.values()]
 
     def targets(self, source: str) -> list[str]:
-        """What this language is translated to, itself included, as clients expect."""
-        return sorted({target for known, target in self._models if known == source} | {source})
+        """Return the target languages of a source language, and the language itself, as LibreTranslate does."""
+        return sorted({target for model_source, target in self._models if model_source == source} | {source})
 
     def find(self, code: str) -> str:
-        """The known language that a client means.
+        """Return the served language that a client's code means.
 
         Raises:
-            RequestError: there is none.
+            RequestError: no served language fits the code.
         """
-        wanted = canonical(code)
-        if wanted in self.codes:
-            return wanted
+        requested = canonical(code)
+        if requested in self.codes:
+            return requested
         # en-GB is served by a model of en, and pt by one of pt-BR.
-        near = [known for known in self.codes if base(known) == base(wanted) and base(wanted) in (known, wanted)]
-        if not near:
+        similar = [
+            served
+            for served in self.codes
+            if base(served) == base(requested) and base(requested) in (served, requested)
+        ]
+        if not similar:
             raise RequestError(400, f"{code[:32]} is not supported")
-        return near[0]
+        return similar[0]
 
     def model(self, source: str, target: str) -> Model | None:
-        """The model of a pair; None where nothing is to be done, for both are the same.
+        """Return the model for a language pair, or None if source and target are the same language.
 
         Raises:
-            RequestError: there is no model for it.
+            RequestError: there is no model for the pair.
         """
         if source == target:
             return None
-        found = self._models.get((source, target))
-        if found is None:
-            known = ", ".join(f"{source} → {target}" for source, target in self._models)
-            raise invalid(f"there is no model from {source} to {target}, only {known}")
-        return found
+        model = self._models.get((source, target))
+        if model is None:
+            served = ", ".join(f"{source} → {target}" for source, target in self._models)
+            raise invalid(f"there is no model from {source} to {target}, only {served}")
+        return model
 
     def candidates(self, target: str) -> list[str]:
-        """Languages that a text for this target may be in: those with a model for it, and itself."""
-        return sorted({source for source, known in self._models if known == target} | {target})
+        """Return the possible languages of a text to translate into `target`: those with a model, and `target`."""
+        return sorted({source for source, model_target in self._models if model_target == target} | {target})
 
 
 # --- detection ---
-# Which of the known languages a text is in.
-# By the profiles that models bring with them (`text.language_profiles`), which are learnt from their training text.
-# Languages without a profile are told apart by their alphabets, as far as these differ.
+# Detection uses the language profiles that models carry (`text.language_profiles`), learned from their training text.
+# If a language has no profile, languages are told apart by their scripts, as far as these differ.
 
 
-_MOST_CHARACTERS = 2000  # enough to be certain, and quick
+_MAX_CHARACTERS = 2000  # enough for a reliable result
 _LATIN = re.compile("LATIN")
-# As Unicode's names of characters begin. What is not listed is written in Latin letters.
+# Prefixes of the Unicode names of a language's letters. Languages that are not listed use Latin letters.
 _ALPHABETS = {
     "ar": re.compile("ARABIC"),
     "be": re.compile("CYRILLIC"),
@@ -207,41 +214,46 @@ _ALPHABETS = {
 
 
 class Detector:
-    """Tells the language of a text among those that are served."""
+    """A detector of a text's language among the languages that are served."""
 
     def __init__(self, codes: Sequence[str], profiles: LanguageProfiles | None = None) -> None:
-        """`codes` are canonical; the profiles' own codes may be spelt in any way."""
-        self.codes = list(codes)
-        known = {} if profiles is None else {canonical(code): code for code in profiles.runs}
-        self._profiles = profiles if set(self.codes) <= known.keys() else None
-        self._profile_codes = known
-
-    def detect(self, text: str, among: Sequence[str] | None = None) -> list[DetectedLanguage]:
-        """The languages with their confidence in percent, likeliest first.
+        """Create a detector.
 
         Args:
-            text: the first two thousand characters are looked at.
-            among: only these; all that are served where nothing is said.
+            codes: canonical codes of the served languages.
+            profiles: language profiles, whose codes may have any spelling; used only if they cover all `codes`.
         """
-        text, codes = text[:_MOST_CHARACTERS], self.codes if among is None else list(among)
+        self.codes = list(codes)
+        profile_codes = {} if profiles is None else {canonical(code): code for code in profiles.runs}
+        self._profiles = profiles if set(self.codes) <= profile_codes.keys() else None
+        self._profile_codes = profile_codes
+
+    def detect(self, text: str, among: Sequence[str] | None = None) -> list[DetectedLanguage]:
+        """Return the languages with their confidence in percent, likeliest first.
+
+        Args:
+            text: only its first 2,000 characters are used.
+            among: codes of the candidate languages; None for all served languages.
+        """
+        text, codes = text[:_MAX_CHARACTERS], self.codes if among is None else list(among)
         if self._profiles is None:
             shares = alphabet_shares(text, codes)
         else:
-            found = self._profiles.probabilities(text, [self._profile_codes[code] for code in codes])
-            shares = {code: found[self._profile_codes[code]] for code in codes}
+            probabilities = self._profiles.probabilities(text, [self._profile_codes[code] for code in codes])
+            shares = {code: probabilities[self._profile_codes[code]] for code in codes}
         order = sorted(codes, key=lambda code: (-shares[code], code))
         return [DetectedLanguage(language=code, confidence=round(100.0 * shares[code], 1)) for code in order]
 
 
 def alphabet_shares(text: str, codes: Sequence[str]) -> dict[str, float]:
-    """How likely each language is by the share of letters that are of its alphabet."""
+    """Return a probability for each language from the share of letters that belong to its script."""
     names = [unicodedata.name(letter, "") for letter in text if letter.isalpha()]
     weights = {code: _share(names, _ALPHABETS.get(base(code), _LATIN)) for code in codes}
-    # Japanese has characters that Chinese does not have; without them it is the less likely one.
+    # A text with Chinese characters but no kana is unlikely to be Japanese.
     if not any(name.startswith(("HIRAGANA", "KATAKANA")) for name in names):
         weights = {code: weight * (0.1 if base(code) == "ja" else 1.0) for code, weight in weights.items()}
-    whole = sum(weights.values())
-    return {code: weight / whole if whole else 1.0 / len(codes) for code, weight in weights.items()}
+    total = sum(weights.values())
+    return {code: weight / total if total else 1.0 / len(codes) for code, weight in weights.items()}
 
 
 def _share(names: Sequence[str], alphabet: re.Pattern[str]) -> float:

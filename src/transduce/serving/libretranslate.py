@@ -1,4 +1,4 @@
-"""The LibreTranslate API, and what a server tells of itself."""
+"""The LibreTranslate API: translation, language detection, and the server's languages and settings."""
 
 import asyncio
 from collections.abc import Sequence
@@ -36,24 +36,26 @@ OPERATIONS = (
     Operation(
         "post", "/translate", "Translate texts.", TranslateResponse, TranslateRequest, needs_key=True, streams=True
     ),
-    Operation("post", "/detect", "Tell the language of a text.", list[DetectedLanguage], DetectRequest, needs_key=True),
-    Operation("get", "/languages", "The languages, and what each is translated to.", list[Language]),
-    Operation("get", "/frontend/settings", "What a page must know.", FrontendSettings),
+    Operation(
+        "post", "/detect", "Detect the language of a text.", list[DetectedLanguage], DetectRequest, needs_key=True
+    ),
+    Operation("get", "/languages", "List the languages with their target languages.", list[Language]),
+    Operation("get", "/frontend/settings", "Return the settings for a web page.", FrontendSettings),
 )
 
 
 class LibreTranslate:
-    """Its handlers."""
+    """Handlers of LibreTranslate's routes."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
         self.service = gate.service
 
     async def translate(self, request: Request) -> Response:
-        """POST /translate."""
+        """Answer `POST /translate`."""
         message = await self.gate.read(request, TranslateRequest)
         self.gate.check_key(request, message.api_key)
-        wish = Wish(
+        translation_request = Wish(
             texts=listed(message.q),
             source=message.source,
             target=message.target,
@@ -66,31 +68,31 @@ class LibreTranslate:
         gone = watch(request)
         if message.stream:
             latest = LatestProgress()
-            answering = asyncio.ensure_future(self._answer(message, wish, gone, latest))
+            answering = asyncio.ensure_future(self._answer(message, translation_request, gone, latest))
             return await stream_answer(answering, latest, gone.cancel)
         try:
-            return json_answer(await self._answer(message, wish, gone))
+            return json_answer(await self._answer(message, translation_request, gone))
         finally:
             gone.cancel()
 
     async def _answer(
         self,
         message: TranslateRequest,
-        wish: Wish,
+        translation_request: Wish,
         gone: asyncio.Future[None],
         latest: LatestProgress | None = None,
     ) -> TranslateResponse:
-        answers = await self.service.translate(wish, gone, None if latest is None else latest.put)
+        answers = await self.service.translate(translation_request, gone, None if latest is None else latest.put)
         is_list = not isinstance(message.q, str)
         return TranslateResponse(
             translated_text=[answer.text for answer in answers] if is_list else answers[0].text,
-            detected_language=_detected(answers, is_list=is_list),
-            alternatives=_alternatives(answers, is_list=is_list) if wish.alternatives else UNSET,
-            doubts=_doubts(answers, is_list=is_list) if wish.doubts else UNSET,
+            detected_language=_detected_languages(answers, is_list=is_list),
+            alternatives=_alternatives(answers, is_list=is_list) if translation_request.alternatives else UNSET,
+            doubts=_quality_warnings(answers, is_list=is_list) if translation_request.doubts else UNSET,
         )
 
     async def detect(self, request: Request) -> Response:
-        """POST /detect."""
+        """Answer `POST /detect`."""
         message = await self.gate.read(request, DetectRequest)
         self.gate.check_key(request, message.api_key)
         if len(message.q) > self.service.settings.max_characters:
@@ -102,14 +104,14 @@ class LibreTranslate:
         return json_answer(self.service.detector.detect(message.q))
 
     async def languages(self, request: Request) -> Response:  # noqa: ARG002
-        """GET /languages."""
+        """Answer `GET /languages`."""
         routes = self.service.routes
         return json_answer(
             [Language(code=code, name=language_name(code), targets=routes.targets(code)) for code in routes.codes]
         )
 
     async def frontend_settings(self, request: Request) -> Response:  # noqa: ARG002
-        """GET /frontend/settings."""
+        """Answer `GET /frontend/settings`."""
         keys = self.service.keys.are_required
         source, target = self.service.routes.first
         return json_answer(
@@ -121,12 +123,12 @@ class LibreTranslate:
                 suggestions=False,
                 files_translation=False,
                 supported_files_format=[],
-                language=LanguageChoices(source=_choice(source), target=_choice(target)),
+                language=LanguageChoices(source=_language_choice(source), target=_language_choice(target)),
             )
         )
 
     async def disabled(self, request: Request) -> Response:
-        """What LibreTranslate can be told not to offer, and this server does not."""
+        """Refuse a request to one of LibreTranslate's optional routes, which this server does not offer."""
         raise RequestError(403, f"{request.url.path} is not offered by this server: POST /translate takes texts.")
 
 
@@ -137,11 +139,13 @@ def _glossary(message: TranslateRequest) -> Glossary | None:
         raise invalid(str(error)) from None
 
 
-def _choice(code: str) -> LanguageChoice:
+def _language_choice(code: str) -> LanguageChoice:
     return LanguageChoice(code=code, name=language_name(code))
 
 
-def _detected(answers: Sequence[Answer], *, is_list: bool) -> DetectedLanguage | list[DetectedLanguage] | UnsetType:
+def _detected_languages(
+    answers: Sequence[Answer], *, is_list: bool
+) -> DetectedLanguage | list[DetectedLanguage] | UnsetType:
     detected = [answer.detected for answer in answers if answer.detected is not None]
     if not detected:
         return UNSET
@@ -152,5 +156,5 @@ def _alternatives(answers: Sequence[Answer], *, is_list: bool) -> list[str | lis
     return [answer.alternatives for answer in answers] if is_list else [*answers[0].alternatives]
 
 
-def _doubts(answers: Sequence[Answer], *, is_list: bool) -> list[QualityWarning | list[QualityWarning]]:
+def _quality_warnings(answers: Sequence[Answer], *, is_list: bool) -> list[QualityWarning | list[QualityWarning]]:
     return [list(answer.doubts) for answer in answers] if is_list else [*answers[0].doubts]

@@ -1,4 +1,4 @@
-"""Who may ask, and how often."""
+"""Limits on requests: admission under overload, exclusive use of a model, API keys and the rate limit per client."""
 
 import asyncio
 import hashlib
@@ -13,64 +13,71 @@ from transduce.errors import TransduceError
 from transduce.serving.messages import RequestError
 
 # --- admission ---
-# Who is let in when more requests arrive at once than there is room for.
-# The requests of a burst are all there in one turn of the event loop, before the first of them has been parsed and
-# has taken its place in the queue. To parse them all, only to refuse most of them then, would keep every one of
-# them waiting. So no more are let in per turn than there are places; the others are looked at again in the next
-# turn, when those before them have taken their places or left them.
+# Decide which requests are read when more arrive at once than the queue can take.
+# All requests of a burst are in the sockets in one iteration of the event loop, before the first of them is parsed
+# and queued. Parsing all of them only to refuse most would delay every client. So one iteration admits at most as
+# many requests as the queue has free slots. The others are tried again in the next iteration.
 
 
-# What translating begins with.
-_COSTLY = tuple(f"POST {path}".encode() for path in ("/translate", "/v2/translate", "/inspect", "/intervene"))
+# First bytes of the requests that need a decoding thread.
+_COSTLY_STARTS = tuple(f"POST {path}".encode() for path in ("/translate", "/v2/translate", "/inspect", "/intervene"))
 
 
 class Admission:
-    """One for all connections of a server."""
+    """A counter that limits the requests a server admits per event-loop iteration, shared by all its connections."""
 
     def __init__(self, room: Callable[[], int], refusal: Callable[[str], RequestError]) -> None:
-        """`room` tells how many more requests the queue would take; `refusal` what is told whom it has no room for."""
+        """Create a counter.
+
+        Args:
+            room: returns the number of further requests that the queue would accept.
+            refusal: makes the error for a request to a path that the queue cannot take.
+        """
         self.room = room
         self.refusal = refusal
-        self._entering = 0
-        """Let in during this turn of the event loop."""
+        self._admitted = 0
+        """Requests admitted during the current iteration of the event loop."""
 
     def enter(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Lets one more in, if fewer were in this turn than there are places."""
-        if self._entering >= self.room():
+        """Admit a request if this iteration has admitted fewer than the queue's free slots; return whether it was."""
+        if self._admitted >= self.room():
             return False
-        if not self._entering:
-            loop.call_soon(self._begin_turn)
-        self._entering += 1
+        if not self._admitted:
+            loop.call_soon(self._reset)
+        self._admitted += 1
         return True
 
-    def _begin_turn(self) -> None:
-        self._entering = 0
+    def _reset(self) -> None:
+        self._admitted = 0
 
 
 def costly_path(data: bytes) -> str | None:
-    """The path of a request that wants something costly, or what it begins with; None where it wants nothing such."""
-    start = next((start for start in _COSTLY if data.startswith(start)), None)
+    """Return the path of a request whose first bytes ask for a decoding, or None for any other request."""
+    start = next((start for start in _COSTLY_STARTS if data.startswith(start)), None)
     return None if start is None else start.decode().partition(" ")[2]
 
 
-# --- access ---
-# A model that several threads compute with, and that one of them may have to change for a moment.
+# --- exclusive use of a model ---
+# A readers-writer lock for a model that threads share and that one thread may have to modify for a moment.
 
 
 class Access:
-    """Any number of threads share it, or one has it alone. Who wants it alone goes before those who come later."""
+    """A readers-writer lock: many threads share it, or one holds it exclusively. Waiting exclusive use comes first.
+
+    Threads that want to share the lock wait while another thread waits to hold it exclusively.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._sharing = 0
-        self._wanting_alone = 0
-        self._is_alone = False
+        self._waiting_for_exclusive = 0
+        self._is_exclusive = False
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Within it nobody is alone."""
+        """Hold the lock together with other threads that share it, while no thread holds it exclusively."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._is_alone and not self._wanting_alone)
+            self._changed.wait_for(lambda: not self._is_exclusive and not self._waiting_for_exclusive)
             self._sharing += 1
         try:
             yield
@@ -81,57 +88,56 @@ class Access:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Within it there is nobody else."""
+        """Hold the lock exclusively, while no other thread holds it in any way."""
         with self._changed:
-            self._wanting_alone += 1
-            self._changed.wait_for(lambda: not self._is_alone and not self._sharing)
-            self._wanting_alone -= 1
-            self._is_alone = True
+            self._waiting_for_exclusive += 1
+            self._changed.wait_for(lambda: not self._is_exclusive and not self._sharing)
+            self._waiting_for_exclusive -= 1
+            self._is_exclusive = True
         try:
             yield
         finally:
             with self._changed:
-                self._is_alone = False
+                self._is_exclusive = False
                 self._changed.notify_all()
 
 
-# --- limits ---
-
+# --- API keys and rate limit ---
 
 _SCHEMES = ("bearer ", "deepl-auth-key ")
-_REMEMBERED_CLIENTS = 10_000
+_MAX_BUCKETS = 10_000
 
 
 class ApiKeys:
-    """The keys that are good; without any, everybody is welcome."""
+    """The set of valid API keys; if it is empty, requests need no key."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        # Digests are compared in place of keys, so how long it takes says nothing about how a key begins.
+        # Comparing digests instead of keys leaks nothing about a key through the time of the comparison.
         self._digests = {_digest(key) for key in keys}
 
     @property
     def are_required(self) -> bool:
-        """Whether one is needed."""
+        """Return whether requests need a key."""
         return bool(self._digests)
 
     def check(self, headers: Mapping[str, str], said: str | None = None) -> None:
-        """Lets a request pass whose key is good: in its Authorization header, or said in its fields.
+        """Check the key of a request, taken from its fields (`said`) or its Authorization header.
 
         Raises:
-            RequestError: 403.
+            RequestError: status 403, the key is missing or invalid.
         """
         key = said or _authorization(headers)
         if not self._digests or (key is not None and _digest(key) in self._digests):
             return
         if key is None:
             raise RequestError(403, "An API key is needed here: send it as api_key, or in the Authorization header.")
-        raise RequestError(403, "The API key is not a valid one: ask whoever runs this server for one.")
+        raise RequestError(403, "The API key is not valid: ask the operator of this server for one.")
 
 
 def _authorization(headers: Mapping[str, str]) -> str | None:
-    said = headers.get("authorization", "")
-    scheme = next((scheme for scheme in _SCHEMES if said.lower().startswith(scheme)), None)
-    return None if scheme is None else said[len(scheme) :].strip()
+    header = headers.get("authorization", "")
+    scheme = next((scheme for scheme in _SCHEMES if header.lower().startswith(scheme)), None)
+    return None if scheme is None else header[len(scheme) :].strip()
 
 
 def _digest(key: str) -> bytes:
@@ -139,40 +145,40 @@ def _digest(key: str) -> bytes:
 
 
 def read_api_keys(path: str | Path) -> tuple[str, ...]:
-    """The keys in a file, one a line; empty lines and those that begin with # are left out.
+    """Return the API keys in a file, one per line; empty lines and lines that start with # are skipped.
 
     Raises:
-        TransduceError: the file cannot be read, or holds none.
+        TransduceError: the file cannot be read, or holds no key.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        reason = "it is no UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
         raise TransduceError(
-            f"{path} must be a text file with an API key a line, but cannot be read ({reason}): name another."
+            f"{path} must be a text file with one API key per line, but cannot be read ({reason}): pass another file."
         ) from None
     keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
     if not keys:
-        raise TransduceError(f"{path} must hold an API key a line, but holds none: nobody could translate.")
+        raise TransduceError(f"{path} must hold one API key per line, but holds none: no client could translate.")
     return keys
 
 
 class RateLimiter:
-    """A bucket of requests for each client, which fills up evenly (a token bucket)."""
+    """A token bucket per client: it fills up evenly, and each request takes one token."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """0 a minute means: no limit."""
+        """Limit each client to `per_minute` requests a minute; 0 means no limit."""
         self.per_minute = per_minute
         self._clock = clock
-        # Address to requests left and when that was so. Who was not seen for longest is forgotten first; by then its
-        # bucket is full again, or there are more clients than any limit of this kind can hold back.
+        # Client address → (requests left, time of that count). The client seen longest ago is evicted first: its
+        # bucket is full again, unless there are more active clients than such a limiter can handle.
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, client: str) -> None:
-        """Counts a request.
+        """Count a request of a client.
 
         Raises:
-            RequestError: 429, the client has made too many.
+            RequestError: status 429, the client has sent too many requests.
         """
         if not self.per_minute:
             return
@@ -181,7 +187,7 @@ class RateLimiter:
         left = min(float(self.per_minute), left + (now - seen_at) * per_second)
         allowed = left >= 1.0
         self._buckets[client] = (left - 1.0 if allowed else left, now)
-        if len(self._buckets) > _REMEMBERED_CLIENTS:
+        if len(self._buckets) > _MAX_BUCKETS:
             self._buckets.popitem(last=False)
         if not allowed:
             raise RequestError(

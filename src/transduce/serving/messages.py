@@ -1,7 +1,7 @@
-"""What travels in the LibreTranslate API, typed: requests are checked against it, and the OpenAPI document says it.
+"""Typed messages of the LibreTranslate, OpenAI and inspection APIs, from which the OpenAPI document is generated.
 
-Field names are LibreTranslate's (version 1.9). Its clients do not send what is ours: `stream`, `timeout`, `doubts` and
-`glossary`.
+LibreTranslate's field names are those of its version 1.9. `stream`, `timeout`, `doubts` and `glossary` are extensions
+that its clients do not send.
 """
 
 import math
@@ -16,34 +16,34 @@ Seconds = Annotated[float, Meta(gt=0, le=3600)]
 Number = Annotated[int, Meta(ge=0, le=1_000_000)]
 Token = Annotated[str, Meta(max_length=200)]
 Alternatives = Annotated[
-    int, Meta(ge=0, le=1000, description="The beam is as wide as for so many further translations.")
+    int, Meta(ge=0, le=1000, description="The beam is as wide as for this number of further translations.")
 ]
 
 
 class TranslateRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """What `POST /translate` is sent."""
+    """The body of `POST /translate`."""
 
     q: Annotated[str | list[str], Meta(description="A text, or several; lines are translated one by one.")]
     source: Annotated[str, Meta(description="A language code, or `auto`.", examples=["auto"])]
     target: Annotated[str, Meta(description="A language code.")]
     format: Annotated[
-        Literal["text", "html"] | None, Meta(description="In `html`, tags are kept and what they mark is translated.")
+        Literal["text", "html"] | None, Meta(description="`html` keeps the tags and translates the text between them.")
     ] = "text"
     alternatives: (
-        Annotated[int, Meta(ge=0, le=1000, description="How many further translations of each text.")] | None
+        Annotated[int, Meta(ge=0, le=1000, description="Number of further translations of each text.")] | None
     ) = 0
-    api_key: Annotated[str, Meta(description="Where the server asks for one.")] | None = None
+    api_key: Annotated[str, Meta(description="Required if the server has API keys.")] | None = None
     stream: Annotated[
-        bool, Meta(description="Answer with server-sent events: `progress` with what is certain so far, then `result`.")
+        bool, Meta(description="Answer with server-sent events: `progress` with the final text so far, then `result`.")
     ] = False
-    timeout: Annotated[Seconds, Meta(description="Give up after so many seconds.")] | None = None
-    doubts: Annotated[bool, Meta(description="Tell what speaks against each translation.")] = False
+    timeout: Annotated[Seconds, Meta(description="Give up after this number of seconds.")] | None = None
+    doubts: Annotated[bool, Meta(description="Return quality warnings for each translation.")] = False
     glossary: (
         Annotated[
             dict[str, str | list[str]],
             Meta(
-                description="Terms, and what translations contain of those in their texts: a text, or several of which "
-                "any will do. In place of the server's own glossary, also where there are none. In JSON alone.",
+                description="Source terms with the required translation of each: a text, or several alternatives. "
+                "It replaces the server's own glossary, even if it is empty. Only in JSON requests.",
                 examples=[{"Hund": ["dog", "dogs"]}],
             ),
         ]
@@ -52,73 +52,73 @@ class TranslateRequest(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class DetectedLanguage(msgspec.Struct, kw_only=True, frozen=True):
-    """A language that a text may be in."""
+    """A language that a text may be in, with the detector's confidence."""
 
     language: str
     confidence: Annotated[float, Meta(ge=0, le=100, description="In percent.")]
 
 
 class TranslateResponse(msgspec.Struct, kw_only=True, frozen=True, rename="camel"):
-    """What it answers: lists where `q` was a list."""
+    """The response of `POST /translate`; its fields are lists if `q` was a list."""
 
     translated_text: str | list[str]
     detected_language: DetectedLanguage | list[DetectedLanguage] | UnsetType = UNSET
-    """Where the source was `auto`."""
+    """Set if the source was `auto`."""
     alternatives: list[str | list[str]] | UnsetType = UNSET
-    """Where some were asked for; best first, none of them twice."""
+    """Set if the request asked for some; best first, without duplicates."""
     doubts: list[QualityWarning | list[QualityWarning]] | UnsetType = UNSET
-    """Where they were asked for."""
+    """Quality warnings, set if the request asked for them."""
 
 
 class Progress(msgspec.Struct, kw_only=True, frozen=True):
-    """The data of a `progress` event: how far a line of a text is."""
+    """The data of a `progress` event: the state of one line of a text."""
 
     index: int
-    """Which of the texts."""
+    """Index of the text in the request."""
     line: int
-    """Which of its lines that are not empty."""
+    """Index of the line among the text's lines that are not empty."""
     text: str
-    """What is certain: it only grows, and the result begins with it."""
+    """The final part of the translation: it only grows, and the result starts with it."""
     draft: str
-    """The same, and the best guess for what comes next, which may still change."""
+    """The final part, followed by the best guess for the rest, which may still change."""
 
 
 class DetectRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """What `POST /detect` is sent."""
+    """The body of `POST /detect`."""
 
     q: str
     api_key: str | None = None
 
 
 class Language(msgspec.Struct, kw_only=True, frozen=True):
-    """A language of `GET /languages`."""
+    """An entry of the response of `GET /languages`."""
 
     code: str
     name: str
     targets: list[str]
-    """What it is translated to."""
+    """Codes of the languages that it can be translated to."""
 
 
 class LanguageChoice(msgspec.Struct, kw_only=True, frozen=True):
-    """A language to begin with."""
+    """The language that a page selects at first."""
 
     code: str
     name: str
 
 
 class LanguageChoices(msgspec.Struct, kw_only=True, frozen=True):
-    """On both sides."""
+    """The source and target language that a page selects at first."""
 
     source: LanguageChoice
     target: LanguageChoice
 
 
 class FrontendSettings(msgspec.Struct, kw_only=True, frozen=True, rename="camel"):
-    """What `GET /frontend/settings` tells a page."""
+    """The response of `GET /frontend/settings`: settings for a web page."""
 
     char_limit: int
     frontend_timeout: int
-    """Milliseconds that a page waits after a keystroke before it asks for a translation."""
+    """Milliseconds that a page waits after a keystroke before it requests a translation."""
     api_keys: bool
     key_required: bool
     suggestions: bool
@@ -128,104 +128,106 @@ class FrontendSettings(msgspec.Struct, kw_only=True, frozen=True, rename="camel"
 
 
 class InspectRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """What `POST /inspect` is sent."""
+    """The body of `POST /inspect`."""
 
-    q: Annotated[str, Meta(description="One sentence, in one line.")]
-    source: Annotated[str, Meta(description="Its language.")]
+    q: Annotated[str, Meta(description="One sentence, without line breaks.")]
+    source: Annotated[str, Meta(description="The language of the sentence.")]
     target: Annotated[str, Meta(description="The language of the translation.")]
     alternatives: Alternatives | None = 0
-    api_key: Annotated[str, Meta(description="Where the server asks for one.")] | None = None
-    timeout: Annotated[Seconds, Meta(description="Give up after so many seconds.")] | None = None
+    api_key: Annotated[str, Meta(description="Required if the server has API keys.")] | None = None
+    timeout: Annotated[Seconds, Meta(description="Give up after this number of seconds.")] | None = None
 
 
 class HeadOff(msgspec.Struct, kw_only=True, frozen=True):
-    """A head that is to be switched off, counted from 0."""
+    """An attention head to switch off; layers and heads count from 0."""
 
-    kind: Annotated[Literal["encoder", "decoder", "memory"], Meta(description="`memory`: of target to source.")]
+    kind: Annotated[Literal["encoder", "decoder", "memory"], Meta(description="`memory` means cross-attention.")]
     layer: Number
     head: Number
 
 
 class InterveneRequest(InspectRequest, kw_only=True, frozen=True):
-    """What `POST /intervene` is sent: a sentence, and what is to be different."""
+    """The body of `POST /intervene`: a sentence, and the changes to compare its translation under."""
 
-    heads_off: Annotated[list[HeadOff], Meta(max_length=1000, description="What they find is replaced by zeros.")] = []
-    step: Annotated[Number, Meta(description="A place in the translation, from 0: what stands before it stays.")] | (
+    heads_off: Annotated[
+        list[HeadOff], Meta(max_length=1000, description="Heads whose output is replaced by zeros.")
+    ] = []
+    step: Annotated[
+        Number, Meta(description="A position in the translation, from 0; the tokens before it are kept.")
+    ] | (None) = None
+    force: Annotated[Token, Meta(description="The token to force at this position, as the vocabulary spells it.")] | (
         None
     ) = None
-    force: Annotated[Token, Meta(description="The piece that is written there, as the vocabulary spells it.")] | (
-        None
-    ) = None
-    forbid: Annotated[list[Token], Meta(max_length=100, description="Pieces that are not written there.")] = []
-    changed: Annotated[str, Meta(description="Another sentence in the place of `q`.")] | None = None
+    forbid: Annotated[list[Token], Meta(max_length=100, description="Tokens to forbid at this position.")] = []
+    changed: Annotated[str, Meta(description="Another source sentence to translate instead of `q`.")] | None = None
 
 
 class PageSettings(msgspec.Struct, kw_only=True, frozen=True, rename="camel"):
-    """What is written into the page that the server shows."""
+    """The settings that the server writes into its web page."""
 
     pairs: list[tuple[str, str]]
-    """Codes of the source and the target language of each model."""
+    """Source and target language code of each model."""
     most_characters: int
     most_alternatives: int
     needs_key: bool
 
 
 class Health(msgspec.Struct, kw_only=True, frozen=True):
-    """What `GET /health` answers while all is well."""
+    """The response of `GET /health` while the server can translate."""
 
     status: Literal["ok"] = "ok"
 
 
 class ErrorMessage(msgspec.Struct, kw_only=True, frozen=True):
-    """What every answer is that is no success."""
+    """The response to a request that failed."""
 
     error: str
-    """One sentence."""
+    """One sentence that describes the error."""
     message: str | msgspec.UnsetType = msgspec.UNSET
-    """The same below `/v2`, where DeepL's clients look for it."""
+    """The error again, in the field that DeepL's clients read; set under `/v2` only."""
 
 
 # --- chat messages ---
-# What travels in the part of OpenAI's API that its clients need for a chat: a text, and its translation.
+# Typed messages for the part of OpenAI's chat API that this server implements.
 
 
-Choices = Annotated[int, Meta(ge=1, le=1000, description="How many translations, the best first.")]
+Choices = Annotated[int, Meta(ge=1, le=1000, description="Number of translations, best first.")]
 
 
 class ChatPart(msgspec.Struct, kw_only=True, frozen=True):
-    """A part of a message."""
+    """A part of a message with several parts."""
 
-    type: Annotated[str, Meta(max_length=64, description="`text`: others are refused.")]
+    type: Annotated[str, Meta(max_length=64, description="`text`; other types are refused.")]
     text: str = ""
 
 
 class ChatMessage(msgspec.Struct, kw_only=True, frozen=True):
-    """What somebody said."""
+    """A message of the conversation."""
 
     role: Annotated[str, Meta(max_length=64, description="The last message of a `user` is translated.")]
     content: str | list[ChatPart] | None = None
 
 
 class ChatRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """What `POST /v1/chat/completions` is sent; further options of OpenAI are ignored."""
+    """The body of `POST /v1/chat/completions`; OpenAI's further options are ignored."""
 
-    model: Annotated[str, Meta(description="One of `GET /v1/models`.")]
+    model: Annotated[str, Meta(description="An `id` from `GET /v1/models`.")]
     messages: list[ChatMessage]
-    stream: Annotated[bool, Meta(description="Answer with server-sent events, the text as it becomes certain.")] | (
+    stream: Annotated[bool, Meta(description="Answer with server-sent events that add text once it is final.")] | (
         None
     ) = False
     n: Choices | None = 1
 
 
 class ChatAnswer(msgspec.Struct, kw_only=True, frozen=True):
-    """A translation, as what an assistant says."""
+    """A translation, in the form of an assistant's message."""
 
     content: str
     role: Literal["assistant"] = "assistant"
 
 
 class ChatChoice(msgspec.Struct, kw_only=True, frozen=True):
-    """One of the translations."""
+    """One of the returned translations."""
 
     index: int
     message: ChatAnswer
@@ -233,35 +235,35 @@ class ChatChoice(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True, frozen=True):
-    """What it answers."""
+    """The response of `POST /v1/chat/completions` without streaming."""
 
     id: str
     created: int
-    """Seconds since 1970."""
+    """Time of the response, in seconds since 1970."""
     model: str
     choices: list[ChatChoice]
     object: Literal["chat.completion"] = "chat.completion"
 
 
 class ChatDelta(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
-    """What an event adds to the translation."""
+    """The text that an event adds to the translation."""
 
     role: Literal["assistant"] | None = None
-    """In the first event alone."""
+    """Set in the first event only."""
     content: str | None = None
 
 
 class ChatDeltaChoice(msgspec.Struct, kw_only=True, frozen=True):
-    """The only translation of a stream."""
+    """The translation in an event of a stream; a stream has exactly one."""
 
     delta: ChatDelta
     index: Literal[0] = 0
     finish_reason: Literal["stop"] | None = None
-    """In the last event alone."""
+    """Set in the last event only."""
 
 
 class ChatChunk(msgspec.Struct, kw_only=True, frozen=True):
-    """The data of an event."""
+    """The data of an event of a streamed response."""
 
     id: str
     created: int
@@ -271,44 +273,44 @@ class ChatChunk(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ChatModel(msgspec.Struct, kw_only=True, frozen=True):
-    """A model, by the languages that it translates from and to."""
+    """A model, named by its source and target language."""
 
     id: str
     created: int
-    """When the server was started."""
+    """Time of the server's start, in seconds since 1970."""
     object: Literal["model"] = "model"
     owned_by: Literal["transduce"] = "transduce"
 
 
 class ChatModels(msgspec.Struct, kw_only=True, frozen=True):
-    """What `GET /v1/models` answers."""
+    """The response of `GET /v1/models`."""
 
     data: list[ChatModel]
     object: Literal["list"] = "list"
 
 
 class ChatFault(msgspec.Struct, kw_only=True, frozen=True):
-    """Why a request was not granted."""
+    """The reason why a request failed."""
 
     message: str
-    """One sentence."""
+    """One sentence that describes the error."""
     type: Literal["invalid_request_error", "server_error"]
     param: None = None
     code: None = None
 
 
 class ChatError(msgspec.Struct, kw_only=True, frozen=True):
-    """What every answer below `/v1` is that is no success."""
+    """The response to a request under `/v1` that failed."""
 
     error: ChatFault
 
 
 # --- request error ---
-# A request that is not granted: a status, and one sentence that says why and what to do.
+# Errors that refuse a request: an HTTP status and one sentence with the reason and the remedy.
 
 
 class RequestError(Exception):
-    """Becomes `{"error": sentence}` with the status; who may come again learns when, in Retry-After."""
+    """An error that becomes the response `{"error": sentence}` with a status and, optionally, a Retry-After header."""
 
     def __init__(self, status: int, sentence: str, *, retry_after_seconds: float | None = None) -> None:
         super().__init__(sentence)
@@ -316,11 +318,11 @@ class RequestError(Exception):
         self.sentence = sentence
         self.retry_after_seconds = retry_after_seconds
         self.close_connection = False
-        """Where the rest of the request's body is not going to be read."""
+        """True if the rest of the request's body will not be read."""
 
     @property
     def headers(self) -> dict[str, str]:
-        """What goes with the answer."""
+        """Return the headers of the error response."""
         headers = {}
         if self.retry_after_seconds is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_seconds)))
@@ -330,5 +332,5 @@ class RequestError(Exception):
 
 
 def invalid(reason: str) -> RequestError:
-    """What the client sent makes no sense."""
+    """Return the error for a request that is malformed or exceeds a limit."""
     return RequestError(400, f"Invalid request: {reason}")

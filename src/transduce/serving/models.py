@@ -1,4 +1,4 @@
-"""A translator as serving sees it."""
+"""A translator as the server uses it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from transduce.text.word_spans import Span
 
 
 class ServedModel:
-    """Implements `jobs.Model`."""
+    """Implements `jobs.Model` with a translator."""
 
     def __init__(
         self,
@@ -26,22 +26,22 @@ class ServedModel:
         languages: tuple[str, str] | None = None,
         profiles: LanguageProfiles | None = None,
     ) -> None:
-        """Wraps a translator.
+        """Wrap a translator.
 
         Args:
-            translator: opened.
-            search: how to translate; the translator's own way where nothing is said.
-            languages: what it translates from and to, where its folder does not say so, or says something else.
-            profiles: of its languages, by which texts are told apart.
+            translator: an open translator.
+            search: search settings; None: those of the translator.
+            languages: source and target language; None: those in the translator's folder.
+            profiles: profiles of its languages for language detection.
 
         Raises:
-            TransduceError: the languages are not known.
+            TransduceError: the languages are unknown.
         """
         source, target = languages or (translator.source_language, translator.target_language)
         if not source or not target:
             raise TransduceError(
                 "A served model must have a source and a target language, but its folder names none: "
-                "say them before the folder, as in zh:en=models/mine."
+                "write them before the folder, as in zh:en=models/mine."
             )
         self.translator = translator
         self.source_language = source
@@ -50,29 +50,29 @@ class ServedModel:
         self.profiles = profiles
         self.glossary: Glossary | None = None
         self.access = Access()
-        """Whoever computes with the model has it."""
+        """Lock that every computation with the model holds, shared or exclusively."""
 
     def count_tokens(self, sentences: Sequence[str]) -> list[int]:
-        """The pieces of each sentence, end symbol included."""
+        """Return the number of tokens of each sentence, including the end-of-sentence token."""
         return [len(ids) + 1 for ids in self.translator.tokenizer.source.encode_batch(sentences)]
 
     @property
     def longest_source(self) -> int:
-        """Pieces of the longest sentence that is translated in one part, without the end symbol."""
+        """Return the number of tokens up to which a sentence is not split, without the end-of-sentence token."""
         return self.translator.longest_source
 
     def use(self, glossary: Glossary | None) -> None:
-        """Translates terms as it says from now on, where a request brings none.
+        """Set the glossary for requests that bring none; None removes it.
 
         Raises:
-            TransduceError: as `check`.
+            TransduceError: the model cannot produce the glossary's terms.
         """
         if glossary is not None:
             self.check(glossary, self.search)
         self.glossary = glossary
 
     def check(self, glossary: Glossary, search: SearchSettings) -> None:
-        """Raises TransduceError where it cannot write what stands for a term, or not with this search."""
+        """Raise a TransduceError if the model cannot produce the terms of a glossary with this search."""
         check_glossary(glossary, search, self.translator.tokenizer.target)
 
     def translate(
@@ -83,31 +83,33 @@ class ServedModel:
         observer: Observer,
         glossary: Glossary | None,
     ) -> list[Translation]:
-        """Translations of a batch, in order; `places` are those in the requests."""
+        """Return the translations of a batch of sentences, in order; `places` are their indices in their requests."""
         with self.access.shared():
             return self.translator.translate(sentences, search, places=places, observer=observer, glossary=glossary)
 
     def locate(
         self, translations: Sequence[Translation], spans: Sequence[Sequence[Span]], glossary: Glossary | None
     ) -> list[list[Span]]:
-        """Where parts of sentences are in the best alternatives of their translations."""
+        """Return the spans in each best translation that correspond to the given spans of its source sentence."""
         with self.access.shared():
             return self.translator.locate(translations, spans, glossary=glossary)
 
     def text(self, ids: Sequence[int]) -> str:
-        """The target text that pieces spell."""
+        """Return the target text of token ids."""
         return self.translator.tokenizer.target.decode(ids)
 
     def unread(self, sentence: str) -> str:
-        """The characters of a source that no piece spells."""
+        """Return the characters of a source sentence that no token represents."""
         return self.translator.tokenizer.source.unknown_characters(sentence)
 
 
 def parse_model(said: str) -> tuple[tuple[str, str] | None, Path]:
-    """A model, or what belongs to one, as it is named on the command line: PATH, or SOURCE:TARGET=PATH.
+    """Parse PATH or SOURCE:TARGET=PATH from the command line into a language pair, or None, and a path.
+
+    The path may lead to a model or to a file for one.
 
     Raises:
-        TransduceError: what stands before the path are not two languages.
+        TransduceError: the text before the path is not two languages.
     """
     languages, equals, folder = said.rpartition("=")
     if not equals or Path(said).exists():
@@ -115,7 +117,7 @@ def parse_model(said: str) -> tuple[tuple[str, str] | None, Path]:
     source, _, target = languages.partition(":")
     if not source or not target or not folder:
         raise TransduceError(
-            f"What is named by a path may have two languages before it, as in zh:en=models/mine, but here is `{said}`: "
-            "write both, or the path alone."
+            f"A path may follow two languages, as in zh:en=models/mine, but here is `{said}`: "
+            "write both languages, or the path alone."
         )
     return (source, target), Path(folder)

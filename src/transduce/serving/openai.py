@@ -1,7 +1,7 @@
-"""As much of OpenAI's API as its clients need to have a text translated: the last thing that a user said.
+"""The part of OpenAI's chat API that its clients need to have the user's last message translated.
 
-A model is named by its languages, zh-en. It reads that text and nothing else: neither what was said before, nor
-instructions.
+A model is named by its language pair, such as `zh-en`. It translates the last message of the role `user` and ignores
+earlier messages and instructions.
 """
 
 import asyncio
@@ -35,25 +35,27 @@ from transduce.serving.responses import chat_error, json_answer
 from transduce.serving.service import Answer, Gate, Wish, watch
 from transduce.serving.streaming import LatestProgress, Wording, stream_answer
 
-_MOST_SHOWN = 64  # characters of a name that a stranger invented
+_MAX_SHOWN = 64  # characters of an unknown model name that an error quotes
 
 OPERATIONS = (
     Operation(
         "post",
         "/v1/chat/completions",
-        "Translate what a user said last, for OpenAI's clients.",
+        "Translate the user's last message, for OpenAI's clients.",
         ChatCompletion,
         ChatRequest,
         needs_key=True,
         streams=True,
         error=ChatError,
     ),
-    Operation("get", "/v1/models", "The models, by their languages.", ChatModels, error=ChatError),
+    Operation(
+        "get", "/v1/models", "List the models, which are named by their language pairs.", ChatModels, error=ChatError
+    ),
 )
 
 
 class Chat:
-    """Its handlers."""
+    """Handlers of the routes under `/v1`, for OpenAI's clients."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
@@ -61,24 +63,28 @@ class Chat:
         self._started_at = int(time.time())
 
     async def completions(self, request: Request) -> Response:
-        """POST /v1/chat/completions."""
+        """Answer `POST /v1/chat/completions`."""
         message = await self.gate.read(request, ChatRequest)
         self.gate.check_key(request)
-        source, target = self._pair(message.model)
-        choices, most = message.n or 1, 1 if message.stream else self.service.settings.max_alternatives + 1
-        if choices > most:
-            reason = ", as one text alone can be told while it is made" if message.stream else ""
-            raise invalid(f"`n` must be at most {most}, but is {choices}{reason}")
-        wish = Wish([said_last(message.messages)], source=source, target=target, alternatives=choices - 1)
+        source, target = self._language_pair(message.model)
+        choices, max_choices = message.n or 1, 1 if message.stream else self.service.settings.max_alternatives + 1
+        if choices > max_choices:
+            reason = ", as only one text can be streamed" if message.stream else ""
+            raise invalid(f"`n` must be at most {max_choices}, but is {choices}{reason}")
+        translation_request = Wish(
+            [said_last(message.messages)], source=source, target=target, alternatives=choices - 1
+        )
         name, created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
         gone = watch(request)
         if message.stream:
             latest = LatestProgress()
-            answering = asyncio.ensure_future(self.service.translate(wish, gone, latest.put))
-            wording = ChatWording(ChatChunk(id=name, created=created, model=message.model, choices=[]), wish.texts[0])
+            answering = asyncio.ensure_future(self.service.translate(translation_request, gone, latest.put))
+            wording = ChatWording(
+                ChatChunk(id=name, created=created, model=message.model, choices=[]), translation_request.texts[0]
+            )
             return await stream_answer(answering, latest, gone.cancel, wording)
         try:
-            (answer,) = await self.service.translate(wish, gone)
+            (answer,) = await self.service.translate(translation_request, gone)
         finally:
             gone.cancel()
         texts = [answer.text, *answer.alternatives]
@@ -92,63 +98,68 @@ class Chat:
         )
 
     async def models(self, request: Request) -> Response:  # noqa: ARG002
-        """GET /v1/models."""
+        """Answer `GET /v1/models`."""
         names = [f"{source}-{target}" for source, target in self.service.routes.named]
         return json_answer(ChatModels(data=[ChatModel(id=name, created=self._started_at) for name in names]))
 
-    def _pair(self, name: str) -> tuple[str, str]:
-        """The languages of a model.
+    def _language_pair(self, name: str) -> tuple[str, str]:
+        """Return the source and target language of the model with this name.
 
         Raises:
-            RequestError: there is none of this name.
+            RequestError: no model has this name.
         """
         for source, target in self.service.routes.named:
             if name.lower() == f"{source}-{target}".lower():
                 return source, target
-        raise RequestError(404, f"There is no model `{name[:_MOST_SHOWN]}`: GET /v1/models lists what is served.")
+        raise RequestError(404, f"There is no model `{name[:_MAX_SHOWN]}`: GET /v1/models lists what is served.")
 
 
 def said_last(messages: Sequence[ChatMessage]) -> str:
-    """The text of a user's last message.
+    """Return the text of the last message of the role `user`.
 
     Raises:
-        RequestError: there is none, or it is not all text.
+        RequestError: there is no such message, or it has a part that is not text.
     """
     content = next((message.content for message in reversed(messages) if message.role == "user"), None)
     if content is None:
         raise invalid("there must be a message of the role `user`, whose content is translated")
     if isinstance(content, str):
         return content
-    if other := next((part.type for part in content if part.type != "text"), None):
-        raise invalid(f"a message must be text, but a part of one is of the type `{other}`")
+    if other_type := next((part.type for part in content if part.type != "text"), None):
+        raise invalid(f"a message must be text, but a part of one is of the type `{other_type}`")
     return "".join(part.text for part in content)
 
 
 class ChatWording(Wording):
-    """Events that add to a text, and the mark of the end."""
+    """A formatter of OpenAI's server-sent events: chunks of text, then `[DONE]`."""
 
     def __init__(self, chunk: ChatChunk, text: str) -> None:
-        """Of a stream's chunk, still without choices, and of the text that is translated."""
+        """Create a formatter for one streamed translation.
+
+        Args:
+            chunk: template of the events, without choices.
+            text: the text that is translated.
+        """
         self._chunk = chunk
         self._sent: str | None = None
-        # Of several lines nobody knows what stands between them until all are there.
-        self._is_line = "\n" not in text
+        # OpenAI's clients append chunks, so several lines, which finish in any order, are sent at the end only.
+        self._is_single_line = "\n" not in text
 
     def progress(self, progress: Progress) -> bytes:
-        """What has become certain since the last time."""
-        return self._more(progress.text) if self._is_line else b""
+        """Return an event with the text that became final since the last event, or nothing for a multi-line text."""
+        return self._new_text(progress.text) if self._is_single_line else b""
 
     def result(self, answer: Sequence[Answer]) -> bytes:
-        """The rest, and the end."""
-        rest = self._more(answer[0].text)
+        """Return the events with the rest of the text and the end of the stream."""
+        rest = self._new_text(answer[0].text)
         end = ChatDeltaChoice(delta=ChatDelta(), finish_reason="stop")
         return rest + _event(msgspec.structs.replace(self._chunk, choices=[end])) + b"data: [DONE]\n\n"
 
     def error(self, error: RequestError) -> bytes:
-        """Why nothing more comes."""
+        """Return an event with the error that ends the stream."""
         return _event(chat_error(error))
 
-    def _more(self, text: str) -> bytes:
+    def _new_text(self, text: str) -> bytes:
         if text == self._sent:
             return b""
         delta = ChatDelta(role="assistant" if self._sent is None else None, content=text[len(self._sent or "") :])
@@ -157,5 +168,5 @@ class ChatWording(Wording):
 
 
 def _event(data: Any) -> bytes:
-    """JSON has no line ends in it."""
+    """Return one server-sent event; JSON needs no escaping because it contains no line breaks."""
     return b"data: " + msgspec.json.encode(data) + b"\n\n"

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made from the typed messages and the table of operations that the routes are made from."""
+"""Generate the OpenAPI 3.1 document from the typed messages and the table of operations."""
 
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -26,29 +26,29 @@ _TEXTS = (
 
 
 class Operation(NamedTuple):
-    """What can be done at one path by one method."""
+    """A path and method of the API, with the types of its request and its response."""
 
     method: Literal["get", "post"]
     path: str
     summary: str
     answer: type | str
-    """The type of a successful answer's JSON, or the content type of one that is no JSON."""
+    """Type of a successful response's JSON, or the content type of a response that is not JSON."""
     message: type | None = None
-    """What is sent: in the body of a POST, in the query of a GET."""
+    """Type of the request: the body of a POST, the query of a GET."""
     needs_key: bool = False
-    """Where the server has API keys."""
+    """True if requests need a key when the server has API keys."""
     streams: bool = False
-    """Whether server-sent events may come in place of JSON."""
+    """True if the response may be server-sent events instead of JSON."""
     error: type = ErrorMessage
-    """What an answer is that is no success."""
+    """Type of an error response."""
 
 
 def document(operations: Sequence[Operation], settings: ServingSettings) -> dict[str, Any]:
-    """The document as JSON values."""
-    types = [each for o in operations for each in (o.error, o.message or o.error, o.answer)]
-    known = list(dict.fromkeys(type for type in types if not isinstance(type, str)))
-    schemas, components = msgspec.json.schema_components(known, ref_template=_TEMPLATE)
-    by_type = dict(zip(known, schemas, strict=True))
+    """Return the OpenAPI document of the operations as JSON values."""
+    types = [type_of_operation for o in operations for type_of_operation in (o.error, o.message or o.error, o.answer)]
+    message_types = list(dict.fromkeys(type for type in types if not isinstance(type, str)))
+    schemas, components = msgspec.json.schema_components(message_types, ref_template=_TEMPLATE)
+    by_type = dict(zip(message_types, schemas, strict=True))
     _apply_limits(components, settings)
     paths: dict[str, Any] = {}
     for operation in operations:
@@ -68,42 +68,45 @@ def document(operations: Sequence[Operation], settings: ServingSettings) -> dict
 
 
 def _apply_limits(components: dict[str, Any], settings: ServingSettings) -> None:
-    """What the settings allow stands in the schemas, so that a client can keep to it."""
+    """Write the limits of the settings into the schemas, so that clients can respect them."""
     for name, field in _TEXTS:
         schema = components.get(name, {}).get("properties", {}).get(field, {})
-        for kind in schema.get("anyOf", [schema]):
-            if kind.get("type") == "array":
-                kind["maxItems"] = settings.max_texts
-            elif kind.get("type") == "string":
-                kind["maxLength"] = settings.max_characters
+        for variant in schema.get("anyOf", [schema]):
+            if variant.get("type") == "array":
+                variant["maxItems"] = settings.max_texts
+            elif variant.get("type") == "string":
+                variant["maxLength"] = settings.max_characters
     for component in components.values():
-        for field, most in (("alternatives", settings.max_alternatives), ("n", settings.max_alternatives + 1)):
-            for kind in component.get("properties", {}).get(field, {}).get("anyOf", []):
-                if kind.get("type") == "integer":
-                    kind["maximum"] = most
+        for field, maximum in (("alternatives", settings.max_alternatives), ("n", settings.max_alternatives + 1)):
+            for variant in component.get("properties", {}).get(field, {}).get("anyOf", []):
+                if variant.get("type") == "integer":
+                    variant["maximum"] = maximum
 
 
 def _operation(
     operation: Operation, schemas: dict[type, Any], components: dict[str, Any], settings: ServingSettings
 ) -> dict[str, Any]:
-    described: dict[str, Any] = {"summary": operation.summary, "operationId": _identifier(operation)}
+    result: dict[str, Any] = {"summary": operation.summary, "operationId": _identifier(operation)}
     if operation.message is not None and operation.method == "post":
-        content = {kind: {"schema": schemas[operation.message]} for kind in (_JSON, *_FORMS)}
-        described["requestBody"] = {"required": True, "content": content}
+        content = {content_type: {"schema": schemas[operation.message]} for content_type in (_JSON, *_FORMS)}
+        result["requestBody"] = {"required": True, "content": content}
     elif operation.message is not None:
         properties = components[operation.message.__name__]["properties"]
-        described["parameters"] = [
+        result["parameters"] = [
             {"name": name, "in": "query", "required": False, "schema": schema} for name, schema in properties.items()
         ]
     if operation.needs_key and settings.api_keys:
-        described["security"] = [{"key": []}]
+        result["security"] = [{"key": []}]
     error = {_JSON: {"schema": schemas[operation.error]}}
-    described["responses"] = {
-        "200": {"description": "Done.", "content": _success(operation, schemas)},
-        "4XX": {"description": "The request is at fault; the sentence says how.", "content": error},
-        "5XX": {"description": "The server is busy or ending (503), or out of time (504).", "content": error},
+    result["responses"] = {
+        "200": {"description": "Success.", "content": _success(operation, schemas)},
+        "4XX": {"description": "The request is invalid; the error says why.", "content": error},
+        "5XX": {
+            "description": "The server is busy or shutting down (503), or the deadline has passed (504).",
+            "content": error,
+        },
     }
-    return described
+    return result
 
 
 def _success(operation: Operation, schemas: dict[type, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The body of a request, read within bounds: so many bytes, before and after uncompressing, within so many seconds."""
+"""Read a request's body within limits on time and size, and parse it into a typed message."""
 
 import asyncio
 import re
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
 
-# --- encodings ---
-# A request's body → a typed message, in the three encodings that clients use: JSON, form, multipart; or the query.
+# --- parsing ---
+# Parse a request's body as JSON, an URL-encoded form or a multipart form, or its query, into a typed message.
 
 
 _Message = TypeVar("_Message")
 
-_MOST_FIELDS = 1000
+_MAX_FIELDS = 1000
 _MISSING_FIELD = re.compile(r"Object missing required field `(\w+)`")
 
 
 def read_message(body: bytes, content_type: str, query: str, message: type[_Message]) -> _Message:
-    """The message that a request holds.
+    """Return the typed message that a request carries.
 
     Args:
-        body: uncompressed.
-        content_type: as the header says it; where it says nothing, an opening brace means JSON.
-        query: of the URL; its fields count where the body is a form and does not have them.
-        message: a struct.
+        body: the body, decompressed.
+        content_type: the header's value; if it is empty, a body that starts with a brace is JSON.
+        query: the URL's query; its fields fill in those that a form lacks.
+        message: the msgspec struct to read.
 
     Raises:
-        RequestError: the body is broken, in no known encoding, or not such a message.
+        RequestError: the body is malformed, in an unknown encoding, or does not fit the struct.
     """
     kind = content_type.partition(";")[0].strip().lower()
     if kind == "application/json" or kind.endswith("+json") or (not kind and body.lstrip()[:1] == b"{"):
@@ -58,31 +58,31 @@ def read_message(body: bytes, content_type: str, query: str, message: type[_Mess
 
 
 def read_json(body: bytes, message: type[_Message]) -> _Message:
-    """A JSON object, each key of which stands once."""
+    """Return the typed message in a JSON object, in which no key may occur twice."""
     try:
-        found = msgspec.json.decode(body, type=message)
+        result = msgspec.json.decode(body, type=message)
         compact = msgspec.json.format(body, indent=-1)
         keys = msgspec.json.decode(compact, type=dict[str, msgspec.Raw])
     except msgspec.ValidationError as error:
-        raise _wrong(error) from None
+        raise _validation_error(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise invalid("the body is not JSON in UTF-8.") from None
     except RecursionError:
         raise invalid("the body is JSON that is nested too deeply.") from None
-    # Of a key that stands twice a dictionary keeps one, and so comes out shorter.
+    # A dictionary keeps one of two equal keys, so its encoding is shorter than the original.
     if len(msgspec.json.encode(keys)) < len(compact):
-        raise invalid("each key of the JSON object must stand once, and be written without escapes.")
-    return found
+        raise invalid("each key of the JSON object must occur once and be written without escapes.")
+    return result
 
 
 def read_form(body: bytes) -> dict[str, list[str]]:
-    """The fields of an URL-encoded form."""
+    """Return the fields of an URL-encoded form."""
     try:
-        pairs = parse_qsl(body.decode("utf-8"), keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS)
+        pairs = parse_qsl(body.decode("utf-8"), keep_blank_values=True, errors="strict", max_num_fields=_MAX_FIELDS)
     except UnicodeDecodeError:
         raise invalid("the form is not UTF-8.") from None
     except ValueError:
-        raise invalid(f"the form has more than {_MOST_FIELDS} fields.") from None
+        raise invalid(f"the form has more than {_MAX_FIELDS} fields.") from None
     fields: dict[str, list[str]] = {}
     for name, value in pairs:
         fields.setdefault(name.removesuffix("[]"), []).append(value)
@@ -98,17 +98,17 @@ def read_multipart(body: bytes, content_type: str) -> dict[str, list[str]]:
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:
         raise invalid("the multipart form must name its boundary.")
-    parts = _Parts()
+    collector = _Parts()
     try:
-        parser = MultipartParser(boundary, parts.callbacks(), max_size=max(1, len(body)))
+        parser = MultipartParser(boundary, collector.callbacks(), max_size=max(1, len(body)))
         parser.write(body)
         parser.finalize()
     except FormParserError:
         raise invalid("the multipart form is broken.") from None
-    if not parts.has_ended:
+    if not collector.has_ended:
         raise invalid("the multipart form must end with its boundary.")
     fields: dict[str, list[str]] = {}
-    for name, content in parts.found:
+    for name, content in collector.parts:
         try:
             fields.setdefault(name.decode("utf-8").removesuffix("[]"), []).append(content.decode("utf-8"))
         except UnicodeDecodeError:
@@ -120,7 +120,7 @@ class _Parts:
     """Collects the parts of one multipart form from the events of python-multipart's parser."""
 
     def __init__(self) -> None:
-        self.found: list[tuple[bytes, bytearray]] = []
+        self.parts: list[tuple[bytes, bytearray]] = []
         self.has_ended = False
         self._name: bytes | None = None
         self._header, self._value = bytearray(), bytearray()
@@ -151,13 +151,13 @@ class _Parts:
     def _begin_content(self) -> None:
         if self._name is None:
             raise invalid("every part of the multipart form must have a name.")
-        if len(self.found) == _MOST_FIELDS:
-            raise invalid(f"the multipart form has more than {_MOST_FIELDS} parts.")
-        self.found.append((self._name, bytearray()))
+        if len(self.parts) == _MAX_FIELDS:
+            raise invalid(f"the multipart form has more than {_MAX_FIELDS} parts.")
+        self.parts.append((self._name, bytearray()))
         self._name = None
 
     def _add_to_content(self, data: bytes, start: int, end: int) -> None:
-        self.found[-1][1].extend(data[start:end])
+        self.parts[-1][1].extend(data[start:end])
 
     def _end(self) -> None:
         self.has_ended = True
@@ -168,70 +168,72 @@ def _with_query(fields: dict[str, list[str]], query: str) -> dict[str, list[str]
 
 
 def _convert(fields: dict[str, list[str]], message: type[_Message]) -> _Message:
-    """A form has texts only. A field that stands several times is a list where the message takes one; one that was left
-    empty was not said, where the message takes no text.
+    """Return the typed message from the fields of a form, whose values are all texts.
+
+    A field that occurs several times becomes a list if the message has a list there. An empty field counts as unset if
+    the message's field is not a text.
     """
     hints = get_type_hints(message)
-    said: dict[str, Any] = {}
+    values_by_name: dict[str, Any] = {}
     for name, values in fields.items():
         if values == [""] and name in hints and str not in (hints[name], *get_args(hints[name])):
             continue
         if len(values) == 1:
-            said[name] = values[0]
+            values_by_name[name] = values[0]
         elif list[str] in get_args(hints.get(name)):
-            said[name] = values
+            values_by_name[name] = values
         elif name in hints:
-            raise invalid(f"the field `{name}` must stand once, but stands {len(values)} times.")
+            raise invalid(f"the field `{name}` must occur once, but occurs {len(values)} times.")
     try:
-        return msgspec.convert(said, message, strict=False)
+        return msgspec.convert(values_by_name, message, strict=False)
     except msgspec.ValidationError as error:
-        raise _wrong(error) from None
+        raise _validation_error(error) from None
 
 
-def _wrong(error: msgspec.ValidationError) -> RequestError:
-    """In words that clients look for."""
+def _validation_error(error: msgspec.ValidationError) -> RequestError:
+    """Return the error for a message that does not fit its struct, worded as LibreTranslate's clients expect."""
     missing = _MISSING_FIELD.match(str(error))
     if missing:
         return invalid(f"missing {missing[1]} parameter")
-    said = str(error).replace(" - at `$.", " in `").replace(" - at `$`", "")
-    return invalid(said[:1].lower() + said[1:])
+    reason = str(error).replace(" - at `$.", " in `").replace(" - at `$`", "")
+    return invalid(reason[:1].lower() + reason[1:])
 
 
 def listed(texts: str | Sequence[str]) -> list[str]:
-    """One text or several, as a list."""
+    """Return one text or several as a list."""
     return [texts] if isinstance(texts, str) else list(texts)
 
 
-# --- request bodies ---
+# --- reading ---
+# Read a body within limits on its time and on its size, both compressed and decompressed.
 
-
-# What a client sends beyond the limit is thrown away up to here, so that it reads the refusal; then the line is cut.
-_MOST_DRAINED_BYTES = 64 << 20
-# wbits of zlib: 16 + 15 expects gzip's header, 15 zlib's, which `deflate` means.
+# An oversized body is read and discarded up to this size, so that the client gets to read the refusal.
+_MAX_DRAINED_BYTES = 64 << 20
+# zlib's `wbits`: 16 + 15 for a gzip header; 15 for a zlib header, which HTTP calls `deflate`.
 _WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
 class Incoming(Protocol):
-    """What is needed of a request."""
+    """A request whose body can be read: the part of Starlette's `Request` that this module uses."""
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """By lower-case name."""
+        """Return the headers by lower-case name."""
 
     def stream(self) -> AsyncIterator[bytes]:
-        """The body as it arrives."""
+        """Yield the body in chunks as they arrive."""
 
 
 async def read_body(request: Incoming, settings: ServingSettings) -> bytes:
-    """The whole body, uncompressed.
+    """Return the whole body of a request, decompressed.
 
     Raises:
-        RequestError: it is too large, too slow, or not compressed as it says.
+        RequestError: the body is too large, arrives too slowly, or is not compressed as its header says.
     """
     chunks = request.stream()
     try:
         async with asyncio.timeout(settings.read_seconds):
-            return await _collect(chunks, _decoder(request.headers), _announced(request.headers), settings)
+            return await _collect(chunks, _make_decoder(request.headers), _content_length(request.headers), settings)
     except TimeoutError:
         error = RequestError(408, f"The request's body must arrive within {settings.read_seconds:g} seconds.")
         error.close_connection = True
@@ -244,63 +246,63 @@ async def read_body(request: Incoming, settings: ServingSettings) -> bytes:
 async def _collect(
     chunks: AsyncIterator[bytes], decoder: "Decoder", announced: int, settings: ServingSettings
 ) -> bytes:
-    most = settings.max_body_bytes
+    max_bytes = settings.max_body_bytes
     body, received = bytearray(), 0
-    if announced > most:
-        raise too_large(most)
+    if announced > max_bytes:
+        raise too_large(max_bytes)
     async for chunk in chunks:
         received += len(chunk)
-        body += decoder.decode(chunk, most + 1 - len(body))
-        if max(received, len(body)) > most:
-            raise too_large(most)
+        body += decoder.decode(chunk, max_bytes + 1 - len(body))
+        if max(received, len(body)) > max_bytes:
+            raise too_large(max_bytes)
     decoder.finish()
     return bytes(body)
 
 
 def too_large(most: int) -> RequestError:
-    """The body has too many bytes."""
+    """Return the error for a body with more than `most` bytes."""
     return RequestError(413, f"The request's body must have at most {most:,} bytes, also when it is uncompressed.")
 
 
 async def _drain(chunks: AsyncIterator[bytes], seconds: float) -> bool:
-    """Throws away what is left of a body, and tells whether that was all of it."""
+    """Read and discard the rest of a body, and return whether its end was reached."""
     drained = 0
     try:
         async with asyncio.timeout(seconds):
             async for chunk in chunks:
                 drained += len(chunk)
-                if drained > _MOST_DRAINED_BYTES:
+                if drained > _MAX_DRAINED_BYTES:
                     return False
     except TimeoutError:
         return False
     return True
 
 
-def _announced(headers: Mapping[str, str]) -> int:
-    said = headers.get("content-length", "0")
-    return int(said) if said.isascii() and said.isdigit() else 0
+def _content_length(headers: Mapping[str, str]) -> int:
+    length = headers.get("content-length", "0")
+    return int(length) if length.isascii() and length.isdigit() else 0
 
 
 class Decoder:
-    """Bytes as they are."""
+    """A decoder of a body that is not compressed."""
 
     def decode(self, chunk: bytes, most: int) -> bytes:  # noqa: ARG002
-        """At most so many bytes out of a chunk, or a few more."""
+        """Return the decoded bytes of a chunk; subclasses stop after about `most` bytes."""
         return chunk
 
     def finish(self) -> None:
-        """Raises RequestError where something is missing."""
+        """Check that the body is complete; a RequestError says what is missing."""
 
 
 class Inflater(Decoder):
-    """Uncompresses, and never further than is asked for."""
+    """A decoder of gzip or deflate that never decompresses more bytes than requested."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._zlib = zlib.decompressobj(_WINDOW_BITS[name])
 
     def decode(self, chunk: bytes, most: int) -> bytes:
-        """At most so many bytes; whatever is compressed beyond them stays so."""
+        """Return at most `most` decompressed bytes of a chunk, and leave the rest undecoded."""
         if most <= 0:
             return b""
         try:
@@ -309,12 +311,12 @@ class Inflater(Decoder):
             raise RequestError(400, f"The request's body is not {self.name}, as its header says.") from None
 
     def finish(self) -> None:
-        """Compressed data says where it ends."""
+        """Check that the compressed data has ended, with nothing after its end."""
         if not self._zlib.eof or self._zlib.unused_data:
-            raise RequestError(400, f"The request's body is not one whole piece of {self.name}.")
+            raise RequestError(400, f"The request's body is not one complete {self.name} stream.")
 
 
-def _decoder(headers: Mapping[str, str]) -> Decoder:
+def _make_decoder(headers: Mapping[str, str]) -> Decoder:
     name = headers.get("content-encoding", "identity").strip().lower()
     if name in ("identity", ""):
         return Decoder()

@@ -1,4 +1,4 @@
-"""What surrounds every answer: cross-origin headers, the metrics, and an end to clients that take no answer."""
+"""Build JSON and error responses, and wrap the application to add headers, count metrics and drop stalled clients."""
 
 import asyncio
 import logging
@@ -15,17 +15,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from transduce.serving.messages import ChatError, ChatFault, ErrorMessage, RequestError
 from transduce.serving.metrics import Metrics
 
-# --- answers ---
-# Answers on the wire: JSON, and errors in the form that all errors have.
+# --- JSON bodies, and errors in the format that each API's clients expect ---
 
 
 def json_answer(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A message as JSON, in UTF-8."""
+    """Return a response whose body is the message as JSON in UTF-8."""
     return Response(msgspec.json.encode(content), status, headers=dict(headers or {}), media_type="application/json")
 
 
 def error_answer(error: RequestError, path: str) -> Response:
-    """One sentence, in the form that clients of this address know."""
+    """Return an error response in the format of the API that the path belongs to."""
     if path.startswith("/v1/"):
         return json_answer(chat_error(error), error.status, error.headers)
     message = error.sentence if path.startswith("/v2/") else msgspec.UNSET
@@ -33,18 +32,17 @@ def error_answer(error: RequestError, path: str) -> Response:
 
 
 def chat_error(error: RequestError) -> ChatError:
-    """As OpenAI's clients read it."""
-    is_ours = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    """Return an error as the message that OpenAI's clients read."""
+    is_server_error = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
     return ChatError(
-        error=ChatFault(message=error.sentence, type="server_error" if is_ours else "invalid_request_error")
+        error=ChatFault(message=error.sentence, type="server_error" if is_server_error else "invalid_request_error")
     )
 
 
-# --- responses ---
-
+# --- middleware around the application ---
 
 _LOG = logging.getLogger("transduce.serving")
-# Anybody's page may ask: there are no cookies here that could be abused.
+# Pages of any origin may send requests: there are no cookies that they could abuse.
 _CROSS_ORIGIN = {"Access-Control-Allow-Origin": "*"}
 _PREFLIGHT = {
     "Access-Control-Allow-Methods": "GET, POST",
@@ -54,7 +52,7 @@ _PREFLIGHT = {
 
 
 class Envelope:
-    """An ASGI application around another one."""
+    """An ASGI middleware that adds cross-origin headers, counts requests and limits the time to send an answer."""
 
     def __init__(
         self,
@@ -65,14 +63,14 @@ class Envelope:
         send_seconds: float,
         refuse: Callable[[], RequestError | None],
     ) -> None:
-        """Wraps an application.
+        """Wrap an application.
 
         Args:
-            app: what answers, errors included.
-            metrics: what it counts in.
-            paths: those that are counted by their name.
-            send_seconds: a client that takes nothing for so long is left.
-            refuse: what every request is told at this moment, if anything.
+            app: answers all requests, with an error response where necessary.
+            metrics: counts the requests.
+            paths: paths with a metric label of their own; the others share the label "other".
+            send_seconds: a connection is dropped if its client reads nothing for this long.
+            refuse: returns the error to answer every request with now, or None.
         """
         self.app = app
         self.metrics = metrics
@@ -81,27 +79,27 @@ class Envelope:
         self.refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
+        """Answer one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         exchange = _Exchange(send, self.send_seconds)
         started_at = time.monotonic()
         try:
-            await self._app(scope)(scope, receive, exchange.send)
+            await self._select_app(scope)(scope, receive, exchange.send)
         except TimeoutError:
-            _LOG.info("A client took no answer for %g seconds", self.send_seconds)
+            _LOG.info("A client read nothing of its answer for %g seconds", self.send_seconds)
             raise
         except Exception:
             _LOG.exception("A request failed")
             raise
         finally:
-            # Strangers invent addresses without end.
+            # Clients can request any path; a label for each would let the metrics grow without bound.
             route = scope["path"] if scope["path"] in self.paths else "other"
             self.metrics.requests.labels(route, exchange.status).inc()
             self.metrics.request_seconds.observe(time.monotonic() - started_at)
 
-    def _app(self, scope: Scope) -> ASGIApp:
+    def _select_app(self, scope: Scope) -> ASGIApp:
         refusal = self.refuse()
         if refusal is not None:
             return error_answer(refusal, scope["path"])
@@ -111,7 +109,7 @@ class Envelope:
 
 
 class _Exchange:
-    """Sends an answer, adding what all have, and remembers its status."""
+    """A sender of one response that adds the common headers and records the status."""
 
     def __init__(self, send: Send, seconds: float) -> None:
         self._send = send
@@ -119,7 +117,7 @@ class _Exchange:
         self.status = 0
 
     async def send(self, message: Message) -> None:
-        """Sends a part of it."""
+        """Send one ASGI message of the response."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             MutableHeaders(scope=message).update(_CROSS_ORIGIN)

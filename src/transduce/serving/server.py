@@ -1,4 +1,4 @@
-"""The process: a socket, uvicorn on it, and an orderly end."""
+"""The server process: its socket, uvicorn on it, and a graceful shutdown."""
 
 import asyncio
 import contextlib
@@ -24,26 +24,25 @@ from transduce.serving.limits import Admission, costly_path
 from transduce.serving.messages import ErrorMessage, RequestError
 from transduce.serving.settings import ServingSettings
 
-# --- protocol ---
-# uvicorn's HTTP connection, and what it lacks: a time by which a request's head must be there, a limit to how many
-# connections there are, and errors as JSON.
+# --- connections ---
+# Extend uvicorn's HTTP connection by a time limit for request heads, a connection limit and errors as JSON.
 
 
-# A request line may hold a text of some thousand characters, as deep-translator sends it, and a character takes up to
-# 12 bytes in it.
+# The client deep-translator sends texts of some thousand characters in the request line, where one character takes up
+# to 12 bytes.
 MOST_HEAD_BYTES = 128 * 1024
 _LINGER_SECONDS = 1.0
 
 
 class GuardedConnection(H11Protocol):
-    """One connection."""
+    """An HTTP connection of uvicorn that enforces limits on connections, request heads and admission."""
 
     max_connections = 1024
-    """Open at once; what comes on top is told so and closed."""
+    """Connections open at once; further ones get an error and are closed."""
     head_seconds = 10.0
-    """In which a request's head must arrive, counted from its first byte, or from the opening of the connection."""
+    """Time in which a request's head must arrive, from its first byte or the opening of the connection."""
     admission: Admission
-    """Decides who is let in."""
+    """The counter that decides which requests are read, shared by all connections."""
 
     def __init__(
         self,
@@ -56,41 +55,41 @@ class GuardedConnection(H11Protocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._is_within_head = False
         self._is_refused = False
-        self._postponed = b""  # what has arrived and is looked at in the next turn of the event loop
+        self._postponed = b""  # received data that the next iteration of the event loop handles
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accepts it, or says why not."""
+        """Accept the connection, or refuse it if there are too many."""
         assert isinstance(transport, asyncio.Transport)
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
-            sentence = "The server has too many connections: come again in a moment."
+            sentence = "The server has too many connections: try again in a moment."
             self._refuse(RequestError(503, sentence, retry_after_seconds=1))
         else:
-            self._expect_head()
+            self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The end."""
+        """Stop the timer of a closed connection."""
         self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Feeds the parser, or refuses what there is no room for. A head that has begun must be complete in time."""
+        """Pass received data to the parser unless the request is refused; start a timer for an incomplete head."""
         if self._is_refused or self.transport.is_closing():
             return
-        before = self.cycle
-        is_idle = before is None or before.response_complete
+        cycle_before = self.cycle
+        is_idle = cycle_before is None or cycle_before.response_complete
         if self._postponed:
             self._postponed += data
-        elif not is_idle or self._is_within_head or self._is_let_in(data):
+        elif not is_idle or self._is_within_head or self._admits(data):
             super().data_received(data)
-            self._is_within_head = is_idle and self.cycle is before
-            if self.cycle is not before:
+            self._is_within_head = is_idle and self.cycle is cycle_before
+            if self.cycle is not cycle_before:
                 self._stop_timer()
             elif self._is_within_head and self._head_timer is None:
-                self._expect_head()
+                self._start_timer()
 
-    def _is_let_in(self, data: bytes) -> bool:
-        """Whether a request that begins is read now, and not refused, nor looked at again in a moment."""
+    def _admits(self, data: bytes) -> bool:
+        """Return whether to read a new request now; if not, it has been refused or postponed to the next iteration."""
         path = costly_path(data)
         if path is None:
             return True
@@ -100,40 +99,41 @@ class GuardedConnection(H11Protocol):
         if self.admission.enter(self.loop):
             return True
         self._postponed = data
-        self.loop.call_soon(self._look_again)
+        self.loop.call_soon(self._retry_postponed)
         return False
 
-    def _look_again(self) -> None:
+    def _retry_postponed(self) -> None:
         data, self._postponed = self._postponed, b""
         self.data_received(data)
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP."""
+        """Refuse data that is not HTTP."""
         self._refuse(RequestError(400, f"{msg.rstrip('.')}: the connection is closed."))
 
-    def _expect_head(self) -> None:
-        self._head_timer = self.loop.call_later(self.head_seconds, self._head_is_late)
+    def _start_timer(self) -> None:
+        self._head_timer = self.loop.call_later(self.head_seconds, self._refuse_late_head)
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _head_is_late(self) -> None:
+    def _refuse_late_head(self) -> None:
         self._head_timer = None
         if not self.transport.is_closing():
             self._refuse(RequestError(408, f"A request's head must arrive within {self.head_seconds:g} seconds."))
 
     def _refuse(self, error: RequestError) -> None:
-        """Writes an answer past the parser, which may be in any state, and hangs up.
+        """Send an error without the parser, which may be in any state, and close the connection.
 
-        Hanging up on bytes that were not read would reset the connection, and the answer with it. So the client is
-        given a moment to read and to hang up itself.
+        Closing it with unread data would reset the connection and lose the error. So the client gets a moment to read
+        the
+        error and to close the connection itself.
         """
         self._stop_timer()
         self._is_refused = True
         if self.cycle is not None and not self.cycle.response_complete:
-            # The head was good and the body is not: whatever answers it has nobody to answer any more.
+            # A handler is already working on this request: tell it that the client has gone.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         body = msgspec.json.encode(ErrorMessage(error=error.sentence))
@@ -150,27 +150,26 @@ class GuardedConnection(H11Protocol):
 
 
 def connection_class(max_connections: int, head_seconds: float, admission: Admission) -> type[GuardedConnection]:
-    """The class with these limits; uvicorn makes its objects."""
-    most, seconds, let_in = max_connections, head_seconds, admission
+    """Return a connection class with these limits, which uvicorn instantiates for every connection."""
+    connections, seconds, shared_admission = max_connections, head_seconds, admission
 
     class Connection(GuardedConnection):
-        max_connections = most
+        max_connections = connections
         head_seconds = seconds
-        admission = let_in
+        admission = shared_admission
 
     return Connection
 
 
-# --- server ---
-
+# --- server process ---
 
 _BACKLOG = 1024
-# After accepted requests were told that the server ends, their answers still have to be sent.
-_LAST_WORDS_SECONDS = 1
+# Time to send the "shutting down" errors after the remaining requests were given up.
+_FINAL_SECONDS = 1
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """A socket that is bound, so that nobody else takes the port, and does not listen yet.
+    """Return a socket bound to the address, which reserves the port but does not listen yet.
 
     Raises:
         TransduceError: the address is not this machine's, or the port is taken.
@@ -181,11 +180,11 @@ def open_socket(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise TransduceError(
-            f"`host` must be an address of this machine, but `{host}` is none ({reason}): 127.0.0.1 is this machine "
-            "alone, 0.0.0.0 all that reaches it."
+            f"`host` must be an address of this machine, but `{host}` is not ({reason}): use 127.0.0.1 for clients on "
+            "this machine only, or 0.0.0.0 for all clients."
         ) from None
     try:
-        if sys.platform != "win32":  # there it would let two servers share a port
+        if sys.platform != "win32":  # on Windows it would let two servers share a port
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind(address)
     except OSError as error:
@@ -196,21 +195,23 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 def address_of(opened: socket.socket) -> str:
-    """The URL of a bound socket."""
+    """Return the URL of a bound socket."""
     host, port = opened.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class Server(uvicorn.Server):
-    """Ends in order: what was accepted is answered, what comes new is refused, and the exit status is 0.
+    """A uvicorn server with a graceful shutdown and the exit status 0.
 
-    The first SIGTERM or SIGINT ends it; a further SIGTERM changes nothing, a further SIGINT gives up what is running.
+    The first SIGTERM or SIGINT makes it refuse new requests and finish those accepted. A further SIGTERM changes
+    nothing;
+    a further SIGINT gives up the requests that are still running.
     """
 
     def __init__(
         self, application: Application, settings: ServingSettings, announce: Callable[[], object] = lambda: None
     ) -> None:
-        """`announce` is called once requests are taken."""
+        """Configure uvicorn; `announce` is called once the server accepts requests."""
         admission = Admission(application.service.engine.batcher.room, self._refusal)
         config = uvicorn.Config(
             application,
@@ -224,41 +225,41 @@ class Server(uvicorn.Server):
             forwarded_allow_ips=list(settings.trusted_proxies),
             backlog=_BACKLOG,
             h11_max_incomplete_event_size=MOST_HEAD_BYTES,
-            timeout_graceful_shutdown=max(1, round(settings.shutdown_seconds)) + _LAST_WORDS_SECONDS,
+            timeout_graceful_shutdown=max(1, round(settings.shutdown_seconds)) + _FINAL_SECONDS,
         )
         super().__init__(config)
-        # What uvicorn would say is either said by ourselves or a stranger's fault.
+        # uvicorn's messages repeat ours or report invalid requests of clients.
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
         self.application = application
         self.settings = settings
         self.announce = announce
 
     def _refusal(self, path: str) -> RequestError:
-        """What a request for something costly is told while there is no room."""
+        """Count and return the error for a request that needs decoding while the queue is full."""
         self.application.service.metrics.requests.labels(path, busy().status).inc()
         return busy()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Has signals end the server; unlike uvicorn's own, they do not end the process after it."""
+        """Route signals to `handle_exit`; unlike uvicorn's version, do not raise them again after the shutdown."""
         with handled(self.handle_exit):
             yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Begins the end."""
+        """Start the shutdown; a repeated SIGINT also gives up the running requests."""
         if self.should_exit and sig == signal.SIGINT:
             self.application.service.engine.give_up()
         self.application.is_draining = True
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begins to translate, then to listen."""
+        """Start the decoding threads, then listen."""
         self.application.service.engine.start()
         await super().startup(sockets)
         self.announce()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuses what is new, waits for what was accepted, and gives it up when that takes too long."""
+        """Refuse new requests, wait for the accepted ones, and give them up after `shutdown_seconds`."""
         self.application.is_draining = True
         engine = self.application.service.engine
         engine.stop()
@@ -266,25 +267,25 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
         giving_up.cancel()
         engine.give_up()
-        engine.workers.join(_LAST_WORDS_SECONDS)
+        engine.workers.join(_FINAL_SECONDS)
 
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Has SIGTERM and SIGINT call a handler, where this is the main thread, which alone can take them."""
+    """Route SIGTERM and SIGINT to a handler within a `with` block in the main thread; in other threads, do nothing."""
     try:
-        before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+        previous = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
     except ValueError:
-        before = {}
+        previous = {}
     try:
         yield
     finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+        for number, previous_handler in previous.items():
+            signal.signal(number, previous_handler)
 
 
 def serve(
     application: Application, settings: ServingSettings, opened: socket.socket, announce: Callable[[], object]
 ) -> None:
-    """Serves until a signal comes; `announce` is called once requests are taken."""
+    """Serve until a signal ends the server; `announce` is called once it accepts requests."""
     Server(application, settings, announce).run(sockets=[opened])

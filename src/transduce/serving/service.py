@@ -1,4 +1,4 @@
-"""What the protocols have in common: texts in some language → texts in another one, by whichever model does that."""
+"""The translation service that all protocols share: it plans texts, chooses the model and decodes them."""
 
 import asyncio
 import contextlib
@@ -25,11 +25,11 @@ from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary
 from transduce.text.languages import LanguageProfiles
 
-_MOST_TERMS = 500  # of a request: they are looked at while others wait
+_MAX_TERMS = 500  # in a request's glossary, which the event loop searches while other requests wait
 
 
 class Wish(NamedTuple):
-    """What is asked for."""
+    """A request to translate texts, in a form that does not depend on the protocol."""
 
     texts: list[str]
     source: str
@@ -37,37 +37,38 @@ class Wish(NamedTuple):
     format: str = "text"
     alternatives: int = 0
     timeout_seconds: float | None = None
-    """Where the client is in more of a hurry than the server's deadline."""
+    """The client's own time limit, which can only shorten the server's deadline."""
     doubts: bool = False
+    """True if the client asks for quality warnings."""
     glossary: Glossary | None = None
-    """In place of the models' own; one without terms: no glossary at all."""
+    """Replaces the models' own glossaries; one without terms means no glossary at all."""
 
     def terms_of(self, model: Model) -> Glossary | None:
-        """The glossary by which this model translates, if there is one."""
+        """Return the glossary that this model uses for the request, or None."""
         chosen = model.glossary if self.glossary is None else self.glossary
         return chosen or None
 
     @property
     def characters(self) -> int:
-        """Of all that it takes to grant it."""
+        """Return the number of characters in all texts and glossary terms."""
         terms = () if self.glossary is None else self.glossary.terms
         return sum(map(len, self.texts)) + sum(len(text) for term in terms for text in (term.source, *term.targets))
 
 
 class Answer(NamedTuple):
-    """One text's translation."""
+    """The translation of one text."""
 
     text: str
     alternatives: list[str]
     source: str
     detected: DetectedLanguage | None
-    """Where the source language was to be found out."""
+    """The detected source language if the request left it open."""
     doubts: tuple[QualityWarning, ...] = ()
-    """Of all its sentences, where they were asked for."""
+    """Quality warnings for all sentences, if the request asked for them."""
 
 
 class Task(NamedTuple):
-    """One text on its way."""
+    """A text of a request with its plan, model and languages."""
 
     text: str
     plan: Plan
@@ -80,7 +81,7 @@ Report = Callable[[Progress], None]
 
 
 class Service:
-    """Translates and detects, for all protocols alike."""
+    """A translation and detection service with its models, limits and decoding threads."""
 
     def __init__(
         self,
@@ -90,16 +91,16 @@ class Service:
         profiles: LanguageProfiles | None = None,
         threads: int | None = None,
     ) -> None:
-        """Nothing runs until the engine is started.
+        """Set up the service; nothing runs until its engine is started.
 
         Args:
-            models: at least one, each for another pair of languages.
+            models: at least one, each for a different language pair.
             settings: the limits.
-            profiles: of all languages, by which texts are told apart.
-            threads: to compute with; None: as many as PyTorch is set to.
+            profiles: language profiles for detection.
+            threads: compute threads; None: PyTorch's current number.
 
         Raises:
-            TransduceError: two models are for the same pair.
+            TransduceError: two models have the same language pair.
         """
         self.settings = settings
         self.metrics = Metrics()
@@ -109,7 +110,7 @@ class Service:
         self.engine = Engine(settings, self.metrics, threads=threads)
 
     def page_settings(self) -> PageSettings:
-        """What the page must know."""
+        """Return the settings that the web page needs."""
         return PageSettings(
             pairs=self.routes.pairs,
             most_characters=self.settings.max_characters,
@@ -117,79 +118,79 @@ class Service:
             needs_key=self.keys.are_required,
         )
 
-    async def translate(self, wish: Wish, gone: asyncio.Future[None], report: Report | None = None) -> list[Answer]:
-        """Each text's translation, in order.
+    async def translate(self, request: Wish, gone: asyncio.Future[None], report: Report | None = None) -> list[Answer]:
+        """Return the translation of each text of a request, in order.
 
         Args:
-            wish: what is asked for.
-            gone: done when the client has gone.
-            report: learns how far each line is, in the event loop.
+            request: what the client asks for.
+            gone: done once the client has disconnected.
+            report: receives the progress of each line, in the event loop.
 
         Raises:
-            RequestError: the wish is not granted.
-            ClientGoneError: the client went away first.
+            RequestError: the request is invalid, exceeds a limit or was not decoded in time.
+            ClientGoneError: the client disconnected before the answer.
         """
-        self._check_limits(wish)
-        tasks = self._tasks(wish)
-        self.metrics.characters.inc(sum(map(len, wish.texts)))
+        self._check_limits(request)
+        tasks = self._tasks(request)
+        self.metrics.characters.inc(sum(map(len, request.texts)))
         models = list(dict.fromkeys(task.model for task in tasks if task.model is not None and task.plan.sentences))
-        jobs = [self._job(model, tasks, wish, report) for model in models]
-        found = await self.engine.decode(jobs, gone)
-        translations = {id(model): iter(results) for model, results in zip(models, found, strict=True)}
-        return [_answer(task, wish, translations.get(id(task.model), iter(()))) for task in tasks]
+        jobs = [self._job(model, tasks, request, report) for model in models]
+        results_by_model = await self.engine.decode(jobs, gone)
+        translations = {id(model): iter(results) for model, results in zip(models, results_by_model, strict=True)}
+        return [_answer(task, request, translations.get(id(task.model), iter(()))) for task in tasks]
 
-    def _check_limits(self, wish: Wish) -> None:
-        limits, characters = self.settings, wish.characters
-        if len(wish.texts) > limits.max_texts:
-            raise invalid(f"request ({len(wish.texts)} texts) exceeds text limit ({limits.max_texts})")
-        if characters > limits.max_characters:
-            raise invalid(f"request ({characters}) exceeds text limit ({limits.max_characters} characters)")
-        if wish.glossary is not None and len(wish.glossary) > _MOST_TERMS:
-            raise invalid(f"glossary ({len(wish.glossary)} terms) exceeds limit ({_MOST_TERMS})")
-        if wish.alternatives > limits.max_alternatives:
-            raise invalid(f"alternatives ({wish.alternatives}) exceeds limit ({limits.max_alternatives})")
+    def _check_limits(self, request: Wish) -> None:
+        settings, characters = self.settings, request.characters
+        if len(request.texts) > settings.max_texts:
+            raise invalid(f"request ({len(request.texts)} texts) exceeds text limit ({settings.max_texts})")
+        if characters > settings.max_characters:
+            raise invalid(f"request ({characters}) exceeds text limit ({settings.max_characters} characters)")
+        if request.glossary is not None and len(request.glossary) > _MAX_TERMS:
+            raise invalid(f"glossary ({len(request.glossary)} terms) exceeds limit ({_MAX_TERMS})")
+        if request.alternatives > settings.max_alternatives:
+            raise invalid(f"alternatives ({request.alternatives}) exceeds limit ({settings.max_alternatives})")
 
-    def _tasks(self, wish: Wish) -> list[Task]:
-        target = self.routes.find(wish.target)
+    def _tasks(self, request: Wish) -> list[Task]:
+        target = self.routes.find(request.target)
         spaced = not is_unspaced(target)
-        said = None if wish.source.lower() == AUTO else self.routes.find(wish.source)
+        requested_source = None if request.source.lower() == AUTO else self.routes.find(request.source)
         tasks = []
-        for text in wish.texts:
-            planned = plan(text, wish.format, spaced=spaced)
-            detected = None if said else self._detect(planned, target)
-            source = said or (detected.language if detected else target)
-            tasks.append(Task(text, planned, self.routes.model(source, target), source, detected))
+        for text in request.texts:
+            text_plan = plan(text, request.format, spaced=spaced)
+            detected = None if requested_source else self._detect(text_plan, target)
+            source = requested_source or (detected.language if detected else target)
+            tasks.append(Task(text, text_plan, self.routes.model(source, target), source, detected))
         return tasks
 
-    def _detect(self, planned: Plan, target: str) -> DetectedLanguage:
-        """The language of what is to be translated, among those that are translated to the target, and itself."""
-        return self.detector.detect(" ".join(planned.sentences), self.routes.candidates(target))[0]
+    def _detect(self, text_plan: Plan, target: str) -> DetectedLanguage:
+        """Return the detected language of a text, among the target and the languages that translate to it."""
+        return self.detector.detect(" ".join(text_plan.sentences), self.routes.candidates(target))[0]
 
-    def _job(self, model: Model, tasks: Sequence[Task], wish: Wish, report: Report | None) -> Job:
-        """All sentences that one model is to translate."""
-        places = [
+    def _job(self, model: Model, tasks: Sequence[Task], request: Wish, report: Report | None) -> Job:
+        """Return the job with all sentences of a request that one model translates."""
+        positions = [
             (index, line)
             for index, task in enumerate(tasks)
             if task.model is model
             for line in range(len(task.plan.sentences))
         ]
-        sentences = [tasks[index].plan.sentences[line] for index, line in places]
-        seconds, glossary = self.settings.deadline_seconds, wish.terms_of(model)
-        search = with_alternatives(model.search, wish.alternatives)
-        if wish.glossary is not None:
-            _check_glossary(model, wish.glossary, search)
+        sentences = [tasks[index].plan.sentences[line] for index, line in positions]
+        seconds, glossary = self.settings.deadline_seconds, request.terms_of(model)
+        search = with_alternatives(model.search, request.alternatives)
+        if request.glossary is not None:
+            _check_glossary(model, request.glossary, search)
         return Job(
             model,
             sentences,
             search,
-            seconds=min(seconds, wish.timeout_seconds or seconds),
+            seconds=min(seconds, request.timeout_seconds or seconds),
             progress=None
-            if report is None or wish.format == "html"
-            else _reporter(model, places, report, _with_terms(sentences, glossary)),
+            if report is None or request.format == "html"
+            else _reporter(model, positions, report, _with_terms(sentences, glossary)),
             glossary=glossary,
             marks={
                 number: tasks[index].plan.marks[line]
-                for number, (index, line) in enumerate(places)
+                for number, (index, line) in enumerate(positions)
                 if line in tasks[index].plan.marks
             },
         )
@@ -203,7 +204,7 @@ def _check_glossary(model: Model, glossary: Glossary, search: SearchSettings) ->
 
 
 def with_alternatives(search: SearchSettings, alternatives: int) -> SearchSettings:
-    """The beam is made wider where it holds too few hypotheses."""
+    """Return search settings for this number of further translations, with a wider beam if necessary."""
     n_best = alternatives + 1
     if n_best == search.n_best:
         return search
@@ -215,97 +216,121 @@ def with_alternatives(search: SearchSettings, alternatives: int) -> SearchSettin
 
 
 def _with_terms(sentences: Sequence[str], glossary: Glossary | None) -> frozenset[int]:
-    """The numbers of those that have a term: they may be searched for twice, so nothing of them is certain before."""
+    """Return the numbers of the sentences that contain a glossary term.
+
+    Such sentences may be decoded twice, so none of their tokens is final before the end.
+    """
     return frozenset(number for number, sentence in enumerate(sentences) if glossary and glossary.find(sentence))
 
 
 def _reporter(
-    model: Model, places: Sequence[tuple[int, int]], report: Report, silent: frozenset[int]
+    model: Model, positions: Sequence[tuple[int, int]], report: Report, silent: frozenset[int]
 ) -> Callable[[int, Sequence[int], int], None]:
-    """Progress of a decoding thread, told to the event loop in text, but for the silent sentences."""
+    """Return a callback by which decoding threads report progress to the event loop, except of `silent` sentences."""
     loop = asyncio.get_running_loop()
 
     def progress(number: int, ids: Sequence[int], certain: int) -> None:
         if number in silent:
             return
-        index, line = places[number]
-        # A character may have only some of its bytes yet.
+        index, line = positions[number]
+        # The last character may be incomplete, with only some of its byte tokens decoded.
         text, draft = (model.text(part).rstrip("\ufffd") for part in (ids[:certain], ids))
-        with contextlib.suppress(RuntimeError):  # the server has ended and so has its loop
+        with contextlib.suppress(RuntimeError):  # the event loop has been closed
             loop.call_soon_threadsafe(report, Progress(index=index, line=line, text=text, draft=draft))
 
     return progress
 
 
-def _answer(task: Task, wish: Wish, translations: Iterator[Translated]) -> Answer:
-    """A text's answer; its sentences' translations are the next ones."""
+def _answer(task: Task, request: Wish, translations: Iterator[Translated]) -> Answer:
+    """Return the answer for one text, taking the translations of its sentences from the iterator."""
     if task.model is None:
         return Answer(task.text, [], task.source, task.detected)
-    found = [next(translations) for _ in task.plan.sentences]
-    best, *others = dict.fromkeys(_assemble(task.plan, found, rank) for rank in range(wish.alternatives + 1))
-    doubts = _doubts([each.translation for each in found], task, wish, task.model) if wish.doubts else ()
-    return Answer(best, others, task.source, task.detected, doubts)
+    sentence_translations = [next(translations) for _ in task.plan.sentences]
+    best, *alternatives = dict.fromkeys(
+        _assemble(task.plan, sentence_translations, rank) for rank in range(request.alternatives + 1)
+    )
+    doubts = (
+        _quality_warnings([translated.translation for translated in sentence_translations], task, request, task.model)
+        if request.doubts
+        else ()
+    )
+    return Answer(best, alternatives, task.source, task.detected, doubts)
 
 
-def _doubts(translations: Iterable[Translation], task: Task, wish: Wish, model: Model) -> tuple[QualityWarning, ...]:
-    """What speaks against a text's translations, one after the other."""
+def _quality_warnings(
+    translations: Iterable[Translation], task: Task, request: Wish, model: Model
+) -> tuple[QualityWarning, ...]:
+    """Return the quality warnings for the translations of a text's sentences."""
     return tuple(
-        doubt
-        for each in translations
-        for doubt in find_quality_warnings(
-            each,
+        warning
+        for translation in translations
+        for warning in find_quality_warnings(
+            translation,
             source_language=task.source,
-            target_language=wish.target,
-            unread=model.unread(each.source),
-            glossary=wish.terms_of(model),
+            target_language=request.target,
+            unread=model.unread(translation.source),
+            glossary=request.terms_of(model),
         )
     )
 
 
-def _assemble(plan: Plan, found: Sequence[Translated], rank: int) -> str:
-    """The text with each sentence's alternative of this rank; where there are fewer, with the best one."""
-    ranks = [rank if rank < len(each.translation.alternatives) else 0 for each in found]
-    texts = [each.translation.alternatives[own].text for each, own in zip(found, ranks, strict=True)]
-    return plan.assemble(texts, {number: found[number].places[ranks[number]] for number in plan.marks})
+def _assemble(plan: Plan, sentence_translations: Sequence[Translated], rank: int) -> str:
+    """Return the text made of each sentence's alternative of this rank, or its best one if it has fewer."""
+    ranks = [rank if rank < len(translated.translation.alternatives) else 0 for translated in sentence_translations]
+    texts = [
+        translated.translation.alternatives[sentence_rank].text
+        for translated, sentence_rank in zip(sentence_translations, ranks, strict=True)
+    ]
+    return plan.assemble(texts, {number: sentence_translations[number].places[ranks[number]] for number in plan.marks})
 
 
-# --- gate ---
-# What a request passes before anything is done for it: the rate limit, room, the body's limits, its form, the key.
+# --- checks before decoding: rate limit, queue, size of the body, format and API key ---
 
 
 _Message = TypeVar("_Message")
 
 
 class Gate:
-    """The way in."""
+    """The checks and the parsing that all protocols apply to their requests."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
         self.limiter = RateLimiter(service.settings.client_rate)
 
     async def read(self, request: Request, message: type[_Message]) -> _Message:
-        """What a client asks for that may ask, while there is room.
+        """Return the typed message of a request that needs decoding, after checking the rate limit and the queue.
 
         Raises:
-            RequestError: one of these is not so.
+            RequestError: a limit is exceeded, the queue is full, or the message is invalid.
         """
         self.limiter.take(request.client.host if request.client else "")
         self.service.engine.check_room()
         return await self.read_message(request, message)
 
     async def read_message(self, request: Request, message: type[_Message]) -> _Message:
-        """The same for what costs next to nothing to answer."""
+        """Return the typed message of a request that costs almost nothing to answer, without a rate limit.
+
+        Raises:
+            RequestError: the body is too large, too slow, or invalid.
+        """
         body = await read_body(request, self.service.settings)
         query = request.scope["query_string"].decode("latin-1")
         return read_message(body, request.headers.get("content-type", ""), query, message)
 
     def check_key(self, request: Request, said: str | None = None) -> None:
-        """Raises RequestError where the key is missing or wrong."""
+        """Check the API key of a request; `said` is the key in its fields, if any.
+
+        Raises:
+            RequestError: the key is missing or invalid.
+        """
         self.service.keys.check(request.headers, said)
 
 
 def watch(request: Request) -> asyncio.Future[None]:
-    """Is done when the client has gone; the request's body must have been read. Cancel it in the end."""
+    """Return a future that is done once the client has disconnected.
+
+    The request's body must have been read before. The caller must cancel the future at the end.
+    """
 
     async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":

@@ -1,4 +1,4 @@
-"""How to serve: where, for whom, and how much at once. The limits hold for strangers; raise them for friends."""
+"""Settings of the server: address, API keys and limits, whose defaults suit a public server."""
 
 import ipaddress
 
@@ -6,55 +6,55 @@ import msgspec
 
 from transduce.errors import TransduceError
 
-_MOST_WORKERS = 256  # more than any machine has cores for; of some ten thousand no thread can be started
+_MAX_WORKERS = 256  # more than useful on any machine; some ten thousand threads could not be started
 
 
 class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Options of `transduce serve`."""
+    """The options of `transduce serve`."""
 
     host: str = "127.0.0.1"
-    """The address to listen at. The default can be reached from this machine alone."""
+    """The address to listen on. The default accepts clients on this machine only."""
     port: int = 5000
-    """LibreTranslate's port; 0 lets the system choose."""
+    """The port to listen on; the default is LibreTranslate's; 0 lets the system choose."""
     api_keys: tuple[str, ...] = ()
-    """Who sends one of them may translate; with none, everybody may."""
+    """Valid API keys; if there are none, requests need no key."""
     trusted_proxies: tuple[str, ...] = ()
-    """Addresses of proxies whose X-Forwarded-For names the client."""
+    """Addresses of proxies whose X-Forwarded-For header names the client."""
     requests_per_minute: int | None = None
-    """Of one client address, at once or spread; 0: no limit. None: no limit if only this machine can ask, else 300."""
+    """Requests per client address, at once or spread; 0: no limit. None: no limit for a loopback `host`, else 300."""
 
     max_running: int = 64
     """Requests decoded at once."""
     max_waiting: int = 128
-    """Requests that wait behind them; further ones are refused at once."""
+    """Requests that wait in the queue; further ones are refused at once."""
     workers: int = 1
-    """Threads that decode, each a batch of its own; those that have one share the cores."""
+    """Decoding threads, each with its own batch; the busy ones share the cores."""
     batch_pieces: int = 2048
-    """Source pieces times hypotheses in one batch, padding included; a longer sentence is a batch by itself."""
+    """Source tokens × hypotheses in one batch, padding included; a longer sentence is a batch by itself."""
     gather_milliseconds: float = 3.0
-    """How long an idle worker waits for company of the first request."""
+    """Time that an idle worker waits for further requests before it decodes the first one."""
 
     queue_seconds: float = 15.0
-    """A request that was not begun by then is refused."""
+    """A request that has not started decoding after this time is refused."""
     deadline_seconds: float = 60.0
-    """A request is given up after so long, counted from when it was accepted; a request may ask for less."""
+    """A request is given up after this time from its acceptance; requests may set a shorter time."""
     read_seconds: float = 10.0
-    """The time within which a request's head, and then its body, must have arrived."""
+    """Time in which a request's head, and then its body, must arrive."""
     shutdown_seconds: float = 30.0
-    """How long accepted requests are waited for at the end."""
+    """Time to finish accepted requests when the server shuts down."""
 
     max_connections: int = 1024
     """Open connections; further ones are refused."""
     max_body_bytes: int = 1 << 20
-    """Of a request's body, before and after it is uncompressed."""
+    """Size of a request's body, both compressed and decompressed."""
     max_texts: int = 128
     """Texts in one request."""
     max_characters: int = 20_000
-    """Of all texts of a request together."""
+    """Characters of all texts in one request."""
     max_alternatives: int = 3
     """Further translations of a text."""
     max_study_pieces: int = 256
-    """Of a sentence that is looked into: the attention of all layers and heads takes memory, and so does its answer."""
+    """Tokens of a sentence to inspect: the attention weights of all layers and heads take memory."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
@@ -64,8 +64,8 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         for name, value in self._positive().items():
             if not value > 0:
                 raise TransduceError(f"`{name}` must be greater than 0, but is {value}.")
-        if self.workers > _MOST_WORKERS:
-            raise TransduceError(f"`workers` must be at most {_MOST_WORKERS}, but is {self.workers:,}.")
+        if self.workers > _MAX_WORKERS:
+            raise TransduceError(f"`workers` must be at most {_MAX_WORKERS}, but is {self.workers:,}.")
         for name, value in {"max_waiting": self.max_waiting, "max_alternatives": self.max_alternatives}.items():
             if value < 0:
                 raise TransduceError(f"`{name}` must not be negative, but is {value}.")
@@ -92,14 +92,14 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     @property
     def client_rate(self) -> int:
-        """Requests a minute that one client may make; 0: as many as it likes."""
+        """Return the requests per minute that one client may send; 0 means no limit."""
         if self.requests_per_minute is not None:
             return self.requests_per_minute
         return 0 if is_loopback(self.host) else 300
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own, which nobody else can reach."""
+    """Return whether an address is a loopback address, which other machines cannot reach."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

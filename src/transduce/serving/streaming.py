@@ -1,4 +1,4 @@
-"""Translations as they come about: server-sent events."""
+"""Stream translations as server-sent events while they are decoded."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -14,33 +14,33 @@ from transduce.serving.messages import ErrorMessage, Progress, RequestError
 
 
 class LatestProgress:
-    """How far each line is. A client that is slow to take it misses steps, and nothing piles up."""
+    """The latest progress of each line. A slow client misses steps, so that nothing piles up."""
 
     def __init__(self) -> None:
         self._latest: dict[tuple[int, int], Progress] = {}
         self._arrived = asyncio.Event()
 
     def put(self, progress: Progress) -> None:
-        """Replaces what was known of the line."""
+        """Store the progress of a line, replacing an earlier one."""
         self._latest[progress.index, progress.line] = progress
         self._arrived.set()
 
     async def wait_beside(self, answering: asyncio.Future[Any]) -> None:
-        """Until there is something to take, or the answer has come."""
+        """Wait until there is progress to take or the answer is done."""
         arrived = asyncio.ensure_future(self._arrived.wait())
         await asyncio.wait({arrived, answering}, return_when=asyncio.FIRST_COMPLETED)
         arrived.cancel()
 
     def take(self) -> list[Progress]:
-        """What has come since the last time, a line at most once."""
+        """Return the progress since the last call, at most one entry per line."""
         self._arrived.clear()
-        taken = list(self._latest.values())
+        progress = list(self._latest.values())
         self._latest.clear()
-        return taken
+        return progress
 
 
 class EventStream(Response):
-    """An answer that is sent as it comes about. Whether the client is still there is the producer's concern."""
+    """A response that sends events as they are produced. Their producer must watch for disconnected clients."""
 
     def __init__(self, events: AsyncIterator[bytes]) -> None:
         super().__init__(headers={"Cache-Control": "no-store"}, media_type="text/event-stream")
@@ -48,7 +48,7 @@ class EventStream(Response):
         self.events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """Sends the events."""
+        """Send the events."""
         async with aclosing(self.events) as events:  # type: ignore[type-var]
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for event in events:
@@ -57,18 +57,18 @@ class EventStream(Response):
 
 
 class Wording:
-    """How events are written: `progress`, then `result` or `error`."""
+    """A formatter of server-sent events: `progress`, then `result` or `error`."""
 
     def progress(self, progress: Progress) -> bytes:
-        """How far a line is."""
+        """Return the event for the progress of a line."""
         return server_event("progress", progress)
 
     def result(self, answer: Any) -> bytes:
-        """The answer."""
+        """Return the event for the final answer."""
         return server_event("result", answer)
 
     def error(self, error: RequestError) -> bytes:
-        """Why there is none."""
+        """Return the event for an error that ends the stream."""
         return server_event("error", ErrorMessage(error=error.sentence))
 
 
@@ -78,16 +78,16 @@ async def stream_answer(
     finish: Callable[[], object],
     wording: Wording | None = None,
 ) -> EventStream:
-    """The stream of an answer that is on its way.
+    """Return a streamed response for an answer that is still being computed.
 
     Args:
-        answering: becomes the result.
-        latest: what there is before it.
-        finish: called when nothing more is sent, for whatever reason.
-        wording: writes the events.
+        answering: the future of the answer.
+        latest: collects the progress before the answer.
+        finish: called once nothing more is sent, for whatever reason.
+        wording: formats the events; None: the default format.
 
     Raises:
-        RequestError: it is refused before there was anything to send, so that its status can be told.
+        RequestError: the request is refused before any progress, so the response can still have the error's status.
     """
     try:
         await latest.wait_beside(answering)
@@ -120,5 +120,5 @@ async def _events(
 
 
 def server_event(name: str, data: Any) -> bytes:
-    """One event; JSON has no line ends in it."""
+    """Return one server-sent event; JSON needs no escaping because it contains no line breaks."""
     return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(data) + b"\n\n"

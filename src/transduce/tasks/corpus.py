@@ -38,8 +38,7 @@ from transduce.training.choices import CorpusSize
 from transduce.training.distributed import current_processes
 from transduce.training.events import ProgressDisplay
 
-# --- text files ---
-# Detect text files that have changed since a run started.
+# --- detection of changed files ---
 # A resumed run keeps the training text it has prepared, but reads the dev set again.
 
 
@@ -98,8 +97,7 @@ def _file_state(path: str, *, is_dev: bool = False) -> _TextFile:
     return _TextFile(path, status.st_size, status.st_mtime_ns, is_dev)
 
 
-# --- text notices ---
-# Report likely mistakes in a run's text: overlap of training and dev set, and an unsuitable vocabulary.
+# --- notices about likely mistakes ---
 
 
 _MANY_ODD_TOKENS = 0.2  # share of a side's tokens that are bytes or unknown
@@ -147,8 +145,7 @@ def vocabulary_notices(tokenizer: Tokenizer, files: CorpusFiles, model: str, *, 
     return notices
 
 
-# --- preparation bar ---
-# Show the progress of corpus preparation: a bar on a terminal, or a line from time to time.
+# --- progress ---
 
 
 _SECONDS_BETWEEN_LINES = 15.0
@@ -184,7 +181,7 @@ class PreparationBar:
         return f"{read:,}" if self._pairs is None else f"{read:,}/{self._pairs:,}"
 
 
-# --- corpus ---
+# --- preparation ---
 
 
 _DEV_FOLDER = "corpus-dev"

@@ -85,22 +85,22 @@ def check_special_tokens(folder: Path, tokenizer: Tokenizer, marks: Sequence[str
         )
 
 
-def check_vocabulary(said: VocabularySettings, tokenizer: Tokenizer, folder: str | Path) -> None:
+def check_vocabulary(specified: VocabularySettings, tokenizer: Tokenizer, folder: str | Path) -> None:
     """Refuse vocabulary settings that differ from those of an existing vocabulary.
 
     Raises:
         TransduceError: a setting differs.
     """
     defaults, actual = VocabularySettings(), tokenizer_settings_of(tokenizer)
-    if said.character_coverage is not None:
+    if specified.character_coverage is not None:
         raise TransduceError(
             f"`tokenizer.character_coverage` means nothing where the vocabulary in {folder} is kept: leave it out."
         )
     for name, value, default, existing in (
-        ("kind", said.kind, defaults.kind, actual.kind),
-        ("joint", said.joint, defaults.joint, actual.joint),
-        ("byte_fallback", said.byte_fallback, defaults.byte_fallback, actual.byte_fallback),
-        ("nfc", said.nfc, defaults.nfc, actual.nfc),
+        ("kind", specified.kind, defaults.kind, actual.kind),
+        ("joint", specified.joint, defaults.joint, actual.joint),
+        ("byte_fallback", specified.byte_fallback, defaults.byte_fallback, actual.byte_fallback),
+        ("nfc", specified.nfc, defaults.nfc, actual.nfc),
     ):
         if value not in (default, existing):
             raise TransduceError(

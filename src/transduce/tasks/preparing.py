@@ -370,7 +370,7 @@ def _check_request(request: PrepareRequest) -> _CheckedRequest:
 def _text_files(task: _CheckedRequest, partial: Path) -> Iterator[TaskText]:
     """Provide the text as files of lines, which exist while the context is open."""
     with tempfile.TemporaryDirectory(dir=partial, prefix=".text-") as folder:
-        text = task.kind.read_text(task.settings, Path(folder), anew=True)
+        text = task.kind.read_text(task.settings, Path(folder), overwrite=True)
         yield text if task.holds_out else msgspec.structs.replace(text, hold_out=None)
 
 

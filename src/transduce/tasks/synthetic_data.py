@@ -1,9 +1,4 @@
-"""Distill a translation model: train on the translations that a teacher model makes first.
-
-Sequence-level distillation (Kim and Rush 2016, "Sequence-Level Knowledge Distillation"): the teacher's translations are
-more regular than human ones, and so easier to learn for a much smaller model. The teacher may have any size, model
-family and vocabulary. Several teachers translate as an ensemble.
-"""
+"""Train on synthetic data: the translations of a teacher model (distillation), or back-translated monolingual text."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,8 +25,8 @@ from transduce.text.languages import language_of
 from transduce.training.events import ProgressDisplay, format_duration
 from transduce.training.loop import TrainResult
 
-# --- translated files ---
-# Translate whole files before training, for distillation and back-translation; an interrupted translation resumes.
+# --- translation of whole files ---
+# An interrupted translation resumes.
 
 
 class TranslatedFile(msgspec.Struct, frozen=True):
@@ -138,11 +133,10 @@ def _texts(translator: Translator, lines: Sequence[str]) -> Iterator[str]:
         yield "" if warnings else translation.text
 
 
-# --- monolingual ---
-# Train a translation model with monolingual target text, which a reverse model translates back first.
-# Back-translation (Sennrich et al. 2016, "Improving Neural Machine Translation Models with Monolingual Data"): the
-# final model learns from the original and the back-translated pairs. Target sides are always human text;
-# machine-translated sources start with a tag.
+# --- back-translation ---
+# A reverse model translates monolingual target text (Sennrich et al. 2016, "Improving Neural Machine Translation
+# Models with Monolingual Data"). The final model learns from the original and the back-translated pairs. Target sides
+# are always human text; machine-translated sources start with a tag.
 
 
 REVERSE_FOLDER = "reverse"
@@ -230,7 +224,7 @@ def _reverse_request(request: RunRequest, settings: Settings) -> RunRequest:
             put_setting(content, name, value)
     resume = request.resume and not request.dry_run
     return msgspec.structs.replace(
-        request, settings=content, out=request.out / REVERSE_FOLDER, resume=resume, said_reason="by what you said"
+        request, settings=content, out=request.out / REVERSE_FOLDER, resume=resume, specified_reason="by your settings"
     )
 
 
@@ -270,7 +264,10 @@ def _with_translations(request: RunRequest, settings: Settings) -> dict[str, Any
     return content  # type: ignore[no-any-return]
 
 
-# --- synthetic data ---
+# --- distillation ---
+# The teacher's translations are more regular than human ones, and so easier to learn for a much smaller model (Kim
+# and Rush 2016, "Sequence-Level Knowledge Distillation"). The teacher may have any size, model family and vocabulary.
+# Several teachers translate as an ensemble.
 
 
 TEACHER_FOLDER = "taught"

@@ -1,4 +1,4 @@
-"""Train from Python: `transduce.train(…)` does what the command `transduce train` does."""
+"""Train from Python and from the command line: `transduce.train(…)` does what the command `transduce train` does."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,8 +13,8 @@ from transduce.tasks.settings.reading import make_settings, put_setting, read_se
 from transduce.tasks.synthetic_data import REVERSE_FOLDER, TEACHER_FOLDER, train_with_monolingual, train_with_teacher
 from transduce.training.loop import TrainResult
 
-# --- stages ---
-# Train a run together with the stages before it: back-translation or distillation.
+# --- stages of a run ---
+# Back-translation or distillation, then training.
 
 
 # Folders that an unfinished earlier stage leaves behind, and the option that started the stage.
@@ -54,7 +54,7 @@ def _refuse_to_skip_stage(request: RunRequest) -> None:
             )
 
 
-# --- train ---
+# --- transduce.train ---
 
 
 Files = str | Path | Sequence[str | Path]

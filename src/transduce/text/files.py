@@ -16,8 +16,7 @@ from typing import BinaryIO, cast
 
 from transduce.errors import TransduceError
 
-# --- counted ---
-# Formatting of counts with their nouns.
+# --- counts with nouns ---
 
 
 def count_noun(count: int, thing: str) -> str:
@@ -25,7 +24,7 @@ def count_noun(count: int, thing: str) -> str:
     return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
 
 
-# --- files ---
+# --- lines of a file ---
 
 
 _GZIP_MAGIC = b"\x1f\x8b"

@@ -10,8 +10,8 @@ from transduce.errors import TransduceError
 from transduce.text.files import count_noun, read_lines
 from transduce.text.languages import is_word_character, unspaced_characters
 
-# --- mentions ---
-# Search for a phrase in a text: whole words in scripts with spaces, any position in others.
+# --- phrases in a text ---
+# Whole words in scripts with spaces, any position in others.
 
 
 def normalize_for_comparison(text: str) -> str:

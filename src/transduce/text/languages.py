@@ -1,4 +1,4 @@
-"""Language codes in file names, and properties of scripts that matter for vocabularies."""
+"""Language codes and scripts, language identification, and detection of texts in an unexpected language."""
 
 import math
 import os
@@ -14,7 +14,6 @@ from transduce.atomic_io import write_file
 from transduce.errors import TransduceError
 
 # --- scripts ---
-# Scripts: the characters of each, and detection of the script of a line.
 
 
 _RANGES = {
@@ -42,18 +41,18 @@ _OTHER_SCRIPTS = {
 _BY_LANGUAGE = {code: script for script, codes in _OTHER_SCRIPTS.items() for code in codes}
 SCRIPTS = {name: re.compile(f"[{ranges}]") for name, ranges in _RANGES.items()}
 _LETTER = re.compile(r"[^\W\d_]")
-_FEWEST_LETTERS = 2
+_MIN_LETTERS = 2
 _LETTERS_PER_CJK_CHARACTER = 3  # a Chinese character corresponds to about this many letters in other scripts
 
 
 def main_script(line: str) -> str | None:
     """Return the script of most letters of a line; None if it has hardly any letters."""
     if line.isascii():
-        return "Latin" if len(_LETTER.findall(line)) >= _FEWEST_LETTERS else None
+        return "Latin" if len(_LETTER.findall(line)) >= _MIN_LETTERS else None
     counts = {name: len(pattern.findall(line)) for name, pattern in SCRIPTS.items()}
     counts["Han and kana"] *= _LETTERS_PER_CJK_CHARACTER
     best = max(counts, key=lambda name: counts[name])
-    return best if counts[best] >= _FEWEST_LETTERS else None
+    return best if counts[best] >= _MIN_LETTERS else None
 
 
 def script_of(language: str) -> str:
@@ -61,7 +60,7 @@ def script_of(language: str) -> str:
     return _BY_LANGUAGE.get(re.split("[-_]", language)[0], "Latin")
 
 
-# --- languages ---
+# --- language codes ---
 
 
 # Suffixes that look like language codes but are file types or names of a side.
@@ -142,7 +141,7 @@ def unspaced_characters(text: str) -> list[str]:
     return _LARGE_SCRIPT.findall(text)
 
 
-# --- language profiles ---
+# --- language identification ---
 # Language identification by character n-grams (n = 1 to 3) learned from text of each language.
 # A naive Bayes classifier over overlapping n-grams, like Cavnar and Trenkle's n-gram profiles (1994) with
 # probabilities instead of ranks. White space counts as one space, words are separated by spaces, and upper case
@@ -154,7 +153,7 @@ FILE_NAME = "language_profiles.json"
 _FORMAT_VERSION = 1
 _LONGEST_NGRAM = 3
 _KEPT_NGRAMS = 4000
-_MOST_CHARACTERS = 500_000  # per language: more text hardly changes the result
+_MAX_CHARACTERS = 500_000  # per language: more text hardly changes the result
 _NOT_LETTERS = re.compile(r"[\W\d_]+")
 
 
@@ -249,7 +248,7 @@ def _count(lines: Iterable[str]) -> Counter[str]:
     for line in lines:
         counts.update(_ngrams(line))
         read += len(line)
-        if read >= _MOST_CHARACTERS:
+        if read >= _MAX_CHARACTERS:
             break
     return counts
 
@@ -271,26 +270,32 @@ def _ngrams(text: str) -> Iterator[str]:
 
 
 # --- wrong language ---
-# Tells texts that are clearly not in the language that a model reads, by scripts and by frequent words.
-# Only clear evidence counts: a text of at least four words (or six of a script without spaces) in another script,
-# or with several frequent words of another language and hardly any of the expected one.
+# Detection of texts that are clearly not in the language that a model reads, by script and frequent words.
+# Only clear evidence counts: at least four words (six characters of a script without spaces) in another script, or
+# several frequent words of another language and hardly any of the expected one.
 
 
-FEWEST_WORDS, FEWEST_CHARACTERS = 4, 6
-# Of the letters of a text, in the expected script. A Chinese character counts as three letters.
-_MOST_OF_SCRIPT = 0.1
-_LETTERS_OF_A_CHARACTER = 3
-_LEAST_KANA = 0.2
-_FEWEST_FREQUENT, _LEAST_SHARE = 2, 0.25  # frequent words of another language: so many, and this share of a text's
-_TIMES_AS_MANY = 4  # as there are of the expected language
+MIN_WORDS, MIN_CHARACTERS = 4, 6
+# Maximum share of a text's letters in the expected script. A Chinese character counts as three letters.
+_MAX_EXPECTED_SHARE = 0.1
+_LETTERS_PER_CHARACTER = 3
+_MIN_KANA_SHARE = 0.2
+_MIN_FREQUENT, _MIN_FREQUENT_SHARE = 2, 0.25  # minimum number and share of a text's words frequent in another language
+_MIN_RATIO = 4  # minimum ratio to the number of frequent words of the expected language
 
 NAMES = {"en": "English", "de": "German", "fr": "French", "es": "Spanish", "it": "Italian", "pt": "Portuguese"}
 NAMES |= {"nl": "Dutch", "zh": "Chinese", "ja": "Japanese", "ko": "Korean", "ru": "Russian", "ar": "Arabic"}
-# Where a script is all that is known of a text's language.
-_OF_SCRIPT = {"Han and kana": "Chinese", "Hangul": "Korean", "Greek": "Greek", "Hebrew": "Hebrew", "Thai": "Thai"}
-# Languages that are written in two scripts, or in one that is not looked at.
+# The most likely language of a script, if the words do not identify the language.
+_LANGUAGE_OF_SCRIPT = {
+    "Han and kana": "Chinese",
+    "Hangul": "Korean",
+    "Greek": "Greek",
+    "Hebrew": "Hebrew",
+    "Thai": "Thai",
+}
+# Languages with two scripts, or with a script that is not detected.
 _UNCERTAIN = {"sr", "bs", "uz", "az", "kk", "mn", "tk", "ku", "pa", "ks", "sd", "tt"}
-# Frequent words. What several languages have counts for none of them.
+# Frequent words by language. A word of both compared languages counts for neither.
 _FREQUENT = {
     "en": """the and of is are was were he she it they you we his her my your their our this that these those what who
     how why where when there here with from have has had not don't doesn't didn't isn't can't i'm it's you're
@@ -346,25 +351,28 @@ _FREQUENT = {
     waar waarom wanneer dat omdat als maar of ook nog alleen zeer altijd nooit mij me hem hen dit deze die""",
 }
 FREQUENT_WORDS = {code: frozenset(words.split()) for code, words in _FREQUENT.items()}
-# Languages whose script is Latin for certain.
+# Other languages that are always written in Latin script.
 _OTHER_LATIN = """pl cs sk sl hr hu ro sv da no nb nn fi et lv lt tr id ms vi ca gl eu ga cy is sq"""
 _LATIN = FREQUENT_WORDS.keys() | set(_OTHER_LATIN.split())
 _WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
-_AROUND = ".,;:!?…()[]{}<>\"'“”„‚‘«»¿¡—–-*"
+_PUNCTUATION = ".,;:!?…()[]{}<>\"'“”„‚‘«»¿¡—–-*"
 
 
 def base_code(language: str) -> str:
-    """Return the language of a code without its script and region: zh of zh-Hans."""
+    """Return the language of a code without its script and region, such as zh for zh-Hans."""
     return re.split("[-_]", language)[0].lower()
 
 
-def looks_like_another(text: str, language: str) -> str | None:
-    """Return what a text looks like ("English", "Cyrillic letters") where it is clearly not in a language; else None.
+def detect_other_language(text: str, language: str) -> str | None:
+    """Return the apparent language or script of a text if it is clearly not in the expected language, else None.
 
     Args:
-        text: a line.
-        language: the code of the language that is expected. Of a code that names a script, or that is not known,
-            nothing is said.
+        text: a line of text.
+        language: the code of the expected language. The result is None if the code is unknown, is written in several
+            scripts, or names the script Latn.
+
+    Returns:
+        For example "English" or "Cyrillic letters".
     """
     parts = re.split("[-_]", language)
     code = parts[0].lower()
@@ -374,34 +382,34 @@ def looks_like_another(text: str, language: str) -> str | None:
     if expected == "Latin" and code not in _LATIN:
         return None
     counts = {script: len(pattern.findall(text)) for script, pattern in SCRIPTS.items()}
-    counts["Han and kana"] *= _LETTERS_OF_A_CHARACTER
-    main = max(counts, key=lambda script: counts[script])
+    counts["Han and kana"] *= _LETTERS_PER_CHARACTER
+    main_script = max(counts, key=lambda script: counts[script])
     words = _words(text)
-    if not _is_long_enough(main, counts[main], words):
+    if not _is_long_enough(main_script, counts[main_script], words):
         return None
-    if main != expected:
-        is_other = counts[expected] <= _MOST_OF_SCRIPT * sum(counts.values())
-        return _name(main, words, text) if is_other else None
-    if main == "Latin":
+    if main_script != expected:
+        is_other = counts[expected] <= _MAX_EXPECTED_SHARE * sum(counts.values())
+        return _name(main_script, words, text) if is_other else None
+    if main_script == "Latin":
         other = _other_latin(words, code)
         return None if other is None else NAMES[other]
-    if code == "zh" and _kana(text) >= _LEAST_KANA * (counts[main] / _LETTERS_OF_A_CHARACTER):
+    if code == "zh" and _kana(text) >= _MIN_KANA_SHARE * (counts[main_script] / _LETTERS_PER_CHARACTER):
         return "Japanese"
     return None
 
 
 def _words(text: str) -> list[str]:
-    """Return what stands between spaces and is a word, in lower case: no addresses, numbers or names of files."""
-    words = (token.strip(_AROUND) for token in text.replace("’", "'").split())
+    """Return the words of a text in lower case without punctuation, omitting addresses, numbers and file names."""
+    words = (token.strip(_PUNCTUATION) for token in text.replace("’", "'").split())
     return [word.lower() for word in words if _WORD.fullmatch(word)]
 
 
 def _is_long_enough(script: str, letters: int, words: list[str]) -> bool:
     if script == "Han and kana":
-        return letters >= FEWEST_CHARACTERS * _LETTERS_OF_A_CHARACTER
+        return letters >= MIN_CHARACTERS * _LETTERS_PER_CHARACTER
     if script == "Thai":
-        return letters >= 2 * FEWEST_CHARACTERS
-    return len(words) >= FEWEST_WORDS
+        return letters >= 2 * MIN_CHARACTERS
+    return len(words) >= MIN_WORDS
 
 
 def _name(script: str, words: list[str], text: str) -> str:
@@ -410,7 +418,7 @@ def _name(script: str, words: list[str], text: str) -> str:
         return "Latin letters" if found is None else NAMES[found]
     if script == "Han and kana" and _kana(text):
         return "Japanese"
-    return _OF_SCRIPT.get(script, f"{script} letters")
+    return _LANGUAGE_OF_SCRIPT.get(script, f"{script} letters")
 
 
 def _kana(text: str) -> int:
@@ -418,16 +426,19 @@ def _kana(text: str) -> int:
 
 
 def _other_latin(words: list[str], expected: str) -> str | None:
-    """Return the language that most of a text's frequent words are of, where hardly any is the expected language's.
+    """Return the language with the most frequent words in a text, or None if many are of the expected language.
 
-    A word that both languages have says nothing; several of the same count once.
+    Words that both languages have do not count, and repeated words count once.
     """
-    own = FREQUENT_WORDS.get(expected, frozenset())
-    if expected and not own:
+    expected_words = FREQUENT_WORDS.get(expected, frozenset())
+    if expected and not expected_words:
         return None
     present = set(words)
     others = [code for code in FREQUENT_WORDS if code != expected]
-    best = max(others, key=lambda code: len(present & (FREQUENT_WORDS[code] - own)))
-    hits, own_hits = len(present & (FREQUENT_WORDS[best] - own)), len(present & (own - FREQUENT_WORDS[best]))
-    is_clear = hits >= max(_FEWEST_FREQUENT, _LEAST_SHARE * len(present)) and hits >= _TIMES_AS_MANY * own_hits
+    best = max(others, key=lambda code: len(present & (FREQUENT_WORDS[code] - expected_words)))
+    hits, expected_hits = (
+        len(present & (FREQUENT_WORDS[best] - expected_words)),
+        len(present & (expected_words - FREQUENT_WORDS[best])),
+    )
+    is_clear = hits >= max(_MIN_FREQUENT, _MIN_FREQUENT_SHARE * len(present)) and hits >= _MIN_RATIO * expected_hits
     return best if is_clear else None

@@ -1,4 +1,4 @@
-"""Training of sentencepiece models, with the same result on every run and machine."""
+"""Training and editing of sentencepiece models, with the same result on every run and machine."""
 
 import io
 import re
@@ -14,10 +14,10 @@ from sentencepiece import SentencePieceTrainer
 from transduce.errors import TransduceError
 from transduce.text.languages import is_in_large_script
 
-# --- model proto ---
-# Reader and editor of the pieces in a sentencepiece model file, without the protobuf library.
-# A message is a sequence of fields: a key (field number and wire type), then a varint, a fixed number of bytes, or
-# a length and as many bytes. The numbers are those of sentencepiece's published ``sentencepiece_model.proto``.
+# --- model files ---
+# Read and edited without the protobuf library. A message is a sequence of fields: a key (field number and wire type),
+# then a varint, a fixed number of bytes, or a length and as many bytes. The numbers are those of sentencepiece's
+# published ``sentencepiece_model.proto``.
 
 
 _VARINT, _FIXED_64, _LENGTH_DELIMITED, _FIXED_32 = 0, 1, 2, 5
@@ -144,7 +144,7 @@ def _varint(message: bytes, position: int) -> tuple[int, int]:
     return value | message[position] << shift, position + 1
 
 
-# --- sentencepiece model ---
+# --- training ---
 
 
 PAD_ID, EOS_ID, UNK_ID = 0, 1, 2
@@ -209,7 +209,7 @@ class TokenizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
 
 _TOO_SMALL = re.compile(r"(?:required_chars\.|smaller than.*?) ?\d+ vs (?P<needed>\d+)")
-_MOST_SIZES = 3  # a size that fits the characters may be too large for a small text
+_MAX_SIZES = 3  # a size that fits the characters may be too large for a small text
 
 
 def train_model(read_lines: Callable[[], Iterable[str]], settings: TokenizerSettings, *, adjust: bool = False) -> bytes:
@@ -229,7 +229,7 @@ def train_model(read_lines: Callable[[], Iterable[str]], settings: TokenizerSett
         except RuntimeError as error:
             largest, least = re.search(r"too high.*<= (\d+)", str(error)), _TOO_SMALL.search(str(error))
             tried += 1
-            if adjust and (largest or least) and tried < _MOST_SIZES:
+            if adjust and (largest or least) and tried < _MAX_SIZES:
                 size = int(largest[1]) if largest else int(least["needed"]) * 5 // 4 if least else size
                 continue
             if largest is None:

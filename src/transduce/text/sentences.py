@@ -1,4 +1,4 @@
-"""Splitting of running text into documents of sentences, after joining hard-wrapped lines.
+"""Splitting of running text into sentences and documents, and of long texts into parts that a model can read.
 
 A document is a list of sentences in order. In a hard-wrapped file (a book) a line ends where the next word would not
 have fitted, sentences end anywhere in a line, an empty line ends a paragraph, and the file is one document. In any
@@ -13,8 +13,8 @@ from pathlib import Path
 from transduce.text.files import read_lines
 from transduce.text.languages import is_unspaced, is_word_character
 
-# --- sentence ends ---
-# Punctuation that ends sentences, by script; Thai, Lao and Tibetan have no unambiguous marks.
+# --- punctuation ---
+# Thai, Lao and Tibetan have no unambiguous marks.
 
 
 # All strings are for use within a character class of a regular expression.
@@ -36,8 +36,8 @@ UNSPACED = (
 )
 
 
-# --- splitting ---
-# Splitting of texts that are too long for a model: at sentence ends, then at commas, at spaces, or anywhere.
+# --- parts of long texts ---
+# Texts that are too long for a model are split at sentence ends, then at commas, at spaces, or anywhere.
 
 
 # Sentence ends, including closing quotes and brackets.
@@ -83,7 +83,7 @@ def _cut(text: str, points: re.Pattern[str]) -> list[str]:
     return [part for part in parts if part]
 
 
-# --- sentences ---
+# --- documents of running text ---
 
 
 # Number of first lines that decide whether a file is hard-wrapped.
@@ -94,7 +94,7 @@ _FULL_SHARE = 0.8
 # In wrapped prose a sentence ends within a line every few lines, and most lines that continue a sentence begin with a
 # small letter, if the script has any. Lists of titles or names have no sentence ends, and lines of a log begin with
 # digits.
-_LEAST_ENDS, _MOST_LARGE = 0.05, 0.75
+_MIN_ENDS, _MAX_LARGE = 0.05, 0.75
 # A line shorter than this share of the width was not wrapped: a heading, a verse.
 _SHORT_SHARE = 0.6
 # Ends of sentences: the mark with the closing quotes and brackets after it.
@@ -190,8 +190,8 @@ def _runs_on(followed: Sequence[tuple[str, str]]) -> bool:
         at_end += ended
         first = after.lstrip(_OPENING)[:1]
         large += not ended and (first.isupper() or first.isdigit())
-    is_prose = within > max(at_end, _LEAST_ENDS * len(followed))
-    return is_prose and large <= _MOST_LARGE * (len(followed) - at_end)
+    is_prose = within > max(at_end, _MIN_ENDS * len(followed))
+    return is_prose and large <= _MAX_LARGE * (len(followed) - at_end)
 
 
 def _first_word(line: str) -> int:
@@ -276,62 +276,62 @@ def _ends_sentence(text: str, after: str) -> bool:
 
 
 # --- lost sentences ---
-# Counts sentences, to find translations with fewer sentences than their source.
+# Detection of translations that have fewer sentences than their source.
 
 
 _CLOSING = re.compile("[\"'”’»）)」』\\]]\\s*$")
 _ELLIPSIS = re.compile(r"(?:\.{2,}|…+)\s*$")
 _ORDINAL = re.compile(r"(?:^|\s)\d+\.\s*$")  # "am 5. Mai"
-# Beside those that `sentences.py` knows, whose splitting of training text stays as it is.
+# In addition to those in `sentences.py`, whose splitting of training text must not change.
 _FURTHER_ABBREVIATION = re.compile(
     r"\b(?:bzw|usw|z\.\s?B|d\.\s?h|u\.\s?a|nr|tel|str|evtl|ggf|sra?|p\.\s?ej|núm|env)\.\s*$", re.IGNORECASE
 )
-_NO_ENDS = (_CLOSING, _ELLIPSIS, _ORDINAL, _FURTHER_ABBREVIATION)
-# Marks at which a translator may well end a sentence of the source without a full stop.
-_HALF_STOPS = re.compile("[;；:：—–]")
-# Thai, Lao and Tibetan have no mark that only ends sentences.
-_WITHOUT_MARKS = re.compile("[\u0e00-\u0fff]")
-# Shorter sentences ("Yes.", "好吧。") are often joined to their neighbor in a faithful translation.
-_FEWEST_WORDS, _FEWEST_CHARACTERS = 3, 4
+_NOT_SENTENCE_ENDS = (_CLOSING, _ELLIPSIS, _ORDINAL, _FURTHER_ABBREVIATION)
+# Punctuation that a translator may use instead of the end of a source sentence.
+_POSSIBLE_ENDS = re.compile("[;；:：—–]")
+# Thai, Lao and Tibetan have no punctuation that only ends sentences.
+_UNPUNCTUATED = re.compile("[\u0e00-\u0fff]")
+# Faithful translations often join shorter sentences ("Yes.", "好吧。") to the next one.
+_MIN_WORDS, _MIN_CHARACTERS = 3, 4
 
 
 def find_lost_sentences(source: str, translation: str) -> tuple[int, int] | None:
-    """Return the numbers of sentences of a source and its translation where the translation surely has fewer.
+    """Return the numbers of sentences of a source and its translation if the translation surely has fewer, else None.
 
     The source's number is a lower bound: short sentences, quotations and ellipses do not count. The translation's is an
     upper bound: semicolons, colons and dashes count too. Abbreviations, initials and decimals end no sentence.
 
     Returns:
-        Both numbers, or None where no sentence is missed, the source is one sentence, or the script of either text has
-        no mark for the end of a sentence.
+        Both numbers. None if no sentence is lost, the source is one sentence, or the script of either text has no
+        punctuation for the end of a sentence.
     """
-    if _WITHOUT_MARKS.search(source) or _WITHOUT_MARKS.search(translation) or not translation.strip():
+    if _UNPUNCTUATED.search(source) or _UNPUNCTUATED.search(translation) or not translation.strip():
         return None
-    least = _least_sentences(source)
+    least = _min_sentences(source)
     if least < 2:
         return None
-    most = _most_sentences(translation)
+    most = _max_sentences(translation)
     return (least, most) if most < least else None
 
 
-def _least_sentences(text: str) -> int:
+def _min_sentences(text: str) -> int:
     count, start = 0, 0
     for stop in [*sentence_ends(text), len(text)]:
         sentence = text[start:stop]
-        is_end = stop == len(text) or not any(pattern.search(sentence) for pattern in _NO_ENDS)
+        is_end = stop == len(text) or not any(pattern.search(sentence) for pattern in _NOT_SENTENCE_ENDS)
         if is_end:
             count += _is_long(sentence)
             start = stop
     return count
 
 
-def _most_sentences(text: str) -> int:
+def _max_sentences(text: str) -> int:
     stops = [0, *sentence_ends(text, before_small=True)]
     rest = text[stops[-1] :]
-    return len(stops) - 1 + any(map(str.isalnum, rest)) + len(_HALF_STOPS.findall(text))
+    return len(stops) - 1 + any(map(str.isalnum, rest)) + len(_POSSIBLE_ENDS.findall(text))
 
 
 def _is_long(sentence: str) -> bool:
     unspaced = sum(map(is_unspaced, sentence))
     words = [word for word in sentence.split() if any(map(is_word_character, word))]
-    return unspaced >= _FEWEST_CHARACTERS or len(words) >= _FEWEST_WORDS
+    return unspaced >= _MIN_CHARACTERS or len(words) >= _MIN_WORDS

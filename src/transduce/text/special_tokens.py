@@ -27,9 +27,9 @@ __all__ = [
 ]
 
 
-# --- symbols ---
-# Symbols: tokens that match literal text and are never split, such as `[MASK]`, `<extra_id_0>` or an added word.
-# They are found before a text is tokenized; if several match at a position, the longest wins.
+# --- literal symbols ---
+# Tokens that match literal text and are never split, such as `[MASK]`, `<extra_id_0>` or an added word. They are
+# found before a text is tokenized; if several match at a position, the longest wins.
 
 
 class Symbol(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -103,7 +103,7 @@ def _expression(written: str, symbol: Symbol) -> str:
     return rf"(?<!\w){escaped}(?!\w)" if symbol.whole_word else escaped
 
 
-# --- special tokens ---
+# --- encoder tokens ---
 
 
 class SpecialTokens(NamedTuple):

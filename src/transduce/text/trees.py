@@ -1,4 +1,4 @@
-"""Constituency trees: reading treebanks in Penn Treebank brackets, cleaning, writing and drawing trees."""
+"""Constituency trees: Penn Treebank brackets, cleaning, drawing, and linearization for sequence-to-sequence models."""
 
 import re
 from collections import Counter
@@ -255,15 +255,15 @@ def split_symbols(text: str) -> list[str]:
     return _SYMBOL.findall(text)
 
 
-def frequent_runs(rows: Iterable[str], most: int) -> frozenset[str]:
+def frequent_runs(rows: Iterable[str], max_runs: int) -> frozenset[str]:
     """Return the most frequent runs of several symbols, which get tokens of their own: `S(NP(DT/`, `)VP(VBZ/`, `))`.
 
     Args:
         rows: linearized trees.
-        most: the maximum number of runs.
+        max_runs: the maximum number of runs.
     """
     counts = Counter(run for row in rows for run in _RUN.findall(row) if len(split_symbols(run)) > 1)
-    return frozenset(sorted(counts, key=lambda run: (-counts[run], run))[:most])
+    return frozenset(sorted(counts, key=lambda run: (-counts[run], run))[:max_runs])
 
 
 def marked_tokens(rows: Iterable[str], runs: Iterable[str]) -> tuple[str, ...]:

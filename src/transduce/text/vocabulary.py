@@ -10,8 +10,8 @@ from sentencepiece import SentencePieceProcessor
 from transduce.errors import TransduceError
 from transduce.text.sentencepiece_model import _fields, _values, is_bpe, read_pieces
 
-# --- word cutting ---
-# Detection of sentencepiece models that tokenize each word independently, so that results can be cached by word.
+# --- tokenization by word ---
+# If each word is tokenized independently, results can be cached by word.
 
 
 _SPACE = "▁"

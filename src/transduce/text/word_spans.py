@@ -67,7 +67,7 @@ def token_spans(tokens: Sequence[str], text: str) -> list[Span]:
     and the end symbol cover nothing.
 
     Args:
-        pieces: the tokens of the text, from `Vocabulary.spellings`.
+        tokens: the tokens of the text, from `Vocabulary.token_texts`.
         text: the tokenized text, from `Vocabulary.normalize`.
     """
     spans: list[Span] = []

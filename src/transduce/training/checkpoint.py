@@ -23,12 +23,14 @@ from transduce.training.loss_spikes import LossWindow
 from transduce.training.settings import BestBy, Kernels
 from transduce.training.shards import Rows, Sliceable, StoredTensor, open_parts
 
-# --- surroundings ---
-# The environment of a run: machine and library versions that its exact results depend on besides its settings.
+# --- environment ---
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An environment, stored in every checkpoint; if it differs on resume, results are no longer equal bit for bit."""
+    """The machine and library versions of a run, stored in every checkpoint.
+
+    If they differ on resume, results are no longer equal bit for bit.
+    """
 
     device: str
     """"cpu", or the GPU's name."""
@@ -51,7 +53,7 @@ def differences(before: Environment, now: Environment) -> Iterator[str]:
             yield f"{name} {old} then, {new} now"
 
 
-# --- checkpoint ---
+# --- checkpoints ---
 
 
 FORMAT_VERSION = 3
@@ -110,7 +112,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     """The tensors as stored in the files of several processes, read on demand; None if they are in memory."""
 
     @property
-    def whole(self) -> Mapping[str, Mapping[str, Sliceable]]:
+    def all_tensors(self) -> Mapping[str, Mapping[str, Sliceable]]:
         """The tensors by kind and name, in memory or read on demand."""
         return self.tensors if self.parts is None else self.parts
 
@@ -310,7 +312,7 @@ def check_kinds(checkpoint: Checkpoint, expected: Mapping[str, Mapping[str, Tens
         TransduceError: the tensors are those of another model.
     """
     for kind, tensors in expected.items():
-        if checkpoint.whole.get(kind, {}).keys() != tensors.keys():
+        if checkpoint.all_tensors.get(kind, {}).keys() != tensors.keys():
             raise TransduceError(
                 f"The checkpoint of step {checkpoint.state.step} does not hold the tensors of this run's model: {kind} "
                 "differs. Resume in the folder of the run that wrote it, or start a new run in a new folder."

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # One process may prepare a corpus or validate for hours, while the others wait for it.
-_LONGEST_WAIT = datetime.timedelta(days=7)
+_MAX_WAIT = datetime.timedelta(days=7)
 # Gradients lie on GPUs; the few numbers that processes must agree on lie on the CPU, which NCCL does not support.
 _GPU_BACKENDS = "cpu:gloo,cuda:nccl"
 
@@ -108,7 +108,7 @@ def join_processes(device: str) -> Processes:
     if not dist.is_initialized():
         if device.startswith("cuda"):
             torch.cuda.set_device(local_rank)
-        dist.init_process_group(_GPU_BACKENDS if device.startswith("cuda") else "gloo", timeout=_LONGEST_WAIT)
+        dist.init_process_group(_GPU_BACKENDS if device.startswith("cuda") else "gloo", timeout=_MAX_WAIT)
     return Processes(rank, count, local_rank=local_rank, local_count=local_count)
 
 
@@ -152,5 +152,5 @@ _groups: list[dist.ProcessGroup] = []
 def _patient_group() -> dist.ProcessGroup:
     """Return a gloo group with a long timeout; waiting in NCCL would keep the GPU busy."""
     if not _groups:
-        _groups.append(dist.new_group(backend="gloo", timeout=_LONGEST_WAIT))
+        _groups.append(dist.new_group(backend="gloo", timeout=_MAX_WAIT))
     return _groups[0]

@@ -31,7 +31,7 @@ class DropoutMonitor:
         """True if the model has active dropout that can be disabled."""
         return bool(self._modules) and not self.is_off
 
-    def turn_off(self) -> None:
+    def disable(self) -> None:
         """Disable dropout for the rest of the run."""
         for module in self._modules:
             module.set(0.0)
@@ -63,7 +63,7 @@ class DropoutMonitor:
         """
         if not 0.0 < sums.likelihood * _HARM < without < math.inf:
             return None
-        self.turn_off()
+        self.disable()
         return (
             f"Dropout is off from step {step + 1:,} on: the batches of this step have a loss of "
             f"{sums.likelihood / sums.tokens:.3f} with dropout and {without / sums.tokens:.3f} without, so the model "

@@ -1,4 +1,4 @@
-"""Operations that one process performs alone and several perform together: optimizer setup, step totals, saving."""
+"""Compilation of layers, and operations that one process or several perform: optimizer setup, step totals, saving."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,18 +13,16 @@ from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.training.checkpoint import Checkpoint, save_checkpoint
 from transduce.training.distributed import Processes
 from transduce.training.loss import Loss
-from transduce.training.optimizer import FlatOptimizer, Optimizer
+from transduce.training.optimizer import FlatOptimizer, Optimizer, RunningStatistics
 from transduce.training.settings import ResolvedTraining
 from transduce.training.sharded import ShardedOptimizer, shard
-from transduce.training.shards import RunningStatistics
 
-# --- compiled ---
-# Compilation of a model's layers by `torch.compile`.
-# It takes about a minute at the start and pays off on a GPU, where a step otherwise waits for the many small
+# --- compilation by torch.compile ---
+# Compilation takes about a minute at the start. It pays off on a GPU, where a step otherwise waits for the many small
 # operations between matrix multiplications.
 
 
-_MOST_RECOMPILATIONS = 64
+_MAX_RECOMPILATIONS = 64
 
 
 def compile_layers(model: nn.Module, device: str, *, backend: str = "inductor") -> int:
@@ -44,14 +42,14 @@ def compile_layers(model: nn.Module, device: str, *, backend: str = "inductor") 
         )
     # Inputs of one row, inputs of equal lengths and disabled dropout are compiled separately. PyTorch's default limit
     # of 8 would end the run.
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_RECOMPILATIONS)
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MAX_RECOMPILATIONS)
     layers = [module for module in model.modules() if isinstance(module, EncoderLayer | DecoderLayer)]
     for layer in layers:
         layer.compile(dynamic=True, fullgraph=True, backend=backend)
     return len(layers)
 
 
-# --- engine ---
+# --- one process or several ---
 
 
 def make_optimizer(

@@ -19,8 +19,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from transduce.atomic_io import write_file
 from transduce.errors import TransduceError
 
-# --- tensorboard ---
-# A writer of TensorBoard event files that does not need the tensorboard package.
+# --- TensorBoard files, without the tensorboard package ---
 # The file is a sequence of records in TensorFlow's TFRecord format: length, checksum of the length, data, checksum
 # of the data. The data are `Event` protocol buffers (tensorflow/core/util/event.proto), simple enough to be encoded
 # by hand.
@@ -421,8 +420,7 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-# --- report ---
-# Sums over the steps since the last report, from which its means are computed.
+# --- sums for reports ---
 
 
 class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

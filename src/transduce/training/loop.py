@@ -31,12 +31,11 @@ from transduce.training.schedule import StepClock
 from transduce.training.selection import Best, Selection
 from transduce.training.settings import ResolvedTraining
 
-# --- precautions ---
-# Safeguards of a training run; none of them changes what is learned.
+# --- safeguards ---
 
 
 class Safeguards(msgspec.Struct, frozen=True, kw_only=True):
-    """Safeguards from the caller of the training loop, who knows the corpus and the machine."""
+    """Safeguards of a run, which do not change what it learns; the caller sets them for the corpus and the machine."""
 
     largest: Sequence[Any] = ()
     """Batches of the sizes that need most memory, tried before the first step."""
@@ -46,13 +45,13 @@ class Safeguards(msgspec.Struct, frozen=True, kw_only=True):
     """The run's environment, which is stored and compared on resume."""
 
 
-# --- loop ---
+# --- training loop ---
 
 
 CHECKPOINTS = "checkpoints"
 _VALIDATION_SHARE = 0.08  # fraction of a time budget that is reserved for validations
 _VALIDATIONS = 12  # per run by default,
-_FEWEST_STEPS = 50  # but at least this many steps apart
+_MIN_STEPS = 50  # but at least this many steps apart
 
 
 class Validator(Protocol):
@@ -103,7 +102,7 @@ class Trainer:
         self.validate = validate
         self.keep_model = keep_model
         self.display = display or ProgressDisplay()
-        self.precautions = safeguards or Safeguards()
+        self.safeguards = safeguards or Safeguards()
         self.optimizer, self.loss = make_optimizer(model, loss, settings, self.processes)
         self.steps = settings.steps
         self.step = 0
@@ -134,7 +133,7 @@ class Trainer:
         """
         check_kinds(checkpoint, self.optimizer.state())
         state = checkpoint.state
-        self.optimizer.load_state(checkpoint.whole, state.updates)
+        self.optimizer.load_state(checkpoint.all_tensors, state.updates)
         self.step, self.elapsed_seconds = state.step, state.elapsed_seconds
         self.steps = self.settings.steps or state.steps
         # A best value of another metric cannot be compared: the next validation becomes the best so far.
@@ -143,11 +142,11 @@ class Trainer:
             step=state.best_step,
             value=state.best_value if same else None,
             loss=state.best_loss,
-            since=state.validations_without_better if same else 0,
+            validations_since=state.validations_without_better if same else 0,
             perfect=state.perfect_validations,
         )
         if state.dropout_off:
-            self._dropout.turn_off()
+            self._dropout.disable()
         self._validation_due = (
             state.validation_due or 0 < state.step == self.steps != state.steps
         )  # the last step was extended to this one
@@ -155,7 +154,7 @@ class Trainer:
         self._compare_surroundings(state.surroundings)
 
     def _compare_surroundings(self, before: Environment | None) -> None:
-        now = self.precautions.surroundings
+        now = self.safeguards.surroundings
         changed = list(differences(before, now)) if before and now else []
         if changed:
             self.display.say(
@@ -183,7 +182,7 @@ class Trainer:
             self.display.stop()
             log.close()
         best = self._selection.best
-        if best.step is None and best.since and not interruption.requested:
+        if best.step is None and best.validations_since and not interruption.requested:
             raise TransduceError(NO_FINITE_LOSS)
         return TrainResult(
             step=self.step,
@@ -207,7 +206,7 @@ class Trainer:
         started_at = time.monotonic() - self.elapsed_seconds
         if self._validation_due:
             self._validate(log, interruption)
-        if (reason := self._selection.why_to_stop()) is not None:
+        if (reason := self._selection.stop_reason()) is not None:
             return reason
         if self.steps is None or self.step < self.steps:
             self._try_largest(interruption)
@@ -226,7 +225,7 @@ class Trainer:
             self.elapsed_seconds = time.monotonic() - started_at
             if self._asked_together:
                 raise AbandonedError
-            if (reason := self._selection.why_to_stop()) is not None:
+            if (reason := self._selection.stop_reason()) is not None:
                 return reason
             if self._is_due(self.settings.save_every, last) and not last:
                 with tolerate_full_disk(self.display.say, "The checkpoint"):
@@ -235,7 +234,7 @@ class Trainer:
 
     def _try_largest(self, interruption: Interruption) -> None:
         """Compute the largest batches now, so that a lack of memory shows at once and not after hours."""
-        largest = self.precautions.largest
+        largest = self.safeguards.largest
         if largest:
             self.display.say(f"Trying the largest batch (`training.batch_tokens` {self.settings.batch_tokens:,}).")
         with interruption.abandonable(), self._explaining_exhaustion("the largest batch of the corpus"):
@@ -307,7 +306,7 @@ class Trainer:
         if self.processes.count == 1 and not skipped.is_high:
             origin = find_origin(self.model, lambda: self._seeded_loss(first.batch, first.position))
             self.optimizer.discard_gradient()
-        path = skipped.write(self.folder, self.precautions.describe, origin)
+        path = skipped.write(self.folder, self.safeguards.describe, origin)
         where = f"; the batch is in {path}" if path else ""
         self.display.say(f"Step {skipped.step:,} changed nothing: {skipped.reason}{where}.")
 
@@ -333,7 +332,7 @@ class Trainer:
         if every is None:
             if self.steps is None:
                 return False
-            every = max(_FEWEST_STEPS, math.ceil(self.steps / _VALIDATIONS))
+            every = max(_MIN_STEPS, math.ceil(self.steps / _VALIDATIONS))
         return last or self.step % every == 0
 
     def _write_report(self, log: Log) -> None:
@@ -380,7 +379,7 @@ class Trainer:
         better = self._selection.is_better(event)
         log.write(event)
         self.display.validation(event, best=better)
-        self._selection.note(event, kept=better and self._keep(weights, event))
+        self._selection.record(event, kept=better and self._keep(weights, event))
 
     def _keep(self, weights: Mapping[str, Tensor], event: ValidationEvent | None) -> bool:
         """Write the model folder; return False if the disk is full, which ends a run only at its last step."""
@@ -404,14 +403,14 @@ class Trainer:
             best_value=best.value,
             best_loss=best.loss,
             best_by=self.settings.best_by,
-            validations_without_better=best.since,
+            validations_without_better=best.validations_since,
             perfect_validations=best.perfect,
             elapsed_seconds=self.elapsed_seconds,
             validation_due=self._validation_due,
             dropout_off=self._dropout.is_off,
             report=self._report,
             losses=self._watch,
-            surroundings=self.precautions.surroundings,
+            surroundings=self.safeguards.surroundings,
         )
         checkpoint = Checkpoint(state, self.optimizer.state(), self.optimizer.rows)
         save_together(self.folder / CHECKPOINTS, checkpoint, self.processes, keep=self.settings.keep_checkpoints)

@@ -206,12 +206,11 @@ def _adapted(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
             yield name, module
 
 
-# --- frozen ---
-# Frozen weights, kept in float32 for the model folder while other weights are trained.
+# --- frozen weights ---
 
 
 class FrozenWeights:
-    """The parameters of a model that need no gradient, which complete the trained ones to a full model."""
+    """The parameters of a model that need no gradient, in float32, which complete the trained ones to a full model."""
 
     def __init__(self, model: nn.Module) -> None:
         """Keep the frozen parameters; call this before the model is converted to another precision."""

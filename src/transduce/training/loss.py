@@ -11,13 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from transduce.model.backend import Projection, training_kernels
-from transduce.model.gradient_sums import add_product, sum_of_gradients
-from transduce.training.reduction import add_to
+from transduce.model.backend import Projection, add_product, add_to, backend_in_use, sum_of_gradients
 
 # Logits per chunk: on a CPU at most 8 MB in bfloat16, which stay in its cache, but enough rows to amortize the addition
 # to the weight gradient, whose cost does not depend on the rows. A GPU needs large matrix multiplications.
-_CHUNK_ELEMENTS, _FEWEST_ROWS, _CHUNK_ELEMENTS_OF_GPU = 1 << 22, 256, 1 << 27
+_CHUNK_ELEMENTS, _MIN_ROWS, _CHUNK_ELEMENTS_OF_GPU = 1 << 22, 256, 1 << 27
 _BLOCK_ROWS = 4096  # of the weight gradient on a CPU: each block stays in the cache until it is added in float32
 _TINY = torch.finfo(torch.float32).tiny  # lower limit of probabilities: 87 nats
 
@@ -128,7 +126,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             probabilities, log_sum_exps[part] = _softmax(chunk, at_labels[part], chosen)
             if hidden_gradient is not None or weight_gradient is not None:
                 by_x = None if hidden_gradient is None else hidden_gradient[part]
-                projection.back(probabilities, x, by_x, weight_gradient)
+                projection.backward(probabilities, x, by_x, weight_gradient)
         likelihood = _sum_present(log_sum_exps - at_labels, options.present)
         log_sum_exp_sum = _sum_present(log_sum_exps, options.present)
         # Σ over v of -log p_v / V is the log-sum-exp minus the mean logit, which is x · (mean row).
@@ -175,7 +173,7 @@ def _chunks(positions: int, weight: Tensor) -> list[slice]:
     if weight.device.type != "cpu":
         most = max(1, _CHUNK_ELEMENTS_OF_GPU // len(weight))
     else:
-        most = max(_FEWEST_ROWS, _CHUNK_ELEMENTS // len(weight))
+        most = max(_MIN_ROWS, _CHUNK_ELEMENTS // len(weight))
     count = -(-positions // most)
     bounds = [positions * number // count for number in range(count + 1)] if count else []
     return [slice(*pair) for pair in itertools.pairwise(bounds)]
@@ -190,7 +188,7 @@ class _LibraryProjection:
     def logits(self, x: Tensor, out: Tensor) -> None:
         torch.mm(x, self._weight.t(), out=out)
 
-    def back(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
+    def backward(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
         if by_x is not None:
             torch.mm(gradient, self._weight, out=by_x)
         if weight_sum is None:
@@ -203,13 +201,13 @@ class _LibraryProjection:
 
 
 def _project(hidden: Tensor, weight: Tensor) -> Projection:
-    kernels = training_kernels()
+    kernels = backend_in_use()
     return (kernels and kernels.project(hidden, weight)) or _LibraryProjection(weight)
 
 
 def _add_rows(total: Tensor, ids: Tensor, part: Tensor, factor: float) -> None:
     """Compute total[ids[n]] += factor · part[n] for each n."""
-    kernels = training_kernels()
+    kernels = backend_in_use()
     if kernels is not None and kernels.supports_rows(part):
         kernels.add_rows_in_place(total, ids, part, factor, None)
     else:
@@ -218,7 +216,7 @@ def _add_rows(total: Tensor, ids: Tensor, part: Tensor, factor: float) -> None:
 
 def _softmax(logits: Tensor, at_label: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return probabilities, (N, V), possibly overwriting the logits, and each row's log-sum-exp, (N, 1)."""
-    kernels = training_kernels()
+    kernels = backend_in_use()
     if kernels is not None and kernels.supports_logits(logits):
         return logits, kernels.softmax_(logits)[:, None]
     probabilities = logits.softmax(dim=-1)
@@ -228,7 +226,7 @@ def _softmax(logits: Tensor, at_label: Tensor, labels: Tensor) -> tuple[Tensor, 
 
 def _sum_rows(x: Tensor) -> Tensor:
     """Sum the rows of (N, D) to (D,)."""
-    kernels = training_kernels()
+    kernels = backend_in_use()
     if kernels is not None and kernels.supports_rows(x):
         return kernels.sum_rows(x)
     return x.sum(dim=0, dtype=_sum_dtype(x))

@@ -1,4 +1,7 @@
-"""Records of skipped steps: the batch, its text, and the first module or gradient with a non-finite number."""
+"""Loss spikes: detection, skipping of their steps, and records of skipped steps for the user.
+
+A record holds the batch, its text, and the first module or gradient with a non-finite number.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,32 +19,34 @@ from transduce.model.known_classes import only_observes
 from transduce.training.loss import Loss
 from transduce.training.prefetch import recording_disabled
 
-# --- watch ---
-# Detection of loss spikes, whose batches are skipped, and of divergence, which ends a run.
+# --- detection ---
 # A loss jumps for one of two reasons. A single bad batch is skipped: its step changes nothing. If the weights have
-# gone astray, every batch has a high loss and skipping does not help: the run must train on and recover, or stop.
-# * A step is **skipped** if the loss of a micro-batch is not finite. It is also skipped if its mean loss, over all
-# micro-batches and processes, exceeds that of the last 128 steps in three ways. It is above it by more than six
-# standard deviations (the limit of OLMo-core's optimizer that skips steps), more than twice as high, and higher by
-# more than 3 nats. Batches are grouped by length, and those of the longest sentences are the hardest: once a model
-# has learned the short ones, they may have more than twice the mean (the limit of llm-foundry's KillLossSpike) and
-# must still be trained on. * At most 4 steps **in a row** are skipped for a high loss (KillLossSpike also waits for
-# the fifth). The following losses are taken as the new level, and the window starts afresh. * A run has
-# **diverged** when the mean of 64 steps is 1.5 times the lowest such mean before, and 2 nats above it; or when 20
-# steps in a row had no finite loss and gradient.
+# diverged, every batch has a high loss and skipping does not help: the run must train on and recover, or stop.
+#
+# * A step is skipped if the loss of a micro-batch is not finite.
+# * A step is also skipped if its mean loss, over all micro-batches and processes, exceeds that of the last 128 steps by
+#   more than six standard deviations (the limit of OLMo-core's optimizer that skips steps), by more than the mean
+#   itself, and by more than 3 nats. The second limit is not lower because batches are grouped by length: once a model
+#   has learned short sentences, the longest may have more than twice the mean (the limit of llm-foundry's
+#   KillLossSpike) and must still be trained on.
+# * At most 4 steps in a row are skipped for a high loss (KillLossSpike also waits for the fifth). The following losses
+#   are taken as the new level, and the window is cleared.
+# * A run has diverged when the mean of 64 steps is 1.5 times the lowest such mean before, and 2 nats above it; or when
+#   20 steps in a row had no finite loss and gradient.
+#
 # The window contains only the finite losses of steps that changed the weights, so a NaN does not corrupt it. It is
-# stored in each checkpoint: a resumed run decides as an uninterrupted one.
+# stored in each checkpoint, so that a resumed run decides like an uninterrupted one.
 
 
 _WINDOW_STEPS = 128
-_FEWEST_STEPS = 8  # with fewer losses in the window no step is skipped for a high loss
+_MIN_STEPS = 8  # with fewer losses in the window no step is skipped for a high loss
 _DEVIATIONS = 6.0
-_LEAST_JUMP_NATS, _JUMP_MEANS = 3.0, 2.0
-_MOST_SKIPPED_HIGH = 4
+_MIN_JUMP_NATS, _JUMP_MEANS = 3.0, 2.0
+_MAX_SKIPPED_HIGH = 4
 _LEVEL_STEPS = 64
 _DIVERGED_NATS = 2.0
 _DIVERGED_SHARE = 0.5
-_MOST_SKIPPED = 20
+_MAX_SKIPPED = 20
 
 NO_FINITE_LOSS = "No model was kept, as the dev loss was not finite at any validation: lower `training.learning_rate`."
 
@@ -62,15 +67,15 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     def limit(self) -> float:
         """Return the highest loss that is accepted; infinity while the window is too short."""
-        if len(self.losses) < _FEWEST_STEPS or self.refused_in_a_row >= _MOST_SKIPPED_HIGH:
+        if len(self.losses) < _MIN_STEPS or self.refused_in_a_row >= _MAX_SKIPPED_HIGH:
             return math.inf
         mean = fmean(self.losses)
         deviation = math.sqrt(fmean((loss - mean) ** 2 for loss in self.losses))
-        return mean + max(_DEVIATIONS * deviation, _JUMP_MEANS * mean, _LEAST_JUMP_NATS)
+        return mean + max(_DEVIATIONS * deviation, _JUMP_MEANS * mean, _MIN_JUMP_NATS)
 
     def learnt(self, step: int, loss: float) -> None:
         """Record a step that changed the weights."""
-        if self.refused_in_a_row >= _MOST_SKIPPED_HIGH:
+        if self.refused_in_a_row >= _MAX_SKIPPED_HIGH:
             self.losses = []
         self.refused_in_a_row = self.skipped_in_a_row = 0
         self.losses = [*self.losses[-_WINDOW_STEPS + 1 :], loss]
@@ -89,7 +94,7 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     def verdict(self, step: int) -> str | None:
         """Return why the run should stop, as the first half of a sentence; None if it should continue."""
-        if self.skipped_in_a_row >= _MOST_SKIPPED:
+        if self.skipped_in_a_row >= _MAX_SKIPPED:
             return f"No gradient was finite over the last {self.skipped_in_a_row} steps (until step {step})"
         level, lowest = self.level(), self.lowest_mean
         if level is None or lowest is None or level <= lowest + max(_DIVERGED_NATS, _DIVERGED_SHARE * lowest):
@@ -100,12 +105,12 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         )
 
 
-# --- loss spikes ---
+# --- records of skipped steps ---
 
 
 FOLDER = "faults"
-_MOST_FILES = 50  # per run; later skipped steps are only reported
-_MOST_PARAMETERS = 10
+_MAX_FILES = 50  # per run; later skipped steps are only reported
+_MAX_PARAMETERS = 10
 
 
 class MicroBatch(NamedTuple):
@@ -184,7 +189,7 @@ class SkippedStep(NamedTuple):
         }
         try:
             path.parent.mkdir(exist_ok=True)
-            if len(list(path.parent.iterdir())) >= _MOST_FILES and not path.exists():
+            if len(list(path.parent.iterdir())) >= _MAX_FILES and not path.exists():
                 return None
             write_file(path, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
         except OSError:
@@ -218,7 +223,7 @@ def find_origin(model: nn.Module, compute: Callable[[], Loss]) -> Origin:
         with torch.compiler.set_stance("force_eager"), recording_disabled():
             compute().total.backward()
     bad = [name for name, _ in model.named_parameters() if name in gradients]
-    return Origin(next(iter(outputs), None), bad[:_MOST_PARAMETERS])
+    return Origin(next(iter(outputs), None), bad[:_MAX_PARAMETERS])
 
 
 def _watch_output(name: str, names: list[str]) -> Callable[[nn.Module, Any, Any], None]:

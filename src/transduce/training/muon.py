@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from transduce.machine import DTYPES
-from transduce.model.backend import Polynomials, TrainingKernels, training_kernels
+from transduce.model.backend import Polynomials, TrainingKernels, backend_in_use
 from transduce.training.distributed import Processes
 from transduce.training.settings import ResolvedTraining
 
@@ -22,14 +22,14 @@ from transduce.training.settings import ResolvedTraining
 _POLYNOMIALS: Polynomials = ((8.0195, -22.9987, 16.899), (3.6414, -2.7254, 0.5369), (2.6684, -1.9829, 0.4533))
 _MANY_COLUMNS = 2  # times the rows: above this ratio the Gram matrix is faster
 _MARGIN = 1.01  # for rounding: above 1 the first polynomial grows fast
-_LEAST_NORM, _LEAST_SCALE = 1e-30, 1e-6
+_MIN_NORM, _MIN_SCALE = 1e-30, 1e-6
 # The typical size of an element of Adam's update, so that both can use one learning rate (Liu et al. 2025, "Muon is
 # Scalable for LLM Training", section 2.2).
 _USUAL_UPDATE = 0.2
 
 # Approximate number of elements orthogonalized in one group: on a CPU several matrices per thread; on a GPU,
 # where launches take longer than multiplications, most of a model, which is small compared to a step's activations.
-_MOST_ELEMENTS, _MOST_ELEMENTS_OF_THREAD, _MOST_ELEMENTS_OF_GPU = 1 << 22, 1 << 21, 1 << 26
+_MAX_ELEMENTS, _MAX_ELEMENTS_OF_THREAD, _MAX_ELEMENTS_OF_GPU = 1 << 22, 1 << 21, 1 << 26
 
 # Maps a weight's name and this process's rows to a copy of the complete weight and the index of the first of the rows.
 Gather = Callable[[str, Tensor], tuple[Tensor, int]]
@@ -38,7 +38,7 @@ Gather = Callable[[str, Tensor], tuple[Tensor, int]]
 class Weight(NamedTuple):
     """A parameter that consists of matrices stacked by rows."""
 
-    held: torch.Size
+    local_shape: torch.Size
     """The shape of the part that this process holds."""
     rows: tuple[int, ...]
     """The number of rows of each matrix."""
@@ -61,17 +61,17 @@ def _replace(matrices: Sequence[Tensor], scale: float, dtype: torch.dtype) -> No
 
     The computation uses `dtype`.
     """
-    kernels, (rows, columns) = training_kernels(), matrices[0].shape
+    kernels, (rows, columns) = backend_in_use(), matrices[0].shape
     by_gram_matrix = max(rows, columns) > _MANY_COLUMNS * min(rows, columns)
     if kernels is not None and matrices[0].dtype == dtype and kernels.supports_orthogonalization(matrices):
         done = kernels.orthogonalize_in_place(matrices, _POLYNOMIALS, scale, by_gram_matrix=by_gram_matrix)
         matrices = [matrix for matrix, is_done in zip(matrices, done, strict=True) if not is_done]
     if matrices:
         x = torch.stack([matrix.mT for matrix in matrices] if rows > columns else list(matrices)).to(dtype)
-        x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=_LEAST_NORM)
+        x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=_MIN_NORM)
         gram = x @ x.mT
         # This bound on the largest singular value is tighter than ‖x‖ and saves polynomials. Only zero is clamped.
-        shrink = 1.0 / (_MARGIN * gram.norm(dim=(1, 2), keepdim=True).sqrt()).clamp(min=_LEAST_SCALE)
+        shrink = 1.0 / (_MARGIN * gram.norm(dim=(1, 2), keepdim=True).sqrt()).clamp(min=_MIN_SCALE)
         make = _by_gram_matrix if by_gram_matrix else _one_by_one
         result = make(x * shrink, gram * shrink.square(), scale)
         torch._foreach_copy_(list(matrices), list((result.mT if rows > columns else result).unbind()))
@@ -138,11 +138,11 @@ class Muon:
         self._decay = settings.momentum
         self._dtype = DTYPES[settings.precision]
         self._weights, self._gather, self._processes = weights, gather, processes or Processes()
-        most = _MOST_ELEMENTS if master.device.type == "cpu" else _MOST_ELEMENTS_OF_GPU
+        most = _MAX_ELEMENTS if master.device.type == "cpu" else _MAX_ELEMENTS_OF_GPU
         if (
             master.device.type == "cpu" and gather is None and self._processes.count == 1
         ):  # several processes must form equal groups
-            most = max(most, _MOST_ELEMENTS_OF_THREAD * torch.get_num_threads())
+            most = max(most, _MAX_ELEMENTS_OF_THREAD * torch.get_num_threads())
         self._groups = _some_at_a_time(weights, self._processes.count, most)
 
     def step(self, rate: float) -> None:
@@ -164,7 +164,7 @@ class Muon:
 
     def _make_all_orthogonal(self, update: Tensor) -> None:
         """Orthogonalize an update of all weights in place, sharing the groups among the processes."""
-        sizes = [sum(self._weights[name].held.numel() for name in names) for names in self._groups]
+        sizes = [sum(self._weights[name].local_shape.numel() for name in names) for names in self._groups]
         works = []
         for number, (names, part) in enumerate(zip(self._groups, update.split(sizes), strict=True)):
             # Every process has the same update; one of them orthogonalizes this part and broadcasts it.
@@ -178,14 +178,16 @@ class Muon:
 
     def _update_group(self, names: Sequence[str], update: Tensor) -> None:
         """Orthogonalize the part of the update that belongs to these weights, in place."""
-        parts = update.split([self._weights[name].held.numel() for name in names])
-        held = {name: part.view(self._weights[name].held) for name, part in zip(names, parts, strict=True)}
+        parts = update.split([self._weights[name].local_shape.numel() for name in names])
+        local_shape = {
+            name: part.view(self._weights[name].local_shape) for name, part in zip(names, parts, strict=True)
+        }
         if self._gather is None:
-            self._make_orthogonal(held)
+            self._make_orthogonal(local_shape)
             return
-        gathered = {name: self._gather(name, part) for name, part in held.items()}
+        gathered = {name: self._gather(name, part) for name, part in local_shape.items()}
         self._make_orthogonal({name: complete for name, (complete, _) in gathered.items()})
-        for name, part in held.items():
+        for name, part in local_shape.items():
             complete, start = gathered[name]
             part.copy_(complete[start : start + len(part)])
 
@@ -204,14 +206,14 @@ class Muon:
         return {"momentum": self.momentum}
 
 
-def _some_at_a_time(weights: Mapping[str, Weight], processes: int, most: int) -> list[list[str]]:
+def _some_at_a_time(weights: Mapping[str, Weight], processes: int, max_parts: int) -> list[list[str]]:
     """Group weight names so that a group is small compared to the model and the processes can share the groups."""
-    sizes = {name: sum(weight.rows) * weight.held[1] for name, weight in weights.items()}
-    most = min(most, sum(sizes.values()) // processes)
+    sizes = {name: sum(weight.rows) * weight.local_shape[1] for name, weight in weights.items()}
+    max_parts = min(max_parts, sum(sizes.values()) // processes)
     groups: list[list[str]] = []
-    elements = most
+    elements = max_parts
     for name, size in sizes.items():
-        if elements >= most:
+        if elements >= max_parts:
             groups.append([])
             elements = 0
         groups[-1].append(name)

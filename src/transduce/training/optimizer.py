@@ -6,24 +6,30 @@ few tensors.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-from transduce.model.backend import AdamNumbers, TrainingKernels, UpdatedVectors, training_kernels
+from transduce.model.backend import (
+    AdamScalars,
+    TrainingKernels,
+    UpdatedVectors,
+    add_gradients_to,
+    add_to,
+    backend_in_use,
+)
 from transduce.model.initialization import layer_matrices
 from transduce.training.distributed import Processes
 from transduce.training.lora import FrozenWeights
 from transduce.training.muon import Gather, Muon, Weight
-from transduce.training.reduction import GradientReduction, collect_gradients, discard_gradients, vector_norm
+from transduce.training.reduction import GradientReduction
 from transduce.training.settings import ResolvedTraining
-from transduce.training.shards import KIND, Rows, RunningStatistics, Sliceable
+from transduce.training.shards import Rows, Sliceable
 
-# --- adam ---
-# Adam (section 5.3) over one flat float32 vector.
+# --- Adam (section 5.3) ---
 
 
 class Adam:
@@ -58,11 +64,11 @@ class Adam:
             maximize=False,
         )
 
-    def numbers(self, factor: float, rate: float, updates: int) -> AdamNumbers:
+    def numbers(self, factor: float, rate: float, updates: int) -> AdamScalars:
         """Return a fused kernel's scalars for update number `updates`, with the gradient scaled by `factor`."""
         beta1, beta2 = self._settings.beta1, self._settings.beta2
         rate, inverse_root = rate / (1.0 - beta1**updates), (1.0 - beta2**updates) ** -0.5
-        return AdamNumbers(factor, beta1, beta2, rate, inverse_root, self._settings.epsilon)
+        return AdamScalars(factor, beta1, beta2, rate, inverse_root, self._settings.epsilon)
 
     @property
     def moments(self) -> tuple[Tensor, Tensor]:
@@ -83,13 +89,12 @@ class Adam:
         return dict(self._moments)
 
 
-# --- update ---
-# One update of all trainable parameters: clipping, weight decay, Adam or Muon, and the moving average.
+# --- update: clipping, weight decay, Adam or Muon, moving average ---
 # The parameters lie in one flat float32 vector: first those of Adam, then the matrices of Muon.
 
 
 class FlatUpdate:
-    """The master weights, optimizer states and moving average of a run, and the update of all of them."""
+    """The master weights, optimizer states and moving average of a run, and their update."""
 
     def __init__(
         self,
@@ -141,7 +146,7 @@ class FlatUpdate:
         updates = self.updates + 1
         # Decay of the average; smaller at the start, so that the average covers only the steps taken so far.
         decay = min(self.settings.average_decay or 0.0, (1 + updates) / (10 + updates))
-        kernels = training_kernels()
+        kernels = backend_in_use()
         if kernels is not None and kernels.supports_update(self._vectors):
             self._update_by(kernels, factor, (rate, 1.0 - rate * weight_decay), decay, updates)
             return
@@ -195,7 +200,7 @@ class FlatUpdate:
         return state
 
     @property
-    def kept(self) -> dict[str, Tensor]:
+    def weights_to_keep(self) -> dict[str, Tensor]:
         """The weights for a model folder: the average, or the masters if there is none."""
         return self.masters if self.average is None else self._named(self.average, self.shapes)
 
@@ -211,7 +216,102 @@ def _shrink(masters: list[Tensor], factor: float) -> None:
         torch._foreach_mul_(masters, factor)
 
 
-# --- optimizer ---
+# --- gradients ---
+
+
+_NORM_ELEMENTS = 1 << 14
+
+
+def vector_norm(vector: Tensor) -> float:
+    """Return the Euclidean norm of a vector.
+
+    On a CPU it combines norms of blocks: PyTorch adds all squares in one thread, and a float32 sum of 48 million of
+    them was 0.8 % too small.
+    """
+    if vector.device.type != "cpu":
+        return float(vector.norm())
+    aligned = vector.numel() // _NORM_ELEMENTS * _NORM_ELEMENTS
+    blocks = vector[:aligned].view(-1, _NORM_ELEMENTS).norm(dim=1)
+    return float(torch.cat([blocks, vector[aligned:].norm()[None]]).norm())
+
+
+def collect_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
+    """Make backward passes accumulate the gradients of parameters in one vector, in which they lie one after another.
+
+    A gradient of the vector's dtype is a view of its part. Any other gradient is added and freed as soon as it is
+    complete, during the backward pass: it is then still in the cache, and memory is needed for only one. Kernels may
+    add to the vector directly and leave no gradient.
+    """
+    parts = vector.split([parameter.numel() for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        slot = part.view(parameter.shape)
+        add_gradients_to(parameter, slot)
+        if parameter.dtype == vector.dtype:
+            parameter.grad = slot
+        else:
+            parameter.register_post_accumulate_grad_hook(_move_to(slot))
+
+
+def discard_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
+    """Zero the accumulated gradients, including those of an interrupted backward pass."""
+    vector.zero_()
+    for parameter in parameters:
+        if parameter.dtype != vector.dtype:
+            parameter.grad = None
+
+
+def _move_to(slot: Tensor) -> Callable[[Tensor], None]:
+    def move(parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            add_to(slot, parameter.grad)
+            parameter.grad = None
+
+    return move
+
+
+# --- running statistics ---
+# The statistics of BatchNorm change in every forward pass, even if its step is skipped, abandoned or only a trial.
+# So there are two copies: the live one, and one from the last complete update, which a checkpoint stores.
+
+
+STATISTICS = "statistics"
+"""The kind of these tensors in a checkpoint."""
+
+
+class RunningStatistics:
+    """The persistent buffers of a model; most models have none, and every method is then a no-op."""
+
+    def __init__(self, model: nn.Module) -> None:
+        stored = model.state_dict().keys()
+        self._live = {name: buffer for name, buffer in model.named_buffers() if name in stored}
+        self.accepted = {name: buffer.detach().clone() for name, buffer in self._live.items()}
+        """The buffers by name, as of the last complete update."""
+
+    @torch.no_grad()
+    def accept(self) -> None:
+        """Keep the current statistics after a complete update."""
+        _copy(self._live, self.accepted)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Discard changes to the statistics since the last complete update."""
+        _copy(self.accepted, self._live)
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Sliceable]) -> None:
+        """Load the statistics of a checkpoint."""
+        for name, accepted in self.accepted.items():
+            stored = tensors[name]
+            accepted.copy_(stored if isinstance(stored, Tensor) else stored[:])
+        self.restore()
+
+
+def _copy(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
+    for name, tensor in target.items():
+        tensor.copy_(source[name])
+
+
+# --- optimizers ---
 
 
 class Optimizer(Protocol):
@@ -326,7 +426,7 @@ class FlatOptimizer:
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Return named views of master weights, moments, average and, if the model has any, running statistics."""
-        return self._update.state() | ({KIND: self._statistics.accepted} if self._statistics.accepted else {})
+        return self._update.state() | ({STATISTICS: self._statistics.accepted} if self._statistics.accepted else {})
 
     @property
     def rows(self) -> None:
@@ -343,13 +443,13 @@ class FlatOptimizer:
         for kind, tensors in self._update.state().items():
             for name, tensor in tensors.items():
                 tensor.copy_(state[kind][name][:])
-        self._statistics.load(state.get(KIND, {}))
+        self._statistics.load(state.get(STATISTICS, {}))
         self._update.updates = updates
         self._show_masters()
 
     def weights_to_keep(self) -> dict[str, Tensor]:
         """Return the weights for a model folder: the average, or else the masters, with the newest statistics."""
-        return self._frozen.complete(self._update.kept) | self._statistics.accepted
+        return self._frozen.complete(self._update.weights_to_keep) | self._statistics.accepted
 
 
 def trainable_parameters(

@@ -1,6 +1,6 @@
-"""The loss of a packed batch, for kernels that need packed batches; a step runs directly or as a recorded CUDA graph.
+"""Preparation of batches ahead of time: prefetching in a background thread, packing, and the loss of a packed batch.
 
-Legend: N target tokens of all sentences.
+Legend: B sentences, S source length, T target length, M source tokens, N target tokens of all sentences.
 """
 
 from collections.abc import Iterator
@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from transduce.data.batches import Batch
-from transduce.model.backend import LossRecorder, PackedAttention, training_kernels
+from transduce.model.backend import LossRecorder, PackedAttention, backend_in_use
 from transduce.model.masks import PackedBatch, Packing
 from transduce.model.transformer import Transformer
 from transduce.training.loss import Loss, row_cross_entropy
 
-# --- ahead ---
-# Prefetching: a background thread prepares the next batch while a GPU computes the current one.
+# --- prefetching ---
 
 
 class Batches(Protocol):
@@ -49,9 +48,9 @@ class PrefetchedBatches:
     """
 
     def __init__(self, batches: Batches, loss: object = None) -> None:
-        """Prefetch from `batches`; a loss with `look_ahead` prepares each batch in the background thread."""
+        """Prefetch from `batches`; a loss with `prefetch` prepares each batch in the background thread."""
         self._batches = batches
-        self._look_ahead = loss.prefetch if isinstance(loss, Prefetching) else None
+        self._prefetch = loss.prefetch if isinstance(loss, Prefetching) else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._next: tuple[tuple[int, int], Future[Any]] | None = None
 
@@ -73,8 +72,8 @@ class PrefetchedBatches:
 
     def _make(self, position: tuple[int, int]) -> Any:
         batch = self._batches.batch(*position)
-        if self._look_ahead is not None:
-            self._look_ahead(batch)
+        if self._prefetch is not None:
+            self._prefetch(batch)
         return batch
 
 
@@ -86,9 +85,8 @@ def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-# --- packed ---
-# Packing of a batch on the CPU, from the arrays as they were read, so that no step waits for the GPU.
-# Legend: B sentences, S source length, T target length, M source tokens, N target tokens of all sentences.
+# --- packing ---
+# Batches are packed on the CPU from the arrays of the corpus, so that no step waits for the GPU.
 
 
 Ids = NDArray[np.int64]
@@ -96,7 +94,7 @@ Ids = NDArray[np.int64]
 # Capacity steps between two powers of two: a 32nd of the capacity is unused on average. Training steps have similar
 # numbers of target tokens, for which finer steps fit better.
 _STEPS, _TARGET_STEPS = 32, 64
-_LEAST_STEP, _LEAST_LENGTH = 64, 16
+_MIN_STEP, _MIN_LENGTH = 64, 16
 
 
 class PackedSize(NamedTuple):
@@ -107,7 +105,7 @@ class PackedSize(NamedTuple):
     """M, the number of source tokens."""
     target: int
     """N, the number of target tokens."""
-    longest: tuple[int, int]
+    max_lengths: tuple[int, int]
     """The length of the longest source and of the longest target, in tokens."""
     counted: bool = False
     """Whether the batch stores its number of target tokens, since the buffers are larger."""
@@ -130,8 +128,8 @@ def pack_arrays(
         target: (B, T), padded at the right.
         pad_id: the padding id.
         start_id: the first input of the decoder.
-        rooms_for: if batches must have few distinct sizes: the greatest permitted sentence length. Unused capacity is
-            filled with sentences of padding, which do not count. None: the sizes are exact.
+        capacity_for: the maximum permitted sentence length, if batches must have few distinct sizes. Unused capacity
+            is then filled with sentences of padding, which do not count. None: the sizes are exact.
 
     Returns:
         None if a sentence is empty or has padding between tokens.
@@ -141,11 +139,11 @@ def pack_arrays(
         return None
     inputs = np.concatenate([np.full_like(target[:, :1], start_id), target[:, :-1]], axis=1)
     ids = [sources.take(source), targets.take(inputs), targets.take(target)]
-    longest = int(sources.counts.max()), int(targets.counts.max())
+    max_lengths = int(sources.counts.max()), int(targets.counts.max())
     if capacity_for is None:
-        size = PackedSize(len(source), len(ids[0]), len(ids[1]), longest)
+        size = PackedSize(len(source), len(ids[0]), len(ids[1]), max_lengths)
         return PackedArrays(_concatenated(ids, sources.counts, targets.counts), size)
-    capacity_length = max(*longest, min(capacity_for, max(_LEAST_LENGTH, _power_of_2(max(longest)))))
+    capacity_length = max(*max_lengths, min(capacity_for, max(_MIN_LENGTH, _power_of_2(max(max_lengths)))))
     size = _padded_size(len(source), len(ids[0]), len(ids[1]), capacity_length)
     empty = size.source - len(ids[0]), size.target - len(ids[1])
     ends = empty[0], empty[1], empty[1]
@@ -159,11 +157,11 @@ def pack_arrays(
 
 
 def unpack(numbers: Tensor, size: PackedSize) -> PackedBatch:
-    """Split a laid-out batch into the tensors of a packed batch, on its device, without waiting for its values."""
+    """Split a arrays-out batch into the tensors of a packed batch, on its device, without waiting for its values."""
     source, target, labels, *rest = numbers.split(_lengths(size))
     packings = [
         Packing(starts.to(torch.int32), counts.to(torch.int32), positions, longest)
-        for (positions, starts, counts), longest in zip((rest[:3], rest[3:6]), size.longest, strict=True)
+        for (positions, starts, counts), longest in zip((rest[:3], rest[3:6]), size.max_lengths, strict=True)
     ]
     present = torch.arange(size.target, device=numbers.device) < rest[6] if size.counted else None
     return PackedBatch(source[None], packings[0], target[None], packings[1], labels[None], present)
@@ -206,17 +204,17 @@ def _concatenated(ids: list[Ids], *counts: Ids) -> Ids:
     return np.concatenate(parts)
 
 
-def _padded_size(sentences: int, source: int, target: int, longest: int) -> PackedSize:
-    """Return capacities for a number of sentences and tokens, with filler sentences of length `longest`."""
+def _padded_size(sentences: int, source: int, target: int, max_length: int) -> PackedSize:
+    """Return capacities for a number of sentences and tokens, with filler sentences of length `max_length`."""
     targets = _rounded_up(target, _TARGET_STEPS)
-    sources = _rounded_up(source + -(-(targets - target) // longest), _STEPS)
-    fillers = max(-(-left // longest) for left in (targets - target, sources - source))
-    return PackedSize(_power_of_2(sentences + fillers), sources, targets, (longest, longest), counted=True)
+    sources = _rounded_up(source + -(-(targets - target) // max_length), _STEPS)
+    fillers = max(-(-left // max_length) for left in (targets - target, sources - source))
+    return PackedSize(_power_of_2(sentences + fillers), sources, targets, (max_length, max_length), counted=True)
 
 
 def _rounded_up(tokens: int, steps: int) -> int:
     """Round a number of tokens up to a capacity."""
-    step = max(_LEAST_STEP, _power_of_2(tokens) // (2 * steps))
+    step = max(_MIN_STEP, _power_of_2(tokens) // (2 * steps))
     return -(-tokens // step) * step
 
 
@@ -225,11 +223,12 @@ def _shares(total: int, count: int) -> Ids:
     return np.full(count, total // max(1, count)) + (np.arange(count) < total % max(1, count))
 
 
-def _power_of_2(least: int) -> int:
-    return 1 << max(0, least - 1).bit_length()
+def _power_of_2(minimum: int) -> int:
+    """Return the smallest power of 2 that is at least the minimum."""
+    return 1 << max(0, minimum - 1).bit_length()
 
 
-# --- prefetch ---
+# --- loss of a packed batch ---
 
 
 class _Recording:
@@ -264,36 +263,39 @@ class PackedLoss:
         if packed is None:
             return None
         records = self._records and not _Recording.is_watched and model.training and torch.is_grad_enabled()
-        laid = self._prefetched.pop(batch, None)
-        if laid is None or laid.size.counted != records:
-            laid = self._lay_out(batch, in_rooms=records)
-        if laid is None:
+        arrays = self._prefetched.pop(batch, None)
+        if arrays is None or arrays.size.counted != records:
+            arrays = self._pack(batch, with_capacity=records)
+        if arrays is None:
             return None
         if records:
             self._recorder = self._recorder or packed.record_losses(model)
-            return self._play(packed, self._recorder, laid, batch.target_tokens)
-        return self._loss(packed, unpack(to_device(laid.numbers, model.source_weight.device), laid.size))
+            return self._replay(packed, self._recorder, arrays, batch.target_tokens)
+        return self._loss(packed, unpack(to_device(arrays.numbers, model.source_weight.device), arrays.size))
 
     def prefetch(self, batch: Batch) -> None:
-        """Pack a training batch before it is computed; this implements `ahead.Prefetching`."""
+        """Pack a training batch before its loss is computed."""
         if _packed_attention(self._model, batch) is not None:
-            laid = self._lay_out(batch, in_rooms=self._records)
-            if laid is not None:
-                self._prefetched[batch] = laid
+            arrays = self._pack(batch, with_capacity=self._records)
+            if arrays is not None:
+                self._prefetched[batch] = arrays
 
-    def _lay_out(self, batch: Batch, *, in_rooms: bool) -> PackedArrays | None:
+    def _pack(self, batch: Batch, *, with_capacity: bool) -> PackedArrays | None:
+        """Pack a batch; `with_capacity` rounds its sizes up to one of few, for recorded steps."""
         config = self._model.config
-        longest = config.max_positions if config.positions == "learned" else 1 << 30
-        rooms_for = longest if in_rooms else None
+        max_length = config.max_positions if config.positions == "learned" else 1 << 30
+        capacity_for = max_length if with_capacity else None
         return pack_arrays(
-            batch.source, batch.target, pad_id=config.pad_id, start_id=config.start_id, capacity_for=rooms_for
+            batch.source, batch.target, pad_id=config.pad_id, start_id=config.start_id, capacity_for=capacity_for
         )
 
-    def _play(self, packed: PackedAttention, recorder: LossRecorder, laid: PackedArrays, tokens: int) -> Loss:
-        def compute(numbers: Tensor) -> tuple[Tensor, Tensor]:
-            return self._loss(packed, unpack(numbers, laid.size))[:2]
+    def _replay(self, packed: PackedAttention, recorder: LossRecorder, arrays: PackedArrays, tokens: int) -> Loss:
+        """Return the loss of a packed batch from a recorded step."""
 
-        return Loss(*recorder(laid.size, laid.numbers, compute), tokens)
+        def compute(numbers: Tensor) -> tuple[Tensor, Tensor]:
+            return self._loss(packed, unpack(numbers, arrays.size))[:2]
+
+        return Loss(*recorder(arrays.size, arrays.numbers, compute), tokens)
 
     def _loss(self, packed: PackedAttention, batch: PackedBatch) -> Loss:
         hidden, weight = self._model.logit_factors(packed.hidden(self._model, batch))
@@ -309,7 +311,7 @@ class PackedLoss:
 
 def _packed_attention(model: Transformer, batch: Batch) -> PackedAttention | None:
     """Return the kernels for packed batches; None if the batch must not be packed."""
-    kernels = training_kernels()
+    kernels = backend_in_use()
     packed = None if kernels is None else kernels.packed
-    longest = max(batch.source.shape[1], batch.target.shape[1])
-    return packed if packed is not None and packed.supports(model, longest) else None
+    max_length = max(batch.source.shape[1], batch.target.shape[1])
+    return packed if packed is not None and packed.supports(model, max_length) else None

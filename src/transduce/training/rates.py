@@ -10,7 +10,7 @@ from transduce.training.settings import ResolvedTraining
 TOTAL_DECAY = 1.3
 # but to at most this in a single step, which limits it in runs of few steps.
 MAX_DECAY = 0.1
-_MOST_ADDED = 1_000_000
+_MAX_ADDED = 1_000_000
 
 
 class Rates(NamedTuple):
@@ -32,18 +32,20 @@ def step_rates(step: int, settings: ResolvedTraining, steps: int | None) -> Rate
     schedule, peak, warmup = settings.schedule, settings.learning_rate, settings.warmup_steps
     decay = settings.weight_decay
     if decay is None:
-        decay = 0.0 if steps is None else decay_for_steps(steps, schedule=schedule, peak=peak, warmup_steps=warmup)
+        decay = (
+            0.0 if steps is None else constant_weight_decay(steps, schedule=schedule, peak=peak, warmup_steps=warmup)
+        )
     return Rates(learning_rate(step, schedule=schedule, peak=peak, warmup_steps=warmup, steps=steps), decay)
 
 
 @cache
-def decay_for_steps(steps: int, *, schedule: ScheduleName, peak: float, warmup_steps: int) -> float:
+def constant_weight_decay(steps: int, *, schedule: ScheduleName, peak: float, warmup_steps: int) -> float:
     """Return the constant weight decay that, times the learning rate, adds up to `TOTAL_DECAY` over a run.
 
     Random initial weights then shrink to a quarter by the end of the run, whatever its length. No step decays by more
     than `MAX_DECAY`, which limits runs of few steps.
     """
-    stride = -(-steps // _MOST_ADDED)  # long runs are sampled at the middle of each stretch
+    stride = -(-steps // _MAX_ADDED)  # long runs are sampled at the middle of each stretch
     rates = [
         learning_rate(step, schedule=schedule, peak=peak, warmup_steps=warmup_steps, steps=steps)
         for step in range(1 + stride // 2, steps + 1, stride)

@@ -1,10 +1,9 @@
-"""Learning-rate schedules as pure functions of the step."""
+"""Learning-rate schedules as pure functions of the step, and the number of steps that fit into a time budget."""
 
 import math
 from typing import Literal
 
-# --- clock ---
-# Conversion of a time budget in minutes into a number of training steps.
+# --- time budget ---
 
 
 _RATE_STEPS = 10
@@ -12,7 +11,7 @@ _RATE_SHARE = 0.05  # fraction of the time budget after which the measured speed
 # The number of steps becomes known within the first 1 / _SHARES of the run: more than a twentieth, as steps may get
 # faster. No validation is due in that time, since a run has as many validations.
 _SHARES = 12
-_FEWEST_OPEN = _RATE_STEPS + 1  # a run resumed after nine steps measures one more
+_MIN_OPEN = _RATE_STEPS + 1  # a run resumed after nine steps measures one more
 
 
 class StepClock:
@@ -32,7 +31,7 @@ class StepClock:
         steps, seconds = step - self._since[0], elapsed_seconds - self._since[1]
         if step < _RATE_STEPS or not steps or elapsed_seconds < _RATE_SHARE * budget_seconds:
             return None
-        least = step + 1 if step <= _FEWEST_OPEN else step * _SHARES
+        least = step + 1 if step <= _MIN_OPEN else step * _SHARES
         return max(least, step + int((budget_seconds - elapsed_seconds) * steps / max(seconds, 1e-9)))
 
 
@@ -42,10 +41,10 @@ def provisional_steps(steps: int) -> int:
     When the total becomes known depends on the clock, but is always within these steps. So the weights depend only on
     the total, not on the moment it became known.
     """
-    return max(_FEWEST_OPEN, steps // _SHARES)
+    return max(_MIN_OPEN, steps // _SHARES)
 
 
-# --- schedule ---
+# --- schedules ---
 
 
 ScheduleName = Literal["inverse-sqrt", "linear", "cosine", "constant"]

@@ -21,7 +21,7 @@ class Best(msgspec.Struct, frozen=True):
     """The selection metric, greater is better; None: the next validation becomes the best."""
     loss: float = 0.0
     """The dev loss of the best validation, which breaks ties."""
-    since: int = 0
+    validations_since: int = 0
     """The number of validations after the best one."""
     perfect: int = 0
     """The number of most recent validations in a row in which every measure was perfect."""
@@ -41,13 +41,15 @@ class Selection:
         value, loss = self._measured(event)
         return self.best.value is None or (value, -loss) > (self.best.value, -self.best.loss)
 
-    def note(self, event: ValidationEvent, *, kept: bool) -> None:
+    def record(self, event: ValidationEvent, *, kept: bool) -> None:
         """Record a validation and whether its model was kept."""
         perfect = self.best.perfect + 1 if event.perfect else 0
         if kept:
             self.best = Best(event.step, *self._measured(event), perfect=perfect)
         else:
-            self.best = msgspec.structs.replace(self.best, since=self.best.since + 1, perfect=perfect)
+            self.best = msgspec.structs.replace(
+                self.best, validations_since=self.best.validations_since + 1, perfect=perfect
+            )
 
     def _measured(self, event: ValidationEvent) -> tuple[float, float]:
         """Return the selection metric, greater is better, and the loss, both finite."""
@@ -60,10 +62,10 @@ class Selection:
             event.loss if math.isfinite(event.loss) else _WORST,
         )
 
-    def why_to_stop(self) -> str | None:
+    def stop_reason(self) -> str | None:
         """Return why training should stop before its last step; None if it should continue or has no patience."""
         if not self._patience:
             return None
         if self.best.perfect >= _PERFECT_VALIDATIONS:
             return f"the whole dev set was right {_PERFECT_VALIDATIONS} times in a row"
-        return "no improvement" if self.best.since >= self._patience else None
+        return "no improvement" if self.best.validations_since >= self._patience else None

@@ -14,7 +14,7 @@ BestBy = Literal["loss", "bleu", "chrf", "exact_match", "accuracy", "f1", "skill
 # The projections of a layer that LoRA can adapt.
 PROJECTIONS = ("queries-keys-values", "attention-output", "feed-forward-inner", "feed-forward-outer")
 # With a higher rate even Adam's steps exceed the range of float32.
-_MOST_LEARNING_RATE = 1e6
+_MAX_LEARNING_RATE = 1e6
 
 
 class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -127,9 +127,9 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             least = getattr(self, name)
             if least is not None and not least >= 0:
                 raise TransduceError(f"`training.{name}` must not be negative, but is {least}.")
-        if self.learning_rate is not None and not self.learning_rate <= _MOST_LEARNING_RATE:
+        if self.learning_rate is not None and not self.learning_rate <= _MAX_LEARNING_RATE:
             raise TransduceError(
-                f"`training.learning_rate` must be at most {_MOST_LEARNING_RATE:g}, but is {self.learning_rate:g}."
+                f"`training.learning_rate` must be at most {_MAX_LEARNING_RATE:g}, but is {self.learning_rate:g}."
             )
         if self.seed >= 2**63:
             raise TransduceError(f"`training.seed` must be below 2 to the power of 63, but is {self.seed}.")

@@ -18,8 +18,7 @@ from torch.distributed.tensor import DTensor
 from transduce.model.known_classes import register_wrapper
 from transduce.training.distributed import Processes
 from transduce.training.loss import Loss
-from transduce.training.optimizer import FlatUpdate, trainable_parameters
-from transduce.training.reduction import vector_norm
+from transduce.training.optimizer import FlatUpdate, trainable_parameters, vector_norm
 from transduce.training.settings import ResolvedTraining
 from transduce.training.shards import Rows, Sliceable
 
@@ -143,7 +142,7 @@ class ShardedOptimizer:
 
     def weights_to_keep(self) -> dict[str, Tensor]:
         """Return the complete weights for a model folder, gathered from all processes."""
-        return {name: self._gather_from(name, part)[0] for name, part in self._update.kept.items()}
+        return {name: self._gather_from(name, part)[0] for name, part in self._update.weights_to_keep.items()}
 
     def _gather_from(self, name: str, part: Tensor) -> tuple[Tensor, int]:
         """Return a complete tensor gathered from all processes, and the index of this process's first row."""

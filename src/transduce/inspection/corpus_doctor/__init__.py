@@ -1,4 +1,4 @@
-"""Looks through a parallel corpus before hours are spent on it."""
+"""Check a parallel corpus for common faults before training on it."""
 
 from transduce.inspection.corpus_doctor.examination import examine_corpus
 from transduce.inspection.corpus_doctor.report import CorpusReport, Example, Finding

@@ -1,9 +1,9 @@
-"""Where two files lose step: which line of the target corresponds to each line of the source.
+"""Find where two files are misaligned: which target line corresponds to each source line.
 
-A lag is how many lines further the translation of a source line stands in the target. First, cross-correlation of
-lengths and punctuation proposes lags, however large. Then a path through the lines chooses among them, line by line,
-by the evidence of `evidence.py`; changing the lag costs, so that it changes only where many lines say so.
-Legend: N source lines, L lags.
+A lag is the target line's number minus the source line's number. First, cross-correlation of lengths and punctuation
+proposes lags, however large. Then the Viterbi algorithm finds the best path of lags over the lines, by the evidence
+of `evidence.py`. Changing the lag has a cost, so that it changes only where many lines support it.
+Shapes: N source lines, L lags.
 """
 
 from itertools import pairwise
@@ -15,30 +15,29 @@ from numpy.typing import NDArray
 
 from transduce.inspection.corpus_doctor.evidence import Evidence, Floats, Indices, SideFeatures
 
-FEWEST_LINES = 200  # from which on something can be learnt
+FEWEST_LINES = 200  # fewer are too few to learn the evidence from
 _BLOCK = 1024
-_FARTHEST = 4096  # lag that is looked for
-_TREND = 101  # lines of the moving mean that is taken off
-_SIGNIFICANT = 8.0  # standard deviations of the correlation at other lags
-_MOST_LAGS = 15
+_MAX_LAG = 4096
+_TREND = 101  # lines of the moving mean that is subtracted
+_SIGNIFICANT = 8.0  # standard deviations of the correlation over all lags
+_MAX_LAGS = 15
 _NEIGHBOURS = (-3, -2, -1, 0, 1, 2, 3)
 _CHANGE_NATS = 18.0
 _BEYOND_NATS = -1.0
 _BAD_PAIR_NATS = -7.0
 NO_LAG = 1 << 30
-# Mean evidence from which on lines correspond at all. Of strangers it was 0.35 at most with 200 lines and 0.08 with
-# 500, of translations 0.77 and 1.54 at least (Tatoeba, Chinese and German with English, a dozen samples each; no script
-# repeats it).
-_LEAST_MEAN_NATS, _LEAST_OF_FEW, _FEW_LINES = 0.2, 0.5, 500
+# Least mean evidence of files that correspond. Unrelated files reached at most 0.35 with 200 lines and 0.08 with 500;
+# translations had at least 0.77 and 1.54 (a dozen samples each of Tatoeba, Chinese-English and German-English).
+_MIN_MEAN_NATS, _MIN_MEAN_NATS_OF_FEW, _FEW_LINES = 0.2, 0.5, 500
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """Lines of the source, counted from 1, the last one included, and how far on their translations stand."""
+    """A range of source lines, from 1 and inclusive, whose translations have the same lag."""
 
     first_line: int
     last_line: int
     lag: int | None
-    """0: the same line. None: nothing near corresponds."""
+    """Lines by which the translations come later in the target; None if no line nearby corresponds."""
 
 
 class Alignment(msgspec.Struct, frozen=True):
@@ -46,25 +45,27 @@ class Alignment(msgspec.Struct, frozen=True):
 
     stretches: tuple[Stretch, ...]
     unlikely_lines: tuple[int, ...]
-    """Lines that stand in step but do not look like translations of each other, the worst first."""
+    """Aligned lines that do not look like translations of each other, worst first."""
     unlikely_count: int
     mean_nats: float
-    """Mean evidence per line that corresponds: below about 1 little can be told."""
+    """Mean evidence per aligned line; below about 1 it is weak."""
 
     @property
     def is_of_strangers(self) -> bool:
-        """Whether nothing tells that any lines correspond."""
+        """Return whether the two files seem unrelated."""
         few = self.stretches[-1].last_line < _FEW_LINES
-        return self.mean_nats < (_LEAST_OF_FEW if few else _LEAST_MEAN_NATS)
+        return self.mean_nats < (_MIN_MEAN_NATS_OF_FEW if few else _MIN_MEAN_NATS)
 
 
 class _Path(NamedTuple):
-    lags: Indices  # (N,), NO_LAG where nothing corresponds
-    nats: Floats  # (N,)
+    lags: Indices
+    """Lag of each line, (N,); NO_LAG if no line corresponds."""
+    nats: Floats
+    """Evidence for each line's lag, (N,)."""
 
 
 def align(source: SideFeatures, target: SideFeatures) -> Alignment:
-    """Finds the lags. Both sides need `FEWEST_LINES` lines."""
+    """Return how the lines of two files correspond; both need at least `FEWEST_LINES` lines."""
     lags, proposed = _propose(source, target)
     path = _Path(lags, np.zeros(len(lags), dtype=np.float32))
     for _ in range(2):
@@ -82,26 +83,26 @@ def align(source: SideFeatures, target: SideFeatures) -> Alignment:
 
 
 def _propose(source: SideFeatures, target: SideFeatures) -> tuple[Indices, list[int]]:
-    """A first lag for each source line, and all that may be worth looking at."""
-    left, right = _signals(source), _signals(target)
+    """Return an initial lag for each source line, and all candidate lags."""
+    source_signals, target_signals = _signals(source), _signals(target)
     size = len(source.length)
     lags = np.zeros(size, dtype=np.int64)
     votes: dict[int, float] = {0: float("inf")}
     for start in range(0, size, _BLOCK // 2):
         stop = min(size, start + _BLOCK)
-        lag, height = _correlate(left[:, start:stop], right, start)
+        lag, height = _correlate(source_signals[:, start:stop], target_signals, start)
         if height > _SIGNIFICANT:
             votes[lag] = votes.get(lag, 0.0) + height
             lags[start:stop] = lag
         elif start:
             lags[start:stop] = lags[start - 1]
     best = sorted(votes, key=lambda lag: (-votes[lag], abs(lag), lag))
-    near = dict.fromkeys(lag + shift for lag in best[:2] for shift in _NEIGHBOURS)
-    return lags, list(dict.fromkeys([*best[:_MOST_LAGS], *near]))[: _MOST_LAGS + len(_NEIGHBOURS)]
+    neighbors = dict.fromkeys(lag + shift for lag in best[:2] for shift in _NEIGHBOURS)
+    return lags, list(dict.fromkeys([*best[:_MAX_LAGS], *neighbors]))[: _MAX_LAGS + len(_NEIGHBOURS)]
 
 
 def _signals(side: SideFeatures) -> NDArray[np.float64]:
-    """Length, question, exclamation, commas, numbers: without trend, of variance 1, (5, N)."""
+    """Return length, question, exclamation, comma and number signals of each line, detrended, variance 1, (5, N)."""
     rows = [
         np.log(side.length + 1.0),
         side.ending % 2,
@@ -121,9 +122,9 @@ def _standard(row: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _correlate(block: NDArray[np.float64], target: NDArray[np.float64], start: int) -> tuple[int, float]:
-    """The lag at which a block of the source fits the target best, and by how many standard deviations."""
-    low = max(0, start - _FARTHEST)
-    high = min(target.shape[1], start + block.shape[1] + _FARTHEST)
+    """Return the lag at which a block of the source fits the target best, and the peak in standard deviations."""
+    low = max(0, start - _MAX_LAG)
+    high = min(target.shape[1], start + block.shape[1] + _MAX_LAG)
     if high - low < 2:
         return 0, 0.0
     size = 1 << int(np.ceil(np.log2(high - low + block.shape[1])))
@@ -134,32 +135,32 @@ def _correlate(block: NDArray[np.float64], target: NDArray[np.float64], start: i
 
 
 def _best_path(evidence: Evidence, lags: list[int], size: int, target_size: int) -> _Path:
-    """The lags with the most evidence, less what changing them costs (Viterbi)."""
-    nats = np.zeros((size, len(lags) + 1), dtype=np.float32)  # the last column: nothing corresponds
+    """Return the path of lags with the most evidence, less the cost of changing the lag (Viterbi)."""
+    nats = np.zeros((size, len(lags) + 1), dtype=np.float32)  # the last column: no corresponding line
     for column, lag in enumerate(lags):
         sources = np.arange(max(0, -lag), max(0, -lag, min(size, target_size - lag)))
         nats[:, column] = _BEYOND_NATS
         nats[sources, column] = evidence.score(sources, sources + lag)
-    came_from = np.empty(nats.shape, dtype=np.int8)
-    reached = nats[0].copy()
-    stay = np.arange(nats.shape[1], dtype=np.int8)
+    backpointers = np.empty(nats.shape, dtype=np.int8)
+    best_nats = nats[0].copy()
+    unchanged = np.arange(nats.shape[1], dtype=np.int8)
     for line in range(1, size):
-        best = int(reached.argmax())
-        change = reached[best] - _CHANGE_NATS
-        moves = reached < change
-        came_from[line] = np.where(moves, best, stay)
-        reached = np.where(moves, change, reached) + nats[line]
-    column = int(reached.argmax())
+        best = int(best_nats.argmax())
+        change = best_nats[best] - _CHANGE_NATS
+        changes = best_nats < change
+        backpointers[line] = np.where(changes, best, unchanged)
+        best_nats = np.where(changes, change, best_nats) + nats[line]
+    column = int(best_nats.argmax())
     chosen = np.empty(size, dtype=np.int64)
     for line in range(size - 1, -1, -1):
         chosen[line] = column
         if line:
-            column = int(came_from[line, column])
+            column = int(backpointers[line, column])
     return _Path(np.array([*lags, NO_LAG])[chosen], nats[np.arange(size), chosen])
 
 
 def _stretches(lags: Indices) -> tuple[Stretch, ...]:
-    changes = [0, *(int(at) + 1 for at in np.flatnonzero(np.diff(lags))), len(lags)]
+    changes = [0, *(int(index) + 1 for index in np.flatnonzero(np.diff(lags))), len(lags)]
     return tuple(
         Stretch(first_line=first + 1, last_line=stop, lag=None if lags[first] == NO_LAG else int(lags[first]))
         for first, stop in pairwise(changes)

@@ -1,4 +1,4 @@
-"""Looks for everything."""
+"""Run all checks of the corpus doctor."""
 
 import time
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from transduce.inspection.corpus_doctor.text import EXAMPLES, CorpusText, exampl
 from transduce.text.filters import FilterSettings
 from transduce.text.tokenizer import Tokenizer
 
-_MOST_SHOWN = 8
+_MAX_SHOWN = 8
 
 
 def examine_corpus(
@@ -30,19 +30,19 @@ def examine_corpus(
     tokenizer: Tokenizer | None = None,
     filters: FilterSettings | None = None,
 ) -> CorpusReport:
-    """Looks through two files that should correspond line by line, or a file of pairs. Text is held in memory.
+    """Check two files that should correspond line by line, or a file of pairs. The text is held in memory.
 
     Args:
-        source: files of the source side, plain or gzip; or, without a target, of pairs (.tsv, .jsonl).
+        source: files of the source side, plain or gzip; without a target, files of pairs (.tsv, .jsonl).
         target: files of the target side.
-        test_source: the test set's, to look for its sentences in the training text.
-        test_target: its other side.
-        languages: codes of both, where JSON lines have them for keys.
-        tokenizer: a model's; one is learnt where nothing is said.
-        filters: what training leaves out.
+        test_source: source side of the test set, to find its sentences in the training text.
+        test_target: target side of the test set.
+        languages: codes of both languages, if they are the keys of JSON lines.
+        tokenizer: a model's tokenizer; None: one is trained on the corpus.
+        filters: the filters that training applies.
 
     Raises:
-        TransduceError: a file is missing, empty, or in another encoding than UTF-8.
+        TransduceError: a file is missing, empty, or not in UTF-8.
     """
     started_at = time.monotonic()
     text = read_corpus(source, target, languages)
@@ -88,60 +88,62 @@ def _alignment_findings(text: CorpusText) -> tuple[tuple[Stretch, ...], list[Fin
         return (), [Finding(name="alignment", severity="fine", count=0, share=0.0, message=message)]
     alignment = align(side_features(text.source.lines), side_features(text.target.lines))
     if alignment.is_of_strangers:
-        return (), [_strangers(len(text.source.lines))]
-    return alignment.stretches, [_alignment(text, alignment), _unlikely(text, alignment)]
+        return (), [_unrelated_files(len(text.source.lines))]
+    return alignment.stretches, [_misaligned_lines(text, alignment), _unlikely_pairs(text, alignment)]
 
 
-def _alignment(text: CorpusText, alignment: Alignment) -> Finding:
-    off = [stretch for stretch in alignment.stretches if stretch.lag != 0]
-    count = sum(stretch.last_line - stretch.first_line + 1 for stretch in off)
-    told = [_told(stretch, _lag_before(stretch, alignment.stretches)) for stretch in off[:_MOST_SHOWN]]
-    if len(off) > _MOST_SHOWN:
-        told.append(f"and {len(off) - _MOST_SHOWN} more stretches")
+def _misaligned_lines(text: CorpusText, alignment: Alignment) -> Finding:
+    misaligned = [stretch for stretch in alignment.stretches if stretch.lag != 0]
+    count = sum(stretch.last_line - stretch.first_line + 1 for stretch in misaligned)
+    descriptions = [
+        _describe(stretch, _lag_before(stretch, alignment.stretches)) for stretch in misaligned[:_MAX_SHOWN]
+    ]
+    if len(misaligned) > _MAX_SHOWN:
+        descriptions.append(f"and {len(misaligned) - _MAX_SHOWN} more stretches")
     return Finding(
         name="alignment",
-        severity="problem" if off else "fine",
+        severity="problem" if misaligned else "fine",
         count=count,
         share=count / len(text.source.lines),
-        message="; ".join(told) if off else "the files keep step from the first line to the last",
-        examples=examples_of((text.source, stretch.first_line - 1) for stretch in off),
+        message="; ".join(descriptions) if misaligned else "the files are aligned from the first line to the last",
+        examples=examples_of((text.source, stretch.first_line - 1) for stretch in misaligned),
     )
 
 
-def _strangers(lines: int) -> Finding:
+def _unrelated_files(lines: int) -> Finding:
     return Finding(
         name="alignment",
         severity="problem",
         count=lines,
         share=1.0,
-        message="nothing tells that the lines correspond: those of the same number are no more alike than others; "
-        "translations would be, so the files are of different texts, or the lines of one were put in another order",
+        message="the lines do not seem to correspond: lines of the same number are no more alike than others. The "
+        "files have different texts, or the lines of one were reordered",
     )
 
 
 def _lag_before(stretch: Stretch, stretches: Sequence[Stretch]) -> int:
-    """That of the last stretch before this one that has any; at the beginning of the files, none."""
-    known = [each.lag for each in stretches if each.first_line < stretch.first_line and each.lag is not None]
-    return known[-1] if known else 0
+    """Return the lag of the last aligned stretch before this one, or 0 if there is none."""
+    lags = [earlier.lag for earlier in stretches if earlier.first_line < stretch.first_line and earlier.lag is not None]
+    return lags[-1] if lags else 0
 
 
-def _told(stretch: Stretch, lag_before: int) -> str:
+def _describe(stretch: Stretch, lag_before: int) -> str:
     lines = f"source lines {stretch.first_line:,} to {stretch.last_line:,}"
     if stretch.lag is None:
-        return f"{lines} have no translations near by"
+        return f"{lines} have no translations nearby"
     lines_off = f"{abs(stretch.lag):,} line{'s' * (abs(stretch.lag) > 1)}"
     where = f"{lines_off} {'later' if stretch.lag > 0 else 'earlier'} in the target"
     if stretch.lag == lag_before:
         return f"{lines} have their translations {where}"
     wrong = (
-        "the target has lines too many, or the source too few, just before"
+        "just before, the target has extra lines or the source lacks some"
         if stretch.lag > lag_before
-        else ("the source has lines too many, or the target too few, just before")
+        else ("just before, the source has extra lines or the target lacks some")
     )
     return f"{lines} have their translations {where} ({wrong})"
 
 
-def _unlikely(text: CorpusText, alignment: Alignment) -> Finding:
+def _unlikely_pairs(text: CorpusText, alignment: Alignment) -> Finding:
     numbers = [line - 1 for line in alignment.unlikely_lines]
     count = alignment.unlikely_count
     return Finding(

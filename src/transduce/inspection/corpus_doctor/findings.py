@@ -1,4 +1,4 @@
-"""Lines in a script or a language that is not their side's. What a side's own are is learnt from the side."""
+"""The corpus doctor's checks of single lines: characters, repetitions, tokens, Chinese scripts and languages."""
 
 import math
 import re
@@ -20,7 +20,7 @@ from transduce.text.vocabulary import Vocabulary, fallback_ids
 from transduce.training.choices import CorpusSize, choose_vocabulary_size
 
 # --- characters ---
-# Characters that should not be there: what encodings, markup and other tools have left.
+# Find characters that indicate faults: wrong encodings, markup, and leftovers of other tools.
 
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
@@ -28,7 +28,7 @@ _SEPARATOR = re.compile("[\r\u0085\u2028\u2029]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPE = re.compile(r"\\u[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}|\\n(?![a-zA-Z])")
 _MARKUP = re.compile(r"&(?:[a-zA-Z]{2,8}|#\d{2,6}|#x[0-9a-fA-F]{2,6});|</?[a-zA-Z][^<>]{0,80}>")
-# UTF-8 that was read as Latin-1 or Windows-1252 and written as UTF-8 again; or given up on.
+# UTF-8 that was decoded as Latin-1 or Windows-1252 and encoded again, or replacement characters.
 _DAMAGED = re.compile(
     "\ufffd|[ÃÂ][\u0080-\u00bf]|â€[\u0080-\u00ff™œ˜“”]|[ÐÑ][\u0080-\u00bf]|[\u00c2-\u00f4][\u0080-\u009f]"
 )
@@ -49,44 +49,57 @@ class _Pattern(NamedTuple):
 
 
 _PATTERNS = (
-    _Pattern("not UTF-8", _SURROGATE.search, "{count} not UTF-8; training leaves such pairs out, so mend the lines"),
-    _Pattern("control characters", _CONTROL.search, "{count} with NUL and its like; training leaves such pairs out"),
+    _Pattern("not UTF-8", _SURROGATE.search, "{count} not UTF-8; training leaves such pairs out, so fix the lines"),
+    _Pattern(
+        "control characters",
+        _CONTROL.search,
+        "{count} with control characters such as NUL; training leaves such pairs out",
+    ),
     _Pattern(
         "line separators",
         _SEPARATOR.search,
         "{count} with U+2028, U+0085 or a carriage return inside: one line here, two for other tools",
     ),
-    _Pattern("tabs", lambda line: "\t" in line, "{count} with a tab: look whether columns of a table were left in"),
+    _Pattern(
+        "tabs", lambda line: "\t" in line, "{count} with a tab: check whether they contain several columns of a table"
+    ),
     _Pattern(
         "invisible characters",
         _INVISIBLE.search,
-        "{count} with characters that are not seen, such as U+FEFF and U+200B: remove them",
+        "{count} with invisible characters, such as U+FEFF and U+200B: remove them",
     ),
     _Pattern("escapes", _ESCAPE.search, "{count} with escapes such as \\ud83d in the text: decode them"),
     _Pattern("markup", _MARKUP.search, "{count} with entities or tags such as &amp; or <b>: decode or remove them"),
     _Pattern(
-        "damaged characters", _DAMAGED.search, "{count} with U+FFFD or twice encoded text such as Ã©: read it anew"
+        "damaged characters", _DAMAGED.search, "{count} with U+FFFD or twice encoded text such as Ã©: decode it again"
     ),
     _Pattern(
         "full-width letters",
         _FULL_WIDTH.search,
-        "{count} with full-width letters or digits, or half-width kana: other pieces to the model than the usual ones",
+        "{count} with full-width letters or digits, or half-width kana: other tokens for the model than the usual ones",
         2.0,
     ),
 )
 
 
 def character_findings(text: CorpusText) -> list[Finding]:
-    """One finding a kind."""
-    found = []
+    """Return a finding for each kind of suspicious character."""
+    findings = []
     for name, matches, message, problem_share in _PATTERNS:
         source, target = ([n for n, line in enumerate(side.lines) if matches(line)] for side in text.sides)
-        found.append(line_finding(text, name, (source, target), message, problem_share))
-    return [*found, _marks(text), _empty(text), _white_space(text), _punctuation(text), _quoted(text)]
+        findings.append(line_finding(text, name, (source, target), message, problem_share))
+    return [
+        *findings,
+        _windows_files(text),
+        _empty_lines(text),
+        _white_space(text),
+        _punctuation(text),
+        _quoted_side(text),
+    ]
 
 
-def _marks(text: CorpusText) -> Finding:
-    """What reading removes: byte order marks, carriage returns at line ends."""
+def _windows_files(text: CorpusText) -> Finding:
+    """Report byte order marks and carriage returns at line ends, which reading removes."""
     marks = sum(side.notes.byte_order_marks for side in text.sides)
     returns = sum(side.notes.carriage_returns for side in text.sides)
     return Finding(
@@ -100,37 +113,40 @@ def _marks(text: CorpusText) -> Finding:
     )
 
 
-def _empty(text: CorpusText) -> Finding:
+def _empty_lines(text: CorpusText) -> Finding:
     source, target = ([n for n, line in enumerate(side.lines) if not line] for side in text.sides)
     return line_finding(text, "empty lines", (source, target), "{count} empty; training leaves such pairs out", 0.05)
 
 
 def _white_space(text: CorpusText) -> Finding:
     source, target = ([n for n, line in enumerate(side.lines) if line and not line.strip()] for side in text.sides)
-    message = "{count} of white space alone; training leaves such pairs out"
+    message = "{count} of white space only; training leaves such pairs out"
     return line_finding(text, "white space only", (source, target), message, 0.05)
 
 
-def _quoted(text: CorpusText) -> Finding:
-    """A side whose lines stand in quotes, as spreadsheets write fields, where the other's do not."""
+def _quoted_side(text: CorpusText) -> Finding:
+    """Report a side whose lines are in quotes, as spreadsheets write fields, while the other side's are not."""
     numbers = [[n for n, line in enumerate(side.lines) if _QUOTED.fullmatch(line)] for side in text.sides]
-    shares = [len(own) / len(side.lines) for own, side in zip(numbers, text.sides, strict=True)]
+    shares = [len(quoted) / len(side.lines) for quoted, side in zip(numbers, text.sides, strict=True)]
     source, target = (
-        own if share >= _ALL_QUOTED and other <= 1 - _ALL_QUOTED else []
-        for own, share, other in zip(numbers, shares, reversed(shares), strict=True)
+        quoted if share >= _ALL_QUOTED and other_share <= 1 - _ALL_QUOTED else []
+        for quoted, share, other_share in zip(numbers, shares, reversed(shares), strict=True)
     )
-    message = "{count} in double quotes, as spreadsheets write fields: the model would learn them, so take them off"
+    message = "{count} in double quotes, as spreadsheets write fields: the model would learn them, so remove them"
     return line_finding(text, "quoted side", (source, target), message, 0.01)
 
 
 def _punctuation(text: CorpusText) -> Finding:
-    source, target = (_odd_marks(side.lines) for side in text.sides)
-    message = "{count} with full-width punctuation where the side has ASCII's, or the other way round"
+    source, target = (_odd_punctuation(side.lines) for side in text.sides)
+    message = "{count} with full-width punctuation where the side mostly has ASCII punctuation, or vice versa"
     return line_finding(text, "mixed punctuation", (source, target), message)
 
 
-def _odd_marks(lines: list[str]) -> list[int]:
-    """On a Chinese side, whichever is rarer: full-width marks, or ASCII's after characters. Elsewhere, the first."""
+def _odd_punctuation(lines: list[str]) -> list[int]:
+    """Return the lines with a side's rarer kind of punctuation.
+
+    On a Chinese side, that is full-width marks or ASCII marks after characters. On other sides, it is full-width marks.
+    """
     wide = [(number, line) for number, line in enumerate(lines) if not line.isascii()]
     full = [number for number, line in wide if _FULL_WIDTH_MARK.search(line)]
     if 2 * sum(_HAN.search(line) is not None for _, line in wide) < len(lines):
@@ -139,26 +155,26 @@ def _odd_marks(lines: list[str]) -> list[int]:
 
 
 # --- repeats ---
-# What occurs twice: pairs, copies of the source as target, and sentences of the test set.
+# Find repetitions: duplicate pairs, targets that copy their source, and sentences of the test set.
 
 
 _NOT_LETTERS = re.compile(r"[\W_]+")
 
 
 def disguised(line: str) -> str:
-    """A line without case, punctuation and spaces: two with the same letters and digits are the same sentence."""
-    return _NOT_LETTERS.sub(_marks_alone, line).casefold() or line
+    """Return a line without case, punctuation and spaces, so that lines with the same letters and digits are equal."""
+    return _NOT_LETTERS.sub(_keep_word_marks, line).casefold() or line
 
 
-def _marks_alone(between: re.Match[str]) -> str:
-    """Of what regular expressions take for no letters: the marks on letters, such as vowel signs."""
+def _keep_word_marks(between: re.Match[str]) -> str:
+    r"""Return the combining marks of a match, such as vowel signs, which belong to words but match `\W`."""
     return "".join(filter(is_word_character, between[0]))
 
 
 def repeat_findings(text: CorpusText, test: CorpusText | None) -> list[Finding]:
-    """Duplicates, copies, sentences with many translations; and the overlap with the test set, where there is one."""
-    found = [_duplicates(text), _copies(text), _retranslated(text)]
-    return found if test is None else [*found, *_overlaps(text, test)]
+    """Report duplicates, copies, sources with several translations and, if there is a test set, overlap with it."""
+    findings = [_duplicates(text), _copies(text), _retranslated(text)]
+    return findings if test is None else [*findings, *_overlaps(text, test)]
 
 
 def _pair_finding(text: CorpusText, name: str, numbers: list[int], message: str, problem_share: float) -> Finding:
@@ -177,101 +193,104 @@ def _pair_finding(text: CorpusText, name: str, numbers: list[int], message: str,
 
 def _duplicates(text: CorpusText) -> Finding:
     seen: set[tuple[str, str]] = set()
-    again = []
+    duplicates = []
     for number, pair in enumerate(zip(text.source.lines, text.target.lines, strict=False)):
         if pair in seen and pair[0].strip():
-            again.append(number)
+            duplicates.append(number)
         seen.add(pair)
-    message = "{count} ({share}) stand earlier word for word: `data.filters.drop_duplicates` leaves them out"
-    return _pair_finding(text, "duplicates", again, message, 0.1)
+    message = "{count} ({share}) repeat an earlier pair: `data.filters.drop_duplicates` leaves them out"
+    return _pair_finding(text, "duplicates", duplicates, message, 0.1)
 
 
 def _copies(text: CorpusText) -> Finding:
     lines = enumerate(zip(text.source.lines, text.target.lines, strict=False))
-    same = [number for number, (a, b) in lines if a.strip() == b.strip() and a.strip()]
-    message = "{count} ({share}) have the source as target; training leaves them out, as they teach to copy"
-    return _pair_finding(text, "copies", same, message, 0.02)
+    copies = [number for number, (a, b) in lines if a.strip() == b.strip() and a.strip()]
+    message = "{count} ({share}) have a target equal to the source; training leaves them out because they teach copying"
+    return _pair_finding(text, "copies", copies, message, 0.02)
 
 
 def _retranslated(text: CorpusText) -> Finding:
     pairs = dict.fromkeys(zip(text.source.lines, text.target.lines, strict=False))
     counts = Counter(source for source, _ in pairs)
-    first: dict[str, int] = {}
+    first_lines: dict[str, int] = {}
     for number, line in enumerate(text.source.lines):
-        first.setdefault(line, number)
-    common, most = max(counts.items(), key=lambda item: (item[1], item[0]), default=("", 0))
-    several = sum(count > 1 for count in counts.values())
+        first_lines.setdefault(line, number)
+    most_translated, max_translations = max(counts.items(), key=lambda item: (item[1], item[0]), default=("", 0))
+    num_sources = sum(count > 1 for count in counts.values())
     return Finding(
         name="several translations",
-        severity="problem" if most > max(20, 0.01 * text.pairs) and common.strip() else "fine",
-        count=several,
-        share=several / max(1, len(counts)),
-        message=f"{several:,} sources have more than one target, up to {most:,}",
-        examples=(text.source.example(first[common]),) if most > 1 else (),
+        severity="problem" if max_translations > max(20, 0.01 * text.pairs) and most_translated.strip() else "fine",
+        count=num_sources,
+        share=num_sources / max(1, len(counts)),
+        message=f"{num_sources:,} sources have more than one target, up to {max_translations:,}",
+        examples=(text.source.example(first_lines[most_translated]),) if max_translations > 1 else (),
     )
 
 
 def _overlaps(text: CorpusText, test: CorpusText) -> list[Finding]:
-    found = [_overlap(mine, other) for mine, other in zip(text.sides, test.sides, strict=True)]
-    known = {tuple(map(disguised, pair)) for pair in zip(test.source.lines, test.target.lines, strict=False)}
+    findings = [_overlap(side, test_side) for side, test_side in zip(text.sides, test.sides, strict=True)]
+    test_pairs = {tuple(map(disguised, pair)) for pair in zip(test.source.lines, test.target.lines, strict=False)}
     pairs = [
         number
         for number, pair in enumerate(zip(text.source.lines, text.target.lines, strict=False))
-        if tuple(map(disguised, pair)) in known
+        if tuple(map(disguised, pair)) in test_pairs
     ]
-    message = "{count} of the training text stand in the test set: its score would be a lie, so remove them"
-    return [*found, _pair_finding(text, "test pairs", pairs, message, 0.0)]
+    message = "{count} of the training text are in the test set: they make its score meaningless, so remove them"
+    return [*findings, _pair_finding(text, "test pairs", pairs, message, 0.0)]
 
 
 def _overlap(side: Side, test: Side) -> Finding:
-    """Sentences of the test set that stand in the training text, case, spaces and punctuation aside."""
-    known = {disguised(line) for line in test.lines if line.strip()}
-    places = [number for number, line in enumerate(side.lines) if line.strip() and disguised(line) in known]
-    leaked = len({disguised(side.lines[number]) for number in places})
-    share = leaked / max(1, len(known))
+    """Report sentences of the test set that occur in the training text, ignoring case, spaces and punctuation."""
+    test_sentences = {disguised(line) for line in test.lines if line.strip()}
+    line_numbers = [
+        number for number, line in enumerate(side.lines) if line.strip() and disguised(line) in test_sentences
+    ]
+    num_leaked = len({disguised(side.lines[number]) for number in line_numbers})
+    share = num_leaked / max(1, len(test_sentences))
     message = (
-        f"{leaked:,} of the test set's {len(known):,} {side.name} sentences ({share:.1%}) stand in the training text"
+        f"{num_leaked:,} of the test set's {len(test_sentences):,} {side.name} sentences ({share:.1%}) are in the "
+        "training text"
     )
     return Finding(
         name=f"test {side.name}s",
-        severity="fine" if not leaked else "problem" if share >= 0.01 else "look",
-        count=leaked,
+        severity="fine" if not num_leaked else "problem" if share >= 0.01 else "look",
+        count=num_leaked,
         share=share,
-        message=message if leaked else "none of the test set's sentences stands in the training text",
-        examples=examples_of((side, number) for number in places),
+        message=message if num_leaked else "none of the test set's sentences is in the training text",
+        examples=examples_of((side, number) for number in line_numbers),
     )
 
 
-# --- pieces ---
-# What the vocabulary makes of the lines: too many pieces, unequal numbers of them, characters without a piece.
+# --- tokens ---
+# Check how a vocabulary tokenizes the lines: too many tokens, unequal lengths, characters without a token.
 
 
-_LEARNT_FROM = 20_000  # pairs, when there is no model
-_FEWEST_PAIRS = 50
-_ODD_SHARE = 0.2  # of a line's pieces that are bytes or unknown
+_TRAINING_PAIRS = 20_000  # for a vocabulary, if there is no model
+_MIN_PAIRS = 50
+_ODD_SHARE = 0.2  # share of byte and unknown tokens from which a line is an example
 
 
 def token_findings(text: CorpusText, tokenizer: Tokenizer | None, filters: FilterSettings) -> list[Finding]:
-    """With the model's tokenizer, or one that is learnt from a part of the corpus."""
-    learnt = tokenizer is None
-    tokenizer = tokenizer or _learn(text)
+    """Report on the tokens of a model's tokenizer or, without one, of a tokenizer trained on part of the corpus."""
+    is_trained_here = tokenizer is None
+    tokenizer = tokenizer or _train_tokenizer(text)
     if tokenizer is None:
         return []
     sides = [
-        _Tokens(side, vocabulary)
+        _TokenCounts(side, vocabulary)
         for side, vocabulary in zip(text.sides, (tokenizer.source, tokenizer.target), strict=True)
     ]
     long = [[n for n, count in enumerate(side.counts) if count > filters.max_pieces] for side in sides]
-    message = f"{{count}} of more than {filters.max_pieces} pieces; training leaves such pairs out, so cut them"
+    message = f"{{count}} of more than {filters.max_pieces} tokens; training leaves such pairs out, so split them"
     return [
         line_finding(text, "long lines", (long[0], long[1]), message, 0.01),
-        _ratios(text, sides[0].counts, sides[1].counts, filters),
-        _unknown(text, sides, learnt=learnt),
+        _unequal_lengths(text, sides[0].counts, sides[1].counts, filters),
+        _unknown_tokens(text, sides, is_trained_here=is_trained_here),
     ]
 
 
-class _Tokens:
-    """How many pieces each line of a side has, and how many of them spell a character in bytes or are unknown."""
+class _TokenCounts:
+    """The number of tokens of each line of a side, and how many of them are byte or unknown tokens."""
 
     def __init__(self, side: Side, vocabulary: Vocabulary) -> None:
         odd = fallback_ids(vocabulary)
@@ -283,52 +302,56 @@ class _Tokens:
                 self.odd.append(sum(id in odd for id in ids))
 
 
-def _learn(text: CorpusText) -> Tokenizer | None:
-    """As training would choose it for this corpus, from a part of it."""
-    step = max(1, text.pairs // _LEARNT_FROM)
+def _train_tokenizer(text: CorpusText) -> Tokenizer | None:
+    """Train a tokenizer on part of the corpus, with the vocabulary size that training would choose for all of it."""
+    step = max(1, text.pairs // _TRAINING_PAIRS)
     lines = zip(text.source.lines[::step], text.target.lines[::step], strict=False)
     pairs = [Pair(a, b, 0) for a, b in lines if is_decodable(a) and is_decodable(b) and a.strip() and b.strip()]
-    if len(pairs) < _FEWEST_PAIRS:
+    if len(pairs) < _MIN_PAIRS:
         return None
     characters = {c for pair in pairs for c in unspaced_characters(pair.source + pair.target)}
     size = choose_vocabulary_size(CorpusSize(pairs=text.pairs, unspaced_characters=len(characters)))
     return Tokenizer.train(lambda: pairs, TokenizerSettings(vocabulary_size=size.value), adjust=True)
 
 
-def _ratios(text: CorpusText, source: Sequence[int], target: Sequence[int], filters: FilterSettings) -> Finding:
-    rule = PairFilter(msgspec.structs.replace(filters, max_pieces=2**31 - 1))  # the ratio alone
+def _unequal_lengths(
+    text: CorpusText, source: Sequence[int], target: Sequence[int], filters: FilterSettings
+) -> Finding:
+    rule = PairFilter(msgspec.structs.replace(filters, max_pieces=2**31 - 1))  # checks the ratio only
     unequal = [
         number
         for number, (a, b) in enumerate(zip(source, target, strict=False))
         if a and b and rule.length_reason(a, b) == RATIO
     ]
-    most = filters.max_length_ratio
-    message = f"{{count}} with more than {most:g} times the pieces of the other side; training leaves such pairs out"
+    max_ratio = filters.max_length_ratio
+    message = (
+        f"{{count}} with more than {max_ratio:g} times the tokens of the other side; training leaves such pairs out"
+    )
     return line_finding(text, "unequal lengths", (unequal, []), message, 0.01)
 
 
-def _unknown(text: CorpusText, sides: Sequence[_Tokens], *, learnt: bool) -> Finding:
-    """Nothing to mend in the files where training would learn the same vocabulary."""
-    by = "a vocabulary learnt from the corpus" if learnt else "the model's vocabulary"
+def _unknown_tokens(text: CorpusText, sides: Sequence[_TokenCounts], *, is_trained_here: bool) -> Finding:
+    """Report byte and unknown tokens; never as a problem if training would learn the same vocabulary."""
+    source = "a vocabulary trained on the corpus" if is_trained_here else "the model's vocabulary"
     tokens, odd = (
         sum(sum(numbers) for numbers in each) for each in ([s.counts for s in sides], [s.odd for s in sides])
     )
     share = odd / max(1, tokens)
     lines = [[n for n, (a, b) in enumerate(zip(s.odd, s.counts, strict=True)) if a > _ODD_SHARE * b] for s in sides]
-    listed = line_finding(text, "unknown pieces", (lines[0], lines[1]), "{count}")
+    line_examples = line_finding(text, "unknown pieces", (lines[0], lines[1]), "{count}")
     return Finding(
         name="unknown pieces",
-        severity=severity_of(odd, tokens, math.inf if learnt else 0.01),
+        severity=severity_of(odd, tokens, math.inf if is_trained_here else 0.01),
         count=odd,
         share=share,
-        message=f"{share:.2%} of the pieces spell a character in bytes or are unknown (by {by})",
-        examples=listed.examples,
+        message=f"{share:.2%} of the tokens are bytes of characters or unknown (by {source})",
+        examples=line_examples.examples,
     )
 
 
-# --- chinese ---
-# Simplified and traditional characters: which of the two a Chinese line is written in.
-# The list holds common characters that have one form here and another there, and neither form in both.
+# --- Chinese scripts ---
+# Find Chinese lines in the other script: simplified or traditional characters.
+# The list has common characters whose simplified and traditional forms are never used in the other script.
 
 
 # Simplified, then traditional.
@@ -359,17 +382,17 @@ _PAIRS = (
 )
 SIMPLIFIED, TRADITIONAL = (frozenset(pair[place] for pair in _PAIRS.split()) for place in (0, 1))
 _KANA = re.compile("[\u3040-\u30ff]")
-_CHINESE_SHARE = 0.2  # of a side's lines that must have such a character for it to be Chinese
+_CHINESE_SHARE = 0.2  # least share of lines with such a character on a Chinese side
 
 
 def chinese_finding(text: CorpusText) -> Finding:
-    """Lines in the script that is the rarer one on a side, or in both at once."""
-    found = [_odd_lines(side) for side in text.sides]
+    """Report lines in the rarer script of a side, or in both scripts at once."""
+    line_numbers = [_rarer_script_lines(side) for side in text.sides]
     message = "{count} in the other of simplified and traditional Chinese, or in both: convert one into the other"
-    return line_finding(text, "mixed Chinese scripts", (found[0], found[1]), message, 0.01)
+    return line_finding(text, "mixed Chinese scripts", (line_numbers[0], line_numbers[1]), message, 0.01)
 
 
-def _odd_lines(side: Side) -> list[int]:
+def _rarer_script_lines(side: Side) -> list[int]:
     simplified, traditional, both = [], [], []
     for number, line in enumerate(side.lines):
         if line.isascii():
@@ -383,60 +406,64 @@ def _odd_lines(side: Side) -> list[int]:
         elif all(kinds):
             both.append(number)
     if sum(_KANA.search(side.lines[number]) is not None for number in both) > 0.1 * len(both):
-        return []  # Japanese has some of each
+        return []  # Japanese text mixes both forms
     if len(simplified) + len(traditional) + len(both) < _CHINESE_SHARE * len(side.lines):
         return []
     rarer = min(simplified, traditional, key=len)
     return sorted([*rarer, *both])
 
 
-# --- findings ---
-
+# --- languages ---
+# Find lines in a script or language that is not their side's, which is learned from the side itself.
 
 _WORD = re.compile(r"[^\W\d_]+")
-_OWN_SHARE = 0.05  # of a side's lines, from which on a script is its own
-_SURE_NATS = 12.0
-_FEWEST_WORDS = 4
+_OWN_SHARE = 0.05  # least share of a side's lines in a script that belongs to the side
+_MIN_NATS = 12.0
+_MIN_WORDS = 4
 
 
 def language_findings(text: CorpusText) -> list[Finding]:
-    """Wrong scripts; and, where both sides have the same script, lines in the other side's language."""
+    """Report lines in a wrong script and, if both sides share a script, lines in the other side's language."""
     scripts = [[main_script(line) for line in side.lines] for side in text.sides]
-    misplaced = _misplaced(text, scripts)
-    own = [_own_scripts(side, other) for side, other in zip(scripts, misplaced, strict=True)]
+    misplaced = _misplaced_lines(text, scripts)
+    own_scripts = [
+        _own_scripts(side, misplaced_lines) for side, misplaced_lines in zip(scripts, misplaced, strict=True)
+    ]
     source, target = (
         [
             number
             for number, script in enumerate(side)
-            if number in other or (script is not None and script not in expected)
+            if number in misplaced_lines or (script is not None and script not in expected)
         ]
-        for side, other, expected in zip(scripts, misplaced, own, strict=True)
+        for side, misplaced_lines, expected in zip(scripts, misplaced, own_scripts, strict=True)
     )
-    names = f"source: {_listed(own[0])}; target: {_listed(own[1])}"
+    names = f"source: {_join_names(own_scripts[0])}; target: {_join_names(own_scripts[1])}"
     script = line_finding(
-        text, "wrong script", (source, target), f"{{count}} in another script than their side's ({names})", 0.01
+        text, "wrong script", (source, target), f"{{count}} in a script that is not their side's ({names})", 0.01
     )
-    if not (own[0] & own[1]):
+    if not (own_scripts[0] & own_scripts[1]):
         return [script]
-    message = "{count} in the other side's language by their words: untranslated, or the sides are swapped there"
-    return [script, line_finding(text, "wrong language", _other_language(text), message, 0.01)]
+    message = "{count} with words of the other side's language: they are untranslated, or the sides are swapped"
+    return [script, line_finding(text, "wrong language", _other_language_lines(text), message, 0.01)]
 
 
-def _misplaced(text: CorpusText, scripts: Sequence[Sequence[str | None]]) -> tuple[set[int], set[int]]:
-    """Lines of each side in the other's main script, opposite this side's own or their very copy: however many, they
-    make no script their side's.
+def _misplaced_lines(text: CorpusText, scripts: Sequence[Sequence[str | None]]) -> tuple[set[int], set[int]]:
+    """Return the lines of each side that are in the other side's main script because they are swapped or copied.
+
+    A line counts if its counterpart is in this side's main script, or is equal to it. Such lines do not make a script
+    this side's own, however many they are.
     """
-    found: tuple[set[int], set[int]] = (set(), set())
-    usual = [next((name for name, _ in Counter(filter(None, side)).most_common(1)), None) for side in scripts]
-    if None in usual or usual[0] == usual[1]:
-        return found
+    misplaced: tuple[set[int], set[int]] = (set(), set())
+    main_scripts = [next((name for name, _ in Counter(filter(None, side)).most_common(1)), None) for side in scripts]
+    if None in main_scripts or main_scripts[0] == main_scripts[1]:
+        return misplaced
     for number, lines in enumerate(zip(*(side.lines for side in text.sides), strict=False)):
         is_copy = lines[0].strip() == lines[1].strip()
-        for here, there in ((0, 1), (1, 0)):
-            is_swapped = scripts[there][number] == usual[here]
-            if scripts[here][number] == usual[there] and (is_swapped or is_copy):
-                found[here].add(number)
-    return found
+        for own, other in ((0, 1), (1, 0)):
+            is_swapped = scripts[other][number] == main_scripts[own]
+            if scripts[own][number] == main_scripts[other] and (is_swapped or is_copy):
+                misplaced[own].add(number)
+    return misplaced
 
 
 def _own_scripts(scripts: Sequence[str | None], misplaced: Container[int]) -> set[str]:
@@ -444,26 +471,26 @@ def _own_scripts(scripts: Sequence[str | None], misplaced: Container[int]) -> se
     return {script for script, count in counts.items() if count >= _OWN_SHARE * sum(counts.values())}
 
 
-def _listed(names: set[str]) -> str:
+def _join_names(names: set[str]) -> str:
     return ", ".join(sorted(names)) or "none"
 
 
-def _other_language(text: CorpusText) -> tuple[list[int], list[int]]:
-    """By how much likelier a line's words are on the other side, the line itself left out."""
+def _other_language_lines(text: CorpusText) -> tuple[list[int], list[int]]:
+    """Return the lines whose words are much likelier on the other side, not counting the line itself."""
     words = [[_WORD.findall(line.casefold()) for line in side.lines] for side in text.sides]
     counts = [Counter(word for line in side for word in line) for side in words]
     totals = [sum(count.values()) + len(count) + 1 for count in counts]
-    found: tuple[list[int], list[int]] = ([], [])
-    for here in (0, 1):
-        there = 1 - here
-        for number, line in enumerate(words[here]):
-            if len(line) < _FEWEST_WORDS:
+    line_numbers: tuple[list[int], list[int]] = ([], [])
+    for own in (0, 1):
+        other = 1 - own
+        for number, line in enumerate(words[own]):
+            if len(line) < _MIN_WORDS:
                 continue
             nats = sum(
-                math.log((counts[there][word] + 0.5) / totals[there])
-                - math.log((max(0, counts[here][word] - 1) + 0.5) / totals[here])
+                math.log((counts[other][word] + 0.5) / totals[other])
+                - math.log((max(0, counts[own][word] - 1) + 0.5) / totals[own])
                 for word in line
             )
-            if nats > _SURE_NATS and nats > 1.5 * len(line):
-                found[here].append(number)
-    return found
+            if nats > _MIN_NATS and nats > 1.5 * len(line):
+                line_numbers[own].append(number)
+    return line_numbers

@@ -1,4 +1,4 @@
-"""What was found in a corpus: a page for people, and the same as data."""
+"""The corpus doctor's report, as data, as text and as an HTML page."""
 
 from html import escape
 from typing import Literal
@@ -9,15 +9,15 @@ from transduce.inspection.corpus_doctor.alignment import Stretch
 
 Severity = Literal["fine", "look", "problem"]
 _MARKS: dict[Severity, str] = {"fine": "ok    ", "look": "look  ", "problem": "FAULT "}
-_WIDEST_TEXT = 60
+_MAX_WIDTH = 60
 
 
 class Example(msgspec.Struct, frozen=True):
-    """A line, shortened, with its place."""
+    """A shortened line with its file and line number."""
 
     side: Literal["source", "target"]
     place: str
-    """The file and the line, counted from 1."""
+    """The file and the line number, from 1."""
     text: str
 
     def __str__(self) -> str:
@@ -25,16 +25,16 @@ class Example(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was looked for."""
+    """The result of one check of the corpus."""
 
     name: str
-    """By which scripts know it."""
+    """Identifies the check in scripts."""
     severity: Severity
-    """fine: nothing; look: it may be meant; problem: training on it wastes the training."""
+    """fine: nothing found; look: it may be intended; problem: training on it would be wasted."""
     count: int
-    """Lines or pairs that have it."""
+    """Number of affected lines or pairs."""
     share: float
-    """Of all, from 0 to 1."""
+    """Share of affected lines or pairs, from 0 to 1."""
     message: str
     """What was found and what to do."""
     examples: tuple[Example, ...] = ()
@@ -45,52 +45,51 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CorpusReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that was looked for, and where the sides correspond."""
+    """The results of all checks of a corpus, and the alignment of its sides."""
 
     passed: bool
-    """Whether nothing is a problem."""
+    """True if no finding is a problem."""
     source: tuple[str, ...]
     target: tuple[str, ...]
     source_lines: int
     target_lines: int
     stretches: tuple[Stretch, ...]
-    """How the lines correspond; empty where there are too few lines to tell."""
+    """How the lines correspond; empty if there are too few lines."""
     findings: tuple[Finding, ...]
     elapsed_seconds: float
 
     def finding(self, name: str) -> Finding:
-        """One finding by its name."""
+        """Return the finding with this name."""
         return next(finding for finding in self.findings if finding.name == name)
 
     def __str__(self) -> str:
         sides = f"{' '.join(self.source)} ({self.source_lines:,} lines) and {' '.join(self.target)}"
         order = {"problem": 0, "look": 1, "fine": 2}
-        found = sorted(self.findings, key=lambda finding: order[finding.severity])
-        problems = sum(finding.severity == "problem" for finding in found)
-        looks = sum(finding.severity == "look" for finding in found)
-        verdict = f"{problems} to mend, {looks} to look at, {len(found) - problems - looks} in order"
+        findings = sorted(self.findings, key=lambda finding: order[finding.severity])
+        problems = sum(finding.severity == "problem" for finding in findings)
+        looks = sum(finding.severity == "look" for finding in findings)
+        verdict = f"{problems} to fix, {looks} to check, {len(findings) - problems - looks} in order"
         return "\n".join([
             f"The doctor on {sides} ({self.target_lines:,} lines)",
-            *map(str, found),
+            *map(str, findings),
             f"{verdict} ({self.elapsed_seconds:.1f} s)",
         ])  # fmt: skip
 
 
 def shortened(text: str) -> str:
-    """A line for a page: what does not print is escaped, what is long is cut."""
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[: 2 * _WIDEST_TEXT])
-    return shown if len(shown) <= _WIDEST_TEXT and len(text) <= 2 * _WIDEST_TEXT else shown[: _WIDEST_TEXT - 1] + "…"
+    """Return a line for display: unprintable characters are escaped, and a long line is cut."""
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[: 2 * _MAX_WIDTH])
+    return shown if len(shown) <= _MAX_WIDTH and len(text) <= 2 * _MAX_WIDTH else shown[: _MAX_WIDTH - 1] + "…"
 
 
 def severity_of(count: int, total: int, problem_share: float) -> Severity:
-    """From how many of all."""
+    """Return the severity of a finding that affects `count` of `total` lines."""
     if not count:
         return "fine"
     return "problem" if count >= problem_share * total else "look"
 
 
-# --- page ---
-# The report as one HTML file that needs nothing else.
+# --- a self-contained HTML page ---
 
 
 _STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
@@ -99,11 +98,11 @@ table{border-collapse:collapse;width:100%}td{padding:.3rem .6rem;vertical-align:
 .problem{color:#a00;font-weight:bold}.look{color:#850}.fine{color:#070}code{font-size:85%;color:#555}
 @media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}td{border-color:#444}code{color:#aaa}
 .problem{color:#f77}.look{color:#fc6}.fine{color:#7d7}}"""
-_WORDS = {"problem": "to mend", "look": "look", "fine": "in order"}
+_LABELS = {"problem": "to fix", "look": "to check", "fine": "in order"}
 
 
 def html_page(report: CorpusReport) -> str:
-    """A page with the findings, the worst first."""
+    """Return an HTML page with the findings, worst first."""
     order = {"problem": 0, "look": 1, "fine": 2}
     rows = "\n".join(_row(finding) for finding in sorted(report.findings, key=lambda each: order[each.severity]))
     title = f"{' '.join(report.source)} and {' '.join(report.target)}"
@@ -119,6 +118,6 @@ def _row(finding: Finding) -> str:
         f"<br><code>{escape(example.place)}</code> {escape(example.text)}" for example in finding.examples
     )
     return (
-        f'<tr><td class="{finding.severity}">{_WORDS[finding.severity]}</td><td>{escape(finding.name)}</td>'
+        f'<tr><td class="{finding.severity}">{_LABELS[finding.severity]}</td><td>{escape(finding.name)}</td>'
         f"<td>{escape(finding.message)}{examples}</td></tr>"
     )

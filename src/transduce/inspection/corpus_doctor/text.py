@@ -1,4 +1,4 @@
-"""The two sides of a corpus as they stand in their files, whatever is wrong with them."""
+"""Read the two sides of a corpus as they are, faults included."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -16,27 +16,27 @@ EXAMPLES = 3
 
 @dataclass(frozen=True)
 class Side:
-    """The lines of one side."""
+    """The lines of one side, from one or several files."""
 
     name: Literal["source", "target"]
     paths: tuple[str, ...]
     lines: list[str]
     starts: tuple[int, ...]
-    """Number of the first line of each file, from 0."""
+    """Index of the first line of each file, from 0."""
     notes: LineNotes
 
     def example(self, number: int) -> Example:
-        """A line by its number from 0."""
+        """Return a line, by its index from 0, as an example."""
         file = bisect_right(self.starts, number) - 1
         place = f"{self.paths[file]}:{number - self.starts[file] + 1}"
         return Example(side=self.name, place=place, text=shortened(self.lines[number]))
 
 
 def read_side(name: Literal["source", "target"], paths: Sequence[str]) -> Side:
-    """Reads all files of a side.
+    """Return the lines of all files of a side.
 
     Raises:
-        TransduceError: one is missing, empty, or in another encoding than UTF-8.
+        TransduceError: a file is missing, empty, or not in UTF-8.
     """
     notes, files = LineNotes(), []
     for path in paths:
@@ -49,32 +49,32 @@ def read_side(name: Literal["source", "target"], paths: Sequence[str]) -> Side:
 
 @dataclass(frozen=True)
 class CorpusText:
-    """Both sides. They may differ in length."""
+    """Both sides of a corpus, which may differ in length."""
 
     source: Side
     target: Side
 
     @property
     def sides(self) -> tuple[Side, Side]:
-        """Source, target."""
+        """Return the source and the target side."""
         return self.source, self.target
 
     def pair_example(self, number: int) -> Example:
-        """Both lines of a pair, at the source's place."""
+        """Return both lines of a pair as an example with the source's file and line number."""
         source, target = (side.example(number) for side in self.sides)
         return Example(side="source", place=source.place, text=f"{source.text}  ⇔  {target.text}")
 
     @property
     def pairs(self) -> int:
-        """Lines that have a counterpart of the same number."""
+        """Return the number of lines that both sides have."""
         return min(len(self.source.lines), len(self.target.lines))
 
 
 def read_corpus(source: Sequence[str], target: Sequence[str], languages: tuple[str, str] | None = None) -> CorpusText:
-    """Both sides of files line by line or, where no target is given, of files of pairs (.tsv, .jsonl).
+    """Return both sides of a corpus in parallel files or, without a target, in files of pairs (.tsv, .jsonl).
 
     Raises:
-        TransduceError: a file is missing, empty, in another encoding than UTF-8, or holds no pairs where it should.
+        TransduceError: a file is missing, empty, not in UTF-8, or lacks pairs.
     """
     if target:
         return CorpusText(read_side("source", source), read_side("target", target))
@@ -94,14 +94,14 @@ def read_corpus(source: Sequence[str], target: Sequence[str], languages: tuple[s
 def line_finding(
     text: CorpusText, name: str, found: tuple[Sequence[int], Sequence[int]], message: str, problem_share: float = 2.0
 ) -> Finding:
-    """A finding about lines of either side, by their numbers.
+    """Return a finding about lines of either side.
 
     Args:
         text: the corpus.
-        name: of the finding.
-        found: numbers of source lines and of target lines.
-        message: with {count}; what is said where there are any.
-        problem_share: from which share of all lines on it is a problem; more than 1 for never.
+        name: name of the finding.
+        found: indices of the affected source lines and target lines.
+        message: used if any line is affected; `{count}` is replaced.
+        problem_share: share of all lines from which it is a problem; more than 1 means never.
     """
     count = len(found[0]) + len(found[1])
     total = len(text.source.lines) + len(text.target.lines)
@@ -118,7 +118,7 @@ def line_finding(
 
 
 def examples_of(places: Iterable[tuple[Side, int]]) -> tuple[Example, ...]:
-    """The first of each side, few in all."""
+    """Return the first few lines as examples, from both sides if possible."""
     by_side: dict[str, list[Example]] = {"source": [], "target": []}
     for side, number in places:
         if len(by_side[side.name]) < EXAMPLES:

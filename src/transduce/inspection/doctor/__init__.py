@@ -1,4 +1,4 @@
-"""Proves on a model, in seconds, that it is wired as a Transformer must be: on ours, and on anybody's `nn.Module`.
+"""Check in seconds that a model is wired as a Transformer must be, for this package's models and any `nn.Module`.
 
 from transduce.inspection.doctor import Subject, examine
 

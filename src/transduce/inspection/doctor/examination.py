@@ -1,4 +1,4 @@
-"""Runs all checks on a subject."""
+"""Run the doctor's checks on a model, and report their results."""
 
 import time
 from collections.abc import Iterable
@@ -11,24 +11,23 @@ from transduce.inspection.doctor.checks import DECODING_CHECKS, DEPENDENCE_CHECK
 from transduce.inspection.doctor.subject import Check, Subject
 
 # --- report ---
-# What a check found, and the page of all of them.
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the report."""
+    """The result of one check."""
 
     name: str
-    """By which scripts and tests know the check."""
+    """Identifies the check in scripts and tests."""
     tested: str
-    """What was done to the model, and what the figure is."""
+    """What was changed in the model or its input, and what the figure measures."""
     figure: float | None
-    """None where the check was left out, or the model raised an error."""
+    """The measured value; None if the check was skipped or the model raised an error."""
     bar: str
-    """What the figure must be."""
+    """The bound that the figure must meet."""
     passed: bool | None
-    """None where the check was left out."""
+    """None if the check was skipped."""
     meaning: str
-    """What follows from it."""
+    """What the result means for the model."""
 
     def __str__(self) -> str:
         verdict = {True: "pass", False: "FAIL", None: "  - "}[self.passed]
@@ -37,16 +36,16 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All checks of one model."""
+    """The results of all checks of one model."""
 
     subject: str
     passed: bool
-    """Whether no check failed."""
+    """True if no check failed."""
     checks: tuple[CheckResult, ...]
     elapsed_seconds: float
 
     def failed(self) -> list[str]:
-        """The names of the checks that failed."""
+        """Return the names of the checks that failed."""
         return [check.name for check in self.checks if check.passed is False]
 
     def __str__(self) -> str:
@@ -57,31 +56,30 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(lines)
 
 
-# --- examination ---
-
+# --- running the checks ---
 
 CHECKS: tuple[Check, ...] = (*DEPENDENCE_CHECKS, *DECODING_CHECKS, *STRUCTURE_CHECKS, *LEARNING_CHECKS)
 
-# What a model that is wired wrongly raises, mostly because shapes clash.
+# Exceptions that a wrongly wired model may raise, mostly because shapes do not match.
 _MODEL_ERRORS = (RuntimeError, ValueError, IndexError, KeyError, TypeError, AssertionError)
 
 
 def examine(subject: Subject, checks: Iterable[Check] = CHECKS) -> DoctorReport:
-    """Tries a model, in evaluation mode and without changing its weights.
+    """Run checks on a model in evaluation mode, without changing its weights, and return a report.
 
     Args:
         subject: the model.
-        checks: which; all of them where nothing is said.
+        checks: the checks to run; all by default.
 
     Raises:
-        TransduceError: the vocabulary is too small to write sentences with.
+        TransduceError: the vocabulary is too small to draw random sentences from.
     """
     started_at = time.monotonic()
     was_training = subject.module.training
     subject.module.eval()
     try:
         with torch.no_grad():
-            results = tuple(_try(check, subject) for check in checks)
+            results = tuple(_run_check(check, subject) for check in checks)
     finally:
         subject.module.train(was_training)
     return DoctorReport(
@@ -92,16 +90,18 @@ def examine(subject: Subject, checks: Iterable[Check] = CHECKS) -> DoctorReport:
     )
 
 
-def _try(check: Check, subject: Subject) -> CheckResult:
+def _run_check(check: Check, subject: Subject) -> CheckResult:
     try:
         figure = check.measure(subject)
     except TransduceError:
         raise
     except _MODEL_ERRORS as error:
-        meaning = f"The model raised {type(error).__name__} ({error}). So this could not be looked at."
+        meaning = f"The model raised {type(error).__name__} ({error}), so this check could not run."
         return _result(check, None, "", passed=False, meaning=meaning)
     if figure is None:
-        return _result(check, None, "", passed=None, meaning="Left out: the model has, or shows, no such part.")
+        return _result(
+            check, None, "", passed=None, meaning="Skipped: the subject has no such part, or does not expose it."
+        )
     meaning = check.if_passed if figure.holds else check.if_failed
     return _result(check, figure.value, figure.bar, passed=figure.holds, meaning=meaning)
 

@@ -1,6 +1,6 @@
-"""A model as the checks see it: a few functions, and which ids have a meaning of their own.
+"""A model as the doctor's checks use it: a few functions, its special token ids, and random sentences to test it with.
 
-Legend: B batch, S source length, T target length, D model width, V target vocabulary.
+Shapes: B batch, S source length, T target length, D model width, V target vocabulary.
 """
 
 from collections.abc import Callable
@@ -15,13 +15,13 @@ from transduce.errors import TransduceError
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualLayer:
-    """One encoder or decoder layer, to be tried with its sub-layers silenced."""
+    """An encoder or decoder layer, to be tested with its sub-layers' outputs set to zero."""
 
     name: str
     run: Callable[[Tensor], Tensor]
-    """The whole layer, (B, T, D) to (B, T, D), without masks; a decoder layer may be given any memory."""
+    """The whole layer, (B, T, D) to (B, T, D), without masks; a decoder layer may use any memory."""
     sublayers: tuple[nn.Module, ...]
-    """The modules whose outputs are added to the stream: each attention, and the feed-forward network."""
+    """Modules whose outputs are added to the residual stream: each attention, and the feed-forward network."""
     norm_order: Literal["pre", "post"]
     """pre: x + f(norm(x)); post: norm(x + f(x))."""
     d_model: int
@@ -29,25 +29,25 @@ class ResidualLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitModel:
-    """Encoder and decoder apart."""
+    """A model's encoder and decoder as separate functions."""
 
     encode: Callable[[Tensor], Tensor]
-    """Source ids (B, S) to the memory (B, S, D)."""
+    """Maps source ids (B, S) to the memory (B, S, D)."""
     decode: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """Target input ids (B, T), memory (B, S, D) and where it may be attended to (B, S), boolean, to logits."""
+    """Maps target input ids (B, T), the memory (B, S, D) and a boolean mask of valid memory (B, S) to logits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is examined. Only the first group is needed; a check whose part is missing is left out, and says so."""
+    """A model to examine. Only fields without a default are required; checks that need a missing part are skipped."""
 
     name: str
     module: nn.Module
-    """Holds the parameters. It is examined in evaluation mode."""
+    """The module with the parameters. It is examined in evaluation mode."""
     logits: Callable[[Tensor, Tensor], Tensor]
-    """Source ids (B, S) and target input ids (B, T), both padded at the right, to logits (B, T, V).
+    """Maps source ids (B, S) and target input ids (B, T), both padded on the right, to logits (B, T, V).
 
-    The target input is the start symbol, then the target's pieces.
+    The target input is the start symbol, then the target's tokens.
     """
     source_vocabulary_size: int
     target_vocabulary_size: int
@@ -56,116 +56,125 @@ class Subject:
     eos_id: int
 
     uses_positions: bool = True
-    """False for a model that is meant to see a bag of pieces."""
+    """False for a model that is meant to treat its input as a bag of tokens."""
     positions_are_relative: bool = False
-    """True where attention alone knows distances (rotation, bias): the same piece everywhere then looks the same."""
+    """True if only attention sees positions (rotary, bias), so that outputs for one repeated token are all equal."""
     everything_counts: bool = True
-    """False for attention that picks single pieces, which leaves others without influence."""
+    """False for hard attention, which selects single tokens and gives the others no influence."""
     reserved_ids: tuple[int, ...] = ()
-    """Further ids that no sentence has."""
+    """Further special ids that no sentence contains."""
     decode_steps: Callable[[Tensor, Tensor], Tensor] | None = None
-    """What `logits` computes, but position by position with the cache that search uses."""
+    """Computes the same as `logits`, but position by position with the cache that decoding uses."""
     split: SplitModel | None = None
     loss: Callable[[Tensor, Tensor], Tensor] | None = None
-    """Source ids (B, S) and target ids (B, T), end symbol included, to the mean loss per target token in nats."""
+    """Maps source ids (B, S) and target ids with the end symbol (B, T) to the mean loss per target token in nats."""
     label_smoothing: float = 0.0
-    """What `loss` smooths with: ε / V goes to every piece."""
+    """The label smoothing ε of `loss`, which gives ε / V to every token."""
     position_table: Callable[[int], Tensor] | None = None
-    """A length to the table of sinusoids (length, D) that the model adds; for models that have one."""
+    """Maps a length to the sinusoids (length, D) that the model adds; None if it adds none."""
     layers: tuple[ResidualLayer, ...] = ()
     fresh: Callable[[], "Subject"] | None = None
-    """The same model, newly initialised, in float32."""
+    """Returns the same model, newly initialized, in float32."""
     learning_rate: float = 1e-3
-    """Adam's, with which a fresh model learns one batch by heart."""
+    """Adam's learning rate at which a new model memorizes one batch."""
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Return the device of the model's parameters."""
         return next(self.module.parameters()).device
 
     @property
     def tolerance(self) -> float:
-        """What rounding alone may change, in standard deviations of the logits."""
+        """Return the largest change that rounding errors may cause, in standard deviations of the logits."""
         return 1e-9 if next(self.module.parameters()).dtype == torch.float64 else 1e-4
 
 
-# --- probe ---
-# Random sentences to try a model on, and how changes of logits are measured.
-# Legend: B batch, S source length, T target length, V vocabulary.
+# --- random sentences and measurements ---
+# Draw random sentences to test a model with, and measure how logits change.
+# Shapes: B batch, S source length, T target length, V vocabulary.
 
 
 _MIN_TOKENS = 4
 
 
 class Figure(NamedTuple):
-    """What a check measured, and whether it is as it must be."""
+    """The value that a check measured, the bound it must meet, and whether it does."""
 
     value: float
+    """The measured value."""
     bar: str
+    """The bound, as text for the report."""
     holds: bool
+    """True if the value meets the bound."""
 
 
 class Check(NamedTuple):
-    """A check, and what it means for the person whose model it is."""
+    """A check of the doctor, with the messages for its two outcomes."""
 
     name: str
+    """Identifies the check in scripts and tests."""
     tested: str
+    """What is changed in the model or its input, and what the figure measures."""
     if_passed: str
+    """What it means if the check passes."""
     if_failed: str
+    """What it means if the check fails, and where to look for the fault."""
     measure: Callable[[Subject], Figure | None]
-    """None where the subject lacks the part that is tested."""
+    """Runs the check; returns None if the subject lacks the part to test."""
 
 
 class Tokens:
-    """Draws ids that stand in sentences, the same ones each time."""
+    """A generator of random token ids without special tokens; the sequence of draws is always the same."""
 
     def __init__(self, subject: Subject) -> None:
         self._generator = torch.Generator().manual_seed(1)
         self._subject = subject
         reserved = {subject.pad_id, subject.start_id, subject.eos_id, *subject.reserved_ids}
-        self._source = _ordinary(subject.source_vocabulary_size, reserved)
-        self._target = _ordinary(subject.target_vocabulary_size, reserved)
+        self._source = _ordinary_ids(subject.source_vocabulary_size, reserved)
+        self._target = _ordinary_ids(subject.target_vocabulary_size, reserved)
 
     def source(self, batch: int, length: int) -> Tensor:
-        """Source sentences with the end symbol, (B, S)."""
+        """Return random source sentences with the end symbol, (B, S)."""
         return _with_last(self._draw(self._source, batch, length), self._subject.eos_id)
 
     def target(self, batch: int, length: int) -> Tensor:
-        """Target sentences with the end symbol, (B, T)."""
+        """Return random target sentences with the end symbol, (B, T)."""
         return _with_last(self._draw(self._target, batch, length), self._subject.eos_id)
 
     def target_input(self, batch: int, length: int) -> Tensor:
-        """What the decoder is fed: the start symbol and pieces, (B, T)."""
+        """Return random decoder inputs: the start symbol, then tokens, (B, T)."""
         ids = self._draw(self._target, batch, length)
         ids[:, 0] = self._subject.start_id
         return ids
 
     def other_target(self, ids: Tensor) -> Tensor:
-        """Pieces of the target, each another one than stands there, (B, T)."""
-        return _differing(ids, self._target.to(ids.device))
+        """Return target tokens that differ from the given ones at every position, (B, T)."""
+        return _next_ids(ids, self._target.to(ids.device))
 
     def other_source(self, ids: Tensor) -> Tensor:
-        """The same of the source."""
-        return _differing(ids, self._source.to(ids.device))
+        """Return source tokens that differ from the given ones at every position, (B, S)."""
+        return _next_ids(ids, self._source.to(ids.device))
 
     def _draw(self, ordinary: Tensor, batch: int, length: int) -> Tensor:
         drawn = torch.randint(len(ordinary), (batch, length), generator=self._generator)
         return ordinary[drawn].to(self._subject.device)
 
 
-def _ordinary(size: int, reserved: set[int]) -> Tensor:
+def _ordinary_ids(size: int, reserved: set[int]) -> Tensor:
+    """Return the ids of the vocabulary that are not reserved."""
     ids = torch.tensor([id for id in range(size) if id not in reserved])
     if len(ids) < _MIN_TOKENS:
         raise TransduceError(
-            f"The doctor needs {_MIN_TOKENS} pieces that may stand in sentences, but of the vocabulary's {size} "
-            f"only {len(ids)} may: give it a model with a larger vocabulary."
+            f"The doctor needs {_MIN_TOKENS} ordinary tokens, but only {len(ids)} of the vocabulary's {size} are: "
+            "pass a model with a larger vocabulary."
         )
     return ids
 
 
-def _differing(ids: Tensor, ordinary: Tensor) -> Tensor:
-    place = torch.searchsorted(ordinary, ids.contiguous()).clamp_max(len(ordinary) - 1)
-    return ordinary[(place + 1) % len(ordinary)]
+def _next_ids(ids: Tensor, ordinary: Tensor) -> Tensor:
+    """Return ordinary ids that differ from the given ones at every position."""
+    index = torch.searchsorted(ordinary, ids.contiguous()).clamp_max(len(ordinary) - 1)
+    return ordinary[(index + 1) % len(ordinary)]
 
 
 def _with_last(ids: Tensor, last: int) -> Tensor:
@@ -174,12 +183,12 @@ def _with_last(ids: Tensor, last: int) -> Tensor:
 
 
 def padded(ids: Tensor, pad_id: int, columns: int) -> Tensor:
-    """The ids with so many columns of padding at the right."""
+    """Return the ids with this number of padding columns appended."""
     return torch.nn.functional.pad(ids, (0, columns), value=pad_id)
 
 
 def change(before: Tensor, after: Tensor) -> float:
-    """The largest change of a logit, in standard deviations of the logits; infinite where one is not finite."""
+    """Return the largest change of a logit in standard deviations of `before`; infinity if any logit is not finite."""
     if not bool(torch.isfinite(before).all() and torch.isfinite(after).all()):
         return float("inf")
     scale = before.double().std().clamp_min(1e-12)
@@ -187,11 +196,11 @@ def change(before: Tensor, after: Tensor) -> float:
 
 
 def unchanged(subject: Subject, value: float) -> Figure:
-    """A figure that must be zero but for rounding."""
+    """Return a figure that must be zero except for rounding errors."""
     return Figure(value, f"at most {subject.tolerance:g}", value <= subject.tolerance)
 
 
 def changed(subject: Subject, value: float) -> Figure:
-    """A figure that must be more than rounding."""
+    """Return a figure that must be clearly larger than rounding errors."""
     bar = 10 * subject.tolerance
     return Figure(value, f"more than {bar:g}", bar < value < float("inf"))

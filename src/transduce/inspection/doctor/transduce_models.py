@@ -1,4 +1,4 @@
-"""A model folder, or a settings file, as a subject."""
+"""Open this package's Transformers as subjects of the doctor: a model, a model folder or a settings file."""
 
 import copy
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from transduce.inspection.doctor.subject import ResidualLayer, SplitModel, Subje
 from transduce.machine import detect_machine
 from transduce.model.config import ModelConfig
 from transduce.model.masks import AttentionMask
+from transduce.model.positions import BIASES
 from transduce.model.transformer import Transformer
 from transduce.model_folder.read import read_model_folder
 from transduce.tasks.corpus import measure_corpus
@@ -28,27 +29,26 @@ from transduce.text.corpus import CorpusFiles
 from transduce.text.sentencepiece_model import EOS_ID, PAD_ID
 from transduce.training.choices import CorpusSize, choose_vocabulary_size
 
-# --- ours ---
-# Our own Transformer as a subject.
-# Legend: B batch, S source length, T target length, D model width, V vocabulary.
+# --- a Transformer as a subject ---
+# Shapes: B batch, S source length, T target length, D model width, V vocabulary.
 
 
-_MOST_PARAMETERS_IN_FLOAT64 = 100_000_000
-_SETTLING_BATCHES, _SETTLING_SHAPE = 40, (8, 12)
-_RELATIVE = ("rotary", "rotary-interleaved", "relative")
+_MAX_FLOAT64_PARAMETERS = 100_000_000
+_STATISTICS_BATCHES, _STATISTICS_SHAPE = 40, (8, 12)
+_RELATIVE = ("rotary", "rotary-interleaved", *BIASES)
 
 
 def subject_of(model: Transformer, *, name: str, label_smoothing: float = 0.1) -> Subject:
-    """A subject that has every part. The model is copied, in float64 unless it is very large.
+    """Return a subject for all checks, made from a copy of the model in float64 (float32 if it is very large).
 
     Args:
-        model: weights and configuration.
-        name: for the report.
-        label_smoothing: what it is trained with.
+        model: the model with its weights and configuration.
+        name: its name in the report.
+        label_smoothing: the label smoothing of its training loss.
     """
     size = sum(parameter.numel() for parameter in model.parameters())
     examined = copy.deepcopy(model)
-    examined = examined.double() if size <= _MOST_PARAMETERS_IN_FLOAT64 else examined.float()
+    examined = examined.double() if size <= _MAX_FLOAT64_PARAMETERS else examined.float()
     return _subject(examined, name, label_smoothing)
 
 
@@ -72,7 +72,7 @@ def _subject(model: Transformer, name: str, label_smoothing: float) -> Subject:
         label_smoothing=label_smoothing,
         position_table=_position_table(model),
         layers=_layers(model),
-        fresh=lambda: _subject(_new_model(config, model), f"{name}, newly initialised", label_smoothing),
+        fresh=lambda: _subject(_new_model(config, model), f"{name}, newly initialized", label_smoothing),
         learning_rate=min(1e-2, max(2e-4, 0.3 / config.d_model)),
     )
 
@@ -82,31 +82,34 @@ def _new_model(config: ModelConfig, like: Transformer) -> Transformer:
         torch.manual_seed(1)
         model = type(like)(config).to(like.source_weight.device)
         if config.norm == "batch":
-            _settle(model)
+            _collect_statistics(model)
         return model
 
 
-def _settle(model: Transformer) -> None:
-    """Lets BatchNorm, which evaluates by what it has seen, see random pieces."""
-    least = min(model.config.source_vocabulary_size, model.config.target_vocabulary_size)
+def _collect_statistics(model: Transformer) -> None:
+    """Run BatchNorm on random tokens, so that it has statistics for evaluation mode."""
+    smaller_vocabulary = min(model.config.source_vocabulary_size, model.config.target_vocabulary_size)
     with torch.no_grad():
-        for _ in range(_SETTLING_BATCHES):
-            tokens = torch.randint(least, _SETTLING_SHAPE, device=model.source_weight.device)
+        for _ in range(_STATISTICS_BATCHES):
+            tokens = torch.randint(smaller_vocabulary, _STATISTICS_SHAPE, device=model.source_weight.device)
             model(tokens, tokens)
 
 
 def _decode_steps(model: Transformer, source: Tensor, target: Tensor) -> Tensor:
-    """As beam search decodes: each sentence has a decoy beside it, and the two change places after every step."""
+    """Return the logits of a target decoded step by step with the cache, as beam search does it, (B, T, V).
+
+    Each sentence has a decoy hypothesis beside it, and the two swap rows after every step, which tests the reordering.
+    """
     scorer = TransformerScorer(model, source)
     decoy = target.flip(1)
     swap = torch.tensor([[1, 0]], device=source.device).expand(len(source), -1)
-    # At the first step a sentence has one hypothesis; its decoy parts from it after that.
+    # The first step has one hypothesis per sentence; the decoy branches off after it.
     logits = [scorer.step(target[:, :1])[:, 0]]
     scorer.reorder(torch.zeros_like(swap))
-    for place in range(1, target.shape[1]):
-        rows = torch.stack([target[:, place], decoy[:, place]], dim=1)  # (B, 2)
-        own = (place + 1) % 2  # where the sentence itself stands at this step
-        logits.append(scorer.step(rows.flip(1) if own else rows)[:, own])
+    for position in range(1, target.shape[1]):
+        rows = torch.stack([target[:, position], decoy[:, position]], dim=1)  # (B, 2)
+        own_row = (position + 1) % 2  # row of the sentence itself at this step
+        logits.append(scorer.step(rows.flip(1) if own_row else rows)[:, own_row])
         scorer.reorder(swap)
     return torch.stack(logits, dim=1)  # (B, T, V)
 
@@ -129,41 +132,41 @@ def _training_loss(model: Transformer, label_smoothing: float) -> Callable[[Tens
             source_tokens=int((source != pad_id).sum()),
             target_tokens=int((target != pad_id).sum()),
         )
-        found = task.loss(batch)
-        return found.total / found.tokens
+        sums = task.loss(batch)
+        return sums.total / sums.tokens
 
     return loss
 
 
 def _position_table(model: Transformer) -> Callable[[int], Tensor] | None:
-    """What the embedding adds to nothing, where that should be the paper's sinusoids."""
+    """Return a function from a length to the model's position table, or None if it is not the paper's sinusoids."""
     config = model.config
     if config.positions != "sinusoidal" or config.sinusoids_to_end:
         return None
 
     def table(length: int) -> Tensor:
-        nothing = model.source_weight.new_zeros(1, length, config.d_model)
-        return model.source_embedding.positions(nothing)[0]  # type: ignore[no-any-return]
+        zeros = model.source_weight.new_zeros(1, length, config.d_model)
+        return model.source_embedding.positions(zeros)[0]  # type: ignore[no-any-return]
 
     return table
 
 
 def _layers(model: Transformer) -> tuple[ResidualLayer, ...]:
-    """The layers, where their norms stand in one of the two usual places and look at one position at a time."""
+    """Return the residual layers, or none if their norms are not plain pre-norm or post-norm over single positions."""
     order, width = model.config.norm_order, model.config.d_model
     if order == "sandwich" or model.config.norm == "batch":
         return ()
 
-    def shown(name: str, layer: nn.Module, run: Callable[[Tensor], Tensor], *sublayers: str) -> ResidualLayer:
+    def residual_layer(name: str, layer: nn.Module, run: Callable[[Tensor], Tensor], *sublayers: str) -> ResidualLayer:
         modules = tuple(layer.get_submodule(sublayer) for sublayer in sublayers)
         return ResidualLayer(name=name, run=run, sublayers=modules, norm_order=order, d_model=width)
 
     encoder = (
-        shown(f"encoder layer {number}", layer, _encoder_run(layer), "self_attention", "feed_forward")
+        residual_layer(f"encoder layer {number}", layer, _encoder_run(layer), "self_attention", "feed_forward")
         for number, layer in enumerate(model.encoder_layers)
     )
     decoder = (
-        shown(
+        residual_layer(
             f"decoder layer {number}", layer, _decoder_run(layer), "self_attention", "memory_attention", "feed_forward"
         )
         for number, layer in enumerate(model.decoder_layers)
@@ -179,23 +182,22 @@ def _decoder_run(layer: nn.Module) -> Callable[[Tensor], Tensor]:
     return lambda x: layer(x, torch.zeros_like(x), mask=None, memory_mask=None)
 
 
-# --- transduce models ---
-
+# --- a model folder or a settings file as a subject ---
 
 _SETTINGS_FILE = "settings.toml"
-# Where the settings name no text, and so leave the sizes open.
+# Used if the settings name no training text.
 _ASSUMED = CorpusSize(pairs=100_000, unspaced_characters=0)
 
 
 def open_subject(place: Path, device: str = "cpu") -> Subject:
-    """What is examined: the model of a folder, or a new model as a settings file describes it.
+    """Return the model of a folder, or a newly initialized model from a settings file, as a subject.
 
     Args:
-        place: a model folder, or a settings file such as `transduce train` takes.
-        device: where to compute.
+        place: a model folder, or a settings file as for `transduce train`.
+        device: the device to compute on.
 
     Raises:
-        TransduceError: it is neither, or cannot be read.
+        TransduceError: the path is neither, or cannot be read.
     """
     if place.is_dir():
         model = read_model_folder(place).model
@@ -212,27 +214,33 @@ def open_subject(place: Path, device: str = "cpu") -> Subject:
             model = Transformer(described_model(settings))
     else:
         raise TransduceError(f"The doctor examines a model folder or a settings file, but {place} does not exist.")
-    said, usual = settings.training.label_smoothing, kind_of(settings.task.kind).label_smoothing
-    smoothing = usual if said is None else said
+    smoothing_setting, default_smoothing = (
+        settings.training.label_smoothing,
+        kind_of(settings.task.kind).label_smoothing,
+    )
+    smoothing = default_smoothing if smoothing_setting is None else smoothing_setting
     return subject_of(model.to(device), name=str(place), label_smoothing=smoothing)
 
 
 def _settings_beside(folder: Path) -> Settings:
-    """The settings of the run that wrote a model; the usual ones where it came without."""
+    """Return the settings of the run that wrote a model, or the defaults if its folder has none."""
     path = folder / _SETTINGS_FILE
     return make_settings(read_settings(path)) if path.is_file() else Settings()
 
 
 def described_model(settings: Settings) -> ModelConfig:
-    """The model that training would build from these settings.
+    """Return the configuration of the model that training would build from these settings.
 
-    Nothing is learnt from the text: it is counted, which settles the preset and the vocabulary's size.
+    The training text is only counted, to choose the preset and the vocabulary's size; nothing is trained.
     """
     data = settings.data
     files = CorpusFiles(source=data.source, target=data.target, format=data.format, languages=data.languages)
     size = measure_corpus(files) if data.source else _ASSUMED
-    tokens = settings.tokenizer.vocabulary_size or choose_vocabulary_size(size).value
-    preset = resolve_preset(settings, detect_machine(), ChoiceLog(), pairs=size.pairs, vocabulary_size=tokens)
+    vocabulary_size = settings.tokenizer.vocabulary_size or choose_vocabulary_size(size).value
+    preset = resolve_preset(settings, detect_machine(), ChoiceLog(), pairs=size.pairs, vocabulary_size=vocabulary_size)
     return resolve_model(
-        settings, preset, VocabularyProperties(tokens, tokens, PAD_ID, EOS_ID, settings.tokenizer.joint), ChoiceLog()
+        settings,
+        preset,
+        VocabularyProperties(vocabulary_size, vocabulary_size, PAD_ID, EOS_ID, settings.tokenizer.joint),
+        ChoiceLog(),
     )

@@ -1,9 +1,9 @@
-"""Two pages: one on which a single translation is looked into, and which needs nothing else, and that of a server.
+"""Build two HTML pages: a self-contained page about one translation, and the server's page.
 
-Their parts stand beside this file, written by hand. `views.js` and `tree.js` turn data into pictures, `sections.js`
-puts them under headings, `words.js` has the English and Chinese for both. `page.js` is the page of one translation,
-with `coreference.js` for a pronoun in it. `live.js` is the page of a server, with `answers.js` (how it asks),
-`changes.js` (what if …?) and words of its own.
+Their parts are files in this folder. `views.js` and `tree.js` draw data, `sections.js` puts the drawings under
+headings, and `words.js` has their texts in English and Chinese. `page.js` is the page of one translation, with
+`coreference.js` for a pronoun in it. `live.js` is the server's page, with `answers.js` (requests), `changes.js`
+(interventions) and `live_words.js` (texts).
 """
 
 import base64
@@ -18,20 +18,20 @@ _LIVE = (*_VIEWS, "live_words.js", "answers.js", "changes.js", "live.js")
 
 
 def render_page(title: str, payload: str) -> str:
-    """The page of one translation as HTML: it asks no other address for anything, and its policy forbids it to.
+    """Return the page of one translation as HTML, whose content policy forbids all network access.
 
     Args:
-        title: what the browser shows above it.
+        title: the page's title.
         payload: an `inspection.payload.Inspection` as JSON.
     """
     return _render(title, payload, _ALONE, styles=("page.css",), connect="'none'")
 
 
 def render_live_page(settings: str) -> str:
-    """The page of a server as HTML: it talks to the server that it came from, and to nobody else.
+    """Return the server's page as HTML, whose content policy allows requests to that server only.
 
     Args:
-        settings: what it must know of the server (`serving.messages.PageSettings`) as JSON.
+        settings: settings of the server (`serving.messages.PageSettings`) as JSON.
     """
     return _render("transduce", settings, _LIVE, styles=("page.css", "live.css"), connect="'self'")
 
@@ -45,7 +45,7 @@ def _render(title: str, payload: str, scripts: Sequence[str], *, styles: Sequenc
             "base-uri 'none'; form-action 'none'"
         ),
         "style": "\n".join(map(read_part, styles)),
-        "payload": payload.replace("<", "\\u003c"),  # whatever the sentence says, it cannot end the script element
+        "payload": payload.replace("<", "\\u003c"),  # so that no text can end the script element
         "script": script,
     }
     page, *fields = read_part("page.html").split("{{")
@@ -56,10 +56,10 @@ def _render(title: str, payload: str, scripts: Sequence[str], *, styles: Sequenc
 
 
 def _digest(script: str) -> str:
-    """By which the policy knows the one script that may run."""
+    """Return the hash by which the content policy allows the page's script."""
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode('ascii')}"
 
 
 def read_part(name: str) -> str:
-    """A file beside this one."""
+    """Return the text of a file in this folder."""
     return (files(__name__) / name).read_text(encoding="utf-8")

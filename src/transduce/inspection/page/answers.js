@@ -1,4 +1,4 @@
-// How the server is asked. What goes wrong becomes an error whose message is a sentence to show.
+// Requests to the server. Every failure becomes an error whose message can be shown.
 
 const wasLeft = error => error.name === "AbortError";
 
@@ -15,7 +15,7 @@ async function ask(address, message, {key, words, signal}) {
   throw new Error(said.error || words.strange(response.status));
 }
 
-// The server-sent events of an answer, as they come: their names and their data.
+// Yields the names and data of a response's server-sent events as they arrive.
 async function* eventsOf(response, words) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "", last = "";
@@ -38,7 +38,7 @@ async function* eventsOf(response, words) {
   if (last !== "result" && last !== "error") throw new Error(words.noServer);
 }
 
-// Calls `onprogress` on the way and returns the result.
+// Translates with streaming: calls `onprogress` for each progress event and returns the result.
 async function translation(message, {onprogress, ...asked}) {
   const response = await ask("translate", {...message, stream: true}, asked);
   for await (const [name, data] of eventsOf(response, asked.words)) {

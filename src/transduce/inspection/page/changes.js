@@ -1,15 +1,15 @@
-// What if …? The changes that a person makes to one translation, and the two translations beside each other.
+// Interventions: the changes that a reader makes to one translation, and the two translations side by side.
 
 const noChange = () => ({headsOff: [], step: null, force: null, forbid: [], changed: null});
 const isChanged = change => change.headsOff.length > 0 || change.step !== null || change.changed !== null;
 const sameHead = one => other => one.kind === other.kind && one.layer === other.layer && one.head === other.head;
 
-// As `POST /intervene` takes it.
+// The change as fields of the body of `POST /intervene`.
 function changeMessage({headsOff, step, force, forbid, changed}) {
   return {heads_off: headsOff, step, force, forbid, changed};
 }
 
-// These heads off if one of them was on, else all on.
+// Switches these heads off if any of them is on, else switches all of them on.
 function switchHeads(change, heads) {
   const others = change.headsOff.filter(off => !heads.some(sameHead(off)));
   const areOff = heads.every(head => change.headsOff.some(sameHead(head)));
@@ -20,13 +20,13 @@ function forcePiece(change, step, force) {
   return {...change, step, force, forbid: []};
 }
 
-// Several pieces can be forbidden at one place; at another place it begins anew.
+// Several tokens can be forbidden at one position; choosing another position starts a new list.
 function forbidPiece(change, step, piece) {
   const before = change.step === step ? change.forbid : [];
   return {...change, step, force: null, forbid: before.includes(piece) ? before : [...before, piece]};
 }
 
-// The heads that are off, those of one layer together where all are.
+// Descriptions of the heads that are off; a layer whose heads are all off gets one description.
 function headsInWords(change, words, inspection) {
   const isOfLayer = one => other => one.kind === other.kind && one.layer === other.layer;
   const firsts = change.headsOff.filter((off, number) => change.headsOff.findIndex(isOfLayer(off)) === number);
@@ -40,7 +40,7 @@ function headsInWords(change, words, inspection) {
   });
 }
 
-// The changes one by one, in words, each with what is left without it.
+// A description of each change, with the change that remains without it.
 function changesInWords(change, words, inspection) {
   const heads = headsInWords(change, words, inspection);
   const noPiece = {...change, step: null, force: null, forbid: []};
@@ -53,7 +53,7 @@ function changesInWords(change, words, inspection) {
   return [...heads, ...piece, ...source];
 }
 
-// Which of `after` is not in `before`: the longest common subsequence is the same.
+// Whether each item of `after` is outside the longest common subsequence with `before`.
 function newOnes(before, after) {
   const lengths = Array.from({length: before.length + 1}, () => new Array(after.length + 1).fill(0));
   for (let one = before.length - 1; one >= 0; one--) {
@@ -74,7 +74,7 @@ function newOnes(before, after) {
   return isNew;
 }
 
-// One side: the translation, and its pieces with their probabilities; those that the other has not are marked.
+// One translation with its tokens and their probabilities; tokens that the other one lacks are marked.
 function outcomeView(heading, outcome, other) {
   const isNew = newOnes(other.pieces, outcome.pieces);
   const pieces = outcome.pieces.map((piece, place) => {
@@ -91,7 +91,7 @@ function comparisonView({before, after}, words) {
     make("div", {class: "comparison"}, outcomeView(words.before, before, after), outcomeView(words.after, after, before)));
 }
 
-// The source's words as buttons; a chosen one becomes a field, and what is written there takes its place.
+// The source's words as buttons; a chosen one becomes a text field for its replacement.
 function replaceView(source, sourceWords, words, onreplace) {
   let from = 0;
   const spans = sourceWords.map(word => {
@@ -105,7 +105,7 @@ function replaceView(source, sourceWords, words, onreplace) {
       const field = make("input", {
         class: "replacement", value: word, "aria-label": words.replace(word), title: words.close, size: Math.max(4, 2 * word.length),
       });
-      // Taking the field away takes the focus from it, too.
+      // Removing the field also fires its blur event.
       const leave = () => field.replaceWith(button);
       field.addEventListener("blur", leave);
       field.addEventListener("keydown", event => {

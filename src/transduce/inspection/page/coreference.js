@@ -1,10 +1,10 @@
-// From a pronoun to the words before it: the sentence under one head, and every head with the word it points to.
+// Attention from a pronoun: the sentence shaded by one head, and every head with the candidate it points to.
 
 Object.assign(WORDS.en, {
-  coreference: "What the pronoun looks at",
-  coreferenceHelp: "Each button is a head, with the earlier word that gets most of its attention from the pronoun. Green ones point to the word that the pronoun stands for. Choose one to see where else it looks.",
-  pointing: (right, all, chance) => `${right} of ${all} heads point to it; by lot it would be ${chance}.`,
-  leftToRight: "The model reads from left to right: what follows the pronoun cannot change this.",
+  coreference: "What the pronoun attends to",
+  coreferenceHelp: "Each button is an attention head, with the candidate word that gets most attention from the pronoun. Green ones point to the word that the pronoun refers to. Choose one to see its attention to all words.",
+  pointing: (right, all, chance) => `${right} of ${all} heads point to it; by chance it would be ${chance}.`,
+  leftToRight: "The model reads from left to right, so the words after the pronoun cannot change this.",
 });
 Object.assign(WORDS.zh, {
   coreference: "代词在看什么",
@@ -13,7 +13,7 @@ Object.assign(WORDS.zh, {
   leftToRight: "模型从左到右阅读：代词后面的内容不会改变这里的结果。",
 });
 
-// The number of the candidate that a head's weights favour, and what all its words get.
+// The candidate that gets most of a head's attention, and the attention to all its words.
 function favourite(found, weights) {
   const sums = found.candidates.map(words => words.reduce((sum, word) => sum + weights[word], 0));
   const best = sums.indexOf(Math.max(...sums));
@@ -25,7 +25,7 @@ function candidateName(found, number) {
   return parts.join(parts.every(part => [...part].length === 1) ? "" : " ");
 }
 
-// The head that is shown first: the one that spends most on the word that it favours, a pointing one where there is any.
+// The head that is shown first: the one with most attention to its best candidate, preferably the antecedent.
 function firstPointer(found) {
   let first = {layer: 0, head: 0, value: -1};
   found.weights.forEach((heads, layer) => heads.forEach((weights, head) => {
@@ -61,7 +61,7 @@ function pointerTable(found, words, chosen, choose) {
   return make("div", {}, ...rows);
 }
 
-// Nothing where no pronoun was asked about.
+// No section if the inspection has no pronoun.
 function coreferenceSections(inspection, words, chosen, choose) {
   const found = inspection.coreference;
   if (!found) return [];

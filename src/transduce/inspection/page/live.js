@@ -1,5 +1,5 @@
-// The page of a server. `chosen` is what a person has chosen, `found` what the server has answered; a part of the page
-// is drawn anew when something in it has changed.
+// The server's page. `chosen` has the reader's selections, `found` the server's results; a part of the page is redrawn
+// when its data has changed.
 
 const settings = JSON.parse(document.getElementById("payload").textContent);
 const PAUSE_MILLISECONDS = 500;
@@ -85,7 +85,7 @@ function drawInside() {
   const {inspection} = found;
   details.hidden = !inspection;
   details.querySelector("summary").textContent = words().how;
-  // A closed one is drawn when it is opened.
+  // Closed details are drawn when they are opened.
   if (!inspection || !details.open) return;
   refill(parts.inside, make("p", {class: "dim facts"}, factsOf(inspection, words())),
     attentionSection(inspection, words(), chosen, chooseInside, {isOff, bar: headSwitches()}),
@@ -142,7 +142,7 @@ function typed() {
   pause = setTimeout(translate, PAUSE_MILLISECONDS);
 }
 
-// A line for each line of the text: what is certain, and the rest of the best guess.
+// A line for each line of the text: the final part, and the rest of the best guess.
 function showProgress(lines) {
   let number = -1;
   output.replaceChildren(...text.value.split(/\r?\n/).map(line => {
@@ -197,7 +197,7 @@ async function translate() {
   setBusy("");
 }
 
-// --- looking into it -----------------------------------------------------------------------------------------------
+// --- inspection ----------------------------------------------------------------------------------------------------
 
 function forget() {
   found.inspection = null;
@@ -206,7 +206,7 @@ function forget() {
   drawInside();
 }
 
-// What cannot be looked into is translated all the same: a text that is too long, or a model without attention.
+// A failed inspection keeps the translation: the line may be too long, or the model may have no attention.
 async function look(asked) {
   setBusy(words().looking);
   try {
@@ -242,16 +242,16 @@ async function chooseLine(line) {
   try {
     await look(begin("translation"));
   } catch {
-    return;  // another one was chosen meanwhile
+    return;  // another line was chosen meanwhile
   }
   setBusy("");
 }
 
-// --- what if …? ----------------------------------------------------------------------------------------------------
+// --- interventions -------------------------------------------------------------------------------------------------
 
 const isOff = ({layer, head}) => chosen.change.headsOff.some(sameHead({kind: chosen.kind, layer, head}));
 
-// For the chosen head, or for all heads of the layer whose mean is chosen.
+// A button for the chosen head, or for all heads of the layer whose mean is chosen.
 function headSwitches() {
   const {layer, head} = chosen.head;
   const {kind} = chosen;
@@ -262,7 +262,7 @@ function headSwitches() {
   return [make("button", {type: "button", class: "switch", onclick: () => makeChange(switchHeads(chosen.change, heads))}, name)];
 }
 
-// The last piece stands for the end, and can be forbidden like any other.
+// The last token is the end symbol, which can be forbidden like any other.
 function pieceActions(row) {
   const {place} = chosen;
   const isTaken = row.piece === found.inspection.steps[place].piece;

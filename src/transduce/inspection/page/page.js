@@ -1,4 +1,4 @@
-// The page of one translation: puts the sections on it, and keeps what is chosen.
+// The page of one translation: renders the sections and keeps the reader's selections.
 
 const inspection = JSON.parse(document.getElementById("payload").textContent);
 const chosen = {

@@ -1,4 +1,4 @@
-// Sections of a page: views under a heading, with what explains them and what is to be chosen. Plain functions, too.
+// Sections of a page: a heading, an explanation, views and controls. They are plain functions.
 
 function section(heading, help, ...content) {
   return make("section", {}, make("h2", {}, heading), make("p", {class: "dim"}, help), ...content);
@@ -8,7 +8,7 @@ function toggle(text, pressed, onclick) {
   return make("button", {type: "button", "aria-pressed": pressed, onclick}, text);
 }
 
-// What a view needs of one kind of attention: the weights, and what its rows and columns are.
+// The weights of one kind of attention, with the tokens of its rows and columns.
 function attentionOf(inspection, kind) {
   const before = ["<start>", ...inspection.target_pieces.slice(0, -1)];
   const from = kind === "encoder" ? inspection.source_pieces : inspection.target_pieces;
@@ -16,10 +16,10 @@ function attentionOf(inspection, kind) {
   return {attention: decodeAttention(inspection[kind]), from: from.map(visible), to: to.map(visible)};
 }
 
-// The last layer's mean, to begin with.
+// The head that is selected first: the mean of the last layer's heads.
 const firstHead = (inspection, kind) => ({layer: inspection[kind].shape[0] - 1, head: -1});
 
-// The piece that the model was least sure of.
+// The position of the least probable token.
 const leastSure = steps => steps.reduce((worst, step, place) => step.probability < steps[worst].probability ? place : worst, 0);
 
 function wordsSection(inspection, words) {
@@ -33,7 +33,7 @@ function probabilitiesSection(inspection, words, chosen, choose, actionFor) {
     make("div", {class: "scroll"}, candidatesView(inspection.steps[chosen.place], actionFor)));
 }
 
-// `isOff` and `bar` are for pages on which heads can be switched off.
+// `isOff` and `bar` are used by the page on which heads can be switched off.
 function attentionSection(inspection, words, chosen, choose, {isOff, bar = []} = {}) {
   const {attention, from, to} = attentionOf(inspection, chosen.kind);
   const kinds = ["memory", "encoder", "decoder"].map(kind =>
@@ -52,13 +52,13 @@ function treeSection(inspection, words) {
   return section(words.tree, help, treeView(inspection.tree, words));
 }
 
-// A line about the whole: languages, model, score.
+// A line with the languages, the model and the score.
 function factsOf(inspection, words) {
   const languages = [inspection.source_language, inspection.target_language].filter(Boolean).join(" → ");
   return [languages, inspection.model, `${words.score} ${inspection.score.toFixed(3)}`].filter(Boolean).join(" · ");
 }
 
-// --- what a person has chosen about the page itself --------------------------------------------------------------
+// --- language and theme of the page -----------------------------------------------------------------------------
 
 const systemIsDark = window.matchMedia("(prefers-color-scheme: dark)");
 
@@ -78,7 +78,7 @@ function appearanceBar(words, chosen, choose) {
     make("button", {type: "button", onclick: () => choose({theme: chosen.theme === "dark" ? "light" : "dark"})}, words.theme));
 }
 
-// Fills a container anew. What had the focus has a successor at the same place, which gets it; nothing scrolls.
+// Replaces a container's content. The control at the same index as the focused one gets the focus; nothing scrolls.
 function refill(container, ...children) {
   const stops = () => [...container.querySelectorAll("button, input, select, textarea, summary, [tabindex]")];
   const boxes = () => [...container.querySelectorAll(".scroll")];

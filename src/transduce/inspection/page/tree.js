@@ -1,7 +1,7 @@
-// The beam's tree: a column for each step, a line of boxes for each hypothesis.
+// The beam search tree: a column per step, a box per hypothesis.
 
-// Where the boxes stand: {x, y} of each node, in columns and lines, and how many of both there are. A column holds the
-// hypotheses of one length: the translation first, then children in the order of their parents, likelier ones first.
+// The position {x, y} of each node in columns and lines, and the number of both. A column holds the hypotheses of one
+// length: the translation first, then children in the order of their parents, likelier ones first.
 function layOutTree(nodes) {
   const children = nodes.map(() => []);
   nodes.forEach((node, number) => { if (node.parent >= 0) children[node.parent].push(number); });
@@ -33,12 +33,12 @@ function treeView(nodes, words) {
     for (let at = number; at > 0; at = nodes[at].parent) pieces.unshift(nodes[at].piece);
     return pieces.join("").replaceAll("▁", " ").trim();
   };
-  const found = node => node.score != null; // by the search, whether it ended or was cut
+  const found = node => node.score != null; // a result of the search, ended or cut
   const say = number => {
     const node = nodes[number];
     const end = node.ended ? words.ended : words.cut;
-    const fate = found(node) ? `${end}, ${words.score} ${node.score.toFixed(3)}` : children[number].length ? words.goesOn : words.left;
-    readout.textContent = `${text(number) || words.begin} — ${words.logProbability} ${node.log_probability.toFixed(3)}, ${fate}`;
+    const outcome = found(node) ? `${end}, ${words.score} ${node.score.toFixed(3)}` : children[number].length ? words.goesOn : words.left;
+    readout.textContent = `${text(number) || words.begin} — ${words.logProbability} ${node.log_probability.toFixed(3)}, ${outcome}`;
   };
   nodes.forEach((node, number) => {
     if (node.parent < 0) return;

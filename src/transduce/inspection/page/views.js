@@ -1,5 +1,5 @@
-// Views of one inspected translation. Each is a plain function: data in, an element out; `on…` is called when a person
-// chooses something. None keeps state of its own beyond what the pointer or the keyboard is at.
+// Views of one inspected translation: functions from data to an element, which call `on…` when the reader selects
+// something. They keep no state except the position of the pointer and the keyboard focus.
 
 function make(name, properties = {}, ...children) {
   const element = document.createElement(name);
@@ -23,15 +23,15 @@ function draw(name, properties = {}, ...children) {
 
 const percent = value => value >= 0.9995 ? "100 %" : value < 0.001 ? "< 0.1 %" : `${(100 * value).toFixed(1)} %`;
 const isWide = text => /[\u1100-\u11ff\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uff60]/u.test(text);
-// Pieces spell a space as ▁, which most fonts draw as a heavy block.
+// Tokens spell a space as ▁, which most fonts draw as a heavy block.
 const visible = piece => piece.replaceAll("▁", "_");
-// Roughly how many pixels a text takes at 14 pixels a line.
+// The approximate width in pixels of a text of 14 pixels height.
 const widthOf = text => [...text].reduce((sum, character) => sum + (isWide(character) ? 14.5 : 8), 0);
 
 // --- the keyboard ------------------------------------------------------------------------------------------------
 
-// Makes items one stop for the Tab key. `move` tells to which number a key leads from a number; by default the arrow
-// keys go along rows of so many columns.
+// Makes a group of items one stop for the Tab key. `move` maps an index and a key to the next index; by default the arrow
+// keys move in rows of `columns` items.
 function oneStop(container, items, {start = 0, columns = 1, move} = {}) {
   const along = (at, key) => at + ({
     ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns, Home: -at, End: items.length - 1 - at,
@@ -66,7 +66,7 @@ function decodeAttention(packed) {
 
 // --- words -------------------------------------------------------------------------------------------------------
 
-// Both sentences; the word under the pointer shades what it looks at, or what looks at it.
+// Both sentences; the word under the pointer shades the words that it attends to, or that attend to it.
 function alignmentView(words) {
   const most = Math.max(0.001, ...words.weights.flat());
   const rows = {source: [], target: []};
@@ -111,7 +111,7 @@ function piecesView(steps, chosen, onchoose) {
   return pieces;
 }
 
-// A line for each candidate; `actionFor` may put a button at its end.
+// A row for each candidate; `actionFor` may add a button to it.
 function candidatesView(step, actionFor = () => []) {
   const known = step.candidates.some(candidate => candidate.piece === step.piece);
   const taken = {piece: step.piece, probability: step.probability};
@@ -126,7 +126,7 @@ function candidatesView(step, actionFor = () => []) {
 
 const accent = () => getComputedStyle(document.documentElement).getPropertyValue("--accent-rgb").trim();
 
-// All heads of all layers, small; the last column is the mean of each layer's. Those that are off are crossed out.
+// Small pictures of all heads of all layers; the last column is the mean of each layer. Heads that are off are crossed out.
 function headsView(attention, words, chosen, onchoose, isOff = () => false) {
   const [layers, heads, queries, keys] = attention.shape;
   const width = Math.max(28, Math.min(84, Math.floor(Math.min(880, window.innerWidth - 120) / (heads + 1))));
@@ -153,7 +153,7 @@ function headsView(attention, words, chosen, onchoose, isOff = () => false) {
   return make("div", {class: "scroll"}, grid);
 }
 
-// A pixel for each pair: fast enough for all heads of a long sentence.
+// One pixel per pair of tokens, which is fast enough for all heads of a long sentence.
 function paintPixels(context, attention, layer, head) {
   const [, , queries, keys] = attention.shape;
   const [red, green, blue] = accent().split(",").map(Number);
@@ -184,7 +184,7 @@ function paintCells(context, attention, layer, head, size, left, top) {
   }
 }
 
-// Two columns of pieces, with a line from each to what it looks at; stronger where it looks more.
+// Two columns of tokens, with a line from each token to those that it attends to, darker for more attention.
 function linesView(attention, chosen, from, to) {
   const step = 26, gap = 150, left = Math.max(40, ...from.map(widthOf)) + 16;
   const height = step * Math.max(from.length, to.length) + 8;
@@ -215,11 +215,11 @@ function linesView(attention, chosen, from, to) {
   return make("div", {class: "scroll"}, picture);
 }
 
-// A square for each pair; the frame follows the pointer and the arrow keys, and the line under it says what it frames.
+// A square per pair of tokens; a frame follows the pointer and the arrow keys, and a line below describes its square.
 function heatMapView(attention, chosen, from, to, words) {
   const left = Math.max(30, ...from.map(widthOf)) + 10, top = Math.max(20, ...to.map(widthOf)) + 10;
-  const room = Math.min(560, window.innerWidth - left - 80);
-  const size = Math.max(10, Math.min(34, Math.floor(room / Math.max(from.length, to.length))));
+  const available = Math.min(560, window.innerWidth - left - 80);
+  const size = Math.max(10, Math.min(34, Math.floor(available / Math.max(from.length, to.length))));
   const font = `${Math.max(10, Math.min(14, size - 2))}px system-ui, "Noto Sans CJK SC", "PingFang SC", "Microsoft YaHei", sans-serif`;
   const width = left + size * to.length + 2, height = top + size * from.length + 2, scale = window.devicePixelRatio || 1;
   const canvas = make("canvas", {

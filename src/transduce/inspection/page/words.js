@@ -1,17 +1,17 @@
-// The page's own words, in both of its languages.
+// Texts of both pages, in English and Chinese.
 const WORDS = {
   en: {
     title: "How this translation was made", theme: "Dark / light", other: "中文", otherLanguage: "zh",
-    alignment: "Word by word", alignmentHelp: "Point at a word, or move to it with Tab and the arrow keys: darker words are looked at more.",
-    probabilities: "Probabilities", probabilitiesHelp: "How sure the model was of each piece. Choose one to see what else it considered there.",
-    candidates: place => `Likeliest at place ${place}`,
-    attention: "Attention", attentionHelp: "Each small picture is a head: rows look at columns. Choose one to see it large.",
+    alignment: "Word by word", alignmentHelp: "Point at a word, or move to it with Tab and the arrow keys: darker words get more attention.",
+    probabilities: "Probabilities", probabilitiesHelp: "How probable the model considered each token. Choose one to see the alternatives at its position.",
+    candidates: place => `Likeliest tokens at position ${place}`,
+    attention: "Attention", attentionHelp: "Each small picture is an attention head: rows attend to columns. Choose one to enlarge it.",
     memory: "Target → source", encoder: "Source → source", decoder: "Target → target before it",
     layer: "layer", head: "head", mean: "mean", lines: "Lines", heatMap: "Heat map",
     heatHelp: "Arrow keys move the frame.", looks: (from, to, weight) => `${from} → ${to}: ${weight}`,
-    tree: "The beam's tree", treeHelp: width => `Every hypothesis that was kept, at most ${width} at each step; the figure is its log-probability. Filled boxes ended, with their score; the thick line is the translation; grey branches were left behind. Arrow keys go along the branches.`,
+    tree: "Beam search tree", treeHelp: width => `Every hypothesis that was kept, at most ${width} at each step; the number is its log-probability. Filled boxes are finished hypotheses with their score; the thick line is the translation; gray branches were dropped. The arrow keys move along the branches.`,
     greedyHelp: "Greedy search keeps a single hypothesis: the tree is one line.",
-    score: "score", ended: "ended", cut: "cut at the greatest length", left: "left behind", goesOn: "went on", begin: "begin", logProbability: "log-probability",
+    score: "score", ended: "ended", cut: "cut at the maximum length", left: "dropped", goesOn: "continued", begin: "start", logProbability: "log-probability",
   },
   zh: {
     title: "这句译文是怎样产生的", theme: "深色 / 浅色", other: "English", otherLanguage: "en",

@@ -1,8 +1,9 @@
-"""Our models as Hugging Face's: Pegasus, Marian, BART, mBART, M2M100, T5, BERT, GPT-2, Llama, Qwen2 compute the same.
+"""Conversion of weights and config.json between this package's models and equivalent Hugging Face classes.
 
-A model folder holds the weights under the names of the class that fits, so that it opens there with no export step. A
-configuration that no class can hold keeps our own names, and its `config.json` names no class. Folders that were
-written before a class was known have our own names too: what stands in a file decides.
+Supported are Pegasus, Marian, BART, mBART, M2M100, T5, BERT, GPT-2, Llama and Qwen2. A model folder stores its weights
+under the names of the matching class, so transformers opens it without an export step. If no class matches, the weights
+have this package's names, and `config.json` names no class. Folders written before a class was supported also have this
+package's names, so the reader decides by the names in the file.
 """
 
 import re
@@ -21,20 +22,22 @@ from transduce.interop.hugging_face.import_names import Names, find_names
 from transduce.model.config import ModelConfig
 from transduce.model.positions import sinusoids
 
-_OWN_NAME = "source_weight"
-# BERT's second head in pretraining. Its first class is that of a stretch that follows; ours is the other.
-_FOLLOWS_HEAD = "cls.seq_relationship"
+_NATIVE_NAME = "source_weight"
+# BERT's next-sentence head. Its class 0 means "the second segment follows"; in this package that is class 1.
+_NEXT_SENTENCE_HEAD = "cls.seq_relationship"
 
 
 class Place(NamedTuple):
-    """Where a file keeps a parameter of ours."""
+    """The names and layout of the stored tensors that hold one parameter of a model."""
 
     names: tuple[str, ...]
     layout: Literal["rows", "transposed", "reversed", "flat"] = "rows"
-    """The rows of several tensors, one below another; inputs before outputs; the last row first; one row, (1, V)."""
+    """`rows`: several tensors are concatenated by rows; `transposed`: stored as (inputs, outputs); `reversed`: rows in
+    reverse order; `flat`: a vector (V,) stored as (1, V).
+    """
 
     def store(self, tensor: Tensor, sizes: Sequence[int]) -> dict[str, Tensor]:
-        """The tensors of the file; `sizes` are the rows of each where there are several."""
+        """Convert a parameter to the stored tensors; `sizes` are the rows of each if there are several."""
         if self.layout == "transposed":
             parts: Sequence[Tensor] = (tensor.t() if tensor.dim() == 2 else tensor,)
         elif self.layout == "reversed":
@@ -46,7 +49,7 @@ class Place(NamedTuple):
         return {name: part.contiguous() for name, part in zip(self.names, parts, strict=True)}
 
     def restore(self, parts: Sequence[Tensor]) -> Tensor:
-        """Our parameter, of the file's tensors."""
+        """Convert the stored tensors back to the parameter."""
         if self.layout == "transposed":
             return (parts[0].t() if parts[0].dim() == 2 else parts[0]).contiguous()
         if self.layout == "reversed":
@@ -57,69 +60,71 @@ class Place(NamedTuple):
 
 
 def class_for(config: ModelConfig) -> str | None:
-    """The class that computes this model, or None."""
+    """Return the name of the Hugging Face class that computes this model, or None."""
     family = family_for(config)
     return None if family is None else family.architecture
 
 
 def automatic_class_for(config: ModelConfig) -> str | None:
-    """Hugging Face's automatic class that opens this model, or None."""
+    """Return the name of Hugging Face's automatic class that opens this model, or None."""
     family = family_for(config)
     return None if family is None else family.automatic
 
 
 def config_json(config: ModelConfig, labels: Sequence[str] = (), names: Collection[str] = ()) -> dict[str, Any]:
-    """Return the content of `config.json`: the class's own keys, and under "transduce" our configuration.
+    """Return the content of `config.json`: the Hugging Face class's keys, and this package's configuration under
+    "transduce".
 
     Args:
         config: the model's configuration.
-        labels: the names of the model's classes; empty: numbers.
-        names: the names of the model's parameters and buffers, of which the class must know every one.
+        labels: the names of the model's classes; if empty, the classes are named LABEL_0, LABEL_1, …
+        names: the names of the model's parameters and buffers. If the Hugging Face class lacks one of them, the content
+            names no class.
     """
-    own = {"transduce": msgspec.to_builtins(config)}
-    two_sides = {"is_encoder_decoder": config.kind in ("transformer", "recurrent")}
+    ours = {"transduce": msgspec.to_builtins(config)}
+    encoder_decoder = {"is_encoder_decoder": config.kind in ("transformer", "recurrent")}
     family = family_for(config) if has_every_name(names, config) else None
     if family is None:
-        return {"model_type": "transduce"} | two_sides | own
-    named: dict[str, Any] = {}
+        return {"model_type": "transduce"} | encoder_decoder | ours
+    label_names: dict[str, Any] = {}
     if config.num_labels:
         names = labels if len(labels) == config.num_labels else [f"LABEL_{n}" for n in range(config.num_labels)]
-        named = {
+        label_names = {
             "id2label": {str(number): name for number, name in enumerate(names)},
             "label2id": {name: number for number, name in enumerate(names)},
         }
     ids = {"pad_token_id": config.pad_id, "eos_token_id": config.eos_id, "dtype": "float32"}
-    described = {"architectures": [family.architecture], "model_type": family.model_type}
-    return described | two_sides | family.content(config) | named | ids | own
+    header = {"architectures": [family.architecture], "model_type": family.model_type}
+    return header | encoder_decoder | family.content(config) | label_names | ids | ours
 
 
 def generation_config(config: ModelConfig, unk_id: int) -> dict[str, Any] | None:
-    """The content of `generation_config.json`: how `generate` is to search; None where the model writes nothing.
+    """Return the content of `generation_config.json`, the settings of `generate`; None if the model generates no text.
 
     Args:
-        config: of the model.
-        unk_id: the unknown piece of the target's vocabulary, which no language model writes.
+        config: the model's configuration.
+        unk_id: id of the target vocabulary's unknown token, which a language model must not generate.
     """
     ids = {"eos_token_id": config.eos_id, "pad_token_id": config.pad_id}
     if config.kind == "decoder":
-        longest = config.max_positions if config.positions == "learned" else MAXIMUM_POSITIONS
-        never = sorted({config.pad_id, unk_id} - {config.eos_id})
+        max_length = config.max_positions if config.positions == "learned" else MAXIMUM_POSITIONS
+        forbidden = sorted({config.pad_id, unk_id} - {config.eos_id})
         return {
             "bos_token_id": config.start_id,
             **ids,
-            "bad_words_ids": [[id] for id in never] or None,
-            "max_length": longest,
+            "bad_words_ids": [[id] for id in forbidden] or None,
+            "max_length": max_length,
         }
     if config.kind not in ("transformer", "recurrent"):
         return None
-    found = {"decoder_start_token_id": config.start_id, **ids, "bad_words_ids": [[config.pad_id]]}
-    return found | {"num_beams": 4, "max_length": 512}
+    content = {"decoder_start_token_id": config.start_id, **ids, "bad_words_ids": [[config.pad_id]]}
+    return content | {"num_beams": 4, "max_length": 512}
 
 
 def to_folder_names(weights: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Return our weights under the names that `model.safetensors` has for them.
+    """Rename a model's weights to the names used in `model.safetensors`.
 
-    A parameter or buffer of a component that the class does not know keeps all tensors under our names.
+    If the Hugging Face class lacks any parameter or buffer, all tensors keep this package's names.
     """
     family = family_for(config)
     if family is None or not has_every_name(weights, config):
@@ -138,33 +143,35 @@ def to_folder_names(weights: Mapping[str, Tensor], config: ModelConfig) -> dict[
 
 
 def has_every_name(names: Collection[str], config: ModelConfig) -> bool:
-    """Return whether the class of this configuration, if there is one, has a name for every parameter and buffer."""
+    """Return whether the matching Hugging Face class, if there is one, has a name for every parameter and buffer."""
     family = family_for(config)
     if family is None:
         return True
-    own = ("output_bias", "source_weight", "own_target_weight", "own_output_weight")
+    tables = ("output_bias", "source_weight", "own_target_weight", "own_output_weight")
     known = _stored_names(family, config).names
-    return all(name in own or name.startswith("classifier.") or find_names(known, name) is not None for name in names)
+    return all(
+        name in tables or name.startswith("classifier.") or find_names(known, name) is not None for name in names
+    )
 
 
 def places(names: Collection[str], config: ModelConfig, present: Collection[str]) -> dict[str, Place]:
-    """Where a file keeps each of our parameters.
+    """Return the stored names and layout of each parameter.
 
     Args:
-        names: of ours.
-        config: of the model.
+        names: this package's parameter names.
+        config: the model's configuration.
         present: the names in the file.
     """
     family = family_for(config)
-    if family is None or _OWN_NAME in present:
+    if family is None or _NATIVE_NAME in present:
         return {name: Place((name,)) for name in names}
     return {name: _place(name, config, family) for name in names}
 
 
 def derived_names(config: ModelConfig, present: Collection[str]) -> set[str]:
-    """Tensors in a file that we compute ourselves, or hold elsewhere."""
+    """Return the names of stored tensors that duplicate another tensor or are recomputed when a model is loaded."""
     family = family_for(config)
-    if family is None or _OWN_NAME in present:
+    if family is None or _NATIVE_NAME in present:
         return set()
     names = _stored_names(family, config)
     tables = {names.shared, names.source, names.target, names.output, *names.output_bias}
@@ -173,13 +180,13 @@ def derived_names(config: ModelConfig, present: Collection[str]) -> set[str]:
 
 
 def surplus_names(config: ModelConfig) -> set[str]:
-    """Tensors of our folder that its class leaves aside, because it has no such head."""
+    """Return the names of tensors in a model folder that its Hugging Face class ignores because it lacks the head."""
     family = family_for(config)
     if family is None or family.model_type != "bert":
         return set()
     if config.masked_language_head:
-        has_surplus = config.pooler and config.num_labels == 0
-        return {"bert.pooler.dense.weight", "bert.pooler.dense.bias"} if has_surplus else set()
+        pooler_is_unused = config.pooler and config.num_labels == 0
+        return {"bert.pooler.dense.weight", "bert.pooler.dense.bias"} if pooler_is_unused else set()
     return {"cls.predictions.bias"} if config.output_bias else set()
 
 
@@ -198,11 +205,11 @@ def _place(name: str, config: ModelConfig, family: Family) -> Place:
     if table is not None:
         return Place((table,))
     if family.architecture == "BertForPreTraining" and name.startswith("classifier."):
-        return Place((name.replace("classifier", _FOLLOWS_HEAD),), "reversed")
-    found: Names | None = find_names(names.names, name)
-    if found is None:
+        return Place((name.replace("classifier", _NEXT_SENTENCE_HEAD),), "reversed")
+    entry: Names | None = find_names(names.names, name)
+    if entry is None:
         raise ValueError(f"{family.architecture} has no name for the parameter {name}")
-    return Place(found.theirs, "transposed" if found.transposed else "rows")
+    return Place(entry.theirs, "transposed" if entry.transposed else "rows")
 
 
 def _output_bias_place(names: StoredNames) -> Place:
@@ -211,13 +218,15 @@ def _output_bias_place(names: StoredNames) -> Place:
 
 
 def _stored_names(family: Family, config: ModelConfig) -> StoredNames:
-    """The table of names; T5 has two, of which the gated one is told by a tensor."""
+    """Return the table of names of a family. T5 has two tables; the gated one is selected by a characteristic tensor
+    name.
+    """
     gated = config.activation.endswith(("glu", "glu-tanh"))
     return names_of(family.model_type, ["encoder.block.0.layer.1.DenseReluDense.wi_0.weight"] if gated else [])
 
 
 def _sizes(name: str, config: ModelConfig) -> Sequence[int]:
-    """Rows of the tensors that ours is cut into."""
+    """Return the number of rows of each tensor that a parameter is split into."""
     if ".feed_forward.inner." in name:
         return (config.d_ff, config.d_ff)
     heads = config.num_key_value_heads or config.num_heads

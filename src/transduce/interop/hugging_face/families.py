@@ -1,6 +1,4 @@
-"""The classes of Hugging Face that compute what our models compute: under which settings, and how their config.json
-says these.
-"""
+"""Hugging Face classes that compute this package's models: the settings each requires, and its config.json."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -12,7 +10,7 @@ from transduce.model.config import Kind, ModelConfig
 from transduce.model.layer_graph import table
 
 # --- huggingface family ---
-# What a class of Hugging Face is to us: the settings under which it computes what our models compute.
+# Description of a Hugging Face class: the settings under which it computes the same as this package's models.
 
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh", "silu": "silu"}
@@ -20,7 +18,7 @@ GATES = {"reglu": "relu", "geglu": "gelu", "geglu-tanh": "gelu_pytorch_tanh", "s
 
 
 class Family(NamedTuple):
-    """A class, and the settings without which it is another one's."""
+    """A Hugging Face class and the settings that a model must have to be stored for it."""
 
     architecture: str
     model_type: str
@@ -28,22 +26,22 @@ class Family(NamedTuple):
     wanted: Mapping[str, object]
     """Settings that must have these values."""
     free: frozenset[str]
-    """Settings that may have any value. All others must have the default one."""
+    """Settings that may have any value. All others must have their default value."""
     activations: Mapping[str, str]
-    """Their names of the functions that the class has."""
+    """Hugging Face's names of the activation functions that the class supports."""
     content: Callable[[ModelConfig], dict[str, Any]]
-    """The class's own keys of config.json."""
+    """Returns the class-specific keys of config.json."""
     unless: Callable[[ModelConfig], list[str]] = lambda _: []
-    """Settings that do not go together there."""
+    """Returns the settings whose combination the class does not support."""
     automatic: str = "AutoModelForSeq2SeqLM"
-    """What opens it."""
+    """The automatic class that opens the model."""
     stores_sinusoids: bool = False
     stores_output_bias: bool = True
-    """A bias on the logits is stored, zero or not."""
+    """The class always stores a bias on the logits, even if it is zero."""
 
 
 def meant_settings(config: ModelConfig) -> dict[str, object]:
-    """The settings by name; where nothing was said, what that means."""
+    """Return the settings by name, with unset ones replaced by their effective values."""
     return msgspec.structs.asdict(config) | {
         "num_key_value_heads": config.num_key_value_heads or config.num_heads,
         "d_k": config.key_width,
@@ -56,10 +54,10 @@ def meant_settings(config: ModelConfig) -> dict[str, object]:
 
 
 # --- huggingface decoders ---
-# The classes of Hugging Face for a decoder alone: GPT-2, Llama and Qwen2.
+# Hugging Face's decoder-only classes and their config.json: GPT-2, Llama and Qwen2.
 
 
-def _gpt2(config: ModelConfig) -> dict[str, Any]:
+def _gpt2_config(config: ModelConfig) -> dict[str, Any]:
     return {
         "vocab_size": config.target_vocabulary_size,
         "n_embd": config.d_model,
@@ -77,11 +75,11 @@ def _gpt2(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _llama(config: ModelConfig) -> dict[str, Any]:
-    meant = meant_settings(config)
-    rotation: dict[str, Any] = {"rope_type": "default"}
+def _llama_config(config: ModelConfig) -> dict[str, Any]:
+    effective = meant_settings(config)
+    rope: dict[str, Any] = {"rope_type": "default"}
     if config.rotary_scaling is not None:
-        rotation = {
+        rope = {
             "rope_type": "llama3",
             "factor": config.rotary_scaling.factor,
             "low_freq_factor": config.rotary_scaling.low_frequency_factor,
@@ -94,30 +92,32 @@ def _llama(config: ModelConfig) -> dict[str, Any]:
         "intermediate_size": config.d_ff,
         "num_hidden_layers": config.num_decoder_layers,
         "num_attention_heads": config.num_heads,
-        "num_key_value_heads": meant["num_key_value_heads"],
+        "num_key_value_heads": effective["num_key_value_heads"],
         "head_dim": config.key_width,
         "hidden_act": GATES[config.activation],
         "max_position_embeddings": MAXIMUM_POSITIONS,
         "rms_norm_eps": config.norm_epsilon,
-        "attention_bias": meant["projection_bias"],
-        "mlp_bias": meant["feed_forward_bias"],
+        "attention_bias": effective["projection_bias"],
+        "mlp_bias": effective["feed_forward_bias"],
         "attention_dropout": config.attention_dropout,
-        # What transformers 5 reads, and what version 4 does.
-        "rope_parameters": rotation | {"rope_theta": config.rotary_base},
+        # transformers 5 reads `rope_parameters`; version 4 reads `rope_theta` and `rope_scaling`.
+        "rope_parameters": rope | {"rope_theta": config.rotary_base},
         "rope_theta": config.rotary_base,
-        "rope_scaling": rotation if config.rotary_scaling is not None else None,
+        "rope_scaling": rope if config.rotary_scaling is not None else None,
         "tie_word_embeddings": config.tie_output,
         "bos_token_id": config.start_id,
     }
 
 
-def _unless_llama(config: ModelConfig) -> list[str]:
-    """One setting there stands for the biases of all four projections, and one for the widths of all heads."""
-    meant = meant_settings(config)
+def _llama_obstacles(config: ModelConfig) -> list[str]:
+    """Return the settings that Llama's config.json cannot express: it has one bias setting for all four projections,
+    and one width for all heads.
+    """
+    effective = meant_settings(config)
     return [
         *(["d_v"] if config.value_width != config.key_width else []),
         *(["num_heads"] if config.d_model % config.num_heads else []),
-        *(["attention_output_bias"] if meant["projection_bias"] != meant["attention_output_bias"] else []),
+        *(["attention_output_bias"] if effective["projection_bias"] != effective["attention_output_bias"] else []),
     ]
 
 
@@ -128,7 +128,7 @@ GPT2 = Family(
     {"positions": "learned", "scale_embeddings": False},
     frozenset(("norm_epsilon", "tie_output")),
     ACTIVATIONS,
-    _gpt2,
+    _gpt2_config,
     automatic="AutoModelForCausalLM",
     stores_output_bias=False,
 )
@@ -144,23 +144,25 @@ LLAMA = Family(
         )
     ),
     GATES,
-    _llama,
-    _unless_llama,
+    _llama_config,
+    _llama_obstacles,
     automatic="AutoModelForCausalLM",
     stores_output_bias=False,
 )
 
 
-def _qwen2(config: ModelConfig) -> dict[str, Any]:
-    content = _llama(config)
+def _qwen2_config(config: ModelConfig) -> dict[str, Any]:
+    content = _llama_config(config)
     for name in ("attention_bias", "mlp_bias"):
         del content[name]
     return content | {"use_sliding_window": False}
 
 
-def _unless_qwen2(config: ModelConfig) -> list[str]:
-    """Queries, keys and values have biases there, and nothing else has."""
-    return [name for name in _unless_llama(config) if name != "attention_output_bias"]
+def _qwen2_obstacles(config: ModelConfig) -> list[str]:
+    """Return the settings that Qwen2's config.json cannot express; unlike Llama, only queries, keys and values have
+    biases.
+    """
+    return [name for name in _llama_obstacles(config) if name != "attention_output_bias"]
 
 
 QWEN2 = LLAMA._replace(
@@ -168,15 +170,15 @@ QWEN2 = LLAMA._replace(
     model_type="qwen2",
     wanted=dict(LLAMA.wanted) | {"projection_bias": True, "attention_output_bias": False, "feed_forward_bias": False},
     free=LLAMA.free - {"projection_bias", "attention_output_bias", "feed_forward_bias"},
-    content=_qwen2,
-    unless=_unless_qwen2,
+    content=_qwen2_config,
+    unless=_qwen2_obstacles,
 )
 
 
 # --- families ---
 
 
-# T5's name for the tanh form after a gate is "gelu", which it has always been.
+# T5's "gated-gelu" means the tanh approximation.
 _T5_ACTIVATIONS = {
     "relu": "relu",
     "gelu-tanh": "gelu_new",
@@ -190,65 +192,70 @@ _T5_ACTIVATIONS = {
 HUGGING_FACE = table(
     "the export to Hugging Face", **READABLE | {"class_": "Transformer Encoder Decoder", "parametrization": ""}
 )
-"""The models whose weights can be stored for a class of Hugging Face; the settings choose the class."""
+"""The components that Hugging Face classes can compute; the model's settings select the class."""
 
 
 def family_for(config: ModelConfig) -> Family | None:
-    """The class that computes this model, or None."""
+    """Return the Hugging Face class that computes a model with this configuration, or None."""
     return next((family for family in FAMILIES if not differences(config, family)), None)
 
 
 def huggingface_obstacles(config: ModelConfig) -> list[str]:
-    """Settings that the nearest class has no brick for; none where a class computes the model."""
+    """Return the settings that the nearest Hugging Face class does not support; empty if some class computes
+    the model.
+    """
     family = _nearest(config)
     return ["kind"] if family is None else differences(config, family)
 
 
 def huggingface_remedy(config: ModelConfig) -> dict[str, object]:
-    """Values of these settings with which that class would compute it; none where that asks for other positions, or for
-    more than a value.
+    """Return the changes of settings with which the nearest Hugging Face class would compute the model.
+
+    The result is empty if the class requires other positions, or if a change of values is not enough.
     """
     family, obstacles = _nearest(config), huggingface_obstacles(config)
-    wanted = {} if family is None else _wanted(config, family)
-    values = {name: wanted.get(name) for name in obstacles}
+    required = {} if family is None else _required(config, family)
+    values = {name: required.get(name) for name in obstacles}
     return {} if "positions" in values or None in values.values() else values
 
 
 def _nearest(config: ModelConfig) -> Family | None:
-    """The class of this kind with the fewest differences: one with other positions is far, however alike the rest."""
+    """Return the class of the model's kind with the fewest differing settings; differing positions count
+    three times.
+    """
 
     def distance(family: Family) -> int:
-        found = differences(config, family)
-        return len(found) + 2 * ("positions" in found)
+        differing = differences(config, family)
+        return len(differing) + 2 * ("positions" in differing)
 
     return min((family for family in FAMILIES if family.kind == config.kind), key=distance, default=None)
 
 
-def _wanted(config: ModelConfig, family: Family) -> dict[str, object]:
-    return _usual(config) | dict(family.wanted) | {"kind": family.kind}
+def _required(config: ModelConfig, family: Family) -> dict[str, object]:
+    return _default_values(config) | dict(family.wanted) | {"kind": family.kind}
 
 
 def differences(config: ModelConfig, family: Family) -> list[str]:
-    """Settings that keep a model from being of this class, in the order of the configuration."""
-    found, wanted = meant_settings(config), _wanted(config, family)
-    differing = {name for name, value in wanted.items() if name not in family.free and found[name] != value}
+    """Return the settings that keep a model from being of this class, in the order of the configuration."""
+    effective, required = meant_settings(config), _required(config, family)
+    differing = {name for name, value in required.items() if name not in family.free and effective[name] != value}
     if config.activation not in family.activations:
         differing.add("activation")
     differing |= set(family.unless(config))
     return [name for name in msgspec.structs.asdict(config) if name in differing]
 
 
-def _usual(config: ModelConfig) -> dict[str, object]:
-    """The values that settings have where a class does not ask for others."""
+def _default_values(config: ModelConfig) -> dict[str, object]:
+    """Return the values that settings must have unless a class requires other values."""
     fields = msgspec.structs.fields(ModelConfig)
     defaults = {field.name: field.default for field in fields if field.name not in _ALWAYS_FREE}
     width = config.d_model // config.num_heads
-    meant = {"num_key_value_heads": config.num_heads, "d_k": width, "d_v": width}
+    heads = {"num_key_value_heads": config.num_heads, "d_k": width, "d_v": width}
     biases = dict.fromkeys(("projection_bias", "attention_output_bias", "feed_forward_bias"), True)
-    return defaults | meant | biases | {"final_norm": config.norm_order != "post"}
+    return defaults | heads | biases | {"final_norm": config.norm_order != "post"}
 
 
-# Sizes, ids, what acts in training alone; and `activation`, of which each class has a table. `bias` is three settings.
+# Sizes, ids, settings of training only, and settings that are checked elsewhere (`activation`, the three of `bias`).
 _ALWAYS_FREE = frozenset(
     (
         *("source_vocabulary_size", "target_vocabulary_size", "num_encoder_layers", "num_decoder_layers", "d_model"),
@@ -261,8 +268,8 @@ _ALWAYS_FREE = frozenset(
 # --- encoder and decoder ----------------------------------------------------------------------------------------
 
 
-def _bart_like(config: ModelConfig) -> dict[str, Any]:
-    """What BART, mBART, Marian, Pegasus and M2M100 are told."""
+def _bart_like_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the config.json keys that BART, mBART, Marian, Pegasus and M2M100 share."""
     return {
         "vocab_size": config.source_vocabulary_size,
         "decoder_vocab_size": config.target_vocabulary_size,
@@ -291,7 +298,7 @@ def _bart_like(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _t5(config: ModelConfig) -> dict[str, Any]:
+def _t5_config(config: ModelConfig) -> dict[str, Any]:
     return {
         "vocab_size": config.target_vocabulary_size,
         "d_model": config.d_model,
@@ -310,26 +317,27 @@ def _t5(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _unless_t5(config: ModelConfig) -> list[str]:
-    """The factor before the output projection follows from whether it is tied.
+def _t5_obstacles(config: ModelConfig) -> list[str]:
+    """Return the settings that T5's class cannot express.
 
-    A decoder may not be deeper: `generate` makes a cache of as many layers as the encoder has (transformers 5.23).
+    The output scale follows from whether the output projection is tied. The decoder may not be deeper than the encoder:
+    `generate` makes a cache with as many layers as the encoder has (transformers 5.23).
     """
-    wanted = config.d_model**-0.5 if config.tie_output else 1.0
+    required_scale = config.d_model**-0.5 if config.tie_output else 1.0
     return [
         *(["num_decoder_layers"] if config.num_decoder_layers > config.num_encoder_layers else []),
         *(["d_v"] if config.value_width != config.key_width else []),
-        *(["output_scale"] if config.output_scale != wanted else []),
+        *(["output_scale"] if config.output_scale != required_scale else []),
     ]
 
 
 _BART_FREE = frozenset(("scale_embeddings", "output_bias"))
 _LEARNED = {"positions": "learned", "position_offset": 2, "embedding_norm": True}
-# A model with its own table for each side is Marian's alone; the padding id is then an id of both.
-_APART = {"norm_order": "post", "tie_source_target": False}
+# Only Marian's class supports separate source and target embeddings; both then use the same padding id.
+_SEPARATE_EMBEDDINGS = {"norm_order": "post", "tie_source_target": False}
 
 
-def _of_bart(
+def _bart_family(
     architecture: str, model_type: str, wanted: Mapping[str, object], *, stores_sinusoids: bool = False
 ) -> Family:
     return Family(
@@ -339,7 +347,7 @@ def _of_bart(
         wanted,
         _BART_FREE,
         ACTIVATIONS,
-        _bart_like,
+        _bart_like_config,
         stores_sinusoids=stores_sinusoids,
     )
 
@@ -364,11 +372,11 @@ _T5 = Family(
         )
     ),
     _T5_ACTIVATIONS,
-    _t5,
-    _unless_t5,
+    _t5_config,
+    _t5_obstacles,
     stores_output_bias=False,
 )
-# The class counts positions of what is no padding, from the padding id on.
+# The class numbers non-padding positions from the padding id + 1.
 _M2M100 = Family(
     "M2M100ForConditionalGeneration",
     "m2m_100",
@@ -376,7 +384,7 @@ _M2M100 = Family(
     {"position_offset": 2, "sinusoids_to_end": True},
     frozenset(("scale_embeddings",)),
     ACTIVATIONS,
-    _bart_like,
+    _bart_like_config,
     lambda config: [
         *(["pad_id"] if config.pad_id != 1 else []),
         *(["start_id"] if config.start_id == config.pad_id else []),
@@ -388,7 +396,7 @@ _M2M100 = Family(
 # --- an encoder alone -------------------------------------------------------------------------------------------
 
 
-def _bert(config: ModelConfig) -> dict[str, Any]:
+def _bert_config(config: ModelConfig) -> dict[str, Any]:
     return {
         "vocab_size": config.source_vocabulary_size,
         "hidden_size": config.d_model,
@@ -406,22 +414,22 @@ def _bert(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _of_bert(
+def _bert_family(
     architecture: str,
     automatic: str,
     wanted: Mapping[str, object],
     *free: str,
     unless: Callable[[ModelConfig], list[str]] = lambda _: [],
 ) -> Family:
-    bricks = {"norm_order": "post", "positions": "learned", "embedding_norm": True, "scale_embeddings": False}
+    common = {"norm_order": "post", "positions": "learned", "embedding_norm": True, "scale_embeddings": False}
     return Family(
         architecture,
         "bert",
         "encoder",
-        bricks | dict(wanted),
+        common | dict(wanted),
         frozenset(("norm_epsilon", "token_types", "output_bias", *free)),
         ACTIVATIONS,
-        _bert,
+        _bert_config,
         lambda config: [*(["token_types"] if config.token_types == 0 else []), *unless(config)],
         automatic=automatic,
         stores_output_bias=wanted["masked_language_head"] is True,
@@ -429,19 +437,19 @@ def _of_bert(
 
 
 FAMILIES = (
-    _of_bart("PegasusForConditionalGeneration", "pegasus", {}, stores_sinusoids=True),
-    _of_bart("MarianMTModel", "marian", {"norm_order": "post"}, stores_sinusoids=True),
-    _of_bart("MarianMTModel", "marian", _APART, stores_sinusoids=True),
-    _of_bart("BartForConditionalGeneration", "bart", _LEARNED | {"norm_order": "post"}),
-    _of_bart("MBartForConditionalGeneration", "mbart", _LEARNED),
+    _bart_family("PegasusForConditionalGeneration", "pegasus", {}, stores_sinusoids=True),
+    _bart_family("MarianMTModel", "marian", {"norm_order": "post"}, stores_sinusoids=True),
+    _bart_family("MarianMTModel", "marian", _SEPARATE_EMBEDDINGS, stores_sinusoids=True),
+    _bart_family("BartForConditionalGeneration", "bart", _LEARNED | {"norm_order": "post"}),
+    _bart_family("MBartForConditionalGeneration", "mbart", _LEARNED),
     _M2M100,
     _T5,
-    _of_bert("BertForMaskedLM", "AutoModelForMaskedLM", {"masked_language_head": True, "num_labels": 0}, "pooler"),
-    # Its second head tells whether the second stretch follows.
-    _of_bert(
+    _bert_family("BertForMaskedLM", "AutoModelForMaskedLM", {"masked_language_head": True, "num_labels": 0}, "pooler"),
+    # The second head is next-sentence prediction.
+    _bert_family(
         "BertForPreTraining", "AutoModelForPreTraining", {"masked_language_head": True, "num_labels": 2}, "pooler"
     ),
-    _of_bert(
+    _bert_family(
         "BertForSequenceClassification",
         "AutoModelForSequenceClassification",
         {"masked_language_head": False},
@@ -449,7 +457,7 @@ FAMILIES = (
         "num_labels",
         unless=lambda config: ["num_labels"] if config.num_labels == 0 else [],
     ),
-    _of_bert("BertModel", "AutoModel", {"masked_language_head": False, "num_labels": 0, "pooler": True}),
+    _bert_family("BertModel", "AutoModel", {"masked_language_head": False, "num_labels": 0, "pooler": True}),
     GPT2,
     LLAMA,
     QWEN2,

@@ -1,4 +1,4 @@
-"""The families of Hugging Face's models that can be imported: one row a `model_type`."""
+"""Registry of the Hugging Face model families that can be imported, by `model_type`."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, NamedTuple
@@ -13,27 +13,27 @@ from transduce.search.settings import SearchSettings
 
 
 class ImportFamily(NamedTuple):
-    """What is known of a `model_type` beside what its folders say."""
+    """A model family's properties that cannot be read from the files of its folders."""
 
     kind: Kind
     settings: Callable[[ConfigReader], Settings]
-    """Ours, by its `config.json`."""
+    """Converts the family's `config.json` to this package's model settings."""
     names: names.Family
-    """Where its weights are."""
+    """The family's names of weights."""
     begins_with_end: bool = False
-    """A decoder beside an encoder is given the end symbol first, where nothing is said; otherwise padding."""
+    """By default, an encoder–decoder's decoder starts with the end symbol; otherwise with padding."""
     stores_output: bool = False
-    """The output matrix is stored, unless `tie_word_embeddings` says that it is the embeddings'."""
+    """The output projection is stored separately, unless `tie_word_embeddings` is true."""
     begins_text: bool = False
-    """Its tokenizer puts a start symbol before a text, where its files say no other."""
+    """By default, the tokenizer puts a start symbol before a text."""
     end_is_separator: bool = False
-    """A text ends with its tokenizer's separator, whatever its configuration calls the end."""
+    """A text ends with the tokenizer's separator, regardless of the configuration's end symbol."""
     spaced: bool = False
-    """Its sentencepiece models cut otherwise than sentencepiece."""
+    """The family's sentencepiece models tokenize differently from the sentencepiece library."""
     tagged: bool = False
-    """It is told languages by tags."""
+    """Languages are selected by tags."""
     fairseq: bool = False
-    """Its ids are those of its sentencepiece model behind fairseq's own symbols."""
+    """Token ids are those of the sentencepiece model, shifted by fairseq's special tokens."""
 
 
 FAMILIES: Mapping[str, ImportFamily] = {
@@ -57,24 +57,24 @@ FAMILIES: Mapping[str, ImportFamily] = {
     ),
     "qwen2": ImportFamily("decoder", settings.qwen2, names.LLAMA, stores_output=True),
 }
-# What a class is for whose head has no counterpart here, by the end of its name.
-_OTHER_HEADS = {
-    "ForTokenClassification": "tells the class of each piece",
+# Purposes of classes whose head has no counterpart in this package, by the suffix of the class name.
+_UNSUPPORTED_HEADS = {
+    "ForTokenClassification": "classifies each token",
     "ForQuestionAnswering": "finds answers in a text",
     "ForMultipleChoice": "chooses among several texts",
 }
-_CLASSIFIES = "ForSequenceClassification"
+_CLASSIFIER_SUFFIX = "ForSequenceClassification"
 
 
 def check_config(content: Mapping[str, Any], place: str) -> ImportFamily:
-    """The family of a `config.json`.
+    """Check that the model of a `config.json` can be imported, and return its family.
 
     Args:
-        content: of the file.
-        place: names it in messages.
+        content: the content of config.json.
+        place: the name of the file, for messages.
 
     Raises:
-        TransduceError: it asks for code of its own, or is of a family or a class that cannot be imported.
+        TransduceError: the configuration requires custom code, or its family or class cannot be imported.
     """
     if "auto_map" in content:
         raise TransduceError(
@@ -86,26 +86,28 @@ def check_config(content: Mapping[str, Any], place: str) -> ImportFamily:
         raise TransduceError(
             f"{place}: `model_type` must be one of {', '.join(FAMILIES)} to be imported, but is {model_type!r}."
         )
-    listed = content.get("architectures")
-    for name in filter(lambda each: isinstance(each, str), listed if isinstance(listed, list) else ()):
-        purpose = next((said for end, said in _OTHER_HEADS.items() if name.endswith(end)), None)
-        if name.endswith(_CLASSIFIES) and family.kind != "encoder":
-            purpose = "tells the class of a text by a decoder"
+    architectures = content.get("architectures")
+    for name in filter(lambda each: isinstance(each, str), architectures if isinstance(architectures, list) else ()):
+        purpose = next(
+            (description for suffix, description in _UNSUPPORTED_HEADS.items() if name.endswith(suffix)), None
+        )
+        if name.endswith(_CLASSIFIER_SUFFIX) and family.kind != "encoder":
+            purpose = "classifies a text by a decoder"
         if purpose is not None:
             raise TransduceError(f"{place}: {name} {purpose}, and a model with this head cannot be imported.")
     return family
 
 
 def names_of(model_type: str, present: Collection[str]) -> names.Family:
-    """Where the weights of a `model_type` are, in the variant that these tensors are of."""
+    """Return the table of weight names of a `model_type`, in the variant that these stored names belong to."""
     return names.variant(FAMILIES[model_type].names, present)
 
 
 # --- import generation ---
-# What `generation_config.json` says of searching, as our settings.
+# Conversion of Hugging Face's `generation_config.json` to this package's search settings.
 
 
-# What changes which pieces are written and has no counterpart here, with the value that means nothing.
+# Settings that change the generated text and have no counterpart in this package, with the values that disable them.
 _UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "repetition_penalty": (None, 1, 1.0),
     "encoder_repetition_penalty": (None, 1, 1.0),
@@ -125,44 +127,46 @@ _STOPS: dict[object, Literal["full", "likely", "never"]] = {True: "full", False:
 def import_generation(
     generation: Mapping[str, Any], config: Mapping[str, Any], place: str, *, greatest: int | None
 ) -> SearchSettings:
-    """How a folder's makers searched; where they said nothing, as `generate` does, but without its limit of 20 pieces.
+    """Convert a folder's generation settings to search settings.
+
+    Settings that neither file specifies have the defaults of `generate`, but without its limit of 20 tokens.
 
     Args:
-        generation: of `generation_config.json`; empty where there is none.
-        config: of `config.json`, where older folders say the same.
-        place: names the folder in messages.
-        greatest: pieces that the model has positions for; None: any number.
+        generation: the content of `generation_config.json`; empty if there is none.
+        config: the content of `config.json`, in which older folders store generation settings.
+        place: the name of the folder, for messages.
+        greatest: the maximum number of tokens that the model has positions for; None: unlimited.
 
     Raises:
-        TransduceError: a setting asks for something that has no counterpart here.
+        TransduceError: a setting has no counterpart in this package.
     """
-    said = {**config, **{name: value for name, value in generation.items() if value is not None}}
-    for name, harmless in _UNSUPPORTED.items():
-        if said.get(name) not in harmless:
-            raise TransduceError(f"{place}: `{name}` = {said[name]!r} in the way to generate cannot be imported.")
+    values = {**config, **{name: value for name, value in generation.items() if value is not None}}
+    for name, neutral_values in _UNSUPPORTED.items():
+        if values.get(name) not in neutral_values:
+            raise TransduceError(f"{place}: the generation setting `{name}` = {values[name]!r} cannot be imported.")
     try:
         return SearchSettings(
-            beam_size=_whole(said, "num_beams", 1),
-            length_penalty=float(said.get("length_penalty", 1.0)),
-            max_length=_longest(said, greatest),
-            min_length=max(0, _whole(said, "min_new_tokens", _whole(said, "min_length", 0) - 1)),
-            no_repeated_ngrams=_whole(said, "no_repeat_ngram_size", 0),
+            beam_size=_integer(values, "num_beams", 1),
+            length_penalty=float(values.get("length_penalty", 1.0)),
+            max_length=_max_length(values, greatest),
+            min_length=max(0, _integer(values, "min_new_tokens", _integer(values, "min_length", 0) - 1)),
+            no_repeated_ngrams=_integer(values, "no_repeat_ngram_size", 0),
             generate=GenerateSettings(
-                forced_first_id=_forced_first(said),
-                forced_last_id=_optional_id(said, "forced_eos_token_id"),
-                forbidden_ids=_forbidden(said, place),
-                stop=_STOPS[said.get("early_stopping", False)],
-                renormalize=_flag(said, "renormalize_logits"),
+                forced_first_id=_forced_first_id(values),
+                forced_last_id=_optional_id(values, "forced_eos_token_id"),
+                forbidden_ids=_forbidden_ids(values, place),
+                stop=_STOPS[values.get("early_stopping", False)],
+                renormalize=_flag(values, "renormalize_logits"),
             ),
         )
     except TransduceError:
         raise
     except (TypeError, ValueError, KeyError, IndexError) as error:
-        raise TransduceError(f"{place}: the way to generate cannot be read: {error}.") from error
+        raise TransduceError(f"{place}: the generation settings cannot be read: {error}.") from error
 
 
-def _whole(said: Mapping[str, Any], name: str, default: int) -> int:
-    value = said.get(name)
+def _integer(values: Mapping[str, Any], name: str, default: int) -> int:
+    value = values.get(name)
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int):
@@ -170,48 +174,54 @@ def _whole(said: Mapping[str, Any], name: str, default: int) -> int:
     return value
 
 
-def _flag(said: Mapping[str, Any], name: str) -> bool:
-    value = said.get(name)
+def _flag(values: Mapping[str, Any], name: str) -> bool:
+    value = values.get(name)
     if value is not None and not isinstance(value, bool):
         raise ValueError(f"`{name}` must be true or false, but is {value!r}")
     return bool(value)
 
 
-def _optional_id(said: Mapping[str, Any], name: str) -> int | None:
-    value = said.get(name)
-    return _whole({name: value[0] if isinstance(value, list) else value}, name, 0) if value is not None else None
+def _optional_id(values: Mapping[str, Any], name: str) -> int | None:
+    value = values.get(name)
+    return _integer({name: value[0] if isinstance(value, list) else value}, name, 0) if value is not None else None
 
 
-def _forced_first(said: Mapping[str, Any]) -> int | None:
-    """The first BARTs say it in words."""
-    if said.get("forced_bos_token_id") is None and _flag(said, "force_bos_token_to_be_generated"):
-        return _whole(said, "bos_token_id", 0)
-    return _optional_id(said, "forced_bos_token_id")
+def _forced_first_id(values: Mapping[str, Any]) -> int | None:
+    """Return the forced first id; the first BART configurations set `force_bos_token_to_be_generated` instead."""
+    if values.get("forced_bos_token_id") is None and _flag(values, "force_bos_token_to_be_generated"):
+        return _integer(values, "bos_token_id", 0)
+    return _optional_id(values, "forced_bos_token_id")
 
 
-def _longest(said: Mapping[str, Any], greatest: int | None) -> int | None:
-    """New pieces, the end symbol included; `max_length` counts the start symbol too."""
-    longest = said.get("max_new_tokens")
-    if longest is None and said.get("max_length") is not None:
-        longest = _whole(said, "max_length", 0) - 1
+def _max_length(values: Mapping[str, Any], greatest: int | None) -> int | None:
+    """Return the maximum number of new tokens including the end symbol, which is `max_length` without the start
+    symbol.
+    """
+    longest = values.get("max_new_tokens")
+    if longest is None and values.get("max_length") is not None:
+        longest = _integer(values, "max_length", 0) - 1
     limits = [limit for limit in (longest, greatest) if limit is not None]
     return min(limits) if limits else None
 
 
-def _forbidden(said: Mapping[str, Any], place: str) -> tuple[int, ...]:
-    words = said.get("bad_words_ids") or []
+def _forbidden_ids(values: Mapping[str, Any], place: str) -> tuple[int, ...]:
+    words = values.get("bad_words_ids") or []
     longer = next((word for word in words if len(word) > 1), None)
     if longer is not None:
         raise TransduceError(
-            f"{place}: `bad_words_ids` may forbid single pieces to be imported, but forbids {longer}: take it out."
+            f"{place}: `bad_words_ids` may contain only single tokens, but contains {longer}: remove this entry."
         )
-    return tuple(sorted({*(word[0] for word in words), *(said.get("suppress_tokens") or ())}))
+    return tuple(sorted({*(word[0] for word in words), *(values.get("suppress_tokens") or ())}))
 
 
 def start_id(model_type: str, generation: Mapping[str, Any], config: Mapping[str, Any], ids: tuple[int, int]) -> int:
-    """What the decoder of an encoder–decoder begins with: what is said, else as the family does.
+    """Return the id with which an encoder–decoder's decoder starts: the one in its files, else the family's default.
 
-    `ids` are those of padding and end.
+    Args:
+        model_type: the model's family.
+        generation: the content of `generation_config.json`.
+        config: the content of `config.json`.
+        ids: the ids of padding and end.
     """
     for content in (generation, config):
         if isinstance(content.get("decoder_start_token_id"), int):

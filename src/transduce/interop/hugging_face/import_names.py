@@ -1,7 +1,7 @@
-"""The names of weights: one table a family, from ours to those of Hugging Face's classes.
+"""Tables that map this package's parameter names to the names in Hugging Face's model classes, one table per family.
 
-`{n}` is the number of a layer, `{p}` is `weight` or `bias`. Where ours is one matrix and theirs are several, their rows
-are put one below another.
+`{n}` is the number of a layer, `{p}` is `weight` or `bias`. If several stored matrices form one of this package's,
+their rows are concatenated.
 """
 
 import re
@@ -11,36 +11,38 @@ from typing import NamedTuple
 
 
 class Names(NamedTuple):
-    """Where a family keeps a weight of ours."""
+    """The stored tensors that form one parameter of a model of this package."""
 
     ours: str
     theirs: tuple[str, ...]
-    """To be put one below another."""
+    """Names of the stored tensors, whose rows are concatenated."""
     transposed: bool = False
-    """Theirs is stored as (inputs, outputs)."""
+    """The tensor is stored as (inputs, outputs)."""
 
 
 class Family(NamedTuple):
-    """The tensors of a family."""
+    """The names of all tensors that a Hugging Face model family stores."""
 
     names: tuple[Names, ...]
     shared: str
-    """The embeddings of both sides, or of the only one."""
+    """The embeddings that both sides share, or the embeddings of a model with one side."""
     source: str | None = None
-    """The source's own table, where there is one."""
+    """The source's separate embeddings, if the family can have them."""
     target: str | None = None
-    """The target's own table."""
+    """The target's separate embeddings, if the family can have them."""
     output: str | None = None
-    """The projection to the vocabulary, where it is stored beside the embeddings."""
+    """The output projection, if the family can store it separately from the embeddings."""
     output_bias: tuple[str, ...] = ()
-    """Names of the bias on the logits; of several that are there, the last is the one that is used."""
+    """Names of the bias on the logits; if several are stored, the last one is used."""
     prefix: str = ""
-    """Stands before most names in a folder, and is missing where a bare model was stored."""
+    """The prefix of most names in a folder, which is missing if a model without a head was stored."""
     ignored: str = r"(?!)"
-    """A pattern of tensors that are made again here, or are of heads that have no counterpart."""
+    """A regular expression for tensors that are recomputed, or that belong to heads without a counterpart in this
+    package.
+    """
 
 
-def _each(ours: str, theirs: str) -> Names:
+def _same_name(ours: str, theirs: str) -> Names:
     return Names(ours + ".{p}", (theirs + ".{p}",))
 
 
@@ -51,84 +53,84 @@ def _projection(ours: str, theirs: str, parts: Sequence[str]) -> Names:
 def _bart_attention(ours: str, theirs: str) -> tuple[Names, ...]:
     return (
         _projection(ours, theirs, ("q_proj", "k_proj", "v_proj")),
-        _each(f"{ours}.output", f"{theirs}.out_proj"),
+        _same_name(f"{ours}.output", f"{theirs}.out_proj"),
     )
 
 
 def _bart_stack(side: str, stack: str) -> tuple[Names, ...]:
     ours, theirs = f"{stack}_layers.{{n}}", f"model.{stack}.layers.{{n}}"
-    own = (
+    layers = (
         *_bart_attention(f"{ours}.self_attention", f"{theirs}.self_attn"),
-        _each(f"{ours}.self_attention_residual.{{norm}}", f"{theirs}.self_attn_layer_norm"),
-        _each(f"{ours}.feed_forward.inner", f"{theirs}.fc1"),
-        _each(f"{ours}.feed_forward.outer", f"{theirs}.fc2"),
-        _each(f"{ours}.feed_forward_residual.{{norm}}", f"{theirs}.final_layer_norm"),
-        _each(f"{stack}_norm", f"model.{stack}.layer_norm"),
-        _each(f"{side}_embedding.norm", f"model.{stack}.layernorm_embedding"),
+        _same_name(f"{ours}.self_attention_residual.{{norm}}", f"{theirs}.self_attn_layer_norm"),
+        _same_name(f"{ours}.feed_forward.inner", f"{theirs}.fc1"),
+        _same_name(f"{ours}.feed_forward.outer", f"{theirs}.fc2"),
+        _same_name(f"{ours}.feed_forward_residual.{{norm}}", f"{theirs}.final_layer_norm"),
+        _same_name(f"{stack}_norm", f"model.{stack}.layer_norm"),
+        _same_name(f"{side}_embedding.norm", f"model.{stack}.layernorm_embedding"),
         Names(f"{side}_embedding.positions.weight", (f"model.{stack}.embed_positions.weight",)),
     )
-    memory = (
+    cross_attention = (
         *_bart_attention(f"{ours}.memory_attention", f"{theirs}.encoder_attn"),
-        _each(f"{ours}.memory_attention_residual.{{norm}}", f"{theirs}.encoder_attn_layer_norm"),
+        _same_name(f"{ours}.memory_attention_residual.{{norm}}", f"{theirs}.encoder_attn_layer_norm"),
     )
-    return own if stack == "encoder" else own + memory
+    return layers if stack == "encoder" else layers + cross_attention
 
 
 def _t5_attention(ours: str, theirs: str) -> tuple[Names, ...]:
-    return (_projection(ours, theirs, ("q", "k", "v")), _each(f"{ours}.output", f"{theirs}.o"))
+    return (_projection(ours, theirs, ("q", "k", "v")), _same_name(f"{ours}.output", f"{theirs}.o"))
 
 
 def _t5_stack(stack: str, inner: tuple[str, ...]) -> tuple[Names, ...]:
     ours, theirs = f"{stack}_layers.{{n}}", f"{stack}.block.{{n}}"
-    last = 1 if stack == "encoder" else 2
-    own = (
+    feed_forward_index = 1 if stack == "encoder" else 2
+    layers = (
         *_t5_attention(f"{ours}.self_attention", f"{theirs}.layer.0.SelfAttention"),
-        _each(f"{ours}.self_attention_residual.{{norm}}", f"{theirs}.layer.0.layer_norm"),
+        _same_name(f"{ours}.self_attention_residual.{{norm}}", f"{theirs}.layer.0.layer_norm"),
         Names(
             f"{ours}.feed_forward.inner.weight",
-            tuple(f"{theirs}.layer.{last}.DenseReluDense.{part}.weight" for part in inner),
+            tuple(f"{theirs}.layer.{feed_forward_index}.DenseReluDense.{part}.weight" for part in inner),
         ),
-        _each(f"{ours}.feed_forward.outer", f"{theirs}.layer.{last}.DenseReluDense.wo"),
-        _each(f"{ours}.feed_forward_residual.{{norm}}", f"{theirs}.layer.{last}.layer_norm"),
-        _each(f"{stack}_norm", f"{stack}.final_layer_norm"),
+        _same_name(f"{ours}.feed_forward.outer", f"{theirs}.layer.{feed_forward_index}.DenseReluDense.wo"),
+        _same_name(f"{ours}.feed_forward_residual.{{norm}}", f"{theirs}.layer.{feed_forward_index}.layer_norm"),
+        _same_name(f"{stack}_norm", f"{stack}.final_layer_norm"),
         Names(
             f"{stack}_positions.relative.weight",
             (f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",),
         ),
     )
-    memory = (
+    cross_attention = (
         *_t5_attention(f"{ours}.memory_attention", f"{theirs}.layer.1.EncDecAttention"),
-        _each(f"{ours}.memory_attention_residual.{{norm}}", f"{theirs}.layer.1.layer_norm"),
+        _same_name(f"{ours}.memory_attention_residual.{{norm}}", f"{theirs}.layer.1.layer_norm"),
     )
-    return own if stack == "encoder" else own + memory
+    return layers if stack == "encoder" else layers + cross_attention
 
 
 def _bert_names(base: str) -> tuple[Names, ...]:
     ours, theirs = "layers.{n}", f"{base}.encoder.layer.{{n}}"
     return (
         _projection(f"{ours}.self_attention", f"{theirs}.attention.self", ("query", "key", "value")),
-        _each(f"{ours}.self_attention.output", f"{theirs}.attention.output.dense"),
-        _each(f"{ours}.self_attention_residual.{{norm}}", f"{theirs}.attention.output.LayerNorm"),
-        _each(f"{ours}.feed_forward.inner", f"{theirs}.intermediate.dense"),
-        _each(f"{ours}.feed_forward.outer", f"{theirs}.output.dense"),
-        _each(f"{ours}.feed_forward_residual.{{norm}}", f"{theirs}.output.LayerNorm"),
-        _each("embedding.norm", f"{base}.embeddings.LayerNorm"),
+        _same_name(f"{ours}.self_attention.output", f"{theirs}.attention.output.dense"),
+        _same_name(f"{ours}.self_attention_residual.{{norm}}", f"{theirs}.attention.output.LayerNorm"),
+        _same_name(f"{ours}.feed_forward.inner", f"{theirs}.intermediate.dense"),
+        _same_name(f"{ours}.feed_forward.outer", f"{theirs}.output.dense"),
+        _same_name(f"{ours}.feed_forward_residual.{{norm}}", f"{theirs}.output.LayerNorm"),
+        _same_name("embedding.norm", f"{base}.embeddings.LayerNorm"),
         Names("embedding.positions.weight", (f"{base}.embeddings.position_embeddings.weight",)),
         Names("embedding.token_types", (f"{base}.embeddings.token_type_embeddings.weight",)),
     )
 
 
 _BERT_HEADS = (
-    _each("masked_language_head.dense", "cls.predictions.transform.dense"),
-    _each("masked_language_head.norm", "cls.predictions.transform.LayerNorm"),
-    _each("pooler", "bert.pooler.dense"),
-    _each("classifier", "classifier"),
+    _same_name("masked_language_head.dense", "cls.predictions.transform.dense"),
+    _same_name("masked_language_head.norm", "cls.predictions.transform.LayerNorm"),
+    _same_name("pooler", "bert.pooler.dense"),
+    _same_name("classifier", "classifier"),
 )
 _ROBERTA_HEADS = (
-    _each("masked_language_head.dense", "lm_head.dense"),
-    _each("masked_language_head.norm", "lm_head.layer_norm"),
-    _each("classifier", "classifier.out_proj"),
-    # A model that tells classes apart has its pooler in the classifier: see `variant`.
+    _same_name("masked_language_head.dense", "lm_head.dense"),
+    _same_name("masked_language_head.norm", "lm_head.layer_norm"),
+    _same_name("classifier", "classifier.out_proj"),
+    # `variant` adds the pooler, which a classification model stores in its classifier.
 )
 
 _GPT2_NAMES = (
@@ -136,21 +138,21 @@ _GPT2_NAMES = (
     Names("layers.{n}.self_attention.output.{p}", ("transformer.h.{n}.attn.c_proj.{p}",), transposed=True),
     Names("layers.{n}.feed_forward.inner.{p}", ("transformer.h.{n}.mlp.c_fc.{p}",), transposed=True),
     Names("layers.{n}.feed_forward.outer.{p}", ("transformer.h.{n}.mlp.c_proj.{p}",), transposed=True),
-    _each("layers.{n}.self_attention_residual.{norm}", "transformer.h.{n}.ln_1"),
-    _each("layers.{n}.feed_forward_residual.{norm}", "transformer.h.{n}.ln_2"),
-    _each("norm", "transformer.ln_f"),
+    _same_name("layers.{n}.self_attention_residual.{norm}", "transformer.h.{n}.ln_1"),
+    _same_name("layers.{n}.feed_forward_residual.{norm}", "transformer.h.{n}.ln_2"),
+    _same_name("norm", "transformer.ln_f"),
     Names("embedding.positions.weight", ("transformer.wpe.weight",)),
 )
 _LLAMA_NAMES = (
     _projection("layers.{n}.self_attention", "model.layers.{n}.self_attn", ("q_proj", "k_proj", "v_proj")),
-    _each("layers.{n}.self_attention.output", "model.layers.{n}.self_attn.o_proj"),
+    _same_name("layers.{n}.self_attention.output", "model.layers.{n}.self_attn.o_proj"),
     Names(
         "layers.{n}.feed_forward.inner.{p}", ("model.layers.{n}.mlp.gate_proj.{p}", "model.layers.{n}.mlp.up_proj.{p}")
     ),
-    _each("layers.{n}.feed_forward.outer", "model.layers.{n}.mlp.down_proj"),
-    _each("layers.{n}.self_attention_residual.{norm}", "model.layers.{n}.input_layernorm"),
-    _each("layers.{n}.feed_forward_residual.{norm}", "model.layers.{n}.post_attention_layernorm"),
-    _each("norm", "model.norm"),
+    _same_name("layers.{n}.feed_forward.outer", "model.layers.{n}.mlp.down_proj"),
+    _same_name("layers.{n}.self_attention_residual.{norm}", "model.layers.{n}.input_layernorm"),
+    _same_name("layers.{n}.feed_forward_residual.{norm}", "model.layers.{n}.post_attention_layernorm"),
+    _same_name("norm", "model.norm"),
 )
 
 BART = Family(
@@ -162,10 +164,10 @@ BART = Family(
     output_bias=("final_logits_bias",),
     prefix="model.",
 )
-# Tables of sinusoids, which are computed.
+# Ignores stored tables of sinusoids, which are recomputed.
 SINUSOIDAL = BART._replace(ignored=r"model\.(en|de)coder\.embed_positions\.(weight|weights|_float_tensor)")
 ROBERTA = Family(
-    names=(*_bert_names("roberta"), *_ROBERTA_HEADS, _each("pooler", "roberta.pooler.dense")),
+    names=(*_bert_names("roberta"), *_ROBERTA_HEADS, _same_name("pooler", "roberta.pooler.dense")),
     shared="roberta.embeddings.word_embeddings.weight",
     output="lm_head.decoder.weight",
     output_bias=("lm_head.bias", "lm_head.decoder.bias"),
@@ -179,12 +181,12 @@ T5 = Family(
     source="encoder.embed_tokens.weight",
     target="decoder.embed_tokens.weight",
     output="lm_head.weight",
-    # Old files have a table that no version has used.
+    # Old files contain this table, which no version uses.
     ignored=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
 )
 _GATED_T5 = T5._replace(names=_t5_stack("encoder", ("wi_0", "wi_1")) + _t5_stack("decoder", ("wi_0", "wi_1")))
-_LABELLED_ROBERTA = ROBERTA._replace(
-    names=(*_bert_names("roberta"), *_ROBERTA_HEADS, _each("pooler", "classifier.dense")),
+_CLASSIFIER_ROBERTA = ROBERTA._replace(
+    names=(*_bert_names("roberta"), *_ROBERTA_HEADS, _same_name("pooler", "classifier.dense")),
     ignored=r"roberta\.embeddings\.position_ids|roberta\.pooler\.dense\.(weight|bias)",  # nothing reads this pooler
 )
 
@@ -202,7 +204,7 @@ BERT = Family(
     output="cls.predictions.decoder.weight",
     output_bias=("cls.predictions.bias", "cls.predictions.decoder.bias"),
     prefix="bert.",
-    # Positions' numbers, and the head that tells whether a sentence follows another.
+    # Position ids, and the head of next-sentence prediction.
     ignored=r"bert\.embeddings\.position_ids|cls\.seq_relationship\.(weight|bias)",
 )
 GPT2 = Family(
@@ -210,22 +212,22 @@ GPT2 = Family(
     shared="transformer.wte.weight",
     output="lm_head.weight",
     prefix="transformer.",
-    # The mask of the future, as a tensor.
+    # The causal mask, stored as a buffer.
     ignored=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",
 )
 
 
 def variant(family: Family, present: Collection[str]) -> Family:
-    """The tables of a family, in the variant that these tensors are of."""
+    """Return the table of a family in the variant that the stored tensor names belong to."""
     if family is T5 and any(name.endswith(".DenseReluDense.wi_0.weight") for name in present):
         return _GATED_T5
     if family is ROBERTA and "classifier.dense.weight" in present:
-        return _LABELLED_ROBERTA
+        return _CLASSIFIER_ROBERTA
     return family
 
 
 def find_names(table: tuple[Names, ...], name: str) -> Names | None:
-    """Where a family keeps this weight of ours; None where it is not told."""
+    """Return the stored names of a parameter, or None if the table has no entry for it."""
     for entry in table:
         match = _pattern(entry.ours).fullmatch(name)
         if match is not None:

@@ -1,6 +1,6 @@
-"""What a Hugging Face `config.json` says, in our settings: one function a family.
+"""Conversion of a Hugging Face `config.json` to this package's model settings, one function per model family.
 
-Which family is whose, `import_families.py` says.
+`import_families.py` assigns the functions to values of `model_type`.
 """
 
 from collections.abc import Mapping
@@ -13,33 +13,33 @@ from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
 
 # --- bounds ---
-# Numbers that no model has: refused before anything is built by them.
+# Upper bounds on the sizes in an imported configuration, checked before a model is built from it.
 
 
-# Far beyond any model, and still built in a moment on the meta device.
-_LARGEST_SIZE = 1 << 24
-_MOST_LAYERS = 1_000
-_FURTHEST_OFFSET = 1 << 16  # sinusoids are computed up to there
+# Larger than in any real model, yet small enough to build on the meta device in a moment.
+_MAX_SIZE = 1 << 24
+_MAX_LAYERS = 1_000
+_MAX_POSITION_OFFSET = 1 << 16  # limits the size of the table of sinusoids
 
 
 def check_sizes(place: str | Path, config: ModelConfig) -> None:
-    """Refuses a configuration that would take all memory, or all time, to build.
+    """Reject a configuration with sizes that no model could have, before memory or time is spent on building it.
 
     Args:
-        place: the file that it comes from, for the message.
-        config: its whole numbers are looked at.
+        place: the file that the configuration comes from, for the message.
+        config: the configuration; all of its integer settings are checked.
 
     Raises:
-        TransduceError: one of them is out of all proportion.
+        TransduceError: a setting is negative or exceeds its limit.
     """
     for name, value in msgspec.to_builtins(config).items():
         if isinstance(value, bool) or not isinstance(value, int):
             continue
-        allowed = _MOST_LAYERS if name.endswith("_layers") else _LARGEST_SIZE
+        limit = _MAX_LAYERS if name.endswith("_layers") else _MAX_SIZE
         if name == "position_offset":
-            allowed = _FURTHEST_OFFSET
-        if not 0 <= value <= allowed:
-            raise TransduceError(f"{place}: `{name}` must be from 0 to {allowed:,}, but is {value:,}.")
+            limit = _MAX_POSITION_OFFSET
+        if not 0 <= value <= limit:
+            raise TransduceError(f"{place}: `{name}` must be from 0 to {limit:,}, but is {value:,}.")
 
 
 # --- import settings ---
@@ -60,43 +60,43 @@ _GATES = {"relu": "reglu", "gelu": "geglu", "gelu-tanh": "geglu-tanh", "silu": "
 
 
 class ConfigReader:
-    """Takes values out of a `config.json`; what is missing, of another type or beyond us is an error that names it."""
+    """A typed reader of a `config.json`, which raises an error for missing, mistyped or unsupported values."""
 
     def __init__(self, content: Mapping[str, Any], place: str) -> None:
-        """`place` names the file in messages."""
+        """Read values from `content`; `place` is the file's name in error messages."""
         self.content = content
         self.place = place
 
     def whole(self, name: str, default: int | None = None) -> int:
-        """A whole number."""
+        """Return an integer."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int):
             self.refuse(name, "must be a whole number")
         return value
 
     def size(self, name: str, default: int | None = None) -> int:
-        """A whole number that something is divided by."""
+        """Return a positive integer."""
         value = self.whole(name, default)
         if value < 1:
             self.refuse(name, "must be at least 1")
         return value
 
     def number(self, name: str, default: float) -> float:
-        """Any number."""
+        """Return a number as a float."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             self.refuse(name, "must be a number")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """True or false."""
+        """Return a boolean."""
         value = self._value(name, default)
         if not isinstance(value, bool):
             self.refuse(name, "must be true or false")
         return value
 
     def optional_id(self, name: str) -> int | None:
-        """An id of a piece, or None where there is none; of several the first."""
+        """Return a token id or None; of a list of ids, return the first."""
         value = self.content.get(name)
         if isinstance(value, list) and value:
             value = value[0]
@@ -105,26 +105,26 @@ class ConfigReader:
         return value
 
     def activation(self, name: str, default: str) -> str:
-        """A function of the feed-forward layer, by our name."""
+        """Return an activation function by this package's name."""
         value = self._value(name, default)
         if value not in _ACTIVATIONS:
             self.refuse(name, f"must be one of {', '.join(_ACTIVATIONS)}")
         return _ACTIVATIONS[value]
 
     def same(self, first: str, second: str) -> int:
-        """A size that two settings must agree on, because ours is one."""
+        """Return the value of two settings that must be equal, because this package has one setting for both."""
         if self.whole(first) != self.whole(second):
             self.refuse(first, f"must equal `{second}`, {self.content[second]!r}")
         return self.whole(first)
 
     def must_be(self, wanted: Mapping[str, object]) -> None:
-        """Refuses settings that are there and have another value than this one."""
+        """Raise an error if a setting is present and has another value than the required one."""
         for name, value in wanted.items():
             if self.content.get(name, value) != value:
                 self.refuse(name, f"must be {value!r}")
 
     def refuse(self, name: str, rule: str) -> NoReturn:
-        """Raises: the model is not one that the bricks here compute."""
+        """Raise an error that names a setting, the rule it breaks and its value."""
         raise TransduceError(
             f"{self.place}: `{name}` {rule} for a model that can be imported, but is {self.content.get(name)!r}."
         )
@@ -134,7 +134,7 @@ class ConfigReader:
         if value is None:
             value = default
         if value is None:
-            raise TransduceError(f"{self.place} must say `{name}`, but does not.")
+            raise TransduceError(f"{self.place} must set `{name}`, but does not.")
         return value
 
 
@@ -142,7 +142,7 @@ class ConfigReader:
 
 
 def _bart_like(config: ConfigReader) -> Settings:
-    """What BART, mBART, Marian, Pegasus and M2M100 have in common."""
+    """Return the settings that BART, mBART, Marian, Pegasus and M2M100 have in common."""
     vocabulary = config.whole("vocab_size")
     return {
         "kind": "transformer",
@@ -164,18 +164,18 @@ def _bart_like(config: ConfigReader) -> Settings:
 
 
 def bart(config: ConfigReader) -> Settings:
-    """BART: post-norm, learned positions."""
+    """Return the model settings of BART, with post-norm and learned positions."""
     config.must_be({"normalize_before": False, "add_final_layer_norm": False, "normalize_embedding": True})
-    return _bart_like(config) | _learned(config) | {"norm_order": "post"}
+    return _bart_like(config) | _learned_positions(config) | {"norm_order": "post"}
 
 
 def mbart(config: ConfigReader) -> Settings:
-    """mBART: BART with pre-norm."""
+    """Return the model settings of mBART, which is BART with pre-norm."""
     config.must_be({"normalize_before": True, "add_final_layer_norm": True, "normalize_embedding": True})
-    return _bart_like(config) | _learned(config) | {"norm_order": "pre"}
+    return _bart_like(config) | _learned_positions(config) | {"norm_order": "pre"}
 
 
-def _learned(config: ConfigReader) -> Settings:
+def _learned_positions(config: ConfigReader) -> Settings:
     return {
         "positions": "learned",
         "position_offset": 2,
@@ -185,36 +185,36 @@ def _learned(config: ConfigReader) -> Settings:
 
 
 def marian(config: ConfigReader) -> Settings:
-    """Marian: post-norm, sinusoids."""
+    """Return the model settings of Marian, with post-norm and sinusoidal positions."""
     config.must_be({"normalize_before": False, "normalize_embedding": False, "static_position_embeddings": True})
     return _bart_like(config) | {"norm_order": "post"}
 
 
 def pegasus(config: ConfigReader) -> Settings:
-    """Pegasus: pre-norm, sinusoids."""
+    """Return the model settings of Pegasus, with pre-norm and sinusoidal positions."""
     config.must_be({"normalize_before": True, "normalize_embedding": False, "static_position_embeddings": True})
     return _bart_like(config)
 
 
 def m2m100(config: ConfigReader) -> Settings:
-    """M2M100 and NLLB: pre-norm, sinusoids to the end."""
+    """Return the model settings of M2M100 and NLLB, with pre-norm and sinusoidal positions (`sinusoids_to_end`)."""
     settings = _bart_like(config)
     return settings | {"sinusoids_to_end": True, "position_offset": settings["pad_id"] + 1}
 
 
 def t5(config: ConfigReader) -> Settings:
-    """T5, plain or gated."""
+    """Return the model settings of T5, with a plain or gated feed-forward layer."""
     d_model, vocabulary = config.size("d_model"), config.whole("vocab_size")
     layers = config.whole("num_layers")
-    form = config.content.get("feed_forward_proj", "relu")
-    gated = isinstance(form, str) and form.startswith("gated-")
-    name = str(form).removeprefix("gated-")
-    # "gated-gelu" has always meant the tanh form.
+    projection = config.content.get("feed_forward_proj", "relu")
+    gated = isinstance(projection, str) and projection.startswith("gated-")
+    name = str(projection).removeprefix("gated-")
+    # T5's "gated-gelu" means the tanh approximation.
     name = "gelu_new" if gated and name == "gelu" else name
     if name not in _ACTIVATIONS:
         config.refuse("feed_forward_proj", "must be relu, gelu, silu, or one of these after `gated-`")
     activation = _ACTIVATIONS[name]
-    scaled = config.flag("scale_decoder_outputs", config.flag("tie_word_embeddings", default=True))
+    scales_output = config.flag("scale_decoder_outputs", config.flag("tie_word_embeddings", default=True))
     return {
         "kind": "transformer",
         "source_vocabulary_size": vocabulary,
@@ -238,14 +238,14 @@ def t5(config: ConfigReader) -> Settings:
         "relative_max_distance": config.whole("relative_attention_max_distance", 128),
         "attention_score": "dot",
         "scale_embeddings": False,
-        "output_scale": d_model**-0.5 if scaled else 1.0,
+        "output_scale": d_model**-0.5 if scales_output else 1.0,
         "pad_id": config.whole("pad_token_id", 0),
         "eos_id": config.whole("eos_token_id", 1),
     }
 
 
 def mt5(config: ConfigReader) -> Settings:
-    """mT5: T5 without a scale of its output."""
+    """Return the model settings of mT5, which is T5 without output scaling."""
     return t5(config) | {"output_scale": 1.0}
 
 
@@ -253,7 +253,7 @@ def mt5(config: ConfigReader) -> Settings:
 
 
 def bert(config: ConfigReader) -> Settings:
-    """BERT."""
+    """Return the model settings of BERT."""
     config.must_be({"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"})
     vocabulary, pad_id = config.whole("vocab_size"), config.whole("pad_token_id", 0)
     return {
@@ -279,9 +279,9 @@ def bert(config: ConfigReader) -> Settings:
 
 
 def roberta(config: ConfigReader) -> Settings:
-    """RoBERTa and its kin: BERT with positions after the padding's."""
+    """Return the model settings of RoBERTa and its descendants: BERT whose positions start after the padding id."""
     settings = bert(config) | {"norm_epsilon": config.number("layer_norm_eps", 1e-5)}
-    # Its table has rows for the positions before the first one too.
+    # The stored table also has rows for the unused positions below the offset.
     offset = settings["pad_id"] + 1
     eos_id = config.whole("eos_token_id", 2)
     return settings | {
@@ -296,10 +296,10 @@ def roberta(config: ConfigReader) -> Settings:
 
 
 def gpt2(config: ConfigReader) -> Settings:
-    """GPT-2."""
+    """Return the model settings of GPT-2."""
     config.must_be({"add_cross_attention": False, "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True})
     vocabulary, d_model = config.whole("vocab_size"), config.whole("n_embd")
-    return _ends(config) | {
+    return _special_ids(config) | {
         "kind": "decoder",
         "source_vocabulary_size": vocabulary,
         "target_vocabulary_size": vocabulary,
@@ -318,7 +318,7 @@ def gpt2(config: ConfigReader) -> Settings:
 
 
 def llama(config: ConfigReader) -> Settings:
-    """Llama."""
+    """Return the model settings of Llama."""
     vocabulary, d_model, heads = (
         config.whole("vocab_size"),
         config.whole("hidden_size"),
@@ -327,8 +327,8 @@ def llama(config: ConfigReader) -> Settings:
     width = config.whole("head_dim", d_model // heads)
     attention_bias = config.flag("attention_bias", default=False)
     return (
-        _ends(config)
-        | _rotation(config)
+        _special_ids(config)
+        | _rope(config)
         | {
             "kind": "decoder",
             "source_vocabulary_size": vocabulary,
@@ -355,23 +355,25 @@ def llama(config: ConfigReader) -> Settings:
 
 
 def mistral(config: ConfigReader) -> Settings:
-    """Mistral without a sliding window: Llama."""
+    """Return the model settings of Mistral without a sliding window, which is Llama."""
     config.must_be({"sliding_window": None})
     return llama(config)
 
 
 def qwen2(config: ConfigReader) -> Settings:
-    """Llama with biases on queries, keys and values alone."""
+    """Return the model settings of Qwen2, which is Llama with biases on queries, keys and values only."""
     config.must_be({"use_sliding_window": False})
     return llama(config) | {"projection_bias": True}
 
 
-def _rotation(config: ConfigReader) -> Settings:
-    """`rope_parameters` of today's files; `rope_theta` and `rope_scaling` of older ones."""
-    said = config.content.get("rope_parameters") or config.content.get("rope_scaling") or {}
-    if not isinstance(said, dict):
+def _rope(config: ConfigReader) -> Settings:
+    """Return the settings of rotary positions from `rope_parameters`, or from `rope_theta` and `rope_scaling` of older
+    files.
+    """
+    content = config.content.get("rope_parameters") or config.content.get("rope_scaling") or {}
+    if not isinstance(content, dict):
         config.refuse("rope_scaling", "must be an object")
-    rope = ConfigReader({"rope_theta": config.content.get("rope_theta")} | said, config.place)
+    rope = ConfigReader({"rope_theta": config.content.get("rope_theta")} | content, config.place)
     kind = rope.content.get("rope_type", rope.content.get("type", "default"))
     settings: Settings = {"positions": "rotary", "rotary_base": rope.number("rope_theta", 10000.0)}
     if kind == "llama3":
@@ -387,10 +389,11 @@ def _rotation(config: ConfigReader) -> Settings:
     return settings
 
 
-def _ends(config: ConfigReader) -> Settings:
-    """A decoder alone often has no padding of its own: the end symbol then fills short rows.
+def _special_ids(config: ConfigReader) -> Settings:
+    """Return the padding, start and end ids of a decoder-only model; without a padding id, the end symbol is the
+    padding.
 
-    Nothing is said where the configuration names neither end nor start: its tokenizer may.
+    The result is empty if the configuration has neither an end nor a start id; the tokenizer may then have them.
     """
     pad_id, start_id, eos_id = map(config.optional_id, ("pad_token_id", "bos_token_id", "eos_token_id"))
     if eos_id is None:

@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face folder: from its own files to a record that cuts alike."""
+"""Conversion of the tokenizer files of a Hugging Face folder to a record that tokenizes identically."""
 
 import re
 import struct
@@ -24,25 +24,28 @@ from transduce.text.special_tokens import Symbol
 from transduce.text.vocabulary import SPECIAL_TOKENS
 
 # --- import tokenizer files ---
-# The files of a tokenizer of Hugging Face's, as they are read.
+# Access to the files of a Hugging Face tokenizer.
 
 
 SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "sentencepiece.model")
 
 
 class TokenizerFiles:
-    """The files of a folder that belong to its tokenizer."""
+    """A reader of the tokenizer files in one folder."""
 
     def __init__(self, read: Callable[[str], bytes | None], place: str) -> None:
-        """`read` gives a file's content, or None where there is none; `place` names the folder in messages."""
+        """Read files by `read`, which returns a file's content or None if it does not exist.
+
+        `place` is the folder's name in error messages.
+        """
         self.read = read
         self.place = place
 
     def json(self, name: str) -> dict[str, Any]:
-        """An object; an empty one where there is no such file.
+        """Return the JSON object in a file, or an empty one if there is no such file.
 
         Raises:
-            TransduceError: the file holds something else.
+            TransduceError: the file contains something else.
         """
         content = self.read(name)
         if content is None:
@@ -53,29 +56,35 @@ class TokenizerFiles:
             raise TransduceError(f"{self.place}/{name} cannot be read: {error}.") from error
 
     def needed(self, name: str) -> bytes:
-        """A file that must be there."""
+        """Return the content of a required file.
+
+        Raises:
+            TransduceError: the file does not exist.
+        """
         content = self.read(name)
         if content is None:
             raise TransduceError(f"{self.place} must hold the tokenizer's {name}, but does not: copy it there.")
         return content
 
     def sentencepiece(self) -> bytes | None:
-        """The sentencepiece model, whatever its name."""
+        """Return the content of the sentencepiece model under any of its usual file names, or None."""
         return next(filter(None, map(self.read, SENTENCEPIECE_NAMES)), None)
 
     def table(self, name: str) -> dict[str, int]:
-        """A table of pieces and their ids.
+        """Return the tokens and their ids from a JSON file.
 
         Raises:
-            TransduceError: it is missing, or something else.
+            TransduceError: the file is missing, or contains something else.
         """
         try:
             return msgspec.json.decode(self.needed(name), type=dict[str, int])
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise TransduceError(f"{self.place}/{name} is not a table of pieces and their ids: {error}.") from error
+            raise TransduceError(
+                f"{self.place}/{name} is not a JSON object of tokens and their ids: {error}."
+            ) from error
 
     def extra_tokens(self) -> list[str]:
-        """Special pieces in the order in which their makers listed them."""
+        """Return the additional special tokens in the order in which the files list them."""
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             content = self.json(name)
             listed = content.get("additional_special_tokens") or content.get("extra_special_tokens")
@@ -85,21 +94,21 @@ class TokenizerFiles:
 
 
 def text_of(token: Any) -> str | None:
-    """A token is a string, or an object with it."""
+    """Return the text of a token, which the files store as a string or as an object with `content`; else None."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
 
 # --- import sentencepiece ids ---
-# The ids of pieces where a folder has nothing but a sentencepiece model: each family numbers them in its own way.
+# Token ids for folders that contain only a sentencepiece model, numbered by the rules of each model family.
 
 
-# How tags of languages are written: NLLB's, mBART's, M2M100's.
+# Spellings of language tags in NLLB, mBART and M2M100.
 LANGUAGE_TAG = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}|[a-z]{2,3}_[A-Z]{2}|__(?P<name>\w+)__")
 _FAIRSEQ = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
 _PEGASUS_OFFSET = 103
-_MOST_ADDED = 100_000
-# In the order of their tags, which M2M100's files need not list.
+_MAX_ADDED = 100_000
+# In the order of their tag ids; M2M100's files need not list the tags.
 _M2M100_LANGUAGES = (  # noqa: SIM905
     "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi "
     "hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns "
@@ -109,15 +118,15 @@ _M2M100_LANGUAGES = (  # noqa: SIM905
 
 
 def sentencepiece_ids(files: TokenizerFiles, model_type: str, pieces: list[str]) -> dict[str, int]:
-    """The ids that a family gives to the pieces of its sentencepiece model.
+    """Return the id of each token by the numbering of a model family.
 
     Args:
-        files: of the tokenizer.
-        model_type: of the model.
-        pieces: of the sentencepiece model, in its own order.
+        files: the files of the tokenizer.
+        model_type: the model's family.
+        pieces: the pieces of the sentencepiece model, in its order.
 
     Raises:
-        TransduceError: none is known for this family.
+        TransduceError: the family's numbering is unknown.
     """
     settings = files.json("tokenizer_config.json")
     if model_type == "m2m_100" and files.read("vocab.json") is not None:
@@ -128,30 +137,30 @@ def sentencepiece_ids(files: TokenizerFiles, model_type: str, pieces: list[str])
         ids |= {tag: len(pieces) + 1 + number for number, tag in enumerate(tags)}
         return ids | {"<mask>": len(pieces) + 1 + len(tags)}
     if model_type in ("t5", "mt5"):
-        extra = _count(settings, "extra_ids", 100)
+        extra = _added_count(settings, "extra_ids", 100)
         last = len(pieces) + extra - 1
-        own = {f"<extra_id_{number}>": last - number for number in range(extra)}
-        return {piece: id for id, piece in enumerate(pieces)} | own
+        sentinels = {f"<extra_id_{number}>": last - number for number in range(extra)}
+        return {piece: id for id, piece in enumerate(pieces)} | sentinels
     if model_type == "pegasus":
-        offset = _count(settings, "offset", _PEGASUS_OFFSET)
-        named = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{number}>" for number in range(2, offset))]
+        offset = _added_count(settings, "offset", _PEGASUS_OFFSET)
+        leading = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{number}>" for number in range(2, offset))]
         ids = {piece: id + offset for id, piece in enumerate(pieces)}
-        return ids | {name: id for id, name in enumerate(named[: offset + 2])}
+        return ids | {name: id for id, name in enumerate(leading[: offset + 2])}
     if FAMILIES[model_type].spaced:
         return {piece: id for id, piece in enumerate(pieces)}
     raise TransduceError(f"{files.place} must hold a tokenizer.json for a model of the type {model_type}.")
 
 
-def _count(settings: Mapping[str, Any], name: str, usual: int) -> int:
-    """How many pieces a family puts beside the learned ones."""
-    said = settings.get(name, usual)
-    if isinstance(said, bool) or not isinstance(said, int) or not 0 <= said <= _MOST_ADDED:
-        raise ValueError(f"`{name}` must be a whole number from 0 to {_MOST_ADDED:,}, but is {said!r}")
-    return said
+def _added_count(settings: Mapping[str, Any], name: str, default: int) -> int:
+    """Return the number of tokens that a family adds to those of its sentencepiece model."""
+    value = settings.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_ADDED:
+        raise ValueError(f"`{name}` must be a whole number from 0 to {_MAX_ADDED:,}, but is {value!r}")
+    return value
 
 
 def _m2m100_ids(files: TokenizerFiles) -> dict[str, int]:
-    """Those of its table, and behind them the tags of its languages."""
+    """Return the ids of M2M100's vocab.json, followed by those of the language tags if the files do not list them."""
     ids = files.table("vocab.json")
     if any(LANGUAGE_TAG.fullmatch(text) for text in (*files.extra_tokens(), *files.json("added_tokens.json"))):
         return ids
@@ -159,19 +168,19 @@ def _m2m100_ids(files: TokenizerFiles) -> dict[str, int]:
 
 
 # --- import tokenizer json ---
-# Read a tokenizer.json: the pipeline of the `tokenizers` package, its added tokens, and what it puts before a text.
+# Reader of tokenizer.json files: the tokenization pipeline, added tokens, and leading special tokens.
 
 
 _PIPELINE = ("normalizer", "pre_tokenizer", "decoder", "model")
 
 
 class AddedToken(NamedTuple):
-    """A token that was added to the learned ones."""
+    """A token that was added to the learned vocabulary."""
 
     symbol: Symbol
     id: int
     special: bool = False
-    """The token is no text, and is not shown in what a model writes."""
+    """The token does not belong to the text, and decoding omits it."""
 
     @property
     def text(self) -> str:
@@ -180,7 +189,7 @@ class AddedToken(NamedTuple):
 
 
 def added_token(id: int, token: Mapping[str, Any]) -> AddedToken:
-    """Return an added token of its description in a file: `content`, and flags."""
+    """Return an added token from its JSON description, which has `content` and flags."""
     symbol = Symbol(
         str(token["content"]),
         spaces_before=bool(token.get("lstrip")),
@@ -192,7 +201,9 @@ def added_token(id: int, token: Mapping[str, Any]) -> AddedToken:
 
 
 class TokenizerParts(NamedTuple):
-    """The parts of a tokenizer, from a tokenizer.json or from older files."""
+    """A tokenizer's algorithm, vocabulary, added tokens and leading special tokens, from tokenizer.json or
+    older files.
+    """
 
     cutting: Cutting
     ids: dict[str, int]
@@ -202,7 +213,11 @@ class TokenizerParts(NamedTuple):
 
 
 def read_tokenizer_json(content: Mapping[str, Any], place: str) -> TokenizerParts:
-    """Return the parts of the content of a tokenizer.json; `place` names the file in messages.
+    """Read the parts of a tokenizer from the content of a tokenizer.json.
+
+    Args:
+        content: the JSON object.
+        place: the name of the file, for messages.
 
     Raises:
         TransduceError: the content is damaged, or `tokenizers` is missing or cannot read it.
@@ -211,7 +226,7 @@ def read_tokenizer_json(content: Mapping[str, Any], place: str) -> TokenizerPart
         added = tuple(added_token(int(token["id"]), token) for token in content["added_tokens"])
         if content["model"].get("dropout"):
             raise TransduceError(
-                f"{place}: BPE with dropout cannot be imported, as it cuts a text differently each time."
+                f"{place}: BPE with dropout cannot be imported, as it splits a text differently each time."
             )
         pipeline = {name: content.get(name) for name in _PIPELINE}
         open_pipeline(content, place=place)
@@ -222,7 +237,7 @@ def read_tokenizer_json(content: Mapping[str, Any], place: str) -> TokenizerPart
             TokenizerJson(pipeline),
             table | {token.text: token.id for token in added},
             added,
-            tuple(_before(content.get("post_processor"))),
+            tuple(_leading_ids(content.get("post_processor"))),
         )
     except TransduceError:
         raise
@@ -235,13 +250,13 @@ def merges_characters(content: Mapping[str, Any]) -> bool:
     return "merges" in content["model"] and not has_step(content, "pre_tokenizer", "ByteLevel")
 
 
-def _before(processor: Mapping[str, Any] | None) -> Iterator[int]:
+def _leading_ids(processor: Mapping[str, Any] | None) -> Iterator[int]:
     """Yield the ids that a post-processor puts before a text."""
     if processor is None:
         return
     if processor["type"] == "Sequence":
         for inner in processor["processors"]:
-            yield from _before(inner)
+            yield from _leading_ids(inner)
     elif processor["type"] in ("RobertaProcessing", "BertProcessing"):
         yield int(processor["cls"][1])
     elif processor["type"] == "TemplateProcessing":
@@ -254,36 +269,40 @@ def _before(processor: Mapping[str, Any] | None) -> Iterator[int]:
 # --- import tokenizer ---
 
 
-_USUAL_ENDS = ("<|endoftext|>", "</s>")
-# Tokenizers of these families that have no files to be read.
-_UNKNOWN_CLASSES = {"ByT5Tokenizer": "writes every text as its bytes"}
-# Pieces that are recognised in a text wherever a vocabulary has them.
-_NAMED = re.compile(r"<extra_id_\d+>|<mask>|\[MASK\]")
+_DEFAULT_ENDS = ("<|endoftext|>", "</s>")
+# Tokenizer classes that cannot be imported, because they have no vocabulary files.
+_UNSUPPORTED_CLASSES = {"ByT5Tokenizer": "writes every text as its bytes"}
+# Tokens that are recognized in a text if the vocabulary contains them.
+_SPECIAL_NAME = re.compile(r"<extra_id_\d+>|<mask>|\[MASK\]")
 _OPUS_TAG = re.compile(r">>(?P<name>[^<>]+)<<")
 
 
 class ModelIds(msgspec.Struct, frozen=True):
-    """What the model knows of its ids."""
+    """The vocabulary sizes and special ids that a model's configuration specifies."""
 
     model_type: str
     sizes: tuple[int, int]
-    """Ids of the source and the target."""
+    """Numbers of source ids and target ids."""
     pad_id: int | None
     eos_id: int | None
     other_ends: tuple[int, ...] = ()
-    """What ends a text beside the end symbol."""
+    """Ids other than the end symbol at which a text ends."""
 
     @property
     def family(self) -> ImportFamily:
-        """What is known of its `model_type`."""
+        """Import rules of the model's family."""
         return FAMILIES[self.model_type]
 
 
 def import_tokenizer(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
-    """The tokenizer of a folder, without a language chosen.
+    """Convert a folder's tokenizer to a record without a selected language.
+
+    Args:
+        files: the files of the tokenizer.
+        model: the ids from the model's configuration.
 
     Raises:
-        TransduceError: a file is missing, damaged, or of a kind that is not known here.
+        TransduceError: a file is missing or damaged, or the kind of tokenizer is unsupported.
     """
     try:
         return _record(files, model)
@@ -296,15 +315,15 @@ def import_tokenizer(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
 def _record(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
     if model.model_type == "marian":
         return _marian(files, model)
-    parts = _parts(files, model.model_type)
+    parts = _read_parts(files, model.model_type)
     special = _special_ids(files, parts, model)
     languages = _languages(files, model.model_type, parts)
     tags = frozenset(languages.tags.values()) if languages else frozenset()
-    plain = _control_tokens(files, special, parts.ids)
-    symbols = [token for token in parts.added if token.id not in tags and token.text not in plain]
+    control = _control_tokens(files, special, parts.ids)
+    symbols = [token for token in parts.added if token.id not in tags and token.text not in control]
     is_decoder = model.family.kind == "decoder"
-    # An encoder–decoder may have learnt to write such pieces (T5's sentinels).
-    unspoken = {token.id for token in symbols if token.special} if is_decoder else set[int]()
+    # Only for decoders: an encoder–decoder may be trained to generate such tokens (T5's sentinels).
+    silent_symbols = {token.id for token in symbols if token.special} if is_decoder else set[int]()
     before = () if languages else parts.before
     record = VocabularyRecord(
         cutting=parts.cutting,
@@ -314,7 +333,9 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
         eos_id=special["eos_id"],
         unk_id=special["unk_id"],
         symbols=tuple(token.text if token.symbol == Symbol(token.text) else token.symbol for token in symbols),
-        silent=tuple(sorted({*tags, *before, *unspoken, *(parts.ids[text] for text in plain if text in parts.ids)})),
+        silent=tuple(
+            sorted({*tags, *before, *silent_symbols, *(parts.ids[text] for text in control if text in parts.ids)})
+        ),
         before=before,
         after=(special["eos_id"],),
         other_ends=model.other_ends,
@@ -325,23 +346,23 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
 
 
 def _marks(files: TokenizerFiles, parts: TokenizerParts, eos_id: int) -> tuple[str, str, str]:
-    """How an encoder's marks are spelt: those that its tokenizer puts around a text, and the one of a hidden piece."""
-    pieces = {id: text for text, id in parts.ids.items()}
-    begin = pieces[parts.before[0]] if parts.before else SPECIAL_TOKENS[0]
+    """Return an encoder's tokens for the start of a text, its end, and a masked token."""
+    tokens = {id: text for text, id in parts.ids.items()}
+    start = tokens[parts.before[0]] if parts.before else SPECIAL_TOKENS[0]
     mask = _token_id(files, parts.ids, "mask_token")
-    usual = "<mask>" if "<mask>" in parts.ids else SPECIAL_TOKENS[2]
-    return begin, pieces.get(eos_id, SPECIAL_TOKENS[1]), usual if mask is None else pieces[mask]
+    default_mask = "<mask>" if "<mask>" in parts.ids else SPECIAL_TOKENS[2]
+    return start, tokens.get(eos_id, SPECIAL_TOKENS[1]), default_mask if mask is None else tokens[mask]
 
 
 def _marian(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
-    """Two sentencepiece models, and one table of ids, or one a side."""
+    """Return the record of a Marian tokenizer: two sentencepiece models, with one table of ids or one for each side."""
     tables = [files.table("vocab.json")] * 2
     if files.read("target_vocab.json") is not None:
         tables[1] = files.table("target_vocab.json")
     sides = []
     for name, ids, size in zip(("source.spm", "target.spm"), tables, model.sizes, strict=True):
         if model.pad_id is None or model.eos_id is None or "<unk>" not in ids:
-            raise TransduceError(f"{files.place} must tell the ids of padding, end and <unk>, but does not.")
+            raise TransduceError(f"{files.place} must specify the ids of padding, end and <unk>, but does not.")
         tags = tuple(piece for piece in ids if _OPUS_TAG.fullmatch(piece))
         sides.append(
             VocabularyRecord(
@@ -356,34 +377,35 @@ def _marian(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
                 after=(model.eos_id,),
             )
         )
-    named = {tag.strip("<>"): tables[0][tag] for tag in sides[0].first_symbols}
-    languages = Languages(tags=named, target_tag="source") if named else None
+    tags_by_language = {tag.strip("<>"): tables[0][tag] for tag in sides[0].first_symbols}
+    languages = Languages(tags=tags_by_language, target_tag="source") if tags_by_language else None
     return ForeignRecord(source=sides[0], target=sides[1], languages=languages)
 
 
-def _parts(files: TokenizerFiles, model_type: str) -> TokenizerParts:
-    """Cutting and ids, of whichever files there are."""
+def _read_parts(files: TokenizerFiles, model_type: str) -> TokenizerParts:
+    """Return the tokenization and ids from whichever files exist."""
     content = files.json("tokenizer.json")
     model = files.sentencepiece()
     if content:
         parts = read_tokenizer_json(content, f"{files.place}/tokenizer.json")
-        # The sentencepiece model cuts alike, and needs no further package when the folder is opened.
+        # The sentencepiece model tokenizes identically, without needing the `tokenizers` package.
         if model is None or not merges_characters(content) or FAMILIES[model_type].spaced:
             return parts
         return parts._replace(cutting=SentencePieces(model))
     if model is not None:
         ids = sentencepiece_ids(files, model_type, [piece.text for piece in read_pieces(model)])
         parts = _with_added(files, SentencePieces(model), ids)
-        starts = FAMILIES[model_type].begins_text and files.json("tokenizer_config.json").get("add_bos_token", True)
-        return parts._replace(before=(ids["<s>"],)) if starts and "<s>" in ids else parts
+        adds_start = FAMILIES[model_type].begins_text and files.json("tokenizer_config.json").get("add_bos_token", True)
+        return parts._replace(before=(ids["<s>"],)) if adds_start and "<s>" in ids else parts
     if files.read("vocab.txt") is not None:
-        return _bert_files(files)
+        return _read_bert_files(files)
     if files.read("merges.txt") is not None:
-        return _byte_level_files(files, starts=FAMILIES[model_type].begins_text)
-    kind = files.json("tokenizer_config.json").get("tokenizer_class")
-    if kind in _UNKNOWN_CLASSES:
+        return _read_byte_level_files(files, adds_start=FAMILIES[model_type].begins_text)
+    class_name = files.json("tokenizer_config.json").get("tokenizer_class")
+    if class_name in _UNSUPPORTED_CLASSES:
         raise TransduceError(
-            f"{files.place} has the tokenizer {kind}, which {_UNKNOWN_CLASSES[kind]} and cannot be imported."
+            f"{files.place} has the tokenizer {class_name}, which {_UNSUPPORTED_CLASSES[class_name]} and cannot be "
+            "imported."
         )
     raise TransduceError(
         f"{files.place} holds no tokenizer that can be imported: it needs tokenizer.json, or "
@@ -392,28 +414,28 @@ def _parts(files: TokenizerFiles, model_type: str) -> TokenizerParts:
 
 
 def _with_added(files: TokenizerFiles, cutting: Cutting, ids: dict[str, int]) -> TokenizerParts:
-    """With the pieces that other files put beside the learned ones."""
+    """Return the parts of a tokenizer with the tokens that other files add to the learned ones."""
     extra = {text: id for text, id in files.json("added_tokens.json").items() if isinstance(id, int)}
-    described = {}
+    configured = {}
     for id, token in files.json("tokenizer_config.json").get("added_tokens_decoder", {}).items():
-        described[token["content"]] = added_token(int(id), token)
+        configured[token["content"]] = added_token(int(id), token)
         extra[token["content"]] = int(id)
     for text in files.extra_tokens():
         if text not in ids and text not in extra and LANGUAGE_TAG.fullmatch(text):
             extra[text] = len(ids) + sum(id >= len(ids) for id in extra.values())
     ids = ids | extra
-    named = (text for text in ids if LANGUAGE_TAG.fullmatch(text) or _NAMED.fullmatch(text))
-    listed = {*extra, *files.extra_tokens(), *named}
+    named = (text for text in ids if LANGUAGE_TAG.fullmatch(text) or _SPECIAL_NAME.fullmatch(text))
+    texts = {*extra, *files.extra_tokens(), *named}
     special = set(files.extra_tokens())
-    usual = (
+    default_tokens = (
         AddedToken(Symbol(text, spaces_before=text == "<mask>"), ids[text], text in special)
-        for text in sorted(listed)
+        for text in sorted(texts)
         if text in ids
     )
-    return TokenizerParts(cutting, ids, tuple(described.get(token.text, token) for token in usual), ())
+    return TokenizerParts(cutting, ids, tuple(configured.get(token.text, token) for token in default_tokens), ())
 
 
-def _bert_files(files: TokenizerFiles) -> TokenizerParts:
+def _read_bert_files(files: TokenizerFiles) -> TokenizerParts:
     lines = files.needed("vocab.txt").decode("utf-8", "replace").rstrip("\n").split("\n")
     ids = {line.rstrip("\r"): id for id, line in enumerate(lines)}
     settings = files.json("tokenizer_config.json")
@@ -429,41 +451,41 @@ def _bert_files(files: TokenizerFiles) -> TokenizerParts:
     return parts._replace(before=(ids["[CLS]"],) if "[CLS]" in ids else ())
 
 
-def _byte_level_files(files: TokenizerFiles, *, starts: bool) -> TokenizerParts:
+def _read_byte_level_files(files: TokenizerFiles, *, adds_start: bool) -> TokenizerParts:
     ids = files.table("vocab.json")
     lines = files.needed("merges.txt").decode("utf-8", "replace").split("\n")
     pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     merges = tuple((pair[0], pair[1]) for pair in pairs if len(pair) == 2)
     space_first = bool(files.json("tokenizer_config.json").get("add_prefix_space", False))
     parts = _with_added(files, ByteLevelPairs(merges=merges, space_first=space_first), ids)
-    return parts._replace(before=(ids["<s>"],) if starts and "<s>" in ids else ())
+    return parts._replace(before=(ids["<s>"],) if adds_start and "<s>" in ids else ())
 
 
-# --- ids with a meaning of their own ----------------------------------------------------------------------------
+# --- special tokens ---------------------------------------------------------------------------------------------
 
 
 def _special_ids(files: TokenizerFiles, parts: TokenizerParts, model: ModelIds) -> dict[str, int]:
-    """Padding, end and unknown; a model's own word goes before the tokenizer's."""
+    """Return the ids of padding, end and unknown; those of the model's configuration precede the tokenizer's."""
     end = "sep_token" if model.family.kind == "encoder" else "eos_token"
-    found = {
+    ids = {
         "eos_id": model.eos_id if model.eos_id is not None else _token_id(files, parts.ids, end),
         "pad_id": model.pad_id if model.pad_id is not None else _token_id(files, parts.ids, "pad_token"),
         "unk_id": _token_id(files, parts.ids, "unk_token"),
     }
-    if model.family.end_is_separator and found["eos_id"] is None:
-        found["eos_id"] = parts.ids.get(SPECIAL_TOKENS[1])
+    if model.family.end_is_separator and ids["eos_id"] is None:
+        ids["eos_id"] = parts.ids.get(SPECIAL_TOKENS[1])
     if model.family.kind == "decoder":
-        if found["eos_id"] is None:
-            found["eos_id"] = next((parts.ids[text] for text in _USUAL_ENDS if text in parts.ids), None)
-        found["pad_id"] = found["eos_id"] if found["pad_id"] is None else found["pad_id"]
-    if found["unk_id"] is None:
-        # Byte-level tokenizers know everything.
-        guessed = (parts.ids[text] for text in ("<unk>", "[UNK]") if text in parts.ids)
-        found["unk_id"] = next(guessed, found["eos_id"])
-    missing = [name for name, id in found.items() if id is None]
+        if ids["eos_id"] is None:
+            ids["eos_id"] = next((parts.ids[text] for text in _DEFAULT_ENDS if text in parts.ids), None)
+        ids["pad_id"] = ids["eos_id"] if ids["pad_id"] is None else ids["pad_id"]
+    if ids["unk_id"] is None:
+        # Byte-level tokenizers have no unknown token.
+        candidates = (parts.ids[text] for text in ("<unk>", "[UNK]") if text in parts.ids)
+        ids["unk_id"] = next(candidates, ids["eos_id"])
+    missing = [name for name, id in ids.items() if id is None]
     if missing:
-        raise TransduceError(f"{files.place} must tell the id of `{missing[0]}`, but does not.")
-    return {name: id for name, id in found.items() if id is not None}
+        raise TransduceError(f"{files.place} must specify the id of `{missing[0]}`, but does not.")
+    return {name: id for name, id in ids.items() if id is not None}
 
 
 def _token_id(files: TokenizerFiles, ids: Mapping[str, int], name: str) -> int | None:
@@ -475,20 +497,20 @@ def _token_id(files: TokenizerFiles, ids: Mapping[str, int], name: str) -> int |
 
 
 def _control_tokens(files: TokenizerFiles, special: Mapping[str, int], ids: Mapping[str, int]) -> set[str]:
-    """Pieces that a text never means: start, end, padding, unknown."""
+    """Return the tokens that are never recognized in a text: start, end, padding, unknown."""
     names = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token")
-    said = {
+    configured = {
         text_of(files.json(file).get(name))
         for file in ("special_tokens_map.json", "tokenizer_config.json")
         for name in names
     }
     by_id = {text for text, id in ids.items() if id in special.values()}
-    usual = {"<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]"}
-    return {text for text in said if text is not None} | by_id | usual
+    defaults = {"<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]"}
+    return {text for text in configured if text is not None} | by_id | defaults
 
 
 def _languages(files: TokenizerFiles, model_type: str, parts: TokenizerParts) -> Languages | None:
-    """Tags of languages and where they stand, for the families that have them."""
+    """Return the language tags and their positions, for the families that have tags."""
     if not FAMILIES[model_type].tagged:
         return None
     tags: dict[str, int] = {}
@@ -496,10 +518,10 @@ def _languages(files: TokenizerFiles, model_type: str, parts: TokenizerParts) ->
         match = LANGUAGE_TAG.fullmatch(text)
         if match is not None and text in parts.ids:
             tags[match["name"] or text] = parts.ids[text]
-    said = files.json("tokenizer_config.json")
-    if model_type == "m2m_100" or "50" in str(said.get("tokenizer_class")):
-        # The first NLLBs had the source's tag after its end.
+    settings = files.json("tokenizer_config.json")
+    if model_type == "m2m_100" or "50" in str(settings.get("tokenizer_class")):
+        # The first NLLB tokenizers put the source tag after the end symbol.
         return Languages(
-            tags=tags, source_tag="after" if said.get("legacy_behaviour") else "before", target_tag="first"
+            tags=tags, source_tag="after" if settings.get("legacy_behaviour") else "before", target_tag="first"
         )
     return Languages(tags=tags, source_tag="after", target_tag="start")

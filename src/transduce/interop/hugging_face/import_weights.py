@@ -1,4 +1,4 @@
-"""The weights of a Hugging Face folder as ours: what is there decides about heads and ties, and all of it is used.
+"""Import of the weights of a Hugging Face folder, whose tensors decide which heads and ties the model has.
 
 Legend: V vocabulary, D model width.
 """
@@ -21,19 +21,21 @@ from transduce.model.positions import sinusoids
 
 
 class StoredTensors:
-    """What a folder's weights are called, and how each is read."""
+    """The tensors of a folder by name, each read when it is needed."""
 
     def __init__(self, names: Mapping[str, Callable[[], Tensor]], place: str) -> None:
-        """`place` names the folder in messages."""
+        """Take functions that read the tensors by name; `place` is the folder's name in error messages."""
         self.names = names
         self.place = place
 
     def read(self, name: str) -> Tensor:
-        """A tensor, in float32."""
+        """Return a tensor in float32."""
         return self.names[name]().float()
 
     def with_prefix(self, prefix: str) -> "StoredTensors":
-        """The same under the names of a model with heads, and under the newer of two names of a norm's weights."""
+        """Return the tensors with current names: with the prefix that models with heads have, and norms' `gamma` and
+        `beta` renamed.
+        """
         bare = prefix and not any(name.startswith(prefix) for name in self.names)
         renamed = {(prefix if bare else "") + name: read for name, read in self.names.items()}
         modern = ((".LayerNorm.gamma", ".LayerNorm.weight"), (".LayerNorm.beta", ".LayerNorm.bias"))
@@ -43,31 +45,31 @@ class StoredTensors:
 
 
 class ImportedModel(NamedTuple):
-    """A configuration and the weights for it, by our names."""
+    """An imported model's configuration and its weights under this package's names."""
 
     config: ModelConfig
     weights: dict[str, Tensor]
 
 
 def import_model(content: Mapping[str, Any], stored: StoredTensors, special_ids: dict[str, int]) -> ImportedModel:
-    """The model that a folder holds.
+    """Convert the model of a folder to a configuration and weights.
 
     Args:
-        content: of its `config.json`.
-        stored: its weights.
-        special_ids: `eos_id` and `start_id`, as far as other files than the configuration tell them.
+        content: the content of its `config.json`.
+        stored: the tensors of the folder.
+        special_ids: `eos_id` and `start_id`, as far as files other than the configuration specify them.
 
     Raises:
-        TransduceError: the bricks here cannot compute it, or tensors are missing, unexpected or of another shape.
+        TransduceError: this package cannot compute the model, or tensors are missing, unexpected or of another shape.
     """
     place = f"{stored.place}/config.json"
-    known, model_type = check_config(content, place), content["model_type"]
+    rules, model_type = check_config(content, place), content["model_type"]
     reader = ConfigReader(content, place)
-    settings = known.settings(reader) | special_ids
-    stored = stored.with_prefix(known.names.prefix)
+    settings = rules.settings(reader) | special_ids
+    stored = stored.with_prefix(rules.names.prefix)
     family = names_of(model_type, stored.names)
-    needs_output = known.stores_output and not reader.flag("tie_word_embeddings", default=False)
-    tables = _tables(family, stored, settings, needs_output=needs_output)
+    needs_output = rules.stores_output and not reader.flag("tie_word_embeddings", default=False)
+    tables = _read_tables(family, stored, settings, needs_output=needs_output)
     settings |= _ties(tables, settings["pad_id"]) | encoder_heads(model_type, stored)
     bias = _output_bias(family, stored, masked=settings.get("masked_language_head", True))
     config = _config(settings | {"output_bias": bias is not None}, place)
@@ -85,57 +87,57 @@ def import_model(content: Mapping[str, Any], stored: StoredTensors, special_ids:
 
 
 class _Tables(NamedTuple):
-    """Embeddings of both sides and the output projection, (V, D) each; often all the same."""
+    """Source embeddings, target embeddings and output projection, (V, D) each; often one tensor."""
 
     source: Tensor
     target: Tensor
     output: Tensor
 
 
-def _tables(family: Family, stored: StoredTensors, settings: Mapping[str, Any], *, needs_output: bool) -> _Tables:
+def _read_tables(family: Family, stored: StoredTensors, settings: Mapping[str, Any], *, needs_output: bool) -> _Tables:
     candidates = [name for name in (family.shared, family.source, family.target, family.output) if name is not None]
     present = [name for name in candidates if name in stored.names]
     if not present or (needs_output and family.output not in present):
         missing = [family.output] if present else [family.shared]
         raise _wrong_tensors(stored, missing=[str(name) for name in missing], unexpected=[])
-    read = {name: stored.read(name) for name in present}
-    for name, table in read.items():
+    tables = {name: stored.read(name) for name in present}
+    for name, table in tables.items():
         if table.dim() != 2:
             raise TransduceError(
-                f"{stored.place}: {name} must have a row for each piece, but has the shape {tuple(table.shape)}."
+                f"{stored.place}: {name} must have a row for each token, but has the shape {tuple(table.shape)}."
             )
-    shared = read[family.shared] if family.shared in read else read[present[0]]
-    target = read.get(str(family.target), shared)
-    output = read.get(str(family.output), target)
+    shared = tables[family.shared] if family.shared in tables else tables[present[0]]
+    target = tables.get(str(family.target), shared)
+    output = tables.get(str(family.output), target)
     if settings["kind"] != "transformer":
         return _Tables(shared, shared, output)
-    return _Tables(read.get(str(family.source), shared), target, output)
+    return _Tables(tables.get(str(family.source), shared), target, output)
 
 
 def _ties(tables: _Tables, pad_id: int) -> dict[str, bool]:
-    """Tables with the same values are one."""
-    tied = _same(tables.source, tables.target)
-    zero = all(pad_id < len(table) and not bool(table[pad_id].any()) for table in (tables.source, tables.target))
+    """Return the settings of tied embeddings: tables with equal values are tied."""
+    source_is_target = _equal(tables.source, tables.target)
+    zero_row = all(pad_id < len(table) and not bool(table[pad_id].any()) for table in (tables.source, tables.target))
     return {
-        "tie_source_target": tied,
-        "tie_output": _same(tables.output, tables.target),
-        "zero_padding_row": zero,
+        "tie_source_target": source_is_target,
+        "tie_output": _equal(tables.output, tables.target),
+        "zero_padding_row": zero_row,
     }
 
 
-def _same(first: Tensor, second: Tensor) -> bool:
+def _equal(first: Tensor, second: Tensor) -> bool:
     return first.shape == second.shape and torch.equal(first, second)
 
 
 def encoder_heads(model_type: str, stored: StoredTensors) -> dict[str, Any]:
-    """Which heads of an encoder are there, as settings of ours; nothing of models of other kinds."""
+    """Return the settings of an encoder's heads, as the tensors show them; empty for other kinds of models."""
     if FAMILIES[model_type].kind != "encoder":
         return {}
     label = next((name for name in ("classifier.weight", "classifier.out_proj.weight") if name in stored.names), None)
     masked = {"cls.predictions.transform.dense.weight", "lm_head.dense.weight"}
     pooled = {"bert.pooler.dense.weight", "roberta.pooler.dense.weight"}
     if "classifier.dense.weight" in stored.names:
-        pooled = set()  # RoBERTa's classifier has a layer of its own in its place
+        pooled = set()  # RoBERTa's classifier contains the pooler
     return {
         "masked_language_head": bool(masked & set(stored.names)),
         "pooler": bool(pooled & set(stored.names)),
@@ -144,7 +146,7 @@ def encoder_heads(model_type: str, stored: StoredTensors) -> dict[str, Any]:
 
 
 def _output_bias(family: Family, stored: StoredTensors, *, masked: bool) -> Tensor | None:
-    """The bias on the logits, (V,), where there is one that is not zero everywhere."""
+    """Return the bias on the logits, (V,), or None if none is stored or all values are zero."""
     present = [name for name in family.output_bias if name in stored.names]
     if not present or not masked:
         return None
@@ -162,14 +164,16 @@ def _config(settings: Mapping[str, Any], place: str) -> ModelConfig:
 
 
 def _collect(family: Family, stored: StoredTensors, config: ModelConfig) -> dict[str, Tensor]:
-    """All parameters but the tables, and proof that nothing is missing or left over."""
+    """Return all parameters but the embeddings and output projection, after checking that no tensor is missing or
+    unused.
+    """
     with torch.device("meta"):
-        outline = build_model(config)
-    own = ("source_weight", "own_target_weight", "own_output_weight", "output_bias")
-    wanted = {name: find_names(family.names, name) for name, _ in outline.named_parameters() if name not in own}
+        skeleton = build_model(config)
+    tables = ("source_weight", "own_target_weight", "own_output_weight", "output_bias")
+    entries = {name: find_names(family.names, name) for name, _ in skeleton.named_parameters() if name not in tables}
     used = {family.shared, family.source, family.target, family.output, *family.output_bias}
-    missing = [name for name, entry in wanted.items() if entry is None]
-    for entry in wanted.values():
+    missing = [name for name, entry in entries.items() if entry is None]
+    for entry in entries.values():
         if entry is not None:
             used.update(entry.theirs)
             missing += [name for name in entry.theirs if name not in stored.names]
@@ -178,16 +182,16 @@ def _collect(family: Family, stored: StoredTensors, config: ModelConfig) -> dict
     if missing or unexpected:
         raise _wrong_tensors(stored, missing=sorted(missing), unexpected=sorted(unexpected))
     weights = {}
-    for name, entry in wanted.items():
+    for name, entry in entries.items():
         if entry is not None:
             parts = [stored.read(part) for part in entry.theirs]
             parts = [part.t() if entry.transposed and part.dim() == 2 else part for part in parts]
-            weights[name] = _joined(parts, entry.theirs, stored.place)
+            weights[name] = _concatenate(parts, entry.theirs, stored.place)
     return weights
 
 
-def _joined(parts: list[Tensor], names: Sequence[str], place: str) -> Tensor:
-    """The rows of several tensors, one below another."""
+def _concatenate(parts: list[Tensor], names: Sequence[str], place: str) -> Tensor:
+    """Concatenate the rows of several tensors."""
     if len({(part.dim(), part.shape[1:]) for part in parts}) > 1 or parts[0].dim() == 0:
         shapes = {name: tuple(part.shape) for name, part in zip(names, parts, strict=True)}
         raise TransduceError(f"{place}: these tensors must have rows of one length, but have the shapes {shapes}.")
@@ -205,7 +209,7 @@ def _wrong_tensors(stored: StoredTensors, *, missing: list[str], unexpected: lis
 
 
 def _check_sinusoids(stored: StoredTensors, config: ModelConfig) -> None:
-    """Where sinusoids are stored, they must be those that are computed here."""
+    """Check that a stored table of sinusoids equals the computed one."""
     names = [f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder")]
     for name in (name for name in names if config.positions == "sinusoidal" and name in stored.names):
         table = stored.read(name)
@@ -220,8 +224,8 @@ def _check_sinusoids(stored: StoredTensors, config: ModelConfig) -> None:
 
 def _check_shapes(weights: Mapping[str, Tensor], config: ModelConfig, place: str) -> None:
     with torch.device("meta"):
-        outline = build_model(config)
-    for name, parameter in outline.named_parameters():
+        skeleton = build_model(config)
+    for name, parameter in skeleton.named_parameters():
         if weights[name].shape != parameter.shape:
             raise TransduceError(
                 f"{place}: {name} must have the shape {tuple(parameter.shape)} by config.json, but has "

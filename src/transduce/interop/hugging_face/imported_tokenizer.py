@@ -1,4 +1,9 @@
-"""Loading of a model folder's tokenizer, ours or an imported one."""
+"""Tokenizers imported from other toolkits, and the loader of a model folder's tokenizer, native or imported.
+
+An imported tokenizer segments text as its toolkit does, and maps tokens to the toolkit's ids. An encoded sentence
+consists of leading special tokens (a language tag, a start symbol), its own tokens, and trailing special tokens (mostly
+the end symbol).
+"""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -16,9 +21,10 @@ from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import SPECIAL_TOKENS, Vocabulary, replace_lone_surrogates
 
 # --- foreign tokenizer ---
-# Tokenizers of other toolkits: text is cut into pieces in their way, and a table says each piece's id.
-# Legend of a sentence: what stands before it (a language's tag, a start symbol), its pieces, and what stands after
-# them (mostly the end symbol).
+# Tokenizers imported from other toolkits: they segment text as the toolkit does, and map tokens to the toolkit's
+# ids.
+# An encoded sentence consists of leading special tokens (a language tag, a start symbol), its own tokens, and
+# trailing special tokens (mostly the end symbol).
 
 
 FOREIGN_TOKENIZER = "foreign_tokenizer.json"
@@ -26,37 +32,37 @@ _FORMAT_VERSION = 1
 
 
 class VocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """All that decides one side's ids."""
+    """A serializable description of the source or target vocabulary of an imported tokenizer."""
 
     cutting: Cutting
-    """How text becomes pieces."""
+    """The algorithm that splits text into tokens."""
     ids: dict[str, int]
-    """The id of each piece. Several pieces never share one."""
+    """The id of each token. No two tokens share an id."""
     size: int
-    """Ids that the model knows; a model may have more than there are pieces."""
+    """Number of ids in the model's embedding table, which may exceed the number of tokens."""
     pad_id: int
     eos_id: int
     unk_id: int
     symbols: tuple[str | Symbol, ...] = ()
-    """Pieces that are recognised in a text and never cut, such as `[MASK]` or `<extra_id_0>`."""
+    """Tokens that are recognized in a text and never split, such as `[MASK]` or `<extra_id_0>`."""
     joined_symbols: tuple[str, ...] = ()
-    """The same with the spaces before them, as earlier versions wrote it."""
+    """Symbols that absorb the spaces before them; only records written by earlier versions contain them."""
     first_symbols: tuple[str, ...] = ()
-    """Pieces that are recognised at a text's beginning alone: the tags of OPUS models, `>>fra<<`."""
+    """Tokens that are recognized only at the start of a text: the tags of OPUS models, `>>fra<<`."""
     silent: tuple[int, ...] = ()
-    """Ids that stand for no text: start, end, padding, languages' tags."""
+    """Ids that decode to no text: start, end, padding, language tags."""
     before: tuple[int, ...] = ()
-    """Stands before a sentence's pieces."""
+    """Ids that precede a sentence's tokens."""
     forced: tuple[int, ...] = ()
-    """What every translation begins with: the tag of the target language."""
+    """Ids with which every translation begins: the tag of the target language."""
     after: tuple[int, ...] = ()
-    """Stands after them; the end symbol is one of these."""
+    """Ids that follow a sentence's tokens; one of them is the end symbol."""
     other_ends: tuple[int, ...] = ()
-    """What ends a text beside the end symbol, where a language model was taught several."""
+    """Ids other than the end symbol at which a language model may end a text."""
     keeps_line_feeds: bool = False
-    """Line feeds are pieces of a text, as its makers had it; otherwise the end symbol stands for each."""
+    """Line feeds are encoded as ordinary tokens; otherwise the end symbol replaces each line feed."""
     marks: tuple[str, str, str] = SPECIAL_TOKENS
-    """What begins a text for an encoder, what ends it, and what stands for a hidden piece."""
+    """An encoder's tokens for the start of a text, its end, and a masked token."""
 
     def __post_init__(self) -> None:
         symbols = (self.pad_id, self.eos_id, self.unk_id, *self.before, *self.after, *self.other_ends)
@@ -64,16 +70,16 @@ class VocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         wrong = next((id for id in used if not 0 <= id < self.size), None)
         if wrong is not None:
             raise TransduceError(
-                f"A tokenizer's ids must be from 0 to {self.size - 1}, as its model has {self.size} pieces, but one is "
-                f"{wrong}: the files are of different models."
+                f"A tokenizer's ids must be from 0 to {self.size - 1}, as its model has {self.size} tokens, but one is "
+                f"{wrong}: the files belong to different models."
             )
 
 
 class ForeignVocabulary(Vocabulary):
-    """One side of a tokenizer of another toolkit."""
+    """The source or target vocabulary of a tokenizer that was imported from another toolkit."""
 
     def __init__(self, record: VocabularyRecord) -> None:
-        # The base class' own state is a sentencepiece model, which there need not be here.
+        # The base class's constructor needs a sentencepiece model, which this tokenizer may not have.
         self.record = record
         self.size = record.size
         self.nfc = False
@@ -88,10 +94,10 @@ class ForeignVocabulary(Vocabulary):
         self.ends = (record.eos_id, *record.other_ends)
         self.keeps_line_feeds = record.keeps_line_feeds
         self.special_token_names = record.marks
-        # What other parts of the package read to tell how words are cut: nothing is known of it.
+        # Without a sentencepiece model, other parts of the package cannot inspect how words are split.
         self.model_bytes = b""
-        said = [Symbol(symbol) if isinstance(symbol, str) else symbol for symbol in record.symbols]
-        symbols = [*said, *(Symbol(text, spaces_before=True) for text in record.joined_symbols)]
+        record_symbols = [Symbol(symbol) if isinstance(symbol, str) else symbol for symbol in record.symbols]
+        symbols = [*record_symbols, *(Symbol(text, spaces_before=True) for text in record.joined_symbols)]
         self._cutter = record.cutting.prepare(record.ids, symbols)
 
     @cached_property
@@ -99,36 +105,40 @@ class ForeignVocabulary(Vocabulary):
         return {id: piece for piece, id in self.record.ids.items()}
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:  # noqa: ARG002
-        """Ids of many sentences' pieces, in order."""
+        """Return the token ids of each text, without special tokens."""
         return [self._encode(replace_lone_surrogates(text)) for text in texts]
 
     def decode(self, ids: Iterable[int], *, line_feeds: bool = False) -> str:
-        """The text that the ids spell, without those that stand for none; line feeds are kept or become spaces."""
-        spoken = (self._pieces.get(int(id)) for id in ids if int(id) not in self._silent)
-        text = self._cutter.join([piece for piece in spoken if piece is not None])
+        """Return the text that the ids spell, without special tokens; line feeds become spaces unless `line_feeds` is
+        set.
+        """
+        text_tokens = (self._pieces.get(int(id)) for id in ids if int(id) not in self._silent)
+        text = self._cutter.join([piece for piece in text_tokens if piece is not None])
         return text if line_feeds else text.replace("\n", " ")
 
     def piece(self, id: int) -> str:
-        """The piece of one id; an id without a piece is told by its number."""
+        """Return the token of an id, or `<unused N>` for an id N without a token."""
         return self._pieces.get(int(id), f"<unused {int(id)}>")
 
-    def stands_for_text(self, id: int) -> bool:
-        """Whether an id is a piece of text: not one that stands for none, nor a number without a piece."""
+    def is_text_token(self, id: int) -> bool:
+        """Return whether an id belongs to a token of text, not to a special token or to no token."""
         return id in self._pieces and id not in self._silent
 
     def surface(self, id: int) -> bytes:
-        """What a piece adds to a text, in UTF-8: maybe a part of a character, and with the space before a word."""
+        """Return the UTF-8 bytes that a token adds to a text, which may be part of a character and include the space
+        before a word.
+        """
         content = self._cutter.bytes_of(self.piece(id))
         return super().surface(id) if content is None else content
 
-    def unread(self, text: str) -> str:
-        """Of a text, the words with something that no piece spells."""
+    def unknown_characters(self, text: str) -> str:
+        """Return the words of a text that contain an unknown token, separated by spaces."""
         if self.unk_id not in self.encode(text):
             return ""
         return " ".join(word for word in text.split() if self.unk_id in self.encode(word))
 
-    def spellings(self, ids: Sequence[int]) -> list[str]:
-        """Pieces in sentencepiece's spelling: ▁ for a space, <0xE6> for a byte, `</s>` and `<unk>`."""
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Return tokens in sentencepiece's spelling: ▁ for a space, <0xE6> for a byte, `</s>` and `<unk>`."""
         return [self._spelling(id) for id in ids]
 
     def _spelling(self, id: int) -> str:
@@ -137,30 +147,31 @@ class ForeignVocabulary(Vocabulary):
         return self._cutter.spelling(self.piece(id))
 
     def id(self, piece: str) -> int:
-        """The id of one piece; the unknown id when there is no such piece."""
+        """Return the id of a token, or the unknown id if the vocabulary lacks the token."""
         return self.record.ids.get(piece, self.unk_id)
 
     def _encode(self, text: str) -> list[int]:
-        first = next((symbol for symbol in self.record.first_symbols if text.startswith(symbol)), "")
-        start = [self.record.ids[first]] if first else []
+        tag = next((symbol for symbol in self.record.first_symbols if text.startswith(symbol)), "")
+        leading = [self.record.ids[tag]] if tag else []
         ids, unknown = self.record.ids, self.unk_id
-        rest = text[len(first) :]
-        return start + [ids.get(token, unknown) for token in self._cutter.cut(rest)] if rest else start
+        rest = text[len(tag) :]
+        return leading + [ids.get(token, unknown) for token in self._cutter.cut(rest)] if rest else leading
 
 
 class Languages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How a model is told its languages."""
+    """The language tags of a multilingual model, and their positions in source and target."""
 
     tags: dict[str, int]
     """The id of each language's tag."""
     source_tag: Literal["none", "before", "after"] = "none"
-    """Where a sentence to be translated carries its own language's tag."""
+    """Position of the source language's tag relative to the source's tokens."""
     target_tag: Literal["none", "source", "first", "start"] = "none"
-    """Where the target language's tag stands: before the source's pieces, as the first target piece, or in place of the
-    decoder's start symbol."""
+    """Position of the target language's tag: before the source's tokens, as the first target token, or instead of the
+    decoder's start symbol.
+    """
 
     def id(self, language: str) -> int:
-        """The tag of a language.
+        """Return the id of a language's tag.
 
         Raises:
             TransduceError: the model has no such language.
@@ -172,17 +183,17 @@ class Languages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class ForeignRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A whole tokenizer."""
+    """A serializable description of an imported tokenizer: both vocabularies and the languages."""
 
     format_version: int = _FORMAT_VERSION
     source: VocabularyRecord
     target: VocabularyRecord | None = None
-    """None where the source's serves both sides."""
+    """None if source and target share one vocabulary."""
     languages: Languages | None = None
 
 
 class ForeignTokenizer(Tokenizer):
-    """Both sides of a tokenizer of another toolkit, and the languages that its model can be told."""
+    """A tokenizer imported from another toolkit: its source and target vocabularies and its language tags."""
 
     def __init__(self, record: ForeignRecord) -> None:
         source = ForeignVocabulary(record.source)
@@ -191,20 +202,20 @@ class ForeignTokenizer(Tokenizer):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of everything that decides the ids."""
+        """SHA-256 of everything that determines the token ids."""
         return hashlib.sha256(msgspec.json.encode(self.record, order="deterministic")).hexdigest()
 
     def save(self, folder: str | Path, *, model_max_length: int = 1024) -> None:  # noqa: ARG002
-        """Writes foreign_tokenizer.json, which holds everything."""
+        """Write the whole tokenizer to foreign_tokenizer.json."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         write_file(Path(folder) / FOREIGN_TOKENIZER, msgspec.json.encode(self.record) + b"\n")
 
     @classmethod
     def load(cls, folder: str | Path) -> "ForeignTokenizer":
-        """Reads what `save` wrote.
+        """Load a tokenizer from the folder's foreign_tokenizer.json.
 
         Raises:
-            TransduceError: the file is missing, or something else.
+            TransduceError: the file is missing, or is not a tokenizer description.
         """
         path = Path(folder) / FOREIGN_TOKENIZER
         try:
@@ -221,21 +232,25 @@ class ForeignTokenizer(Tokenizer):
         return cls(record)
 
     def line_by_line(self) -> "ForeignTokenizer":
-        """The same with the end symbol in place of every line feed, as our language models are trained."""
+        """Return this tokenizer with the end symbol in place of each line feed, as this package trains language
+        models.
+        """
         if not self.target.keeps_line_feeds:
             return self
 
-        def changed(side: VocabularyRecord) -> VocabularyRecord:
-            return msgspec.structs.replace(side, keeps_line_feeds=False, other_ends=())
+        def without_line_feeds(vocabulary: VocabularyRecord) -> VocabularyRecord:
+            return msgspec.structs.replace(vocabulary, keeps_line_feeds=False, other_ends=())
 
-        target = None if self.record.target is None else changed(self.record.target)
-        return ForeignTokenizer(msgspec.structs.replace(self.record, source=changed(self.record.source), target=target))
+        target = None if self.record.target is None else without_line_feeds(self.record.target)
+        return ForeignTokenizer(
+            msgspec.structs.replace(self.record, source=without_line_feeds(self.record.source), target=target)
+        )
 
     def for_languages(self, source: str | None, target: str | None) -> "ForeignTokenizer":
-        """The same with these languages' tags; None leaves a side as it is.
+        """Return this tokenizer with the tags of these languages; None leaves the tag of that side unchanged.
 
         Raises:
-            TransduceError: the model has no such language, or is never told any.
+            TransduceError: the model does not know the language, or has no language tags.
         """
         languages = self.record.languages
         if languages is None:
@@ -251,13 +266,13 @@ class ForeignTokenizer(Tokenizer):
 
 
 def _tag_source(record: ForeignRecord, languages: Languages, language: str) -> ForeignRecord:
-    tag, own = languages.id(language), record.source
+    tag, vocabulary = languages.id(language), record.source
     if languages.source_tag == "before":
-        own = msgspec.structs.replace(own, before=(tag,))
+        vocabulary = msgspec.structs.replace(vocabulary, before=(tag,))
     elif languages.source_tag == "after":
-        own = msgspec.structs.replace(own, after=(own.eos_id, tag))
+        vocabulary = msgspec.structs.replace(vocabulary, after=(vocabulary.eos_id, tag))
     target = record.target if record.target is not None else record.source
-    return msgspec.structs.replace(record, source=own, target=None if own == target else target)
+    return msgspec.structs.replace(record, source=vocabulary, target=None if vocabulary == target else target)
 
 
 def _tag_target(record: ForeignRecord, languages: Languages, language: str) -> ForeignRecord:
@@ -267,9 +282,9 @@ def _tag_target(record: ForeignRecord, languages: Languages, language: str) -> F
             record, source=msgspec.structs.replace(record.source, before=(tag,)), target=record.target or record.source
         )
     if languages.target_tag == "first":
-        own = record.target if record.target is not None else record.source
-        own = msgspec.structs.replace(own, before=(tag,), forced=(tag,), after=(own.eos_id,))
-        return msgspec.structs.replace(record, target=own)
+        vocabulary = record.target if record.target is not None else record.source
+        vocabulary = msgspec.structs.replace(vocabulary, before=(tag,), forced=(tag,), after=(vocabulary.eos_id,))
+        return msgspec.structs.replace(record, target=vocabulary)
     return record
 
 
@@ -277,7 +292,7 @@ def _tag_target(record: ForeignRecord, languages: Languages, language: str) -> F
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
-    """Load the tokenizer of a folder, whichever class saved it.
+    """Load the tokenizer of a model folder, whether native or imported.
 
     Raises:
         TransduceError: a file is missing or broken.

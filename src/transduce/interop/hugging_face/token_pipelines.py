@@ -1,8 +1,8 @@
-"""How tokenizers of other toolkits turn text into tokens: by sentencepiece, or by the `tokenizers` package.
+"""Tokenization algorithms of imported tokenizers, by sentencepiece or the `tokenizers` package.
 
-Each kind is a record that a model folder stores, and `prepare` makes the tokenizer that works by it. Three of the
-kinds, `ByteLevelPairs`, `WordPieces` and `SpacedPairs`, list settings one by one and become a tokenizer.json when a
-folder is opened; they serve folders of earlier versions, and models that come with vocab.txt or merges.txt.
+Each algorithm is a record that a model folder stores, and `prepare` builds a tokenizer from the record.
+`ByteLevelPairs`, `WordPieces` and `SpacedPairs` list settings one by one and become a tokenizer.json when a folder is
+opened. They serve folders of earlier versions, and models that come with vocab.txt or merges.txt.
 """
 
 import base64
@@ -30,17 +30,19 @@ PATTERNS: dict[PatternName, str] = {
 """Regular expressions that split a text into words before bytes are merged; GPT-2's is built into `tokenizers`."""
 
 _SPACE = "▁"
-# Spaces that BERT's decoder leaves between an apostrophe and its neighbors.
+# Spaces that BERT's decoder inserts around apostrophes, and their replacements.
 _GAPS = {" ' ": "'", " n't": "n't", " 'm": "'m", " 's": "'s", " 've": "'ve", " 're": "'re"}
-# An unknown token for models without one: `tokenizers` would drop what it cannot spell.
+# An unknown token for models without one: `tokenizers` would drop unknown characters.
 _UNKNOWN = "\0unknown\0"
 
 
 class TokenCutter(Protocol):
-    """Turns a text into the strings of its tokens, and tokens into a text."""
+    """A protocol for tokenizers between text and token strings."""
 
     def cut(self, text: str) -> list[str]:
-        """Return the tokens of a text, symbols included; a string that is no token stands for an unknown one."""
+        """Return the tokens of a text, including symbols; a string outside the vocabulary stands for an
+        unknown token.
+        """
 
     def join(self, tokens: Sequence[str]) -> str:
         """Return the text that tokens spell; broken characters become U+FFFD."""
@@ -53,45 +55,45 @@ class TokenCutter(Protocol):
 
 
 class SentencePieces(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sentencepiece"):
-    """Tokens of a sentencepiece model, whose ids are another toolkit's."""
+    """A sentencepiece model whose tokens have another toolkit's ids."""
 
     model: bytes
     """The content of the sentencepiece model's file."""
     spaces: Literal["model", "all"] = "model"
-    """`all`: every run of white space becomes one space before the model sees the text."""
+    """`all`: each run of white space is replaced by one space before tokenization."""
 
     def prepare(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenCutter:  # noqa: ARG002
-        """Return the cutter of this model, which recognizes the symbols."""
+        """Build the tokenizer of this model, which recognizes the symbols."""
         return _SentencePieceCutter(self, symbols)
 
 
 class TokenizerJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="tokenizer.json"):
-    """Tokens by a tokenizer.json of the `tokenizers` package, without its added tokens and its post-processor."""
+    """A tokenization pipeline from a tokenizer.json, without its added tokens and post-processor."""
 
     content: dict[str, Any]
     """The JSON object."""
 
     def prepare(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenCutter:  # noqa: ARG002
-        """Return the cutter of this pipeline, which recognizes the symbols."""
+        """Build the tokenizer of this pipeline, which recognizes the symbols."""
         return PipelineCutter(self.content, symbols)
 
 
 class ByteLevelPairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="byte-level"):
-    """Tokens by byte-level BPE, as in GPT-2, RoBERTa, Llama 3 and Qwen2 (Radford et al. 2019)."""
+    """The settings of byte-level BPE, as in GPT-2, RoBERTa, Llama 3 and Qwen2 (Radford et al. 2019)."""
 
     merges: tuple[tuple[str, str], ...]
     """Pairs of tokens that become one, in the order in which they were learned."""
     pattern: PatternName = "gpt2"
-    """The regular expression that separates words; `none`: words are not separated."""
+    """The regular expression that splits text into words; `none`: words are not split."""
     space_first: bool = False
-    """A text that does not begin with a space gets one."""
+    """A space is prepended to a text that does not begin with one."""
     whole_words: bool = False
-    """A word that is a token is taken as it is, without merging."""
+    """A word in the vocabulary is one token, without merging."""
     composed: bool = False
-    """A text is brought into Unicode's form NFC first."""
+    """A text is first normalized to Unicode NFC."""
 
     def prepare(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenCutter:
-        """Return the cutter that merges bytes into these tokens."""
+        """Build the byte-level BPE tokenizer with these token ids, which recognizes the symbols."""
         use_regex = self.pattern == "gpt2"
         bytes_of = {"type": "ByteLevel", "add_prefix_space": self.space_first, "trim_offsets": True}
         steps: list[dict[str, Any]] = [bytes_of | {"use_regex": use_regex}]
@@ -107,25 +109,25 @@ class ByteLevelPairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
 
 
 class WordPieces(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="wordpiece"):
-    """Tokens by WordPiece, as in BERT (Devlin et al. 2019)."""
+    """The settings of WordPiece tokenization, as in BERT (Devlin et al. 2019)."""
 
     unknown: str = "[UNK]"
-    """The token of a word that cannot be spelt."""
+    """The token of a word that cannot be split into known tokens."""
     continuing: str = "##"
     """The prefix of a token that does not begin a word."""
     clean: bool = True
-    """Control characters are dropped, and all white space becomes spaces."""
+    """Control characters are removed, and all white space becomes spaces."""
     lowercase: bool = True
     """A text is lowercased."""
     strip_accents: bool = True
     """Accents are removed."""
     chinese: bool = True
-    """Each Chinese character is a word."""
+    """Each Chinese character is treated as a word."""
     longest_word: int = 100
-    """Characters of a word; a longer word is unknown."""
+    """Maximum number of characters of a word; a longer word is unknown."""
 
     def prepare(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenCutter:
-        """Return the cutter that cuts words into these tokens."""
+        """Build the WordPiece tokenizer with these token ids, which recognizes the symbols."""
         content = {
             "normalizer": {
                 "type": "BertNormalizer",
@@ -141,30 +143,32 @@ class WordPieces(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
                 "unk_token": self.unknown,
                 "continuing_subword_prefix": self.continuing,
                 "max_input_chars_per_word": self.longest_word,
-                "vocab": _without(ids, symbols) | {self.unknown: ids.get(self.unknown, len(ids))},
+                "vocab": _without_symbols(ids, symbols) | {self.unknown: ids.get(self.unknown, len(ids))},
             },
         }
         return PipelineCutter(content, symbols)
 
 
 class SpacedPairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="spaced-pairs"):
-    """Tokens by BPE over characters with ▁ for spaces, as in NLLB and the first Llamas; earlier versions stored it."""
+    """The settings of character BPE with ▁ for spaces, as in NLLB and the first Llama models; earlier versions stored
+    them.
+    """
 
     merges: tuple[tuple[str, str], ...]
     """Pairs of tokens that become one, in the order in which they were learned."""
     space_first: bool = True
-    """A text that does not begin with a space gets one."""
+    """A space is prepended to a text that does not begin with one."""
     split: bool = True
-    """No token goes on over a space."""
+    """No token extends across a space."""
     collapse: bool = True
     """Runs of spaces become one space."""
     byte_fallback: bool = False
-    """Characters without a token are spelt by bytes; otherwise a run of them is one unknown token."""
+    """Characters without a token become byte tokens; otherwise a run of them becomes one unknown token."""
     rules: bytes = b""
-    """The table of sentencepiece's normalizer; empty: characters stay as they are."""
+    """The character map of sentencepiece's normalizer; empty: no normalization."""
 
     def prepare(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenCutter:
-        """Return the cutter that merges characters into these tokens."""
+        """Build the character BPE tokenizer with these token ids, which recognizes the symbols."""
         steps: list[dict[str, Any]] = []
         if self.rules:
             table = base64.b64encode(self.rules).decode("ascii")
@@ -202,9 +206,9 @@ Cutting = SentencePieces | TokenizerJson | SpacedPairs | ByteLevelPairs | WordPi
 def open_pipeline(
     content: Mapping[str, Any], symbols: Sequence[Symbol] = (), *, place: str = "The model's tokenizer"
 ) -> Any:
-    """Return a `tokenizers.Tokenizer` of the content of a tokenizer.json, with these symbols as its added tokens.
+    """Build a `tokenizers.Tokenizer` from the content of a tokenizer.json, with these symbols as its added tokens.
 
-    Its ids are its own; its tokens are those of the content. `place` names the file in messages.
+    The tokenizer numbers its tokens itself; use its token strings. `place` names the file in messages.
 
     Raises:
         TransduceError: `tokenizers` is not installed, or cannot read the content.
@@ -212,12 +216,12 @@ def open_pipeline(
     package = import_extra("tokenizers", "hf")
     bare: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None, "normalizer": None}
     bare |= {"pre_tokenizer": None, "decoder": None, **content, "added_tokens": [], "post_processor": None}
-    bare["model"] = _prepared(bare["model"])
+    bare["model"] = _with_unknown_token(bare["model"])
     try:
         opened = package.Tokenizer.from_str(msgspec.json.encode(bare).decode())
-        opened.add_tokens([_added(package, symbol) for symbol in symbols])
+        opened.add_tokens([_added_token(package, symbol) for symbol in symbols])
     except BaseException as error:
-        # A panic of the Rust code is no Exception, but a damaged file all the same.
+        # A panic in the Rust code, which a damaged file may cause, is not derived from Exception.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             raise TransduceError(f"{place} cannot be read ({error}): copy its file again.") from None
         raise
@@ -225,7 +229,7 @@ def open_pipeline(
 
 
 def has_step(content: Mapping[str, Any], part: str, kind: str) -> bool:
-    """Return whether a part of a tokenizer.json, such as its `pre_tokenizer`, has a step of a kind."""
+    """Return whether a part of a tokenizer.json, such as its `pre_tokenizer`, contains a step of a type."""
     step = content.get(part)
     steps = [step] if step else []
     while steps:
@@ -237,10 +241,14 @@ def has_step(content: Mapping[str, Any], part: str, kind: str) -> bool:
 
 
 class PipelineCutter(TokenCutter):
-    """A tokenizer.json at work."""
+    """Implements `TokenCutter` for the pipeline of a tokenizer.json."""
 
     def __init__(self, content: Mapping[str, Any], symbols: Sequence[Symbol]) -> None:
-        """Raise TransduceError where `tokenizers` is missing or cannot read the content."""
+        """Build the pipeline, which recognizes the symbols.
+
+        Raises:
+            TransduceError: `tokenizers` is missing or cannot read the content.
+        """
         self._pipeline = open_pipeline(content, symbols)
         self._tokens: dict[int, str] = {id: token for token, id in self._pipeline.get_vocab().items()}
         self._is_byte_level = has_step(content, "pre_tokenizer", "ByteLevel")
@@ -249,7 +257,7 @@ class PipelineCutter(TokenCutter):
 
     @override
     def cut(self, text: str) -> list[str]:
-        # The encoding's own strings are parts of the text, which need not be spelt as the tokens are.
+        # The encoding's `tokens` may be parts of the text, which can differ from the vocabulary's spelling.
         return [self._tokens[id] for id in self._pipeline.encode(text, add_special_tokens=False).ids]
 
     @override
@@ -287,8 +295,10 @@ def _is_step(value: object) -> bool:
     return isinstance(value, dict) and "type" in value
 
 
-def _prepared(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model that marks unknown text, with ids without gaps: an added token would get the id of a later one."""
+def _with_unknown_token(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model with an unknown token and consecutive ids, without which an added token would replace a
+    later one.
+    """
     kind = model.get("type") or ("BPE" if "merges" in model else "Unigram")
     if kind == "Unigram":
         return {**model, "type": kind}
@@ -301,18 +311,18 @@ def _prepared(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bpe(merges: Sequence[tuple[str, str]], ids: Mapping[str, int], symbols: Sequence[Symbol]) -> dict[str, Any]:
-    """Return a BPE model of these tokens; what merges make beside them becomes unknown."""
-    made = dict.fromkeys((token for first, second in merges for token in (first, second, first + second)), -1)
-    return {"type": "BPE", "vocab": made | _without(ids, symbols), "merges": [list(pair) for pair in merges]}
+    """Return a BPE model of these tokens; results of merges that are not in the vocabulary become unknown."""
+    merged = dict.fromkeys((token for first, second in merges for token in (first, second, first + second)), -1)
+    return {"type": "BPE", "vocab": merged | _without_symbols(ids, symbols), "merges": [list(pair) for pair in merges]}
 
 
-def _without(ids: Mapping[str, int], symbols: Sequence[Symbol]) -> dict[str, int]:
-    """Return the ids of all tokens but the symbols: no word is cut into a symbol."""
+def _without_symbols(ids: Mapping[str, int], symbols: Sequence[Symbol]) -> dict[str, int]:
+    """Return the ids of all tokens except the symbols, so that no word is split into a symbol."""
     texts = {symbol.text for symbol in symbols}
     return {token: id for token, id in ids.items() if token not in texts}
 
 
-def _added(package: Any, symbol: Symbol) -> Any:
+def _added_token(package: Any, symbol: Symbol) -> Any:
     return package.AddedToken(
         symbol.text,
         lstrip=symbol.spaces_before,
@@ -336,7 +346,7 @@ def _replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the byte of each printable character that stands for one: itself where it is printable, else U+0100 on."""
+    """Return the byte for each character of the byte-level alphabet: itself if it is printable, else U+0100 and up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
@@ -349,14 +359,18 @@ _BYTES = _byte_alphabet()
 
 
 class _SentencePieceCutter(TokenCutter):
-    """A sentencepiece model at work."""
+    """Implements `TokenCutter` for a sentencepiece model."""
 
     def __init__(self, settings: SentencePieces, symbols: Sequence[Symbol]) -> None:
-        """Raise TransduceError where the bytes are no sentencepiece model."""
+        """Load the sentencepiece model.
+
+        Raises:
+            TransduceError: the bytes are no sentencepiece model.
+        """
         self._collapses = settings.spaces == "all"
         self._finder = SymbolSplitter(symbols, str)
         try:
-            # An empty model would be taken for one that is loaded later.
+            # SentencePieceProcessor accepts an empty model, to be loaded later.
             self._processor = SentencePieceProcessor(model_proto=settings.model or b"empty")
         except RuntimeError:
             raise TransduceError("The tokenizer's sentencepiece model cannot be read: copy its file again.") from None

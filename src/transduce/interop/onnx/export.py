@@ -1,10 +1,15 @@
-"""Our models as ONNX graphs: encoder-decoders as two, models of one side as one. All sizes but a model's own are free.
+"""Export of models to ONNX graphs: two for an encoder–decoder, one for a model of one side.
 
-encoder.onnx takes `source_ids` and gives what the decoder needs of them: `memory_mask`, and for each decoder layer N
-`memory_key.N` and `memory_value.N`, the memory projected once a sentence. decoder.onnx takes these, `target_ids` (the
-newest pieces, one or many) and what it gave before, `past_key.N` and `past_value.N`, of length 0 at first. It gives
-`logits` and all keys and values so far, `key.N` and `value.N`. Other kinds: `onnx_recurrent.py`, `onnx_single.py`.
-Legend: B batch, S source length, T target pieces of this call, L all of them so far.
+encoder.onnx maps `source_ids` to the decoder's inputs: `memory_mask` and, for each decoder layer N, `memory_key.N` and
+`memory_value.N`, the projected encoder output. decoder.onnx maps these, `target_ids` (one or more new tokens) and the
+cache of the previous call, `past_key.N` and `past_value.N` (length 0 at first), to `logits` and the extended cache,
+`key.N` and `value.N`. Batch sizes and lengths are dynamic. `recurrent.py` exports recurrent encoder–decoders.
+
+A language model's model.onnx maps `ids` (one or more new tokens), `positions` of all tokens of a row so far, and the
+cache to `logits` and the extended cache. Positions count from 0 in each row; padding has position -1 and is masked. An
+encoder's model.onnx maps `ids`, padded at the right, and `token_types`, if the model has any, to `states` and the
+outputs of its heads.
+Legend: B batch, S source length, T tokens of this call, L tokens so far, D model width.
 """
 
 from pathlib import Path
@@ -44,54 +49,54 @@ from transduce.model.build import Model
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
-from transduce.model.layer_graph import settings_outside, table
-from transduce.model.layers import EncoderLayer
+from transduce.model.layer_graph import table, unsupported_settings
+from transduce.model.layers import EncoderLayer, each_layer
 from transduce.model.recurrent import Recurrent
-from transduce.model.stack import each_layer
 from transduce.model.transformer import Transformer
 
 # --- onnx single ---
-# Models of one side as one ONNX graph each.
-# A language model takes `ids` (the newest pieces, one or many), `positions` of all pieces of a row, those before
-# too, and what it gave before, `past_key.N` and `past_value.N`, of length 0 at first. It gives `logits` and all
-# keys and values so far, `key.N` and `value.N`. Positions count from 0 in each row; where a row has no piece, in
-# the padding of prompts of different lengths, the position is -1, and nothing attends to it. An encoder takes
-# `ids`, padded at the right, and `token_types` where it has any. It gives `states` and what its heads make of them.
-# Legend: B batch, T pieces of this call, P pieces before them, L = P + T, D model width, V vocabulary, C classes.
+# Export of decoder-only and encoder-only models to one ONNX graph each.
+# A language model's graph maps `ids` (one or more new tokens), `positions` of all tokens of a row so far, and the
+# cache, `past_key.N` and `past_value.N` (length 0 at first), to `logits` and the extended cache, `key.N` and
+# `value.N`. Positions count from 0 in each row; padding has position -1 and is masked. An encoder's graph maps
+# `ids`, padded at the right, and `token_types`, if the model has any, to `states` and the outputs of its heads.
+# Legend: B batch, T tokens of this call, P cached tokens, L = P + T, D model width, V vocabulary, C classes.
 
 
 _TO_THE_END = 2**62
 
 
 def build_language_model(model: Decoder) -> Graph:
-    """The graph of `decode` and `project`."""
+    """Build the graph of `Decoder.decode` and `project`."""
     graph, config = Graph("language_model"), model.config
     ids = graph.add_input("ids", np.int64, ("batch", "length"))
     positions = graph.add_input("positions", np.int64, ("batch", "total"))
     layers = range(config.num_decoder_layers)
     pasts = [add_inputs(graph, ("past_key", "past_value"), n, key_value_shapes(config, "past")) for n in layers]
-    first = graph.size(pasts[0].keys, 2)
-    own = graph.apply("Slice", positions, first, graph.integers(_TO_THE_END), graph.integers(1))  # (B, T)
+    past_length = graph.size(pasts[0].keys, 2)
+    new_positions = graph.apply(
+        "Slice", positions, past_length, graph.integers(_TO_THE_END), graph.integers(1)
+    )  # (B, T)
     present = graph.apply("GreaterOrEqual", positions, graph.integer(0))
-    # What a row without a piece is given matters to nobody, but a table has no row -1.
-    places = graph.apply("Max", own, graph.integer(0))
-    x = build_embedding(graph, ids, places, model.embedding, model.source_weight, config)
-    context = build_context(graph, model.positions, config, places, positions, present)
-    known = []
+    # Padding has position -1, for which tables have no row; its result is unused.
+    table_positions = graph.apply("Max", new_positions, graph.integer(0))
+    x = build_embedding(graph, ids, table_positions, model.embedding, model.source_weight, config)
+    context = build_context(graph, model.positions, config, table_positions, positions, present)
+    caches = []
     for layer, past in zip(each_layer(model.layers, config.num_decoder_layers), pasts, strict=True):
         x, keys_and_values = build_encoder_layer(graph, x, cast(EncoderLayer, layer), context, config, past)
-        known.append(keys_and_values)
+        caches.append(keys_and_values)
     x = build_finish(graph, build_norm(graph, x, model.norm), config)
     graph.add_output(
         build_output(graph, x, model), "logits", np.float32, ("batch", "length", config.target_vocabulary_size)
     )
-    for number, each in enumerate(known):
-        add_outputs(graph, each, ("key", "value"), number, key_value_shapes(config, "total"))
+    for number, cache in enumerate(caches):
+        add_outputs(graph, cache, ("key", "value"), number, key_value_shapes(config, "total"))
     return graph
 
 
 def build_encoder_alone(model: Encoder) -> Graph:
-    """The graph of `encode` and of all heads: `logits` of pieces, the `pooled` first state, `classes`."""
+    """Build the graph of `Encoder.encode` and all heads: `logits` per token, the `pooled` first state, `classes`."""
     graph, config = Graph("encoder"), model.config
     ids = graph.add_input("ids", np.int64, ("batch", "length"))
     types = graph.add_input("token_types", np.int64, ("batch", "length")) if config.token_types else None
@@ -111,7 +116,7 @@ def build_encoder_alone(model: Encoder) -> Graph:
 
 
 def _add_logits(graph: Graph, states: str, model: Encoder) -> None:
-    """Of the piece at every position."""
+    """Add the masked language model's logits at every position as an output."""
     head, config = model.masked_language_head, model.config
     assert head is not None
     hidden = build_activation(graph, build_linear(graph, states, linear_of(head.dense)), config.activation)
@@ -121,7 +126,7 @@ def _add_logits(graph: Graph, states: str, model: Encoder) -> None:
 
 
 def _add_pooled(graph: Graph, states: str, model: Encoder) -> None:
-    """The pooled first state, and the classes where there are any."""
+    """Add the pooled first state as an output, and the logits of classes if the model has a classifier."""
     assert model.pooler is not None
     first = graph.apply("Gather", states, graph.integer(0), attributes={"axis": 1})  # (B, D)
     pooled = graph.apply("Tanh", build_linear(graph, first, linear_of(model.pooler)))
@@ -138,23 +143,25 @@ ENCODER, DECODER, MODEL = "encoder.onnx", "decoder.onnx", "model.onnx"
 
 
 ONNX = table("the ONNX export", **READABLE)
-"""The models that have a graph here."""
+"""The components of models that can be exported to ONNX."""
 
 
 def onnx_obstacles(config: ModelConfig) -> list[str]:
-    """Settings that have no graph here: those that came later."""
-    return settings_outside(ONNX, config)
+    """Return the names of settings of this configuration that the ONNX export does not support; empty if it supports
+    all.
+    """
+    return unsupported_settings(ONNX, config)
 
 
 def write_onnx(model: Model, folder: Path) -> None:
-    """Writes encoder.onnx and decoder.onnx; of a model of one side model.onnx.
+    """Write a model's ONNX graphs: encoder.onnx and decoder.onnx, or model.onnx for a model of one side.
 
     Args:
-        model: in float32.
-        folder: exists.
+        model: a model with float32 weights.
+        folder: an existing folder.
 
     Raises:
-        TransduceError: the package is missing, or a component of the model is not in `ONNX`.
+        TransduceError: the onnx package is missing, or `ONNX` lacks a component of the model.
     """
     check_components(ONNX, model)
     config = model.config
@@ -177,12 +184,12 @@ def _graphs(model: Model) -> dict[str, Graph]:
 
 
 def longest_sequence(config: ModelConfig) -> int:
-    """How many pieces a source or target can have in the exported model."""
+    """Return the maximum number of tokens of a source or target in the exported model."""
     return config.max_positions if config.positions == "learned" else MAXIMUM_POSITIONS
 
 
 def build_encoder(model: Transformer) -> Graph:
-    """The graph of `encode`, with the decoder's projections of the memory."""
+    """Build the graph of `Transformer.encode`, including the decoder layers' projections of the encoder output."""
     graph, config = Graph("encoder"), model.config
     ids = graph.add_input("source_ids", np.int64, ("batch", "source"))
     positions = graph.unsqueeze(graph.count(graph.integers(0), graph.size(ids, 1)), 0)
@@ -200,28 +207,30 @@ def build_encoder(model: Transformer) -> Graph:
 
 
 def build_decoder(model: Transformer) -> Graph:
-    """The graph of `decode` and `project`."""
+    """Build the graph of `Transformer.decode` and `project`."""
     graph, config = Graph("decoder"), model.config
     ids = graph.add_input("target_ids", np.int64, ("batch", "target"))
     mask = graph.add_input("memory_mask", np.bool_, ("batch", "source"))
     layers = decoder_layers_of(model)
-    of_memory, of_past = key_value_shapes(config, "source"), key_value_shapes(config, "past")
-    memories = [add_inputs(graph, ("memory_key", "memory_value"), n, of_memory) for n in range(len(layers))]
-    pasts = [add_inputs(graph, ("past_key", "past_value"), n, of_past) for n in range(len(layers))]
-    first = graph.size(pasts[0].keys, 2)
-    end = graph.apply("Add", first, graph.size(ids, 1))
-    positions, all_positions = (graph.unsqueeze(graph.count(start, end), 0) for start in (first, graph.integers(0)))
+    memory_shapes, past_shapes = key_value_shapes(config, "source"), key_value_shapes(config, "past")
+    memories = [add_inputs(graph, ("memory_key", "memory_value"), n, memory_shapes) for n in range(len(layers))]
+    pasts = [add_inputs(graph, ("past_key", "past_value"), n, past_shapes) for n in range(len(layers))]
+    past_length = graph.size(pasts[0].keys, 2)
+    end = graph.apply("Add", past_length, graph.size(ids, 1))
+    positions, all_positions = (
+        graph.unsqueeze(graph.count(first, end), 0) for first in (past_length, graph.integers(0))
+    )
     x = build_embedding(graph, ids, positions, model.target_embedding, model.target_weight, config)
     context = build_context(graph, model.decoder_positions, config, positions, all_positions)
     memory_bias = build_bias(graph, of_keys(graph, mask))
-    known = []
+    caches = []
     for layer, memory, past in zip(layers, memories, pasts, strict=True):
         x, keys_and_values = build_decoder_layer(graph, x, layer, context, Known(memory, memory_bias, past), config)
-        known.append(keys_and_values)
+        caches.append(keys_and_values)
     x = build_finish(graph, build_norm(graph, x, model.decoder_norm), config)
     graph.add_output(
         build_output(graph, x, model), "logits", np.float32, ("batch", "target", config.target_vocabulary_size)
     )
-    for number, each in enumerate(known):
-        add_outputs(graph, each, ("key", "value"), number, key_value_shapes(config, "total"))
+    for number, cache in enumerate(caches):
+        add_outputs(graph, cache, ("key", "value"), number, key_value_shapes(config, "total"))
     return graph

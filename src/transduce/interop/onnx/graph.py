@@ -1,4 +1,4 @@
-"""A graph of ONNX operators under construction. Values are strings: the names by which nodes know one another."""
+"""A builder of ONNX graphs, in which a value is represented by its name (a string)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,17 +11,17 @@ from torch import Tensor
 
 from transduce.errors import import_extra
 
-# The oldest operators that have everything: LayerNormalization came with 17, Gelu with 20.
+# The oldest operator set with all needed operators: LayerNormalization needs 17, Gelu 20.
 OPSET = 20
 IR_VERSION = 10
-# A file of this format cannot pass 2 GiB; larger weights go into a file beside it.
+# An ONNX file is limited to 2 GiB; larger weights are stored in a second file.
 MOST_BYTES_INSIDE = 2_000_000_000
 
 Shape = Sequence[int | str]
 
 
 class Graph:
-    """Nodes in the order of their making, weights, inputs and outputs."""
+    """An ONNX graph under construction: nodes, weights, inputs and outputs."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -30,18 +30,18 @@ class Graph:
         self._weights: dict[str, Any] = {}
         self._inputs: list[Any] = []
         self._outputs: list[Any] = []
-        # The tensor is kept, so that no other one gets its place in memory.
-        self._known: dict[tuple[Any, ...], tuple[str, Tensor]] = {}
+        # Keeping a reference to the tensor prevents reuse of its address, which is the key.
+        self._names_by_tensor: dict[tuple[Any, ...], tuple[str, Tensor]] = {}
 
-    # --- what goes in and comes out ---
+    # --- inputs and outputs ---
 
     def add_input(self, name: str, dtype: type, shape: Shape) -> str:
-        """An input; an axis whose size is a string may have any size."""
+        """Add an input and return its name; an axis whose size is a string is dynamic."""
         self._inputs.append(self._describe(name, dtype, shape))
         return name
 
     def add_output(self, value: str, name: str, dtype: type, shape: Shape) -> None:
-        """Gives a value out under a name."""
+        """Add an output with this name for a value; an axis whose size is a string is dynamic."""
         self._nodes.append(self._onnx.helper.make_node("Identity", [value], [name]))
         self._outputs.append(self._describe(name, dtype, shape))
 
@@ -52,27 +52,29 @@ class Graph:
     # --- constants ---
 
     def weight(self, tensor: Tensor) -> str:
-        """A tensor of the model, stored once however often it is used."""
+        """Add a tensor as a constant and return its name; a tensor used several times is stored once."""
         key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
-        if key not in self._known:
+        if key not in self._names_by_tensor:
             name = self._store(tensor.detach().contiguous().numpy())
-            self._known[key] = (name, tensor)
-        return self._known[key][0]
+            self._names_by_tensor[key] = (name, tensor)
+        return self._names_by_tensor[key][0]
 
     def matrix(self, weight: Tensor) -> str:
-        """The weight of a layer, (outputs, inputs), as the right side of a product: (inputs, outputs)."""
+        """Add a linear layer's weight (outputs, inputs), transposed for a MatMul from the left, as (inputs,
+        outputs).
+        """
         return self.weight(weight.T)
 
     def integers(self, *values: int) -> str:
-        """A row of integers."""
+        """Add a vector of int64 constants."""
         return self._store(np.array(values, dtype=np.int64))
 
     def integer(self, value: int) -> str:
-        """One integer."""
+        """Add an int64 scalar constant."""
         return self._store(np.array(value, dtype=np.int64))
 
     def number(self, value: float) -> str:
-        """One float32."""
+        """Add a float32 scalar constant."""
         return self._store(np.array(value, dtype=np.float32))
 
     def _store(self, array: NDArray[Any]) -> str:
@@ -87,15 +89,15 @@ class Graph:
     # --- nodes ---
 
     def apply(self, operator: str, *values: str, attributes: Mapping[str, Any] | None = None) -> str:
-        """An operator's one result."""
+        """Add an operator with one result, and return the result's name."""
         return self.results(operator, values, 1, attributes or {})[0]
 
     def split(self, value: str, sizes: Sequence[int]) -> list[str]:
-        """Parts of the last axis."""
+        """Split a value along its last axis into parts of these sizes."""
         return self.results("Split", (value, self.integers(*sizes)), len(sizes), {"axis": -1})
 
     def results(self, operator: str, values: Sequence[str], count: int, attributes: Mapping[str, Any]) -> list[str]:
-        """The first results of an operator; an input that it does without is an empty name."""
+        """Add an operator and return the names of its first `count` results; an omitted input is an empty string."""
         names = [f"{operator}_{len(self._nodes)}_{number}" for number in range(count)]
         node = self._onnx.helper.make_node(operator, list(values), names, name=f"{operator}_{len(self._nodes)}")
         node.attribute.extend(self._onnx.helper.make_attribute(name, value) for name, value in attributes.items())
@@ -103,39 +105,39 @@ class Graph:
         return names
 
     def cast(self, value: str, dtype: type) -> str:
-        """The same in another type."""
+        """Convert a value to another dtype."""
         kind = self._onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
         return self.apply("Cast", value, attributes={"to": kind})
 
     def size(self, value: str, axis: int) -> str:
-        """The size of an axis, one integer in a row."""
+        """Return the size of an axis as a vector of one integer."""
         return self.apply("Shape", value, attributes={"start": axis, "end": axis + 1})
 
     def reshape(self, value: str, *sizes: int) -> str:
-        """Another shape; a size of 0 is the one at the same place, and one of -1 is what is left."""
+        """Reshape a value; a size of 0 keeps the axis's size, and -1 infers it."""
         return self.apply("Reshape", value, self.integers(*sizes))
 
     def transpose(self, value: str, *axes: int) -> str:
-        """Axes in another order."""
+        """Permute the axes of a value."""
         return self.apply("Transpose", value, attributes={"perm": list(axes)})
 
     def unsqueeze(self, value: str, *axes: int) -> str:
-        """New axes of size 1 at these places."""
+        """Insert axes of size 1 at these indices."""
         return self.apply("Unsqueeze", value, self.integers(*axes))
 
     def count(self, first: str, end: str) -> str:
-        """The integers from first up to, not including, end; both are rows of one integer."""
+        """Return the integers from `first` up to, not including, `end`; both are vectors of one integer."""
         first, end = (self.apply("Squeeze", value, self.integers(0)) for value in (first, end))
         return self.apply("Range", first, end, self.integer(1))
 
     # --- the file ---
 
     def save(self, path: Path, metadata: Mapping[str, str]) -> None:
-        """Checks the graph, with the shapes of all values, and writes it.
+        """Write the graph to a file, and check it with full shape inference.
 
         Args:
-            path: the file.
-            metadata: texts that a runtime shows beside the model.
+            path: the file; weights over 2 GB go into a second file with `.data` appended to its name.
+            metadata: string properties that are stored in the model.
         """
         weights = list(self._weights.values())
         graph = self._onnx.helper.make_graph(self._nodes, self.name, self._inputs, self._outputs, weights)
@@ -146,13 +148,13 @@ class Graph:
             producer_name="transduce",
         )
         self._onnx.helper.set_model_props(model, dict(metadata))
-        apart = sum(len(weight.raw_data) for weight in weights) > MOST_BYTES_INSIDE
+        external = sum(len(weight.raw_data) for weight in weights) > MOST_BYTES_INSIDE
         self._onnx.save_model(
-            model, str(path), save_as_external_data=apart, location=f"{path.name}.data" if apart else None
+            model, str(path), save_as_external_data=external, location=f"{path.name}.data" if external else None
         )
         self._onnx.checker.check_model(str(path), full_check=True)
 
 
 def lowest() -> float:
-    """What is added to a score to hide its key, as in `model.masks`."""
+    """Return the value that is added to a score to mask its key, as in `model.masks`."""
     return torch.finfo(torch.float32).min

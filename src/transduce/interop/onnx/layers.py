@@ -1,7 +1,7 @@
-"""Layers and stacks in ONNX operators: who attends to whom, what is cached, and the projection to the vocabulary.
+"""Components and layers of a model as ONNX operators, with their masks, caches and the output projection.
 
-Legend: B batch, T positions of this call, L positions that are attended to, S source length, D model width, V pieces of
-the vocabulary, G heads of keys and values, K width of a head's queries and keys.
+Legend: B batch, T positions of this call, L positions that are attended to, S source length, D model width, H heads,
+G key/value heads, K width of a head's queries and keys, V width of its values; in logits, V is the vocabulary size.
 """
 
 from functools import reduce
@@ -22,48 +22,50 @@ from transduce.interop.components import (
     projections_of,
 )
 from transduce.interop.onnx.graph import Graph, lowest
-from transduce.model.attention import MultiHeadAttention
+from transduce.model.attention import MultiHeadAttention, ScoredAttention
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
-from transduce.model.layers import DecoderLayer, EncoderLayer, Residual
+from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, StackPositions
 from transduce.model.norms import BatchNorm
 from transduce.model.positions import RelativePositions
-from transduce.model.scores import ScoredAttention
-from transduce.model.stack import StackPositions
 
-# --- onnx bricks ---
-# The model's bricks in ONNX operators, one function a brick, in the order in which the model computes them.
-# Legend: B batch, T positions of the input, L positions that are attended to, D model width, H heads, G heads of
-# keys and values, K width of a head's queries and keys, V width of its values.
+# --- components ---------------------------------------------------------------------------------------------------
+# The model's components as ONNX operators, one function per component.
+# Legend: B batch, T positions of the input, L positions that are attended to, S source length, D model width, H
+# heads, G key/value heads, K width of a head's queries and keys, V width of its values.
 
 
 class Context(NamedTuple):
-    """What all layers of a stack share in their self-attention, as `model.stack.StackPositions` makes it."""
+    """Inputs that the self-attention of all layers of a stack shares, as in `model.layers.StackPositions`."""
 
     bias: str
-    """Added to the scores, broadcastable to (B, H, T, L)."""
+    """A bias on the attention scores, broadcastable to (B, H, T, L)."""
     rotation: tuple[str, str] | None
     """Cosines and sines, (B or 1, 1, T, K / 2) each."""
     interleaved: bool
-    """Rotated pairs are (2i, 2i + 1) in place of (i, i + K / 2)."""
+    """Rotated pairs are (2i, 2i + 1) instead of (i, i + K / 2)."""
 
 
 class KeysAndValues(NamedTuple):
-    """Of one attention: (B, G, L, K) and (B, G, L, V)."""
+    """The names of an attention's keys (B, G, L, K) and values (B, G, L, V) in the graph."""
 
     keys: str
     values: str
 
 
 def build_linear(graph: Graph, x: str, layer: Linear) -> str:
-    """(…, inputs) to (…, outputs)."""
+    """Add a linear layer: (…, inputs) to (…, outputs)."""
     y = graph.apply("MatMul", x, graph.matrix(layer.weight))
     return y if layer.bias is None else graph.apply("Add", y, graph.weight(layer.bias))
 
 
 def build_norm(graph: Graph, x: str, norm: nn.Module | None) -> str:
-    """LayerNorm, RMSNorm, BatchNorm by its running statistics, or nothing."""
+    """Add a LayerNorm, RMSNorm or BatchNorm (with its running statistics); return x unchanged if there is no norm.
+
+    Raises:
+        ValueError: the norm is of another class.
+    """
     if isinstance(norm, nn.LayerNorm):
         attributes = {"axis": -1, "epsilon": norm.eps}
         weights = (graph.weight(norm.weight), graph.weight(norm.bias))
@@ -82,7 +84,9 @@ def build_norm(graph: Graph, x: str, norm: nn.Module | None) -> str:
 
 
 def build_activation(graph: Graph, x: str, name: str) -> str:
-    """By `ModelConfig.activation`, of which a gated layer's is the gate's."""
+    """Add the activation function with a name of `ModelConfig.activation`; for a gated layer, add the gate's
+    function.
+    """
     if name in ("relu", "reglu"):
         return graph.apply("Relu", x)
     if name in ("silu", "swiglu"):
@@ -91,7 +95,7 @@ def build_activation(graph: Graph, x: str, name: str) -> str:
 
 
 def build_feed_forward(graph: Graph, x: str, layer: FeedForward | GatedFeedForward, config: ModelConfig) -> str:
-    """(B, T, D) to (B, T, D)."""
+    """Add a plain or gated feed-forward layer: (B, T, D) to (B, T, D)."""
     inner = build_linear(graph, x, linear_of(layer.inner))
     if isinstance(layer, GatedFeedForward):
         gate, linear = graph.split(inner, [config.d_ff, config.d_ff])
@@ -111,7 +115,17 @@ def build_embedding(
     *,
     token_types: str | None = None,
 ) -> str:
-    """Ids (B, T) at positions (B or 1, T), of segments (B, T) where there are any, to vectors (B, T, D)."""
+    """Add an embedding with its scale, positions, token types and norm: ids (B, T) to vectors (B, T, D).
+
+    Args:
+        graph: the graph to extend.
+        ids: (B, T).
+        positions: (B or 1, T).
+        embedding: the module to convert.
+        weight: the embedding matrix.
+        config: the model's configuration.
+        token_types: segments (B, T), or None.
+    """
     x = graph.apply("Gather", graph.weight(weight.detach()), ids)
     scale = embedding_scale(config)
     if scale != 1.0:
@@ -125,12 +139,12 @@ def build_embedding(
 
 
 def before_sublayer(graph: Graph, x: str, residual: Residual) -> str:
-    """What a sub-layer is given."""
+    """Add the norm before a sub-layer, if there is one, and return the sub-layer's input."""
     return build_norm(graph, x, residual.norm_before)
 
 
 def after_sublayer(graph: Graph, x: str, y: str, residual: Residual) -> str:
-    """A sub-layer's input x and output y as one."""
+    """Add the residual connection of a sub-layer with input x and output y, and the norm after it, if there is one."""
     if has_two_norms(residual):
         return graph.apply("Add", x, build_norm(graph, y, residual.norm_after))
     return build_norm(graph, graph.apply("Add", x, y), residual.norm_after)
@@ -142,7 +156,9 @@ def after_sublayer(graph: Graph, x: str, y: str, residual: Residual) -> str:
 def build_self_attention(
     graph: Graph, x: str, attention: MultiHeadAttention, context: Context, past: KeysAndValues | None = None
 ) -> tuple[str, KeysAndValues]:
-    """Attention of x to the past and itself: the result (B, T, D), and all keys and values."""
+    """Add a self-attention over the cached and current positions; return its output (B, T, D) and all keys and
+    values.
+    """
     query, key, value = graph.split(build_linear(graph, x, linear_of(attention.projection)), attention.widths)
     query, key = _heads(graph, query, attention.d_k), _heads(graph, key, attention.d_k)
     value = _heads(graph, value, attention.d_v)
@@ -150,21 +166,21 @@ def build_self_attention(
     if past is not None:
         key = graph.apply("Concat", past.keys, key, attributes={"axis": 2})
         value = graph.apply("Concat", past.values, value, attributes={"axis": 2})
-    known = KeysAndValues(key, value)
-    return _attend(graph, query, known, attention, context.bias), known
+    cache = KeysAndValues(key, value)
+    return _attend(graph, query, cache, attention, context.bias), cache
 
 
 def build_memory_projection(graph: Graph, memory: str, attention: MultiHeadAttention) -> KeysAndValues:
-    """The keys and values of the memory, (B, S, D)."""
-    parts = projections_of(attention)
-    keys, values = (build_linear(graph, memory, part) for part in (parts.key, parts.value))
+    """Add the projections of the encoder output, (B, S, D), to keys and values."""
+    projections = projections_of(attention)
+    keys, values = (build_linear(graph, memory, part) for part in (projections.key, projections.value))
     return KeysAndValues(_heads(graph, keys, attention.d_k), _heads(graph, values, attention.d_v))
 
 
 def build_memory_attention(
     graph: Graph, x: str, attention: MultiHeadAttention, memory: KeysAndValues, bias: str
 ) -> str:
-    """Attention of x to the memory: (B, T, D) to (B, T, D)."""
+    """Add a cross-attention to the encoder output: (B, T, D) to (B, T, D)."""
     query = _heads(graph, build_linear(graph, x, projections_of(attention).query), attention.d_k)
     return _attend(graph, query, memory, attention, bias)
 
@@ -174,7 +190,7 @@ def _heads(graph: Graph, x: str, width: int) -> str:
 
 
 def _rotate(graph: Graph, x: str, context: Context, width: int) -> str:
-    """As `model.positions.Rotation.apply`: (B, H, T, K) to (B, H, T, K)."""
+    """Add rotary position encoding, as in `model.positions.Rotation.apply`: (B, H, T, K) to (B, H, T, K)."""
     if context.rotation is None:
         return x
     cosine, sine = context.rotation
@@ -183,19 +199,19 @@ def _rotate(graph: Graph, x: str, context: Context, width: int) -> str:
         first, second = (graph.apply("Gather", pairs, graph.integer(side), attributes={"axis": 4}) for side in (0, 1))
     else:
         first, second = graph.split(x, [width // 2, width // 2])
-    turned = (
+    rotated = (
         graph.apply("Sub", graph.apply("Mul", first, cosine), graph.apply("Mul", second, sine)),
         graph.apply("Add", graph.apply("Mul", second, cosine), graph.apply("Mul", first, sine)),
     )
     if not context.interleaved:
-        return graph.apply("Concat", *turned, attributes={"axis": -1})
-    joined = graph.apply("Concat", *(graph.unsqueeze(half, 4) for half in turned), attributes={"axis": 4})
+        return graph.apply("Concat", *rotated, attributes={"axis": -1})
+    joined = graph.apply("Concat", *(graph.unsqueeze(half, 4) for half in rotated), attributes={"axis": 4})
     return graph.reshape(joined, 0, 0, 0, -1)  # (B, H, T, K / 2, 2) -> (B, H, T, K)
 
 
-def _attend(graph: Graph, query: str, known: KeysAndValues, attention: MultiHeadAttention, bias: str) -> str:
-    """Attention, its heads joined and projected: (B, H, T, K) to (B, T, D)."""
-    shared = KeysAndValues(*(_share(graph, each, attention) for each in known))
+def _attend(graph: Graph, query: str, cache: KeysAndValues, attention: MultiHeadAttention, bias: str) -> str:
+    """Add an attention with the concatenation and projection of its heads: (B, H, T, K) to (B, T, D)."""
+    shared = KeysAndValues(*(_share(graph, each, attention) for each in cache))
     heads = build_attention(graph, query, shared, attention.score, attention.d_k, bias)
     joined = graph.reshape(graph.transpose(heads, 0, 2, 1, 3), 0, 0, -1)  # (B, H, T, V) -> (B, T, H × V)
     return build_linear(graph, joined, linear_of(attention.output))
@@ -204,15 +220,15 @@ def _attend(graph: Graph, query: str, known: KeysAndValues, attention: MultiHead
 def build_attention(
     graph: Graph, query: str, known: KeysAndValues, score: ScoredAttention | None, width: int, bias: str | None
 ) -> str:
-    """softmax(scores + bias) V: (B, H, T, K) to (B, H, T, V).
+    """Add softmax(scores + bias) V: (B, H, T, K) to (B, H, T, V).
 
     Args:
-        graph: to build in.
+        graph: the graph to extend.
         query: (B, H, T, K).
-        known: of as many heads.
-        score: None: the scaled dot product, equation (1).
+        known: keys and values with as many heads as the queries.
+        score: the score function; None: the scaled dot product of equation (1).
         width: K.
-        bias: hides keys, broadcastable to (B, H, T, L); None: all are seen.
+        bias: masks keys, broadcastable to (B, H, T, L); None: no key is masked.
     """
     scores = _scores(graph, query, known.keys, score, width)
     if bias is not None:
@@ -226,7 +242,7 @@ def build_attention(
 
 
 def _share(graph: Graph, x: str, attention: MultiHeadAttention) -> str:
-    """Keys or values of G heads for all H."""
+    """Repeat the keys or values of G heads for all H heads."""
     if attention.num_key_value_heads == attention.num_heads:
         return x
     share = attention.num_heads // attention.num_key_value_heads
@@ -235,7 +251,7 @@ def _share(graph: Graph, x: str, attention: MultiHeadAttention) -> str:
 
 
 def _scores(graph: Graph, query: str, keys: str, score: ScoredAttention | None, width: int) -> str:
-    """Before the bias, (B, H, T, L); as `model.scores.ScoredAttention`."""
+    """Add the attention scores before the bias, (B, H, T, L), as in `model.attention.ScoredAttention`."""
     scale = width**-0.5
     if score is not None and score.vector is not None:
         pairs = graph.apply("Add", graph.unsqueeze(query, 3), graph.unsqueeze(keys, 2))  # (B, H, T, L, K)
@@ -254,9 +270,6 @@ def _scores(graph: Graph, query: str, keys: str, score: ScoredAttention | None, 
     return graph.apply("Mul", scores, graph.number(scale))
 
 
-# --- layers ---
-
-
 Shapes = tuple[tuple[int | str, ...], tuple[int | str, ...]]
 
 
@@ -266,17 +279,21 @@ Shapes = tuple[tuple[int | str, ...], tuple[int | str, ...]]
 def build_encoder_layer(
     graph: Graph, x: str, layer: EncoderLayer, context: Context, config: ModelConfig, past: KeysAndValues | None = None
 ) -> tuple[str, KeysAndValues]:
-    """The result, and all keys and values; a decoder without memory has such layers, with a past."""
+    """Add an encoder layer, or with `past` a decoder layer without cross-attention; return its output, keys and
+    values.
+    """
     y = before_sublayer(graph, x, layer.self_attention_residual)
-    y, known = build_self_attention(graph, y, layer.self_attention, context, past)
+    y, keys_and_values = build_self_attention(graph, y, layer.self_attention, context, past)
     x = after_sublayer(graph, x, y, layer.self_attention_residual)
     y = before_sublayer(graph, x, layer.feed_forward_residual)
     y = build_feed_forward(graph, y, layer.feed_forward, config)
-    return after_sublayer(graph, x, y, layer.feed_forward_residual), known
+    return after_sublayer(graph, x, y, layer.feed_forward_residual), keys_and_values
 
 
 class Known(NamedTuple):
-    """What a decoder layer attends to besides the input itself."""
+    """Inputs of a decoder layer in addition to x: the projected encoder output, its mask as a bias, and the
+    self-attention cache.
+    """
 
     memory: KeysAndValues
     memory_bias: str
@@ -286,25 +303,28 @@ class Known(NamedTuple):
 def build_decoder_layer(
     graph: Graph, x: str, layer: DecoderLayer, context: Context, known: Known, config: ModelConfig
 ) -> tuple[str, KeysAndValues]:
-    """The result, and the past with the input."""
+    """Add a decoder layer; return its output, and the self-attention cache extended by this call's positions."""
     y = before_sublayer(graph, x, layer.self_attention_residual)
-    y, all_known = build_self_attention(graph, y, layer.self_attention, context, known.past)
+    y, cache = build_self_attention(graph, y, layer.self_attention, context, known.past)
     x = after_sublayer(graph, x, y, layer.self_attention_residual)
     y = before_sublayer(graph, x, layer.memory_attention_residual)
     y = build_memory_attention(graph, y, layer.memory_attention, known.memory, known.memory_bias)
     x = after_sublayer(graph, x, y, layer.memory_attention_residual)
     y = before_sublayer(graph, x, layer.feed_forward_residual)
     y = build_feed_forward(graph, y, layer.feed_forward, config)
-    return after_sublayer(graph, x, y, layer.feed_forward_residual), all_known
+    return after_sublayer(graph, x, y, layer.feed_forward_residual), cache
 
 
 def build_finish(graph: Graph, x: str, config: ModelConfig) -> str:
-    """`VocabularyModel.finish`."""
+    """Add the output scale of `VocabularyModel.finish`."""
     return x if config.output_scale == 1.0 else graph.apply("Mul", x, graph.number(config.output_scale))
 
 
 def build_output(graph: Graph, x: str, model: VocabularyModel) -> str:
-    """`project`: (B, T, D) to (B, T, V). A tied matrix is the one that the embeddings use, turned."""
+    """Add the output projection `project`: (B, T, D) to logits (B, T, V).
+
+    A tied matrix is the embeddings' constant, transposed in the graph.
+    """
     if model.output_weight is model.target_weight:
         matrix = graph.transpose(graph.weight(model.output_weight.detach()), 1, 0)
     else:
@@ -317,49 +337,49 @@ def build_output(graph: Graph, x: str, model: VocabularyModel) -> str:
 
 
 def key_value_shapes(config: ModelConfig, length: str) -> Shapes:
-    """Of the keys and values of a layer."""
+    """Return the shapes of a layer's keys and values, with the name of the dynamic length."""
     heads = config.num_key_value_heads or config.num_heads
     return ("batch", heads, length, config.key_width), ("batch", heads, length, config.value_width)
 
 
 def add_inputs(graph: Graph, names: tuple[str, str], number: int, shapes: Shapes) -> KeysAndValues:
-    """Keys and values of a layer that are given."""
+    """Add inputs for the keys and values of layer `number`, and return their names."""
     return KeysAndValues(
         *(graph.add_input(f"{name}.{number}", np.float32, shape) for name, shape in zip(names, shapes, strict=True))
     )
 
 
 def add_outputs(graph: Graph, values: KeysAndValues, names: tuple[str, str], number: int, shapes: Shapes) -> None:
-    """Gives keys and values of a layer out."""
+    """Add outputs for the keys and values of layer `number`."""
     for value, name, shape in zip(values, names, shapes, strict=True):
         graph.add_output(value, f"{name}.{number}", np.float32, shape)
 
 
-# --- who attends to whom ----------------------------------------------------------------------------------------
+# --- attention masks --------------------------------------------------------------------------------------------
 
 
 def build_bias(graph: Graph, allowed: str) -> str:
-    """A mask as a term to add to the scores."""
+    """Convert a boolean mask to a bias on the attention scores: 0 where allowed, else the lowest float32."""
     return graph.apply("Where", allowed, graph.number(0.0), graph.number(lowest()))
 
 
 def of_keys(graph: Graph, present: str) -> str:
-    """Which keys exist, (B, L), as a mask: (B, 1, 1, L)."""
+    """Reshape a mask of keys (B, L) so that it broadcasts over heads and queries: (B, 1, 1, L)."""
     return graph.unsqueeze(present, 1, 2)
 
 
 def build_context(
     graph: Graph, stack: StackPositions, config: ModelConfig, queries: str, keys: str, present: str | None = None
 ) -> Context:
-    """Padding, look-ahead, window and bias by distance as one term, and the rotation.
+    """Combine padding mask, causal mask, window and relative bias into one bias, and add the rotary tables.
 
     Args:
-        graph: to build in.
-        stack: whose self-attention it is.
-        config: of the model.
-        queries: their positions, (B or 1, T).
-        keys: their positions, (B or 1, L).
-        present: which keys are no padding, (B, L); None: all are.
+        graph: the graph to extend.
+        stack: the position modules of the encoder or decoder.
+        config: the model's configuration.
+        queries: positions of the queries, (B or 1, T).
+        keys: positions of the keys, (B or 1, L).
+        present: a boolean mask of the keys that are not padding, (B, L); None: no key is padding.
     """
     distance = graph.apply("Sub", graph.unsqueeze(keys, 1, 2), graph.unsqueeze(queries, 1, 3))  # (B or 1, 1, T, L)
     masks = [] if present is None else [of_keys(graph, present)]
@@ -369,6 +389,7 @@ def build_context(
         masks.append(graph.apply("LessOrEqual", graph.apply("Abs", distance), graph.integer(config.attention_window)))
     bias = build_bias(graph, reduce(lambda left, right: graph.apply("And", left, right), masks))
     if stack.relative is not None:
+        assert isinstance(stack.relative, RelativePositions)
         bias = graph.apply("Add", bias, _relative_bias(graph, stack.relative, distance))
     rotation = None
     if stack.rotary is not None:
@@ -380,9 +401,9 @@ def build_context(
 
 
 def _relative_bias(graph: Graph, relative: RelativePositions, distance: str) -> str:
-    """(B or 1, 1, T, L) to (B or 1, H, T, L)."""
-    reach = relative.max_distance
-    within = graph.apply("Clip", distance, graph.integer(-reach), graph.integer(reach))
-    row = graph.apply("Add", within, graph.integer(reach))
+    """Look up T5's bias for distances between keys and queries: (B or 1, 1, T, L) to (B or 1, H, T, L)."""
+    max_distance = relative.max_distance
+    clipped = graph.apply("Clip", distance, graph.integer(-max_distance), graph.integer(max_distance))
+    row = graph.apply("Add", clipped, graph.integer(max_distance))
     bias = graph.apply("Gather", graph.weight(bias_by_distance(relative)), row)  # (B or 1, 1, T, L, H)
     return graph.apply("Squeeze", graph.transpose(bias, 0, 4, 2, 3, 1), graph.integers(4))

@@ -1,6 +1,6 @@
-"""A folder of ONNX graphs, run by onnxruntime.
+"""Exported ONNX models, run by onnxruntime.
 
-Legend: B rows, S source length, T pieces of a call, L pieces of a row so far, V vocabulary.
+Legend: B rows, S source length, T tokens of a call, L tokens of a row so far, V vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,8 @@ from transduce.interop.onnx.export import DECODER, ENCODER, MODEL
 Arrays = dict[str, NDArray[Any]]
 
 
-class _Graph:
-    """One graph, and the ids that its metadata tells."""
+class _Session:
+    """An onnxruntime session of one graph, with the special ids from its metadata."""
 
     def __init__(self, path: Path, threads: int) -> None:
         onnxruntime = import_extra("onnxruntime", "export")
@@ -31,34 +31,34 @@ class _Graph:
         self.outputs: list[str] = [output.name for output in self._session.get_outputs()]
 
     def run(self, given: Arrays) -> Arrays:
-        """All outputs by name."""
+        """Run the graph and return all outputs by name."""
         return dict(zip(self.outputs, self._session.run(None, given), strict=True))
 
     def empty_cache(self, rows: int, given: Mapping[str, Any]) -> Arrays:
-        """What the graph takes of the past and nobody gives: keys and values of no piece."""
+        """Return caches of length 0 for the graph's `past_` inputs that are not in `given`."""
         missing = {name: shape for name, shape in self.inputs.items() if name.startswith("past_") and name not in given}
         return {name: np.zeros((rows, shape[1], 0, shape[3]), np.float32) for name, shape in missing.items()}
 
     def padded(self, rows: Ids) -> NDArray[np.int64]:
-        """Rows of one length."""
+        """Return the rows as one array, padded at the right."""
         width = max(map(len, rows))
         return np.array([[*row, *[self.pad_id] * (width - len(row))] for row in rows], dtype=np.int64)
 
-    def best(self, logits: NDArray[Any], *never: int) -> NDArray[np.int64]:
-        """The best piece of each row but these, (B, V) to (B, 1)."""
+    def best(self, logits: NDArray[Any], *forbidden: int) -> NDArray[np.int64]:
+        """Return the most probable allowed token of each row, (B, V) to (B, 1); padding and `never` are excluded."""
         allowed = logits.copy()
-        allowed[:, sorted({self.pad_id, *never} - {self.eos_id})] = -np.inf
-        found: NDArray[np.int64] = allowed.argmax(axis=-1)[:, None]
-        return found
+        allowed[:, sorted({self.pad_id, *forbidden} - {self.eos_id})] = -np.inf
+        token: NDArray[np.int64] = allowed.argmax(axis=-1)[:, None]
+        return token
 
-    def until_end(self, tokens: NDArray[np.int64]) -> list[list[int]]:
-        """The pieces before the end symbol."""
-        rows: list[list[int]] = tokens.tolist()
+    def until_end(self, ids: NDArray[np.int64]) -> list[list[int]]:
+        """Return the tokens of each row before the end symbol."""
+        rows: list[list[int]] = ids.tolist()
         return [row[: row.index(self.eos_id)] if self.eos_id in row else row for row in rows]
 
 
-def _past(outputs: Arrays) -> Arrays:
-    """What the next call is given of what this one gave."""
+def _cache_from(outputs: Arrays) -> Arrays:
+    """Return the cache for the next call from the outputs of a call."""
     return {f"past_{name}": array for name, array in outputs.items() if name != "logits"}
 
 
@@ -69,115 +69,127 @@ def _log_softmax(logits: NDArray[Any]) -> NDArray[Any]:
 
 
 class OnnxModel:
-    """Implements `ExportedModel` for an encoder and a decoder, with attention or recurrent."""
+    """Implements `ExportedModel` for an encoder–decoder, with attention or recurrent."""
 
     def __init__(self, folder: Path, *, threads: int, forced: Sequence[int] = ()) -> None:
-        """`forced` is what every translation begins with."""
-        self._encoder = _Graph(folder / ENCODER, threads)
-        self._decoder = _Graph(folder / DECODER, threads)
+        """Open both graphs of a folder; `forced` are the ids with which every translation begins."""
+        self._encoder = _Session(folder / ENCODER, threads)
+        self._decoder = _Session(folder / DECODER, threads)
         self._forced = list(forced)
 
     def encode(self, sources: Ids) -> Arrays:
-        """What the decoder needs of these sentences."""
+        """Run the encoder and return the decoder's inputs for these sources."""
         return self._encoder.run({"source_ids": self._encoder.padded(sources)})
 
     def nothing_known(self, sentences: int) -> Arrays:
-        """A cache of length 0; a recurrent model's first state is the encoder's."""
+        """Return an empty cache; a recurrent model's initial state comes from the encoder instead."""
         return self._decoder.empty_cache(sentences, dict.fromkeys(self._encoder.outputs))
 
     def decode(self, target_ids: NDArray[np.int64], memory: Arrays, known: Arrays) -> tuple[NDArray[Any], Arrays]:
-        """Logits (B, T, V) after these pieces (B, T), and the cache with them; piece by piece where it must be."""
-        at_once = target_ids.shape[1] if self._decoder.inputs["target_ids"][1] != 1 else 1
-        parts = []
-        for first in range(0, target_ids.shape[1], at_once):
-            outputs = self._decoder.run({**memory, **known, "target_ids": target_ids[:, first : first + at_once]})
-            known = _past(outputs)
-            parts.append(outputs["logits"])
-        return np.concatenate(parts, axis=1), known
+        """Return the logits (B, T, V) after these tokens (B, T), and the extended cache.
+
+        A graph that accepts one token per call, such as a recurrent one, is called T times.
+        """
+        tokens_per_call = target_ids.shape[1] if self._decoder.inputs["target_ids"][1] != 1 else 1
+        logits = []
+        for first in range(0, target_ids.shape[1], tokens_per_call):
+            outputs = self._decoder.run(
+                {**memory, **known, "target_ids": target_ids[:, first : first + tokens_per_call]}
+            )
+            known = _cache_from(outputs)
+            logits.append(outputs["logits"])
+        return np.concatenate(logits, axis=1), known
 
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        """Of each target's pieces and the end symbol."""
+        """Return the log-probabilities, in nats, of each target's tokens followed by the end symbol."""
         inputs = self._decoder.padded([[self._decoder.start_id, *row] for row in targets])
         logits, _ = self.decode(inputs, self.encode(sources), self.nothing_known(len(sources)))
-        found = _log_softmax(logits)
+        log_probs = _log_softmax(logits)
         labels = [[*target, self._decoder.eos_id] for target in targets]
-        return [found[row, range(len(ids)), ids].tolist() for row, ids in enumerate(labels)]
+        return [log_probs[row, range(len(ids)), ids].tolist() for row, ids in enumerate(labels)]
 
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
-        """What greedy search finds, a piece a call."""
-        decoder, memory, known = self._decoder, self.encode(sources), self.nothing_known(len(sources))
+        """Return the token ids of each source's translation by greedy search, at most `max_tokens` of them."""
+        decoder, memory, cache = self._decoder, self.encode(sources), self.nothing_known(len(sources))
         newest = np.array([[decoder.start_id, *self._forced]] * len(sources), dtype=np.int64)
-        tokens = newest[:, 1:]
-        while tokens.shape[1] < max_tokens and not (tokens == decoder.eos_id).any(axis=1).all():
-            logits, known = self.decode(newest, memory, known)
+        written = newest[:, 1:]
+        while written.shape[1] < max_tokens and not (written == decoder.eos_id).any(axis=1).all():
+            logits, cache = self.decode(newest, memory, cache)
             newest = decoder.best(logits[:, -1], decoder.start_id)
-            tokens = np.concatenate([tokens, newest], axis=1)
-        return decoder.until_end(tokens)
+            written = np.concatenate([written, newest], axis=1)
+        return decoder.until_end(written)
 
 
 class OnnxLanguageModel:
-    """Implements `ExportedModel` for a decoder alone."""
+    """Implements `ExportedModel` for a decoder-only language model."""
 
-    def __init__(self, folder: Path, *, threads: int, never_written: int) -> None:
-        """`never_written` is the unknown piece."""
-        self._graph = _Graph(folder / MODEL, threads)
-        self._never = never_written
+    def __init__(self, folder: Path, *, threads: int, forbidden_tokens: int) -> None:
+        """Open the graph of a folder; `forbidden_tokens` is the id of the unknown token, which the search must not
+        generate.
+        """
+        self._graph = _Session(folder / MODEL, threads)
+        self._never = forbidden_tokens
 
     def decode(
         self, ids: NDArray[np.int64], positions: NDArray[np.int64], known: Arrays
     ) -> tuple[NDArray[Any], Arrays]:
-        """Logits (B, T, V) after pieces (B, T), and the cache with them; positions (B, L) are of all pieces so far."""
+        """Return the logits (B, T, V) after tokens (B, T), and the extended cache.
+
+        `positions` (B, L) are those of all tokens so far, with -1 in padding.
+        """
         outputs = self._graph.run({"ids": ids, "positions": positions, **known})
-        return outputs["logits"], _past(outputs)
+        return outputs["logits"], _cache_from(outputs)
 
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        """Of each target's pieces and the end symbol, after the prompt."""
+        """Return the log-probabilities, in nats, of each target's tokens and the end symbol after the prompt in
+        `sources`.
+        """
         prompts = [[self._graph.start_id, *row] for row in sources]
         rows = [[*prompt, *target] for prompt, target in zip(prompts, targets, strict=True)]
-        logits, _ = self.decode(self._graph.padded(rows), _places(rows), self._graph.empty_cache(len(rows), {}))
-        found = _log_softmax(logits)
+        logits, _ = self.decode(self._graph.padded(rows), _positions(rows), self._graph.empty_cache(len(rows), {}))
+        log_probs = _log_softmax(logits)
         return [
-            found[number, range(len(prompt) - 1, len(row)), [*target, self._graph.eos_id]].tolist()
+            log_probs[number, range(len(prompt) - 1, len(row)), [*target, self._graph.eos_id]].tolist()
             for number, (prompt, row, target) in enumerate(zip(prompts, rows, targets, strict=True))
         ]
 
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
-        """What greedy search goes on with: the prompts in one call, then a piece a call."""
+        """Return the token ids with which greedy search continues each prompt, at most `max_tokens` of them."""
         graph = self._graph
         prompts = [[graph.start_id, *row] for row in sources]
-        lengths, positions = np.array([[len(row)] for row in prompts]), _places(prompts)
-        logits, known = self.decode(graph.padded(prompts), positions, graph.empty_cache(len(prompts), {}))
+        lengths, positions = np.array([[len(row)] for row in prompts]), _positions(prompts)
+        logits, cache = self.decode(graph.padded(prompts), positions, graph.empty_cache(len(prompts), {}))
         newest = graph.best(logits[range(len(prompts)), lengths[:, 0] - 1], self._never)
-        tokens = newest
-        while tokens.shape[1] < max_tokens and not (tokens == graph.eos_id).any(axis=1).all():
-            positions = np.concatenate([positions, lengths + tokens.shape[1] - 1], axis=1)
-            logits, known = self.decode(newest, positions, known)
+        written = newest
+        while written.shape[1] < max_tokens and not (written == graph.eos_id).any(axis=1).all():
+            positions = np.concatenate([positions, lengths + written.shape[1] - 1], axis=1)
+            logits, cache = self.decode(newest, positions, cache)
             newest = graph.best(logits[:, -1], self._never)
-            tokens = np.concatenate([tokens, newest], axis=1)
-        return graph.until_end(tokens)
+            written = np.concatenate([written, newest], axis=1)
+        return graph.until_end(written)
 
 
-def _places(rows: Ids) -> NDArray[np.int64]:
-    """The position of each piece, and -1 in the padding."""
+def _positions(rows: Ids) -> NDArray[np.int64]:
+    """Return the position of each token, and -1 in padding."""
     width = max(map(len, rows))
     return np.array([[*range(len(row)), *[-1] * (width - len(row))] for row in rows], dtype=np.int64)
 
 
 class OnnxEncoder:
-    """Implements `ExportedEncoder`."""
+    """Implements `ExportedEncoder` for an ONNX graph."""
 
     def __init__(self, folder: Path, *, threads: int) -> None:
-        self._graph = _Graph(folder / MODEL, threads)
+        self._graph = _Session(folder / MODEL, threads)
 
     def outputs(self, rows: Ids, token_types: Ids) -> Mapping[str, list[NDArray[Any]]]:
-        """Of each row, without its padding."""
-        given = {"ids": self._graph.padded(rows)}
+        """Compute the encoder's outputs and return them by name, one array per row without padding."""
+        inputs = {"ids": self._graph.padded(rows)}
         if "token_types" in self._graph.inputs:
-            width = given["ids"].shape[1]
-            given["token_types"] = np.array([[*row, *[0] * (width - len(row))] for row in token_types], np.int64)
-        found = self._graph.run(given)
+            width = inputs["ids"].shape[1]
+            inputs["token_types"] = np.array([[*row, *[0] * (width - len(row))] for row in token_types], np.int64)
+        outputs = self._graph.run(inputs)
         lengths = [len(row) for row in rows]
         return {
             name: [each[:length] if array.ndim > 2 else each for each, length in zip(array, lengths, strict=True)]
-            for name, array in found.items()
+            for name, array in outputs.items()
         }

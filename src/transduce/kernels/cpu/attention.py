@@ -17,9 +17,7 @@ from transduce.kernels.cpu.decode_rows import exponential, transpose
 from transduce.kernels.cpu.jit.compiler import kernel
 from transduce.kernels.cpu.jit.ir_builder import F32, I32, I64, KernelBuilder, Value
 
-# --- attention places ---
-# Define the arguments, the shape and the scratch space of the attention kernels of training.
-# Legend: B sentences, H heads, Q queries, L keys, K width of a head's queries, keys and values.
+# --- arguments and scratch space ---
 
 
 GROUP_SIZE = 4
@@ -67,9 +65,9 @@ class AttentionArguments(NamedTuple):
     """Output of the backward pass: the gradient of the keys, with the keys' stride."""
     value_gradient: Any
     """Output of the backward pass: the gradient of the values, with the keys' stride."""
-    room: Any
-    """Scratch space of `own_room` float32 for each thread."""
-    own_room: Any
+    scratch: Any
+    """Scratch space of `scratch_per_thread` float32 for each thread."""
+    scratch_per_thread: Any
     """The number of float32 of scratch space per thread, as `attention_scratch_size` returns it."""
 
 
@@ -117,9 +115,8 @@ def amx_scratch_sizes(width: int) -> list[tuple[int, int]]:
     return [(each_key, rest + _APART) for each_key, rest in sizes]
 
 
-# --- attention head ---
-# Emit what the forward and backward attention kernels share: one head of one sentence, its rows and scratch space.
-# Legend: Q queries, L keys, K width of a head's queries, keys and values.
+# --- one head of one sentence ---
+# What the forward and backward kernels share.
 
 
 _UNROLLED = 8  # columns per loop iteration
@@ -179,10 +176,10 @@ class HeadAddresses:
         k = self.k
         return k.mul(k.build.sdiv(k.add(count, lanes - 1), k.int64(lanes)), lanes)
 
-    def places_of(self, thread: Value, sizes: Sequence[Value]) -> list[Value]:
+    def scratch_addresses(self, thread: Value, sizes: Sequence[Value]) -> list[Value]:
         """Return pointers to consecutive arrays of these sizes (float32) in a thread's scratch space."""
         k, pointers = self.k, []
-        pointer = k.element_pointer(k.pointer(self.args.room), k.mul(thread, self.args.own_room))
+        pointer = k.element_pointer(k.pointer(self.args.scratch), k.mul(thread, self.args.scratch_per_thread))
         for size in sizes:
             pointers.append(pointer)
             pointer = k.element_pointer(pointer, size)
@@ -247,7 +244,7 @@ class Head(HeadAddresses):
         self.filled = self.fill_up(args.num_keys, k.lanes)
         key_size, queries = k.mul(self.filled, shape.width), k.minimum(args.num_queries, k.int64(QUERIES_AT_ONCE))
         sizes = [key_size] * 6 + [k.mul(queries, shape.width)] * 2 + [k.mul(queries, self.filled)] * 2
-        self.room = HeadScratch(*self.places_of(thread, sizes))
+        self.scratch = HeadScratch(*self.scratch_addresses(thread, sizes))
 
     def groups(self, start: Value, stop: Value) -> Iterator[tuple[Value, int]]:
         """Emit loops over [start, stop) in groups of four, then of fewer; yields each group's first index and its size.
@@ -262,7 +259,7 @@ class Head(HeadAddresses):
                 yield first, together
             start, together = end, together // 2
 
-    def turn(self, rows: Value, out: Value) -> None:
+    def transpose(self, rows: Value, out: Value) -> None:
         """Transpose keys or values in blocks of `lanes`.
 
         The last row pads the last block, and the padding is ignored.
@@ -305,30 +302,30 @@ class Head(HeadAddresses):
     def take_queries(self, group: QueryGroup) -> None:
         """Copy a group's queries, scaled, to the scratch space."""
         queries = self.start_of(self.args.queries, self.args.num_queries, self.args.query_stride)
-        self.take(queries, self.args.query_stride, group, self.room.queries, self.shape.width**-0.5)
+        self.load_scaled(queries, self.args.query_stride, group, self.scratch.queries, self.shape.width**-0.5)
 
-    def take(self, rows: Value, stride: Value, group: QueryGroup, room: Value, factor: float) -> None:
+    def load_scaled(self, rows: Value, stride: Value, group: QueryGroup, target: Value, factor: float) -> None:
         """Copy a group's rows, times a factor, as float32 to an array of the scratch space."""
         k = self.k
-        room = self.group_rows(room, group)
+        target = self.group_rows(target, group)
         for index, number in enumerate(self.numbers_of(group)):
             for column in self.columns:
                 value = k.load_as_float32(rows, k.add(k.mul(number, stride), column), self.shape.kind)
                 k.store(
-                    k.build.fmul(value, k.splat(factor)), k.element_pointer(room, index * self.shape.width + column)
+                    k.build.fmul(value, k.splat(factor)), k.element_pointer(target, index * self.shape.width + column)
                 )
 
     def group_rows(self, array: Value, group: QueryGroup) -> Value:
         """Return a pointer to a group's rows of K elements in an array of the scratch space."""
         return self.k.element_pointer(array, self.k.mul(group.place, self.shape.width))
 
-    def products(self, turned: Value, start: Value, vectors: Value, count: int) -> list[Value]:
+    def products(self, transposed: Value, start: Value, vectors: Value, count: int) -> list[Value]:
         """Return the dot products of `count` vectors with the `lanes` keys of a block, one vector of products each.
 
         Even and odd columns have separate accumulators to hide the latency of additions.
         """
         k, width = self.k, self.shape.width
-        block = k.element_pointer(turned, k.mul(start, width))
+        block = k.element_pointer(transposed, k.mul(start, width))
         totals = [[k.variable(k.splat(0.0)) for _ in range(count)] for _ in range(2)]
         with k.loop(0, width, _UNROLLED) as first:
             for step in range(_UNROLLED):
@@ -371,7 +368,7 @@ class Head(HeadAddresses):
         for total, vector in zip(totals, vectors, strict=True):
             self.k.store(self.k.madd(factor, vector, self.k.load_variable(total, vector)), total)
 
-    def give(self, out: Value, row: Value, columns: list[int], totals: list[Value], factor: Value) -> None:
+    def store_scaled(self, out: Value, row: Value, columns: list[int], totals: list[Value], factor: Value) -> None:
         """Store a query's sums, times a factor, in a row of the result."""
         k = self.k
         for column, total in zip(columns, totals, strict=True):
@@ -379,7 +376,7 @@ class Head(HeadAddresses):
             k.store_float32_as(value, out, k.add(row, column), self.shape.kind)
 
 
-# --- attention ---
+# --- forward and backward kernels ---
 
 
 _NEVER = float("-inf")
@@ -420,8 +417,8 @@ class _Contexts(Head):
     def write(self) -> None:
         """Emit the forward pass of the head, a group of queries at a time."""
         keys, values = self.begin()
-        self.turn(keys, self.room.transposed_keys)
-        self.widen(values, self.room.values)
+        self.transpose(keys, self.scratch.transposed_keys)
+        self.widen(values, self.scratch.values)
         for first, count in self.groups(self.k.int64(0), self.args.num_queries):
             self._attend(QueryGroup(first, count, self.k.int64(0)))
 
@@ -439,12 +436,12 @@ class _Contexts(Head):
         greatest = [k.variable(k.splat(_NEVER)) for _ in limits]
         with k.loop(0, limits[-1], k.lanes) as start:
             for n, product in enumerate(
-                self.products(self.room.transposed_keys, start, self.room.queries, len(limits))
+                self.products(self.scratch.transposed_keys, start, self.scratch.queries, len(limits))
             ):
                 seen = k.build.select(self.inside(start, limits[n]), product, k.splat(_NEVER))
                 greatest_so_far = k.load_variable(greatest[n], seen)
                 k.store(k.maximum(seen, greatest_so_far), greatest[n])
-                k.store(seen, self.row(self.room.weights, n, start))
+                k.store(seen, self.row(self.scratch.weights, n, start))
         return [k.reduce_max(k.load_variable(each, k.splat(0.0))) for each in greatest]
 
     def _exponentials(self, limits: list[Value], greatest: list[Value], sums: list[Value]) -> list[Value]:
@@ -456,7 +453,7 @@ class _Contexts(Head):
         totals = [k.variable(k.splat(0.0)) for _ in limits]
         with k.loop(0, limits[-1], k.lanes) as start:
             for n, total in enumerate(totals):
-                pointer = self.row(self.room.weights, n, start)
+                pointer = self.row(self.scratch.weights, n, start)
                 value = k.build.fsub(k.load(pointer, k.floats), k.splat(greatest[n]))
                 value = exponential(k, value, keeps_nan=True)
                 value = k.build.select(self.inside(start, limits[n]), value, k.splat(0.0))
@@ -478,11 +475,11 @@ class _Contexts(Head):
         for columns in self.pairs():
             totals = self.zeros(group.size, columns)
             with k.loop(0, limits[-1]) as key:
-                values = self.columns_of(self.room.values, key, columns)
+                values = self.columns_of(self.scratch.values, key, columns)
                 for n, total in enumerate(totals):
-                    self.add(total, k.load(self.row(self.room.weights, n, key)), values)
+                    self.add(total, k.load(self.row(self.scratch.weights, n, key)), values)
             for number, total, inverse in zip(self.numbers_of(group), totals, inverses, strict=True):
-                self.give(out, k.mul(number, stride), columns, total, inverse)
+                self.store_scaled(out, k.mul(number, stride), columns, total, inverse)
 
 
 class _Gradients(Head):
@@ -493,11 +490,11 @@ class _Gradients(Head):
         k, args = self.k, self.args
         keys, values = self.begin()
         self.fetch_next(self.start_of_context(), self.context_stride(), args.num_queries)
-        self.turn(keys, self.room.transposed_keys)
-        self.turn(values, self.room.transposed_values)
-        self.widen(keys, self.room.keys)
-        self._clear(self.room.key_gradient)
-        self._clear(self.room.value_gradient)
+        self.transpose(keys, self.scratch.transposed_keys)
+        self.transpose(values, self.scratch.transposed_values)
+        self.widen(keys, self.scratch.keys)
+        self._clear(self.scratch.key_gradient)
+        self._clear(self.scratch.value_gradient)
         with k.loop(0, args.num_queries, QUERIES_AT_ONCE) as start:
             stop = k.minimum(k.add(start, QUERIES_AT_ONCE), args.num_queries)
             for first, count in self.groups(start, stop):
@@ -506,8 +503,8 @@ class _Gradients(Head):
                 self._by_queries(QueryGroup(first, count, k.build.sub(first, start)))
             for first, count in self.groups(k.int64(0), k.build.select(self.is_causal, stop, self.length)):
                 self._by_keys(first, count, start, stop)
-        self._store_gradient(self.room.key_gradient, args.key_gradient)
-        self._store_gradient(self.room.value_gradient, args.value_gradient)
+        self._store_gradient(self.scratch.key_gradient, args.key_gradient)
+        self._store_gradient(self.scratch.value_gradient, args.value_gradient)
 
     def _clear(self, gradient: Value) -> None:
         """Zero a gradient of L × K float32."""
@@ -531,15 +528,17 @@ class _Gradients(Head):
         """
         k, limits, sums = self.k, self.limits_of(group), self.sums_of(group)
         self.take_queries(group)
-        self.take(self.start_of_context(), self.context_stride(), group, self.room.context_gradient, 1.0)
+        self.load_scaled(self.start_of_context(), self.context_stride(), group, self.scratch.context_gradient, 1.0)
         queries, context_gradient = (
-            self.group_rows(each, group) for each in (self.room.queries, self.room.context_gradient)
+            self.group_rows(each, group) for each in (self.scratch.queries, self.scratch.context_gradient)
         )
-        weight_row, slope_row = (self.row(each, group.place) for each in (self.room.weights, self.room.score_gradients))
+        weight_row, slope_row = (
+            self.row(each, group.place) for each in (self.scratch.weights, self.scratch.score_gradients)
+        )
         means = [k.variable(k.splat(0.0)) for _ in limits]
         with k.loop(0, limits[-1], k.lanes) as start:
-            scores = self.products(self.room.transposed_keys, start, queries, group.size)
-            score_gradients = self.products(self.room.transposed_values, start, context_gradient, group.size)
+            scores = self.products(self.scratch.transposed_keys, start, queries, group.size)
+            score_gradients = self.products(self.scratch.transposed_values, start, context_gradient, group.size)
             for n, mean in enumerate(means):
                 greatest, inverse = (k.splat(k.load(k.element_pointer(sums[n], which))) for which in range(2))
                 inside = self.inside(start, limits[n])
@@ -560,20 +559,20 @@ class _Gradients(Head):
         """Emit the gradient of some queries: the sum over keys of score gradient × key."""
         k, limits = self.k, self.limits_of(group)
         out = self.start_of(self.args.query_gradient, self.args.num_queries, self.args.query_stride)
-        score_gradients = self.row(self.room.score_gradients, group.place)
+        score_gradients = self.row(self.scratch.score_gradients, group.place)
         for columns in self.pairs():
             totals = self.zeros(group.size, columns)
             with k.loop(0, limits[-1]) as key:
-                keys = self.columns_of(self.room.keys, key, columns)
+                keys = self.columns_of(self.scratch.keys, key, columns)
                 for n, total in enumerate(totals):
                     self.add(total, k.load(self.row(score_gradients, n, key)), keys)
             for number, total in zip(self.numbers_of(group), totals, strict=True):
                 row = k.mul(number, self.args.query_stride)
-                self.give(out, row, columns, total, k.float32(self.shape.width**-0.5))
+                self.store_scaled(out, row, columns, total, k.float32(self.shape.width**-0.5))
 
     def _by_keys(self, first: Value, count: int, start: Value, stop: Value) -> None:
         """Add the contribution of queries [start, stop) to the gradients of some keys and values."""
-        k, scratch = self.k, self.room
+        k, scratch = self.k, self.scratch
         # If causal, queries before the first key see none of these keys.
         is_later = k.build.and_(self.is_causal, k.build.icmp_signed(">", first, start))
         seen = k.build.select(is_later, first, start)

@@ -1,8 +1,9 @@
 """Emit the training attention kernels for AMX: 16 queries in the lanes of a vector, by 16 keys at a time.
 
-So maxima, sums and weighted means of a query need no reductions across lanes. Attention weights and score gradients are
-rounded to bfloat16 before the next multiplication, as between any two bfloat16 operations. Legend: B sentences, H
-heads, Q queries, L keys, K width of a head's queries, keys and values.
+Maxima, sums and weighted means of a query thus need no reductions across lanes. Attention weights and score gradients
+are rounded to bfloat16 before the next multiplication, as between any two bfloat16 operations.
+
+Legend: B sentences, H heads, Q queries, L keys, K width of a head's queries, keys and values.
 """
 
 from collections.abc import Iterator
@@ -23,12 +24,10 @@ from transduce.kernels.cpu.decode_rows import exponential, transpose
 from transduce.kernels.cpu.gemm import amx
 from transduce.kernels.cpu.jit.ir_builder import F32, I16, I32, BFloat, KernelBuilder, Value
 
-# --- amx head ---
-# Emit the packing and multiplications of one attention head with AMX, for the kernels of `amx_attention.py`.
-# A left-hand operand is 16 rows of bfloat16, with the summed dimension along the columns. A right-hand operand
-# stores the summed dimension as rows of pairs (`amx.py`). So a matrix whose columns are summed over is used as it
-# is on the left and transposed on the right; one whose rows are summed over is interleaved by pairs of rows.
-# Legend: Q queries, L keys, K width of a head's queries, keys and values.
+# --- one head with AMX ---
+# A left-hand operand is 16 rows of bfloat16, with the summed dimension along the columns. A right-hand operand stores
+# the summed dimension as rows of pairs (`gemm/amx.py`). So a matrix whose columns are summed over is used as it is on
+# the left and transposed on the right; one whose rows are summed over is interleaved by pairs of rows.
 
 
 ROWS = amx.REGISTER_ROWS
@@ -89,15 +88,17 @@ class AmxHead(HeadAddresses):
         self.width = shape.width
         self.filled = self.fill_up(given.num_keys, AMX_KEYS)
         sizes = amx_scratch_sizes(shape.width)
-        self.room = AmxScratch(*self.places_of(thread, [k.add(k.mul(self.filled, n), rest) for n, rest in sizes]))
+        self.scratch = AmxScratch(
+            *self.scratch_addresses(thread, [k.add(k.mul(self.filled, n), rest) for n, rest in sizes])
+        )
         self.lanes = ir.Constant(k.ints, list(range(k.lanes)))
 
     # --- rows of bfloat16 ------------------------------------------------------------------------------------------
 
-    def readable_rows(self, rows: Value, room: Value) -> tuple[Value, Value]:
+    def readable_rows(self, rows: Value, scratch: Value) -> tuple[Value, Value]:
         """Return a pointer and a row stride by which blocks of 16 keys or values can be read, beyond the last one too.
 
-        Rows are copied to `room` if too little memory follows the last one.
+        Rows are copied to `scratch` if too little memory follows the last one.
         """
         k, args, kind = self.k, self.args, ir.VectorType(I16, 2 * self.k.lanes)
         rows_available = k.mul(k.build.sub(args.batch, self.sentence), args.num_keys)
@@ -106,8 +107,8 @@ class AmxHead(HeadAddresses):
             with k.loop(0, self.length) as row:
                 for column in range(0, self.width, 2 * k.lanes):
                     value = k.load(k.element_pointer(rows, k.add(k.mul(row, args.key_stride), column), I16), kind)
-                    k.store(value, k.element_pointer(room, k.add(k.mul(row, self.width), column), I16))
-            k.store(room, pointer)
+                    k.store(value, k.element_pointer(scratch, k.add(k.mul(row, self.width), column), I16))
+            k.store(scratch, pointer)
             k.store(k.int64(self.width), stride)
         return k.load_variable(pointer, rows), k.load_variable(stride, args.key_stride)
 
@@ -175,7 +176,7 @@ class AmxHead(HeadAddresses):
 
     def transpose_weights(self, limit: Value) -> Value:
         """Transpose the weight pairs of `limit` keys to a row for each of 16 queries; return the number of pairs."""
-        k, scratch, pairs = self.k, self.room, self.pairs_of(limit)
+        k, scratch, pairs = self.k, self.scratch, self.pairs_of(limit)
         row, whole_pairs = k.build.sdiv(self.filled, k.int64(2)), self._whole_pairs(pairs)
         with k.loop(pairs, self._filled_pairs(pairs)) as pair:
             self._clear(k.element_pointer(scratch.weight_pairs, k.mul(pair, k.lanes), I32), k.lanes)
@@ -296,7 +297,7 @@ class AmxHead(HeadAddresses):
                 k.store(bits, k.element_pointer(out, k.add(k.mul(row, stride), column), I16))
 
 
-# --- attention amx ---
+# --- forward and backward kernels ---
 
 
 _NEVER = float("-inf")
@@ -327,7 +328,7 @@ class _Contexts(AmxHead):
 
     def write(self) -> None:
         """Emit the forward pass of the head, 16 queries at a time."""
-        k, args, scratch = self.k, self.args, self.room
+        k, args, scratch = self.k, self.args, self.scratch
         keys, values = self.begin()
         self.keys = self.readable_rows(keys, scratch.keys)
         self.interleave(values, args.key_stride, self.length, scratch.value_pairs)
@@ -336,7 +337,7 @@ class _Contexts(AmxHead):
 
     def _attend(self, first: Value) -> None:
         """Emit the attention of 16 queries from `first` on."""
-        k, args, scratch = self.k, self.args, self.room
+        k, args, scratch = self.k, self.args, self.scratch
         queries = self.start_of(args.queries, args.num_queries, args.query_stride)
         count, limit = self.count_from(first, ROWS), self.limit_of(first)
         self.transpose_queries(queries, args.query_stride, first, scratch.query_columns)
@@ -358,7 +359,7 @@ class _Contexts(AmxHead):
         k = self.k
         greatest = k.variable(k.splat(_NEVER))
         with k.loop(0, limit) as key:
-            score = k.load_floats(self.room.scores, k.mul(key, k.lanes))
+            score = k.load_floats(self.scratch.scores, k.mul(key, k.lanes))
             score_or_never = k.build.select(self.seen_by(key, first, limit), score, k.splat(_NEVER))
             k.store(k.maximum(score_or_never, k.load_variable(greatest, score_or_never)), greatest)
         return k.load_variable(greatest, k.splat(0.0))
@@ -369,14 +370,14 @@ class _Contexts(AmxHead):
         with k.loop(0, limit, 2) as even:
             pair = []
             for key in (even, k.add(even, 1)):
-                score = k.load_floats(self.room.scores, k.mul(key, k.lanes))
+                score = k.load_floats(self.scratch.scores, k.mul(key, k.lanes))
                 below = k.build.fsub(k.build.fmul(score, k.splat(self.shape.width**-0.5)), greatest)
                 seen = self.seen_by(key, first, limit)
                 weight = exponential(k, k.build.select(seen, below, k.splat(0.0)), keeps_nan=True)
                 weight = k.build.select(seen, weight, k.splat(0.0))
                 k.store(k.build.fadd(k.load_variable(total, weight), weight), total)
                 pair.append(k.to_bfloat16(weight))
-            k.store(self.join(*pair), k.element_pointer(self.room.weight_pairs, k.mul(even, k.lanes // 2), I32))
+            k.store(self.join(*pair), k.element_pointer(self.scratch.weight_pairs, k.mul(even, k.lanes // 2), I32))
         return k.load_variable(total, k.splat(0.0))
 
     def _keep(self, first: Value, count: Value, greatest: Value, inverse: Value) -> None:
@@ -396,7 +397,7 @@ class _Gradients(AmxHead):
 
     def write(self) -> None:
         """Emit the backward pass of the head, 32 queries at a time: as many as a tile register holds in pairs."""
-        k, args, scratch = self.k, self.args, self.room
+        k, args, scratch = self.k, self.args, self.scratch
         keys, values = self.begin()
         self.outer = self.start_of_context(), self.context_stride()
         self.queries = self.start_of(args.queries, args.num_queries, args.query_stride), args.query_stride
@@ -419,7 +420,7 @@ class _Gradients(AmxHead):
 
     def _take(self, start: Value) -> None:
         """Interleave 32 queries and their contexts' gradients; clear their attention weights and score gradients."""
-        k, scratch = self.k, self.room
+        k, scratch = self.k, self.scratch
         count = self.count_from(start, AMX_KEYS)
         for (rows, stride), out in ((self.queries, scratch.query_pairs), (self.outer, scratch.outer_pairs)):
             self.interleave(k.element_pointer(rows, k.mul(start, stride), I16), stride, count, out)
@@ -432,7 +433,7 @@ class _Gradients(AmxHead):
 
         A score's gradient is weight × (gradient of the weight - weighted mean of the gradients of the weights).
         """
-        k, scratch, limit = self.k, self.room, self.limit_of(first)
+        k, scratch, limit = self.k, self.scratch, self.limit_of(first)
         self.transpose_queries(*self.queries, first, scratch.query_columns)
         self.transpose_queries(*self.outer, first, scratch.outer_columns)
         scores = self.keys, scratch.query_columns, scratch.scores
@@ -470,7 +471,7 @@ class _Gradients(AmxHead):
 
     def _give_slopes(self, limit: Value, column: Value, mean: Value) -> None:
         """Store score gradients as rows of keys and as pairs, and the weights as rows; zeros behind the last key."""
-        k, scratch, factor = self.k, self.room, self.k.splat(self.shape.width**-0.5)
+        k, scratch, factor = self.k, self.scratch, self.k.splat(self.shape.width**-0.5)
         with k.loop(0, limit, 2) as even:
             pair = []
             for key in (even, k.add(even, 1)):
@@ -492,7 +493,7 @@ class _Gradients(AmxHead):
 
     def _by_queries(self, first: Value) -> None:
         """Emit the gradient of 16 queries: the sum over keys of score gradient × key."""
-        k, args, scratch = self.k, self.args, self.room
+        k, args, scratch = self.k, self.args, self.scratch
         pairs = self.transpose_weights(self.limit_of(first))
         self.add_up(
             scratch.transposed, k.mul(self.filled, 2), scratch.key_pairs, pairs, scratch.context_sums, fresh=_true()
@@ -505,7 +506,7 @@ class _Gradients(AmxHead):
 
     def _by_keys(self, start: Value) -> None:
         """Add the contribution of 32 queries from `start` on to the gradients of keys and values."""
-        k, scratch, args = self.k, self.room, self.args
+        k, scratch, args = self.k, self.scratch, self.args
         last = self.fill_up(args.num_keys, ROWS)
         seen = k.minimum(last, k.add(start, AMX_KEYS))  # by any of the queries, if causal
         with k.loop(0, k.build.select(self.is_causal, seen, last), ROWS) as key:

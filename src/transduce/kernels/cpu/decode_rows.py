@@ -1,4 +1,4 @@
-"""Compute tables of position encodings for compiled decoding, and emit rotary embedding kernels.
+"""Emit the row-wise kernels of decoding: embeddings, norms, attention, activation functions and rotary embeddings.
 
 Legend: N rows, T positions, D model width, H heads, K width of a head's queries and keys.
 """
@@ -13,10 +13,9 @@ from torch import Tensor
 
 from transduce.kernels.cpu.jit.ir_builder import F16, F32, I32, I64, POINTER, KernelBuilder, Value
 from transduce.model.config import ModelConfig
-from transduce.model.stack import StackPositions
+from transduce.model.layers import StackPositions
 
-# --- rows ---
-# Emit row-wise kernels of decoding: embeddings, norms, and attention of each query row to its keys and values.
+# --- embeddings, norms and attention ---
 # Legend: N rows, D model width, H heads, G key/value heads, K width of a head's keys and of its values, L positions
 # attended to.
 
@@ -27,7 +26,7 @@ _Load = Callable[[Value, Value], list[Value]]
 _LOG2_E = 1.0 / math.log(2.0)
 _POWERS = [math.log(2.0) ** n / math.factorial(n) for n in range(7)]  # Taylor coefficients of 2^x about 0
 _NEVER = float("-inf")
-_LEAST_EXPONENT = -87.0  # e to this is still a normal float32
+_MIN_EXPONENT = -87.0  # e to this is still a normal float32
 
 
 def exponential(k: KernelBuilder, x: Value, *, keeps_nan: bool = False) -> Value:
@@ -36,7 +35,7 @@ def exponential(k: KernelBuilder, x: Value, *, keeps_nan: bool = False) -> Value
     A NaN gives some number, or NaN with `keeps_nan`.
     """
     original = x
-    x = k.maximum(x, k.splat(_LEAST_EXPONENT))
+    x = k.maximum(x, k.splat(_MIN_EXPONENT))
     power = k.build.fmul(x, k.splat(_LOG2_E))
     exponent = k.intrinsic(f"llvm.rint.v{k.lanes}f32", k.floats, power)
     fraction = k.build.fsub(power, exponent)
@@ -206,16 +205,16 @@ def emit_attention(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: 
 
     The function is emitted unless the module has it already. Its arguments are the same for every kind:
     `attend_<kind>(queries, query stride, keys, values, stride, firsts, counts, list stride, near, near stride, N, out,
-    scores, room, thread, threads)`.
+    scores, score_capacity, thread, threads)`.
 
     * `attend_run`: row n attends to counts[n] entries from firsts[n] on; the list stride is unused.
     * `attend_list`: `firsts` points to lists of int32 entries, `list stride` elements apart. Row n attends to the first
       counts[0] entries of its list, and is at the last of these positions.
     * `attend_lists`: the same with counts[n] entries for row n.
 
-    `scores` is scratch space of `room` ≥ L + lanes float32 for each thread. Variants `…_near` add a relative position
-    bias: for each head, a row of `near` that is indexed by the key's position minus the query's. Variants `…_half` read
-    keys and values in float16.
+    `scores` is scratch space of `score_capacity` ≥ L + lanes float32 for each thread. Variants `…_near` add a relative
+    position bias: for each head, a row of `near` that is indexed by the key's position minus the query's. Variants
+    `…_half` read keys and values in float16.
     """
     name = "attend_" + _name(kind, is_biased=is_biased, element=element)
     if k.has(name):
@@ -358,9 +357,8 @@ def transpose(k: KernelBuilder, rows: list[Value]) -> list[Value]:
     return rows
 
 
-# --- activations ---
-# Emit kernels for the activation functions of feed-forward networks, other than ReLU.
-# The GEMM epilogue applies ReLU itself. Legend: N rows, F inner width of the feed-forward network.
+# --- activation functions ---
+# ReLU is part of the GEMM's epilogue. Legend: N rows, F inner width of the feed-forward network.
 
 
 # Coefficients of erfc(u) e^(u²), u ≥ 0, as a polynomial in t = 1 / (1 + p u); the absolute error is at most 1.5 · 10^-7
@@ -456,7 +454,7 @@ _ACTIVATIONS: dict[str, Callable[[KernelBuilder, Value], Value]] = {
 }
 
 
-# --- decode rows ---
+# --- position encodings ---
 
 
 class PositionTables(NamedTuple):
@@ -475,10 +473,10 @@ class PositionTables(NamedTuple):
     """The number of positions T."""
 
     def addresses(self) -> dict[str, int]:
-        """Return the tables' addresses as arguments of `model_writer.StepArguments`, valid while this object lives."""
+        """Return the tables' addresses as arguments of `writer.StepArguments`, valid while this object lives."""
         return {
-            "added": self.added_encodings.data_ptr(),
-            "turns": self.rotary.data_ptr(),
+            "position_encodings": self.added_encodings.data_ptr(),
+            "rotary_angles": self.rotary.data_ptr(),
             "relative_bias": self.relative_bias.data_ptr()
             + (self.length - 1) * self.relative_bias.element_size(),  # of distance 0
             "relative_bias_stride": self.relative_bias.shape[1],
@@ -488,17 +486,17 @@ class PositionTables(NamedTuple):
 class GrowingTables:
     """Position encoding tables of an encoder or a decoder that grow as longer sequences come."""
 
-    def __init__(self, positions: StackPositions, add: Callable[[int], Tensor], most: int) -> None:
+    def __init__(self, positions: StackPositions, add: Callable[[int], Tensor], max_positions: int) -> None:
         """Start empty.
 
         Args:
             positions: the stack's position encodings.
             add: returns the encodings (T, D) that are added to embeddings, for a number of positions T.
-            most: the greatest number of positions that the model supports.
+            max_positions: the greatest number of positions that the model supports.
         """
         self._positions = positions
         self._add = add
-        self._most = most
+        self._most = max_positions
         nothing = torch.empty(0, 0)
         self._tables = PositionTables(nothing, nothing, nothing, 0)
 
@@ -523,15 +521,16 @@ class GrowingTables:
 
 
 def emit_rotary(k: KernelBuilder, heads: HeadShape, *, interleaved: bool) -> None:
-    """Emit functions `turn_<kind>(x, N, stride, heads, table, numbers, thread, threads)`: rotary embedding in place.
+    """Emit functions `rotate_<kind>(x, N, stride, heads, table, numbers, thread, threads)`: rotary embedding in place.
 
     Row n of x has `heads` heads, and rows are `stride` elements apart. The position of row n is n - numbers[n] for
-    `turn_run`, numbers[n] - 1 for `turn_each`, and for `turn_all` the first position of the table. A pair of dimensions
-    is two neighbors if `interleaved`, else two dimensions that are K / 2 apart. K is a multiple of two vectors.
+    `rotate_run`, numbers[n] - 1 for `rotate_each`, and for `rotate_all` the first position of the table. A pair of
+    dimensions is two neighbors if `interleaved`, else two dimensions that are K / 2 apart. K is a multiple of two
+    vectors.
     """
     for kind in ("run", "all", "each"):
         kinds = (POINTER, I64, I64, I64, POINTER, POINTER, I64, I64)
-        with k.function(f"turn_{kind}", *kinds) as (x, rows, stride, count, table, numbers, *share):
+        with k.function(f"rotate_{kind}", *kinds) as (x, rows, stride, count, table, numbers, *share):
             first, last = k.thread_range(k.mul(rows, count), *share)
             with k.loop(first, last) as item:
                 row, head = k.build.sdiv(item, count), k.build.srem(item, count)
@@ -546,19 +545,19 @@ def emit_rotary(k: KernelBuilder, heads: HeadShape, *, interleaved: bool) -> Non
 
 
 def emit_rotary_head(
-    k: KernelBuilder, width: int, places: tuple[Value, Value], angles: Value, *, interleaved: bool, kind: Any = F32
+    k: KernelBuilder, width: int, pointers: tuple[Value, Value], angles: Value, *, interleaved: bool, kind: Any = F32
 ) -> None:
     """Emit the rotation of one head of K = `width` elements of a type, from one pointer to another.
 
     Args:
         k: the IR builder.
         width: K.
-        places: pointers to the source and the target, which may be equal.
+        pointers: pointers to the source and the target, which may be equal.
         angles: pointer to K / 2 cosines, then K / 2 sines, float32.
         interleaved: whether the two dimensions of a pair are neighbors.
         kind: the element type.
     """
-    half, (source, target) = width // 2, places
+    half, (source, target) = width // 2, pointers
     for column in range(0, half, k.lanes):
         cosine, sine = k.load_floats(angles, column), k.load_floats(angles, half + column)
         starts = (2 * column, 2 * column + k.lanes) if interleaved else (column, half + column)

@@ -15,9 +15,8 @@ from transduce.kernels.cpu.jit.compiler import CompiledKernel, compile_kernels, 
 from transduce.kernels.cpu.jit.ir_builder import F32, I16, I32, I64, POINTER, KernelBuilder, Value
 from transduce.kernels.cpu.jit.threads import useful_threads
 
-# --- lines ---
-# Emit operations on one row of logits: block-wise top-k, log-sum-exp, and recomputation of the likeliest logits.
-# Legend: V vocabulary size.
+# --- one row of logits ---
+# Block-wise top-k, log-sum-exp, and recomputation of the greatest logits. Legend: V vocabulary size.
 
 
 _VECTORS = 4  # per block
@@ -274,7 +273,7 @@ def _greatest_of_vectors(k: KernelBuilder, array: Value, start: Value, count: in
     return vectors[0]
 
 
-# --- logits ---
+# --- kernels over a vocabulary ---
 
 
 _ELEMENT_WORK = 16  # cost of a logit's exponential in multiply-adds
@@ -319,14 +318,14 @@ class SelectArguments(NamedTuple):
     """Output: the log-probabilities of these tokens, float32 (B, 2 × beam size)."""
     ended_totals: Any
     """Output: totals of candidates that end and are among the beam size best, else -inf, float32 (B, 2 × beam size)."""
-    room: Any
-    """Scratch space of `own_room` float32 for each thread."""
+    scratch: Any
+    """Scratch space of `scratch_per_thread` float32 for each thread."""
     scratch_per_thread: Any
     """The number of float32 of scratch space per thread, as `select_scratch_size` returns it."""
 
 
 class NativeReductions:
-    """Implements `search.vocabulary.Reductions` with compiled kernels."""
+    """Reductions over a vocabulary with compiled kernels (implements `selection.Reductions`)."""
 
     def supports(self, logits: Tensor) -> bool:
         """Return whether the kernels take these logits.
@@ -469,7 +468,7 @@ def emit_select(k: KernelBuilder) -> None:
     with kernel(k, "select", len(SelectArguments._fields)) as (numbers, thread, threads):
         args = SelectArguments(*numbers)
         width, beams, normalizer, beam_size = args.vocabulary_size, args.beams, args.normalizer, args.beam_size
-        scratch = k.element_pointer(k.pointer(args.room), k.mul(thread, args.scratch_per_thread))
+        scratch = k.element_pointer(k.pointer(args.scratch), k.mul(thread, args.scratch_per_thread))
         count = k.mul(beam_size, 2)
         all_candidates = k.mul(beams, count)
         maxima = k.element_pointer(scratch, k.mul(k.add(all_candidates, block_size(k)), 4))

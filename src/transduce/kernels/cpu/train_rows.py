@@ -1,4 +1,4 @@
-"""Run the compiled row-wise kernels of training: dropout as an autograd function, softmax, and sums.
+"""Run the compiled row-wise kernels of training: dropout, norms, softmax, sums, and the gradient of embeddings.
 
 Legend: N rows, D model width, V vocabulary size.
 """
@@ -24,8 +24,7 @@ from transduce.kernels.cpu.jit.compiler import (
 from transduce.kernels.cpu.jit.ir_builder import F32, I8, I16, I32, I64, KernelBuilder, Value
 from transduce.kernels.cpu.jit.tile import Tile
 
-# --- training rows ---
-# Emit row-wise and elementwise kernels of training: dropout, norms and their gradients, softmax, and sums.
+# --- emitted kernels ---
 # Legend: N rows, D model width, V vocabulary size.
 
 
@@ -100,7 +99,7 @@ class SoftmaxArguments(NamedTuple):
     """The vocabulary size V."""
     normalizers: Any
     """Address of the output float32 (N,): each row's log-sum-exp."""
-    room: Any
+    scratch: Any
     """Address of scratch space, float32 (threads, V + lanes)."""
 
 
@@ -166,7 +165,7 @@ class RowKernelEmitter:
                     self._add_shares(args, *share, is_centred=is_centred)
         with kernel(k, "softmax", len(SoftmaxArguments._fields)) as (numbers, *share):
             softmax = SoftmaxArguments(*numbers)
-            scratch = k.element_pointer(k.pointer(softmax.room), k.mul(share[0], k.add(softmax.width, k.lanes)))
+            scratch = k.element_pointer(k.pointer(softmax.scratch), k.mul(share[0], k.add(softmax.width, k.lanes)))
             first, last = k.thread_range(softmax.rows, *share)
             with k.loop(first, last) as row:
                 self._softmax(softmax, row, scratch)
@@ -425,9 +424,8 @@ class RowKernelEmitter:
             yield vector_end, k.build.icmp_signed("<", ir.Constant(k.ints, list(range(k.lanes))), remaining), 0
 
 
-# --- training scatter ---
-# Emit the kernel that adds rows to indexed rows of a matrix: the gradient of an embedding.
-# Legend: N positions, D model width, V vocabulary size.
+# --- gradient of embeddings ---
+# Adds rows to indexed rows of a matrix. Legend: N positions, D model width, V vocabulary size.
 
 
 class ScatterArguments(NamedTuple):
@@ -487,7 +485,7 @@ class ScatterEmitter:
             k.store(k.madd(value, factor, k.load_floats(target)), target)
 
 
-# --- train rows ---
+# --- PyTorch functions ---
 
 
 LLVM_TYPES = {torch.float32: F32, torch.bfloat16: I16}

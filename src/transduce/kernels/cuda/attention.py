@@ -1,8 +1,8 @@
-"""Run attention on packed sequences on a GPU, with one Triton program per head and sentence.
+"""Run attention on a GPU with Triton: on packed sequences in training, and on the KV cache in decoding.
 
-Sentences are short, so a program holds all scores of a head. Queries, keys and values are read from the projection's
-output, and their gradients are written in that layout, without transposing, splitting or joining. The backward pass
-recomputes the attention weights.
+Sentences are short, so one program holds all scores of a head and sentence. Queries, keys and values are read from the
+projection's output, and their gradients are written in that layout, without transposing, splitting or joining. The
+backward pass recomputes the attention weights.
 
 Legend: N rows of queries, M rows of keys, B sentences, H heads, K width of a head.
 """
@@ -26,7 +26,7 @@ LEAST_WIDTH, MOST_WIDTH = 16, 128
 class PackedHeads:
     """Attention on packed batches by Triton kernels (implements `backend.PackedAttention`)."""
 
-    def suits_heads(self, config: ModelConfig, longest: int, weight: Tensor) -> bool:
+    def supports_heads(self, config: ModelConfig, longest: int, weight: Tensor) -> bool:
         """Return whether one head's data fits in shared memory, and all heads have one width, a power of two."""
         width = config.key_width
         plain = width == config.value_width and config.num_key_value_heads in (None, config.num_heads)
@@ -88,15 +88,15 @@ def _spans(packing: Packing) -> tuple[Tensor, Tensor]:
 
 def _launch_shape(mask: PackedMask, num_heads: int, inner: int) -> tuple[tuple[int, int], dict[str, int]]:
     """Return the launch grid and the compile-time block sizes."""
-    rows, columns = (max(16, power_of_2(each.longest)) for each in (mask.queries, mask.keys))
+    rows, columns = (max(16, power_of_2(each.max_length)) for each in (mask.queries, mask.keys))
     warps = {16: 1, 32: 2, 64: 4, 128: 8}[max(rows, columns)]
     options = {"ROWS": rows, "COLUMNS": columns, "WIDTH": inner // num_heads, "num_warps": warps}
     return (num_heads, len(mask.queries.starts)), options
 
 
-# --- cached attention ---
-# Run attention of a decoding step on a GPU: the newest tokens of each sentence's hypotheses attend to the KV cache.
-# The cache is read in place, and the newest keys and values are appended to it in the same pass.
+# --- attention of a decoding step ---
+# The newest tokens of each sentence's hypotheses attend to the KV cache. The cache is read in place, and the newest
+# keys and values are appended to it in the same pass.
 # Legend: B sentences, W hypotheses of each, L cached positions, H heads, K width of a head.
 
 
@@ -115,7 +115,7 @@ class AttendedPositions(NamedTuple):
 
 
 def attend_cached(
-    query: Tensor, cache: Tensor, length: int | Tensor, seen: AttendedPositions, num_heads: int
+    query: Tensor, cache: Tensor, length: int | Tensor, attended: AttendedPositions, num_heads: int
 ) -> Tensor:
     """Apply attention, equation (1), to the newest tokens.
 
@@ -124,7 +124,7 @@ def attend_cached(
             cache, and each token also attends to itself. Contiguous.
         cache: keys and values, (B, capacity, 2 × H × K), contiguous within a sentence.
         length: the number of cached positions L, as an integer or as a tensor of one number.
-        seen: the cached positions to attend to.
+        attended: the cached positions to attend to.
         num_heads: H.
 
     Returns:
@@ -135,13 +135,13 @@ def attend_cached(
     head = inner // num_heads
     out = query.new_empty(sentences, width, inner)
     rows = max(16, power_of_2(width))
-    allowed, counts, position_list = (query if tensor is None else tensor for tensor in seen)
-    row_stride = 0 if seen.allowed is None or allowed.shape[1] == 1 else allowed.stride(1)
+    allowed, counts, position_list = (query if tensor is None else tensor for tensor in attended)
+    row_stride = 0 if attended.allowed is None or allowed.shape[1] == 1 else allowed.stride(1)
     programs.attend_cached[(num_heads, sentences)](
         query, cache, allowed, position_list, counts, out, length, width, inner, columns, cache.stride(0),
         allowed.stride(0), row_stride, position_list.stride(0), head**-0.5,
-        isinstance(length, Tensor), seen.counts is not None,
-        seen.position_list is not None, columns > inner, seen.allowed is not None,
+        isinstance(length, Tensor), attended.counts is not None,
+        attended.position_list is not None, columns > inner, attended.allowed is not None,
         rows, max(16, _BLOCK_BYTES // (head * query.element_size())), head, num_warps=1 if rows == 16 else 4,
     )  # fmt: skip
     return out

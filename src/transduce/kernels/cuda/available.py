@@ -1,6 +1,6 @@
-"""Check whether Triton kernels work on a GPU.
+"""Check whether Triton kernels run on a GPU, and try them on a small example.
 
-The kernels themselves are imported only for a trial, once everything else is present.
+The kernels themselves are imported only for the trial, once everything else is present.
 """
 
 import importlib.util
@@ -16,8 +16,7 @@ from torch.nn import functional as F
 
 from transduce.kernels.cuda.rows import add_and_norm
 
-# --- trial ---
-# Test on a small example whether Triton kernels run on a GPU and give correct results.
+# --- trial of the kernels ---
 
 
 def why_triton_fails(device: str) -> str | None:
@@ -35,10 +34,10 @@ def why_triton_fails(device: str) -> str | None:
     return None if right else "triton's kernels give wrong results on it"
 
 
-# --- available ---
+# --- check of a GPU ---
 
 
-_LEAST_CAPABILITY = (8, 0)  # compute capability of NVIDIA's Ampere, the first with bfloat16
+_MIN_CAPABILITY = (8, 0)  # compute capability of NVIDIA's Ampere, the first with bfloat16
 
 
 @cache
@@ -51,6 +50,6 @@ def why_no_triton(device: str) -> str | None:
             return "there is no C compiler for triton: install gcc"
         if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
             return "there is no Python.h for triton: install Python's headers"
-    if torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
+    if torch.cuda.get_device_capability(device) < _MIN_CAPABILITY:
         return "the kernels need an NVIDIA GPU of the Ampere generation or later"
     return why_triton_fails(device)

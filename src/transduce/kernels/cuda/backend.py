@@ -1,4 +1,4 @@
-"""The backend that trains on a GPU with kernels in Triton."""
+"""Train on a GPU with Triton kernels: optimizer updates, and the backend that offers all kernels."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,50 +10,51 @@ from transduce.kernels.cuda import attention, layer, rows
 from transduce.kernels.cuda import rows as norms
 from transduce.kernels.cuda.graphs import ceil_div
 from transduce.kernels.cuda.loss_graph import LossRecorder
-from transduce.kernels.cuda.triton import rows as programs
+from transduce.kernels.cuda.triton import rows as triton_kernels
 from transduce.kernels.training_executor import execute, is_known, packed_hidden
-from transduce.model.backend import AdamNumbers, Polynomials, Projection, Rows, UpdatedVectors
+from transduce.model.backend import AdamScalars, Polynomials, Projection, Rows, UpdatedVectors
 from transduce.model.masks import PackedBatch
 from transduce.model.positions import Rotation
 from transduce.model.transformer import Transformer
 
-# --- update ---
-# Run optimizer kernels on a GPU, which update all parameters in one pass.
+# --- optimizer updates ---
 
 
 _BLOCK = 1024
 
 
-def update_by_adam(vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamNumbers, kept: float) -> None:
+def update_by_adam(
+    vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamScalars, average_decay: float
+) -> None:
     """Update parameters by Adam, and refresh their moving average and bfloat16 copies.
 
-    See `backend.TrainingKernels.update_by_adam`.
+    `backend.TrainingKernels.update_by_adam` describes the arguments.
     """
-    programs.adam[_grid(vectors.master)](
-        *_pointers(vectors), *moments, vectors.master.numel(), *numbers, kept, *_has(vectors), _BLOCK
+    triton_kernels.adam[_grid(vectors.master)](
+        *_pointers(vectors), *moments, vectors.master.numel(), *numbers, average_decay, *_has(vectors), _BLOCK
     )
 
 
 def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
     """Update Nesterov momentum from gradients, and write the update's direction to `out`.
 
-    See `backend.TrainingKernels.take_momentum`.
+    `backend.TrainingKernels.update_momentum` describes the arguments.
     """
-    programs.take_momentum[_grid(gradient)](gradient, momentum, out, gradient.numel(), factor, decay, _BLOCK)
+    triton_kernels.take_momentum[_grid(gradient)](gradient, momentum, out, gradient.numel(), factor, decay, _BLOCK)
 
 
 def apply_update(
-    vectors: UpdatedVectors, kept: float, move: Tensor | None = None, rate: float = 0.0, shrink: float = 1.0
+    vectors: UpdatedVectors, average_decay: float, move: Tensor | None = None, rate: float = 0.0, shrink: float = 1.0
 ) -> None:
     """Subtract rate × move from the parameters × shrink, and refresh their moving average and bfloat16 copies.
 
-    See `backend.TrainingKernels.apply_update`.
+    `backend.TrainingKernels.apply_update` describes the arguments.
     """
     has_move = move is not None
     if shrink != 1.0:
         vectors.master.mul_(shrink)
-    programs.follow[_grid(vectors.master)](
-        *_pointers(vectors), move if has_move else vectors.master, vectors.master.numel(), rate, kept,
+    triton_kernels.follow[_grid(vectors.master)](
+        *_pointers(vectors), move if has_move else vectors.master, vectors.master.numel(), rate, average_decay,
         has_move, *_has(vectors), _BLOCK,
     )  # fmt: skip
 
@@ -82,11 +83,11 @@ def supports_update(vectors: UpdatedVectors) -> bool:
 
 
 _KINDS = (torch.bfloat16, torch.float32)
-_MOST_COLUMNS = 8192  # of rows that are held at once
+_MAX_COLUMNS = 8192  # a row is held in registers
 
 
-class _Packed(attention.PackedHeads):
-    """Implements `backend.PackedAttention` on a GPU."""
+class _PackedBatches(attention.PackedHeads):
+    """Attention and losses of packed batches on a GPU (implements `backend.PackedAttention`)."""
 
     record_losses = staticmethod(LossRecorder)
 
@@ -95,7 +96,7 @@ class _Packed(attention.PackedHeads):
         return (
             isinstance(model, Transformer)
             and model.config.can_be_packed
-            and self.suits_heads(model.config, longest, model.source_weight)
+            and self.supports_heads(model.config, longest, model.source_weight)
             and is_known(model)
         )
 
@@ -105,22 +106,22 @@ class _Packed(attention.PackedHeads):
 
 
 class GpuTraining:
-    """Implements `backend.TrainingKernels` on a GPU."""
+    """A training backend of Triton kernels for one GPU (implements `backend.TrainingKernels`)."""
 
     def __init__(self, device: str) -> None:
-        """For one GPU, which becomes the one that PyTorch and Triton launch on."""
-        place = torch.device(device)
-        self._device_type = place.type
-        if place.type == "cuda" and place.index is not None:
-            torch.cuda.set_device(place)
+        """Make a GPU the one that PyTorch and Triton launch kernels on."""
+        gpu = torch.device(device)
+        self._device_type = gpu.type
+        if gpu.type == "cuda" and gpu.index is not None:
+            torch.cuda.set_device(gpu)
 
-    packed = _Packed()
+    packed = _PackedBatches()
     linear_activations = frozenset(("relu",))
     run_layer = staticmethod(layer.run_layer)
     dropout_add = staticmethod(rows.drop_and_add)
     layer_norm = staticmethod(norms.layer_norm)
     rms_norm = staticmethod(norms.rms_norm)
-    residual_norm = staticmethod(norms.fork_norm)
+    residual_norm = staticmethod(norms.residual_norm)
     sum_rows = staticmethod(rows.sum_rows)
     embed = staticmethod(layer.embed)
     add_rows_in_place = staticmethod(rows.add_rows_in_place)
@@ -135,54 +136,55 @@ class GpuTraining:
         return execute(self, component, *args, **kwargs)
 
     def _has(self, *tensors: Tensor) -> bool:
+        """Return whether all tensors are on the GPU and in a dtype that the kernels support."""
         return all(each.device.type == self._device_type and each.dtype in _KINDS for each in tensors)
 
     def supports_rows(self, x: Tensor) -> bool:
-        """See `backend.TrainingKernels`."""
-        return self._has(x) and 0 < x.shape[-1] <= _MOST_COLUMNS and x.numel() > 0
+        """Return whether the row-wise kernels support x."""
+        return self._has(x) and 0 < x.shape[-1] <= _MAX_COLUMNS and x.numel() > 0
 
     def supports_linear(self, x: Tensor, weight: Tensor, rows: Rows | None) -> bool:  # noqa: ARG002
-        """See `backend.TrainingKernels`."""
+        """Return whether a linear layer of these tensors is supported."""
         return self._has(x, weight) and x.dtype == weight.dtype and x.numel() > 0
 
     def project(self, hidden: Tensor, weight: Tensor) -> Projection | None:  # noqa: ARG002
-        """PyTorch's products, which add up in float32 there."""
+        """Return None: PyTorch's output projection accumulates in float32 on a GPU."""
         return None
 
     def supports_logits(self, logits: Tensor) -> bool:
-        """See `backend.TrainingKernels`."""
+        """Return whether the in-place softmax supports these logits."""
         return self._has(logits) and logits.is_contiguous()
 
     def supports_update(self, vectors: UpdatedVectors) -> bool:
-        """See `backend.TrainingKernels`."""
+        """Return whether the optimizer kernels support these vectors."""
         return self._has(vectors.master) and supports_update(vectors)
 
     def add_in_place(self, total: Tensor, part: Tensor) -> None:
-        """See `backend.TrainingKernels`."""
+        """Add `part` to `total` in place."""
         total += part
 
     def supports_attention(self, x: Tensor, num_keys: int, width: int) -> bool:  # noqa: ARG002
-        """Of padded sentences PyTorch's does as well."""
+        """Return False: PyTorch's attention to padded sentences is as fast."""
         return False
 
     def attend(self, projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num_heads: int) -> Tensor:
-        """Not offered."""
+        """Raise NotImplementedError, since `supports_attention` returns False."""
         raise NotImplementedError
 
     def supports_rotary(self, x: Tensor, width: int) -> bool:  # noqa: ARG002
-        """Not offered."""
+        """Return False: there is no rotary embedding kernel."""
         return False
 
     def apply_rotary(self, projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
-        """Not offered."""
+        """Raise NotImplementedError, since `supports_rotary` returns False."""
         raise NotImplementedError
 
     def supports_orthogonalization(self, matrices: Sequence[Tensor]) -> bool:  # noqa: ARG002
-        """The library's products are as fast."""
+        """Return False: cuBLAS is as fast as a kernel would be."""
         return False
 
     def orthogonalize_in_place(
         self, matrices: Sequence[Tensor], polynomials: Polynomials, scale: float, *, by_gram_matrix: bool
     ) -> list[bool]:
-        """Not offered."""
+        """Raise NotImplementedError, since `supports_orthogonalization` returns False."""
         raise NotImplementedError

@@ -1,7 +1,8 @@
-"""Decoding on a GPU, where a step takes as long as its operations take to be launched: the same as `MemoryState`.
+"""Decode on a GPU by replaying recorded CUDA graphs, since launching a step's operations takes most of its time.
 
-`TRITON` lists the models.
-Legend: B sentences in the rooms, N of them that are still decoded, W hypotheses of each, S source length, D model
+`TRITON` lists the models. `GpuState` computes the same function as `MemoryState`.
+
+Legend: B sentences in the buffers, N of them that are still decoded, W hypotheses of each, S source length, D model
 width.
 """
 
@@ -23,15 +24,14 @@ from transduce.model.attention import AttentionTrace
 from transduce.model.config import ModelConfig
 from transduce.model.feed_forward import FeedForward
 from transduce.model.layer_graph import description_of, table
-from transduce.model.layers import DecoderLayer, Residual
+from transduce.model.layers import DecoderLayer, Residual, each_layer
 from transduce.model.norms import LayerNorm, RMSNorm
 from transduce.model.positions import LearnedPositions
-from transduce.model.stack import each_layer
 from transduce.model.transformer import Transformer
 
-# --- step ---
-# Run a decoder step on a GPU with few operations: a decoder's layers written out.
-# Legend: B sentences, W hypotheses of each, S source length, D model width, H heads, K width of a head.
+# --- operations of a step ---
+# The modules of a decoder layer are written out with few operations. Legend: B sentences, W hypotheses of each, S
+# source length, D model width, H heads, K width of a head.
 
 
 class StepLayer:
@@ -127,16 +127,15 @@ def _feed_forward(layer: nn.Module, x: Tensor) -> Tensor:
     return layer.outer(hidden).view_as(x)  # type: ignore[no-any-return]
 
 
-# --- recorded ---
-# Record a decoding step as a CUDA graph and replay it, so that single operations are not launched one by one.
+# --- recorded steps ---
 # A graph reads and writes fixed addresses, for a fixed number of sentences and hypotheses. So a step owns its
 # buffers, which later batches of similar size reuse.
 # Legend: B sentences, W hypotheses of each, S source length, D model width.
 
 
-_MOST_SHARE = 0.1  # greatest share of the GPU's memory for unused steps of a model
-_MOST_FREE_STEPS = 32  # greatest number of unused steps of a model
-_LEAST_SOURCE = 8  # smallest source length to allocate
+_MAX_SHARE = 0.1  # greatest share of the GPU's memory for unused steps of a model
+_MAX_FREE_STEPS = 32  # greatest number of unused steps of a model
+_MIN_SOURCE = 8  # smallest source length to allocate
 
 
 class StepSize(NamedTuple):
@@ -148,10 +147,10 @@ class StepSize(NamedTuple):
     """The number of hypotheses of each sentence W."""
     source: int
     """The source length S."""
-    room: int
+    capacity: int
     """The greatest number of cached positions, W per step."""
-    found: int = 0
-    """The number of finished hypotheses to keep of each sentence (`search_step.py`)."""
+    finished: int = 0
+    """The number of finished hypotheses to keep of each sentence (`cuda/search.py`)."""
 
 
 class RecordedStep(Caches):
@@ -161,13 +160,13 @@ class RecordedStep(Caches):
         """Allocate zeroed buffers: masked elements are multiplied by zero, so they must be finite."""
         weight = model.target_weight
         columns = 2 * model.config.num_heads * model.config.key_width
-        device, needs_mask = weight.device, size.hypotheses > 1 and not size.found
+        device, needs_mask = weight.device, size.hypotheses > 1 and not size.finished
         # A step does not keep the model alive.
         self.size, self._model, self.layers = size, weakref.ref(model), layers
-        self.past = weight.new_zeros(len(layers), size.sentences, size.room, columns)
+        self.past = weight.new_zeros(len(layers), size.sentences, size.capacity, columns)
         self.memory = weight.new_zeros(len(layers), size.sentences, size.source, columns)
         self.present = torch.zeros(size.sentences, 1, size.source, dtype=torch.bool, device=device)
-        mask_shape = (size.sentences, size.hypotheses, size.room)
+        mask_shape = (size.sentences, size.hypotheses, size.capacity)
         self.allowed = torch.zeros(mask_shape, dtype=torch.bool, device=device) if needs_mask else None
         self.length = torch.zeros(1, dtype=torch.int64, device=device)
         self.sources = torch.zeros(size.sentences, dtype=torch.int32, device=device)
@@ -196,7 +195,7 @@ class RecordedStep(Caches):
         return self.past.nbytes + self.memory.nbytes
 
     def run(self) -> Tensor:
-        """Run one step for `pieces`; returns the output (B, W, D), which the next step overwrites."""
+        """Run one step for `tokens`, and return the output (B, W, D), which the next step overwrites."""
         if self._graph is not None:
             self._graph.replay()
         elif not self._ran or self.past.device.type != "cuda":
@@ -242,7 +241,7 @@ class RecordedStep(Caches):
     def decode(self, model: Transformer) -> Tensor:
         """Return the last layer's output after each hypothesis' newest token, (B, W, D)."""
         embedding = model.target_embedding
-        x = embed_step(embedding, self.tokens, model.target_weight, self.position, self.size.room)
+        x = embed_step(embedding, self.tokens, model.target_weight, self.position, self.size.capacity)
         # A growing table is replaced by a new tensor; the recorded graph still reads this one.
         self._table = getattr(embedding.positions, "table", None)
         return model.finish(run_layers(self.layers, model.decoder_norm, x, self))
@@ -264,7 +263,7 @@ class _FreeSteps:
 
     def __init__(self) -> None:
         self.layers: list[StepLayer] = []
-        self.places: tuple[int, ...] = ()
+        self.addresses: tuple[int, ...] = ()
         self.free: list[RecordedStep] = []
 
 
@@ -277,10 +276,10 @@ def layers_of(model: Transformer) -> list[StepLayer]:
     addresses = tuple(parameter.data_ptr() for parameter in model.parameters())
     with _LOCK:
         pool = _FREE_STEPS.setdefault(model, _FreeSteps())
-        if pool.places != addresses:
+        if pool.addresses != addresses:
             layers = each_layer(model.decoder_layers, model.config.num_decoder_layers)
             pool.layers = [StepLayer(layer) for layer in layers if isinstance(layer, DecoderLayer)]
-            pool.places, pool.free = addresses, []
+            pool.addresses, pool.free = addresses, []
         return pool.layers
 
 
@@ -323,7 +322,7 @@ def release_step(model: Transformer, step: RecordedStep) -> None:
             return
         pool.free.append(step)
         limit = _free_bytes_limit(step.past.device)
-        while len(pool.free) > _MOST_FREE_STEPS or sum(each.bytes for each in pool.free) > limit:
+        while len(pool.free) > _MAX_FREE_STEPS or sum(each.bytes for each in pool.free) > limit:
             pool.free.pop(0)
 
 
@@ -335,22 +334,22 @@ def round_up_size(count: int) -> int:
 
 def round_up_source(positions: int) -> int:
     """Round a source length up to one of few lengths."""
-    return max(_LEAST_SOURCE, round_up_size(positions))
+    return max(_MIN_SOURCE, round_up_size(positions))
 
 
 def _free_bytes_limit(device: torch.device) -> float:
     """Return the limit in bytes on unused steps."""
     if device.type != "cuda":
         return float(1 << 28)
-    return _MOST_SHARE * torch.cuda.get_device_properties(device).total_memory
+    return _MAX_SHARE * torch.cuda.get_device_properties(device).total_memory
 
 
-# --- decode graph ---
+# --- decoding state ---
 
 
 _KINDS = (torch.bfloat16, torch.float32)
-_MOST_COLUMNS = 8192
-_FIRST_STEPS, _LARGEST_FIRST_ROOM = 64, 256
+_MAX_COLUMNS = 8192
+_INITIAL_CAPACITY, _MAX_INITIAL_CAPACITY = 64, 256
 
 
 TRITON = table(
@@ -374,9 +373,9 @@ TRITON = table(
 
 
 def why_not_triton(model: nn.Module) -> str | None:
-    """Return a clause that says why `GpuState` cannot decode a model as it is now; None: it can."""
+    """Return a clause that says why `GpuState` cannot decode a model as it is now, or None if it can."""
     described = description_of(model)
-    if (reason := described.why_not(TRITON)) is not None:
+    if (reason := described.refusal(TRITON)) is not None:
         return reason
     if described.is_training:
         return "the model is in training mode"
@@ -386,7 +385,7 @@ def why_not_triton(model: nn.Module) -> str | None:
         return f"its weights are {dtype}"
     if config.attention_dropout:
         return "`model.attention_dropout` is set"
-    if config.key_width not in (16, 32, 64, 128) or config.d_model > _MOST_COLUMNS:
+    if config.key_width not in (16, 32, 64, 128) or config.d_model > _MAX_COLUMNS:
         return f"the width of a head, {config.key_width}, or of the model, {config.d_model}, has no kernel"
     return None
 
@@ -397,26 +396,29 @@ def supports(model: nn.Module) -> TypeGuard[Transformer]:
 
 
 class GpuState:
-    """A batch in the middle of decoding. Implements `DecodingState`; attention weights cannot be traced."""
+    """A decoding state of an encoder-decoder model on a GPU (implements `DecodingState`).
+
+    Attention weights cannot be traced.
+    """
 
     def __init__(self, model: Transformer, source_ids: Tensor) -> None:
-        """Encodes source_ids (N, S)."""
-        self.place = torch.cuda.device_of(source_ids)  # programs are launched on the GPU that is current
+        """Encode source_ids (N, S)."""
+        self.device_guard = torch.cuda.device_of(source_ids)  # kernels run on the current GPU
         self.model, self.layers = model, layers_of(model)
         memory, mask = model.encode(source_ids)
-        self.encoded: tuple[Tensor, Tensor] | None = memory, mask.allowed[:, 0]  # until rooms are found
+        self.encoded: tuple[Tensor, Tensor] | None = memory, mask.allowed[:, 0]  # until the first step
         self.source_shape = source_ids.shape
-        self._held: list[RecordedStep] = []  # a list, for whoever gives it back when this state is gone
+        self._held: list[RecordedStep] = []  # a list that `release_after` can share
         release_after(self, model, self._held)
-        self._slots = torch.arange(len(source_ids), device=source_ids.device)  # (N,), of those still decoded
+        # The slots of the sentences that are still decoded, (N,).
+        self._slots = torch.arange(len(source_ids), device=source_ids.device)
         self._length = self._position = 0
-        # Which cached positions each hypothesis descends from, where the step's own mask does not say it: (N, W, L), or
-        # all.
+        # The cached positions that each hypothesis descends from, (N, W, L), if the step's mask does not have them.
         self._ancestors: Tensor | None = None
         self._sees_all = True
 
     def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
-        """The last layer after each hypothesis' newest piece, (N, W) to (N, W, D)."""
+        """Return the last layer's output after each hypothesis' newest token, (N, W) to (N, W, D)."""
         if trace is not None:
             raise ValueError("attention weights are not kept here: use the model's own state")
         if tokens.shape[1] == 1 and not self._sees_all:
@@ -424,9 +426,9 @@ class GpuState:
         positions, width = self.model.target_embedding.positions, tokens.shape[1]
         if isinstance(positions, LearnedPositions):
             positions.check(self._position + 1)
-        step = self._find_rooms(width)
+        step = self._find_step(width)
         step.tokens.index_copy_(0, self._slots, tokens)
-        with self.place:
+        with self.device_guard:
             out = step.run().index_select(0, self._slots)
         self._sees_all = self._sees_all and width == 1
         self._length += width
@@ -434,15 +436,15 @@ class GpuState:
         return out
 
     def reorder(self, parents: Tensor) -> None:
-        """Hypothesis w now continues what was hypothesis parents[b, w]."""
+        """Make hypothesis w of sentence b continue what was hypothesis parents[b, w]."""
         if self._sees_all:
             return
         allowed = self._held[0].allowed
         assert allowed is not None
-        known = self._ancestors
-        if known is None:
-            known = allowed.index_select(0, self._slots)[:, :, : self._length]
-        moved = known.gather(1, parents[..., None].expand(-1, -1, self._length))
+        ancestors = self._ancestors
+        if ancestors is None:
+            ancestors = allowed.index_select(0, self._slots)[:, :, : self._length]
+        moved = ancestors.gather(1, parents[..., None].expand(-1, -1, self._length))
         if parents.shape[1] == allowed.shape[1]:
             allowed[self._slots, :, : self._length] = moved
             self._ancestors = None
@@ -450,35 +452,36 @@ class GpuState:
             self._ancestors = moved
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """The other sentences leave the batch."""
+        """Keep only the sentences at these rows."""
         self._slots = self._slots.index_select(0, rows)
         if self._ancestors is not None:
             self._ancestors = self._ancestors.index_select(0, rows)
 
-    def _find_rooms(self, width: int) -> RecordedStep:
-        """Those at hand, or others that fit: for more hypotheses, more positions, or half as many sentences."""
+    def _find_step(self, width: int) -> RecordedStep:
+        """Return a recorded step with capacity for W more positions: the current one, or one of another size."""
         if self.encoded is not None:
             count, length = self.source_shape
-            size = StepSize(round_up_size(count), width, round_up_source(length), first_room(width))
+            size = StepSize(round_up_size(count), width, round_up_source(length), initial_capacity(width))
             step = acquire_step(RecordedStep, self.model, self.layers, size)
             step.start_batch(*self.encoded)
             self.encoded, self._held[:] = None, [step]
             return step
         step = self._held[0]
         size, needed = step.size, self._length + width
-        room = size.room if width == size.hypotheses else max(size.room, first_room(width))
-        while room < needed:
-            room *= 2
-        wanted = StepSize(round_up_size(len(self._slots)), width, size.source, room)
-        if wanted._replace(sentences=size.sentences) == size and 2 * wanted.sentences > size.sentences:
+        capacity = size.capacity if width == size.hypotheses else max(size.capacity, initial_capacity(width))
+        while capacity < needed:
+            capacity *= 2
+        new_size = StepSize(round_up_size(len(self._slots)), width, size.source, capacity)
+        if new_size._replace(sentences=size.sentences) == size and 2 * new_size.sentences > size.sentences:
             return step
-        found = acquire_step(RecordedStep, self.model, self.layers, wanted)
-        self._move(step, found)
-        self._held[0] = found
+        finished = acquire_step(RecordedStep, self.model, self.layers, new_size)
+        self._move(step, finished)
+        self._held[0] = finished
         release_step(self.model, step)
-        return found
+        return finished
 
     def _move(self, old: RecordedStep, new: RecordedStep) -> None:
+        """Copy the sentences that are still decoded to another step's buffers."""
         count, length, slots = len(self._slots), self._length, self._slots
         new.copy_sentences_from(old, slots, length)
         if new.allowed is not None:
@@ -493,6 +496,6 @@ class GpuState:
         self._slots = torch.arange(count, device=slots.device)
 
 
-def first_room(width: int) -> int:
-    """Cached positions that there is room for at first."""
-    return max(_FIRST_STEPS, min(_LARGEST_FIRST_ROOM, _FIRST_STEPS * width))
+def initial_capacity(width: int) -> int:
+    """Return how many cached positions to allocate at first."""
+    return max(_INITIAL_CAPACITY, min(_MAX_INITIAL_CAPACITY, _INITIAL_CAPACITY * width))

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-# --- sizes ---
-# Compute launch sizes of Triton kernels.
+# --- launch sizes ---
 
 
 def ceil_div(count: int, size: int) -> int:
@@ -17,9 +16,9 @@ def ceil_div(count: int, size: int) -> int:
     return -(-count // size)
 
 
-def power_of_2(least: int) -> int:
-    """Return the smallest power of two that is at least `least`, a positive number."""
-    return 1 << (least - 1).bit_length()
+def power_of_2(minimum: int) -> int:
+    """Return the smallest power of two that is at least `minimum`, a positive number."""
+    return 1 << (minimum - 1).bit_length()
 
 
 @cache
@@ -31,7 +30,7 @@ def shared_bytes(device: torch.device) -> int:
     return getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
 
 
-# --- graphs ---
+# --- recording ---
 
 
 Pool = Any

@@ -1,9 +1,10 @@
-"""A whole layer as one node of PyTorch's graph, for packed batches on a GPU.
+"""Compute a whole layer of packed batches on a GPU as one node of PyTorch's graph.
 
-Each node costs the processor some 70 µs, forward and back, in which a GPU does nothing where the model is small: the
-nine operations of an encoder's layer, and the fourteen of a decoder's, are one here. They are the same operations in
-the same order, so what comes out is the same to the last bit.
-Legend: N pieces of the batch, M of its sources, D model width.
+Each node takes the CPU some 70 µs, forward and backward, during which the GPU idles if the model is small. An encoder
+layer has nine nodes and a decoder layer fourteen. The operations and their order stay the same, and so does each bit of
+the result.
+
+Legend: N tokens of the batch, M source tokens, D model width.
 """
 
 from collections.abc import Sequence
@@ -15,22 +16,22 @@ from torch import Tensor, nn
 from transduce.kernels.cuda.attention import AttentionNode
 from transduce.kernels.cuda.rows import DropNode, NormNode, add_rows_in_place, add_sum_of_rows, mask_and_sum_rows
 from transduce.kernels.training_executor import LayerPart, parts_of
-from transduce.model.backend import Rows
-from transduce.model.feed_forward import Linear
-from transduce.model.gradient_sums import (
+from transduce.model.backend import (
     LinearSums,
+    Rows,
     RowSums,
     add_product,
     embed_rows,
-    in_kind_of,
-    known_or_new,
+    in_dtype_of,
     linear_sums,
     sum_of_gradients,
+    sum_or_zeros,
 )
+from transduce.model.feed_forward import Linear
 from transduce.model.masks import PackedMask
 from transduce.model.norms import LayerNorm
 
-# --- products ---
+# --- linear layers ---
 # Run linear layers on a GPU by cuBLAS, with weight gradients accumulated in float32.
 # PyTorch alone rounds each weight gradient to bfloat16, and adds it in a separate pass.
 # Legend: N rows, I inputs, O outputs, V vocabulary size, D columns of a matrix.
@@ -68,8 +69,8 @@ class LinearNode(torch.autograd.Function):
         options: LinearSums = ctx.options
         row_slice, by_out = slice(*options.rows), gradients[0]
         gradient = by_out.reshape(-1, by_out.shape[-1]).contiguous()
-        total, by_weight = known_or_new(options.weight_sum, weight) if ctx.needs_input_grad[1] else (None, None)
-        bias_total, by_bias = known_or_new(options.bias_sum, bias) if ctx.needs_input_grad[2] else (None, None)
+        total, by_weight = sum_or_zeros(options.weight_sum, weight) if ctx.needs_input_grad[1] else (None, None)
+        bias_total, by_bias = sum_or_zeros(options.bias_sum, bias) if ctx.needs_input_grad[2] else (None, None)
         if out is not None:
             columns = flat.new_zeros(len(out[0]), dtype=torch.float32) if bias_total is None else bias_total[row_slice]
             gradient = mask_and_sum_rows(gradient, out, columns)
@@ -78,7 +79,7 @@ class LinearNode(torch.autograd.Function):
         by_x = (gradient @ weight[row_slice]).view(*by_out.shape[:-1], -1) if ctx.needs_input_grad[0] else None
         if total is not None:
             add_product(total[row_slice], gradient.t(), flat)
-        return by_x, in_kind_of(weight, by_weight), in_kind_of(bias, by_bias), None
+        return by_x, in_dtype_of(weight, by_weight), in_dtype_of(bias, by_bias), None
 
 
 def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
@@ -86,11 +87,18 @@ def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> 
     return embed_rows(ids, weight, RowSums(scale, frozen_row, sum_of_gradients(weight), add_rows_in_place))
 
 
-# --- layer ---
+# --- whole layers ---
 
 
 def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object]) -> Tensor | None:
-    """See `backend.TrainingKernels`: where the batch is packed, and the layer of the usual bricks."""
+    """Compute an encoder or decoder layer as one node of PyTorch's graph; return None if the kernels do not support it.
+
+    Args:
+        layer: an encoder or decoder layer.
+        x: its input, (1, N, D).
+        memory: the encoder output, (1, M, D), for a decoder layer.
+        masks: the mask of self-attention, then, in a decoder layer, that of cross-attention.
+    """
     if not torch.is_grad_enabled() or not all(isinstance(mask, PackedMask) for mask in masks):
         return None
     parts = parts_of(layer, masks)
@@ -101,61 +109,66 @@ def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequenc
 
 
 class _Layer(torch.autograd.Function):
-    """Gradients by parameters, which are arguments for their hooks alone, go where they are summed."""
+    """A whole layer as an autograd function.
+
+    Parameter gradients are added to their float32 sums. The parameters are arguments only so that their hooks run.
+    """
 
     @staticmethod
     def forward(ctx: Any, parts: Sequence[LayerPart], x: Tensor, memory: Tensor | None, *parameters: Tensor) -> Tensor:
-        ctx.passes, ctx.parameters = [], len(parameters)
+        ctx.sublayers, ctx.parameters = [], len(parameters)
         for part in parts:
-            done = _Pass(part, memory if part.reads_memory else None)
-            x = done.forward(x)
-            ctx.passes.append(done)
+            sublayer = _Sublayer(part, memory if part.reads_memory else None)
+            x = sublayer.forward(x)
+            ctx.sublayers.append(sublayer)
         return x
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        if not ctx.passes:
+        if not ctx.sublayers:
             raise RuntimeError("the backward pass of a layer of packed sentences was taken before: compute it again")
         by_x, by_memory = gradients[0], None
-        while ctx.passes:  # each gives up what it kept
-            done: _Pass = ctx.passes.pop()
-            by_x = done.backward(by_x)
-            by_memory = done.by_memory if by_memory is None else by_memory
+        while ctx.sublayers:  # frees what each sub-layer saved
+            sublayer: _Sublayer = ctx.sublayers.pop()
+            by_x = sublayer.backward(by_x)
+            by_memory = sublayer.by_memory if by_memory is None else by_memory
         return None, by_x, by_memory, *[None] * ctx.parameters
 
 
-class _Pass:
-    """Through one sub-layer, and back: node by node, the last one first."""
+class _Sublayer:
+    """The forward pass of one sub-layer, and its backward pass, which runs the nodes in reverse order."""
 
     def __init__(self, part: LayerPart, memory: Tensor | None) -> None:
         self.part = part
         self._memory = memory
         self._attends, self._dropped = part.attention is not None, part.drop_of_256
         self.by_memory: Tensor | None = None
-        self._done: list[tuple[Any, _Kept]] = []
+        self._done: list[tuple[Any, _Context]] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        """(1, N, D) to (1, N, D)."""
+        """Compute the sub-layer with its norm and residual connection, (1, N, D) to (1, N, D)."""
         y = self._norm(x) if self.part.norm_is_before else x
         y = self._attend(y) if self._attends else self._feed_forward(y)
         x = self._run(DropNode, x, y, self._dropped) if self._dropped else x + y
         return x if self.part.norm_is_before else self._norm(x)
 
     def backward(self, by_out: Tensor) -> Tensor:
-        """Gradients, likewise."""
+        """Compute the gradient of the input from the gradient of the output, both (1, N, D)."""
         by_sum = by_out if self.part.norm_is_before else self._back(None, by_out)[0]
         by_kept, by_y = self._back(by_sum)[:2] if self._dropped else (by_sum, by_sum)
         by_y = self._attend_back(by_y) if self._attends else self._back(self._back(by_y)[0])[0]
         return self._back(by_kept, by_y)[0] if self.part.norm_is_before else by_kept + by_y
 
     def _run(self, node: Any, *arguments: Any) -> Any:
-        kept = _Kept(arguments)
-        self._done.append((node, kept))
-        return node.forward(kept, *arguments)
+        """Run a node forward and save its context."""
+        context = _Context(arguments)
+        self._done.append((node, context))
+        return node.forward(context, *arguments)
 
     def _back(self, *gradients: Tensor | None) -> Any:
-        node, kept = self._done.pop()
-        return node.backward(kept, *gradients)
+        """Run the last node backward."""
+        node, context = self._done.pop()
+        return node.backward(context, *gradients)
 
     def _norm(self, x: Tensor) -> Tensor:
         norm = self.part.norm
@@ -175,31 +188,31 @@ class _Pass:
         attention, memory = self.part.attention, self._memory
         assert attention is not None
         if memory is None:
-            own = self._linear(x, attention.projection)
+            projected = self._linear(x, attention.projection)
         else:
-            own = self._linear(x, attention.projection, Rows(0, attention.widths[0]))
+            projected = self._linear(x, attention.projection, Rows(0, attention.widths[0]))
             rows = Rows(attention.widths[0], sum(attention.widths))
             memory = self._linear(memory, attention.projection, rows)
-        heads = self._run(AttentionNode, own, memory, self.part.mask, attention.num_heads)
+        heads = self._run(AttentionNode, projected, memory, self.part.mask, attention.num_heads)
         return self._linear(heads, attention.output)
 
     def _attend_back(self, by_out: Tensor) -> Tensor:
-        by_own, by_others = self._back(self._back(by_out)[0])[:2]
+        by_projected, by_memory = self._back(self._back(by_out)[0])[:2]
         if self._memory is not None:
-            self.by_memory = self._back(by_others)[0]
-        return self._back(by_own)[0]  # type: ignore[no-any-return]
+            self.by_memory = self._back(by_memory)[0]
+        return self._back(by_projected)[0]  # type: ignore[no-any-return]
 
 
-class _Kept:
-    """What a node of the graph keeps for its backward pass, where it is none: its `ctx`."""
+class _Context:
+    """A stand-in for PyTorch's `ctx`, which saves what a node needs for its backward pass."""
 
     def __init__(self, arguments: Sequence[Any]) -> None:
         self.saved_tensors: tuple[Tensor | None, ...] = ()
         self.needs_input_grad = [isinstance(each, Tensor) for each in arguments]
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
-        """Until then."""
+        """Save tensors for the backward pass."""
         self.saved_tensors = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Gradients that there are none of are None here."""
+        """Ignore the setting: gradients that do not exist are None here."""

@@ -20,7 +20,7 @@ from transduce.kernels.cuda.graphs import Pool, recording
 from transduce.model.feed_forward import Dropout
 
 Compute = Callable[[Tensor], tuple[Tensor, Tensor]]
-_MOST_SIZES = 128  # recorded sizes to keep; for the paper's base model each takes 5 MB of the GPU's memory
+_MAX_SIZES = 128  # recorded sizes to keep; for the paper's base model each takes 5 MB of the GPU's memory
 
 _LOG = logging.getLogger("transduce.training")
 
@@ -46,7 +46,7 @@ class LossRecorder:
         if key not in self._known:
             device = next(self._model.parameters()).device
             self._known[key] = _RecordedLoss(self, compute, len(numbers), device)
-            if len(self._known) > _MOST_SIZES:
+            if len(self._known) > _MAX_SIZES:
                 self._known.popitem(last=False)  # the least recently used one
         self._known.move_to_end(key)
         return self._known[key](numbers)
@@ -136,9 +136,9 @@ class _RecordedLoss:
         self._recorder.sequence_number += 1
         return self._recorder.sequence_number, (self._out[0].clone(), self._out[1].clone())
 
-    def run_backward(self, turn: int, slope: Tensor) -> None:
-        """Run the backward pass of loss number `turn`, given the gradient of its total."""
-        if turn != self._recorder.sequence_number:
+    def run_backward(self, replay: int, slope: Tensor) -> None:
+        """Run the backward pass of loss number `replay`, given the gradient of its total."""
+        if replay != self._recorder.sequence_number:
             raise RuntimeError(
                 "the gradients of this batch are gone: they were computed before, or another batch's loss was computed"
             )

@@ -1,4 +1,4 @@
-"""Run row-wise operations of training on a GPU by Triton kernels: dropout, sums over rows, vocabulary softmax.
+"""Run row-wise operations on a GPU by Triton kernels: dropout, norms, sums over rows, softmax, and a step's embedding.
 
 Each kernel reads its inputs once and writes its result once: memory bandwidth limits such operations.
 
@@ -14,12 +14,11 @@ from torch import Tensor
 
 from transduce.kernels.cuda.graphs import ceil_div, power_of_2
 from transduce.kernels.cuda.triton import rows as programs
+from transduce.model.backend import sum_of_gradients
 from transduce.model.embedding import Embedding
-from transduce.model.gradient_sums import sum_of_gradients
 from transduce.model.positions import LearnedPositions, NoPositions, SinusoidalPositions
 
-# --- seeds ---
-# Provide dropout seeds on a GPU, from the CPU's generator or, in CUDA graphs, from a buffer.
+# --- dropout seeds ---
 # The CPU's generator is seeded for every batch. A graph reads its seeds from a buffer, which is filled from that
 # generator before each replay.
 
@@ -50,29 +49,28 @@ def next_seed() -> int | Tensor:
 
 
 @contextmanager
-def seeds_from_buffer(places: Tensor) -> Iterator[None]:
+def seeds_from_buffer(buffer: Tensor) -> Iterator[None]:
     """Take the seeds in the body of `with` from a buffer (N,), one after another."""
-    previous, _Buffer.remaining = _Buffer.remaining, iter(places.split(1))
+    previous, _Buffer.remaining = _Buffer.remaining, iter(buffer.split(1))
     try:
         yield
     finally:
         _Buffer.remaining = previous
 
 
-# --- embedding ---
-# Embed a decoding step's tokens by one Triton kernel, if the model's embedding is a supported one.
+# --- embedding of a decoding step ---
 # Legend: B sentences, W hypotheses of each, D model width, V vocabulary size.
 
 
-def embed_step(embedding: Embedding, tokens: Tensor, weight: Tensor, position: Tensor, room: int) -> Tensor:
+def embed_step(embedding: Embedding, tokens: Tensor, weight: Tensor, position: Tensor, capacity: int) -> Tensor:
     """Return the embeddings of tokens that are all at one position.
 
     Args:
         embedding: the model's embedding, which computes the result if the kernel does not support it.
-        pieces: token ids, (B, W), contiguous.
+        tokens: token ids, (B, W), contiguous.
         weight: the embedding matrix, (V, D).
         position: int64, (1,).
-        room: the greatest number of positions.
+        capacity: the greatest number of positions.
 
     Returns:
         (B, W, D).
@@ -80,7 +78,7 @@ def embed_step(embedding: Embedding, tokens: Tensor, weight: Tensor, position: T
     positions = embedding.positions
     table, offset = weight, 0
     if isinstance(positions, SinusoidalPositions):
-        table, offset = positions.until(positions.offset + room, weight), positions.offset
+        table, offset = positions.until(positions.offset + capacity, weight), positions.offset
     elif isinstance(positions, LearnedPositions):
         table, offset = positions.weight, positions.offset
     has_table = table is not weight
@@ -91,8 +89,8 @@ def embed_step(embedding: Embedding, tokens: Tensor, weight: Tensor, position: T
         or embedding.token_types is not None
         or table.dtype != weight.dtype
     ):
-        limit = positions.length if isinstance(positions, LearnedPositions) else room
-        return embedding(tokens, weight, position, end=min(room, limit))  # type: ignore[no-any-return]
+        limit = positions.length if isinstance(positions, LearnedPositions) else capacity
+        return embedding(tokens, weight, position, end=min(capacity, limit))  # type: ignore[no-any-return]
     width = weight.shape[1]
     out = weight.new_empty(*tokens.shape, width)
     block = power_of_2(width)
@@ -103,8 +101,7 @@ def embed_step(embedding: Embedding, tokens: Tensor, weight: Tensor, position: T
     return out
 
 
-# --- norms ---
-# Run LayerNorm and RMSNorm on a GPU by Triton kernels.
+# --- LayerNorm and RMSNorm ---
 # Legend: N rows, D columns.
 
 
@@ -113,19 +110,19 @@ def embed_step(embedding: Embedding, tokens: Tensor, weight: Tensor, position: T
 _PROGRAMS, _ELEMENTS, _WARPS = 132 * 2, 4096, 4
 
 
-def fork_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return x and its norm: LayerNorm, or RMSNorm without a bias; see `backend.TrainingKernels.fork_norm`."""
+def residual_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Return x and its norm: LayerNorm, or RMSNorm without a bias; see `backend.TrainingKernels.residual_norm`."""
     return NormNode.apply(x, weight, bias, epsilon)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
     """Apply LayerNorm over the last dimension of x."""
-    return fork_norm(x, weight, bias, epsilon)[1]
+    return residual_norm(x, weight, bias, epsilon)[1]
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """Apply RMSNorm over the last dimension of x."""
-    return fork_norm(x, weight, None, epsilon)[1]
+    return residual_norm(x, weight, None, epsilon)[1]
 
 
 def add_and_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -196,7 +193,7 @@ def _launch_shape(width: int) -> tuple[int, int, int]:
     return max(1, 1024 // block), block, max(1, block // 1024)
 
 
-# --- rows ---
+# --- dropout, sums and softmax ---
 
 
 _EIGHTS = 256  # groups of 8 elements per program of dropout

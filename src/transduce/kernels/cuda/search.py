@@ -1,4 +1,4 @@
-"""Run a beam or greedy search for a batch on a GPU by replaying a recorded step.
+"""Run a beam or greedy search for a batch on a GPU by replaying a recorded step that also selects tokens.
 
 The CPU reads the number of unfinished sentences one step late, while the GPU computes the next step, so neither waits.
 Hypotheses are copied to the CPU only when sentences leave the batch.
@@ -22,7 +22,7 @@ from transduce.kernels.cuda.decode_graph import (
     StepLayer,
     StepSize,
     acquire_step,
-    first_room,
+    initial_capacity,
     release_after,
     release_step,
     round_up_size,
@@ -30,12 +30,12 @@ from transduce.kernels.cuda.decode_graph import (
 )
 from transduce.kernels.cuda.graphs import ceil_div, power_of_2
 from transduce.kernels.cuda.triton import search as programs
+from transduce.model.batch_search import FoundHypothesis, SearchBounds
 from transduce.model.positions import LearnedPositions
-from transduce.model.state import DecodingState, FoundHypothesis, SearchBounds
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import DecodingState, Transformer
 
-# --- search step ---
-# Define a recorded decoding step that also selects the next tokens, so that search runs without the CPU.
+# --- recorded step with selection ---
+# The step also selects the next tokens, so that search runs without the CPU.
 # Legend: B sentences, W hypotheses of each, D model width, V vocabulary size, T capacity in steps, K candidates per
 # hypothesis, N finished hypotheses that are kept of each sentence.
 
@@ -59,11 +59,11 @@ class SearchStep(RecordedStep):
     def __init__(self, model: Transformer, layers: Sequence[StepLayer], size: StepSize) -> None:
         """Allocate buffers in which every sentence is done."""
         super().__init__(model, layers, size)
-        device, sentences, width, kept = self.past.device, size.sentences, size.hypotheses, size.found
-        steps, rows = size.room // width, sentences * width
+        device, sentences, width, kept = self.past.device, size.sentences, size.hypotheses, size.finished
+        steps, rows = size.capacity // width, sentences * width
         self.count = 1 if width == 1 else 2 * width  # K: at most W candidates end, so W others remain
         config = model.config
-        self._never = (*config.never_written, -1, -1)[:2]
+        self._never = (*config.forbidden_tokens, -1, -1)[:2]
         self.eos_id, self._vocabulary = config.eos_id, config.target_vocabulary_size
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -71,7 +71,7 @@ class SearchStep(RecordedStep):
             return torch.zeros(*shape, dtype=dtype, device=device)
 
         # Positions that each sentence's hypotheses descend from, as in `AttendedPositions`; in greedy search all.
-        self.counts, self.listed = zeros(sentences), zeros(sentences, size.room) if width > 1 else None
+        self.counts, self.listed = zeros(sentences), zeros(sentences, size.capacity) if width > 1 else None
         self.done, self.remaining, self.limits = zeros(sentences) + 1, zeros(1), zeros(sentences)
         self.scores, self.sums = zeros(sentences, width, dtype=torch.float32), zeros(sentences, width).double()
         self.reaches, self.penalties = zeros(sentences, dtype=torch.float32) + 1, zeros(steps + 1).double() + 1
@@ -86,7 +86,7 @@ class SearchStep(RecordedStep):
         self._maxima = zeros(rows, power_of_2(chunks), dtype=torch.float32)
 
     @property
-    def seen_past(self) -> AttendedPositions:
+    def attended_past(self) -> AttendedPositions:
         """Positions that the hypotheses descend from; none for sentences that are done."""
         return AttendedPositions(counts=self.counts, position_list=self.listed)
 
@@ -110,11 +110,11 @@ class SearchStep(RecordedStep):
                 _SENTENCES, num_warps=1,
             )  # fmt: skip
             return
-        width, kept = size.hypotheses, size.found
+        width, kept = size.hypotheses, size.finished
         programs.extend_beam[(size.sentences,)](
             self._values, self._best, self._normalizers, self.done, self.limits, self.reaches, self.penalties,
             self.scores, self.sums, self.tokens, self.history, self.records, self.finished, self.listed, self.counts,
-            self.sources, self.remaining, self.length, self.position, size.sentences, size.room, self.eos_id,
+            self.sources, self.remaining, self.length, self.position, size.sentences, size.capacity, self.eos_id,
             width, self.count, kept, power_of_2(width), power_of_2(width * self.count), power_of_2(kept + width),
             _COLUMNS, num_warps=1,
         )  # fmt: skip
@@ -137,10 +137,10 @@ def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
     return hidden @ weight.t()
 
 
-# --- search ---
+# --- search of a batch ---
 
 
-_MOST_HYPOTHESES = 8
+_MAX_HYPOTHESES = 8
 _FEW_ROWS = 64  # with fewer rows a step takes the same time
 _SHRINK = 4  # sentences are moved to a smaller step once this factor smaller suffices
 
@@ -151,29 +151,29 @@ def find_search(state: DecodingState, bounds: SearchBounds) -> "GpuSearch | None
         return None
     config, width = state.model.config, bounds.beam_size
     is_supported = (
-        width <= _MOST_HYPOTHESES
+        width <= _MAX_HYPOTHESES
         and config.target_vocabulary_size >= 2 * width
         and bounds.eos_id == config.eos_id
-        and list(bounds.never_written) == config.never_written
+        and list(bounds.forbidden_tokens) == config.forbidden_tokens
     )
     return GpuSearch(state, bounds) if is_supported else None
 
 
 class GpuSearch:
-    """A search for a batch on a GPU (implements `searching.BatchSearch`)."""
+    """A search for a batch on a GPU (implements `model.state.BatchSearch`)."""
 
     def __init__(self, state: GpuState, bounds: SearchBounds) -> None:
         """Start the search; `state` has encoded its sentences and run no step."""
         assert state.encoded is not None
         self.state, self.bounds = state, bounds
         self.length = 0  # t
-        self._indices = list(range(len(bounds.longest)))  # in the input batch, of the sentences still decoded
+        self._indices = list(range(len(bounds.max_lengths)))  # in the input batch, of the sentences still decoded
         self._slots = list(self._indices)  # their slots in the step's buffers
         self._left: dict[int, tuple[_Snapshot, int]] = {}  # snapshot and slot of sentences that left, by index
         self._held: list[SearchStep] = []
         release_after(self, state.model, self._held)
         self._penalties = bounds.penalties.to(state.encoded[0].device)
-        self._step = self._take_step(first_room(bounds.beam_size))
+        self._step = self._take_step(initial_capacity(bounds.beam_size))
         self._step.start_batch(*state.encoded)
         state.encoded = None
         self._begin()
@@ -190,7 +190,7 @@ class GpuSearch:
         step.records.zero_()
         step.counts.zero_()
         step.finished.fill_(float("-inf"))
-        longest = torch.tensor(bounds.longest)
+        longest = torch.tensor(bounds.max_lengths)
         step.limits[:count] = longest.to(step.limits)
         step.reaches[:count] = bounds.penalties[longest].to(step.reaches)
         self._copy_penalties()
@@ -209,13 +209,13 @@ class GpuSearch:
 
     def advance(self, steps: int) -> None:
         """Run at most `steps` steps; returns early once all sentences are done."""
-        longest = max((self.bounds.longest[index] for index in self._indices), default=0)
+        longest = max((self.bounds.max_lengths[index] for index in self._indices), default=0)
         current: _RemainingCount | None = None
         for _ in range(min(steps, longest - self.length)):
             self._ensure_capacity()
             if not self._indices:
                 break
-            with self.state.place:
+            with self.state.device_guard:
                 self._step.run()
             self.length += 1
             previous, current = current, _RemainingCount(self._step.remaining)
@@ -256,17 +256,17 @@ class GpuSearch:
                     tokens[row, beam] = torch.as_tensor(hypothesis.tokens)
         return tokens, scores
 
-    def found(self, place: int, count: int) -> list[FoundHypothesis]:
+    def finished(self, index: int, count: int) -> list[FoundHypothesis]:
         """Return at most `count` hypotheses of the sentence at an index of the batch, best first."""
-        if place in self._left:
-            snapshot, slot = self._left[place]
+        if index in self._left:
+            snapshot, slot = self._left[index]
             return snapshot.found(slot, count)
-        return self._take_snapshot().found(self._slots[self._indices.index(place)], count)
+        return self._take_snapshot().found(self._slots[self._indices.index(index)], count)
 
     # --- buffers ---------------------------------------------------------------------------------------------------
 
     def _take_step(self, capacity: int) -> SearchStep:
-        """Take a step with `room` cached positions for the current number of sentences."""
+        """Take a step with `capacity` cached positions for the current number of sentences."""
         state, bounds = self.state, self.bounds
         source = round_up_source(state.source_shape[1])
         size = StepSize(round_up_size(len(self._indices)), bounds.beam_size, source, capacity, bounds.n_best)
@@ -279,18 +279,18 @@ class GpuSearch:
         positions = self.state.model.target_embedding.positions
         if isinstance(positions, LearnedPositions):
             positions.check(self.length + 1)
-        capacity = self._step.size.room
+        capacity = self._step.size.capacity
         if (self.length + 1) * self.bounds.beam_size > capacity:
             self._move(2 * capacity)
 
-    def _move(self, room: int) -> None:
-        """Move the sentences that are still decoded to a step with `room` cached positions."""
+    def _move(self, capacity: int) -> None:
+        """Move the sentences that are still decoded to a step with `capacity` cached positions."""
         self._remove_finished(moving=False)
         if not self._indices:
             return
         old = self._step
         slots = torch.tensor(self._slots, device=old.done.device)
-        new, count, cached = self._take_step(room), len(slots), self.length * self.bounds.beam_size
+        new, count, cached = self._take_step(capacity), len(slots), self.length * self.bounds.beam_size
         new.copy_sentences_from(old, slots, cached)
         new.done.fill_(1)[:count] = 0
         new.counts.zero_()
@@ -321,7 +321,7 @@ class GpuSearch:
                 self._left[self._indices[row]] = snapshot, self._slots[row]
             self._keep([row for row, slot in enumerate(self._slots) if not done[slot]])
         if moving and self._indices and _is_worth_moving(len(self._indices), self._step.size):
-            self._move(self._step.size.room)
+            self._move(self._step.size.capacity)
 
     def _keep(self, rows: list[int]) -> None:
         """Keep only the sentences at these rows."""

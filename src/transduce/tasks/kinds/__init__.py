@@ -1,1 +1,1 @@
-"""One module for each kind of task."""
+"""The kinds of tasks, one module each, and what they share."""

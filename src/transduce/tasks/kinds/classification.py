@@ -240,11 +240,11 @@ class Classification(TextKind):
         """Return the batch of the longest texts."""
         return [self.plan(corpus, resolved).largest_batches()]
 
-    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement) -> LabeledDevSet:
+    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> LabeledDevSet:
         """Return the dev set with all dev texts."""
         assert corpus.dev is not None
         batches = _texts(corpus.dev, corpus, resolved).in_order(_DEV_ROWS, resolved.model.pad_id)
-        return LabeledDevSet(resolved.model, batches, dtype=model_dtype(resolved), device=place.device)
+        return LabeledDevSet(resolved.model, batches, dtype=model_dtype(resolved), device=placement.device)
 
     def describe_size(self, corpus: TaskCorpus) -> str:
         """Describe the number of texts and classes, and name classes that occur only in the dev set."""
@@ -268,19 +268,21 @@ class Classification(TextKind):
         """Return the model card during training, without scores."""
         return self._card(corpus, resolved, step, "")
 
-    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement, step: int | None) -> Outcome:
+    def finish(
+        self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
+    ) -> Outcome:
         """Measure the dev accuracy of the best model and write the final model card."""
         from transduce.inference.classifier import load_classifier
 
         classifier = load_classifier(
-            place.folder, precision=resolved.training.precision, device=place.device, threads=place.threads
+            placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
         )
-        event = self.validation(corpus, resolved, place).validate(classifier.model.state_dict(), step or 0)
+        event = self.validation(corpus, resolved, placement).validate(classifier.model.state_dict(), step or 0)
         texts = 0 if corpus.dev is None else corpus.dev.pairs
         summary = f"Dev set: accuracy {event.scores[ACCURACY]:.2f} % of {texts:,} texts, {event.loss:.3f} nats a text"
         return Outcome(
             measured=f"{summary}.",
-            hint=f"Try: transduce classify {place.folder}",
+            hint=f"Try: transduce classify {placement.folder}",
             files={
                 "README.md": self._card(corpus, resolved, step, f"{summary}.\n\n").encode(),
                 "dev_score.json": msgspec.json.format(msgspec.json.encode(event)),

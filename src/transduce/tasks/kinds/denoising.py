@@ -73,8 +73,8 @@ def _padded(rows: list[list[int]], vocabulary: Vocabulary) -> tuple[NDArray[np.i
 class NoisePlan:
     """A plan of batches that are corrupted differently in each epoch."""
 
-    def __init__(self, plan: BatchPlan, spoiler: NoiseGenerator) -> None:
-        self._plan, self._spoiler = plan, spoiler
+    def __init__(self, plan: BatchPlan, noise_generator: NoiseGenerator) -> None:
+        self._plan, self._noise_generator = plan, noise_generator
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
@@ -82,7 +82,7 @@ class NoisePlan:
 
     def batch(self, epoch: int, position: int) -> Batch:
         """Return the corrupted batch at a position of an epoch."""
-        return self._spoiler.corrupt(self._plan.batch(epoch, position), epoch)
+        return self._noise_generator.corrupt(self._plan.batch(epoch, position), epoch)
 
 
 class Denoising(TextKind):
@@ -95,10 +95,10 @@ class Denoising(TextKind):
     task_settings = ("noise",)
     unused_filters = ("drop_identical",)
 
-    def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
+    def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
         """Convert JSON lines to a file with one text per line."""
         text_only(settings.data, "denoising model")
-        return write_texts(settings.data, folder, anew=anew)
+        return write_texts(settings.data, folder, overwrite=overwrite)
 
     def text(self, data: DataSettings) -> TaskText:
         """Return the text, one per line; some lines are held out if there is no dev set."""
@@ -122,7 +122,7 @@ class Denoising(TextKind):
         plan = BatchPlan(corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=seed, share=share)
         return NoisePlan(plan, NoiseGenerator(_noise(resolved.task), corpus.tokenizer, seed))
 
-    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement) -> DevSet:
+    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> DevSet:
         """Return the dev set, which measures the loss of all dev lines."""
         return DevSet(
             config=resolved.model,
@@ -132,13 +132,13 @@ class Denoising(TextKind):
             batches=self._dev_batches(corpus, resolved),
             target_language=None,
             dtype=model_dtype(resolved),
-            device=place.device,
+            device=placement.device,
         )
 
     def _dev_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Sequence[Batch]:
         assert corpus.dev is not None
-        spoiler = NoiseGenerator(_noise(resolved.task), corpus.tokenizer, _DEV_SEED)
-        return [spoiler.corrupt(batch, 0) for batch in dev_batches(corpus.dev)]
+        noise_generator = NoiseGenerator(_noise(resolved.task), corpus.tokenizer, _DEV_SEED)
+        return [noise_generator.corrupt(batch, 0) for batch in dev_batches(corpus.dev)]
 
     def describe_size(self, corpus: TaskCorpus) -> str:
         """Describe the corpus in lines."""
@@ -148,16 +148,18 @@ class Denoising(TextKind):
         """Return the model card during training, without scores."""
         return _card(corpus, resolved, step, None)
 
-    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement, step: int | None) -> Outcome:
+    def finish(
+        self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
+    ) -> Outcome:
         """Measure the dev loss of the best model and write the final model card."""
         from transduce.model_folder.read import read_encoder_decoder_folder
 
-        weights = read_encoder_decoder_folder(place.folder).model.state_dict()
-        event = self.validation(corpus, resolved, place).validate(weights, step or 0)
+        weights = read_encoder_decoder_folder(placement.folder).model.state_dict()
+        event = self.validation(corpus, resolved, placement).validate(weights, step or 0)
         summary = f"Dev lines: {event.loss:.3f} nats a token (perplexity {math.exp(min(event.loss, 100.0)):.2f})"
         return Outcome(
             measured=f"{summary}.",
-            hint=f"Go on with: transduce train --init-from {place.folder} --source … --target … --out DIR",
+            hint=f"Go on with: transduce train --init-from {placement.folder} --source … --target … --out DIR",
             files={
                 "README.md": _card(corpus, resolved, step, summary).encode(),
                 "dev_score.json": msgspec.json.format(msgspec.json.encode(event)),

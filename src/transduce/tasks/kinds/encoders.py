@@ -86,28 +86,28 @@ def linear_schedule() -> Choice[ScheduleName]:
 
 
 # --- running text ---
-# Prepare running text for masked language models: one sentence per line, with the end held out as a dev set.
+# One sentence per line, with the end held out as a dev set.
 
 
 # Without a dev set, the end of the text is held out: this share of its sentences, up to a maximum.
 _DEV_SHARE = 0.02
-_MOST_DEV_SENTENCES = 2_000
-_LEAST_SENTENCES = 4
+_MAX_DEV_SENTENCES = 2_000
+_MIN_SENTENCES = 4
 
 
-def write_sentences(files: Sequence[str], chosen: Format, path: Path, *, anew: bool) -> str:
+def write_sentences(files: Sequence[str], chosen: Format, path: Path, *, overwrite: bool) -> str:
     """Write the sentences of texts to a file, with an empty line after each document, and return the file's path.
 
     Args:
         files: files of text.
         chosen: format of the files; "auto": by their suffixes.
         path: the file to write, one sentence per line.
-        anew: overwrite an existing file.
+        overwrite: write the file even if it exists.
 
     Raises:
         TransduceError: a text cannot be read, or there is none.
     """
-    if anew or not path.exists():
+    if overwrite or not path.exists():
         documents = (document for file in files for document in _documents(file, chosen))
         content = "".join("\n".join([*document, "", ""]) for document in documents)
         if not content:
@@ -134,11 +134,11 @@ def split_text(corpus: TaskCorpus) -> tuple[SentenceStore, SentenceStore]:
     if corpus.dev is not None:
         return text, read_store(corpus.dev, corpus.tokenizer, "target")
     filled = np.flatnonzero(text.lengths > 0)  # the other lines are empty and end documents
-    if len(filled) < 2 * _LEAST_SENTENCES:
+    if len(filled) < 2 * _MIN_SENTENCES:
         raise TransduceError(
-            f"Pretraining needs running text of at least {2 * _LEAST_SENTENCES} sentences, half of them for "
+            f"Pretraining needs running text of at least {2 * _MIN_SENTENCES} sentences, half of them for "
             f"validation, but this one has {len(filled)}: add more text, or name a dev text (`--dev-source`)."
         )
-    dev = min(_MOST_DEV_SENTENCES, max(_LEAST_SENTENCES, int(len(filled) * _DEV_SHARE)))
+    dev = min(_MAX_DEV_SENTENCES, max(_MIN_SENTENCES, int(len(filled) * _DEV_SHARE)))
     cut = int(filled[-dev])
     return text.part(0, cut), text.part(cut, len(text.offsets) - 1)

@@ -1,7 +1,7 @@
 """Define the interface of a task: its text, model, batches, loss, metrics and final report.
 
-Each task is a class in its own file; `kinds.py` lists them by name. A task has no state: its methods receive all they
-work on.
+Each task is a class in its own file; `all_kinds.py` lists them by name. A task has no state: its methods receive all
+they work on.
 """
 
 import tomllib
@@ -49,8 +49,8 @@ from transduce.training.prefetch import Batches
 from transduce.training.schedule import ScheduleName
 from transduce.training.settings import BestBy, OptimizerName
 
-# --- card ---
-# Write the model card: README.md of a model folder, with the front matter that Hugging Face reads.
+# --- model card ---
+# README.md of a model folder, with the front matter that Hugging Face reads.
 
 
 def model_card(resolved: ResolvedSettings, corpus: TaskCorpus, *, step: int | None, report: ScoreReport | None) -> str:
@@ -105,8 +105,8 @@ def _kind(model: ModelConfig) -> str:
     return model.recurrent_cell.upper() if model.kind == "recurrent" else f"{model.norm_order}-norm"
 
 
-# --- earlier training ---
-# Find out what a base model was trained for, which determines the learning rate.
+# --- training of the base model ---
+# It determines the learning rate.
 
 
 def continues_training(settings: Settings, kind: str) -> bool:
@@ -130,7 +130,7 @@ def _task_of(folder: Path) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
-# --- kind ---
+# --- interface of a task ---
 
 
 DEV_BATCH_TOKENS = 4_096
@@ -272,7 +272,7 @@ class TaskKind(ABC, Generic[C]):
                 "of them."
             )
 
-    def complete_settings(self, task: TaskSettings, kept: ModelConfig) -> TaskSettings:  # noqa: ARG002
+    def complete_settings(self, task: TaskSettings, base_config: ModelConfig) -> TaskSettings:  # noqa: ARG002
         """Complete the task's settings by values that the base model's configuration determines."""
         return task
 
@@ -348,9 +348,9 @@ class TaskKind(ABC, Generic[C]):
         """Choose the metric for the best model; `translated` is the maximum number of dev sentences translated."""
         return choose_best_by(translated)
 
-    def choose_precision(self, usual: Choice[Precision]) -> Choice[Precision]:
-        """Choose the precision; `usual` is what the machine computes fastest."""
-        return usual
+    def choose_precision(self, default: Choice[Precision]) -> Choice[Precision]:
+        """Choose the precision; `default` is what the machine computes fastest."""
+        return default
 
     def adapt_model(self, config: ModelConfig, corpus: C, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
         """Adapt the model's configuration to the corpus, such as its number of classes.
@@ -364,7 +364,7 @@ class TaskKind(ABC, Generic[C]):
         """Return the weights that are not taken from the base model; by default, all are taken."""
         return Reinitialized()
 
-    def log_corpus_problems(self, corpus: C, resolved: ResolvedSettings, account: ChoiceLog) -> None:  # noqa: ARG002
+    def log_corpus_problems(self, corpus: C, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:  # noqa: ARG002
         """Log problems of the corpus with the settings of a new run.
 
         Raises:
@@ -387,7 +387,7 @@ class TaskKind(ABC, Generic[C]):
         """Return the batches that need the most memory, to be tried before the first step."""
 
     @abstractmethod
-    def validation(self, corpus: C, resolved: ResolvedSettings, place: RunPlacement) -> Validation:
+    def validation(self, corpus: C, resolved: ResolvedSettings, placement: RunPlacement) -> Validation:
         """Return the dev set."""
 
     def describe_batch(self, corpus: C, batch: Any) -> dict[str, Any]:
@@ -409,13 +409,13 @@ class TaskKind(ABC, Generic[C]):
         """Return the model card, README.md, during training."""
 
     @abstractmethod
-    def finish(self, corpus: C, resolved: ResolvedSettings, place: RunPlacement, step: int | None) -> Outcome:
+    def finish(self, corpus: C, resolved: ResolvedSettings, placement: RunPlacement, step: int | None) -> Outcome:
         """Report the quality of the best model, once it is in the run's folder.
 
         Args:
             corpus: the run's corpus.
             resolved: the run's settings.
-            place: the run's folder and device.
+            placement: the run's folder and device.
             step: step of the best weights.
         """
 

@@ -50,7 +50,7 @@ from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, projected_cross_entropy
 from transduce.training.prefetch import to_device
 
-USUAL_CONTEXT = 256
+DEFAULT_CONTEXT = 256
 # Without a dev set, the end of the text is held out: this share of its tokens, up to a maximum.
 _DEV_SHARE = 0.1
 _MAX_DEV_TOKENS = 1_000_000
@@ -128,10 +128,10 @@ class LanguageModel(TextKind):
     search_advice = "pass it to `transduce generate` each time"
     unused_filters = ("max_pieces", "max_length_ratio", "drop_empty", "drop_identical", "drop_duplicates")
 
-    def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
+    def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
         """Convert JSON lines to a file with one text per line."""
         text_only(settings.data, "language model")
-        return write_texts(settings.data, folder, anew=anew)
+        return write_texts(settings.data, folder, overwrite=overwrite)
 
     def text(self, data: DataSettings) -> TaskText:
         """Return all lines, including empty ones; only lines that cannot be decoded are left out."""
@@ -182,15 +182,15 @@ class LanguageModel(TextKind):
         """Choose the number of steps by the number of tokens."""
         return choose_language_model_steps(epoch_tokens, batch_tokens)
 
-    def complete_settings(self, task: TaskSettings, kept: ModelConfig) -> TaskSettings:
+    def complete_settings(self, task: TaskSettings, base_config: ModelConfig) -> TaskSettings:
         """Set the context to the number of the base model's learned positions, if it has them."""
-        if task.context is not None or kept.positions != "learned":
+        if task.context is not None or base_config.positions != "learned":
             return task
-        return msgspec.structs.replace(task, context=kept.max_positions)
+        return msgspec.structs.replace(task, context=base_config.max_positions)
 
     def context(self, task: TaskSettings) -> int:
         """Return the number of tokens in a window."""
-        return USUAL_CONTEXT if task.context is None else task.context
+        return DEFAULT_CONTEXT if task.context is None else task.context
 
     def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
         """Return the configuration unchanged, and check its positions.
@@ -228,7 +228,9 @@ class LanguageModel(TextKind):
         """Return one batch, because all batches have the same size."""
         return [self.plan(corpus, resolved).largest_batches()]
 
-    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement) -> LanguageModelDevSet:
+    def validation(
+        self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement
+    ) -> LanguageModelDevSet:
         """Return the dev set: consecutive windows of the dev text."""
         context = self.context(resolved.task)
         _, dev = split_stream(corpus)
@@ -238,7 +240,7 @@ class LanguageModel(TextKind):
             batches,
             corpus.tokenizer.target,
             dtype=model_dtype(resolved),
-            device=place.device,
+            device=placement.device,
         )
 
     def describe_size(self, corpus: TaskCorpus) -> str:
@@ -249,19 +251,21 @@ class LanguageModel(TextKind):
         """Return the model card during training, without scores."""
         return _card(corpus, resolved, step, None)
 
-    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement, step: int | None) -> Outcome:
+    def finish(
+        self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
+    ) -> Outcome:
         """Measure perplexity and bits per character of the best model and write the final model card."""
         generator = load_generator(
-            place.folder, precision=resolved.training.precision, device=place.device, threads=place.threads
+            placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
         )
-        event = self.validation(corpus, resolved, place).validate(generator.model.state_dict(), step or 0)
+        event = self.validation(corpus, resolved, placement).validate(generator.model.state_dict(), step or 0)
         summary = (
             f"Dev text: {event.loss:.3f} nats a token (perplexity {event.perplexity:.2f}), "
             f"{event.scores[BITS_PER_CHARACTER]:.3f} bits a character"
         )
         return Outcome(
             measured=f"{summary}.",
-            hint=f'Try: transduce generate {place.folder} "the beginning"',
+            hint=f'Try: transduce generate {placement.folder} "the beginning"',
             files={
                 "README.md": _card(corpus, resolved, step, summary).encode(),
                 "dev_score.json": msgspec.json.format(msgspec.json.encode(event)),

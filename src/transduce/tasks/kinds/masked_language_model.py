@@ -173,15 +173,15 @@ class MaskedLanguageModel(TextKind):
         """Return [CLS], [SEP] and [MASK]."""
         return SPECIAL_TOKENS
 
-    def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
+    def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
         """Join hard-wrapped lines and split sentences, into a file with one sentence per line."""
         text_only(settings.data, "masked language model")
         data = settings.data
         source, dev = data.source, data.dev_source
         if data.prepared is None:
-            source = (write_sentences(source, data.format, folder / _SENTENCES, anew=anew),)
+            source = (write_sentences(source, data.format, folder / _SENTENCES, overwrite=overwrite),)
         if dev:
-            dev = (write_sentences(dev, data.format, folder / _DEV_SENTENCES, anew=anew),)
+            dev = (write_sentences(dev, data.format, folder / _DEV_SENTENCES, overwrite=overwrite),)
         return msgspec.structs.replace(data, source=source, dev_source=dev, format="lines")
 
     def text(self, data: DataSettings) -> TaskText:
@@ -213,13 +213,13 @@ class MaskedLanguageModel(TextKind):
         own = {"max_positions": _context(task), "num_labels": 2 if _has_next_sentence(task) else 0}
         return BERT | own | ({} if _has_next_sentence(task) else {"pooler": False})
 
-    def complete_settings(self, task: TaskSettings, kept: ModelConfig) -> TaskSettings:
+    def complete_settings(self, task: TaskSettings, base_config: ModelConfig) -> TaskSettings:
         """Return the settings unchanged, and check that the base model can predict masked tokens.
 
         Raises:
             TransduceError: the base model has no masked-language-model head, such as Hugging Face's `BertModel`.
         """
-        if not (kept.masked_language_head or kept.num_labels):  # adapt_model reports classifiers
+        if not (base_config.masked_language_head or base_config.num_labels):  # adapt_model reports classifiers
             raise TransduceError(
                 "A masked language model needs a head for masked tokens, but the base model has none, only states: "
                 "start from one that has it, such as a BertForMaskedLM."
@@ -283,7 +283,7 @@ class MaskedLanguageModel(TextKind):
         training, _ = split_text(corpus)
         return _plan(corpus, training, model, task, tokens=DEV_BATCH_TOKENS, seed=0).tokens
 
-    def log_corpus_problems(self, corpus: TaskCorpus, resolved: ResolvedSettings, account: ChoiceLog) -> None:
+    def log_corpus_problems(self, corpus: TaskCorpus, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:
         """Log that hardly any segment of the text has a following one.
 
         Raises:
@@ -297,7 +297,7 @@ class MaskedLanguageModel(TextKind):
                 "this text is a single segment: turn it off by --set task.next_sentence=false, or use longer documents."
             )
         problem = f"{share:.0%} of segments have another after them in their document: set false, or use longer ones"
-        account.record("task.next_sentence", None, Choice(value=True, reason=f"but {problem}"))
+        choice_log.record("task.next_sentence", None, Choice(value=True, reason=f"but {problem}"))
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> SentencePairPlan:
         """Return rows of the training text as batches; `training.batch_tokens` counts input tokens."""
@@ -309,12 +309,12 @@ class MaskedLanguageModel(TextKind):
         """Return the largest batches among the rows of the first epoch."""
         return [*self.plan(corpus, resolved).largest_batches()]
 
-    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement) -> MaskedDevSet:
+    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> MaskedDevSet:
         """Return the dev set: the dev text once, always with the same masks."""
         _, dev = split_text(corpus)
         plan = _plan(corpus, dev, resolved.model, resolved.task, tokens=DEV_BATCH_TOKENS, seed=0)
         batches = [plan.batch(0, position) for position in range(len(plan))]
-        return MaskedDevSet(resolved.model, batches, dtype=model_dtype(resolved), device=place.device)
+        return MaskedDevSet(resolved.model, batches, dtype=model_dtype(resolved), device=placement.device)
 
     def describe_size(self, corpus: TaskCorpus) -> str:
         """Describe the corpus in sentences and tokens."""
@@ -331,12 +331,14 @@ class MaskedLanguageModel(TextKind):
         """Return the model card during training, without scores."""
         return self._card(corpus, resolved, step, "")
 
-    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement, step: int | None) -> Outcome:
+    def finish(
+        self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
+    ) -> Outcome:
         """Measure the best model on the dev text and write the final model card."""
         filler = load_filler(
-            place.folder, precision=resolved.training.precision, device=place.device, threads=place.threads
+            placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
         )
-        event = self.validation(corpus, resolved, place).validate(filler.model.state_dict(), step or 0)
+        event = self.validation(corpus, resolved, placement).validate(filler.model.state_dict(), step or 0)
         summary = (
             f"Dev text: perplexity {event.perplexity:.2f}, {event.scores[MASKED_ACCURACY]:.1f} % of masked tokens found"
         )
@@ -344,7 +346,7 @@ class MaskedLanguageModel(TextKind):
             summary += f", {event.scores[NEXT_ACCURACY]:.1f} % of next sentences predicted"
         return Outcome(
             measured=f"{summary}.",
-            hint=f'Try: transduce fill-mask {place.folder} "a text with a [MASK] in it"',
+            hint=f'Try: transduce fill-mask {placement.folder} "a text with a [MASK] in it"',
             files={
                 "README.md": self._card(corpus, resolved, step, f"{summary}.\n\n").encode(),
                 "dev_score.json": msgspec.json.format(msgspec.json.encode(event)),

@@ -90,7 +90,7 @@ class Parsing(Translation):
     used_search_settings = ("beam_size", "length_penalty")
     unused_filters = ("max_length_ratio", "drop_identical")
 
-    def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
+    def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
         """Convert treebanks to files of sentences and linearized trees, one per line."""
         data = settings.data
         if not data.source:
@@ -104,7 +104,7 @@ class Parsing(Translation):
                     f"treebanks in `data.{name.replace('target', 'source')}`."
                 )
         parts = {"": data.source} | ({"dev-": data.dev_source} if data.dev_source else {})
-        if anew or not (folder / _SYMBOLS).exists():
+        if overwrite or not (folder / _SYMBOLS).exists():
             existing_runs = None if settings.init_from is None else existing_symbol_runs(Path(settings.init_from))
             write_parts(
                 parts, folder, tags=settings.task.tags is not False, merges=settings.task.merges, known=existing_runs
@@ -132,7 +132,7 @@ class Parsing(Translation):
         return Choice("loss", "no dev sentence is parsed")
 
     def validation(  # type: ignore[override]
-        self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement
+        self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement
     ) -> ParsingDevSet:
         """Return the dev set: the loss of all trees, and greedy parses of some."""
         assert corpus.dev is not None
@@ -144,7 +144,7 @@ class Parsing(Translation):
             batches=dev_batches(corpus.dev),
             target_language=None,
             dtype=model_dtype(resolved),
-            device=place.device,
+            device=placement.device,
         )
         return ParsingDevSet(inner, dev_trees(corpus)[: resolved.training.translate_dev])
 
@@ -160,17 +160,19 @@ class Parsing(Translation):
         """Return the model card during training, without scores."""
         return self._card(corpus, resolved, step, None)
 
-    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement, step: int | None) -> Outcome:
+    def finish(
+        self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
+    ) -> Outcome:
         """Measure the bracket F1 of the best model and write the final model card."""
         parser = load_parser(
-            place.folder, precision=resolved.training.precision, device=place.device, threads=place.threads
+            placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
         )
         references = dev_trees(corpus)
         parses = parser.parse([reference.words() for reference in references])
         report = score_trees([parse.tree for parse in parses], references)
         return Outcome(
             measured=f"Dev set, labelled brackets, beam {parser.search.beam_size}:\n{report}",
-            hint=f'Try: echo "The cat sleeps ." | transduce parse {place.folder}',
+            hint=f'Try: echo "The cat sleeps ." | transduce parse {placement.folder}',
             files={
                 "README.md": self._card(corpus, resolved, step, report).encode(),
                 "dev_score.json": msgspec.json.format(msgspec.json.encode(report)),

@@ -60,13 +60,13 @@ class TextKind(TaskKind[TaskCorpus]):
 
     # --- the text ---
 
-    def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:  # noqa: ARG002
+    def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:  # noqa: ARG002
         """Convert the text to files of lines, and return the settings that name them; by default, nothing is converted.
 
         Args:
             settings: the run's settings. Training text of a prepared corpus (`data.prepared`) is not converted again.
             folder: the folder of the run or of the prepared corpus.
-            anew: True for a new run; a resumed run uses the existing files.
+            overwrite: True for a new run; a resumed run uses the existing files.
 
         Raises:
             TransduceError: a file is missing, or is not what the task reads.
@@ -85,13 +85,13 @@ class TextKind(TaskKind[TaskCorpus]):
         """Return special tokens that the task needs and that no text contains."""
         return ()
 
-    def read_text(self, settings: Settings, folder: Path, *, anew: bool) -> TaskText:
+    def read_text(self, settings: Settings, folder: Path, *, overwrite: bool) -> TaskText:
         """Return the text to prepare, with all special tokens; the arguments are those of `rewrite`.
 
         Raises:
             TransduceError: a file is missing, or is not what the task reads.
         """
-        text = self.text(self.rewrite(settings, folder, anew=anew))
+        text = self.text(self.rewrite(settings, folder, overwrite=overwrite))
         return msgspec.structs.replace(text, marks=(*self.special_tokens(settings.task), *text.marks))
 
     # --- the corpus ---
@@ -100,8 +100,8 @@ class TextKind(TaskKind[TaskCorpus]):
         """Learn the vocabulary and tokenize the text, or use what `transduce prepare` wrote."""
         settings, folder = request.settings, request.folder
         if settings.data.prepared is not None:
-            return use_prepared_corpus(settings, partial(self.read_text, anew=True), folder, request.display)
-        text = self.read_text(settings, folder, anew=True)
+            return use_prepared_corpus(settings, partial(self.read_text, overwrite=True), folder, request.display)
+        text = self.read_text(settings, folder, overwrite=True)
         return prepare_corpus(
             settings, text, folder, request.choose_tokenizer, request.display, tokenizer=request.tokenizer
         )
@@ -109,8 +109,8 @@ class TextKind(TaskKind[TaskCorpus]):
     def reopen(self, settings: Settings, folder: Path) -> TaskCorpus:
         """Open the corpus in the run's folder, or the prepared corpus."""
         if settings.data.prepared is not None:
-            return reopen_prepared_corpus(settings, partial(self.read_text, anew=False), folder)
-        return open_corpus(folder, settings, self.read_text(settings, folder, anew=False))
+            return reopen_prepared_corpus(settings, partial(self.read_text, overwrite=False), folder)
+        return open_corpus(folder, settings, self.read_text(settings, folder, overwrite=False))
 
     def as_prepared(self, data: DataSettings, corpus: TaskCorpus) -> DataSettings:
         """Return the data settings with the prepared corpus's filters.

@@ -1,4 +1,7 @@
-"""Read files of text only, line by line; the texts of JSON-lines files are first written to text files."""
+"""Read text for language models line by line, and cut it into windows of tokens.
+
+JSON-lines files are first written to text files.
+"""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,21 +18,23 @@ from transduce.tasks.settings.structs import DataSettings
 from transduce.text.corpus import Format, format_of, read_texts
 
 
-def write_texts(data: DataSettings, folder: Path, *, anew: bool) -> DataSettings:
+def write_texts(data: DataSettings, folder: Path, *, overwrite: bool) -> DataSettings:
     """Write the texts of JSON-lines files to text files, and return settings that name these files.
 
     Args:
         data: names the files. Training text of a prepared corpus is not written again.
         folder: folder of the written files.
-        anew: True for a new run; a resumed run reads only its dev text.
+        overwrite: True for a new run; a resumed run reads only its dev text.
 
     Raises:
         TransduceError: a file has columns, or is not JSON lines of texts.
     """
     source, dev = data.source, data.dev_source
-    if anew and data.prepared is None:
+    if overwrite and data.prepared is None:
         source = tuple(_lines_of(path, data.format, folder / f"text-{n}.txt") for n, path in enumerate(source, 1))
-    dev = tuple(_lines_of(path, data.format, folder / f"dev-text-{n}.txt", anew=anew) for n, path in enumerate(dev, 1))
+    dev = tuple(
+        _lines_of(path, data.format, folder / f"dev-text-{n}.txt", overwrite=overwrite) for n, path in enumerate(dev, 1)
+    )
     return msgspec.structs.replace(data, source=source, dev_source=dev, format="lines")
 
 
@@ -48,11 +53,11 @@ def holds_texts(path: str, chosen: Format) -> bool:
     return file_format == "jsonl"
 
 
-def _lines_of(path: str, chosen: Format, out: Path, *, anew: bool = True) -> str:
+def _lines_of(path: str, chosen: Format, out: Path, *, overwrite: bool = True) -> str:
     """Return the path of a file's text, one line per text line."""
     if not holds_texts(path, chosen):
         return path
-    if anew or not out.exists():
+    if overwrite or not out.exists():
         out.parent.mkdir(parents=True, exist_ok=True)
         _write(read_texts(path), out)
     return str(out)
@@ -69,8 +74,7 @@ def _write(texts: Iterable[str], out: Path) -> None:
         raise
 
 
-# --- windows ---
-# Cut text into windows of one token stream, the training data of language models.
+# --- windows of a token stream ---
 # Line ends are tokens, so the stream is the text. Each epoch starts at another offset of the stream and takes the
 # windows in another order.
 # Legend: B windows, T tokens of a window.

@@ -45,10 +45,8 @@ from transduce.training.loss import Loss
 from transduce.training.prefetch import to_device
 from transduce.training.settings import BestBy
 
-# --- series corpus ---
-# Store the time series of a run: training and dev part, and their scale.
-# A new run reads the files once; a resumed run reads the stored numbers.
-# Legend: N points, C series.
+# --- stored series ---
+# A new run reads the files once; a resumed run reads the stored numbers. Legend: N points, C series.
 
 
 _FOLDER, _CARD = "series", "series.json"
@@ -209,13 +207,13 @@ def _load(path: Path, card: _StoredCard, part: str) -> list[Numbers]:
     return np.split(values, np.cumsum(card.lengths[part])[:-1])
 
 
-# --- time series ---
+# --- forecasting task ---
 
 
 SKILL: Final = "skill"
 _DEV_WINDOWS = 512  # maximum, spaced by the horizon from the start of the dev part
 _WINDOWS_A_STEP = 32
-_EPOCHS, _FEWEST_STEPS, _MOST_STEPS = 20, 500, 20_000
+_EPOCHS, _MIN_STEPS, _MAX_STEPS = 20, 500, 20_000
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
@@ -355,7 +353,7 @@ class TimeSeries(TaskKind[SeriesCorpus]):
         return {
             "kind": "series",
             "activation": "gelu",
-            "foretells_deviations": _series(task).likelihood == "gaussian",
+            "predicts_deviations": _series(task).likelihood == "gaussian",
         }
 
     def adapt_model(self, config: ModelConfig, corpus: SeriesCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
@@ -379,14 +377,14 @@ class TimeSeries(TaskKind[SeriesCorpus]):
         """Choose the number of steps by the number of windows."""
         rows = max(1, batch_tokens // max(1, epoch_tokens // max(1, pairs)))  # whole windows, at least one
         steps = _EPOCHS * -(-pairs // rows)
-        reason = f"{_EPOCHS} epochs of {pairs:,} windows, between {_FEWEST_STEPS:,} and {_MOST_STEPS:,} steps"
-        return Choice(min(_MOST_STEPS, max(_FEWEST_STEPS, steps)), reason)
+        reason = f"{_EPOCHS} epochs of {pairs:,} windows, between {_MIN_STEPS:,} and {_MAX_STEPS:,} steps"
+        return Choice(min(_MAX_STEPS, max(_MIN_STEPS, steps)), reason)
 
     def choose_best_by(self, corpus: SeriesCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
         """Choose the best model by its forecasts."""
         return Choice(SKILL, "percent lower error of dev forecasts than repeating the last season")
 
-    def choose_precision(self, usual: Choice[Precision]) -> Choice[Precision]:  # noqa: ARG002
+    def choose_precision(self, default: Choice[Precision]) -> Choice[Precision]:  # noqa: ARG002
         """Choose float32, because bfloat16 has too few digits for numbers."""
         return Choice("fp32", "bf16 keeps 2 to 3 digits of a number")
 
@@ -406,9 +404,9 @@ class TimeSeries(TaskKind[SeriesCorpus]):
         """Return one batch, because all batches have the same size."""
         return [self.plan(corpus, resolved).batch(0, 0)]
 
-    def validation(self, corpus: SeriesCorpus, resolved: ResolvedSettings, place: RunPlacement) -> SeriesDevSet:
+    def validation(self, corpus: SeriesCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> SeriesDevSet:
         """Return the dev set: windows of the dev part, one horizon apart."""
-        return SeriesDevSet(corpus, resolved, device=place.device)
+        return SeriesDevSet(corpus, resolved, device=placement.device)
 
     def describe_size(self, corpus: SeriesCorpus) -> str:
         """Describe the corpus in points and windows."""
@@ -428,16 +426,16 @@ class TimeSeries(TaskKind[SeriesCorpus]):
         return self._card(corpus, resolved, step, None)
 
     def finish(
-        self, corpus: SeriesCorpus, resolved: ResolvedSettings, place: RunPlacement, step: int | None
+        self, corpus: SeriesCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
     ) -> Outcome:
         """Score the best model's forecasts of the dev part and write the final model card."""
-        best = load_forecaster(place.folder, device=place.device, threads=place.threads)
-        dev = self.validation(corpus, resolved, place)
+        best = load_forecaster(placement.folder, device=placement.device, threads=placement.threads)
+        dev = self.validation(corpus, resolved, placement)
         dev.task.model.load_state_dict(best.model.state_dict())
         report = dev.score()
         return Outcome(
             measured=f"Dev part:\n{report}",
-            hint=f"Try: transduce forecast {place.folder} FILE.csv --steps {corpus.horizon}",
+            hint=f"Try: transduce forecast {placement.folder} FILE.csv --steps {corpus.horizon}",
             files={
                 "README.md": self._card(corpus, resolved, step, report).encode(),
                 "dev_score.json": msgspec.json.format(msgspec.json.encode(report)),

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transduce.acceleration import temporary_inference_copy
 from transduce.data.batches import Batch, BatchPlan
 from transduce.data.prepared import PreparedCorpus
 from transduce.evaluation.scores import ScoreReport, mean_words_per_line, score
 from transduce.inference.batching import DEFAULT_MAX_SOURCE
 from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
-from transduce.kernels.select import temporary_twin
 from transduce.model.build import AnyModel, EncoderDecoder, build_encoder_decoder
-from transduce.model.config import IDLE_OF_RECURRENT, ModelConfig
+from transduce.model.config import UNUSED_BY_RECURRENT, ModelConfig
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 from transduce.search.settings import SearchSettings
@@ -140,7 +140,7 @@ class DevSet:
         return total / max(1, sum(loss.tokens for loss in losses))
 
     def _translate(self, event: ValidationEvent) -> ValidationEvent:
-        with temporary_twin(self.model):
+        with temporary_inference_copy(self.model):
             translations = [t.text for t in self.translator.translate(self.sources, self.translator.search)]
         report = score(translations, self.references, target_language=self.target_language)
         # Show other samples at each validation, but the same ones in every run.
@@ -171,9 +171,9 @@ class Translation(TextKind):
         """Return the files of both sides; some pairs are held out if there is no dev set."""
         return pairs_of_files(data)
 
-    def read_text(self, settings: Settings, folder: Path, *, anew: bool) -> TaskText:
+    def read_text(self, settings: Settings, folder: Path, *, overwrite: bool) -> TaskText:
         """Add the tag of back-translated sources; it is left out with a base model, whose vocabulary may lack it."""
-        text = super().read_text(settings, folder, anew=anew)
+        text = super().read_text(settings, folder, overwrite=overwrite)
         tagged = bool(text.files.back_translated) and settings.init_from is None
         return msgspec.structs.replace(text, marks=(*text.marks, BACK_TRANSLATED)) if tagged else text
 
@@ -181,7 +181,7 @@ class Translation(TextKind):
         """Return a preset's sizes; recurrent models have at most two layers on each side, as more are hard to train."""
         sizes = super().sizes(preset, model_kind)
         if model_kind == "recurrent":
-            sizes = {name: size for name, size in sizes.items() if name not in IDLE_OF_RECURRENT}
+            sizes = {name: size for name, size in sizes.items() if name not in UNUSED_BY_RECURRENT}
             sizes |= {"num_encoder_layers": min(2, preset.num_encoder_layers)}
             sizes |= {"num_decoder_layers": min(2, preset.num_decoder_layers)}
         return sizes
@@ -198,7 +198,7 @@ class Translation(TextKind):
         training = resolved.training
         return TranslationTask(model, label_smoothing=training.label_smoothing, record=training.record)
 
-    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement) -> DevSet:
+    def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> DevSet:
         """Return the dev set: the loss of all pairs, and greedy translations of some."""
         assert corpus.dev is not None
         translated = resolved.training.translate_dev
@@ -210,7 +210,7 @@ class Translation(TextKind):
             batches=dev_batches(corpus.dev),
             target_language=corpus.languages[1],
             dtype=model_dtype(resolved),
-            device=place.device,
+            device=placement.device,
             longest_source=resolved.data.filters.max_pieces,
         )
 
@@ -218,16 +218,18 @@ class Translation(TextKind):
         """Return the model card during training, without scores."""
         return model_card(resolved, corpus, step=step, report=None)
 
-    def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, place: RunPlacement, step: int | None) -> Outcome:
+    def finish(
+        self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
+    ) -> Outcome:
         """Score the best model on the dev set with the run's search settings, and write the final model card."""
         translator = open_translator(
-            place.folder, precision=resolved.training.precision, device=place.device, threads=place.threads
+            placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
         )
         report = score_dev(translator, corpus, resolved)
         beams = resolved.search.beam_size
         return Outcome(
             measured=f"Dev set, {count_noun(report.sentences, 'sentence')}, beam {beams}:\n{report}",
-            hint=f"Try: transduce translate {place.folder}",
+            hint=f"Try: transduce translate {placement.folder}",
             files={
                 "README.md": model_card(resolved, corpus, step=step, report=report).encode(),
                 "dev_score.json": msgspec.json.format(msgspec.json.encode(report)),

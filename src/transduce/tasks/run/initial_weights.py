@@ -1,7 +1,7 @@
-"""Create the initial weights of a run: random, or those of a base model (`--init-from`).
+"""Create the initial weights of a run, random or those of a base model (`--init-from`), and store them for resuming.
 
 The base model's tokenizer and model settings are kept. The run stores a copy of the settings, so that it can resume
-when the base model's folder is gone. If checkpoints do not hold all weights, `stored_beginning.py` stores them, too.
+when the base model's folder is gone.
 """
 
 from pathlib import Path
@@ -28,11 +28,10 @@ from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import PRESETS, Choice
 from transduce.training.lora import adapt, count_parameters, freeze_rows, low_rank_settings
 
-# --- stored beginning ---
-# Store initial weights that checkpoints do not contain, in the run's folder.
+# --- stored initial weights ---
 # LoRA leaves the base model's weights unchanged, and checkpoints contain only the adapter weights. Embeddings may
-# start as word vectors, some of which may be frozen. With the stored weights, a run can resume without the base
-# model and the vectors.
+# start as word vectors, some of which may be frozen. With the stored weights, a run can resume without the base model
+# and the vectors.
 
 
 _WEIGHTS = "beginning.safetensors"
@@ -93,7 +92,7 @@ def check_frozen(settings: Settings) -> None:
             )
 
 
-def log_adaptation(resolved: ResolvedSettings, account: ChoiceLog, fresh: tuple[str, ...]) -> None:
+def log_adaptation(resolved: ResolvedSettings, choice_log: ChoiceLog, reinitialized: tuple[str, ...]) -> None:
     """Log the share of the parameters that LoRA trains.
 
     Raises:
@@ -104,10 +103,10 @@ def log_adaptation(resolved: ResolvedSettings, account: ChoiceLog, fresh: tuple[
         return
     with torch.device("meta"):
         meta_model = build_model(resolved.model)
-    adapt(meta_model, settings, fresh=fresh)
+    adapt(meta_model, settings, fresh=reinitialized)
     trainable, total = count_parameters(meta_model)
     reason = f"{trainable:,} parameters are trained, {trainable / total:.2%} of the model's {total:,}"
-    account.record("training.lora_rank", None, Choice(settings.rank, reason))
+    choice_log.record("training.lora_rank", None, Choice(settings.rank, reason))
 
 
 def needs_stored_weights(resolved: ResolvedSettings | Settings) -> bool:
@@ -156,7 +155,7 @@ def load_initial_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Ten
 
 
 def fill_with_vectors(
-    model: Model, resolved: ResolvedSettings, tokenizer: Tokenizer, account: ChoiceLog
+    model: Model, resolved: ResolvedSettings, tokenizer: Tokenizer, choice_log: ChoiceLog
 ) -> dict[str, FoundVectors]:
     """Copy word vectors into the embeddings, and log how many tokens have one.
 
@@ -181,7 +180,7 @@ def fill_with_vectors(
         _, weight = embeddings_of(model)[side]
         found[side] = find_vectors(vocabulary, path, weight.shape[1])
         put_vectors(weight, found[side], rescale=vector_settings.rescale)
-        account.record(f"word_vectors.{side}", None, Choice(Path(path).name, str(found[side].coverage)))
+        choice_log.record(f"word_vectors.{side}", None, Choice(Path(path).name, str(found[side].coverage)))
     return found
 
 
@@ -194,7 +193,9 @@ def embeddings_of(model: Model) -> dict[str, tuple[str, torch.nn.Parameter]]:
     return embeddings
 
 
-def restrict_training(model: AnyModel, resolved: ResolvedSettings, folder: Path, fresh: tuple[str, ...]) -> None:
+def restrict_training(
+    model: AnyModel, resolved: ResolvedSettings, folder: Path, reinitialized: tuple[str, ...]
+) -> None:
     """Add LoRA adapters to the model, or freeze the rows of word vectors, as the settings specify.
 
     Raises:
@@ -202,13 +203,13 @@ def restrict_training(model: AnyModel, resolved: ResolvedSettings, folder: Path,
     """
     settings = low_rank_settings(resolved.training)
     if settings is not None:
-        adapt(model, settings, fresh=fresh)
+        adapt(model, settings, fresh=reinitialized)
     if resolved.word_vectors is not None and resolved.word_vectors.frozen:
         for name, rows in load_initial_weights(folder)[1].items():
             freeze_rows(model.get_parameter(name), rows)
 
 
-# --- initial weights ---
+# --- creation ---
 
 
 _CONFIG_COPY = "started_from.json"
@@ -267,8 +268,8 @@ def prepare_initial_weights(
     folder: Path | None,
     resolved: ResolvedSettings,
     tokenizer: Tokenizer | None,
-    account: ChoiceLog,
-    fresh: Reinitialized = TAKE_ALL,
+    choice_log: ChoiceLog,
+    reinitialized: Reinitialized = TAKE_ALL,
 ) -> None:
     """Log what LoRA and word vectors do to the initial weights, and store these weights if the run needs them.
 
@@ -276,8 +277,8 @@ def prepare_initial_weights(
         folder: the run's folder; None: only update the choice log.
         resolved: the run's settings.
         tokenizer: the tokenizer; None for a task without text.
-        account: the choice log.
-        fresh: the weights that are not taken from the base model.
+        choice_log: the choice log.
+        reinitialized: the weights that are not taken from the base model.
 
     Raises:
         TransduceError: a file of word vectors is invalid, or the model has no layers to adapt.
@@ -286,19 +287,19 @@ def prepare_initial_weights(
         raise TransduceError(
             f"`word_vectors` are for text, but `task.kind` = {resolved.task.kind} learns from numbers: leave them out."
         )
-    log_adaptation(resolved, account, fresh.may_lack)
+    log_adaptation(resolved, choice_log, reinitialized.may_lack)
     if not needs_stored_weights(resolved) or (folder is None and resolved.word_vectors is None):
         return
     torch.manual_seed(resolved.training.seed)
-    model, vectors = _build(resolved, fresh), {}
+    model, vectors = _build(resolved, reinitialized), {}
     if resolved.word_vectors is not None and tokenizer is not None:
-        vectors = fill_with_vectors(model, resolved, tokenizer, account)
+        vectors = fill_with_vectors(model, resolved, tokenizer, choice_log)
     if folder is not None:
         store_initial_weights(folder, model, vectors)
 
 
 def build_initial_model(
-    resolved: ResolvedSettings, folder: Path, *, trained: bool, fresh: Reinitialized = TAKE_ALL
+    resolved: ResolvedSettings, folder: Path, *, trained: bool, reinitialized: Reinitialized = TAKE_ALL
 ) -> AnyModel:
     """Return the model with its initial weights.
 
@@ -306,7 +307,7 @@ def build_initial_model(
         resolved: the run's settings.
         folder: the run's folder, which holds the weights if `prepare_initial_weights` stored them.
         trained: True if a checkpoint will replace all weights, so that the initial ones need not be read.
-        fresh: the weights that are not taken from the base model.
+        reinitialized: the weights that are not taken from the base model.
 
     Raises:
         TransduceError: the base model cannot be read or has changed since.
@@ -317,28 +318,30 @@ def build_initial_model(
         return model
     if trained or resolved.init_from is None:
         return build_any_model(resolved.model)
-    return _build(resolved, fresh)
+    return _build(resolved, reinitialized)
 
 
-def _build(resolved: ResolvedSettings, fresh: Reinitialized) -> Model:
+def _build(resolved: ResolvedSettings, reinitialized: Reinitialized) -> Model:
     model = build_model(resolved.model)
     if resolved.init_from is None:
         return model
     folder = Path(resolved.init_from)
     base_weights = read_any_model_folder(folder).model.state_dict()
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    if fresh.reinitialize is not None:
-        reinitialized = fresh.reinitialize(folder)
-        base_weights = {name: tensor for name, tensor in base_weights.items() if not name.startswith(reinitialized)}
-    if fresh.may_lack:
+    if reinitialized.reinitialize is not None:
+        prefixes = reinitialized.reinitialize(folder)
+        base_weights = {name: tensor for name, tensor in base_weights.items() if not name.startswith(prefixes)}
+    if reinitialized.may_lack:
         base_weights = {name: tensor for name, tensor in base_weights.items() if shapes.get(name) == tensor.shape}
         shapes = {
-            name: shape for name, shape in shapes.items() if name in base_weights or not name.startswith(fresh.may_lack)
+            name: shape
+            for name, shape in shapes.items()
+            if name in base_weights or not name.startswith(reinitialized.may_lack)
         }
     if {name: tensor.shape for name, tensor in base_weights.items()} != shapes:
         raise TransduceError(
             f"The model in {resolved.init_from} is not the one that this run was started from: start another run with "
             "another --out."
         )
-    model.load_state_dict(base_weights, strict=not fresh.may_lack)
+    model.load_state_dict(base_weights, strict=not reinitialized.may_lack)
     return model

@@ -1,4 +1,4 @@
-"""Check a run's settings up front (preflight), before reading a corpus, which may take minutes."""
+"""Check the settings of a run up front (preflight), and resolve those that the user left open, with reasons."""
 
 import math
 from typing import Any, NamedTuple
@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
+from transduce.acceleration import forecast_decoder
 from transduce.errors import TransduceError
 from transduce.inference.decoding import check_search
 from transduce.interop.word_vectors import vector_width
-from transduce.kernels.select import forecast_decoder
 from transduce.machine import Machine
 from transduce.model.build import Model, build_any_model
-from transduce.model.config import IDLE_OF_RECURRENT, ModelConfig
+from transduce.model.config import UNUSED_BY_RECURRENT, ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.transformer import Transformer
 from transduce.model_folder.read import ModelFolder
@@ -48,8 +48,7 @@ from transduce.training.choices import (
 from transduce.training.lora import choose_lora_alpha
 from transduce.training.settings import Kernels, OptimizerName, ResolvedTraining, TrainingSettings
 
-# --- resolve model ---
-# Resolve a run's model configuration from the user's settings, the corpus and the task.
+# --- model configuration ---
 
 
 _CHANGEABLE = ("dropout", "attention_dropout", "activation_dropout")
@@ -82,7 +81,7 @@ def resolve_model(
     settings: Settings,
     preset: str,
     tokens: VocabularyProperties | None,
-    account: ChoiceLog,
+    choice_log: ChoiceLog,
     *,
     epochs: float = math.inf,
 ) -> ModelConfig:
@@ -91,8 +90,8 @@ def resolve_model(
     Args:
         settings: the user's settings.
         preset: name of the preset of sizes.
-        pieces: properties of the tokenizer; None: a model of time series.
-        account: the choice log.
+        tokens: properties of the tokenizer; None: a model of time series.
+        choice_log: the choice log.
         epochs: expected number of epochs, which determines dropout.
 
     Raises:
@@ -119,17 +118,17 @@ def resolve_model(
         choices[name] = Choice(value, fitting[name].reason if name in fitting else f"preset {preset}")
     if choices["dropout"].value == PRESETS[preset].dropout:  # the task sets no dropout
         choices["dropout"] = choose_dropout(preset, epochs)
-    values = {name: account.record(f"model.{name}", specified.get(name), choice) for name, choice in choices.items()}
-    _log_specified(specified, account)
+    values = {name: choice_log.record(f"model.{name}", specified.get(name), choice) for name, choice in choices.items()}
+    _log_specified(specified, choice_log)
     return ModelConfig(**_vocabularies(tokens, model_kind) | specified | values)
 
 
-def _log_specified(specified: dict[str, Any], account: ChoiceLog) -> None:
+def _log_specified(specified: dict[str, Any], choice_log: ChoiceLog) -> None:
     """Log the user's model settings that are not logged yet."""
-    logged = {line.name for line in account.lines}
+    logged = {line.name for line in choice_log.lines}
     for name, value in specified.items():
         if f"model.{name}" not in logged:
-            account.record(f"model.{name}", value, None)
+            choice_log.record(f"model.{name}", value, None)
 
 
 def _vocabularies(properties: VocabularyProperties | None, model_kind: str) -> dict[str, Any]:
@@ -160,7 +159,7 @@ def _fit_vectors(settings: Settings, num_heads: int) -> dict[str, Choice[int]]:
     }
 
 
-def keep_base_config(settings: Settings, config: ModelConfig, folder: str, account: ChoiceLog) -> ModelConfig:
+def keep_base_config(settings: Settings, config: ModelConfig, folder: str, choice_log: ChoiceLog) -> ModelConfig:
     """Return the base model's configuration; only dropout may be changed.
 
     Raises:
@@ -176,17 +175,17 @@ def keep_base_config(settings: Settings, config: ModelConfig, folder: str, accou
     used = kind_of(settings.task.kind).sizes(PRESETS["tiny"], config.kind)
     for name in ("kind", "num_encoder_layers", "num_decoder_layers", "d_model", "dropout"):
         if name in used or name == "kind":
-            account.record(f"model.{name}", specified.get(name), Choice(getattr(config, name), f"as in {folder}"))
-    _log_specified(specified, account)
+            choice_log.record(f"model.{name}", specified.get(name), Choice(getattr(config, name), f"as in {folder}"))
+    _log_specified(specified, choice_log)
     return msgspec.structs.replace(config, **{name: specified[name] for name in _CHANGEABLE if name in specified})
 
 
-def follow_base_model(settings: Settings, config: ModelConfig, account: ChoiceLog) -> Settings:
+def follow_base_model(settings: Settings, config: ModelConfig, choice_log: ChoiceLog) -> Settings:
     """Complete the task's settings by values of the base model, and log them."""
     task = kind_of(settings.task.kind).complete_settings(settings.task, config)
     for name in TaskSettings.__struct_fields__:
         if getattr(task, name) != getattr(settings.task, name):
-            account.record(f"task.{name}", None, Choice(getattr(task, name), f"as in {settings.init_from}"))
+            choice_log.record(f"task.{name}", None, Choice(getattr(task, name), f"as in {settings.init_from}"))
     return msgspec.structs.replace(settings, task=task)
 
 
@@ -207,7 +206,7 @@ def predict_epochs(
 def resolve_preset(
     settings: Settings,
     machine: Machine,
-    account: ChoiceLog,
+    choice_log: ChoiceLog,
     *,
     pairs: int,
     tokens: int = 0,
@@ -222,15 +221,14 @@ def resolve_preset(
             operations_per_second=machine.operations_per_second,
             vocabulary_size=vocabulary_size,
         )
-    name: str = account.record("preset", settings.preset, choice)
+    name: str = choice_log.record("preset", settings.preset, choice)
     return name
 
 
-# --- resolve ---
-# Resolve a run's settings: choose what the user left open, with reasons.
+# --- settings ---
 
 
-MOST_CHARACTERS = 40_000
+MAX_CHARACTERS = 40_000
 # Training settings that are copied unchanged.
 _COPIED = (
     "seed",
@@ -250,13 +248,13 @@ _COPIED = (
 )
 
 
-def resolve_tokenizer(settings: Settings, size: CorpusSize, account: ChoiceLog) -> TokenizerSettings:
+def resolve_tokenizer(settings: Settings, size: CorpusSize, choice_log: ChoiceLog) -> TokenizerSettings:
     """Choose the tokenizer's settings by the size of the corpus."""
     given_settings, by_character = settings.tokenizer, settings.tokenizer.kind == "character"
-    choice = Choice(MOST_CHARACTERS, "at most; every character") if by_character else choose_vocabulary_size(size)
+    choice = Choice(MAX_CHARACTERS, "at most; every character") if by_character else choose_vocabulary_size(size)
     return TokenizerSettings(
         kind=given_settings.kind,
-        vocabulary_size=account.record("tokenizer.vocabulary_size", given_settings.vocabulary_size, choice),
+        vocabulary_size=choice_log.record("tokenizer.vocabulary_size", given_settings.vocabulary_size, choice),
         joint=given_settings.joint,
         byte_fallback=not by_character if given_settings.byte_fallback is None else given_settings.byte_fallback,
         character_coverage=given_settings.character_coverage,
@@ -265,19 +263,19 @@ def resolve_tokenizer(settings: Settings, size: CorpusSize, account: ChoiceLog) 
     )
 
 
-def explain_languages(settings: Settings, found: tuple[str | None, str | None], account: ChoiceLog) -> None:
+def explain_languages(settings: Settings, found: tuple[str | None, str | None], choice_log: ChoiceLog) -> None:
     """Log the languages of translations, by which BLEU tokenizes.
 
     Args:
         settings: the user's settings.
         found: language codes of source and target.
-        account: the choice log.
+        choice_log: the choice log.
     """
     names = " ".join(language or "?" for language in found)
     reason = (
         "the files' suffixes" if all(found) else "unknown from the files' suffixes: pass `--languages`, for BLEU too"
     )
-    account.record("data.languages", names if settings.data.languages else None, Choice(names, reason))
+    choice_log.record("data.languages", names if settings.data.languages else None, Choice(names, reason))
 
 
 def check_training(settings: Settings, model: ModelConfig, machine: Machine) -> None:
@@ -329,10 +327,10 @@ def resolve_training(
     machine: Machine,
     *,
     corpus: RunCorpus,
-    account: ChoiceLog,
+    choice_log: ChoiceLog,
 ) -> ResolvedTraining:
     """Choose the settings of training by the corpus and the machine."""
-    kind, training, take = kind_of(settings.task.kind), settings.training, account.record
+    kind, training, take = kind_of(settings.task.kind), settings.training, choice_log.record
     check_training(settings, model, machine)
     pairs, epoch_tokens = corpus.pairs, kind.epoch_tokens(corpus, model, settings.task)
     translated = training.translate_dev if kind.writes_translations else 0
@@ -349,7 +347,7 @@ def resolve_training(
     schedule = take("training.schedule", training.schedule, kind.choose_schedule(order))
     warmup = take("training.warmup_steps", training.warmup_steps, choose_warmup_steps(steps))
     if steps is not None and schedule in ("linear", "cosine") and warmup > (most := max(1, steps // 2)):
-        account.amend("training.warmup_steps", most, "half of the steps, as the rate falls in the rest; you set {}")
+        choice_log.amend("training.warmup_steps", most, "half of the steps, as the rate falls in the rest; you set {}")
     optimizer = take("training.optimizer", training.optimizer, _choose_optimizer(settings, model))
     rate = take(
         "training.learning_rate",
@@ -366,13 +364,13 @@ def resolve_training(
     return ResolvedTraining(
         steps=steps,
         batch_tokens=batch_tokens,
-        accumulate=_resolve_accumulate(training.accumulate, parts, account, batch_tokens),
+        accumulate=_resolve_accumulate(training.accumulate, parts, choice_log, batch_tokens),
         optimizer=optimizer,
         learning_rate=rate,
         schedule=schedule,
         warmup_steps=warmup,
         weight_decay=_resolve_weight_decay(
-            settings, choose_weight_decay(optimizer, schedule, rate, warmup, steps), account
+            settings, choose_weight_decay(optimizer, schedule, rate, warmup, steps), choice_log
         ),
         label_smoothing=take(
             "training.label_smoothing",
@@ -381,8 +379,10 @@ def resolve_training(
         ),
         precision=precision,
         compile=training.compile,
-        kernels=_resolve_kernels(training, machine, account),
-        record=_resolve_record(training.record, _choose_record(settings, model, machine, machine.processes), account),
+        kernels=_resolve_kernels(training, machine, choice_log),
+        record=_resolve_record(
+            training.record, _choose_record(settings, model, machine, machine.processes), choice_log
+        ),
         average_decay=take("training.average_decay", training.average_decay, choose_average_decay(steps)),
         adapt_dropout=_adapts_dropout(settings),
         best_by=take("training.best_by", training.best_by, kind.choose_best_by(corpus, translated)),
@@ -399,7 +399,7 @@ def _choose_optimizer(settings: Settings, model: ModelConfig) -> Choice[Optimize
     return choose_optimizer(model.kind, model.norm_order, init_from=settings.init_from)
 
 
-def _resolve_accumulate(specified: int | None, choice: Choice[int], account: ChoiceLog, batch_tokens: int) -> int:
+def _resolve_accumulate(specified: int | None, choice: Choice[int], choice_log: ChoiceLog, batch_tokens: int) -> int:
     if specified is not None and specified > batch_tokens:
         raise TransduceError(
             f"`training.accumulate` must be at most `training.batch_tokens` ({batch_tokens:,}), one token each, but is "
@@ -407,22 +407,22 @@ def _resolve_accumulate(specified: int | None, choice: Choice[int], account: Cho
         )
     if specified is None and choice.value == 1:
         return 1  # not worth a log entry
-    parts: int = account.record("training.accumulate", specified, choice)
+    parts: int = choice_log.record("training.accumulate", specified, choice)
     return parts
 
 
-def _resolve_weight_decay(settings: Settings, choice: Choice[float | None], account: ChoiceLog) -> float | None:
+def _resolve_weight_decay(settings: Settings, choice: Choice[float | None], choice_log: ChoiceLog) -> float | None:
     specified, frozen = (
         settings.training.weight_decay,
         settings.word_vectors is not None and settings.word_vectors.frozen,
     )
     if specified is not None:
-        account.record("training.weight_decay", specified, None)
+        choice_log.record("training.weight_decay", specified, None)
         return specified
     if choice.value == 0.0 or frozen:
         return 0.0  # not worth a log entry; frozen embedding rows must not decay
     shown = Choice("later" if choice.value is None else choice.value, choice.reason)
-    account.record("training.weight_decay", None, shown)
+    choice_log.record("training.weight_decay", None, shown)
     return choice.value
 
 
@@ -433,15 +433,15 @@ def _adapts_dropout(settings: Settings) -> bool:
     )
 
 
-def _resolve_kernels(training: TrainingSettings, machine: Machine, account: ChoiceLog) -> Kernels:
+def _resolve_kernels(training: TrainingSettings, machine: Machine, choice_log: ChoiceLog) -> Kernels:
     if training.kernels == "torch":
-        return account.record("training.kernels", training.kernels, Choice(training.kernels, ""))  # type: ignore[no-any-return]
+        return choice_log.record("training.kernels", training.kernels, Choice(training.kernels, ""))  # type: ignore[no-any-return]
     choice = choose_kernels(machine.device, machine.threads, compiled=training.compile)
-    kernels: Kernels = account.record("training.kernels", training.kernels, choice)
+    kernels: Kernels = choice_log.record("training.kernels", training.kernels, choice)
     return kernels
 
 
-def explain_decoding(config: ModelConfig, device: str, account: ChoiceLog) -> None:
+def explain_decoding(config: ModelConfig, device: str, choice_log: ChoiceLog) -> None:
     """Enter what will decode the model in the choice log, and why no faster backend does."""
     if config.kind not in ("transformer", "decoder"):
         return
@@ -450,13 +450,13 @@ def explain_decoding(config: ModelConfig, device: str, account: ChoiceLog) -> No
     assert isinstance(model, Transformer | Decoder)
     backend, refused = forecast_decoder(model.eval(), device)
     reasons = [f"not {name}, because {reason}" for name, reason in refused.items()]
-    account.record("decoding kernels", None, Choice(backend, reasons[0] if reasons else "the fastest that there is"))
+    choice_log.record("decoding kernels", None, Choice(backend, reasons[0] if reasons else "the fastest that there is"))
 
 
-def _resolve_record(specified: bool | None, choice: Choice[bool], account: ChoiceLog) -> bool:
+def _resolve_record(specified: bool | None, choice: Choice[bool], choice_log: ChoiceLog) -> bool:
     if specified is None and not choice.value:
         return False  # not worth a log entry
-    return account.record("training.record", specified, choice)  # type: ignore[no-any-return]
+    return choice_log.record("training.record", specified, choice)  # type: ignore[no-any-return]
 
 
 def as_settings(resolved: ResolvedSettings) -> Settings:
@@ -481,7 +481,8 @@ def _common(values: dict[str, Any], struct: type[msgspec.Struct]) -> dict[str, A
     return {name: value for name, value in values.items() if name in struct.__struct_fields__}
 
 
-# --- resolving ---
+# --- preflight ---
+# Checks settings before reading a corpus, which may take minutes.
 
 
 _ATTENTION_SETTINGS = ("attention_score", "attention_kind", "attention_scale", "attention_dropout")
@@ -489,7 +490,7 @@ _PLACEHOLDER_SIZE = 1 << 15  # placeholder vocabulary size
 
 
 def preflight(
-    kind: TaskKind[C], settings: Settings, machine: Machine, account: ChoiceLog
+    kind: TaskKind[C], settings: Settings, machine: Machine, choice_log: ChoiceLog
 ) -> tuple[Settings, ModelFolder[Model] | None]:
     """Check settings that no corpus could make valid, and complete them from the base model.
 
@@ -497,7 +498,7 @@ def preflight(
         kind: the task.
         settings: the user's settings.
         machine: the machine that trains.
-        account: the choice log.
+        choice_log: the choice log.
 
     Returns:
         The settings, with values that the base model determines, and the base model, if there is one.
@@ -507,13 +508,13 @@ def preflight(
     """
     kind.check(settings)
     _refuse_idle_search(kind, settings)
-    _log_unused(settings, account)
+    _log_unused(settings, choice_log)
     check_adaptation(settings)
     base_model = read_base_model(settings)
     base_config = None if base_model is None else base_model.model.config
     if base_config is not None:
         kind.check_model(base_config.kind, f"The model in {settings.init_from}")
-        settings = follow_base_model(settings, base_config, account)
+        settings = follow_base_model(settings, base_config, choice_log)
     check_consistency(settings, base_config, machine)
     return settings, base_model
 
@@ -534,13 +535,13 @@ def _refuse_idle_search(kind: TaskKind[C], settings: Settings) -> None:
             )
 
 
-def _log_unused(settings: Settings, account: ChoiceLog) -> None:
+def _log_unused(settings: Settings, choice_log: ChoiceLog) -> None:
     """Log settings that a recurrent model does not use; settings files may have them for several kinds of model."""
     model = settings.model
     if model.kind != "recurrent":
         return
     defaults = {field.name: field.default for field in msgspec.structs.fields(ModelConfig)}
-    unused = dict.fromkeys(IDLE_OF_RECURRENT, "has no effect: a recurrent model has none")
+    unused = dict.fromkeys(UNUSED_BY_RECURRENT, "has no effect: a recurrent model has none")
     if not model.embedding_norm:
         unused["norm_epsilon"] = "has no effect: a recurrent model has no norms but that of `model.embedding_norm`"
     if model.recurrent_attention == "none" and not model.recurrent_self_attention:
@@ -548,15 +549,15 @@ def _log_unused(settings: Settings, account: ChoiceLog) -> None:
     for name, reason in unused.items():
         value = getattr(model, name)
         if value not in (None, defaults[name]):
-            account.record(f"model.{name}", None, Choice(value, reason))
+            choice_log.record(f"model.{name}", None, Choice(value, reason))
 
 
-def check_consistency(settings: Settings, kept: ModelConfig | None, machine: Machine) -> None:
+def check_consistency(settings: Settings, base_config: ModelConfig | None, machine: Machine) -> None:
     """Refuse contradictory settings of model and training, whatever the corpus.
 
     Args:
         settings: the user's settings.
-        kept: the configuration of the base model, if there is one.
+        base_config: the configuration of the base model, if there is one.
         machine: the machine that trains.
 
     Raises:
@@ -564,8 +565,8 @@ def check_consistency(settings: Settings, kept: ModelConfig | None, machine: Mac
     """
     model = (
         _trial_model(settings)
-        if kept is None
-        else keep_base_config(settings, kept, str(settings.init_from), ChoiceLog())
+        if base_config is None
+        else keep_base_config(settings, base_config, str(settings.init_from), ChoiceLog())
     )
     check_training(settings, model, machine)
     if kind_of(settings.task.kind).writes_translations:

@@ -1,4 +1,4 @@
-"""Run training from text files to a model folder; this module combines all the parts."""
+"""Run training from text files to a model folder, which combines data, model, loss and metrics."""
 
 import dataclasses
 import platform
@@ -14,12 +14,12 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from transduce.acceleration import kernels_for_training
 from transduce.atomic_io import write_file
 from transduce.errors import TransduceError
 from transduce.inference.decoding import check_search
-from transduce.kernels.select import kernels_of_training
 from transduce.machine import Machine, describe, detect_machine, usable_cores
-from transduce.model.backend import training_with
+from transduce.model.backend import using_backend
 from transduce.model.config import ModelConfig
 from transduce.model_folder.write import write_model_folder
 from transduce.process_environment import keep_freed_memory
@@ -74,8 +74,8 @@ from transduce.training.out_of_memory import explain_model_out_of_memory
 from transduce.training.prefetch import PrefetchedBatches
 from transduce.training.settings import Kernels
 
-# --- precautions ---
-# Collect what a run needs to detect and report trouble: largest batches, readable batches, and its environment.
+# --- detection of trouble ---
+# Largest batches, readable batches, and the run's environment.
 
 
 def environment_of(machine: Machine, kernels: Kernels) -> Environment:
@@ -129,7 +129,7 @@ def _share(batch: Any, processes: int) -> Any:
     return dataclasses.replace(batch, **rows) if processes > 1 else batch
 
 
-# --- run ---
+# --- training run ---
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,7 +147,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """"cpu", "cuda" or "auto"."""
     threads: int | None = None
     """Number of compute threads; None: $OMP_NUM_THREADS, or all usable cores."""
-    said_reason: str = "as you said"
+    specified_reason: str = "as you said"
     """The reason that the choice log gives for the user's own settings."""
 
 
@@ -168,7 +168,7 @@ class Run:
 
     def start(self, folder: Path) -> tuple[ResolvedSettings, RunCorpus]:
         """Choose what the user left open, prepare the corpus, and print the choices with their reasons."""
-        account = ChoiceLog(self.request.said_reason)
+        account = ChoiceLog(self.request.specified_reason)
         settings, base_model = preflight(self.kind, self.settings, self.machine, account)
         base_config = None if base_model is None else base_model.model.config
         corpus = self.kind.prepare(
@@ -213,7 +213,7 @@ class Run:
         model = self.kind.adapt_model(model, corpus, settings.task)
         if self.kind.writes_translations:
             check_search(settings.search, [model], width=settings.search.beam_size)
-        training = resolve_training(settings, model, self.machine, corpus=corpus, account=choice_log)
+        training = resolve_training(settings, model, self.machine, corpus=corpus, choice_log=choice_log)
         return ResolvedSettings(
             preset=preset,
             init_from=settings.init_from,
@@ -382,7 +382,7 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResu
         if run.new_run is not None and not is_disk_error(error):
             run.new_run.undo()
         raise
-    with training_with(kernels_of_training(resolved.training.kernels, run.machine.device)):
+    with using_backend(kernels_for_training(resolved.training.kernels, run.machine.device)):
         return trainer.run()
 
 
@@ -390,7 +390,9 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
     """Create the trainer, restored from the newest checkpoint or before the first step."""
     training, place, fresh = resolved.training, _place(run), run.kind.reinitialized(corpus)
     torch.manual_seed(training.seed)
-    model = build_initial_model(resolved, place.folder, trained=run.has_checkpoint, fresh=fresh).to(place.device)
+    model = build_initial_model(resolved, place.folder, trained=run.has_checkpoint, reinitialized=fresh).to(
+        place.device
+    )
     restrict_training(model, resolved, place.folder, fresh.may_lack)
     if training.compile:
         compile_layers(model, place.device)

@@ -1,4 +1,4 @@
-"""Resume a run: its settings are kept, except for those that may change without making it another run."""
+"""Create, lock and resume the folder of a training run."""
 
 import contextlib
 import shutil
@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 from safetensors import SafetensorError
 
+from transduce.acceleration import why_no_triton
 from transduce.atomic_io import exclusive_lock
 from transduce.deprecation import with_current_settings
 from transduce.errors import TransduceError
-from transduce.kernels.cuda.available import why_no_triton
 from transduce.machine import Machine
 from transduce.model_folder.read import CONFIG, MANIFEST, TOKENIZER_CARD, VOCABULARIES, WEIGHTS
 from transduce.tasks.settings.reading import make_settings
@@ -22,8 +22,8 @@ from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.training.checkpoint import Environment
 from transduce.training.choices import choose_kernels, choose_record
 
-# --- sole run ---
-# Lock the folder of a training run: two processes that trained in it would overwrite each other's files.
+# --- lock ---
+# Two processes that trained in one folder would overwrite each other's files.
 
 
 LOCK_FILE = ".lock"
@@ -46,8 +46,8 @@ def lock_run(folder: Path) -> Iterator[None]:
         yield
 
 
-# --- new run ---
-# Create a run's folder safely; a run that fails before training leaves the folder as it was.
+# --- new folder ---
+# A run that fails before training leaves the folder as it was.
 
 
 SETTINGS_FILE = "settings.toml"
@@ -124,7 +124,8 @@ def is_disk_error(error: BaseException) -> bool:
     return isinstance(error.__cause__, OSError | SafetensorError)
 
 
-# --- run folder ---
+# --- resumed run ---
+# Its settings are kept, except for those that may change without making it another run.
 
 
 # Settings that may change when a run is resumed. The others affect steps already taken, but before the first step, all
@@ -170,19 +171,19 @@ def read_stored(path: Path) -> Settings:
         raise TransduceError(f"{path} cannot be read as the settings of a run: {error}.") from error
 
 
-def apply_changes(stored: Settings, said: Mapping[str, Any], *, trained: bool = True) -> Settings:
+def apply_changes(stored: Settings, specified: Mapping[str, Any], *, trained: bool = True) -> Settings:
     """Return a run's settings with the user's changes.
 
     Args:
         stored: the settings that the run started with.
-        said: the user's settings, nested as in a settings file.
+        specified: the user's settings, nested as in a settings file.
         trained: True if a checkpoint or initial weights were saved.
 
     Raises:
         TransduceError: a setting differs that may not change.
     """
     content = msgspec.json.decode(msgspec.json.encode(stored))
-    for name, leaf in _leaves(said):
+    for name, leaf in _leaves(specified):
         value = list(leaf) if isinstance(leaf, tuple) else leaf
         table, last = _find(content, name)
         old = table.get(last)
@@ -211,7 +212,7 @@ def changes_between(stored: Settings, settings: Settings) -> list[str]:
 
 
 def adapt_to_machine(
-    settings: Settings, said: Mapping[str, Any], machine: Machine, before: Environment | None
+    settings: Settings, specified: Mapping[str, Any], machine: Machine, before: Environment | None
 ) -> Settings:
     """Adapt kernels, compiled layers and recorded steps to this machine.
 
@@ -220,20 +221,20 @@ def adapt_to_machine(
 
     Args:
         settings: the run's settings.
-        said: the user's changes in `training`.
+        specified: the user's changes in `training`.
         machine: the machine that the run resumes on.
         before: the environment of the last checkpoint; None if there is none.
     """
     training = settings.training
     kernels, compiled, record = training.kernels, training.compile, training.record
-    if "kernels" not in said:
+    if "kernels" not in specified:
         if kernels is None and before is not None:
             kernels = before.kernels  # a run of a version without this setting
         if kernels == "native":
             kernels = choose_kernels(machine.device, machine.threads, compiled=compiled).value
-    if "compile" not in said and compiled:
+    if "compile" not in specified and compiled:
         compiled = machine.device != "cpu" and why_no_triton(machine.device) is None
-    if "record" not in said and record:
+    if "record" not in specified and record:
         # With the same number of processes, an explicit choice is kept; otherwise it is chosen as for a new run.
         same_processes = before is not None and before.processes == machine.processes > 1
         can_record = not training.sharded and choose_record(machine.device, kernels or "torch", processes=1).value

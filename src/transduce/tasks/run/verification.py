@@ -20,7 +20,7 @@ from transduce.training.events import ProgressDisplay
 from transduce.training.loop import CHECKPOINTS
 
 _CHECKPOINT_STEPS = 4  # steps between checkpoints; fewer for a short run
-_FEWEST_STEPS = 6
+_MIN_STEPS = 6
 _STEPS_FOR_MINUTES = 1_000
 _DEV_SENTENCES = 4
 _TIMES = ("tokens_per_second", "elapsed_seconds", "validation_seconds")
@@ -176,8 +176,8 @@ def _shortened(settings: Any) -> tuple[dict[str, Any], list[str]]:
             "converted to steps once the speed is known, and a run that is stopped before that measures it again."
         )
     steps = training.steps or _STEPS_FOR_MINUTES
-    if steps < _FEWEST_STEPS:
-        raise TransduceError(f"`training.steps` must be at least {_FEWEST_STEPS} for this test, but is {steps}.")
+    if steps < _MIN_STEPS:
+        raise TransduceError(f"`training.steps` must be at least {_MIN_STEPS} for this test, but is {steps}.")
     every = min(_CHECKPOINT_STEPS, steps // 3)
     overrides = {"save_every": every, "validate_every": every + 1, "report_every": 1, "keep_checkpoints": 1_000_000}
     for name, value in (

@@ -23,13 +23,13 @@ class ChoiceLog:
 
     def __init__(self, user_reason: str = "as you said") -> None:
         self.lines: list[LogEntry] = []
-        self._said_reason = user_reason
+        self._specified_reason = user_reason
 
-    def record(self, name: str, said: Any, choice: Choice[Any] | None) -> Any:
+    def record(self, name: str, specified: Any, choice: Choice[Any] | None) -> Any:
         """Return the user's value or else the chosen one, and log it with its reason."""
-        if said is not None:
-            self.lines.append(LogEntry(name, _shown(said), self._said_reason))
-            return said
+        if specified is not None:
+            self.lines.append(LogEntry(name, _shown(specified), self._specified_reason))
+            return specified
         assert choice is not None
         self.lines.append(LogEntry(name, _shown(choice.value), choice.reason))
         return choice.value

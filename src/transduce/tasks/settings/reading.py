@@ -1,4 +1,4 @@
-"""Read the settings of a run: a TOML file, changed by ``--set key=value``, with errors that name the mistake."""
+"""Read the settings of a run, a TOML file changed by ``--set key=value``, with errors that name the mistake."""
 
 import difflib
 import math
@@ -16,8 +16,7 @@ from transduce.deprecation import SETTINGS, current_setting, with_current_settin
 from transduce.errors import TransduceError
 from transduce.tasks.settings.structs import Settings
 
-# --- toml text ---
-# Write settings as TOML.
+# --- TOML text ---
 
 
 def to_toml(settings: msgspec.Struct) -> str:
@@ -42,8 +41,8 @@ def _toml_value(value: Any) -> str:
     return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
 
 
-# --- settings file ---
-# Find the line of a setting in a settings file, for error messages; a wrong value may also come from `--set`.
+# --- line numbers for error messages ---
+# A wrong value may also come from `--set`.
 
 
 _TABLE = re.compile(r"\s*\[([^\[\]]+)\]\s*(?:#.*)?$")
@@ -104,7 +103,7 @@ def _bare(key: str) -> str:
     return re.sub(r"[\s\"']", "", key)
 
 
-# --- reading ---
+# --- reading and checking ---
 
 
 _UNIONS = (Union, UnionType)

@@ -1,4 +1,4 @@
-"""Define the complete settings of a run, with nothing left to choose."""
+"""Define the settings of a run: the tables of a settings file, and resolved settings with nothing left to choose."""
 
 from typing import Literal
 
@@ -27,8 +27,7 @@ from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.training.choices import PRESETS
 from transduce.training.settings import ResolvedTraining, TrainingSettings
 
-# --- settings ---
-# The settings of a run, one struct for each table of a settings file.
+# --- tables of a settings file ---
 # A value of None means that the setting is chosen from the corpus and the machine.
 
 
@@ -222,7 +221,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise TransduceError(f"`preset` must be one of {', '.join(PRESETS)}, but is `{self.preset}`.")
 
 
-# --- structs ---
+# --- resolved settings ---
 
 
 class ResolvedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -1,4 +1,9 @@
-"""A model's programs, and which models they can be written for. Models of one kind and size have the same."""
+"""Compile a whole model for decoding on a CPU: one kernel that reads the input, and one that runs a decoding step.
+
+`COMPILABLE` lists the models. A `CompiledModel` holds the kernels of one model with prepacked weights.
+
+Legend: N rows, D model width, S source tokens of all sentences, G key/value heads, K width of a head.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,26 +21,23 @@ from transduce.kernels.cpu.decode_rows import (
     emit_scaling,
     emit_sequence_embedding,
 )
-from transduce.kernels.cpu.decoding.writer import ModelWriter, StepArguments, Weights
+from transduce.kernels.cpu.decoding.writer import ModelEmitter, StepArguments, Weights
 from transduce.kernels.cpu.gemm.decode import NativeVocabulary
 from transduce.kernels.cpu.jit.compiler import CompiledKernel, compile_kernels, find_integer_tile, kernel, new_builder
 from transduce.kernels.cpu.jit.ir_builder import F16, F32, Value
 from transduce.kernels.cpu.logits import emit_refinement
-from transduce.kernels.prepacked import Packed, PackedDecoder, PackedSelfAttention, PackedTransformer
+from transduce.kernels.prepacked import PrepackedDecoder, PrepackedModel, PrepackedSelfAttention, PrepackedTransformer
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import GATES, FeedForward, GatedFeedForward
-from transduce.model.layer_graph import Graph, description_of, table, why_not
-from transduce.model.layers import DecoderLayer, EncoderLayer
-from transduce.model.stack import StackPositions, each_layer
+from transduce.model.layer_graph import Graph, description_of, refusal, table
+from transduce.model.layers import DecoderLayer, EncoderLayer, StackPositions, each_layer
 
-# --- layer programs ---
-# What each of a model's programs does, layer by layer.
-# Legend: N rows, D model width, S source pieces of all sentences, G heads of keys and values, K width of a head.
+# --- kernels of a model, layer by layer ---
 
 
-def write_encoder(w: ModelWriter, model: PackedTransformer) -> None:
-    """An encoder; then the memory's keys and values for each layer of the decoder."""
+def emit_encoder(w: ModelEmitter, model: PrepackedTransformer) -> None:
+    """Emit the encoder, then the cross-attention keys and values of its output for each decoder layer."""
     config, heads, k = model.config, w.heads, w.k
     w.embed_runs(model.source_embedding, model.source_weight)
     projected = heads.queries + 2 * heads.keys
@@ -43,10 +45,10 @@ def write_encoder(w: ModelWriter, model: PackedTransformer) -> None:
         assert isinstance(layer, EncoderLayer)
 
         def attend(source: Value, attention: Any = layer.self_attention) -> None:
-            w.product("store", attention.projection, w.round(source, attention.projection), w.places.projected)
-            w.turn("run", w.places.projected, projected, heads.number + heads.shared)
-            keys = k.element_pointer(w.places.projected, heads.queries)
-            w.attend("run", projected, (keys, projected), _run(w), element=F32)
+            w.gemm("store", attention.projection, w.quantize(source, attention.projection), w.pointers.projected)
+            w.rotate("run", w.pointers.projected, projected, heads.number + heads.shared)
+            keys = k.element_pointer(w.pointers.projected, heads.queries)
+            w.attend("run", projected, (keys, projected), _own_sequence(w), element=F32)
             w.self_attention_output(attention.output)
 
         w.sublayer(layer.self_attention_residual, attend)
@@ -55,25 +57,27 @@ def write_encoder(w: ModelWriter, model: PackedTransformer) -> None:
     memories: list[Any] = [
         layer.memory_attention for layer in each_layer(model.decoder_layers, config.num_decoder_layers)
     ]
-    rounded = w.round(w.places.x, memories[0].key_value)
+    rounded = w.quantize(w.pointers.x, memories[0].key_value)
     for number, memory in enumerate(memories):
-        w.keep(memory.key_value, rounded, _entry(w, w.places.memory, number, w.numbers.sources))
+        w.gemm_to_cache(memory.key_value, rounded, _cache_entry(w, w.pointers.memory, number, w.arguments.sources))
 
 
-def write_step(w: ModelWriter, model: PackedTransformer, output: NativeVocabulary) -> None:
-    """A decoder's last layer after each row's newest piece, all at one position, and the logits."""
+def emit_decoder_step(w: ModelEmitter, model: PrepackedTransformer, output: NativeVocabulary) -> None:
+    """Emit a decoder step for each row's newest token, all rows at one position, and the logits."""
     config, k = model.config, w.k
-    length = k.variable(w.numbers.length)
+    length = k.variable(w.arguments.length)
     w.embed(model.target_embedding, model.target_weight)
     for number, layer in enumerate(each_layer(model.decoder_layers, config.num_decoder_layers)):
         assert isinstance(layer, DecoderLayer)
-        memory_place = _entry(w, w.places.memory, number, w.numbers.sources)
-        lists = (w.places.lists, length, w.numbers.list_stride)
+        memory_entries = _cache_entry(w, w.pointers.memory, number, w.arguments.sources)
+        lists = (w.pointers.lists, length, w.arguments.list_stride)
 
-        def attend_to_memory(source: Value, memory: Any = layer.memory_attention, place: Value = memory_place) -> None:
+        def attend_to_memory(
+            source: Value, memory: Any = layer.memory_attention, entries: Value = memory_entries
+        ) -> None:
             inner, entry = w.heads.queries, 2 * w.heads.keys
-            w.product("store", memory.query, w.round(source, memory.query), w.places.projected)
-            w.attend("run", inner, (place, entry), _run(w), to_memory=True)
+            w.gemm("store", memory.query, w.quantize(source, memory.query), w.pointers.projected)
+            w.attend("run", inner, (entries, entry), _own_sequence(w), to_memory=True)
             w.self_attention_output(memory.output)
 
         _self_attention(w, number, layer, ("all", "list"), lists)
@@ -83,20 +87,20 @@ def write_step(w: ModelWriter, model: PackedTransformer, output: NativeVocabular
     w.project(output)
 
 
-def write_prompts(w: ModelWriter, model: PackedDecoder) -> None:
-    """A decoder's last layer at all pieces of prompts, whose keys and values become the first entries of the pool."""
+def emit_prompts(w: ModelEmitter, model: PrepackedDecoder) -> None:
+    """Emit a decoder that processes whole prompts and stores their keys and values at the start of the cache pool."""
     w.embed_runs(model.embedding, model.source_weight)
     for number, layer in enumerate(each_layer(model.layers, model.config.num_decoder_layers)):
-        _self_attention(w, number, layer, ("run", "run"), _run(w))
+        _self_attention(w, number, layer, ("run", "run"), _own_sequence(w))
         _feed_forward(w, layer)
     _norm(w, model.norm)
-    w.finish()
+    w.scale_output()
 
 
-def write_continuing(w: ModelWriter, model: PackedDecoder, output: NativeVocabulary) -> None:
-    """A decoder's last layer after each row's newest piece, each at a position of its own, and the logits."""
+def emit_prompt_step(w: ModelEmitter, model: PrepackedDecoder, output: NativeVocabulary) -> None:
+    """Emit a decoder step for each row's newest token, each row at its own position, and the logits."""
     w.embed(model.embedding, model.target_weight, is_ragged=True)
-    lists = (w.places.lists, w.places.counts, w.numbers.list_stride)
+    lists = (w.pointers.lists, w.pointers.counts, w.arguments.list_stride)
     for number, layer in enumerate(each_layer(model.layers, model.config.num_decoder_layers)):
         _self_attention(w, number, layer, ("each", "lists"), lists)
         _feed_forward(w, layer)
@@ -105,51 +109,55 @@ def write_continuing(w: ModelWriter, model: PackedDecoder, output: NativeVocabul
 
 
 def _self_attention(
-    w: ModelWriter, number: int, layer: nn.Module, kinds: tuple[str, str], lists: tuple[Value, Value, Value]
+    w: ModelEmitter, number: int, layer: nn.Module, kinds: tuple[str, str], lists: tuple[Value, Value, Value]
 ) -> None:
-    """Attention to entries of the pool, the newest among them; kinds of `ModelWriter.turn` and `attend`."""
-    assert isinstance(layer, EncoderLayer | DecoderLayer)
-    turning, attending = kinds
-    inner, entry = w.heads.queries, 2 * w.heads.keys
-    past = _entry(w, w.places.past, number, w.numbers.entries)
-    newest = _entry(w, w.places.past, number, w.numbers.entries, w.numbers.used)
+    """Emit self-attention of one layer to the cache pool, which it first extends by the newest tokens.
 
-    def attend(source: Value, own: Any = layer.self_attention) -> None:
-        rounded = w.round(source, own.projection)
-        w.product("store", own.projection, rounded, w.places.projected, (0, inner))
-        w.keep(own.projection, rounded, newest, (inner, inner + entry))
-        w.turn(turning, w.places.projected, inner, w.heads.number)
-        w.turn(turning, newest, entry, w.heads.shared)
-        w.attend(attending, inner, (past, entry), lists)
-        w.self_attention_output(own.output)
+    `kinds` are the arguments `kind` of `ModelEmitter.rotate` and `ModelEmitter.attend`.
+    """
+    assert isinstance(layer, EncoderLayer | DecoderLayer)
+    rotation_kind, attention_kind = kinds
+    inner, entry = w.heads.queries, 2 * w.heads.keys
+    past = _cache_entry(w, w.pointers.past, number, w.arguments.entries)
+    newest = _cache_entry(w, w.pointers.past, number, w.arguments.entries, w.arguments.used)
+
+    def attend(source: Value, attention: Any = layer.self_attention) -> None:
+        rounded = w.quantize(source, attention.projection)
+        w.gemm("store", attention.projection, rounded, w.pointers.projected, (0, inner))
+        w.gemm_to_cache(attention.projection, rounded, newest, (inner, inner + entry))
+        w.rotate(rotation_kind, w.pointers.projected, inner, w.heads.number)
+        w.rotate(rotation_kind, newest, entry, w.heads.shared)
+        w.attend(attention_kind, inner, (past, entry), lists)
+        w.self_attention_output(attention.output)
 
     w.sublayer(layer.self_attention_residual, attend)
 
 
-def _feed_forward(w: ModelWriter, layer: nn.Module) -> None:
+def _feed_forward(w: ModelEmitter, layer: nn.Module) -> None:
+    """Emit the feed-forward network of one layer with its residual connection."""
     assert isinstance(layer, EncoderLayer | DecoderLayer)
     network: FeedForward | GatedFeedForward = layer.feed_forward
     w.sublayer(layer.feed_forward_residual, lambda source: w.feed_forward(network, source))
 
 
-def _norm(w: ModelWriter, norm: nn.Module) -> None:
-    """The one after a stack."""
+def _norm(w: ModelEmitter, norm: nn.Module) -> None:
+    """Emit the norm after a stack of layers, if the stack has one."""
     if not isinstance(norm, nn.Identity):
-        w.norm(norm, w.places.x, w.places.x)
+        w.norm(norm, w.pointers.x, w.pointers.x)
 
 
-def _run(w: ModelWriter) -> tuple[Value, Value, Value]:
-    """What attention in runs is given for lists."""
-    return w.places.firsts, w.places.counts, w.k.int64(0)
+def _own_sequence(w: ModelEmitter) -> tuple[Value, Value, Value]:
+    """Return the arguments by which each row attends to the tokens of its own sequence."""
+    return w.pointers.firsts, w.pointers.counts, w.k.int64(0)
 
 
-def _entry(w: ModelWriter, place: Value, layer: int, entries: Value, number: Value | int = 0) -> Value:
-    """Where an entry of a layer begins, of keys and values that are kept (layers, entries, 2 × G × K)."""
+def _cache_entry(w: ModelEmitter, place: Value, layer: int, entries: Value, number: Value | int = 0) -> Value:
+    """Return a pointer to an entry of a layer in cached keys and values, (layers, entries, 2 × G × K)."""
     k = w.k
-    return k.element_pointer(place, k.mul(k.add(k.mul(entries, layer), number), 2 * w.heads.keys), w.kept)
+    return k.element_pointer(place, k.mul(k.add(k.mul(entries, layer), number), 2 * w.heads.keys), w.cache_type)
 
 
-# --- compiled steps ---
+# --- compiled models ---
 
 
 _TYPES = {torch.float16: F16, torch.float32: F32}
@@ -168,12 +176,12 @@ _COMPONENTS = {
 }
 COMPILED = table(
     "the compiled decoder",
-    class_="PackedTransformer PackedDecoder",
+    class_="PrepackedTransformer PrepackedDecoder",
     linear_layers="NativeLinear",
     output_projection="NativeVocabulary",
     **_COMPONENTS,
 )
-"""The models that `ModelPrograms` computes."""
+"""The models with prepacked weights that `CompiledModel` computes."""
 COMPILABLE = table(
     "the compiled decoder",
     class_="Transformer Decoder",
@@ -181,18 +189,18 @@ COMPILABLE = table(
     output_projection="Linear",
     **_COMPONENTS,
 )
-"""The models whose prepacked copy `ModelPrograms` computes."""
+"""The models whose inference copy with prepacked weights `CompiledModel` computes."""
 
 
 def why_not_compilable(model: nn.Module) -> str | None:
-    """Return a clause that says why a model's prepacked copy could not be compiled; None: it could."""
-    if (reason := why_not(COMPILABLE, model)) is not None:
+    """Return a clause that says why a model's inference copy could not be compiled, or None if it could be."""
+    if (reason := refusal(COMPILABLE, model)) is not None:
         return reason
     return _why_not_sizes(model.config)  # type: ignore[arg-type]
 
 
 def _why_not_sizes(config: ModelConfig) -> str | None:
-    """Return which size is not of whole blocks of outputs, or of whole vectors of a head (half of one that rotates)."""
+    """Return a clause that names a size that is not a multiple of the kernels' block size, or None if all sizes fit."""
     tile = find_integer_tile()
     if tile is None:
         return "there are no kernels for this processor"
@@ -209,24 +217,24 @@ def _why_not_sizes(config: ModelConfig) -> str | None:
     return next((f"{name}, {size}, is no multiple of {factor}" for name, size, factor in wrong), None)
 
 
-def output_of(model: Packed) -> NativeVocabulary:
-    """The product with the vocabulary."""
-    assert isinstance(model.packed_output, NativeVocabulary)
-    return model.packed_output
+def output_projection_of(model: PrepackedModel) -> NativeVocabulary:
+    """Return the prepacked output projection of a model."""
+    assert isinstance(model.prepacked_output, NativeVocabulary)
+    return model.prepacked_output
 
 
-class ModelPrograms:
-    """What runs a model: one program that reads what is given, and one that does a step."""
+class CompiledModel:
+    """The compiled kernels of one model: `read` processes the input, and `step` runs a decoding step."""
 
-    def __init__(self, model: PackedTransformer | PackedDecoder) -> None:
-        """Writes and compiles both programs."""
-        config, output = model.config, output_of(model)
+    def __init__(self, model: PrepackedTransformer | PrepackedDecoder) -> None:
+        """Emit and compile both kernels."""
+        config, output = model.config, output_projection_of(model)
         self.heads = HeadShape.of(config)
         self.d_model, self.d_ff, self.is_gated = config.d_model, config.d_ff, config.activation in GATES
-        self.kept_dtype = _kept_dtype(model)
-        """Of the keys and values that steps attend to."""
+        self.cache_dtype = _cache_dtype(model)
+        """The dtype of the cached keys and values."""
         self.read_positions, self.step_positions = _position_tables(model)
-        is_ragged = isinstance(model, PackedDecoder)
+        is_ragged = isinstance(model, PrepackedDecoder)
         k = new_builder("model", output.tile)
         emit_refinement(k, output.tile.vectors)
         emit_embedding(k, is_ragged=is_ragged)
@@ -235,45 +243,46 @@ class ModelPrograms:
         emit_scaling(k)
         emit_rotary(k, self.heads, interleaved=config.positions == "rotary-interleaved")
         weights = Weights(config.d_model)
-        row_work = {}
-        for name, write in _writers(model, output).items():
+        multiplications = {}
+        for name, emit in _emitters(model, output).items():
             with kernel(k, name, len(StepArguments._fields)) as (numbers, thread, threads):
-                writer = ModelWriter(
-                    k, config, StepArguments(*numbers), (thread, threads), weights, _TYPES[self.kept_dtype]
+                emitter = ModelEmitter(
+                    k, config, StepArguments(*numbers), (thread, threads), weights, _TYPES[self.cache_dtype]
                 )
-                write(writer)
-                row_work[name] = writer.row_work
+                emit(emitter)
+                multiplications[name] = emitter.multiplications_per_row
         self._kept = weights.tensors
         self.weights = torch.tensor([tensor.data_ptr() for tensor in self._kept])
-        programs = compile_kernels(k, ("read", "step"))
-        self.read: CompiledKernel = programs["read"]
-        """The encoder, or prompts."""
-        self.step: CompiledKernel = programs["step"]
-        self.read_work, self.step_work = row_work["read"], row_work["step"]
+        kernels = compile_kernels(k, ("read", "step"))
+        self.read: CompiledKernel = kernels["read"]
+        """The kernel that runs the encoder, or that processes the prompts of a decoder-only model."""
+        self.step: CompiledKernel = kernels["step"]
+        self.read_multiplications, self.step_multiplications = multiplications["read"], multiplications["step"]
         """Products of two numbers that they take for each row, but those of attention."""
 
 
-def _kept_dtype(model: PackedTransformer | PackedDecoder) -> torch.dtype:
-    layer = (model.layers if isinstance(model, PackedDecoder) else model.decoder_layers)[0]
+def _cache_dtype(model: PrepackedTransformer | PrepackedDecoder) -> torch.dtype:
+    """Return the dtype of the cached keys and values."""
+    layer = (model.layers if isinstance(model, PrepackedDecoder) else model.decoder_layers)[0]
     assert isinstance(layer, EncoderLayer | DecoderLayer)
-    assert isinstance(layer.self_attention, PackedSelfAttention)
-    return layer.self_attention.kept_dtype
+    assert isinstance(layer.self_attention, PrepackedSelfAttention)
+    return layer.self_attention.cache_dtype
 
 
-def _writers(
-    model: PackedTransformer | PackedDecoder, output: NativeVocabulary
-) -> dict[str, Callable[[ModelWriter], None]]:
-    """What writes each program."""
-    if isinstance(model, PackedDecoder):
-        return {"read": lambda w: write_prompts(w, model), "step": lambda w: write_continuing(w, model, output)}
-    return {"read": lambda w: write_encoder(w, model), "step": lambda w: write_step(w, model, output)}
+def _emitters(
+    model: PrepackedTransformer | PrepackedDecoder, output: NativeVocabulary
+) -> dict[str, Callable[[ModelEmitter], None]]:
+    """Return the functions that emit the kernels `read` and `step`."""
+    if isinstance(model, PrepackedDecoder):
+        return {"read": lambda w: emit_prompts(w, model), "step": lambda w: emit_prompt_step(w, model, output)}
+    return {"read": lambda w: emit_encoder(w, model), "step": lambda w: emit_decoder_step(w, model, output)}
 
 
-def _position_tables(model: PackedTransformer | PackedDecoder) -> tuple[GrowingTables, GrowingTables]:
-    """Those of what is read, and of steps."""
-    if isinstance(model, PackedDecoder):
-        of_steps = _tables(model.embedding, model.positions, model.config)
-        return of_steps, of_steps
+def _position_tables(model: PrepackedTransformer | PrepackedDecoder) -> tuple[GrowingTables, GrowingTables]:
+    """Return the position tables of the input that is read, and of decoding steps."""
+    if isinstance(model, PrepackedDecoder):
+        tables = _tables(model.embedding, model.positions, model.config)
+        return tables, tables
     return (
         _tables(model.source_embedding, model.encoder_positions, model.config),
         _tables(model.target_embedding, model.decoder_positions, model.config),
@@ -281,32 +290,36 @@ def _position_tables(model: PackedTransformer | PackedDecoder) -> tuple[GrowingT
 
 
 def _tables(embedding: Embedding, positions: StackPositions, config: ModelConfig) -> GrowingTables:
-    def added(count: int) -> Tensor:
+    """Return the position tables of one stack."""
+
+    def added_encodings(count: int) -> Tensor:
         table: Tensor = embedding.positions(torch.zeros(1, count, config.d_model))[0]
         return table
 
-    return GrowingTables(positions, added, config.max_positions if config.positions == "learned" else 2**31)
+    return GrowingTables(positions, added_encodings, config.max_positions if config.positions == "learned" else 2**31)
 
 
-_PROGRAMS: WeakKeyDictionary[nn.Module, tuple[Graph, ModelPrograms]] = WeakKeyDictionary()
+_COMPILED_MODELS: WeakKeyDictionary[nn.Module, tuple[Graph, CompiledModel]] = WeakKeyDictionary()
 
 
-def find_programs(model: PackedTransformer | PackedDecoder, *, is_private: bool = False) -> ModelPrograms | str:
-    """Return a model's compiled steps, made when they are first asked for; or why it cannot be compiled as it is now.
+def find_compiled_model(
+    model: PrepackedTransformer | PrepackedDecoder, *, is_private: bool = False
+) -> CompiledModel | str:
+    """Return a model's compiled kernels, compiled on first use, or a clause that says why it cannot be compiled now.
 
     Args:
-        model: with prepacked weights.
-        is_private: nobody else holds the model, so that it is looked at once only.
+        model: a model with prepacked weights.
+        is_private: True if no other code can change the model, so that it is inspected only once.
     """
-    known = _PROGRAMS.get(model)
+    known = _COMPILED_MODELS.get(model)
     if known is not None and is_private:
         return known[1]
     described = description_of(model)
-    reason = described.why_not(COMPILED)
+    reason = described.refusal(COMPILED)
     if reason is None:
         reason = "the model is in training mode" if described.is_training else _why_not_sizes(model.config)
     if reason is not None:
         return reason
     if known is None or known[0] is not described.graph:
-        known = _PROGRAMS[model] = described.graph, ModelPrograms(model)
+        known = _COMPILED_MODELS[model] = described.graph, CompiledModel(model)
     return known[1]

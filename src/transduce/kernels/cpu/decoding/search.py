@@ -27,22 +27,20 @@ from transduce.kernels.cpu.jit.memory import Arena
 from transduce.kernels.cpu.jit.threads import run_timed
 from transduce.kernels.cpu.jit.tile import MAX_LANES
 from transduce.kernels.cpu.logits import SelectArguments, emit_select, select_scratch_size
-from transduce.model.state import FoundHypothesis, SearchBounds
+from transduce.model.batch_search import FoundHypothesis, SearchBounds
 
-# --- search program ---
-# Emit a whole search as one kernel: decoder steps, selection of tokens, and bookkeeping of hypotheses.
-# It finds what `search.beam.BeamSearch` finds without rules, and with one hypothesis what greedy search finds.
-# Legend: N sentences at first, B of them still decoded, W hypotheses of each, T capacity in tokens per hypothesis,
-# t tokens so far, D model width.
+# --- search kernel ---
+# The whole search is one kernel: decoder steps, selection of tokens, and bookkeeping of hypotheses. It finds what
+# `search.beam.BeamSearch` finds without rules, and with one hypothesis what greedy search finds.
 
 
-_NEVER = float("-inf")
+_MINUS_INFINITY = float("-inf")
 
 
 class SearchArguments(NamedTuple):
     """Arguments of the search kernel: addresses, unless stated otherwise.
 
-    Those before `step` change during the search.
+    The fields before `step` change during the search.
     """
 
     steps: Any
@@ -60,7 +58,7 @@ class SearchArguments(NamedTuple):
     values: Any
     """The tokens' log-probabilities, float32 (B × W, T)."""
     next_tokens: Any
-    """A second buffer for `pieces`, swapped at each step."""
+    """A second buffer for `tokens`, swapped at each step."""
     next_values: Any
     """A second buffer for `values`, swapped at each step."""
     lists: Any
@@ -70,14 +68,14 @@ class SearchArguments(NamedTuple):
     step: Any
     """The address of the decoder step's kernel."""
     step_arguments: Any
-    """The decoder step's arguments, `model_writer.StepArguments`."""
+    """The decoder step's arguments, `writer.StepArguments`."""
     select_arguments: Any
-    """The selection's arguments, `reductions.SelectArguments`."""
+    """The selection's arguments, `logits.SelectArguments`."""
     beam_size: Any
     """The beam size W."""
     certain_count: Any
     """The number of hypotheses that must be certain before a sentence is done; 0: one finished hypothesis ends it."""
-    room: Any
+    capacity: Any
     """The capacity in tokens T."""
     positions: Any
     """The number of positions in the step's tables."""
@@ -88,14 +86,14 @@ class SearchArguments(NamedTuple):
     newest: Any
     """The last token of each hypothesis, int64 (B × W,)."""
     row_sources: Any
-    """The offset of each hypothesis' source, int64 (B × W,), and, `most_rows` elements later, its number of tokens."""
+    """The offset of each hypothesis' source, int64 (B × W,), and, `max_rows` elements later, its number of tokens."""
     max_rows: Any
     """The number of elements between the two arrays in `row_sources`."""
     sources: Any
     """The offset of each sentence's source, and its number of tokens, int64 (2, N)."""
     all_sentences: Any
     """The number of sentences at first N."""
-    places: Any
+    indices: Any
     """Each sentence's index in the input batch, int64 (B,)."""
     longest: Any
     """Each sentence's greatest number of tokens, int64 (B,)."""
@@ -103,19 +101,19 @@ class SearchArguments(NamedTuple):
     """The length penalty at each sentence's greatest length, float32 (B,)."""
     penalties: Any
     """The length penalty of n tokens, float64 (T + 2,)."""
-    found: Any
+    finished_counts: Any
     """The number of finished hypotheses by index in the input batch, int64 (N,)."""
     order: Any
     """The slots of a sentence's finished hypotheses, best first, then the free slot, int64 (N, W + 1)."""
-    found_scores: Any
+    finished_scores: Any
     """Scores of finished hypotheses by slot, float64 (N, W + 1)."""
-    found_lengths: Any
+    finished_lengths: Any
     """Lengths of finished hypotheses by slot, int64 (N, W + 1)."""
-    found_ended: Any
-    """Whether finished hypotheses end with the end symbol (1) or were cut off (0), by slot, int64 (N, W + 1)."""
-    found_tokens: Any
+    finished_ended: Any
+    """1 for finished hypotheses that end with the end symbol, 0 for those cut off, by slot, int64 (N, W + 1)."""
+    finished_tokens: Any
     """Tokens of finished hypotheses by slot, int32 (N, W + 1, T)."""
-    found_values: Any
+    finished_values: Any
     """Log-probabilities of these tokens, float32 (N, W + 1, T)."""
 
 
@@ -145,9 +143,9 @@ def search_kernel() -> CompiledKernel:
 class Fields:
     """Named access to kernel arguments in memory, for emitted code."""
 
-    def __init__(self, k: KernelBuilder, place: Value, names: tuple[str, ...] = SearchArguments._fields) -> None:
+    def __init__(self, k: KernelBuilder, pointer: Value, names: tuple[str, ...] = SearchArguments._fields) -> None:
         self.k = k
-        self.place = place
+        self.pointer = pointer
         self.names = names
 
     def get(self, name: str) -> Value:
@@ -174,7 +172,7 @@ class Fields:
 
     def _at(self, name: str) -> Value:
         """Return a pointer to an argument."""
-        return self.k.element_pointer(self.place, self.names.index(name), I64)
+        return self.k.element_pointer(self.pointer, self.names.index(name), I64)
 
 
 def _forbid(fields: Fields, thread: Value, threads: Value) -> None:
@@ -189,7 +187,7 @@ def _forbid(fields: Fields, thread: Value, threads: Value) -> None:
     with k.loop(k.mul(first, width), k.mul(last, width)) as row:
         logits = select.at("logits", k.mul(row, select.get("stride")))
         with k.loop(0, fields.get("never_count")) as number:
-            k.store(k.float32(_NEVER), k.element_pointer(logits, fields.element("never", number, I64)))
+            k.store(k.float32(_MINUS_INFINITY), k.element_pointer(logits, fields.element("never", number, I64)))
 
 
 def _write_record(k: KernelBuilder) -> None:
@@ -200,7 +198,7 @@ def _write_record(k: KernelBuilder) -> None:
     """
     with k.function("record", POINTER, I64, I64, I64, F32, I64) as (numbers, index, row, token, value, ended):
         fields = Fields(k, numbers)
-        length, capacity = fields.get("length"), fields.get("room")
+        length, capacity = fields.get("length"), fields.get("capacity")
         history = k.mul(row, capacity)
         # Summed in order and in float64, as the search in Python does.
         total = k.variable(ir.Constant(F64, 0.0))
@@ -211,26 +209,26 @@ def _write_record(k: KernelBuilder) -> None:
         new_length = k.add(length, 1)
         score = k.build.fdiv(full_total, fields.element("penalties", new_length, F64))
         slots = k.add(fields.get("beam_size"), 1)
-        base, count = k.mul(index, slots), fields.element("found", index, I64)
+        base, count = k.mul(index, slots), fields.element("finished_counts", index, I64)
         rank = _rank(fields, (base, count), (score, ended))
         with k.when(k.build.icmp_signed("<", rank, fields.get("beam_size"))):
             slot = fields.element("order", k.add(base, count), I64)
             slot_index = k.add(base, slot)
-            k.store(score, fields.at("found_scores", slot_index, F64))
-            k.store(new_length, fields.at("found_lengths", slot_index, I64))
-            k.store(ended, fields.at("found_ended", slot_index, I64))
+            k.store(score, fields.at("finished_scores", slot_index, F64))
+            k.store(new_length, fields.at("finished_lengths", slot_index, I64))
+            k.store(ended, fields.at("finished_ended", slot_index, I64))
             target = k.mul(slot_index, capacity)
-            k.copy(fields.at("tokens", history, I32), fields.at("found_tokens", target, I32), length)
-            k.copy(fields.at("values", history), fields.at("found_values", target), length)
-            k.store(k.build.trunc(token, I32), fields.at("found_tokens", k.add(target, length), I32))
-            k.store(value, fields.at("found_values", k.add(target, length)))
+            k.copy(fields.at("tokens", history, I32), fields.at("finished_tokens", target, I32), length)
+            k.copy(fields.at("values", history), fields.at("finished_values", target), length)
+            k.store(k.build.trunc(token, I32), fields.at("finished_tokens", k.add(target, length), I32))
+            k.store(value, fields.at("finished_values", k.add(target, length)))
             # Move the slots of worse hypotheses back; the last of W + 1 slots is the free one.
             with k.loop(0, k.build.sub(count, rank)) as number:
                 to = k.add(base, k.build.sub(count, number))
                 k.store(fields.element("order", k.add(to, -1), I64), fields.at("order", to, I64))
             k.store(slot, fields.at("order", k.add(base, rank), I64))
             has_free_slot = k.build.icmp_signed("<", count, fields.get("beam_size"))
-            k.store(k.add(count, k.build.zext(has_free_slot, I64)), fields.at("found", index, I64))
+            k.store(k.add(count, k.build.zext(has_free_slot, I64)), fields.at("finished_counts", index, I64))
 
 
 def _rank(fields: Fields, ranking: tuple[Value, Value], new: tuple[Value, Value]) -> Value:
@@ -239,8 +237,8 @@ def _rank(fields: Fields, ranking: tuple[Value, Value], new: tuple[Value, Value]
     rank = k.variable(k.int64(0))
     with k.loop(0, count) as number:
         slot_index = k.add(base, fields.element("order", k.add(base, number), I64))
-        other_ended = fields.element("found_ended", slot_index, I64)
-        worse = k.build.fcmp_ordered("<", fields.element("found_scores", slot_index, F64), score)
+        other_ended = fields.element("finished_ended", slot_index, I64)
+        worse = k.build.fcmp_ordered("<", fields.element("finished_scores", slot_index, F64), score)
         same_kind = k.build.icmp_signed("==", other_ended, ended)
         stays = k.build.or_(k.build.icmp_signed(">", other_ended, ended), k.build.and_(same_kind, k.build.not_(worse)))
         k.store(k.add(k.load_variable(rank, count), k.build.zext(stays, I64)), rank)
@@ -259,7 +257,7 @@ def _write_update(k: KernelBuilder) -> None:
         rows = k.mul(fields.get("sentences"), fields.get("width"))
         kept_count = k.variable(k.int64(0))
         with k.loop(0, fields.get("sentences")) as sentence:
-            index = fields.element("places", sentence, I64)
+            index = fields.element("indices", sentence, I64)
             _record_ended(fields, select, sentence, index)
             first = k.mul(sentence, beam_size)
             with k.when(_may_improve(fields, select, sentence, index)):
@@ -292,34 +290,34 @@ def _record(fields: Fields, select: Fields, kind: str, numbers: tuple[Value, ...
     """Record a candidate if there is one at this index."""
     k, (sentence, index, candidate) = fields.k, numbers
     total = select.element(f"{kind}_totals", candidate)
-    with k.when(k.build.fcmp_ordered(">", total, k.float32(_NEVER))):
+    with k.when(k.build.fcmp_ordered(">", total, k.float32(_MINUS_INFINITY))):
         parent = select.element(f"{kind}_parents", candidate, I64)
         row = k.add(k.mul(sentence, fields.get("width")), parent)
-        token = select.element(f"{kind}_pieces", candidate, I64)
+        token = select.element(f"{kind}_tokens", candidate, I64)
         value = select.element(f"{kind}_scores", candidate)
-        k.call("record", fields.place, index, row, token, value, k.int64(int(ended)))
+        k.call("record", fields.pointer, index, row, token, value, k.int64(int(ended)))
 
 
 def _may_improve(fields: Fields, select: Fields, sentence: Value, index: Value) -> Value:
     """Return whether a live hypothesis can still enter the certain ones; in greedy search, whether none has ended."""
     k, beam_size, certain_count = fields.k, fields.get("beam_size"), fields.get("certain_count")
-    best, first = k.variable(k.float32(_NEVER)), k.mul(sentence, beam_size)
+    best, first = k.variable(k.float32(_MINUS_INFINITY)), k.mul(sentence, beam_size)
     with k.loop(first, k.add(first, beam_size)) as number:
         total, best_so_far = select.element("live_totals", number), k.load_variable(best, k.float32(0.0))
         k.store(k.maximum(total, best_so_far), best)
-    threshold, count = k.variable(k.float32(_NEVER)), fields.element("found", index, I64)
+    threshold, count = k.variable(k.float32(_MINUS_INFINITY)), fields.element("finished_counts", index, I64)
     has_enough = k.build.and_(
         k.build.icmp_signed(">=", count, certain_count), k.build.icmp_signed(">", certain_count, k.int64(0))
     )
     with k.when(has_enough):
         base = k.mul(index, k.add(beam_size, 1))
         slot = fields.element("order", k.add(base, certain_count, -1), I64)
-        score = fields.element("found_scores", k.add(base, slot), F64)
+        score = fields.element("finished_scores", k.add(base, slot), F64)
         k.store(k.build.fptrunc(score, F32), threshold)
     live = k.load_variable(best, k.float32(0.0))
     bound = k.build.fdiv(live, fields.element("greatest_penalties", sentence))
     better = k.build.and_(
-        k.build.fcmp_ordered(">", live, k.float32(_NEVER)),
+        k.build.fcmp_ordered(">", live, k.float32(_MINUS_INFINITY)),
         k.build.fcmp_ordered(">", bound, k.load_variable(threshold, live)),
     )
     none_ended = k.build.icmp_signed("==", count, k.int64(0))
@@ -329,7 +327,7 @@ def _may_improve(fields: Fields, select: Fields, sentence: Value, index: Value) 
 def _keep_sentence(fields: Fields, sentence: Value, to: Value) -> None:
     """Move a sentence's data to its new index, which is not greater."""
     k = fields.k
-    for name, kind in (("places", I64), ("longest", I64), ("greatest_penalties", F32)):
+    for name, kind in (("indices", I64), ("longest", I64), ("greatest_penalties", F32)):
         k.store(fields.element(name, sentence, kind), fields.at(name, to, kind))
     for part in (k.int64(0), fields.get("all_sentences")):
         k.store(fields.element("sources", k.add(part, sentence), I64), fields.at("sources", k.add(part, to), I64))
@@ -338,7 +336,7 @@ def _keep_sentence(fields: Fields, sentence: Value, to: Value) -> None:
 def _extend(fields: Fields, select: Fields, sentences: tuple[Value, Value], chosen: Value, new_row: Value) -> None:
     """Copy a live hypothesis' parent and append the selected token."""
     k, (sentence, to) = fields.k, sentences
-    length, capacity = fields.get("length"), fields.get("room")
+    length, capacity = fields.get("length"), fields.get("capacity")
     row = k.add(k.mul(sentence, fields.get("width")), select.element("live_parents", chosen, I64))
     old, new = k.mul(row, capacity), k.mul(new_row, capacity)
     k.copy(fields.at("tokens", old, I32), fields.at("next_tokens", new, I32), length)
@@ -386,11 +384,11 @@ def _set_next(fields: Fields, select: Fields, sentences: Value, old_rows: Value)
     fields.set("stop", k.build.zext(stop, I64))
 
 
-# --- search ---
+# --- search of a batch ---
 
 
-_LEAST_VOCABULARY = 64  # minimum vocabulary size: one block of the top-k search
-_MOST_TOKENS = 1 << 22  # tokens of all hypotheses: buffers are allocated for the greatest length up front
+_MIN_VOCABULARY = 64  # minimum vocabulary size: one block of the top-k search
+_MAX_TOKENS = 1 << 22  # tokens of all hypotheses: buffers are allocated for the greatest length up front
 
 
 def supports_compiled_search(vocabulary_size: int, bounds: SearchBounds) -> bool:
@@ -398,38 +396,38 @@ def supports_compiled_search(vocabulary_size: int, bounds: SearchBounds) -> bool
 
     The vocabulary must be large enough, and the buffers must not become too large.
     """
-    rows = len(bounds.longest) * bounds.beam_size
+    rows = len(bounds.max_lengths) * bounds.beam_size
     return (
-        vocabulary_size >= max(_LEAST_VOCABULARY, 2 * bounds.beam_size) and max(bounds.longest) * rows <= _MOST_TOKENS
+        vocabulary_size >= max(_MIN_VOCABULARY, 2 * bounds.beam_size) and max(bounds.max_lengths) * rows <= _MAX_TOKENS
     )
 
 
 class NativeSearch:
-    """A compiled search for a batch (implements `searching.BatchSearch`)."""
+    """A compiled search for a batch (implements `model.state.BatchSearch`)."""
 
     def __init__(self, state: NativeState, bounds: SearchBounds) -> None:
         """Start the search; `state` has encoded its sentences and run no step."""
         self.state = state
         self.bounds = bounds
         self.threads = torch.get_num_threads()  # the number that scratch space is allocated for
-        self.sentences = len(bounds.longest)  # N
+        self.sentences = len(bounds.max_lengths)  # N
         self.rows = self.sentences * bounds.beam_size  # greatest number of hypotheses
         self.slots = bounds.beam_size + 1  # finished hypotheses per sentence, and a free slot
-        self.room = max(bounds.longest, default=0)  # T
+        self.capacity = max(bounds.max_lengths, default=0)  # T
         self._zeroed = Arena(self._zeroed_arrays(), zeroed=True)
         self._uninitialized = Arena(self._uninitialized_arrays())
         self._addresses = self._zeroed.addresses | self._uninitialized.addresses
         # NumPy views, whose slicing takes a fifth of the time of tensors'.
-        self._found = tuple(self._uninitialized.tensor(f"found_{name}").numpy() for name in ("tokens", "values"))
+        self._found = tuple(self._uninitialized.tensor(f"finished_{name}").numpy() for name in ("tokens", "values"))
         # With a beam most cache entries are soon dropped; in greedy search all stay, and a target is about as long as
         # its source.
-        steps = RESERVED_STEPS if bounds.beam_size > 1 else min(self.room, state.longest_source + RESERVED_STEPS)
+        steps = RESERVED_STEPS if bounds.beam_size > 1 else min(self.capacity, state.longest_source + RESERVED_STEPS)
         state.pool.reserve(self.rows * steps)
-        self.tables = state.programs.step_positions.until(0)
+        self.tables = state.compiled.step_positions.until(0)
         self.positions = (
-            max(state.longest_source, self.room + 1) + MAX_LANES
+            max(state.longest_source, self.capacity + 1) + MAX_LANES
         )  # greatest number that a hypothesis attends to
-        self.scratch = Scratch(state.programs, self.rows, self.positions * self.threads)
+        self.scratch = Scratch(state.compiled, self.rows, self.positions * self.threads)
         self._begin()
         self._step = _Arguments(StepArguments, **self._step_arguments())
         self._select = _Arguments(SelectArguments, **self._select_arguments())
@@ -438,39 +436,42 @@ class NativeSearch:
     def _zeroed_arrays(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Return the dtype and shape of each array that starts with zeros."""
         by_sentence, by_row, by_slot = (self.sentences,), (self.rows,), (self.sentences, self.slots)
-        lists = (torch.int32, (self.rows, self.room + 1))
+        lists = (torch.int32, (self.rows, self.capacity + 1))
         return {
             "sources": (torch.int64, (2, *by_sentence)),
             "row_sources": (torch.int64, (2, *by_row)),
             "newest": (torch.int64, by_row),
             "scores": (torch.float32, by_row),
-            "places": (torch.int64, by_sentence),
+            "indices": (torch.int64, by_sentence),
             "longest": (torch.int64, by_sentence),
             "greatest_penalties": (torch.float32, by_sentence),
-            "never": (torch.int64, (len(self.bounds.never_written),)),
+            "never": (torch.int64, (len(self.bounds.forbidden_tokens),)),
             "lists": lists,
             "next_lists": lists,
-            "found": (torch.int64, by_sentence),
+            "finished_counts": (torch.int64, by_sentence),
             "order": (torch.int64, by_slot),
-            "found_scores": (torch.float64, by_slot),
-            "found_lengths": (torch.int64, by_slot),
-            "found_ended": (torch.int64, by_slot),
+            "finished_scores": (torch.float64, by_slot),
+            "finished_lengths": (torch.int64, by_slot),
+            "finished_ended": (torch.int64, by_slot),
         }
 
     def _uninitialized_arrays(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Return the dtype and shape of each array that may start uninitialized."""
         output, beam_size = self.state.output, self.bounds.beam_size
-        history, finished = (self.rows, self.room), (self.sentences, self.slots, self.room)
+        history, finished = (self.rows, self.capacity), (self.sentences, self.slots, self.capacity)
         arrays: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
             "tokens": (torch.int32, history),
             "values": (torch.float32, history),
             "next_tokens": (torch.int32, history),
             "next_values": (torch.float32, history),
-            "found_tokens": (torch.int32, finished),
-            "found_values": (torch.float32, finished),
-            "x": (torch.float32, (self.rows, self.state.programs.d_model)),
+            "finished_tokens": (torch.int32, finished),
+            "finished_values": (torch.float32, finished),
+            "x": (torch.float32, (self.rows, self.state.compiled.d_model)),
             "logits": (torch.float32, (self.rows, output.padded_outputs)),
-            "select_room": (torch.float32, (self.threads, select_scratch_size(output.outputs, beam_size, beam_size))),
+            "select_scratch": (
+                torch.float32,
+                (self.threads, select_scratch_size(output.outputs, beam_size, beam_size)),
+            ),
         }
         for kind, count in (("live", beam_size), ("ended", 2 * beam_size)):
             for name in ("parents", "tokens"):
@@ -487,10 +488,10 @@ class NativeSearch:
         numbers("row_sources")[:count] = starts
         numbers("row_sources")[self.rows : self.rows + count] = lengths
         numbers("newest")[:] = [self.bounds.start_id] * self.rows
-        numbers("places")[:] = range(count)
-        numbers("longest")[:] = self.bounds.longest
-        numbers("greatest_penalties")[:] = self.bounds.penalties[self.bounds.longest].tolist()
-        numbers("never")[:] = self.bounds.never_written
+        numbers("indices")[:] = range(count)
+        numbers("longest")[:] = self.bounds.max_lengths
+        numbers("greatest_penalties")[:] = self.bounds.penalties[self.bounds.max_lengths].tolist()
+        numbers("never")[:] = self.bounds.forbidden_tokens
         numbers("order")[:] = [*range(self.slots)] * count
 
     # --- running ---------------------------------------------------------------------------------------------------
@@ -498,7 +499,7 @@ class NativeSearch:
     @property
     def active(self) -> Tensor:
         """The indices in the batch of the sentences that are still decoded, (B,)."""
-        return self._zeroed.tensor("places")[: self._numbers["sentences"]].clone()
+        return self._zeroed.tensor("indices")[: self._numbers["sentences"]].clone()
 
     @property
     def length(self) -> int:
@@ -507,12 +508,12 @@ class NativeSearch:
 
     def advance(self, steps: int) -> None:
         """Run at most `steps` steps; returns early once all sentences are done."""
-        program: CompiledKernel = search_kernel()
+        search: CompiledKernel = search_kernel()
         self._numbers["steps"] = steps
         while self._numbers["sentences"] and self._numbers["steps"] > 0:
             self._ensure_capacity()
-            work = self._numbers["sentences"] * self.bounds.beam_size * self.state.programs.step_work
-            run_timed(program, self._numbers.array, work, self.threads)
+            work = self._numbers["sentences"] * self.bounds.beam_size * self.state.compiled.step_multiplications
+            run_timed(search, self._numbers.array, work, self.threads)
 
     def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
         """Remove the sentences at these rows from the batch, and return their live hypotheses."""
@@ -533,12 +534,12 @@ class NativeSearch:
         tokens = self._histories()[0][: batch * width, : self.length]
         return tokens.long().view(batch, width, -1), self._zeroed.tensor("scores")[: batch * width].view(batch, width)
 
-    def found(self, place: int, count: int) -> list[FoundHypothesis]:
+    def finished(self, index: int, count: int) -> list[FoundHypothesis]:
         """Return at most `count` finished hypotheses of the sentence at an index of the batch, best first."""
-        numbers, first, hypotheses = self._zeroed.ctypes_array, place * self.slots, []
-        for slot in numbers("order")[first : first + min(count, numbers("found")[place])]:
-            length, ended = numbers("found_lengths")[first + slot], numbers("found_ended")[first + slot]
-            tokens, values = (array[place, slot, :length] for array in self._found)
+        numbers, first, hypotheses = self._zeroed.ctypes_array, index * self.slots, []
+        for slot in numbers("order")[first : first + min(count, numbers("finished_counts")[index])]:
+            length, ended = numbers("finished_lengths")[first + slot], numbers("finished_ended")[first + slot]
+            tokens, values = (array[index, slot, :length] for array in self._found)
             hypotheses.append(FoundHypothesis(tokens, values, ended=bool(ended)))
         return hypotheses
 
@@ -556,7 +557,7 @@ class NativeSearch:
             self._step["past"] = pool.entries.data_ptr()
             self._step["entries"] = pool.entries.shape[1]
         if position >= self._numbers["positions"]:
-            self.tables = self.state.programs.step_positions.until(position)
+            self.tables = self.state.compiled.step_positions.until(position)
             self._numbers["positions"] = self.tables.length
             for name, address in self.tables.addresses().items():
                 self._step[name] = address
@@ -572,7 +573,7 @@ class NativeSearch:
     def _histories(self) -> tuple[Tensor, Tensor]:
         """Return the hypotheses' tokens and the tokens' log-probabilities."""
         next_ = "next_" if self._is_swapped() else ""
-        return self._uninitialized.tensor(f"{next_}pieces"), self._uninitialized.tensor(f"{next_}values")
+        return self._uninitialized.tensor(f"{next_}tokens"), self._uninitialized.tensor(f"{next_}values")
 
     def _keep_sentences(self, staying: list[int]) -> None:
         """Remove all other sentences from the batch, between two steps."""
@@ -580,7 +581,7 @@ class NativeSearch:
         sentences = torch.tensor(staying, dtype=torch.int64)
         rows = (sentences[:, None] * width + torch.arange(width)).flatten()
         count, tensor = batch * width, self._zeroed.tensor
-        for name in ("places", "longest", "greatest_penalties"):
+        for name in ("indices", "longest", "greatest_penalties"):
             tensor(name)[:batch] = tensor(name)[sentences]
         tensor("sources")[:, :batch] = tensor("sources")[:, sentences]
         tensor("row_sources")[:, :count] = tensor("row_sources")[:, rows]
@@ -595,10 +596,10 @@ class NativeSearch:
         state, addresses = self.state, self._addresses
         return {
             "rows": self.sentences,
-            "weights": state.programs.weights.data_ptr(),
+            "weights": state.compiled.weights.data_ptr(),
             "x": addresses["x"],
             **self.scratch.addresses,
-            "room": self.positions,
+            "score_capacity": self.positions,
             "firsts": addresses["row_sources"],
             "counts": addresses["row_sources"] + 8 * self.rows,  # bytes of an int64
             "memory": state.memory.data_ptr(),
@@ -607,7 +608,7 @@ class NativeSearch:
             "entries": state.pool.entries.shape[1],
             "used": 0,
             "lists": addresses["lists"],
-            "list_stride": self.room + 1,
+            "list_stride": self.capacity + 1,
             "length": 1,
             "ids": addresses["newest"],
             **self.tables.addresses(),
@@ -625,7 +626,7 @@ class NativeSearch:
             "normalizer": 0,
             "eos_id": self.bounds.eos_id,
             "beam_size": beam_size,
-            "room": self._addresses["select_room"],
+            "scratch": self._addresses["select_scratch"],
             "scratch_per_thread": select_scratch_size(output.outputs, beam_size, beam_size),
         }
 
@@ -638,14 +639,14 @@ class NativeSearch:
             "sentences": self.sentences,
             "width": 1,
             "length": 0,
-            "step": self.state.programs.step.address,
+            "step": self.state.compiled.step.address,
             "step_arguments": ctypes.addressof(self._step.array),
             "select_arguments": ctypes.addressof(self._select.array),
             "beam_size": bounds.beam_size,
             "certain_count": bounds.n_best if bounds.beam_size > 1 else 0,
-            "room": self.room,
+            "capacity": self.capacity,
             "positions": self.tables.length,
-            "never_count": len(bounds.never_written),
+            "never_count": len(bounds.forbidden_tokens),
             "penalties": bounds.penalties.data_ptr(),
             "max_rows": self.rows,
             "all_sentences": self.sentences,

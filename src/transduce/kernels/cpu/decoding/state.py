@@ -1,4 +1,4 @@
-"""Implement the decoding state of encoder-decoder models on compiled kernels.
+"""Decode on a CPU with compiled steps: a KV cache pool, and the states of encoder-decoder and decoder-only models.
 
 Legend: B sentences, W hypotheses of each, N rows (B × W, or source tokens), S source length, D model width.
 """
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from transduce.kernels.cpu.decode_rows import PositionTables
-from transduce.kernels.cpu.decoding.compiled_steps import ModelPrograms, output_of
-from transduce.kernels.cpu.decoding.writer import ROWS_AT_ONCE, StepArguments
+from transduce.kernels.cpu.decoding.compiled_steps import CompiledModel, output_projection_of
+from transduce.kernels.cpu.decoding.writer import FEED_FORWARD_ROWS, StepArguments
 from transduce.kernels.cpu.gemm.amx import READABLE_EXTRA_ROWS
 from transduce.kernels.cpu.jit.compiler import (
     CompiledKernel,
@@ -24,25 +24,24 @@ from transduce.kernels.cpu.jit.ir_builder import I64
 from transduce.kernels.cpu.jit.memory import Arena
 from transduce.kernels.cpu.jit.threads import run_timed
 from transduce.kernels.cpu.jit.tile import MAX_LANES
-from transduce.kernels.prepacked import PackedDecoder, PackedTransformer
+from transduce.kernels.prepacked import PrepackedDecoder, PrepackedTransformer
 from transduce.model.attention import AttentionTrace
 
-# --- pool ---
-# Store the decoder's KV cache as a pool of entries that beam hypotheses share, and compact the pool when it is
-# full.
+# --- KV cache pool ---
+# Beam hypotheses share the entries of the pool, which is compacted when it is full.
 # Legend: N hypotheses, t tokens of each, G key/value heads, K width of a head's keys and of its values.
 
 
 RESERVED_STEPS = 8
 """Steps that fit into the pool at first, and again after it is enlarged."""
-_LEAST_ENTRIES = 256  # minimum number of entries to allocate
+_MIN_ENTRIES = 256  # minimum number of entries to allocate
 
 
 class KVCachePool:
     """A KV cache of tokens in any order; each hypothesis has a list of the entries of its tokens."""
 
     def __init__(self, layers: int, rows: int, width: int, dtype: torch.dtype, *, extra_entries: int = 0) -> None:
-        """Allocate capacity for some steps of `rows` hypotheses, and for `more` entries besides.
+        """Allocate capacity for some steps of `rows` hypotheses, and for `extra_entries` entries besides.
 
         `width` is 2 × G × K, the elements of an entry per layer.
         """
@@ -62,7 +61,7 @@ class KVCachePool:
     def compact(self, lists: Tensor, rows: int) -> Tensor:
         """Drop entries that no list (N, t) contains, and return the lists with the entries' new indices.
 
-        Afterwards there is capacity for at least `ROOM` / 2 more steps of `rows` hypotheses.
+        Afterwards there is capacity for at least `RESERVED_STEPS` / 2 more steps of `rows` hypotheses.
         """
         live, renamed = lists.unique(return_inverse=True)  # ascending
         live, self.used = live.long(), len(live)
@@ -80,7 +79,7 @@ class KVCachePool:
 
 def _capacity_for(rows: int) -> int:
     """Return the number of entries to allocate for some steps of `rows` hypotheses."""
-    return max(_LEAST_ENTRIES, RESERVED_STEPS * rows)
+    return max(_MIN_ENTRIES, RESERVED_STEPS * rows)
 
 
 @cache
@@ -107,11 +106,10 @@ def _compaction_kernel() -> CompiledKernel:
     return compile_kernels(k, ("move",))["move"]
 
 
-# --- steps ---
-# Implement what the compiled decoding states share: a batch during decoding, each step of which is one kernel call.
-# The keys and values of a token are an entry of a pool, and each hypothesis has a list of its tokens' entries. So
-# reordering hypotheses copies only these lists, removing sentences copies nothing, and unused entries are dropped
-# when the pool is full.
+# --- base class of the states ---
+# Each step of a batch is one kernel call. The keys and values of a token are an entry of a pool, and each hypothesis
+# has a list of its tokens' entries. So reordering hypotheses copies only these lists, removing sentences copies
+# nothing, and unused entries are dropped when the pool is full.
 # Legend: B sentences, W hypotheses of each, N rows (B × W, or tokens that are read), t tokens so far, D model
 # width, V vocabulary size.
 
@@ -124,27 +122,27 @@ class NativeSteps:
 
     def __init__(
         self,
-        model: PackedTransformer | PackedDecoder,
-        programs: ModelPrograms,
+        model: PrepackedTransformer | PrepackedDecoder,
+        compiled: CompiledModel,
         sentences: int,
         *,
         extra_entries: int = 0,
     ) -> None:
-        """Prepare for `sentences` sentences, with `more` entries in the pool beyond those of the first steps."""
+        """Prepare for `sentences` sentences, with `extra_entries` pool entries beyond those of the first steps."""
         self.model = model
-        self.programs = programs
+        self.compiled = compiled
         self.width = 1
         self.position = 0  # of the newest token; the greatest one if rows differ
         self.longest_source = 0
-        layers, width = model.config.num_decoder_layers, 2 * programs.heads.keys
-        self.pool = KVCachePool(layers, sentences, width, programs.kept_dtype, extra_entries=extra_entries)
+        layers, width = model.config.num_decoder_layers, 2 * compiled.heads.keys
+        self.pool = KVCachePool(layers, sentences, width, compiled.cache_dtype, extra_entries=extra_entries)
         self.lists = torch.zeros(sentences, 0, dtype=torch.int32)  # (B × W, at least t)
         self.scratch: Scratch | None = None
-        self.output = output_of(model)
+        self.output = output_projection_of(model)
         self.logits_buffer = torch.empty(0, self.output.padded_outputs)
 
     def row_arguments(self) -> dict[str, int]:
-        """Return the kernel arguments `firsts`, `counts`, `memory` and `sources` of `model_writer.StepArguments`."""
+        """Return the kernel arguments `firsts`, `counts`, `memory` and `sources` of `StepArguments`."""
         raise NotImplementedError
 
     def select_rows(self, rows: Tensor, width: int) -> None:
@@ -172,8 +170,8 @@ class NativeSteps:
         self._ensure_capacity(rows)
         if rows > self.logits_buffer.shape[0]:
             self.logits_buffer = torch.empty(rows, self.output.padded_outputs)
-        x = torch.empty(rows, self.programs.d_model)
-        tables = self.programs.step_positions.until(self.position)
+        x = torch.empty(rows, self.compiled.d_model)
+        tables = self.compiled.step_positions.until(self.position)
         self._run(x, tables, tokens.contiguous(), is_step=True)
         self.position += 1
         self.pool.used += rows
@@ -204,8 +202,8 @@ class NativeSteps:
             bad_id = least if least < 0 else greatest
             reason = f"token ids range from 0 to {size - 1}, but one is {bad_id}"
             raise IndexError(f"{reason}: encode the text with the tokenizer of this model")
-        x = torch.empty(len(ids), self.programs.d_model)
-        tables = self.programs.read_positions.until(self.longest_source - 1)
+        x = torch.empty(len(ids), self.compiled.d_model)
+        tables = self.compiled.read_positions.until(self.longest_source - 1)
         self._run(x, tables, ids, is_step=False)
         self.scratch = None  # steps need less scratch space
         return x
@@ -224,15 +222,15 @@ class NativeSteps:
 
     def _run(self, x: Tensor, tables: PositionTables, ids: Tensor, *, is_step: bool) -> None:
         """Run a step with the newest tokens, or the read kernel; writes x (N, D)."""
-        programs, rows, scores = self.programs, x.shape[0], self._score_count()
+        compiled, rows, scores = self.compiled, x.shape[0], self._score_count()
         if self.scratch is None or not self.scratch.suffices(rows, scores):
-            self.scratch = Scratch(programs, rows, 2 * scores if is_step else scores)
+            self.scratch = Scratch(compiled, rows, 2 * scores if is_step else scores)
         arguments = StepArguments(
             rows=rows,
-            weights=programs.weights.data_ptr(),
+            weights=compiled.weights.data_ptr(),
             x=x.data_ptr(),
             **self.scratch.addresses,
-            room=scores // torch.get_num_threads(),
+            score_capacity=scores // torch.get_num_threads(),
             **self.row_arguments(),
             past=self.pool.entries.data_ptr(),
             entries=self.pool.entries.shape[1],
@@ -244,7 +242,11 @@ class NativeSteps:
             **tables.addresses(),
             logits=self.logits_buffer.data_ptr() if is_step else 0,
         )
-        kernel, work = (programs.step, programs.step_work) if is_step else (programs.read, programs.read_work)
+        kernel, work = (
+            (compiled.step, compiled.step_multiplications)
+            if is_step
+            else (compiled.read, compiled.read_multiplications)
+        )
         run_timed(kernel, arguments, rows * work)
 
 
@@ -256,19 +258,19 @@ def offsets_of(counts: list[int]) -> list[int]:
 class Scratch:
     """Scratch space of the read and step kernels."""
 
-    def __init__(self, programs: ModelPrograms, rows: int, scores: int) -> None:
+    def __init__(self, compiled: CompiledModel, rows: int, scores: int) -> None:
         """Allocate scratch space for `rows` rows and `scores` attention scores."""
-        heads, d_ff, d_model = programs.heads, programs.d_ff, programs.d_model
+        heads, d_ff, d_model = compiled.heads, compiled.d_ff, compiled.d_model
         self.rows, self.scores = rows, scores
-        chunk = min(rows, ROWS_AT_ONCE)
+        chunk = min(rows, FEED_FORWARD_ROWS)
         sizes = {
             "normed": rows * d_model,
-            "rounded": (rows + READABLE_EXTRA_ROWS) * max(d_model, heads.queries) // 2,
+            "quantized": (rows + READABLE_EXTRA_ROWS) * max(d_model, heads.queries) // 2,
             "scales": rows,
             "projected": rows * (heads.queries + 2 * heads.keys),
             "heads": rows * heads.queries,
-            "inner": chunk * d_ff * (3 if programs.is_gated else 1),
-            "rounded_inner": (chunk + READABLE_EXTRA_ROWS) * d_ff // 2,
+            "inner": chunk * d_ff * (3 if compiled.is_gated else 1),
+            "quantized_inner": (chunk + READABLE_EXTRA_ROWS) * d_ff // 2,
             "scores": scores,
         }
         self._arena = Arena({name: (torch.float32, (size,)) for name, size in sizes.items()})
@@ -279,7 +281,7 @@ class Scratch:
         return rows <= self.rows and scores <= self.scores
 
 
-# --- state ---
+# --- encoder-decoder models ---
 
 
 class NativeState(NativeSteps):
@@ -288,9 +290,9 @@ class NativeState(NativeSteps):
     Attention weights cannot be traced.
     """
 
-    def __init__(self, model: PackedTransformer, programs: ModelPrograms, source_ids: Tensor) -> None:
+    def __init__(self, model: PrepackedTransformer, compiled: CompiledModel, source_ids: Tensor) -> None:
         """Encode source_ids (B, S)."""
-        super().__init__(model, programs, len(source_ids))
+        super().__init__(model, compiled, len(source_ids))
         pad_id = model.config.pad_id
         ids: list[list[int]] = source_ids.tolist()
         counts = [len(row) - row.count(pad_id) for row in ids]
@@ -299,7 +301,7 @@ class NativeState(NativeSteps):
         self.sources = _pairs(starts, counts)  # (2, B): offsets and numbers of tokens
         self.row_sources = _pairs(*(_repeat(numbers, counts) for numbers in (starts, counts)))  # (2, N)
         layers, _, width = self.pool.entries.shape
-        self.memory = torch.empty(layers, tokens, width, dtype=programs.kept_dtype)
+        self.memory = torch.empty(layers, tokens, width, dtype=compiled.cache_dtype)
         self.read(source_ids[source_ids != pad_id])
         self.row_sources = self.sources  # (2, B × W)
 
@@ -321,7 +323,7 @@ class NativeState(NativeSteps):
         self.row_sources = self.sources if self.width == 1 else self.sources.repeat_interleave(self.width, dim=1)
 
     def row_arguments(self) -> dict[str, int]:
-        """Return the kernel arguments `firsts`, `counts`, `memory` and `sources` of `model_writer.StepArguments`."""
+        """Return the kernel arguments `firsts`, `counts`, `memory` and `sources` of `StepArguments`."""
         firsts = self.row_sources.data_ptr()
         return {
             "firsts": firsts,
@@ -341,8 +343,7 @@ def _repeat(numbers: list[int], counts: list[int]) -> list[int]:
     return [number for number, count in zip(numbers, counts, strict=True) for _ in range(count)]
 
 
-# --- prompt state ---
-# Implement the decoding state of decoder-only models: prompts of any lengths, continued by compiled steps.
+# --- decoder-only models ---
 # Legend: B prompts, W hypotheses of each, P tokens of the longest prompt, N rows (B × W, or prompt tokens), D model
 # width, V vocabulary size.
 
@@ -353,11 +354,11 @@ class NativePromptState(NativeSteps):
     Its first step returns the prediction after the prompt and processes no token, as in `PromptState`.
     """
 
-    def __init__(self, model: PackedDecoder, programs: ModelPrograms, prompt_ids: Tensor, lengths: Tensor) -> None:
+    def __init__(self, model: PrepackedDecoder, compiled: CompiledModel, prompt_ids: Tensor, lengths: Tensor) -> None:
         """Process the prompts prompt_ids (B, P) of these lengths (B,), at least 1."""
         counts: list[int] = lengths.tolist()
         starts, tokens = offsets_of(counts), sum(counts)
-        super().__init__(model, programs, len(counts), extra_entries=tokens)
+        super().__init__(model, compiled, len(counts), extra_entries=tokens)
         self.longest_source = max(counts)
         positions = torch.arange(prompt_ids.shape[1]).expand(len(counts), -1)
         present = positions < lengths[:, None]
@@ -387,5 +388,5 @@ class NativePromptState(NativeSteps):
             self._after_prompt = self._after_prompt.index_select(0, rows)
 
     def row_arguments(self) -> dict[str, int]:
-        """Return the kernel arguments `firsts`, `counts`, `memory` and `sources` of `model_writer.StepArguments`."""
+        """Return the kernel arguments `firsts`, `counts`, `memory` and `sources` of `StepArguments`."""
         return {"firsts": self.firsts.data_ptr(), "counts": self.counts.data_ptr(), "memory": 0, "sources": 0}

@@ -1,7 +1,7 @@
-"""Writes what a model's programs call: its products, norms and attention, with the places of their numbers.
+"""Emit the calls of a compiled model: GEMMs, norms and attention, with the addresses of their arguments.
 
-Legend: N rows, D model width, H heads, G heads of keys and values, K width of a head, F inner width of the feed-forward
-network, S source pieces of all sentences together.
+Legend: N rows, D model width, H heads, G key/value heads, K width of a head, F inner width of the feed-forward
+network, S source tokens of all sentences, V vocabulary size.
 """
 
 from collections.abc import Callable
@@ -19,88 +19,88 @@ from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import GATES, FeedForward, GatedFeedForward
 from transduce.model.layers import Residual
 
-ROWS_AT_ONCE = 128  # in the feed-forward network, so that its inner layer stays in the processor's cache
+FEED_FORWARD_ROWS = 128  # in the feed-forward network, so that its inner layer stays in the processor's cache
 
 
 class StepArguments(NamedTuple):
-    """The numbers that both programs are given: addresses, where nothing else is said."""
+    """The arguments of the kernels `read` and `step`: addresses, unless stated otherwise."""
 
     rows: Any
-    """How many: N."""
+    """The number of rows N."""
     weights: Any
-    """The addresses of the model's weights: `ModelPrograms.weights`."""
+    """The addresses of the model's weights: `CompiledModel.weights`."""
     x: Any
-    """Room for (N, D): what becomes of the pieces ends up here."""
+    """The residual stream (N, D), which holds the last layer's output in the end."""
     normed: Any
-    """Room for (N, D)."""
-    rounded: Any
-    """Room for N × D or N × H × K words, whichever is more, and for `amx.READABLE_EXTRA_ROWS` more rows."""
+    """Scratch space (N, D) for the outputs of norms."""
+    quantized: Any
+    """Scratch space for quantized rows: max(N × D, N × H × K) 16-bit words, and `amx.READABLE_EXTRA_ROWS` more rows."""
     scales: Any
-    """Room for N."""
+    """Scratch space (N,) for the scales of quantized rows."""
     projected: Any
-    """Room for queries (N, H × K); in the encoder for keys and values too, (N, H × K + 2 × G × K)."""
+    """Scratch space for queries, (N, H × K); in the encoder for keys and values too, (N, H × K + 2 × G × K)."""
     heads: Any
-    """Room for (N, H × K)."""
+    """Scratch space (N, H × K) for the attention heads' outputs."""
     inner: Any
-    """Room for (128, F), or with a gate for (128, 3 × F)."""
-    rounded_inner: Any
-    """Room for 128 × F words, and for `amx.READABLE_EXTRA_ROWS` more rows."""
+    """Scratch space for the inner layer, (128, F), or (128, 3 × F) with a gated activation."""
+    quantized_inner: Any
+    """Scratch space for the quantized inner layer: 128 × F 16-bit words, and `amx.READABLE_EXTRA_ROWS` more rows."""
     scores: Any
-    """Room for `room` numbers for each thread."""
-    room: Any
-    """A number: how many positions any row attends to, and a few more."""
+    """Scratch space for attention scores: `score_capacity` float32 for each thread."""
+    score_capacity: Any
+    """The number of scores per thread: the most positions that a row attends to, plus one vector."""
     firsts: Any
-    """The row's first source piece, int64 (N,), or its prompt's."""
+    """The index of the first token of each row's source, or of its prompt, int64 (N,)."""
     counts: Any
-    """How many source pieces it attends to, int64 (N,). Without a source: how many of its own."""
+    """The number of source tokens of each row, int64 (N,); in decoder-only models, the tokens of its own sequence."""
     memory: Any
-    """Keys and values of the source, (layers, S, 2 × G × K)."""
+    """Keys and values of the encoder output, (layers, S, 2 × G × K)."""
     sources: Any
-    """A number: S."""
+    """The number of source tokens S."""
     past: Any
-    """Keys and values of the pieces so far, (layers, entries, 2 × G × K)."""
+    """The KV cache pool: keys and values of the tokens so far, (layers, entries, 2 × G × K)."""
     entries: Any
-    """A number: for how many entries there is room."""
-    turns: Any
-    """The angles that queries and keys are turned by at each position, (positions, K)."""
+    """The capacity of the pool in entries."""
+    rotary_angles: Any
+    """Cosines and sines of rotary embeddings by position, (positions, K)."""
     relative_bias: Any
-    """What is added to scores at distance 0, of (H, distances)."""
+    """The relative position bias at distance 0, in a table (H, distances)."""
     relative_bias_stride: Any
-    """A number: from one head's to the next one's."""
-    added: Any
-    """What is added to embeddings at each position, (positions, D)."""
+    """The number of elements between two heads' rows in that table."""
+    position_encodings: Any
+    """Encodings that are added to embeddings, by position, (positions, D)."""
     ids: Any
-    """The pieces that are read, or the newest ones, int64 (N,)."""
+    """The tokens to read, or each row's newest token, int64 (N,)."""
     used: Any
-    """A number: entries in use; the step's own follow. From here on the step's alone."""
+    """The number of used entries of the pool, to which a step appends. Only steps have this and the later fields."""
     lists: Any
-    """Each row's entries, its own last, int32 (N, at least `length`)."""
+    """The pool entries of each row's tokens, the newest last, int32 (N, at least `length`)."""
     list_stride: Any
-    """A number: from one row's list to the next."""
+    """The number of elements between two rows' lists."""
     length: Any
-    """A number: entries of each list."""
+    """The number of entries in each list."""
     logits: Any
-    """Room for (N, V), V in whole blocks."""
+    """The logits (N, V), V padded to whole blocks."""
 
 
 class Weights:
-    """The weights that programs read, in the order in which they are first asked for."""
+    """The weights that a model's kernels read, in the order of their first use."""
 
     def __init__(self, d_model: int) -> None:
         self.zeros = torch.zeros(d_model)
         self.tensors: list[Tensor] = []
         self._numbers: dict[int, int] = {}
 
-    def number_of(self, tensor: Tensor) -> int:
-        """Its place among them."""
+    def index_of(self, tensor: Tensor) -> int:
+        """Return the index of a weight, which is appended on first use."""
         number = self._numbers.setdefault(tensor.data_ptr(), len(self.tensors))
         if number == len(self.tensors):
             self.tensors.append(tensor)
         return number
 
 
-class ModelWriter:
-    """Writes the calls of a program."""
+class ModelEmitter:
+    """An emitter of the kernel calls that compute the parts of a model."""
 
     def __init__(
         self,
@@ -109,34 +109,37 @@ class ModelWriter:
         numbers: StepArguments,
         share: tuple[Value, Value],
         weights: Weights,
-        kept: Any,
+        cache_type: Any,
     ) -> None:
         self.k = k
         self.config = config
         self.heads = HeadShape.of(config)
-        self.numbers = numbers
+        self.arguments = numbers
         self.share = share
         self.weights = weights
-        self.kept = kept
-        """The type of the keys and values that steps attend to."""
-        self.row_work = 0
-        """Products of two numbers that a row takes, but those of attention."""
+        self.cache_type = cache_type
+        """The LLVM type of the cached keys and values."""
+        self.multiplications_per_row = 0
+        """The multiplications that one row takes in GEMMs."""
 
     @cached_property
-    def places(self) -> StepArguments:
-        """The addresses as places."""
-        return StepArguments(*(self.k.pointer(number) for number in self.numbers))
+    def pointers(self) -> StepArguments:
+        """The kernel's arguments as pointers."""
+        return StepArguments(*(self.k.pointer(number) for number in self.arguments))
 
     def weight(self, tensor: Tensor, first_byte: int = 0) -> Value:
-        """The place of a weight, or of what begins so many bytes behind."""
+        """Emit a pointer to a weight, or to the data `first_byte` bytes behind its start."""
         k = self.k
-        address = k.load(k.element_pointer(self.places.weights, self.weights.number_of(tensor), I64), I64)
+        address = k.load(k.element_pointer(self.pointers.weights, self.weights.index_of(tensor), I64), I64)
         return k.element_pointer(k.pointer(address), first_byte, I8)
 
     def embed(self, embedding: Embedding, weight: Tensor, *, is_ragged: bool = False) -> None:
-        """The newest pieces; their entries become the last of the lists. Ragged rows have positions of their own."""
-        k, numbers, places = self.k, self.numbers, self.places
-        added, lists = places.added, places.lists
+        """Emit the embedding of each row's newest token, and append its pool entry to the row's list.
+
+        If ragged, each row is at its own position; otherwise all rows are at `position`.
+        """
+        k, arguments, pointers = self.k, self.arguments, self.pointers
+        added, lists = pointers.position_encodings, pointers.lists
         if not is_ragged:
             added, lists = (
                 k.element_pointer(added, k.mul(self.position, self.config.d_model)),
@@ -144,107 +147,129 @@ class ModelWriter:
             )
         k.call(
             "embed",
-            places.ids,
-            numbers.rows,
+            pointers.ids,
+            arguments.rows,
             k.int64(self.config.d_model),
             self.weight(weight),
             k.float32(embedding.scale),
             added,
-            places.x,
+            pointers.x,
             lists,
-            numbers.list_stride,
-            numbers.used,
-            places.counts,
+            arguments.list_stride,
+            arguments.used,
+            pointers.counts,
             *self.share,
         )
         self._norm_embedded(embedding)
 
     def embed_runs(self, embedding: Embedding, weight: Tensor) -> None:
-        """All pieces that are read, in runs."""
-        k, places = self.k, self.places
-        sizes = self.numbers.rows, k.int64(self.config.d_model)
-        table = self.weight(weight), k.float32(embedding.scale), places.added
-        k.call("embed_run", places.ids, *sizes, *table, places.x, places.firsts, *self.share)
+        """Emit the embedding of all tokens of whole sequences."""
+        k, pointers = self.k, self.pointers
+        sizes = self.arguments.rows, k.int64(self.config.d_model)
+        table = self.weight(weight), k.float32(embedding.scale), pointers.position_encodings
+        k.call("embed_run", pointers.ids, *sizes, *table, pointers.x, pointers.firsts, *self.share)
         self._norm_embedded(embedding)
 
     def _norm_embedded(self, embedding: Embedding) -> None:
-        """As soon as all threads have embedded theirs."""
+        """Emit the norm of the embeddings, after a barrier that waits for every thread's rows."""
         self.k.barrier(self.share[1])
         if embedding.norm is not None:
-            self.norm(embedding.norm, self.places.x, self.places.x)
+            self.norm(embedding.norm, self.pointers.x, self.pointers.x)
 
     @property
     def position(self) -> Value:
-        """The step's."""
-        return self.k.add(self.numbers.length, -1)
+        """The position of the step's tokens."""
+        return self.k.add(self.arguments.length, -1)
 
     def norm(self, norm: nn.Module, x: Value, out: Value) -> None:
-        """LayerNorm or RMSNorm of all rows."""
+        """Emit LayerNorm or RMSNorm of all rows."""
         k = self.k
         if isinstance(norm, nn.LayerNorm):
             name, epsilon, bias = "norm_layer", norm.eps, norm.bias
         else:
             assert isinstance(norm, nn.RMSNorm)
             name, epsilon, bias = "norm_rms", norm.eps or torch.finfo(torch.float32).eps, None
-        weight_place, bias_place = self.weight(norm.weight), self.weight(self.weights.zeros if bias is None else bias)
+        weight_pointer, bias_pointer = (
+            self.weight(norm.weight),
+            self.weight(self.weights.zeros if bias is None else bias),
+        )
         width = k.int64(norm.normalized_shape[0])
-        k.call(name, x, self.numbers.rows, width, weight_place, bias_place, k.float32(epsilon), out, *self.share)
+        k.call(name, x, self.arguments.rows, width, weight_pointer, bias_pointer, k.float32(epsilon), out, *self.share)
         k.barrier(self.share[1])
 
-    def round(self, x: Value, linear: Any) -> Value:
-        """All rows (N, D) for this product, in `rounded` where they have to be rounded; where they are."""
-        return self._round(linear, x, self.numbers.rows, self.places.rounded)
+    def quantize(self, x: Value, linear: NativeLinear) -> Value:
+        """Emit the quantization of all rows (N, D) as a linear layer needs it, and return a pointer to the result."""
+        return self._quantize(linear, x, self.arguments.rows, self.pointers.quantized)
 
-    def _round(self, linear: Any, x: Value, rows: Value, rounded: Value) -> Value:
+    def _quantize(self, linear: NativeLinear, x: Value, rows: Value, quantized: Value) -> Value:
+        """Emit the quantization of `rows` rows, and return `x` itself for linear layers in float32."""
         k = self.k
         if linear.tile.kind == "floats":
             return x
         name = f"round_{linear.tile.kind}"
         if not k.has(name):
             emit_quantization(k, linear.tile)
-        k.call(name, x, rows, k.int64(linear.width), rounded, self.places.scales, *self.share)
+        k.call(name, x, rows, k.int64(linear.width), quantized, self.pointers.scales, *self.share)
         k.barrier(self.share[1])
-        return rounded
+        return quantized
 
-    def product(
-        self, ending: str, linear: Any, rounded: Value, out: Value, outputs: tuple[int, int] | None = None
+    def gemm(
+        self, epilogue: str, linear: NativeLinear, quantized: Value, out: Value, outputs: tuple[int, int] | None = None
     ) -> None:
-        """Rounded rows times a matrix, or times the rows of it from one to another."""
-        rows = (rounded, self.places.scales, self.numbers.rows, self.k.int64(linear.width))
-        self._product(ending, linear, rows, out, outputs)
+        """Emit a GEMM of quantized rows and a linear layer's weight, or the weight's rows in the range `outputs`.
 
-    def keep(self, linear: Any, rounded: Value, out: Value, outputs: tuple[int, int] | None = None) -> None:
-        """Likewise, of keys and values that steps attend to."""
-        self.product("half" if self.kept == F16 else "store", linear, rounded, out, outputs)
+        `epilogue` is what happens to the results; see `emit_gemm`.
+        """
+        rows = (quantized, self.pointers.scales, self.arguments.rows, self.k.int64(linear.width))
+        self._gemm(epilogue, linear, rows, out, outputs)
 
-    def _product(
+    def gemm_to_cache(
+        self, linear: NativeLinear, quantized: Value, out: Value, outputs: tuple[int, int] | None = None
+    ) -> None:
+        """Emit a GEMM whose results are stored as cached keys and values."""
+        self.gemm("half" if self.cache_type == F16 else "store", linear, quantized, out, outputs)
+
+    def _gemm(
         self,
-        ending: str,
-        linear: Any,
+        epilogue: str,
+        linear: NativeLinear,
         rows: tuple[Value, ...],
         out: Value,
         outputs: tuple[int, int] | None = None,
     ) -> None:
+        """Emit a GEMM of `rows`: a pointer to quantized rows, their scales, their number and their width."""
         k, (first, last) = self.k, outputs or (0, linear.padded_outputs)
-        self.row_work += (last - first) * linear.width
-        name = f"product_{linear.tile.kind}_{ending}"
+        self.multiplications_per_row += (last - first) * linear.width
+        name = f"product_{linear.tile.kind}_{epilogue}"
         if not k.has(name):
-            emit_gemm(k, linear.tile, (ending,))
+            emit_gemm(k, linear.tile, (epilogue,))
         weights = self.weight(linear.weights, first * linear.width * linear.tile.weight_bytes)
-        vectors = (self.weight(vector, first * 4) for vector in (linear.start, linear.steps, linear.bias))
+        vectors = (
+            self.weight(vector, first * 4) for vector in (linear.initial_sums, linear.weight_scales, linear.bias)
+        )
         k.call(name, *rows, weights, *vectors, k.int64(last - first), out, *self.share)
         k.barrier(self.share[1])
 
-    def turn(self, kind: str, x: Value, stride: int, heads: int) -> None:
-        """Heads of rows by their positions, where the model does: in a run, all at the step's, or each at its own."""
-        k, places = self.k, self.places
+    def rotate(self, kind: str, x: Value, stride: int, heads: int) -> None:
+        """Emit the rotary embedding of some heads of all rows, if the model uses it.
+
+        Args:
+            kind: `run` for whole sequences, `all` for rows at the step's position, `each` for rows at their own
+                positions.
+            x: a pointer to the first head of row 0.
+            stride: the number of elements between two rows.
+            heads: the number of heads.
+        """
+        k, pointers = self.k, self.pointers
         if not self.config.positions.startswith("rotary"):
             return
         table = (
-            k.element_pointer(places.turns, k.mul(self.position, self.heads.width)) if kind == "all" else places.turns
+            k.element_pointer(pointers.rotary_angles, k.mul(self.position, self.heads.width))
+            if kind == "all"
+            else pointers.rotary_angles
         )
-        sizes = (self.numbers.rows, k.int64(stride), k.int64(heads))
-        k.call(f"turn_{kind}", x, *sizes, table, places.counts if kind == "each" else places.firsts, *self.share)
+        sizes = (self.arguments.rows, k.int64(stride), k.int64(heads))
+        k.call(f"rotate_{kind}", x, *sizes, table, pointers.counts if kind == "each" else pointers.firsts, *self.share)
         k.barrier(self.share[1])
 
     def attend(
@@ -257,86 +282,95 @@ class ModelWriter:
         to_memory: bool = False,
         element: Any = None,
     ) -> None:
-        """Of `projected` to keys, and values behind them, which have this stride, and this type or the kept one."""
-        k, places = self.k, self.places
-        place, stride = keys
-        is_biased, element = self.config.positions == "relative" and not to_memory, element or self.kept
+        """Emit attention from the queries in `projected` to cached or projected keys and values.
+
+        Args:
+            kind: how `lists` is read; see `emit_attention`.
+            query_stride: the number of elements between two rows of queries.
+            keys: a pointer to the first key, and the number of elements between two keys; values follow the keys.
+            lists: the arguments that say which positions a row attends to.
+            to_memory: True for cross-attention, which has no relative position bias.
+            element: the type of keys and values; default: that of the cache.
+        """
+        k, pointers = self.k, self.pointers
+        first_key, stride = keys
+        is_biased, element = self.config.positions == "relative" and not to_memory, element or self.cache_type
         k.call(
             emit_attention(k, self.heads, kind, is_biased=is_biased, element=element),
-            places.projected,
+            pointers.projected,
             k.int64(query_stride),
-            place,
-            k.element_pointer(place, self.heads.keys, element),
+            first_key,
+            k.element_pointer(first_key, self.heads.keys, element),
             k.int64(stride),
             *lists,
-            places.relative_bias,
-            self.numbers.relative_bias_stride,
-            self.numbers.rows,
-            places.heads,
-            places.scores,
-            self.numbers.room,
+            pointers.relative_bias,
+            self.arguments.relative_bias_stride,
+            self.arguments.rows,
+            pointers.heads,
+            pointers.scores,
+            self.arguments.score_capacity,
             *self.share,
         )
         k.barrier(self.share[1])
 
-    def sublayer(self, residual: Residual, write: Callable[[Value], None]) -> None:
-        """Norms around what adds to x; pre-norm or post-norm."""
-        source = self.places.x
+    def sublayer(self, residual: Residual, emit: Callable[[Value], None]) -> None:
+        """Emit a sub-layer, which adds to x, with the norms before it (pre-norm) or after it (post-norm)."""
+        source = self.pointers.x
         if not isinstance(residual.norm_before, nn.Identity):
-            source = self.places.normed
-            self.norm(residual.norm_before, self.places.x, source)
-        write(source)
+            source = self.pointers.normed
+            self.norm(residual.norm_before, self.pointers.x, source)
+        emit(source)
         if not isinstance(residual.norm_after, nn.Identity):
-            self.norm(residual.norm_after, self.places.x, self.places.x)
+            self.norm(residual.norm_after, self.pointers.x, self.pointers.x)
 
     def feed_forward(self, network: FeedForward | GatedFeedForward, source: Value) -> None:
-        """The activation of x W1 + b1, times W2, plus b2, added to x, some rows at a time."""
-        k, places, inner, outer = self.k, self.places, network.inner, network.outer
+        """Emit a feed-forward network whose result is added to x, `FEED_FORWARD_ROWS` rows at a time."""
+        k, pointers, inner, outer = self.k, self.pointers, network.inner, network.outer
         assert isinstance(inner, NativeLinear)
         assert isinstance(outer, NativeLinear)
         width, inner_width = k.int64(inner.width), k.int64(outer.width)
-        with k.loop(0, self.numbers.rows, ROWS_AT_ONCE) as first:
-            left = k.build.sub(self.numbers.rows, first)
-            count = k.minimum(left, k.int64(ROWS_AT_ONCE))
-            some, there = (k.element_pointer(place, k.mul(first, width)) for place in (source, places.x))
-            rows = (self._round(inner, some, count, places.rounded), places.scales, count, width)
+        with k.loop(0, self.arguments.rows, FEED_FORWARD_ROWS) as first:
+            remaining = k.build.sub(self.arguments.rows, first)
+            count = k.minimum(remaining, k.int64(FEED_FORWARD_ROWS))
+            inputs, out = (k.element_pointer(pointer, k.mul(first, width)) for pointer in (source, pointers.x))
+            rows = (self._quantize(inner, inputs, count, pointers.quantized), pointers.scales, count, width)
             hidden = self._activate(inner, rows, k.mul(count, inner_width), inner_width)
-            rounded = self._round(outer, hidden, count, places.rounded_inner)
-            rows = (rounded, places.scales, count, inner_width)
-            self._product("add", outer, rows, there)
+            quantized = self._quantize(outer, hidden, count, pointers.quantized_inner)
+            rows = (quantized, pointers.scales, count, inner_width)
+            self._gemm("add", outer, rows, out)
 
     def _activate(self, inner: NativeLinear, rows: tuple[Value, ...], size: Value, inner_width: Value) -> Value:
-        """The inner layer; where it is."""
-        k, activation, place = self.k, self.config.activation, self.places.inner
+        """Emit the inner layer with its activation, and return a pointer to the result."""
+        k, activation, inner_out = self.k, self.config.activation, self.pointers.inner
         if activation == "relu":
-            self._product("relu", inner, rows, place)
-            return place
-        self._product("store", inner, rows, place)
-        hidden = k.element_pointer(place, k.mul(size, 2)) if activation in GATES else place
-        k.call(emit_activation(k, activation), place, rows[2], inner_width, hidden, *self.share)
+            self._gemm("relu", inner, rows, inner_out)
+            return inner_out
+        self._gemm("store", inner, rows, inner_out)
+        hidden = k.element_pointer(inner_out, k.mul(size, 2)) if activation in GATES else inner_out
+        k.call(emit_activation(k, activation), inner_out, rows[2], inner_width, hidden, *self.share)
         k.barrier(self.share[1])
         return hidden
 
-    def finish(self) -> None:
-        """What the last layer is multiplied by."""
+    def scale_output(self) -> None:
+        """Emit the scaling of the last layer's output, if the model has an output scale."""
         k = self.k
         if self.config.output_scale != 1.0:
-            sizes = (self.numbers.rows, k.int64(self.config.d_model))
-            k.call("scale", self.places.x, *sizes, k.float32(self.config.output_scale), *self.share)
+            sizes = (self.arguments.rows, k.int64(self.config.d_model))
+            k.call("scale", self.pointers.x, *sizes, k.float32(self.config.output_scale), *self.share)
             k.barrier(self.share[1])
 
     def project(self, output: NativeVocabulary) -> None:
-        """Of x to logits."""
-        k, places = self.k, self.places
-        self.finish()
-        self.product("store", output, self.round(places.x, output), places.logits)
+        """Emit the output projection of x to logits."""
+        k, pointers = self.k, self.pointers
+        self.scale_output()
+        self.gemm("store", output, self.quantize(pointers.x, output), pointers.logits)
         if not output.recomputes_likeliest:
             return
         weights = (self.weight(output.exact_weight), self.weight(output.bias))
-        sizes = (self.numbers.rows, k.int64(output.width))
-        k.call("refine", places.x, *sizes, *weights, places.logits, k.int64(output.padded_outputs), *self.share)
+        sizes = (self.arguments.rows, k.int64(output.width))
+        k.call("refine", pointers.x, *sizes, *weights, pointers.logits, k.int64(output.padded_outputs), *self.share)
         k.barrier(self.share[1])
 
-    def self_attention_output(self, output: Any) -> None:
-        """The heads, joined and projected, added to x."""
-        self.product("add", output, self.round(self.places.heads, output), self.places.x)
+    def self_attention_output(self, output: NativeLinear) -> None:
+        """Emit the output projection of attention, whose result is added to x."""
+        self.gemm("add", output, self.quantize(self.pointers.heads, output), self.pointers.x)

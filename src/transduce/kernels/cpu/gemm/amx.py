@@ -129,21 +129,21 @@ def zero(k: KernelBuilder, number: int) -> None:
     k.intrinsic("llvm.x86.tilezero", VOID, register(number))
 
 
-def load(k: KernelBuilder, number: int, place: Value, row_bytes: Value, *, once: bool = False) -> None:
+def load(k: KernelBuilder, number: int, pointer: Value, row_bytes: Value, *, once: bool = False) -> None:
     """Emit a load of a tile register from rows `row_bytes` apart.
 
     `once` hints that the L1 cache need not keep the data.
     """
     name = "llvm.x86.tileloaddt164" if once else "llvm.x86.tileloadd64"
-    k.intrinsic(name, VOID, register(number), place, row_bytes)
+    k.intrinsic(name, VOID, register(number), pointer, row_bytes)
 
 
-def store(k: KernelBuilder, number: int, place: Value, row_bytes: int = REGISTER_BYTES) -> None:
+def store(k: KernelBuilder, number: int, pointer: Value, row_bytes: int = REGISTER_BYTES) -> None:
     """Emit a store of a tile register to rows `row_bytes` apart."""
-    k.intrinsic("llvm.x86.tilestored64", VOID, register(number), place, k.int64(row_bytes))
+    k.intrinsic("llvm.x86.tilestored64", VOID, register(number), pointer, k.int64(row_bytes))
 
 
-def prefetch_next(k: KernelBuilder, place: Value, fetched: Value, count: Value) -> None:
+def prefetch_next(k: KernelBuilder, pointer: Value, fetched: Value, count: Value) -> None:
     """Emit a prefetch of the next `count` bytes into the L2 cache.
 
     The variable `fetched` holds the number of bytes that are prefetched already.
@@ -151,7 +151,7 @@ def prefetch_next(k: KernelBuilder, place: Value, fetched: Value, count: Value) 
     start = k.load_variable(fetched, count)
     stop = k.add(start, count)
     with k.loop(start, stop, REGISTER_BYTES) as byte:
-        k.prefetch(k.element_pointer(place, byte, I8), level=2)
+        k.prefetch(k.element_pointer(pointer, byte, I8), level=2)
     k.store(stop, fetched)
 
 
@@ -162,8 +162,8 @@ class _Blocks:
     multiplied.
     """
 
-    def __init__(self, k: KernelBuilder, tile: Tile, ending: str, parts: int, place: MicroKernelArguments) -> None:
-        self.k, self.tile, self.ending, self.parts, self.place = k, tile, ending, parts, place
+    def __init__(self, k: KernelBuilder, tile: Tile, ending: str, parts: int, pointer: MicroKernelArguments) -> None:
+        self.k, self.tile, self.ending, self.parts, self.place = k, tile, ending, parts, pointer
         self.most = REGISTER_ROWS if tile.elements_per_activation == 2 else parts * REGISTER_ROWS
         self.size = REGISTER_ROWS * tile.lanes  # sums in a tile register
         with k.build.goto_entry_block():

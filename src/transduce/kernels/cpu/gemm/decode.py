@@ -1,4 +1,4 @@
-"""Provide linear layers on the compiled GEMM kernels, and a vocabulary projection for models in PyTorch's bfloat16.
+"""Multiply matrices in decoding: GEMM kernels with prepacked weights, and the linear layers that call them.
 
 Legend: N rows, D inputs, O outputs, P outputs padded to whole blocks of weights, C outputs per block, V vocabulary
 size.
@@ -37,13 +37,12 @@ from transduce.kernels.cpu.jit.tile import (
 )
 from transduce.kernels.cpu.logits import emit_bfloat16_refinement, emit_refinement
 from transduce.kernels.int8_fbgemm import Int8Linear
-from transduce.kernels.prepacked import MakeProduct, Use
+from transduce.kernels.prepacked import LinearUse, MakeLinear
 from transduce.model.feed_forward import Linear
 from transduce.model.known_classes import register_class
 
-# --- float products ---
-# Emit floating-point GEMM micro-kernels of decoding: a few rows by one block of weights, in bfloat16 or float32.
-# Legend: N rows, D inputs.
+# --- floating-point micro-kernels ---
+# A few rows by one block of weights, in bfloat16 or float32. Legend: N rows, D inputs.
 
 
 _UNROLLED = {1: 4, 2: 4}  # loop unrolling along the inputs by number of rows; more rows hide the latency by themselves
@@ -57,28 +56,28 @@ def emit_bfloat16_conversion(k: KernelBuilder) -> None:
             k.store(k.to_bfloat16(k.load_floats(x, index)), k.element_pointer(out, index, I16))
 
 
-def emit_float_micro_kernel(k: KernelBuilder, tile: Tile, rows: int, ending: str, place: MicroKernelArguments) -> None:
+def emit_float_micro_kernel(k: KernelBuilder, tile: Tile, rows: int, ending: str, args: MicroKernelArguments) -> None:
     """Emit the micro-kernel for one block of outputs of `rows` rows.
 
     Each row's sum is added in the same order whatever the number of rows, so results do not depend on the batch.
     """
-    starts = [k.load_floats(place.bias, vector * tile.lanes) for vector in range(tile.vectors)]
+    starts = [k.load_floats(args.bias, vector * tile.lanes) for vector in range(tile.vectors)]
     sums = [[k.variable(start) for start in starts] for _ in range(rows)]
     weight_scales = _UNROLLED.get(rows, 1)
-    with k.loop(0, place.width, tile.group * weight_scales) as first:
+    with k.loop(0, args.width, tile.group * weight_scales) as first:
         for position in (k.add(first, step * tile.group) for step in range(weight_scales)):
-            line = k.element_pointer(place.weights, k.mul(position, tile.columns), tile.weight)
+            line = k.element_pointer(args.weights, k.mul(position, tile.columns), tile.weight)
             weights = [
                 k.load(k.element_pointer(line, vector * tile.lanes, I32), k.ints) for vector in range(tile.vectors)
             ]
             for row, totals in enumerate(sums):
-                source = k.element_pointer(place.rounded, k.add(k.mul(place.width, row), position), tile.element)
+                source = k.element_pointer(args.rounded, k.add(k.mul(args.width, row), position), tile.element)
                 factor = k.splat(k.load(source, I32))
                 for total, weight in zip(totals, weights, strict=True):
                     k.store(_multiply_elements(k, tile, k.load_variable(total, starts[0]), factor, weight), total)
     for row, totals in enumerate(sums):
         for vector, total in enumerate(totals):
-            store_outputs(k, place, ending, row, vector, k.load_variable(total, starts[0]))
+            store_outputs(k, args, ending, row, vector, k.load_variable(total, starts[0]))
 
 
 def _multiply_elements(k: KernelBuilder, tile: Tile, total: Value, one: Value, other: Value) -> Value:
@@ -88,9 +87,9 @@ def _multiply_elements(k: KernelBuilder, tile: Tile, total: Value, one: Value, o
     return k.madd(k.build.bitcast(one, k.floats), k.build.bitcast(other, k.floats), total)
 
 
-# --- products ---
-# Emit GEMM kernels of decoding: rows are quantized, multiplied by blocks of prepacked weights, and dequantized.
-# Legend: N rows, D inputs, O outputs, C outputs per block of weights.
+# --- GEMM kernels ---
+# Rows are quantized, multiplied by blocks of prepacked weights, and dequantized. Legend: N rows, D inputs, O outputs,
+# C outputs per block of weights.
 
 
 _MIN_ROW_MAGNITUDE = 1e-30  # lower bound on a row's greatest magnitude, against division by zero
@@ -209,20 +208,20 @@ def _write_product(k: KernelBuilder, tile: Tile, ending: str) -> None:
                 by_vectors()
 
 
-def _write_tile(k: KernelBuilder, tile: Tile, rows: int, ending: str, place: MicroKernelArguments) -> None:
+def _write_tile(k: KernelBuilder, tile: Tile, rows: int, ending: str, args: MicroKernelArguments) -> None:
     """Emit the integer micro-kernel: a few rows by one block of C outputs."""
-    starts = [k.load(k.element_pointer(place.start, v * tile.lanes, I32), k.ints) for v in range(tile.vectors)]
+    starts = [k.load(k.element_pointer(args.start, v * tile.lanes, I32), k.ints) for v in range(tile.vectors)]
     begin = [k.splat_int(0)] * tile.vectors if tile.elements_per_activation == 2 else starts
     sums = [[k.variable(start) for start in begin] for _ in range(rows)]
     like = ir.Constant(k.ints, ir.Undefined)
-    row_width = k.mul(place.width, tile.elements_per_activation)
+    row_width = k.mul(args.width, tile.elements_per_activation)
     for plane in range(tile.elements_per_activation):
-        with k.loop(0, place.width, tile.group * tile.groups) as first:
-            line = k.element_pointer(place.weights, k.mul(first, tile.columns), I8)
+        with k.loop(0, args.width, tile.group * tile.groups) as first:
+            line = k.element_pointer(args.weights, k.mul(first, tile.columns), I8)
             weights = [_load_weights(k, tile, line, number) for number in range(tile.groups * tile.vectors)]
-            offset = k.add(k.mul(place.width, plane), first)
+            offset = k.add(k.mul(args.width, plane), first)
             for row in range(rows):
-                inputs = k.element_pointer(place.rounded, k.add(k.mul(row_width, row), offset), tile.element)
+                inputs = k.element_pointer(args.rounded, k.add(k.mul(row_width, row), offset), tile.element)
                 spread = [
                     k.splat(k.load(k.element_pointer(inputs, g * tile.group, tile.element), I32))
                     for g in range(tile.groups)
@@ -237,7 +236,7 @@ def _write_tile(k: KernelBuilder, tile: Tile, rows: int, ending: str, place: Mic
                     k.store(k.build.add(high, start), sums[row][vector])
     for row in range(rows):
         dequantize_and_store(
-            k, place, ending, row, {vector: k.load_variable(sums[row][vector], like) for vector in range(tile.vectors)}
+            k, args, ending, row, {vector: k.load_variable(sums[row][vector], like) for vector in range(tile.vectors)}
         )
 
 
@@ -264,7 +263,7 @@ _BYTES_TO_PAIRS = {8: "llvm.x86.avx2.pmadd.ub.sw", 16: "llvm.x86.avx512.pmaddubs
 _WORDS_TO_SUMS = {8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
 
 
-# --- decode ---
+# --- linear layers ---
 
 
 _LEAST = 1e-30  # lower bound on an output's greatest weight, against division by zero
@@ -297,10 +296,8 @@ class NativeLinear(nn.Module):
         self.padded_outputs = outputs + padding
         full_bias = torch.zeros(outputs) if bias is None else bias.detach().float()
         self.weights = nn.Parameter(blocks.contiguous(), requires_grad=False)
-        self.initial_sums = nn.Parameter(F.pad(initial_sums, (0, padding)), requires_grad=False)  # (P,), initial sums
-        self.weight_scales = nn.Parameter(
-            F.pad(weight_scales, (0, padding)), requires_grad=False
-        )  # (P,), scales of the weights
+        self.initial_sums = nn.Parameter(F.pad(initial_sums, (0, padding)), requires_grad=False)  # (P,)
+        self.weight_scales = nn.Parameter(F.pad(weight_scales, (0, padding)), requires_grad=False)  # (P,)
         self.bias = nn.Parameter(F.pad(full_bias, (0, padding)), requires_grad=False)  # (P,)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -422,18 +419,13 @@ class BFloat16Vocabulary:
         return logits
 
 
-for _kind, _more in ((NativeLinear, ()), (NativeVocabulary, ("exact",))):
-    _tensors = ("weights", "start", "steps", "bias", *_more)
+for _kind, _more in ((NativeLinear, ()), (NativeVocabulary, ("exact_weight",))):
+    _tensors = ("weights", "initial_sums", "weight_scales", "bias", *_more)
     register_class(_kind, computes=Linear, tensors=_tensors, sizes=("width", "outputs"))
 
 
-def make_int8_linear(weight: Tensor, bias: Tensor | None, use: Use = "layer", /) -> nn.Module:
-    """Create a linear layer on 8-bit weights (implements `quantized.MakeProduct`).
-
-    It runs on the compiled kernels, or on FBGEMM where these do not fit. Six bits per activation suffice only for the
-    vocabulary projection, whose likeliest logits are recomputed; eight bits are too few for the keys and values of the
-    encoder output, and for layers with few inputs (docs/decoding.md).
-    """
+def make_int8_linear(weight: Tensor, bias: Tensor | None, use: LinearUse = "layer", /) -> nn.Module:
+    """Make a linear layer with 8-bit weights; see `prepacked.MakeLinear` for the arguments."""
     tile = find_integer_tile()
     if tile is not None and tile.amx and not amx_matches_vectors(tile):
         tile = tile._replace(amx=False)
@@ -445,13 +437,13 @@ def make_int8_linear(weight: Tensor, bias: Tensor | None, use: Use = "layer", /)
     return (NativeVocabulary if use == "vocabulary" else NativeLinear)(weight, bias, tile)
 
 
-def make_float_linear(tile: Tile) -> MakeProduct:
-    """Return a factory of floating-point linear layers for a tile (bfloat16 or float32); D a multiple of `MULTIPLE`."""
+def make_float_linear(tile: Tile) -> MakeLinear:
+    """Return a `prepacked.MakeLinear` that makes linear layers in the floating-point format of a tile."""
     if tile.amx and not amx_matches_vectors(tile):
         tile = tile._replace(amx=False)
 
-    def make(weight: Tensor, bias: Tensor | None, use: Use = "layer", /) -> nn.Module:
-        """Create a linear layer of the tile's format (implements `quantized.MakeProduct`)."""
+    def make(weight: Tensor, bias: Tensor | None, use: LinearUse = "layer", /) -> nn.Module:
+        """Create a linear layer of the tile's format (implements `prepacked.MakeLinear`)."""
         return (NativeVocabulary if use == "vocabulary" else NativeLinear)(weight, bias, tile)
 
     return make
@@ -500,7 +492,7 @@ def _linear_kernel(tile: Tile) -> CompiledKernel:
 
 @cache
 def _refining_kernel(tile: Tile) -> CompiledKernel:
-    """Compile `refine_rows(x, N, D, weights, bias, logits, P)`, which runs `lines.emit_refinement`."""
+    """Compile `refine_rows(x, N, D, weights, bias, logits, P)`, which runs `logits.emit_refinement`."""
     k = new_builder("refining", tile)
     emit_refinement(k, tile.vectors)
     with kernel(k, "refine_rows", 7) as (numbers, thread, threads):

@@ -1,8 +1,4 @@
-"""Pack bfloat16 matrices for AMX in blocks of 32 rows, of which all columns are read before the next block.
-
-A row of a large matrix fills a page of memory. Reading a few columns of all rows would touch every page, and touch it
-again for the next columns. The pages of a block are few enough for the TLB.
-"""
+"""Pack matrices for the GEMM kernels of training, and emit the multiplication by one packed panel."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +12,7 @@ from transduce.kernels.cpu.decode_rows import transpose
 from transduce.kernels.cpu.gemm import amx
 from transduce.kernels.cpu.jit.ir_builder import F32, I8, I16, I32, I64, POINTER, VOID, KernelBuilder, Value
 
-# --- pair packing ---
+# --- packing of pairs and panels ---
 # Pack matrices for the GEMM kernels of training: bfloat16 for `vpdpbf16ps` and AMX's `tdpbf16ps`, or float32.
 # The bfloat16 instructions add two products to each sum. So two neighbors along the summed dimension are stored
 # together: a *pair* of 32 bits. In float32 a single number takes the place of a pair. A *panel* is a block of
@@ -80,7 +76,7 @@ AMX = GemmLayout(panel=32, tile_rows=32, min_rows=16, row_multiple=32, block=1 <
 class Matrix(NamedTuple):
     """A row-major matrix without gaps between its rows."""
 
-    place: Value
+    pointer: Value
     """Pointer to the first element."""
     rows: Value
     columns: Value
@@ -125,7 +121,7 @@ class Packer:
                 square = []
                 for n in range(lanes):
                     offset = k.add(k.mul(k.add(row, n), pairs), pair)
-                    square.append(k.load(k.element_pointer(matrix.place, offset, I32), k.ints))
+                    square.append(k.load(k.element_pointer(matrix.pointer, offset, I32), k.ints))
                 for n, vector in enumerate(transpose(k, square)):
                     k.store(vector, k.element_pointer(target, k.mul(k.add(pair, n), width), I32))
 
@@ -140,16 +136,16 @@ class Packer:
                 rows = self._rows_of(pair)
                 self._fetch(matrix, rows, columns)
                 for column, (target, width) in zip(columns, targets, strict=True):
-                    values = [self._load(matrix.place, matrix, row, column) for row in rows]
+                    values = [self._load(matrix.pointer, matrix, row, column) for row in rows]
                     k.store(self._join(values), k.element_pointer(target, k.mul(pair, width), I32))
 
-    def pack_gradient(self, given: Gradient, tiles: TileRange, span: PairRange, to: Value) -> None:
-        """Pack the columns of some tiles of a gradient as left-hand rows, and add them to `given.sums`.
+    def pack_gradient(self, gradient: Gradient, tiles: TileRange, span: PairRange, to: Value) -> None:
+        """Pack the columns of some tiles of a gradient as left-hand rows, and add them to `gradient.sums`.
 
         Each tile stores its first pairs, then its next ones. Columns span whole vectors. Rows behind the gradient's
         last one count as zeros.
         """
-        k, matrix, tile_rows = self.k, given.matrix, self.layout.tile_rows
+        k, matrix, tile_rows = self.k, gradient.matrix, self.layout.tile_rows
         start, stop = (k.build.sdiv(k.mul(each, tile_rows), k.int64(k.lanes)) for each in tiles)
         for columns in self._each_strip(start, stop):
             sums = [k.variable(k.splat(0.0)) for _ in columns]
@@ -157,20 +153,22 @@ class Packer:
                 rows = self._rows_of(k.add(span.first, pair))
                 self._fetch(matrix, rows, columns)
                 for column, total in zip(columns, sums, strict=True):
-                    joined = self._join_and_sum([self._load(matrix.place, matrix, row, column) for row in rows], total)
+                    joined = self._join_and_sum(
+                        [self._load(matrix.pointer, matrix, row, column) for row in rows], total
+                    )
                     for first in range(0, k.lanes, tile_rows):
                         numbers = ir.Constant(ir.VectorType(I32, tile_rows), list(range(first, first + tile_rows)))
                         number = k.build.sub(k.add(column, first), k.mul(tiles.first, tile_rows))
                         offset = k.add(k.mul(number, span.count), k.mul(pair, tile_rows))
                         k.store(k.build.shuffle_vector(joined, joined, numbers), k.element_pointer(to, offset, I32))
-            with k.when(k.is_nonzero(given.sums)):
+            with k.when(k.is_nonzero(gradient.sums)):
                 for column, total in zip(columns, sums, strict=True):
-                    self._add_sums(given, column, total)
+                    self._add_sums(gradient, column, total)
 
-    def _add_sums(self, given: Gradient, column: Value, total: Value) -> None:
+    def _add_sums(self, gradient: Gradient, column: Value, total: Value) -> None:
         """Add the sums of a vector of columns to the gradient's column sums."""
         k = self.k
-        pointer = k.element_pointer(k.pointer(given.sums), column)
+        pointer = k.element_pointer(k.pointer(gradient.sums), column)
         k.store(k.build.fadd(k.load_floats(pointer), k.load_variable(total, k.splat(0.0))), pointer)
 
     def _join_and_sum(self, values: list[Value], total: Value) -> Value:
@@ -230,7 +228,7 @@ class Packer:
         """Prefetch what is read `_AHEAD` rows below: rows are too far apart for the hardware prefetcher."""
         k = self.k
         for row, column in product(rows, columns[:: _LINE_BYTES // (k.lanes * self.layout.bytes)]):
-            k.prefetch(self._pointer(matrix.place, matrix, k.add(row, _AHEAD), column))
+            k.prefetch(self._pointer(matrix.pointer, matrix, k.add(row, _AHEAD), column))
 
     def _widen(self, value: Value) -> Value:
         """Convert bfloat16 bits to float32 bits."""
@@ -245,10 +243,9 @@ class Packer:
         return k.build.or_(k.build.zext(low, k.ints), self._widen(high))
 
 
-# --- amx panels ---
-# Emit the AMX multiplication of some rows by one panel of columns, tile after tile (used by `amx_products.py`).
-# Sums are stored to a buffer, from which vector instructions finish them while AMX multiplies the next tile. The
-# next panel is meanwhile prefetched into the L2 cache.
+# --- multiplication by one panel with AMX ---
+# Sums are stored to a buffer, from which vector instructions finish them while AMX multiplies the next tile. The next
+# panel is meanwhile prefetched into the L2 cache.
 
 
 PART_ROWS = amx.REGISTER_ROWS
@@ -416,7 +413,9 @@ class _Panels:
             self.is_last_span.row(k.element_pointer(sums, k.mul(row, AMX.panel)), self._place_of(parts, row))
 
 
-# --- packing ---
+# --- packing for AMX ---
+# A row of a large matrix fills a page of memory. Reading a few columns of all rows would touch every page, and touch
+# it again for the next columns. The pages of a block of 32 rows are few enough for the TLB.
 
 
 _APART = 4  # distance of rows that are read at once: several streams use more memory bandwidth
@@ -434,7 +433,7 @@ class AmxPacker(Packer):
             for pair in (k.add(first, n) for n in range(k.lanes)):
                 for start in range(0, panel, k.lanes):
                     vector_column = k.add(column, start)
-                    values = [self._load(matrix.place, matrix, row, vector_column) for row in self._rows_of(pair)]
+                    values = [self._load(matrix.pointer, matrix, row, vector_column) for row in self._rows_of(pair)]
                     k.store(self._join(values), k.element_pointer(target, k.add(k.mul(pair, panel), start), I32))
 
     def pack_rows(self, matrix: Matrix, tiles: TileRange, span: PairRange, to: Value) -> None:
@@ -454,28 +453,28 @@ class AmxPacker(Packer):
                 rows.append(k.add(k.mul(k.add(start, first, row), pairs), span.first))
             with k.loop(0, span.count, k.lanes) as pair:
                 for number, row_start in enumerate(rows):
-                    value = k.load(k.element_pointer(matrix.place, k.add(row_start, pair), I32), k.ints)
+                    value = k.load(k.element_pointer(matrix.pointer, k.add(row_start, pair), I32), k.ints)
                     offset = k.mul(k.add(first, number * _APART), k.lanes)
                     k.store(value, k.element_pointer(target, k.add(offset, k.mul(pair, TILE_ROWS)), I32))
 
-    def pack_gradient(self, given: Gradient, tiles: TileRange, span: PairRange, to: Value) -> None:
-        """Pack the columns of some tiles of a gradient as tile registers, and add them to `given.sums`.
+    def pack_gradient(self, gradient: Gradient, tiles: TileRange, span: PairRange, to: Value) -> None:
+        """Pack the columns of some tiles of a gradient as tile registers, and add them to `gradient.sums`.
 
         As in `pack_rows`, but the rows of the gradient are summed over.
         """
-        k, matrix = self.k, given.matrix
+        k, matrix = self.k, gradient.matrix
         with k.loop(0, span.count, k.lanes) as first, k.loop(*tiles) as tile:
             target = k.element_pointer(self._tile(to, tile, tiles, span), k.mul(first, TILE_ROWS), I32)
             for part in range(TILE_ROWS // PART_ROWS):
                 column, total = k.add(k.mul(tile, TILE_ROWS), part * PART_ROWS), k.variable(k.splat(0.0))
                 square = []
                 for pair in (k.add(span.first, first, n) for n in range(k.lanes)):
-                    values = [self._load(matrix.place, matrix, row, column) for row in self._rows_of(pair)]
+                    values = [self._load(matrix.pointer, matrix, row, column) for row in self._rows_of(pair)]
                     square.append(self._join_and_sum(values, total))
                 for n, vector in enumerate(transpose(k, square)):
                     k.store(vector, k.element_pointer(target, (part * PART_ROWS + n) * k.lanes, I32))
-                with k.when(k.is_nonzero(given.sums)):
-                    self._add_sums(given, column, total)
+                with k.when(k.is_nonzero(gradient.sums)):
+                    self._add_sums(gradient, column, total)
 
     def _tile(self, to: Value, tile: Value, tiles: TileRange, span: PairRange) -> Value:
         """Return a pointer to a tile's packed rows."""

@@ -1,8 +1,4 @@
-"""Emit the training GEMM for float32, for processors without faster formats.
-
-A library's float32 GEMM does not fuse biases, ReLU or the summation of gradients, each of which takes a pass of its
-own. These kernels fuse them and multiply as fast (docs/benchmarks.md).
-"""
+"""Emit the GEMM kernels of training without AMX, in bfloat16 and in float32, with fused epilogues."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -12,11 +8,10 @@ from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused
 from transduce.kernels.cpu.gemm.packing import AVX512_LAYOUT, GemmLayout, Gradient, Packer, PairRange, TileRange
 from transduce.kernels.cpu.jit.ir_builder import F32, I8, I16, I32, I64, POINTER, BFloat, KernelBuilder, Value
 
-# --- pair products ---
-# Emit the training GEMM for bfloat16, with the instruction that adds two products to each of 16 sums
-# (`vpdpbf16ps`).
-# A *tile* is a block of rows by one panel of columns: 24 vectors of sums in registers, to which each pair along the
-# summed dimension is added. `amx_products.py` has the tiles for AMX, `plain_products.py` those for float32.
+# --- bfloat16 ---
+# The instruction `vpdpbf16ps` adds two products to each of 16 sums. A *tile* is a block of rows by one panel of
+# columns: 24 vectors of sums in registers, to which each pair along the summed dimension is added. `train_amx.py` has
+# the tiles for AMX.
 
 
 _UNROLLED = 4  # pairs per loop iteration
@@ -31,7 +26,7 @@ Epilogue = Literal["bias", "add", "mix"]
 """
 
 ENDINGS: dict[Epilogue, tuple[Any, ...]] = {"bias": (I64, F32, I64, I64, I64), "add": (), "mix": (I64, F32, F32)}
-"""The LLVM types of the arguments of a tile's epilogue, as described in `Product.values`."""
+"""The LLVM types of the arguments of a tile's epilogue, as described in `Gemm.values`."""
 
 
 TILE_TYPES: tuple[Any, ...] = (POINTER, POINTER, I64, POINTER, I64)
@@ -78,7 +73,7 @@ class GemmEmitter:
     packer: type[Packer] = Packer
     """The class that packs matrices for this layout."""
     thread_bytes = AVX512_LAYOUT.block_bytes
-    """The scratch space in bytes that each thread needs in `Product.room`."""
+    """The scratch space in bytes that each thread needs in `Gemm.scratch`."""
 
     def __init__(self, k: KernelBuilder, *endings: Epilogue) -> None:
         """Emit the tile functions of these epilogues, for panels of every width."""
@@ -106,7 +101,7 @@ class GemmEmitter:
         k, tile_rows = self.k, self.layout.tile_rows
         return k.thread_range(k.build.sdiv(k.add(gemm.rows, tile_rows - 1), k.int64(tile_rows)), thread, threads)
 
-    def accumulate_gradient(self, gemm: Gemm, given: Gradient, thread: Value, threads: Value) -> None:
+    def accumulate_gradient(self, gemm: Gemm, gradient: Gradient, thread: Value, threads: Value) -> None:
         """Emit out += gradientᵀ · panels, and add the gradient's column sums where these are requested.
 
         For each block of gradient columns, a thread packs `layout.depth` pairs into its scratch space, and multiplies
@@ -118,11 +113,11 @@ class GemmEmitter:
         packer = self.packer(k, layout, thread, threads)
         scratch = k.pointer(k.add(gemm.scratch, k.mul(thread, self.thread_bytes)))
         rows = k.loop(k.mul(first, each), k.mul(last, each), layout.sum_tiles)
-        is_asked = k.build.or_(k.is_nonzero(gemm.out), k.is_nonzero(given.sums))
+        is_asked = k.build.or_(k.is_nonzero(gemm.out), k.is_nonzero(gradient.sums))
         with k.when(is_asked), rows as start, k.loop(0, gemm.pairs, layout.depth) as pair:
             tiles = TileRange(start, k.minimum(k.add(start, layout.sum_tiles), k.mul(last, each)))
             span = PairRange(pair, k.minimum(k.int64(layout.depth), k.build.sub(gemm.pairs, pair)))
-            packer.pack_gradient(given, tiles, span, scratch)
+            packer.pack_gradient(gradient, tiles, span, scratch)
             offset = k.build.neg(k.mul(start, layout.tile_rows, span.count))
             with k.when(k.is_nonzero(gemm.out)):
                 self._each_panel(
@@ -331,7 +326,9 @@ def tile_name(ending: Epilogue, vectors: int) -> str:
     return f"{ending}_{vectors}"
 
 
-# --- train ---
+# --- float32 ---
+# A library's float32 GEMM does not fuse biases, ReLU or the summation of gradients, each of which takes a pass of its
+# own. These kernels fuse them and multiply as fast (docs/results.md).
 
 
 class Float32GemmEmitter(GemmEmitter):

@@ -84,21 +84,21 @@ class AmxGemmEmitter(GemmEmitter):
         amx.release(self.k)
         self.k.store_fence()
 
-    def multiply_lower(self, gemm: Gemm, thread: Value, threads: Value) -> None:
+    def multiply_lower_triangle(self, gemm: Gemm, thread: Value, threads: Value) -> None:
         """Emit the part of a square result on and below the diagonal."""
         amx.configure(self.k)
         super().multiply_lower_triangle(gemm, thread, threads)
         amx.release(self.k)
 
-    def add_up(self, gemm: Gemm, given: Gradient, thread: Value, threads: Value) -> None:
+    def accumulate_gradient(self, gemm: Gemm, gradient: Gradient, thread: Value, threads: Value) -> None:
         """Emit out += gradientᵀ · panels, and add the gradient's column sums where these are requested."""
         k = self.k
-        with k.when(k.build.or_(k.is_nonzero(gemm.out), k.is_nonzero(given.sums))):
+        with k.when(k.build.or_(k.is_nonzero(gemm.out), k.is_nonzero(gradient.sums))):
             amx.configure(k)
             packer = self.packer(k, self.layout, thread, threads)
             for block in self._each_block(gemm, thread, threads):
                 is_first = k.build.icmp_signed("==", block.columns[0], k.int64(0))  # column sums are added only once
-                counted = given._replace(sums=k.build.select(is_first, given.sums, k.int64(0)))
+                counted = gradient._replace(sums=k.build.select(is_first, gradient.sums, k.int64(0)))
                 packer.pack_gradient(counted, block.tiles, block.span, block.rows)
                 with k.when(k.is_nonzero(gemm.out)):
                     self._multiply_block(gemm, block)

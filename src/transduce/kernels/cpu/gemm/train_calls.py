@@ -1,7 +1,8 @@
-"""Run the compiled training GEMMs: linear layers forward and backward, and the vocabulary projection.
+"""Run the compiled GEMMs of training: linear layers forward and backward, and the output projection.
 
-bfloat16 uses AMX where available; the kernels are in `training_products.py`. Legend: N positions, I inputs and O
-outputs of a layer.
+bfloat16 uses AMX where available.
+
+Legend: N positions, I inputs and O outputs of a layer.
 """
 
 from functools import cache
@@ -26,11 +27,9 @@ from transduce.kernels.cpu.jit.ir_builder import KernelBuilder, Value
 from transduce.kernels.cpu.jit.memory import process_stack
 from transduce.kernels.cpu.jit.tile import AVX512_TILE, Tile
 
-# --- training products ---
-# Emit the linear layers of training, forward and backward, with fused epilogues.
+# --- linear layer kernels ---
 # PyTorch's library compiles a kernel for each shape, which takes up to a millisecond, and batch shapes vary. These
-# kernels take any size, and fuse bias, ReLU, and the summation of the bias and weight gradients in float32. Legend:
-# N positions, I inputs and O outputs of a layer.
+# kernels take any size, and fuse bias, ReLU, and the summation of the bias and weight gradients in float32.
 
 
 class ForwardArguments(NamedTuple):
@@ -42,7 +41,7 @@ class ForwardArguments(NamedTuple):
     x: Any
     """Input, (N, I)."""
     weight: Any
-    """Weight, (O, I); 0: `room` already holds the packed weight."""
+    """Weight, (O, I); 0: `packed_weight` already holds the packed weight."""
     bias: Any
     """Bias, (O,); 0: none."""
     out: Any
@@ -55,7 +54,7 @@ class ForwardArguments(NamedTuple):
     """The number of outputs O."""
     lower_bound: Any
     """The lower bound of the outputs, as the bits of a float32: 0 for ReLU, else -inf."""
-    room: Any
+    packed_weight: Any
     """Scratch space of O × I elements for the packed weight."""
     is_nontemporal: Any
     """Whether outputs are written by non-temporal stores, past the caches: 0 or 1."""
@@ -124,13 +123,13 @@ class LinearKernelEmitter:
         with k.when(k.is_nonzero(args.weight)):
             weight = Matrix(k.pointer(args.weight), args.outputs, args.inputs)
             self.multiplier.packer(k, self.multiplier.layout, thread, threads).pack_transposed(
-                weight, k.pointer(args.room)
+                weight, k.pointer(args.packed_weight)
             )
             k.barrier(threads)
         gemm = Gemm(
             left=k.pointer(args.x),
             rows=args.positions,
-            panels=k.pointer(args.room),
+            panels=k.pointer(args.packed_weight),
             columns=args.outputs,
             pairs=k.build.sdiv(args.inputs, k.int64(self.multiplier.layout.group)),
             out=args.out,
@@ -171,7 +170,7 @@ class LinearKernelEmitter:
             )
             self.multiplier.multiply(gemm, thread, threads)
         gemm = Gemm(
-            left=gradient.matrix.place,
+            left=gradient.matrix.pointer,
             rows=args.outputs,
             panels=k.pointer(args.packed_x),
             columns=args.inputs,
@@ -183,7 +182,7 @@ class LinearKernelEmitter:
         self.multiplier.accumulate_gradient(gemm, gradient, thread, threads)
 
 
-# --- train calls ---
+# --- calls ---
 
 
 _INPUTS_TOGETHER = 32  # the number of inputs must be a multiple of this
@@ -319,7 +318,7 @@ class PackedProjection:
         weight, packed = self._packed_weight(0)
         _forward(x, weight, out, packed, streams=False)  # the logits are read immediately
 
-    def back(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
+    def backward(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
         """Write the gradient of x to `by_x`, and add the weight's gradient to `weight_sum`, each if it is not None."""
         weight, packed = self._packed_weight(1)
         _back(gradient, x, weight, by_x, GradientSums(weight_sum), packed)
@@ -343,7 +342,7 @@ def _forward(
     x: Tensor,
     weight: Tensor | None,
     out: Tensor,
-    room: Tensor,
+    packed_weight: Tensor,
     *,
     bias: Tensor | None = None,
     least: float = float("-inf"),
@@ -351,7 +350,7 @@ def _forward(
     positive: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:
-    """Run the kernel `forward`; `room` receives the packed weight, or holds it already if `weight` is None."""
+    """Run the kernel `forward`; `packed_weight` receives the packed weight, or holds it already if `weight` is None."""
     tile = tile or require_gemm_tile(x.dtype)
     scratch = process_stack().allocate(torch.get_num_threads() * gemm_emitter_of(tile).thread_bytes)
     arguments = ForwardArguments(
@@ -363,7 +362,7 @@ def _forward(
         inputs=x.shape[1],
         outputs=out.shape[1],
         lower_bound=float_bits(least),
-        room=room.data_ptr(),
+        packed_weight=packed_weight.data_ptr(),
         is_nontemporal=int(streams and _is_streamed(out)),
         thread_scratch=scratch.address,
         positive_mask=address_of(positive),
@@ -394,12 +393,12 @@ def _back(
     weight: Tensor | None,
     by_x: Tensor | None,
     sums: GradientSums,
-    room: Tensor,
+    packed_weight: Tensor,
     *,
     is_open: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:
-    """Run the kernel `back`; `room` receives the packed weight, or holds it already if `weight` is None."""
+    """Run the kernel `back`; `packed_weight` receives the packed weight, or holds it already if `weight` is None."""
     tile = tile or require_gemm_tile(x.dtype)
     multiplier = gemm_emitter_of(tile)
     (positions, outputs), inputs = gradient.shape, x.shape[1]
@@ -417,7 +416,7 @@ def _back(
         positions=positions,
         inputs=inputs,
         outputs=outputs,
-        packed_weight=room.data_ptr(),
+        packed_weight=packed_weight.data_ptr(),
         packed_x=packed_x.data_ptr(),
         thread_scratch=scratch.address,
         is_nontemporal=int(by_x is not None and _is_streamed(by_x)),

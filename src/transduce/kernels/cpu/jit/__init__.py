@@ -1,1 +1,1 @@
-"""Builds LLVM IR, compiles kernels to machine code, and manages their threads and memory."""
+"""Build LLVM IR, compile kernels to machine code, and manage their threads and memory."""

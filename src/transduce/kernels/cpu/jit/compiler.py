@@ -24,16 +24,15 @@ from transduce.kernels.cpu.jit.ir_builder import I64, POINTER, KernelBuilder, Va
 from transduce.kernels.cpu.jit.tile import AVX2_TILE, AVX512_TILE, Tile
 from transduce.process_environment import release_library
 
-# --- code files ---
-# Cache compiled machine code in files, so that the next process need not compile it again.
-# A file's name is a hash of everything the code depends on: the IR, the processor and LLVM's version. The file
-# begins with a checksum, so truncated or damaged files are ignored. Without a writable folder nothing is cached.
+# --- cache of machine code ---
+# A file's name is a hash of everything the code depends on: the IR, the processor and LLVM's version. The file begins
+# with a checksum, so truncated or damaged files are ignored. Without a writable folder nothing is cached.
 
 
 CACHE_VARIABLE = "TRANSDUCE_CACHE"
 """The environment variable for the cache folder; empty disables the cache."""
 
-_MOST_FILES = 100  # the least recently used ones beyond are deleted
+_MAX_FILES = 100  # the least recently used ones beyond are deleted
 _CHECKSUM = hashlib.sha256
 _CHECKSUM_BYTES = _CHECKSUM().digest_size
 
@@ -78,7 +77,7 @@ def cache_code(key: str, code: bytes) -> None:
 def _drop_oldest(folder: Path) -> None:
     """Delete the least recently used files beyond the limit."""
     files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
-    for path in files[: max(0, len(files) - _MOST_FILES)]:
+    for path in files[: max(0, len(files) - _MAX_FILES)]:
         path.unlink(missing_ok=True)
 
 
@@ -107,10 +106,10 @@ def _folder() -> Path | None:
         return None
 
 
-# --- compiler ---
+# --- compilation ---
 
 
-_LEAST_LLVM = 22  # older versions declare the intrinsic of `vpdpbusd` with other types
+_MIN_LLVM = 22  # older versions declare the intrinsic of `vpdpbusd` with other types
 # Values of ONEDNN_MAX_CPU_ISA that exclude our kernels, that exclude nothing, that exclude bfloat16 instructions, and
 # that exclude AVX-512.
 _NO_ISA = ("SSE41", "AVX")
@@ -163,7 +162,7 @@ def find_integer_tile() -> Tile | None:
     The environment variables that restrict the instructions of oneDNN (ONEDNN_MAX_CPU_ISA) and PyTorch
     (ATEN_CPU_CAPABILITY) restrict these kernels too.
     """
-    if platform.machine().lower() not in ("x86_64", "amd64") or llvm.llvm_version_info[0] < _LEAST_LLVM:
+    if platform.machine().lower() not in ("x86_64", "amd64") or llvm.llvm_version_info[0] < _MIN_LLVM:
         return None
     features = llvm.get_host_cpu_features()
     limit, capability = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper(), os.environ.get("ATEN_CPU_CAPABILITY", "")

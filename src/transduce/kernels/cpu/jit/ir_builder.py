@@ -47,7 +47,7 @@ class KernelBuilder:
             name: the module's name.
             lanes: 32-bit elements per vector register.
             threaded: whether several threads may run the kernels, so that barriers are emitted.
-            narrows: whether the processor has an instruction that rounds 16 float32 to bfloat16.
+            has_bfloat16_rounding: whether the processor has an instruction that rounds 16 float32 to bfloat16.
         """
         self.module = ir.Module(name=name)
         self.lanes = lanes
@@ -284,33 +284,33 @@ class KernelBuilder:
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
-    def element_pointer(self, place: Value, index: Value | int, kind: Any = F32) -> Value:
+    def element_pointer(self, pointer: Value, index: Value | int, kind: Any = F32) -> Value:
         """Emit a pointer to element `index` of an array whose elements have the LLVM type `kind`."""
-        return self.build.gep(place, [self.int64(index)], source_etype=kind)
+        return self.build.gep(pointer, [self.int64(index)], source_etype=kind)
 
-    def load(self, place: Value, kind: Any = F32) -> Value:
+    def load(self, pointer: Value, kind: Any = F32) -> Value:
         """Emit a load of a scalar or of a vector that need not be aligned."""
-        return self.build.load(place, typ=kind, align=_alignment(kind))
+        return self.build.load(pointer, typ=kind, align=_alignment(kind))
 
-    def load_floats(self, place: Value, index: Value | int = 0) -> Value:
+    def load_floats(self, pointer: Value, index: Value | int = 0) -> Value:
         """Emit the load of a float32 vector from element `index` of an array on."""
-        return self.load(self.element_pointer(place, index), self.floats)
+        return self.load(self.element_pointer(pointer, index), self.floats)
 
-    def store(self, value: Value, place: Value) -> None:
+    def store(self, value: Value, pointer: Value) -> None:
         """Emit a store of a scalar or of a vector to an address that need not be aligned."""
-        self.build.store(value, place, align=_alignment(value.type))
+        self.build.store(value, pointer, align=_alignment(value.type))
 
-    def load_as_float32(self, place: Value, index: Value | int, kind: Any, *, mask: Value | None = None) -> Value:
+    def load_as_float32(self, pointer: Value, index: Value | int, kind: Any, *, mask: Value | None = None) -> Value:
         """Emit a load of F32, bfloat16 (I16) or F16 elements, converted to a float32 vector.
 
         Args:
-            place: the array.
+            pointer: the array.
             index: the first element.
             kind: the element type.
-            inside: a mask of the lanes to load, zeros elsewhere; for F32 and bfloat16 only.
+            mask: a mask of the lanes to load, zeros elsewhere; for F32 and bfloat16 only.
         """
         elements = ir.VectorType(kind, self.lanes)
-        at = self.element_pointer(place, index, kind)
+        at = self.element_pointer(pointer, index, kind)
         values = self.load(at, elements) if mask is None else self._load_inside(at, elements, mask)
         if kind == F32:
             return values
@@ -320,13 +320,13 @@ class KernelBuilder:
         return self.build.bitcast(bits, self.floats)
 
     def store_float32_as(
-        self, values: Value, place: Value, index: Value | int, kind: Any, *, mask: Value | None = None
+        self, values: Value, pointer: Value, index: Value | int, kind: Any, *, mask: Value | None = None
     ) -> None:
         """Emit a store of a float32 vector as F32 or bfloat16 (I16), rounded to nearest even; NaN remains NaN.
 
         `inside` is an optional mask of the lanes to store.
         """
-        at = self.element_pointer(place, index, kind)
+        at = self.element_pointer(pointer, index, kind)
         values = values if kind == F32 else self.to_bfloat16(values)
         if mask is None:
             self.store(values, at)
@@ -360,14 +360,14 @@ class KernelBuilder:
         """Return a constant vector with one 32-bit integer in all lanes."""
         return ir.Constant(self.ints, [number] * self.lanes)
 
-    def prefetch(self, place: Value, *, to_write: bool = False, level: int = 1) -> None:
+    def prefetch(self, pointer: Value, *, to_write: bool = False, level: int = 1) -> None:
         """Emit a prefetch of an address into the cache of this level."""
         flags = [
             ir.Constant(I32, number) for number in (int(to_write), 4 - level, 1)
         ]  # locality 3: keep; 1: data cache
-        self.intrinsic("llvm.prefetch.p0", VOID, place, *flags)
+        self.intrinsic("llvm.prefetch.p0", VOID, pointer, *flags)
 
-    def store_nontemporal(self, value: Value, place: Value) -> None:
+    def store_nontemporal(self, value: Value, pointer: Value) -> None:
         """Emit a non-temporal store, which bypasses the caches, of a 64-byte vector to a 64-byte-aligned address.
 
         LLVM loses its own non-temporal marker in later passes, so this is inline assembly. A kernel must call
@@ -375,7 +375,7 @@ class KernelBuilder:
         """
         floats = self.build.bitcast(value, self.floats)
         kind = ir.FunctionType(VOID, [self.floats, POINTER])
-        self.build.asm(kind, "vmovntps $0, ($1)", "v,r,~{memory}", [floats, place], side_effect=True)
+        self.build.asm(kind, "vmovntps $0, ($1)", "v,r,~{memory}", [floats, pointer], side_effect=True)
 
     def store_fence(self) -> None:
         """Emit a store fence, so that other threads see streamed data before anything stored later."""
@@ -393,9 +393,9 @@ class KernelBuilder:
         self.build.store(start, address)
         return address
 
-    def load_variable(self, place: Value, type_of: Value) -> Value:
+    def load_variable(self, pointer: Value, type_of: Value) -> Value:
         """Emit a load of a variable whose type is that of `like`."""
-        return self.build.load(place, typ=type_of.type)
+        return self.build.load(pointer, typ=type_of.type)
 
     def accumulators(self, start: float = 0.0) -> list[Value]:
         """Allocate `UNROLLED_VECTORS` float32 vector accumulators for `each_vector`."""

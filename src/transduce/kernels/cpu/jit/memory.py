@@ -1,8 +1,4 @@
-"""Run a recorded list of kernel calls as one call, for fixed sizes and with other addresses each time.
-
-Between two separate calls, Python and PyTorch run with caches that the first call has evicted, which takes some hundred
-microseconds. A single call avoids that.
-"""
+"""Manage the memory of compiled kernels: named arrays, a stack for training, and recorded lists of kernel calls."""
 
 import ctypes
 import math
@@ -27,10 +23,9 @@ from transduce.kernels.cpu.jit.compiler import (
 from transduce.kernels.cpu.jit.ir_builder import I64
 from transduce.kernels.cpu.jit.tile import Tile
 
-# --- arena ---
-# Allocate many named arrays in one block of memory, and give kernels their addresses.
-# A PyTorch allocation takes 1–3 µs however small it is, and a search has two dozen arrays: separate allocations
-# took a fifth of the time of decoding a single sentence.
+# --- named arrays ---
+# A PyTorch allocation takes 1–3 µs however small it is, and a search has two dozen arrays. Separate allocations took
+# a fifth of the time of decoding a single sentence.
 
 
 _LINE = 64  # bytes of a cache line, to which arrays are aligned
@@ -84,11 +79,11 @@ class Arena:
         return self._numbers[name]
 
 
-# --- kept stack ---
-# Allocate, on one stack, what a training layer keeps for its backward pass and its scratch space.
-# Batch sizes vary, so blocks of some 10 MB fragment the C library's heap: a sixth of it lay idle. The layer that
-# ran last runs its backward pass first, which suits a stack. It reserves as much address space as the machine has
-# memory; pages that were never used take none.
+# --- stack allocator ---
+# For what a training layer saves for its backward pass, and for its scratch space. Batch sizes vary, so blocks of
+# some 10 MB fragment the C library's heap: a sixth of it lay idle. The layer that ran last runs its backward pass
+# first, which suits a stack. The stack reserves as much address space as the machine has memory; pages that were
+# never used take none.
 
 
 class MemoryBlock:
@@ -152,23 +147,25 @@ def process_stack() -> StackAllocator:
     return StackAllocator(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
-# --- memory ---
+# --- recorded lists of kernel calls ---
+# Between two separate calls, Python and PyTorch run with caches that the first call has evicted, which takes some
+# hundred microseconds. A single call of a whole list avoids that.
 
 
 class MemoryOffset(NamedTuple):
     """An address as an offset in bytes from a base, whose address is known when the steps run."""
 
     base: int
-    """The index of the base among those passed to `Steps.run`."""
+    """The index of the base among those passed to `CompiledSteps.run`."""
     bytes: int = 0
     """The offset in bytes."""
 
     def advance(self, count: int) -> "MemoryOffset":
-        """Return the spot `count` bytes later."""
+        """Return the offset `count` bytes later."""
         return MemoryOffset(self.base, self.bytes + count)
 
 
-class Room:
+class MemoryPlan:
     """An allocator that plans the memory of a list of steps, in the order of the steps."""
 
     def __init__(self, base: int) -> None:
@@ -188,15 +185,15 @@ class Room:
         self.size = max(self.size, start + needed)
         return MemoryOffset(self.base, start)
 
-    def free(self, spots: Iterable[MemoryOffset]) -> None:
-        """Free spots for later steps; spots with another base are ignored."""
-        for spot in spots:
-            if spot.base == self.base:
-                del self._taken[spot.bytes]
+    def free(self, offsets: Iterable[MemoryOffset]) -> None:
+        """Free memory for later steps; offsets with another base are ignored."""
+        for offset in offsets:
+            if offset.base == self.base:
+                del self._taken[offset.bytes]
 
 
 class StepList:
-    """A list of steps under construction, each a kernel with its arguments (numbers or spots)."""
+    """A list of steps under construction, each a kernel with its arguments (numbers or memory offsets)."""
 
     def __init__(self) -> None:
         self._table: list[tuple[int, int]] = []
@@ -216,9 +213,9 @@ class StepList:
 class CompiledSteps:
     """An executable list of kernel calls, with a barrier after each."""
 
-    def __init__(self, table: list[tuple[int, int]], spots: list[MemoryOffset]) -> None:
+    def __init__(self, table: list[tuple[int, int]], offsets: list[MemoryOffset]) -> None:
         self._table = np.array(table, dtype=np.int64)
-        self._bases, self._bytes = np.array(spots, dtype=np.int64).T.copy()
+        self._bases, self._bytes = np.array(offsets, dtype=np.int64).T.copy()
         self._table_address = self._table.ctypes.data
 
     def run(self, bases: Sequence[int], threads: int) -> None:

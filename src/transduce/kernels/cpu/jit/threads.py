@@ -1,7 +1,7 @@
 """Choose the number of threads of a decoding step, by its work and by the cores that are actually free.
 
 The threads of a kernel meet at several barriers per layer. If another process occupies a core, the system suspends one
-thread for milliseconds and the others wait: two threads took up to 19 times as long as one (docs/benchmarks.md). So
+thread for milliseconds and the others wait: two threads took up to 19 times as long as one (docs/results.md). So
 small steps run on one thread, and fewer threads are used while cores are busy. Results do not depend on the number of
 threads.
 """
@@ -16,7 +16,7 @@ import torch
 from transduce.kernels.cpu.jit.compiler import CompiledKernel
 
 _THREAD_WORK = 8_000_000  # multiply-adds per thread, a few tenths of a millisecond
-_LEAST_SHARE = 0.7  # CPU time over wall time × threads below which cores count as busy; on an idle machine it is ≥ 0.9
+_MIN_SHARE = 0.7  # CPU time over wall time × threads below which cores count as busy; on an idle machine it is ≥ 0.9
 _WINDOW = 0.05  # seconds of calls per measurement: the system counts CPU time in ticks of milliseconds
 _SHORTEST, _LONGEST = 0.25, 4.0  # seconds before more threads are tried again, doubled after each failure
 
@@ -49,8 +49,8 @@ class ThreadLimiter:
         Args:
             threads: the number of threads that ran.
             seconds: the wall time of the call.
-            own: the CPU time of the calling thread during the call, in seconds.
-            others: the total CPU time of the process's other threads before and after the call, in seconds.
+            cpu_seconds: the CPU time of the calling thread during the call, in seconds.
+            other_cpu_seconds: the total CPU time of the process's other threads before and after the call, in seconds.
         """
         if threads != self._threads:
             self._threads, self._others = threads, other_cpu_seconds[0]
@@ -59,7 +59,7 @@ class ThreadLimiter:
         self._own += cpu_seconds
         if self._seconds < _WINDOW:
             return
-        if self._own + other_cpu_seconds[1] - self._others < _LEAST_SHARE * threads * self._seconds:
+        if self._own + other_cpu_seconds[1] - self._others < _MIN_SHARE * threads * self._seconds:
             self._most, self._failed = threads // 2, threads
             self._retry_at = self._clock() + self._pause
             self._pause = min(2 * self._pause, _LONGEST)
@@ -68,13 +68,13 @@ class ThreadLimiter:
         self._threads = 0
 
 
-_CREW = ThreadLimiter()  # one per process
+_LIMITER = ThreadLimiter()  # one per process
 
 
 def useful_threads(work: int, max_threads: int | None = None) -> int:
     """Return how many threads to use for `work` multiply-adds, at most `most` or PyTorch's number of threads."""
     wanted = min(torch.get_num_threads() if max_threads is None else max_threads, work // _THREAD_WORK)
-    return _CREW.size(wanted) if wanted > 1 else 1
+    return _LIMITER.size(wanted) if wanted > 1 else 1
 
 
 def run_timed(program: CompiledKernel, numbers: Sequence[int] | Any, work: int, max_threads: int | None = None) -> None:
@@ -84,7 +84,7 @@ def run_timed(program: CompiledKernel, numbers: Sequence[int] | Any, work: int, 
         program: the kernel.
         numbers: its arguments, as a tuple or as a ctypes array of 64-bit integers.
         work: multiply-adds between barriers, roughly.
-        most: the maximum number of threads; PyTorch's if None.
+        max_threads: the maximum number of threads; PyTorch's if None.
     """
     array = (ctypes.c_int64 * len(numbers))(*numbers) if isinstance(numbers, tuple) else numbers
     threads = useful_threads(work, max_threads)
@@ -95,4 +95,4 @@ def run_timed(program: CompiledKernel, numbers: Sequence[int] | Any, work: int, 
     program.run_array(array, threads)
     after = time.perf_counter(), time.thread_time(), time.process_time()
     seconds, own, _ = (now - then for then, now in zip(before, after, strict=True))
-    _CREW.record_call(threads, seconds, own, (before[2] - before[1], after[2] - after[1]))
+    _LIMITER.record_call(threads, seconds, own, (before[2] - before[1], after[2] - after[1]))

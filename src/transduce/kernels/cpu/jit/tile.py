@@ -27,7 +27,7 @@ Kind = Literal["bytes", "halves", "sextets", "words", "pairs", "floats"]
 
 HALF_BITS = 6
 """Bits of one half of a 12-bit activation."""
-_MOST_HALF = 65504.0  # the greatest finite float16
+_MAX_HALF = 65504.0  # the greatest finite float16
 
 
 class Tile(NamedTuple):
@@ -184,8 +184,8 @@ def store_outputs(
     elif ending == "add":
         value = k.build.fadd(value, k.load(target, k.floats))
     elif ending == "half":
-        value = k.maximum(k.splat(-_MOST_HALF), value)
-        value = k.build.select(k.build.fcmp_ordered(">", value, k.splat(_MOST_HALF)), k.splat(_MOST_HALF), value)
+        value = k.maximum(k.splat(-_MAX_HALF), value)
+        value = k.build.select(k.build.fcmp_ordered(">", value, k.splat(_MAX_HALF)), k.splat(_MAX_HALF), value)
         value = k.build.fptrunc(value, ir.VectorType(F16, k.lanes))
     k.store(value, target)
 

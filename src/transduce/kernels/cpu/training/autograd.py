@@ -1,7 +1,4 @@
-"""Provide rotary embeddings for training as a PyTorch autograd function.
-
-Legend: B sentences, T positions, C columns of a row, K width of a head.
-"""
+"""Provide compiled training kernels as PyTorch autograd functions: attention, norms, linear layers, embeddings."""
 
 from functools import cache
 from typing import Any, NamedTuple
@@ -50,24 +47,23 @@ from transduce.kernels.cpu.train_rows import (
     sum_columns,
     supports_logits,
 )
-from transduce.model.backend import Rows
-from transduce.model.gradient_sums import (
+from transduce.model.backend import (
     LinearSums,
+    Rows,
     RowSums,
     embed_rows,
-    in_kind_of,
-    known_or_new,
+    in_dtype_of,
     linear_sums,
     sum_of_gradients,
+    sum_or_zeros,
 )
 from transduce.model.positions import Rotation
 
-# --- fused attention ---
-# Provide the compiled training attention as a PyTorch autograd function.
+# --- attention ---
 # Legend: B sentences, H heads, Q queries, L keys, K width of a head's queries, keys and values.
 
 
-_MOST_KEYS = 256  # with more, PyTorch's GEMMs over blocks of scores are efficient
+_MAX_KEYS = 256  # with more, PyTorch's GEMMs over blocks of scores are efficient
 _WIDEST = 128  # greatest head width
 
 
@@ -76,7 +72,7 @@ def supports_attention(x: Tensor, num_keys: int, width: int) -> bool:
     tile = find_integer_tile()
     if x.device.type != "cpu" or x.dtype not in LLVM_TYPES or tile is None:
         return False
-    return width % tile.lanes == 0 and width <= _WIDEST and 0 < num_keys <= _MOST_KEYS and x.numel() > 0
+    return width % tile.lanes == 0 and width <= _WIDEST and 0 < num_keys <= _MAX_KEYS and x.numel() > 0
 
 
 def attend(projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num_heads: int) -> Tensor:
@@ -172,8 +168,8 @@ def _run_attention(name: str, inputs: _Inputs, context: Tensor, sums: Tensor, gr
         query_gradient=query_gradient,
         key_gradient=key_gradient,
         value_gradient=value_gradient,
-        room=scratch.data_ptr(),
-        own_room=scratch.shape[1],
+        scratch=scratch.data_ptr(),
+        scratch_per_thread=scratch.shape[1],
     )
     attention_kernels(shape)[name].run(*arguments)
 
@@ -198,13 +194,12 @@ def _attention_kernels(shape: AttentionShape, tile: Tile) -> dict[str, CompiledK
     return compile_kernels(k, ("attend", "attend_back"))
 
 
-# --- fused norms ---
-# Provide LayerNorm and RMSNorm for training as a PyTorch autograd function.
+# --- LayerNorm and RMSNorm ---
 # Legend: N rows, D model width.
 
 
 def residual_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return x and its norm: LayerNorm, or RMSNorm without a bias; see `backend.TrainingKernels.fork_norm`."""
+    """Return x and its norm: LayerNorm, or RMSNorm without a bias; see `backend.TrainingKernels.residual_norm`."""
     for each in (weight, bias):
         if each is not None and (each.shape, each.dtype) != (x.shape[-1:], x.dtype):
             raise ValueError(f"{describe(each)} cannot be the weight or bias of a norm of {describe(x)}")
@@ -247,15 +242,15 @@ class NormNode(torch.autograd.Function):
         x, weight, bias, sums = ctx.saved_tensors
         by_out, by_residual = by_out.contiguous(), None if by_residual is None else by_residual.contiguous()
         by_x = torch.empty_like(x)
-        total, by_weight = known_or_new(sum_of_gradients(weight), weight)
-        bias_total, by_bias = (None, None) if bias is None else known_or_new(sum_of_gradients(bias), bias)
+        total, by_weight = sum_or_zeros(sum_of_gradients(weight), weight)
+        bias_total, by_bias = (None, None) if bias is None else sum_or_zeros(sum_of_gradients(bias), bias)
         thread_gradients = torch.empty(torch.get_num_threads(), 2, x.shape[-1], dtype=torch.float32)
         name, backward_tensors = (
             "rms_back" if bias is None else "norm_back",
             (by_out, by_residual, thread_gradients, total, bias_total),
         )
         _run_norm(name, (x, weight, bias), ctx.epsilon, sums, by_x, backward_tensors)
-        return by_x, in_kind_of(weight, by_weight), None if bias is None else in_kind_of(bias, by_bias), None
+        return by_x, in_dtype_of(weight, by_weight), None if bias is None else in_dtype_of(bias, by_bias), None
 
 
 def _run_norm(
@@ -285,11 +280,10 @@ def _run_norm(
     row_kernels(x.dtype)[name].run(*arguments)
 
 
-# --- fused linear ---
-# Provide linear layers for training as a PyTorch autograd function, with fused bias, ReLU and gradient sums.
-# The GEMMs are compiled kernels where these are faster (`fused_products.py`), else PyTorch's. PyTorch alone takes
-# separate passes for the bias gradient and the ReLU mask. It also computes the weight gradient in bfloat16 first,
-# and adds it up in float32 afterwards.
+# --- linear layers ---
+# The GEMMs are compiled kernels where these are faster (`gemm/train_calls.py`), else PyTorch's. PyTorch alone takes
+# separate passes for the bias gradient and the ReLU mask. It also computes the weight gradient in bfloat16 first, and
+# adds it up in float32 afterwards.
 # Legend: N positions, I inputs and O outputs.
 
 
@@ -338,8 +332,8 @@ class _Linear(torch.autograd.Function):
         rows, (needs_x, needs_weight, needs_bias) = slice(*options.rows), ctx.needs_input_grad[:3]
         x, gradient = x_saved.view(-1, x_saved.shape[-1]), gradients[0].contiguous().view(-1, gradients[0].shape[-1])
         gate = None if out is None else out.view_as(gradient)
-        total, by_weight = known_or_new(options.weight_sum, weight) if needs_weight else (None, None)
-        bias_total, by_bias = known_or_new(options.bias_sum, bias) if needs_bias else (None, None)
+        total, by_weight = sum_or_zeros(options.weight_sum, weight) if needs_weight else (None, None)
+        bias_total, by_bias = sum_or_zeros(options.bias_sum, bias) if needs_bias else (None, None)
         sums = GradientSums(*(None if each is None else each[rows] for each in (total, bias_total)))
         if supports_gemm(x, weight[rows]):
             if gate is not None:
@@ -348,13 +342,13 @@ class _Linear(torch.autograd.Function):
         else:
             by_x = _backward_by_pytorch(gradient, x, weight[rows], gate, sums, by_x=needs_x)
         by_x = None if by_x is None else by_x.view_as(x_saved)
-        return by_x, in_kind_of(weight, by_weight), in_kind_of(bias, by_bias), None
+        return by_x, in_dtype_of(weight, by_weight), in_dtype_of(bias, by_bias), None
 
 
 def _backward_by_pytorch(
     gradient: Tensor, x: Tensor, weight: Tensor, gate: Tensor | None, sums: GradientSums, *, by_x: bool
 ) -> Tensor | None:
-    """Compute the gradients of a linear layer by PyTorch's GEMM: see `fused_products.linear_backward`."""
+    """Compute the gradients of a linear layer by PyTorch's GEMM: see `train_calls.linear_backward`."""
     if gate is not None or sums.bias is not None:
         gradient, columns = sum_columns(gradient, gate)
         if sums.bias is not None:
@@ -372,8 +366,7 @@ def _add_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:
         add_in_place(total, left @ right)
 
 
-# --- fused embedding ---
-# Provide embedding look-ups for training with a compiled gradient, as a PyTorch autograd function.
+# --- embeddings ---
 # PyTorch's embedding gradient is a dense (V, D) matrix, nearly all zeros, for each use of the embedding. In a model
 # of 6 + 6 layers × 512 with 8,000 tokens, creating and adding these took an eighth of the time outside GEMMs.
 # Legend: N positions, D model width, V vocabulary size.
@@ -418,7 +411,8 @@ def _kernels(dtype: torch.dtype, tile: Tile) -> dict[str, CompiledKernel]:
     return compile_kernels(k, ScatterEmitter.names)
 
 
-# --- autograd ---
+# --- rotary embeddings ---
+# Legend: B sentences, T positions, C columns of a row, K width of a head.
 
 
 class _Arguments(NamedTuple):

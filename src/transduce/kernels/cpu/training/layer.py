@@ -1,4 +1,4 @@
-"""The backend that trains on this processor with kernels in machine code."""
+"""Train on a CPU with compiled kernels: whole layers as single calls, and the backend that offers all kernels."""
 
 from collections.abc import Sequence
 from enum import IntEnum
@@ -23,7 +23,7 @@ from transduce.kernels.cpu.gemm.train_calls import (
     supports_gemm_sizes,
 )
 from transduce.kernels.cpu.jit.compiler import CompiledKernel, address_of, float_bits
-from transduce.kernels.cpu.jit.memory import MemoryOffset, Room, StepList, process_stack
+from transduce.kernels.cpu.jit.memory import MemoryOffset, MemoryPlan, StepList, process_stack
 from transduce.kernels.cpu.jit.tile import Tile
 from transduce.kernels.cpu.train_rows import (
     DropoutArguments,
@@ -54,23 +54,23 @@ from transduce.kernels.cpu.training.autograd import (
 from transduce.kernels.cpu.training.muon import orthogonalize_in_place, supports_orthogonalization
 from transduce.kernels.cpu.training.optimizer import apply_update, supports_update, update_by_adam, update_momentum
 from transduce.kernels.training_executor import KeyLengths, LayerPart, execute, kernel_lengths, parts_of
-from transduce.model.gradient_sums import sum_of_gradients
+from transduce.model.backend import sum_of_gradients
 
-# --- layer plan ---
-# Plan the kernel calls and the memory of a whole training layer, forward and backward, for fixed sizes.
-# What the backward pass needs is kept in one block of memory, except large norms, which are recomputed.
-# Shorter-lived arrays share a second block.
-# Legend: B sentences, T positions of each, S of its source, D model width, N rows (B × T, or B × S of the memory),
-# I inputs and O outputs of a linear layer, H heads, K width of a head's queries, keys and values.
+# --- plan of a layer ---
+# A plan lists the kernel calls of a whole layer, forward and backward, for fixed sizes. What the backward pass needs
+# is saved in one block of memory, except large norms, which are recomputed. Shorter-lived arrays share a second
+# block.
+# Legend: B sentences, T positions of each, S source positions, D model width, N rows (B × T, or B × S of the encoder
+# output), I inputs and O outputs of a linear layer, H heads, K width of a head's queries, keys and values.
 
 
 _FLOAT = 4  # bytes
-_LARGE = 2 << 20  # norms of at least so many bytes are recomputed in the backward pass
+_LARGE_NORM = 2 << 20  # norms of at least so many bytes are recomputed in the backward pass
 _GRADIENTS = "query_gradient", "key_gradient", "value_gradient"
 
 
 class Base(IntEnum):
-    """Base addresses that spots are relative to, in the order in which they are passed to `Steps.run`."""
+    """Base addresses that offsets are relative to, in the order in which they are passed to `CompiledSteps.run`."""
 
     NOWHERE = 0
     """Address 0, for arguments that are plain numbers."""
@@ -135,7 +135,7 @@ class PartShape(NamedTuple):
     epsilon: float
     """The norm's epsilon."""
     has_biases: tuple[bool, bool]
-    """Whether the first and the last linear layer have a bias."""
+    """True for each of the first and the last linear layer that has a bias."""
     drop_of_256: int
     """The dropout rate in 256ths."""
 
@@ -156,7 +156,7 @@ class LayerShape(NamedTuple):
     threads: int
     """The number of threads to allocate scratch space for."""
     tile: Tile
-    """The GEMM tile."""
+    """The tile of the GEMM kernels."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -187,41 +187,41 @@ class LayerPlan:
 
     def __init__(self, shape: LayerShape) -> None:
         """Plan both passes for a layer's shape."""
-        kept, scratch, scratch_back = Room(Base.KEPT), Room(Base.TEMPORARY), Room(Base.TEMPORARY)
+        kept, scratch, scratch_back = MemoryPlan(Base.KEPT), MemoryPlan(Base.TEMPORARY), MemoryPlan(Base.TEMPORARY)
         forward, backward = StepList(), StepList()
         parts = [_Part(shape, number, kept) for number in range(len(shape.parts))]
         x = MemoryOffset(Base.X)
         for part in parts:
             out = MemoryOffset(Base.OUT) if part is parts[-1] else kept.allocate(part.bytes)
-            part.write_forward(_Writer(part, forward, scratch), x, out)
+            part.emit_forward(_Writer(part, forward, scratch), x, out)
             x = out
         gradient = MemoryOffset(Base.BY_OUT)
         for part in reversed(parts):
             by_x = MemoryOffset(Base.BY_X) if part is parts[0] else scratch_back.allocate(part.bytes)
-            part.write_back(_Writer(part, backward, scratch_back), gradient, by_x)
+            part.emit_backward(_Writer(part, backward, scratch_back), gradient, by_x)
             scratch_back.free([gradient])
             gradient = by_x
         self.threads = shape.threads
         """The number of threads that the scratch space suffices for."""
         self.saved_bytes, self.scratch_bytes, self.backward_scratch_bytes = kept.size, scratch.size, scratch_back.size
-        self.forward, self.back = forward.finish(), backward.finish()
+        self.forward, self.backward = forward.finish(), backward.finish()
 
 
 def _gradient_sum_of(parameter: MemoryOffset, bytes_each: int) -> MemoryOffset:
-    """Return the spot of the float32 gradient sum of a slice of a parameter, whose elements have `bytes_each` bytes."""
+    """Return the offset of the float32 gradient sum of a slice of a parameter with elements of `bytes_each` bytes."""
     return MemoryOffset(parameter.base + 1, parameter.bytes // bytes_each * _FLOAT)
 
 
 class _Part:
-    """A sub-layer, with the spots of what its forward pass keeps for its backward pass."""
+    """A sub-layer, with the offsets of what its forward pass saves for its backward pass."""
 
-    def __init__(self, layer: LayerShape, number: int, kept: Room) -> None:
+    def __init__(self, layer: LayerShape, number: int, kept: MemoryPlan) -> None:
         self.layer, self.shape, self.kept = layer, layer.parts[number], kept
         self.first_base = Base.PARTS + number * PartBase.COUNT
         self.rows, self.memory_rows = layer.batch * layer.length, layer.batch * layer.memory_length
-        self.each = layer.dtype.itemsize  # bytes of an element
-        self.bytes = self.rows * layer.width * self.each
-        self.keeps_norm_output = self.bytes < _LARGE
+        self.item_bytes = layer.dtype.itemsize  # bytes of an element
+        self.bytes = self.rows * layer.width * self.item_bytes
+        self.keeps_norm_output = self.bytes < _LARGE_NORM
         self.last = _Matrix(PartBase.LAST, 0, layer.width, self.shape.inner)
         self.positive: MemoryOffset | None = None
         """A bit array of the positive elements of a feed-forward network's inner layer."""
@@ -230,43 +230,43 @@ class _Part:
         """Return rows of the first linear layer's weight."""
         return _Matrix(PartBase.FIRST, start, stop, self.layer.width)
 
-    def own(self, base: PartBase) -> MemoryOffset:
-        """Return the spot of one of this sub-layer's bases."""
+    def base_offset(self, base: PartBase) -> MemoryOffset:
+        """Return the offset of one of this sub-layer's bases."""
         return MemoryOffset(self.first_base + base)
 
-    def write_forward(self, w: "_Writer", x: MemoryOffset, out: MemoryOffset) -> None:
+    def emit_forward(self, w: "_Writer", x: MemoryOffset, out: MemoryOffset) -> None:
         """Append the calls for norm(x + dropout(f(x))), or pre-norm x + dropout(f(norm(x)))."""
         shape = self.shape
         self.x = x
         self.norm_sums = self.kept.allocate(self.rows * 2 * _FLOAT)
         sublayer_input = x
         if shape.norm_is_before:
-            sublayer_input = (self.kept if self.keeps_norm_output else w.room).allocate(self.bytes)
+            sublayer_input = (self.kept if self.keeps_norm_output else w.scratch).allocate(self.bytes)
             w.norm(x, self.norm_sums, sublayer_input)
         self.before = sublayer_input
         (self._attend if shape.heads else self._feed_forward)(w, sublayer_input)
-        w.room.free([sublayer_input])
-        added = w.room.allocate(self.bytes)
-        w.product(self.inner, self.rows, self.last, added)
+        w.scratch.free([sublayer_input])
+        added = w.scratch.allocate(self.bytes)
+        w.gemm(self.inner, self.rows, self.last, added)
         if shape.norm_is_before:
             w.drop(added, x, out)
         else:
             self.sum = self.kept.allocate(self.bytes)
             w.drop(added, x, self.sum)
             w.norm(self.sum, self.norm_sums, out)
-        w.room.free([added])
+        w.scratch.free([added])
 
     def _attend(self, w: "_Writer", x: MemoryOffset) -> None:
         """Append the calls for projections and attention."""
-        inner, row_bytes = self.shape.inner, self.shape.inner * self.each
+        inner, row_bytes = self.shape.inner, self.shape.inner * self.item_bytes
         if self.shape.reads_memory:
             self.projected = self.kept.allocate(self.rows * row_bytes)
             self.memory = self.kept.allocate(self.memory_rows * 2 * row_bytes)
-            w.product(x, self.rows, self._first(0, inner), self.projected)
-            w.product(MemoryOffset(Base.MEMORY), self.memory_rows, self._first(inner, 3 * inner), self.memory)
+            w.gemm(x, self.rows, self._first(0, inner), self.projected)
+            w.gemm(MemoryOffset(Base.MEMORY), self.memory_rows, self._first(inner, 3 * inner), self.memory)
         else:
             self.projected = self.memory = self.kept.allocate(self.rows * 3 * row_bytes)
-            w.product(x, self.rows, self._first(0, 3 * inner), self.projected)
+            w.gemm(x, self.rows, self._first(0, 3 * inner), self.projected)
         self.inner = self.kept.allocate(self.rows * row_bytes)
         self.attention_sums = self.kept.allocate(self.rows * self.shape.heads * 2 * _FLOAT)
         w.attend(self.inner)
@@ -274,23 +274,23 @@ class _Part:
     def _feed_forward(self, w: "_Writer", x: MemoryOffset) -> None:
         """Append the call for the inner layer with ReLU."""
         inner = self.shape.inner
-        self.inner = self.kept.allocate(self.rows * inner * self.each)
+        self.inner = self.kept.allocate(self.rows * inner * self.item_bytes)
         self.positive = self.kept.allocate(self.rows * inner // 8)
-        w.product(x, self.rows, self._first(0, inner), self.inner, positive=self.positive)
+        w.gemm(x, self.rows, self._first(0, inner), self.inner, positive=self.positive)
 
-    def write_back(self, w: "_Writer", by_out: MemoryOffset, by_x: MemoryOffset) -> None:
-        """Append the backward pass: from the output's gradient to those of x, the parameters and the encoder output."""
-        shape, scratch = self.shape, w.room
+    def emit_backward(self, w: "_Writer", by_out: MemoryOffset, by_x: MemoryOffset) -> None:
+        """Append the backward pass, from the output's gradient to those of x, the parameters and the encoder output."""
+        shape, scratch = self.shape, w.scratch
         by_sum = by_out
         if not shape.norm_is_before:
             by_sum = scratch.allocate(self.bytes)
-            w.norm_back(self.sum, self.norm_sums, by_out, None, by_sum)
+            w.norm_backward(self.sum, self.norm_sums, by_out, None, by_sum)
         by_added = by_sum
         if shape.drop_of_256:
             by_added = scratch.allocate(self.bytes)
             w.drop(by_sum, None, by_added)
-        by_inner = scratch.allocate(self.rows * shape.inner * self.each)
-        w.product_back(self.inner, self.rows, self.last, by_added, by_inner, is_open=self.positive)
+        by_inner = scratch.allocate(self.rows * shape.inner * self.item_bytes)
+        w.gemm_backward(self.inner, self.rows, self.last, by_added, by_inner, is_open=self.positive)
         if by_added != by_sum:
             scratch.free([by_added])
         by_before = scratch.allocate(self.bytes)
@@ -301,7 +301,7 @@ class _Part:
         (self._attend_back if shape.heads else self._feed_forward_back)(w, sublayer_input, by_inner, by_before)
         scratch.free([sublayer_input])
         if shape.norm_is_before:
-            w.norm_back(self.x, self.norm_sums, by_before, by_sum, by_x)
+            w.norm_backward(self.x, self.norm_sums, by_before, by_sum, by_x)
         else:
             w.add(by_before, by_sum, by_x)
             scratch.free([by_sum])
@@ -311,31 +311,31 @@ class _Part:
         """Append the backward pass of projections and attention."""
         inner, reads_memory = self.shape.inner, self.shape.reads_memory
         query_rows = self._first(0, inner if reads_memory else 3 * inner)
-        by_projected = by_memory = w.room.allocate(self.rows * query_rows.stop * self.each)
+        by_projected = by_memory = w.scratch.allocate(self.rows * query_rows.stop * self.item_bytes)
         if reads_memory:
-            by_memory = w.room.allocate(self.memory_rows * 2 * inner * self.each)
-        w.attend_back(by_inner, by_projected, by_memory)
-        w.room.free([by_inner])
+            by_memory = w.scratch.allocate(self.memory_rows * 2 * inner * self.item_bytes)
+        w.attend_backward(by_inner, by_projected, by_memory)
+        w.scratch.free([by_inner])
         if reads_memory:
             memory_rows = self._first(inner, 3 * inner)
-            w.product_back(
+            w.gemm_backward(
                 MemoryOffset(Base.MEMORY), self.memory_rows, memory_rows, by_memory, MemoryOffset(Base.BY_MEMORY)
             )
-            w.room.free([by_memory])
-        w.product_back(x, self.rows, query_rows, by_projected, by_x)
-        w.room.free([by_projected])
+            w.scratch.free([by_memory])
+        w.gemm_backward(x, self.rows, query_rows, by_projected, by_x)
+        w.scratch.free([by_projected])
 
     def _feed_forward_back(self, w: "_Writer", x: MemoryOffset, by_inner: MemoryOffset, by_x: MemoryOffset) -> None:
         """Append the backward pass of the inner layer."""
-        w.product_back(x, self.rows, self._first(0, self.shape.inner), by_inner, by_x)
-        w.room.free([by_inner])
+        w.gemm_backward(x, self.rows, self._first(0, self.shape.inner), by_inner, by_x)
+        w.scratch.free([by_inner])
 
 
 class _Writer:
     """Appends kernel calls of one sub-layer to a list of steps, and allocates their scratch space."""
 
-    def __init__(self, part: _Part, steps: StepList, room: Room) -> None:
-        self.part, self.steps, self.room = part, steps, room
+    def __init__(self, part: _Part, steps: StepList, scratch: MemoryPlan) -> None:
+        self.part, self.steps, self.scratch = part, steps, scratch
         self._rows = row_kernels(part.layer.dtype)
         self._products = gemm_kernels(part.layer.tile)
         self._multiplier = gemm_emitter_of(part.layer.tile)
@@ -345,21 +345,21 @@ class _Writer:
         """Append a call of the norm kernel."""
         self.steps.add(self._norm_kernel(""), self._norm_arguments(x, sums, out))
 
-    def norm_back(
+    def norm_backward(
         self, x: MemoryOffset, sums: MemoryOffset, gradient: MemoryOffset, kept: MemoryOffset | None, out: MemoryOffset
     ) -> None:
         """Append a call of the norm's backward kernel; `kept` is a gradient of x to add to the result, or None."""
         part = self.part
-        shares = self.room.allocate(part.layer.threads * 2 * part.layer.width * _FLOAT)
+        shares = self.scratch.allocate(part.layer.threads * 2 * part.layer.width * _FLOAT)
         arguments = self._norm_arguments(x, sums, out)._replace(
             gradient=gradient,
             kept=kept or 0,
             thread_gradients=shares,
-            weight_sum=_gradient_sum_of(part.own(PartBase.NORM), part.each),
-            bias_sum=_gradient_sum_of(part.own(PartBase.NORM_BIAS), part.each),
+            weight_sum=_gradient_sum_of(part.base_offset(PartBase.NORM), part.item_bytes),
+            bias_sum=_gradient_sum_of(part.base_offset(PartBase.NORM_BIAS), part.item_bytes),
         )
         self.steps.add(self._norm_kernel("_back"), arguments)
-        self.room.free([shares])
+        self.scratch.free([shares])
 
     def _norm_kernel(self, which: str) -> CompiledKernel:
         """Return the norm kernel of the sub-layer's kind, with a suffix."""
@@ -368,14 +368,14 @@ class _Writer:
     def _norm_arguments(self, x: MemoryOffset, sums: MemoryOffset, out: MemoryOffset) -> NormArguments:
         """Return the arguments of the forward pass of the sub-layer's norm."""
         part = self.part
-        vectors = part.own(PartBase.NORM), part.own(PartBase.NORM_BIAS)
+        vectors = part.base_offset(PartBase.NORM), part.base_offset(PartBase.NORM_BIAS)
         epsilon = float_bits(part.shape.epsilon)
         return NormArguments(x, *vectors, part.rows, part.layer.width, epsilon, sums, out, 0, 0, 0, 0, 0)
 
     def drop(self, x: MemoryOffset, residual: MemoryOffset | None, out: MemoryOffset) -> None:
         """Append a call that computes out = residual + dropout(x)."""
         drops = self.part.shape.drop_of_256
-        self._drop(DropoutArguments(x, residual or 0, out, self._count, self.part.own(PartBase.SEED), drops))
+        self._drop(DropoutArguments(x, residual or 0, out, self._count, self.part.base_offset(PartBase.SEED), drops))
 
     def add(self, x: MemoryOffset, other: MemoryOffset, out: MemoryOffset) -> None:
         """Append a call that computes out = other + x."""
@@ -390,7 +390,7 @@ class _Writer:
         """Return the number of elements of the sub-layer's output, N × D."""
         return self.part.rows * self.part.layer.width
 
-    def product(
+    def gemm(
         self, x: MemoryOffset, rows: int, matrix: _Matrix, out: MemoryOffset, *, positive: MemoryOffset | None = None
     ) -> None:
         """Append a call that computes out = x · Wᵀ + b.
@@ -399,18 +399,18 @@ class _Writer:
         """
         inputs, outputs = matrix.inputs, matrix.outputs
         weight, bias = self._parameters(matrix)
-        packed = self.room.allocate(outputs * inputs * self.part.each)
-        streams = is_nontemporal(rows * outputs * self.part.each)
+        packed = self.scratch.allocate(outputs * inputs * self.part.item_bytes)
+        streams = is_nontemporal(rows * outputs * self.part.item_bytes)
         least = float_bits(0.0 if positive else float("-inf"))
-        thread_scratch = self.room.allocate(self._thread_bytes)
+        thread_scratch = self.scratch.allocate(self._thread_bytes)
         sizes = rows, inputs, outputs
         arguments = ForwardArguments(
             x, weight, bias or 0, out, *sizes, least, packed, int(streams), thread_scratch, positive or 0
         )
         self.steps.add(self._products["forward"], arguments)
-        self.room.free([packed, thread_scratch])
+        self.scratch.free([packed, thread_scratch])
 
-    def product_back(
+    def gemm_backward(
         self,
         x: MemoryOffset,
         rows: int,
@@ -428,44 +428,46 @@ class _Writer:
         inputs, outputs = matrix.inputs, matrix.outputs
         filled = padded_rows(rows, self.part.layer.tile)
         weight, bias = self._parameters(matrix)
-        each = self.part.each
+        item_bytes = self.part.item_bytes
         sizes = (
-            outputs * inputs * each,
-            inputs * filled * each,
+            outputs * inputs * item_bytes,
+            inputs * filled * item_bytes,
             self._thread_bytes,
         )
-        scratch = [self.room.allocate(count) for count in sizes]
+        scratch = [self.scratch.allocate(count) for count in sizes]
         arguments = BackwardArguments(
             x=x,
             weight=weight,
             gradient=gradient,
             x_gradient=by_x,
             relu_mask=is_open or 0,
-            weight_gradient_sum=_gradient_sum_of(weight, each),
-            bias_gradient_sum=_gradient_sum_of(bias, each) if bias else 0,
+            weight_gradient_sum=_gradient_sum_of(weight, item_bytes),
+            bias_gradient_sum=_gradient_sum_of(bias, item_bytes) if bias else 0,
             positions=rows,
             inputs=inputs,
             outputs=outputs,
             packed_weight=scratch[0],
             packed_x=scratch[1],
             thread_scratch=scratch[2],
-            is_nontemporal=int(is_nontemporal(rows * inputs * each)),
+            is_nontemporal=int(is_nontemporal(rows * inputs * item_bytes)),
         )
         self.steps.add(self._products["back"], arguments)
-        self.room.free(scratch)
+        self.scratch.free(scratch)
 
     def _parameters(self, matrix: _Matrix) -> tuple[MemoryOffset, MemoryOffset | None]:
-        """Return the spots of a matrix' first row and of that row's bias, None without a bias."""
+        """Return the offsets of a matrix' first row and of that row's bias, None without a bias."""
         part, (slot, start, _, inputs) = self.part, matrix
         has_bias = part.shape.has_biases[slot == PartBase.LAST]
-        weight, bias = part.own(slot), part.own(PartBase(slot + 2))
-        return weight.advance(start * inputs * part.each), bias.advance(start * part.each) if has_bias else None
+        weight, bias = part.base_offset(slot), part.base_offset(PartBase(slot + 2))
+        return weight.advance(start * inputs * part.item_bytes), bias.advance(
+            start * part.item_bytes
+        ) if has_bias else None
 
     def attend(self, context: MemoryOffset) -> None:
         """Append a call that attends with the sub-layer's projected queries, keys and values."""
         self._attend("attend", context, None)
 
-    def attend_back(self, by_context: MemoryOffset, by_projected: MemoryOffset, by_memory: MemoryOffset) -> None:
+    def attend_backward(self, by_context: MemoryOffset, by_projected: MemoryOffset, by_memory: MemoryOffset) -> None:
         """Append a call of the backward pass of attention."""
         self._attend("attend_back", by_context, (by_projected, by_memory))
 
@@ -475,7 +477,7 @@ class _Writer:
         keys = layer.memory_length if shape.reads_memory else layer.length
         kind = attention_shape(shape.inner // shape.heads, layer.dtype)
         scratch_each = attention_scratch_size(kind, keys, layer.length)
-        scratch = self.room.allocate(layer.threads * scratch_each * _FLOAT)
+        scratch = self.scratch.allocate(layer.threads * scratch_each * _FLOAT)
         arguments = AttentionArguments(
             *self._thirds(part.projected, part.memory),
             query_stride=shape.inner * (1 if shape.reads_memory else 3),
@@ -484,84 +486,95 @@ class _Writer:
             heads=shape.heads,
             num_queries=layer.length,
             num_keys=keys,
-            lengths=part.own(PartBase.LENGTHS) if shape.has_lengths else 0,
+            lengths=part.base_offset(PartBase.LENGTHS) if shape.has_lengths else 0,
             context=context,
             sums=part.attention_sums,
             **dict(zip(_GRADIENTS, self._thirds(*gradients) if gradients else (0, 0, 0), strict=True)),
-            room=scratch,
-            own_room=scratch_each,
+            scratch=scratch,
+            scratch_per_thread=scratch_each,
         )
         self.steps.add(attention_kernels(kind)[name], arguments)
-        self.room.free([scratch])
+        self.scratch.free([scratch])
 
     def _thirds(self, projected: MemoryOffset, memory: MemoryOffset) -> tuple[MemoryOffset, MemoryOffset, MemoryOffset]:
-        """Return the spots of queries, keys and values.
+        """Return the offsets of queries, keys and values.
 
         Keys and values follow the queries, or are the memory's.
         """
-        size = self.part.shape.inner * self.part.each
+        size = self.part.shape.inner * self.part.item_bytes
         first = 0 if self.part.shape.reads_memory else size
         return projected, memory.advance(first), memory.advance(first + size)
 
 
-# --- fused layers ---
-# A whole layer in machine code, as one node of PyTorch's graph that starts one program forward and one back.
-# Legend: B sentences, T positions of each, S of its source, D model width.
+# --- layers as autograd functions ---
+# Legend: B sentences, T positions of each, S source positions, D model width.
 
 
-_SHAPES = 512  # whose steps are kept
+_MAX_CACHED_PLANS = 512
 
 
 def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object]) -> Tensor | None:
-    """See `backend.TrainingKernels`: where our own products are used and the bricks are the usual ones."""
+    """Compute an encoder or decoder layer as one node of PyTorch's graph; return None if the kernels do not support it.
+
+    Args:
+        layer: an encoder or decoder layer.
+        x: its input, (B, T, D).
+        memory: the encoder output, (B, S, D), for a decoder layer.
+        masks: the mask of self-attention, then, in a decoder layer, that of cross-attention.
+    """
     if not torch.is_grad_enabled() or gemm_tile(x.dtype) is None:
         return None
     memories = (None, memory)[: len(masks)]
-    lengths = [kernel_lengths(x, others, mask) for others, mask in zip(memories, masks, strict=True)]
+    lengths = [kernel_lengths(x, attended, mask) for attended, mask in zip(memories, masks, strict=True)]
     parts = None if None in lengths else parts_of(layer, lengths)
-    if parts is None or not all(_suits(part, x, memory) for part in parts):
+    if parts is None or not all(_supports_part(part, x, memory) for part in parts):
         return None
     parameters = [each for part in parts for each in part.parameters()]
     return _Layer.apply(parts, x, memory, *parameters)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def _suits(part: LayerPart, x: Tensor, memory: Tensor | None) -> bool:
-    """Whether kernels take all that the part's bricks would give them."""
-    learnt = [each for each in part.parameters() if each is not None]
-    others = memory if part.reads_memory and memory is not None else x
-    if not all(each.dtype == x.dtype and each.is_contiguous() for each in (*learnt, others)):
+def _supports_part(part: LayerPart, x: Tensor, memory: Tensor | None) -> bool:
+    """Return whether the kernels support the dtypes, sizes and memory layout of a sub-layer."""
+    parameters = [each for each in part.parameters() if each is not None]
+    attended = memory if part.reads_memory and memory is not None else x
+    if not all(each.dtype == x.dtype and each.is_contiguous() for each in (*parameters, attended)):
         return False
     attention, (first, last) = part.attention, part.linears
-    if attention is not None and not supports_attention(x, others.shape[1], attention.d_k):
+    if attention is not None and not supports_attention(x, attended.shape[1], attention.d_k):
         return False
     inner, width = last.in_features, x.shape[-1]
-    rows, other_rows = x.numel() // width, others.numel() // width
+    rows, attended_rows = x.numel() // width, attended.numel() // width
     return (
         x.is_contiguous()
-        and supports_gemm_sizes(min(rows, other_rows), width, first.out_features, x.dtype)
-        and supports_gemm_sizes(rows, width, inner, x.dtype)  # queries alone, or all that is inside a network
+        and supports_gemm_sizes(min(rows, attended_rows), width, first.out_features, x.dtype)
+        # queries only, or the inner layer of a feed-forward network
+        and supports_gemm_sizes(rows, width, inner, x.dtype)
         and supports_gemm_sizes(rows, inner, width, x.dtype)
     )
 
 
 class _Layer(torch.autograd.Function):
-    """Gradients by parameters, which are arguments for their hooks alone, go where they are summed."""
+    """A whole layer as an autograd function.
+
+    Parameter gradients are added to their float32 sums. The parameters are arguments only so that their hooks run.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, parts: Sequence[LayerPart], x: Tensor, memory: Tensor | None, *parameters: Tensor | None
     ) -> Tensor:
         plan = _plan_of(_shape_of(parts, x, memory))
-        kept, room = process_stack().allocate(plan.saved_bytes), process_stack().allocate(plan.scratch_bytes)
+        saved, scratch = process_stack().allocate(plan.saved_bytes), process_stack().allocate(plan.scratch_bytes)
         out = torch.empty_like(x)
-        own = _addresses_of_parts(parts, parameters)
+        part_addresses = _addresses_of_parts(parts, parameters)
         plan.forward.run(
-            [0, *map(address_of, (x, memory, out)), kept.address, room.address, 0, 0, 0, *own], plan.threads
+            [0, *map(address_of, (x, memory, out)), saved.address, scratch.address, 0, 0, 0, *part_addresses],
+            plan.threads,
         )
-        room.free()
+        scratch.free()
         ctx.save_for_backward(x, memory)
-        # The parts hold the lengths, which the way back reads by their addresses.
-        ctx.plan, ctx.kept, ctx.own, ctx.parts, ctx.count = plan, kept, own, parts, len(parameters)
+        # Keeps the lengths alive, which the backward pass reads by address.
+        ctx.plan, ctx.kept, ctx.own, ctx.parts, ctx.count = plan, saved, part_addresses, parts, len(parameters)
         return out
 
     @staticmethod
@@ -572,15 +585,16 @@ class _Layer(torch.autograd.Function):
             raise RuntimeError("the backward pass of this layer was taken before: compute it again")
         by_out, by_x = gradients[0].contiguous(), torch.empty_like(x)
         by_memory = None if memory is None else torch.empty_like(memory)
-        given, found = map(address_of, (x, memory)), map(address_of, (by_out, by_x, by_memory))
-        room = process_stack().allocate(ctx.plan.backward_scratch_bytes)
-        ctx.plan.back.run([0, *given, 0, ctx.kept.address, room.address, *found, *ctx.own], ctx.plan.threads)
-        room.free()
+        inputs, outputs = map(address_of, (x, memory)), map(address_of, (by_out, by_x, by_memory))
+        scratch = process_stack().allocate(ctx.plan.backward_scratch_bytes)
+        ctx.plan.backward.run([0, *inputs, 0, ctx.kept.address, scratch.address, *outputs, *ctx.own], ctx.plan.threads)
+        scratch.free()
         ctx.kept = None
         return None, by_x, by_memory, *[None] * ctx.count
 
 
 def _shape_of(parts: Sequence[LayerPart], x: Tensor, memory: Tensor | None) -> LayerShape:
+    """Return the shape of a layer for these tensors and the current number of threads."""
     batch, length, width = x.shape
     shapes = tuple(_part_shape_of(part) for part in parts)
     memory_length = 0 if memory is None else memory.shape[1]
@@ -588,6 +602,7 @@ def _shape_of(parts: Sequence[LayerPart], x: Tensor, memory: Tensor | None) -> L
 
 
 def _part_shape_of(part: LayerPart) -> PartShape:
+    """Return the shape of a sub-layer."""
     attention, (first, last) = part.attention, part.linears
     assert part.norm.eps is not None
     return PartShape(
@@ -604,32 +619,33 @@ def _part_shape_of(part: LayerPart) -> PartShape:
 
 
 def _addresses_of_parts(parts: Sequence[LayerPart], parameters: Sequence[Tensor | None]) -> list[int]:
-    """In the order of `PartBase`, part by part. The sums live as long as the parameters."""
+    """Return the base addresses of all sub-layers in the order of `PartBase`, with new dropout seeds."""
     seeds = torch.empty(len(parts), dtype=torch.int64)
     for seed, part in zip(seeds, parts, strict=True):
         if part.drop_of_256:
             seed.random_()
-    found: list[int] = []
+    addresses: list[int] = []
     each_count = len(parameters) // len(parts)
     for number, (seed, part) in enumerate(zip(seeds.tolist(), parts, strict=True)):
         lengths = part.mask.lengths if isinstance(part.mask, KeyLengths) else None
-        found += [seed, address_of(lengths)]
+        addresses += [seed, address_of(lengths)]
         for parameter in parameters[number * each_count : (number + 1) * each_count]:
             total = None if parameter is None else sum_of_gradients(parameter)
-            found += [address_of(parameter), address_of(total)]
-    return found
+            addresses += [address_of(parameter), address_of(total)]
+    return addresses
 
 
-@lru_cache(_SHAPES)
+@lru_cache(_MAX_CACHED_PLANS)
 def _plan_of(shape: LayerShape) -> LayerPlan:
+    """Return the plan for a layer's shape, cached."""
     return LayerPlan(shape)
 
 
-# --- layer ---
+# --- backend ---
 
 
 class NativeTraining:
-    """Implements `backend.TrainingKernels` on a CPU."""
+    """A training backend of compiled CPU kernels (implements `backend.TrainingKernels`)."""
 
     packed = None  # padding costs little here: attention skips it, and short batches stay in the cache
     linear_activations = frozenset(("relu",))

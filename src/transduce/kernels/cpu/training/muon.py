@@ -1,4 +1,4 @@
-"""Run the compiled orthogonalization of matrices for the Muon optimizer (`training_squares.py`)."""
+"""Orthogonalize matrices for the Muon optimizer (`training/muon.py`) with a compiled kernel."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -18,11 +18,10 @@ from transduce.kernels.cpu.jit.ir_builder import F32, I16, I32, I64, POINTER, Ke
 from transduce.kernels.cpu.jit.tile import Tile
 from transduce.model.backend import Polynomials
 
-# --- training squares ---
-# Emit the orthogonalization of matrices for the Muon optimizer (`training/muon.py`), one matrix per thread.
-# A matrix' multiplications run one after another, so intermediate results stay in the cache. Matrices that remain
-# after every thread has had equally many are processed by all threads together. Legend: M matrices of R rows and C
-# columns, F the smaller of R and C.
+# --- emitted kernel ---
+# Each thread takes one matrix. A matrix's multiplications run one after another, so intermediate results stay in the
+# cache. Matrices that remain after every thread has had equally many are processed by all threads together.
+# Legend: M matrices of R rows and C columns, F the smaller of R and C.
 
 
 POLYNOMIALS = 3
@@ -55,9 +54,9 @@ class OrthogonalizeArguments(NamedTuple):
     """The bits of a float32 that the result is multiplied by."""
     by_gram_matrix: Any
     """Not 0 to evaluate the polynomials on x xᵀ and multiply x only once."""
-    room: Any
-    """Scratch space of `room_bytes` for each thread."""
-    room_bytes: Any
+    scratch: Any
+    """Scratch space of `bytes_per_thread` for each thread."""
+    bytes_per_thread: Any
     """The size in bytes of 2 × R × C + `SQUARES` × F² bfloat16 elements."""
 
 
@@ -102,12 +101,12 @@ class OrthogonalizeEmitter:
                 OrthogonalizeArguments(*(k.load(pointer, I64) for pointer in pointers)), matrix, scratch, threads
             )
         with raw_kernel(k, self.names[0]) as (numbers, thread, threads):
-            count, scratch, room_bytes = (
+            count, scratch, bytes_per_thread = (
                 k.load(k.element_pointer(numbers, OrthogonalizeArguments._fields.index(name), I64), I64)
-                for name in ("count", "room", "room_bytes")
+                for name in ("count", "scratch", "bytes_per_thread")
             )
             count_each = k.build.sdiv(count, threads)
-            thread_scratch = k.add(scratch, k.mul(thread, room_bytes))
+            thread_scratch = k.add(scratch, k.mul(thread, bytes_per_thread))
             with k.loop(k.mul(thread, count_each), k.mul(k.add(thread, 1), count_each)) as matrix:
                 k.call("one", numbers, matrix, thread_scratch, k.int64(0), k.int64(1))
             k.barrier(threads)
@@ -278,7 +277,7 @@ class OrthogonalizeEmitter:
         Args:
             addresses: of the left operand, the packed right operand and the result.
             sizes: rows, columns of the left operand, columns of the result.
-            mixture: see `Product.values`.
+            mixture: see `Gemm.values`.
         """
         k, (left, packed, out), (rows, inner, columns) = self.k, addresses, sizes
         return Gemm(
@@ -344,7 +343,7 @@ class OrthogonalizeEmitter:
             k.barrier(threads)
 
 
-# --- muon ---
+# --- calls ---
 
 
 _TOGETHER = 32  # the numbers of rows and columns must be multiples of this
@@ -392,8 +391,8 @@ def orthogonalize_in_place(
         most=float_bits(_MOST),
         scale=float_bits(scale),
         by_gram_matrix=int(by_gram_matrix),
-        room=scratch.data_ptr(),
-        room_bytes=scratch_bytes,
+        scratch=scratch.data_ptr(),
+        bytes_per_thread=scratch_bytes,
     )
     _kernels(require_gemm_tile(torch.bfloat16))["orthogonalize"].run(*arguments)
     return [bool(each) for each in done]

@@ -1,4 +1,4 @@
-"""Run the compiled optimizer kernels, which update all parameters in one pass."""
+"""Update all parameters in one pass with compiled kernels: Adam (section 5.3), moving average, and bfloat16 copies."""
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -20,11 +20,9 @@ from transduce.kernels.cpu.jit.compiler import (
 )
 from transduce.kernels.cpu.jit.ir_builder import F32, I16, I32, KernelBuilder, Value
 from transduce.kernels.cpu.jit.tile import Tile
-from transduce.model.backend import AdamNumbers, UpdatedVectors
+from transduce.model.backend import AdamScalars, UpdatedVectors
 
-# --- training update ---
-# Emit optimizer kernels that update all parameters in one pass: Adam (section 5.3), moving average, bfloat16
-# copies.
+# --- emitted kernels ---
 # Separate operations would read and write every vector from memory, as parameters exceed the caches: some 70 bytes
 # per parameter, against 42 in one pass.
 
@@ -42,7 +40,7 @@ class UpdateArguments(NamedTuple):
     """The parameters rounded to bfloat16; 0: none."""
     count: Any
     """The number of elements."""
-    kept: Any
+    average_decay: Any
     """The decay of the moving average.
 
     It and all numbers below are the bits of a float32, unless stated otherwise.
@@ -156,7 +154,7 @@ class UpdateEmitter:
         self._put(k.splat(0.0), args.gradient, number, inside)
         with k.when(k.is_nonzero(args.average)):
             average = self._get(args.average, number, inside)
-            decay = self._real(args.kept)
+            decay = self._real(args.average_decay)
             self._put(k.madd(decay, k.build.fsub(average, master), master), args.average, number, inside)
         with k.when(k.is_nonzero(args.bfloat16_copy)):
             self._put(master, args.bfloat16_copy, number, inside, I16)
@@ -214,7 +212,7 @@ class UpdateEmitter:
         self.k.store_float32_as(value, self.k.pointer(address), number, kind, mask=inside)
 
 
-# --- optimizer ---
+# --- calls ---
 
 
 _WIDE, _NARROW = (torch.float32,), (torch.bfloat16,)
@@ -226,18 +224,20 @@ def supports_update(vectors: UpdatedVectors) -> bool:
     return find_integer_tile() is not None and working_fits and vectors.master.device.type == "cpu"
 
 
-def update_by_adam(vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamNumbers, kept: float) -> None:
+def update_by_adam(
+    vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamScalars, average_decay: float
+) -> None:
     """Update parameters by Adam, and refresh their moving average and bfloat16 copies.
 
     See `backend.TrainingKernels.update_by_adam`.
     """
-    _run("adam", vectors, kept, moments, numbers)
+    _run("adam", vectors, average_decay, moments, numbers)
 
 
 def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
     """Update Nesterov momentum from gradients, and write the update's direction to `out`.
 
-    See `backend.TrainingKernels.take_momentum`.
+    See `backend.TrainingKernels.update_momentum`.
     """
     for vector in (gradient, momentum, out):
         _check(vector, gradient.numel(), kinds=_WIDE + _NARROW if vector is out else _WIDE)
@@ -254,7 +254,7 @@ def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: flo
 
 
 def apply_update(
-    vectors: UpdatedVectors, kept: float, move: Tensor | None = None, rate: float = 0.0, shrink: float = 1.0
+    vectors: UpdatedVectors, average_decay: float, move: Tensor | None = None, rate: float = 0.0, shrink: float = 1.0
 ) -> None:
     """Subtract rate × move from the parameters × shrink, and update their moving average and bfloat16 copies.
 
@@ -262,16 +262,16 @@ def apply_update(
     """
     if move is not None:
         _check(move, vectors.master.numel(), kinds=_WIDE + _NARROW)
-    nothing = AdamNumbers(*[0.0] * len(AdamNumbers._fields))._replace(rate=rate)
-    _run("follow", vectors, kept, (), nothing, move=move, shrink=shrink)
+    nothing = AdamScalars(*[0.0] * len(AdamScalars._fields))._replace(rate=rate)
+    _run("follow", vectors, average_decay, (), nothing, move=move, shrink=shrink)
 
 
 def _run(
     name: str,
     vectors: UpdatedVectors,
-    kept: float,
+    average_decay: float,
     moments: tuple[Tensor, ...],
-    numbers: AdamNumbers,
+    numbers: AdamScalars,
     *,
     move: Tensor | None = None,
     shrink: float = 1.0,
@@ -290,7 +290,7 @@ def _run(
         average=address_of(vectors.average),
         bfloat16_copy=address_of(bfloat16_copy),
         count=count,
-        kept=float_bits(kept),
+        average_decay=float_bits(average_decay),
         first=first,
         second=second,
         update=address_of(move),

@@ -1,4 +1,4 @@
-"""Compute attention of one head in one short sentence per Triton program.
+"""Compute attention of one head in one short sentence per Triton program, in training and in decoding.
 
 Legend: N rows of queries, M rows of keys, Q queries and L keys of a sentence, K width of a head.
 """
@@ -95,9 +95,9 @@ def attend_back(
     _store(by_value + first_key * key_stride + head * WIDTH, columns, lanes, num_keys, key_stride, by_v)
 
 
-# --- cached attention ---
-# Compute attention of the newest tokens of one sentence's hypotheses in one head to the KV cache.
-# Legend: Q rows of queries, L keys, K width of a head.
+# --- attention of a decoding step ---
+# The newest tokens of one sentence's hypotheses attend to the KV cache in one head. Legend: Q rows of queries, L
+# keys, K width of a head.
 
 
 _HIDDEN = tl.constexpr(-1e30)  # finite, so that a fully masked row gives no NaN

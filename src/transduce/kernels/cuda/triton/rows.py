@@ -1,4 +1,4 @@
-"""Compute dropout, sums over rows, the gradient of embeddings, and the softmax of rows."""
+"""Compute row-wise Triton kernels: dropout, sums, norms, softmax, embeddings and optimizer updates."""
 
 import triton
 import triton.language as tl
@@ -100,8 +100,8 @@ def softmax_(logits, normalizers, width, BLOCK: tl.constexpr):
         tl.store(start + first + lanes, tl.exp(values - normalizer).to(logits.dtype.element_ty), mask=inside)
 
 
-# --- norms ---
-# Compute LayerNorm and RMSNorm and their gradients, with whole rows in a program.
+# --- LayerNorm and RMSNorm with their gradients ---
+# A program holds whole rows.
 
 
 @triton.jit
@@ -195,8 +195,7 @@ def add_and_norm(
     tl.store(out + offsets, values.to(out.dtype.element_ty), mask=exist)
 
 
-# --- embedding ---
-# Embed the newest tokens.
+# --- embedding of the newest tokens ---
 
 
 @triton.jit
@@ -217,8 +216,8 @@ def embed(
     tl.store(out + row * width + lanes, x.to(out.dtype.element_ty), mask=inside)
 
 
-# --- update ---
-# Update parameters in one flat vector, a block of elements per program.
+# --- optimizer updates ---
+# A program updates a block of elements of one flat vector.
 
 
 @triton.jit

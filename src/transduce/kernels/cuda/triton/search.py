@@ -111,7 +111,7 @@ def extend_greedy(
 @triton.jit
 def extend_beam(
     values, best, normalizers, done, limits, reaches, penalties, scores, sums, tokens, history, records, finished,
-    listed, counts, sources, remaining, length, position, sentences, room, eos,
+    listed, counts, sources, remaining, length, position, sentences, capacity, eos,
     WIDTH: tl.constexpr, COUNT: tl.constexpr, FOUND: tl.constexpr, WIDE: tl.constexpr, CANDIDATES: tl.constexpr,
     FINISHED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -161,7 +161,7 @@ def extend_beam(
     tl.store(scores + first + lanes, own_totals, mask=exist)
     tl.store(sums + first + lanes, own_sums, mask=exist)
     cached = tl.load(length).to(tl.int32)
-    _follow(listed + sentence.to(tl.int64) * room, counts + sentence, parents, lanes, exist, cached, WIDTH, BLOCK)
+    _follow(listed + sentence.to(tl.int64) * capacity, counts + sentence, parents, lanes, exist, cached, WIDTH, BLOCK)
 
 
 @triton.jit

@@ -1,0 +1,181 @@
+"""Reach the kernels where the package has them; without `transduce.kernels` everything runs as plain PyTorch.
+
+This is the only module that imports `transduce.kernels`. If that folder is missing, each function here has a
+replacement that takes the reference path: the model's own `forward`, `start` and `project`.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from transduce.errors import TransduceError
+from transduce.model.backend import TrainingKernels
+from transduce.model.batch_search import BatchSearch, SearchBounds
+from transduce.model.build import EncoderDecoder
+from transduce.model.decoder import Decoder
+from transduce.model.embedding import VocabularyModel
+from transduce.model.transformer import DecodingState
+
+if TYPE_CHECKING:
+    from transduce.kernels.cpu.decoding.state import NativeState
+    from transduce.kernels.cpu.logits import NativeReductions
+    from transduce.kernels.prepacked import MakeLinear
+
+__all__ = [
+    "PrepackedModel",
+    "compiled_state",
+    "decoded_model",
+    "exact_projection",
+    "find_batch_search",
+    "forecast_decoder",
+    "has_compiled_steps",
+    "has_kernels",
+    "int8_linear_maker",
+    "is_recording",
+    "kernels_for_training",
+    "make_inference_copy",
+    "quantize",
+    "search_reductions",
+    "select_decoder",
+    "start_fast",
+    "start_prompts",
+    "temporary_inference_copy",
+    "why_no_kernels",
+    "why_no_triton",
+]
+
+NO_KERNELS = "this installation has no kernels of our own (the folder `transduce/kernels` is missing)"
+
+try:
+    from transduce.kernels.cuda.available import why_no_triton
+    from transduce.kernels.cuda.graphs import is_recording
+    from transduce.kernels.int8_fbgemm import quantize
+    from transduce.kernels.prepacked import PrepackedModel
+    from transduce.kernels.select import (
+        compiled_state,
+        decoded_model,
+        exact_projection,
+        find_batch_search,
+        forecast_decoder,
+        has_compiled_steps,
+        has_kernels,
+        int8_linear_maker,
+        kernels_for_training,
+        make_inference_copy,
+        select_decoder,
+        start_fast,
+        start_prompts,
+        temporary_inference_copy,
+        why_no_kernels,
+    )
+except ModuleNotFoundError as missing:
+    if missing.name != "transduce.kernels":
+        raise
+
+    _Model = TypeVar("_Model", bound=nn.Module)
+
+    class PrepackedModel:  # type: ignore[no-redef]
+        """A model with prepacked weights; without kernels there is none."""
+
+    class Selection(NamedTuple):
+        """Which implementation decodes a model, and why faster ones do not."""
+
+        backend: str
+        refused: dict[str, str]
+
+    def has_kernels() -> bool:
+        """Return whether this processor has kernels: without the folder, never."""
+        return False
+
+    def why_no_kernels(threads: int) -> str | None:  # noqa: ARG001
+        """Return why there are no kernels for a CPU."""
+        return NO_KERNELS
+
+    def why_no_triton(device: str) -> str | None:  # type: ignore[misc]  # noqa: ARG001
+        """Return why there are no kernels for a GPU."""
+        return NO_KERNELS
+
+    def is_recording(device: torch.device) -> bool:  # noqa: ARG001
+        """Return whether operations on a device are being recorded: only kernels record."""
+        return False
+
+    def kernels_for_training(name: Literal["native", "torch"], device: str) -> TrainingKernels | None:  # noqa: ARG001
+        """Return the kernels of a run's setting, which can only be none.
+
+        Raises:
+            TransduceError: the setting asks for kernels.
+        """
+        if name == "torch":
+            return None
+        raise TransduceError(f"`training.kernels` is native, but {NO_KERNELS}: set it to torch.")
+
+    def int8_linear_maker() -> "MakeLinear":
+        """Refuse to make 8-bit weights, which need kernels.
+
+        Raises:
+            TransduceError: always.
+        """
+        raise TransduceError(f"`precision` is int8, but {NO_KERNELS}: use fp32 or bf16.")
+
+    def quantize(model: nn.Module, make: Any) -> NoReturn:  # type: ignore[no-redef]  # noqa: ARG001
+        """Refuse to make 8-bit weights, as `int8_linear_maker` does."""
+        int8_linear_maker()
+        raise AssertionError
+
+    def make_inference_copy(model: nn.Module, dtype: torch.dtype) -> None:
+        """Convert a model to a dtype; there are no prepacked weights to make."""
+        model.to(dtype)
+
+    @contextmanager
+    def temporary_inference_copy(model: nn.Module) -> Iterator[None]:  # noqa: ARG001
+        """Run the body of the `with` statement without prepacked weights."""
+        yield
+
+    def decoded_model(model: _Model) -> _Model:
+        """Return the model that decoding computes with: the model itself."""
+        return model
+
+    def forecast_decoder(model: nn.Module, device: str) -> Selection:  # type: ignore[misc]  # noqa: ARG001
+        """Return what will decode a model on a device: its own modules."""
+        return Selection("reference", {"compiled" if device == "cpu" else "triton": NO_KERNELS})
+
+    def select_decoder(model: nn.Module) -> Selection:  # type: ignore[misc]
+        """Return what decodes a model: its own modules."""
+        on_cpu = next(model.parameters()).device.type == "cpu"
+        return Selection("reference", {"compiled" if on_cpu else "triton": NO_KERNELS})
+
+    def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
+        """Encode source ids (B, S) by the model's own modules."""
+        return model.start(source_ids)
+
+    def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> DecodingState:
+        """Read prompts (B, P) of these lengths (B,) by the model's own modules."""
+        return model.start(prompt_ids, lengths)
+
+    def has_compiled_steps(model: EncoderDecoder) -> bool:  # noqa: ARG001
+        """Return whether compiled steps decode a model: without kernels, never."""
+        return False
+
+    def compiled_state(state: DecodingState) -> "NativeState | None":  # noqa: ARG001
+        """Return the state if compiled steps made it: without kernels, never."""
+        return None
+
+    def find_batch_search(state: DecodingState, bounds: SearchBounds) -> BatchSearch | None:  # noqa: ARG001
+        """Return a compiled search for a state: without kernels, none."""
+        return None
+
+    def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:
+        """Return the projection from (…, D) to logits (…, V): the model's own."""
+        return model.project
+
+
+def search_reductions() -> "NativeReductions | None":
+    """Return compiled reductions over the vocabulary for the search package; None if this processor has none."""
+    if not has_kernels():
+        return None
+    from transduce.kernels.cpu.logits import NativeReductions
+
+    return NativeReductions()

@@ -1,0 +1,151 @@
+"""docs/adding.md is followed literally: a copy of the project gets its changes and runs its commands."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "adding.md").read_text("utf-8")
+SHORT_OPTIONS = (
+    " --preset tiny --steps 12 --threads 1 --set model.d_model=32 --set model.d_ff=64 --set model.num_heads=4"
+    " --set model.num_encoder_layers=1 --set model.num_decoder_layers=1 --set search.max_length=12"
+)
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def blocks(kind: str) -> list[str]:
+    return [content for found, content in _BLOCK.findall(PAGE) if found == kind]
+
+
+def apply_change(block: str, root: Path) -> str:
+    """Apply a change to the file that its first line names, and return that name; the old lines occur exactly once."""
+    head, _, body = block.partition("\n")
+    name = head.removeprefix("--- ")
+    path = root / name
+    text = path.read_text("utf-8")
+    for hunk in body.rstrip("\n").split("\n@@\n"):
+        lines = [line or " " for line in hunk.split("\n")]
+        old = "".join(f"{line[1:]}\n" for line in lines if line[0] in " -")
+        new = "".join(f"{line[1:]}\n" for line in lines if line[0] in " +")
+        assert f"\n{text}".count(f"\n{old}") == 1, f"{name} does not have exactly once:\n{old}"
+        text = f"\n{text}".replace(f"\n{old}", f"\n{new}")[1:]
+    path.write_text(text, "utf-8")
+    return name
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the project with the changes of the page."""
+    from transduce.demonstration.grammar import generate
+
+    root = tmp_path_factory.mktemp("project")
+    for name in ("src", "docs", "tests/model", "tests/conftest.py", "pyproject.toml"):
+        source, target = ROOT / name, root / name
+        target.parent.mkdir(exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target)
+    for block in blocks("diff"):
+        apply_change(block, root)
+    corpus = generate()
+    for part, pairs in (("train", corpus.train[:200]), ("test", corpus.test[:4])):
+        for language, side in (("zh", "source"), ("en", "target")):
+            (root / f"{part}.{language}").write_text("".join(f"{getattr(pair, side)}\n" for pair in pairs), "utf-8")
+    return root
+
+
+def run(arguments: list[str], root: Path) -> subprocess.CompletedProcess[str]:
+    paths = {
+        "PYTHONPATH": str(root / "src"),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+    }
+    environment = os.environ | paths | {"OMP_NUM_THREADS": "1", "PYTHONUTF8": "1", "COLUMNS": "200"}
+    return subprocess.run(
+        arguments, cwd=root, env=environment, capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
+
+
+def test_a_component_touches_one_file_and_the_configuration() -> None:
+    """Count the files of each section; a setting of its own has a line among the settings of a run too."""
+    sections = {section.partition("\n")[0]: section for section in PAGE.split("\n## ")[1:]}
+    for title in ("An activation", "A norm", "An attention score", "A position scheme", "Another attention"):
+        files = {block.partition("\n")[0] for kind, block in _BLOCK.findall(sections[title]) if kind == "diff"}
+        files -= {"--- src/transduce/model/config.py", "--- src/transduce/tasks/settings/structs.py"}
+        assert len(files) == 1, title
+
+
+def test_the_tests_of_new_components_pass(project: Path) -> None:
+    """Search, caching and training with kernels compute what the model's `forward` computes."""
+    (commands,) = (block for block in blocks("sh") if "pytest" in block)
+    done = run(["bash", "-euo", "pipefail", "-c", commands], project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None
+    assert int(passed[1]) >= 6 * 8
+    assert "squared-relu" in (project / "docs" / "settings.md").read_text("utf-8")
+
+
+def test_a_new_component_is_refused_by_every_fast_decoder(project: Path) -> None:
+    code, printed = "\n".join(blocks("python")), "".join(blocks("text"))
+    done = run([sys.executable, "-c", code], project)
+    assert done.stdout == printed, done.stderr
+
+
+# Run in the copy: every table refuses each model, and each format names the setting that it does not have.
+REFUSALS = """
+from transduce.exchange import exporters
+from transduce.interop.ctranslate2 import CTRANSLATE2
+from transduce.interop.hugging_face.families import HUGGING_FACE
+from transduce.interop.onnx.export import ONNX
+from transduce.kernels.cpu.decoding.compiled_steps import COMPILABLE
+from transduce.kernels.cuda.decode_graph import TRITON
+from transduce.kernels.eager import EAGER
+from transduce.kernels.prepacked import PREPACKABLE
+from transduce.model.build import build_model
+from transduce.model.config import ModelConfig
+from transduce.model.layer_graph import refusal
+
+sizes = {"source_vocabulary_size": 50, "target_vocabulary_size": 50, "d_model": 16, "d_ff": 32, "num_heads": 4}
+new = {"activation": "squared-relu", "norm": "scale", "attention_score": "cosine", "positions": "distance"}
+for name, value in {**new, "attention_gate": True}.items():
+    config = ModelConfig(**sizes, num_encoder_layers=1, num_decoder_layers=1, **{name: value})
+    for table in (ONNX, CTRANSLATE2, HUGGING_FACE, EAGER, TRITON, COMPILABLE, PREPACKABLE):
+        assert refusal(table, build_model(config).eval()), (name, table.title)
+    for target, obstacles in exporters._OBSTACLES.items():
+        assert name in obstacles(config), (name, target)
+"""
+
+
+def test_every_new_component_is_refused_by_every_backend_and_exporter(project: Path) -> None:
+    done = run([sys.executable, "-c", REFUSALS], project)
+    assert done.returncode == 0, done.stderr
+
+
+def test_training_comparing_and_exporting_do_what_the_page_says(project: Path) -> None:
+    training, export = (block for block in blocks("sh") if "transduce" in block and "pytest" not in block)
+    training = re.sub(r"^(transduce train .*)$", rf"\1{SHORT_OPTIONS}", training, flags=re.MULTILINE)
+    training = training.replace("transduce ", f"{sys.executable} -m transduce ")
+    done = run(["bash", "-euo", "pipefail", "-c", training], project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"base +(?:models/)?cosine", done.stdout), done.stdout
+    for target in ("onnx", "ctranslate2", "huggingface"):
+        command = export.replace("transduce ", f"{sys.executable} -m transduce ").replace("--to onnx", f"--to {target}")
+        done = run(["bash", "-euc", command], project)
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert "`model.attention_score` = cosine" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert not (project / "models" / "cosine-onnx").exists()
+
+
+def test_a_change_that_fits_nowhere_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = 1\ny = 2\n")
+    assert apply_change("--- a.py\n x = 1\n-y = 2\n+y = 3\n", tmp_path) == "a.py"
+    assert (tmp_path / "a.py").read_text() == "x = 1\ny = 3\n"
+    with pytest.raises(AssertionError, match="does not have exactly once"):
+        apply_change("--- a.py\n-y = 2\n+y = 3\n", tmp_path)
