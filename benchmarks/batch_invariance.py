@@ -67,7 +67,7 @@ def decode(
     """Return the best hypothesis of each sentence, decoded in batches of this size in this order."""
     queues: dict[int, list[int]] = {}
     for number in numbers:  # strict search batches only sources with equal padded length
-        queues.setdefault(padded_length(len(sources[number])) if search.strict else 0, []).append(number)
+        queues.setdefault(padded_length(len(sources[number])) if search.batch_invariant else 0, []).append(number)
     found: dict[int, Hypothesis] = {}
     for queue in queues.values():
         for start in range(0, len(queue), size):
@@ -85,7 +85,7 @@ def measure(
     title = f"{name}, {translator.precision}"
     percent = 0.0 if translator.precision == "fp32" else MOST_PERCENT_IN_BF16
     alone = decode(translator, sources, search, 1, list(range(len(sources))))
-    strict = msgspec.structs.replace(search, strict=True)
+    strict = msgspec.structs.replace(search, batch_invariant=True)
     strict_alone = decode(translator, sources, strict, 1, list(range(len(sources))))
     for order, (size, arrange) in orders().items():
         numbers = arrange(sources)
@@ -133,14 +133,14 @@ def next_scores(exact: Translator, source: list[int], prefix: list[int]) -> torc
 def slowdown(translator: Translator, sources: list[list[int]], search: SearchSettings, title: str) -> Row:
     """Compare strict with plain search in batches of 64 sorted by length, alternating, by the best of three times."""
     numbers = orders()["batches of 64, sorted"][1](sources)
-    strict = msgspec.structs.replace(search, strict=True)
+    strict = msgspec.structs.replace(search, batch_invariant=True)
     seconds: dict[bool, float] = {}
     for _ in range(3):
         for settings in (search, strict):
             started_at = time.perf_counter()
             decode(translator, sources, settings, 64, numbers)
             elapsed = time.perf_counter() - started_at
-            seconds[settings.strict] = min(elapsed, seconds.get(settings.strict, elapsed))
+            seconds[settings.batch_invariant] = min(elapsed, seconds.get(settings.batch_invariant, elapsed))
     ratio = seconds[True] / seconds[False]
     return Row(
         f"{title}: strict search of {len(sources)} sentences",

@@ -124,7 +124,7 @@ def adapt(work: Work, begin: str, texts: list[str]) -> str:
     """Continue masked language modeling of a model on these texts, and return the new model's name."""
     name, path = f"adapted-{begin}", work.folder / "data" / "utterances.txt"
     path.write_text("".join(f"{text}\n\n" for text in texts), encoding="utf-8", newline="\n")
-    files = ["--task", "masked-language-model", "--source", str(path), "--from", str(work.folder / begin)]
+    files = ["--task", "masked-language-model", "--source", str(path), "--init-from", str(work.folder / begin)]
     train(work.folder / name, *files, "--steps", str(work.adapting_steps), settings=ADAPTING)
     return name
 
@@ -155,7 +155,7 @@ def teach(work: Work, begin: str, name: str, pairs: Utterances, steps: int, rate
     out = work.folder / f"{begin}-{name}-{rate:g}"
     text, label = write_pairs(pairs, work.folder / "data" / name)
     dev = [str(work.folder / "data" / f"val.{side}") for side in ("text", "label")]
-    options = ["--task", "classification", "--from", str(work.folder / begin), "--steps", str(steps)]
+    options = ["--task", "classification", "--init-from", str(work.folder / begin), "--steps", str(steps)]
     options += ["--source", text, "--target", label, "--dev-source", dev[0], "--dev-target", dev[1]]
     settings = {"model.dropout": DROPOUT, "training.learning_rate": rate, "training.patience": 0}
     settings["training.validate_every"] = max(1, steps // 5)  # 3,000 texts each time

@@ -37,11 +37,11 @@ def quality_rows(
             bleu, exact_bleu = (sacrebleu.corpus_bleu(side, [references]).score for side in texts)
             near = abs(bleu - exact_bleu) <= 0.1
             rows.append(Row(f"{name}, BLEU", bleu, "BLEU", "fp32", exact_bleu, None, "within 0.1", near))
-            different = [n for n, (one, other) in enumerate(zip(*found, strict=True)) if one.pieces != other.pieces]
+            different = [n for n, (one, other) in enumerate(zip(*found, strict=True)) if one.tokens != other.tokens]
             rows.append(Row(f"{name}, translations that differ", len(different), f"of {len(sources):,}"))
             rows.append(_score_row(name, exact, sources, texts))
             if beam_size == 1:
-                pairs = ((sources[n], found[0][n].pieces, found[1][n].pieces) for n in different)
+                pairs = ((sources[n], found[0][n].tokens, found[1][n].tokens) for n in different)
                 gaps = [_gap(exact, *pair) for pair in pairs]
                 gap = max(gaps, default=0.0)
                 row = Row(f"{name}, greatest gap at the first difference", gap, "nats", bar="< 0.05", holds=gap < 0.05)
@@ -60,7 +60,7 @@ def _score_row(name: str, exact: Translator, sources: list[str], texts: list[lis
     means = []
     for found in texts:
         scores = exact.score(sources, found)
-        total = sum(len(score.piece_log_probabilities) for score in scores)
+        total = sum(len(score.token_log_probabilities) for score in scores)
         means.append(sum(score.log_probability for score in scores) / total)
     holds = means[0] >= means[1] - 0.01
     return Row(f"{name}, mean score", means[0], "nats per token", "fp32", means[1], None, "not lower by 0.01", holds)

@@ -5,7 +5,7 @@
 
 1. Pretraining: `transduce train --task denoising` on the English side of the whole training set; the vocabulary is
    learned from the Chinese side too, as text.
-2. Fine-tuning: `transduce train --from` that folder on the first 2,000 pairs.
+2. Fine-tuning: `transduce train --init-from` that folder on the first 2,000 pairs.
 3. No pretraining, the better of two: the same pairs with all default settings, and with the vocabulary and model of
    the pretraining (except for its noise symbols, only the initial weights differ).
 
@@ -71,7 +71,7 @@ def run(work: Work) -> dict[str, dict[str, Any]]:
     )
     more = f'--set=tokenizer.text=["{english}", "{chinese}"]'
     trainings = {
-        "pretrained": ["--from", str(pretrained)],
+        "pretrained": ["--init-from", str(pretrained)],
         "not pretrained, everything chosen": [],
         "not pretrained, the same vocabulary": [more, f"--set=tokenizer.vocabulary_size={_size(pretrained)}"],
     }

@@ -1,4 +1,4 @@
-"""Compare a small model distilled from a larger one (`--teacher`) with the same model trained on the pairs.
+"""Compare a small model distilled from a larger one (`--distill-from`) with the same model trained on the pairs.
 
     python benchmarks/distillation.py            # three trainings and a translation, half an hour of two cores
     python benchmarks/distillation.py --quick    # 200 steps each, 4,000 pairs, 200 test sentences
@@ -65,7 +65,7 @@ def run(work: Work) -> list[Row]:
     teacher = work.folder / "teacher"
     train(teacher, *source, *target, *options, "--preset", "tiny")
     train(work.folder / "pairs-alone", *source, *target, *options, *student)
-    train(work.folder / "taught", *source, *options, *student, "--languages", *SIDES, "--teacher", str(teacher))
+    train(work.folder / "taught", *source, *options, *student, "--languages", *SIDES, "--distill-from", str(teacher))
     translators = {
         name: transduce.load(work.folder / name.replace(" ", "-"), task="translation", device="cpu")
         for name in ("teacher", "pairs alone", "taught")

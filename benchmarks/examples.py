@@ -67,7 +67,7 @@ def rows_of(model: Path, text: Text) -> list[Row]:
     what = f"{text.name}, {len(text.train[0]):,} pairs"
     return [
         Row(f"{what}, with retrieval", found, "BLEU", "the model alone", alone, found / alone),
-        Row(f"{what}, retrieval weight", memory.examples.card.weight, "of 1"),
+        Row(f"{what}, retrieval weight", memory.neighbors.card.weight, "of 1"),
         Row(f"{what}, loss on dev", memory.after, "nats per token", "the model alone", memory.before),
         Row(f"{what}, building the datastore", seconds, "s"),
         Row(f"{what}, the file", path.stat().st_size / 2**20, "MiB"),
@@ -88,7 +88,7 @@ def bleu(translator: Translator, pairs: Pairs) -> tuple[float, float]:
 
 def trained_row(model: Path, corpus: Path, text: Text, minutes: float) -> Row:
     """Return a row with the BLEU of the model fine-tuned on the text."""
-    options = ["--from", str(model), *options_of(corpus, ("de", "en"), minutes, "val")]
+    options = ["--init-from", str(model), *options_of(corpus, ("de", "en"), minutes, "val")]
     folder = train_once(FOLDER / f"{text.name}-trained-{minutes:g}min", options, {})
     found, _ = bleu(load(folder, task="translation"), text.test)
     return Row(f"{text.name}, trained on the pairs for {minutes:g} minutes", found, "BLEU")

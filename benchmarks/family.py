@@ -119,7 +119,7 @@ def measure(place: Path, files: Files) -> Result:
         translations = translator(texts.source)
         if count == 1:
             seconds = time.monotonic() - started_at
-            pieces = sum(len(each.alternatives[0].pieces) for each in translations)
+            pieces = sum(len(each.alternatives[0].tokens) for each in translations)
         hypotheses = [each.text for each in translations]
         write_lines(_hypotheses(place, count), hypotheses)
         found = score(hypotheses, texts.target, target_language=translator.target_language).bleu

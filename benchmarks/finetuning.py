@@ -6,9 +6,9 @@
 
 1. `transduce train` on Tatoeba English to German, post-norm. Its folder, without this package's metadata and with the
    tokenizer's files as in OPUS-MT, is a Hugging Face Marian model, which `transduce import` converts.
-2. `transduce train --from` that model on the first 2,000 captions of Multi30k English to German: fully, and by LoRA
-with
-   each rank, for the same steps. The best model is selected by the loss on Multi30k's val; other settings are defaults.
+2. `transduce train --init-from` that model on the first 2,000 captions of Multi30k English to German: fully, and by
+   LoRA with each rank, for the same steps. The best model is selected by the loss on Multi30k's val; other settings
+   are defaults.
 3. Loss and BLEU on Multi30k's test 2016 (what is learned) and on Tatoeba's test (what is forgotten).
 
 Bars: the loss on test 2016 ends below the imported model's in all cases, and with the smallest rank at most a tenth of
@@ -121,8 +121,8 @@ def import_pretrained(work: Work, tatoeba: Corpus) -> Path:
 def adapt(work: Work, imported: Path, captions: Corpus, name: str, options: list[str]) -> dict[str, Any]:
     """Fine-tune the imported model unless that is done, and return the time and number of trained parameters."""
     folder = work.folder / name.replace(" ", "-").replace(",", "")
-    shared = ["--device", "cpu", "--from", str(imported), "--steps", str(work.steps), "--set=training.best_by=loss"]
-    shared.append("--set=training.translate_dev=0")
+    shared = ["--device", "cpu", "--init-from", str(imported), "--steps", str(work.steps)]
+    shared += ["--set=training.best_by=loss", "--set=training.translate_dev=0"]
     transduce("train", "--out", folder, "--resume", *captions.options(), *shared, *options)
     events = [json.loads(line) for line in read_lines(folder / "metrics.jsonl")]
     seconds = [event for event in events if event["event"] == "train"][-1]["elapsed_seconds"]

@@ -5,7 +5,7 @@
 
 Both corpora are made from the Gutenberg novels by `examples/summaries.py` and `examples/dialogue.py`: pairs of lines
 for `transduce train`, as for translation. The test part is from stretches of text that training does not see. Both
-trainings start from one model (`--from`) that was pretrained by denoising on the training part's text. A summary
+trainings start from one model (`--init-from`) that was pretrained by denoising on the training part's text. A summary
 consists of words of its source, and learning to copy is many times as fast from whole texts as from headlines.
 
 * Summaries: ROUGE-1 and ROUGE-L of headlines. The baseline is the leading words of each passage. Its leading rare words
@@ -77,7 +77,7 @@ def train_on_pairs(
     work: Work, name: str, pretrained: Path, files: dict[str, dict[str, Path]], sides: Sequence[str]
 ) -> Path:
     """Train a model on the pairs of a task."""
-    options = ["--from", str(pretrained)]
+    options = ["--init-from", str(pretrained)]
     for option, part in (("", "train"), ("dev-", "dev")):
         options += [f"--{option}source", str(files[part][sides[0]]), f"--{option}target", str(files[part][sides[1]])]
     options += ["--set", "data.filters.max_length_ratio=100", "--set", "training.translate_dev=100"]

@@ -18,7 +18,7 @@ from transduce.inference.translator import Translator
 from transduce.inspection.alignment import (
     HeadWeights,
     KnownAlignment,
-    align,
+    align_pairs,
     alignment_error,
     choose_heads,
     head_errors,
@@ -70,8 +70,8 @@ def known_alignment(pair: AlignedPair) -> KnownAlignment:
 
 
 def error_percent(translator: Translator, test: list[KnownAlignment], heads: HeadWeights | None) -> float:
-    """Return the alignment error on the test sentences, in percent."""
-    found = align(translator, [each.pair for each in test], heads)
+    """The alignment error on the test sentences, in percent."""
+    found = align_pairs(translator, [each.pair for each in test], heads)
     return 100.0 * alignment_error(found, [each.links for each in test])
 
 

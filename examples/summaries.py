@@ -3,7 +3,7 @@ r"""Make a summarization corpus from books: passages, and headlines in the style
     python examples/summaries.py BOOKS corpus/        # a folder of .txt or .txt.gz files
     transduce train --task denoising --source corpus/train.passage --dev-source corpus/dev.passage \
         --set task.noise.share=0.15 --set tokenizer.vocabulary_size=8000 --out models/pretrained
-    transduce train --from models/pretrained --source corpus/train.passage --target corpus/train.headline \
+    transduce train --init-from models/pretrained --source corpus/train.passage --target corpus/train.headline \
         --dev-source corpus/dev.passage --dev-target corpus/dev.headline \
         --set data.filters.max_length_ratio=100 --out models/summaries
     transduce translate models/summaries --no-repeated-ngrams 1 --length-penalty 1 < passages.txt

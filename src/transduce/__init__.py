@@ -10,110 +10,225 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from transduce.deprecation import PUBLIC_NAMES, warn_renamed
 from transduce.errors import TransduceError
 from transduce.process_environment import set_library_defaults
 
 if TYPE_CHECKING:
-    from transduce.demonstration.run import demo
+    from transduce.demonstration.run import DemoResult, demo
     from transduce.evaluation.scores import ScoreReport, score
     from transduce.evaluation.significance import Comparison, compare
     from transduce.exchange.export import ExportReport, export
-    from transduce.inference.classifier import Classifier
+    from transduce.exchange.import_folder import ImportReport
+    from transduce.exchange.import_folder import import_model_folder as import_model
+    from transduce.inference.classifier import Classification, Classifier
     from transduce.inference.datastore import Datastore, build_datastore
+    from transduce.inference.evaluate import evaluate
     from transduce.inference.forecaster import Forecast, Forecaster
     from transduce.inference.generator import Continuation, Generation, Generator, TextScore
     from transduce.inference.load import load, pipeline
-    from transduce.inference.mask_filler import Filler
-    from transduce.inference.parser import Parser
+    from transduce.inference.mask_filler import Candidate, Filler, Filling
+    from transduce.inference.parser import Parse, Parser
     from transduce.inference.quality_estimation import QualityWarning
     from transduce.inference.redecoding import estimate_quality, redecode
+    from transduce.inference.scoring import Score
     from transduce.inference.translation import Alternative, Translation
     from transduce.inference.translator import Translator
+    from transduce.inspection.alignment import align
+    from transduce.inspection.attention import attention_maps, word_attention
+    from transduce.inspection.coreference import pronoun_attention
+    from transduce.inspection.doctor import DoctorReport, examine
+    from transduce.inspection.doctor import Subject as DoctorSubject
+    from transduce.inspection.installation import InstallReport, check_install
+    from transduce.inspection.interventions import Head, Intervention, intervene, replace_word
+    from transduce.inspection.pronouns import PronounAttention, PronounPair
+    from transduce.inspection.sentence import inspect_sentence as inspect
+    from transduce.inspection.sentence_view import Inspection
+    from transduce.interop.tutorials import TutorialNames, import_tutorial
+    from transduce.interop.word_vectors import fill_embeddings
     from transduce.model.config import ModelConfig
     from transduce.model.transformer import Transformer
     from transduce.model_folder.write import save
+    from transduce.search.settings import SamplingSettings, SearchSettings
+    from transduce.tasks.preparing import PreparationReport, ShardReport, TokenizerReport, merge_shards, prepare
     from transduce.tasks.train import train
+    from transduce.text.glossary import Glossary, Term, read_glossary
     from transduce.text.tokenizer import Tokenizer
+    from transduce.training.loop import TrainResult
+    from transduce.training.lora import LowRankSettings
+    from transduce.training.lora import adapt as add_lora
+    from transduce.training.lora import merge as merge_lora
 
 __all__ = [
     "Alternative",
+    "Candidate",
+    "Classification",
     "Classifier",
     "Comparison",
     "Continuation",
     "Datastore",
+    "DemoResult",
+    "DoctorReport",
+    "DoctorSubject",
     "ExportReport",
     "Filler",
+    "Filling",
     "Forecast",
     "Forecaster",
     "Generation",
     "Generator",
+    "Glossary",
+    "Head",
+    "ImportReport",
+    "Inspection",
+    "InstallReport",
+    "Intervention",
+    "LowRankSettings",
     "ModelConfig",
+    "Parse",
     "Parser",
+    "PreparationReport",
+    "PronounAttention",
+    "PronounPair",
     "QualityWarning",
+    "SamplingSettings",
+    "Score",
     "ScoreReport",
+    "SearchSettings",
+    "ShardReport",
+    "Term",
     "TextScore",
     "Tokenizer",
+    "TokenizerReport",
+    "TrainResult",
     "TransduceError",
     "Transformer",
     "Translation",
     "Translator",
+    "TutorialNames",
+    "add_lora",
+    "align",
+    "attention_maps",
     "build_datastore",
+    "check_install",
     "compare",
     "demo",
     "estimate_quality",
+    "evaluate",
+    "examine",
     "export",
+    "fill_embeddings",
+    "import_model",
+    "import_tutorial",
+    "inspect",
+    "intervene",
     "load",
+    "merge_lora",
+    "merge_shards",
     "pipeline",
+    "prepare",
+    "pronoun_attention",
+    "read_glossary",
     "redecode",
+    "replace_word",
     "save",
     "score",
     "train",
+    "word_attention",
 ]
 
 set_library_defaults()
 
-# The module that defines each public name; a name is imported on first use, so that `import transduce` stays fast.
-_DEFINING_MODULES = {
+# The module that defines each public name, and the name in it where that differs. A name is imported on first use, so
+# that `import transduce` stays fast.
+_DEFINED_IN = {
     "Alternative": "transduce.inference.translation",
+    "Candidate": "transduce.inference.mask_filler",
+    "Classification": "transduce.inference.classifier",
     "Classifier": "transduce.inference.classifier",
     "Comparison": "transduce.evaluation.significance",
     "Continuation": "transduce.inference.generator",
-    "Doubt": "transduce.inference.quality_estimation",
+    "Datastore": "transduce.inference.datastore",
+    "DemoResult": "transduce.demonstration.run",
+    "DoctorReport": "transduce.inspection.doctor",
+    "DoctorSubject": "transduce.inspection.doctor:Subject",
     "ExportReport": "transduce.exchange.export",
     "Filler": "transduce.inference.mask_filler",
+    "Filling": "transduce.inference.mask_filler",
     "Forecast": "transduce.inference.forecaster",
     "Forecaster": "transduce.inference.forecaster",
     "Generation": "transduce.inference.generator",
     "Generator": "transduce.inference.generator",
-    "Memory": "transduce.inference.datastore",
+    "Glossary": "transduce.text.glossary",
+    "Head": "transduce.inspection.interventions",
+    "ImportReport": "transduce.exchange.import_folder",
+    "InstallReport": "transduce.inspection.installation",
+    "Inspection": "transduce.inspection.sentence_view",
+    "Intervention": "transduce.inspection.interventions",
+    "LowRankSettings": "transduce.training.lora",
     "ModelConfig": "transduce.model.config",
+    "Parse": "transduce.inference.parser",
     "Parser": "transduce.inference.parser",
+    "PreparationReport": "transduce.tasks.preparing",
+    "PronounAttention": "transduce.inspection.pronouns",
+    "PronounPair": "transduce.inspection.pronouns",
+    "QualityWarning": "transduce.inference.quality_estimation",
+    "SamplingSettings": "transduce.search.settings",
+    "Score": "transduce.inference.scoring",
     "ScoreReport": "transduce.evaluation.scores",
+    "SearchSettings": "transduce.search.settings",
+    "ShardReport": "transduce.tasks.preparing",
+    "Term": "transduce.text.glossary",
     "TextScore": "transduce.inference.generator",
     "Tokenizer": "transduce.text.tokenizer",
+    "TokenizerReport": "transduce.tasks.preparing",
+    "TrainResult": "transduce.training.loop",
     "Transformer": "transduce.model.transformer",
     "Translation": "transduce.inference.translation",
     "Translator": "transduce.inference.translator",
+    "TutorialNames": "transduce.interop.tutorials",
+    "add_lora": "transduce.training.lora:adapt",
+    "align": "transduce.inspection.alignment",
+    "attention_maps": "transduce.inspection.attention",
+    "build_datastore": "transduce.inference.datastore",
+    "check_install": "transduce.inspection.installation",
     "compare": "transduce.evaluation.significance",
     "demo": "transduce.demonstration.run",
+    "estimate_quality": "transduce.inference.redecoding",
+    "evaluate": "transduce.inference.evaluate",
+    "examine": "transduce.inspection.doctor",
     "export": "transduce.exchange.export",
+    "fill_embeddings": "transduce.interop.word_vectors",
+    "import_model": "transduce.exchange.import_folder:import_model_folder",
+    "import_tutorial": "transduce.interop.tutorials",
+    "inspect": "transduce.inspection.sentence:inspect_sentence",
+    "intervene": "transduce.inspection.interventions",
     "load": "transduce.inference.load",
-    "look_again": "transduce.inference.redecoding",
+    "merge_lora": "transduce.training.lora:merge",
+    "merge_shards": "transduce.tasks.preparing",
     "pipeline": "transduce.inference.load",
-    "remember": "transduce.inference.datastore",
-    "review": "transduce.inference.redecoding",
+    "prepare": "transduce.tasks.preparing",
+    "pronoun_attention": "transduce.inspection.coreference",
+    "read_glossary": "transduce.text.glossary",
+    "redecode": "transduce.inference.redecoding",
+    "replace_word": "transduce.inspection.interventions",
     "save": "transduce.model_folder.write",
     "score": "transduce.evaluation.scores",
     "train": "transduce.tasks.train",
+    "word_attention": "transduce.inspection.attention",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return version("transduce")
-    if name not in _DEFINING_MODULES:
+    if name in PUBLIC_NAMES:
+        warn_renamed(f"transduce.{name}", f"transduce.{PUBLIC_NAMES[name]}")
+        name = PUBLIC_NAMES[name]
+    if name not in _DEFINED_IN:
         raise AttributeError(f"module 'transduce' has no attribute '{name}'")
-    return getattr(import_module(_DEFINING_MODULES[name]), name)
+    module, _, defined_as = _DEFINED_IN[name].partition(":")
+    return getattr(import_module(module), defined_as or name)
 
 
 def __dir__() -> list[str]:

@@ -39,6 +39,7 @@ __all__ = [
     "make_inference_copy",
     "quantize",
     "search_reductions",
+    "select_decoder",
     "start_fast",
     "start_prompts",
     "temporary_inference_copy",
@@ -64,6 +65,7 @@ try:
         int8_linear_maker,
         kernels_for_training,
         make_inference_copy,
+        select_decoder,
         start_fast,
         start_prompts,
         temporary_inference_copy,
@@ -139,6 +141,11 @@ except ModuleNotFoundError as missing:
     def forecast_decoder(model: nn.Module, device: str) -> Selection:  # type: ignore[misc]  # noqa: ARG001
         """Return what will decode a model on a device: its own modules."""
         return Selection("reference", {"compiled" if device == "cpu" else "triton": NO_KERNELS})
+
+    def select_decoder(model: nn.Module) -> Selection:  # type: ignore[misc]
+        """Return what decodes a model: its own modules."""
+        on_cpu = next(model.parameters()).device.type == "cpu"
+        return Selection("reference", {"compiled" if on_cpu else "triton": NO_KERNELS})
 
     def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
         """Encode source ids (B, S) by the model's own modules."""

@@ -413,7 +413,7 @@ def test_a_default_that_is_no_value_is_not_shown(capsys: Capture) -> None:
         ("translate", ["--must-contain", "caf\udce9"], "--must-contain"),
         ("translate", ["--forbid", "\udcff"], "--forbid"),
         ("generate", ["\udcff"], "prompt"),
-        ("fill", ["\udcff"], "text"),
+        ("fill-mask", ["\udcff"], "text"),
         ("inspect", ["\udcff"], "sentence"),
         ("inspect", ["it", "--pronoun", "\udcff"], "--pronoun"),
     ],

@@ -27,7 +27,7 @@ def test_a_log_probability_for_each_line(
     sources, targets = ((toy_corpus / f"dev.{side}").read_text("utf-8").split("\n")[:-1] for side in ("zh", "en"))
     expected = translator.score(sources, targets)
     assert [float(line) for line in out.split("\n")[:-1]] == pytest.approx([s.score for s in expected], abs=1e-4)
-    pieces = sum(len(one.piece_log_probabilities) for one in expected)
+    pieces = sum(len(one.token_log_probabilities) for one in expected)
     perplexity = math.exp(-sum(one.log_probability for one in expected) / pieces)
     assert f"50 lines, {pieces:,} tokens, log-probability " in err
     assert f"perplexity per token {perplexity:,.3f}" in err

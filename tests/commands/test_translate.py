@@ -193,7 +193,7 @@ def test_options_on_search_reach_it(
     assert "rice" not in run(capsys, trained, file, "--forbid", "rice", "--forbid", "the teacher", *COMPUTING)
     prefixed = run(capsys, trained, file, "--prefix", "she likes", *COMPUTING)
     assert all(line.startswith("she likes") for line in prefixed.split("\n")[:-1])
-    strict = run(capsys, trained, file, "--strict", "--precision", "fp32", "--device", "cpu")
+    strict = run(capsys, trained, file, "--batch-invariant", "--precision", "fp32", "--device", "cpu")
     assert strict == "".join(f"{translation.text}\n" for translation in translator(lines[:3]))
     diverse = ["--diverse-groups", "2", "--diversity-penalty", "20", "--n-best", "2", "--coverage-penalty", "0.1"]
     rows = run(capsys, trained, file, *diverse, *COMPUTING).split("\n")[:-1]
@@ -220,7 +220,10 @@ def test_options_on_search_reach_it(
             "`--beam-size` sets how to search, but --sample does not search: leave one of them out",
         ),
         (["--coverage-penalty", "-1"], "`coverage_penalty` must not be negative, but is -1.0"),
-        (["--strict", "--threads", "2"], "Strict results take one thread a process, but this one computes with 2"),
+        (
+            ["--batch-invariant", "--threads", "2"],
+            "Batch-invariant results need one thread a process, but this one computes with 2",
+        ),
         (["--temperature", "0.5"], "`--temperature` sets how to sample: add --sample, or leave it out."),
         (["--seed", "1"], "`--seed` sets how to sample: add --sample, or leave it out."),
         (["--phrases", "nowhere.tsv"], "nowhere.tsv does not exist: check the file's name"),

@@ -134,7 +134,7 @@ MODELS: dict[str, dict[str, Any]] = {
     | CUT
     | TEXT_ALONE
     | {"task.kind": "denoising", "tokenizer.text": ["train.zh"], "task.noise.kind": "infilling"},
-    "translation-continued": TRAINING | PAIRS | {"preset": None, "start_from": "models/denoising"},
+    "translation-continued": TRAINING | PAIRS | {"preset": None, "init_from": "models/denoising"},
     "language-model": LANGUAGE_MODEL | {"tokenizer.kind": "character"},
     "language-model-rotary": LANGUAGE_MODEL
     | CUT
@@ -160,7 +160,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "data.source": ["texts.txt"],
         "data.target": ["labels.txt"],
         "preset": None,
-        "start_from": "models/masked-language-model",
+        "init_from": "models/masked-language-model",
     },
     "parsing": TRAINING
     | SMALL
@@ -206,7 +206,7 @@ top_k = 5
 top_p = 0.9
 seed = 2
 """,
-    "adaptation": """start_from = "models/translation-joint"
+    "adaptation": """init_from = "models/translation-joint"
 [data]
 source = ["train.zh"]
 target = ["train.en"]

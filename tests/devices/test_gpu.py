@@ -264,7 +264,7 @@ def tasks_everywhere(
     """Every task, trained for three steps on the processor and on the devices; the processor's models, used on all."""
     used = tmp_path_factory.mktemp("tasks")
     files = {name: value for name, value in toy_settings.items() if name.startswith("data.")}
-    lora = files | {"start_from": str(trained), "training.lora_rank": 4, "training.steps": 3}
+    lora = files | {"init_from": str(trained), "training.lora_rank": 4, "training.steps": 3}
 
     def jobs_of(device: str) -> tuple[Jobs, Path]:
         folder = used if device == "cpu" else tmp_path_factory.mktemp(device)

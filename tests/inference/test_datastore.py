@@ -93,7 +93,7 @@ def test_a_batch_finds_what_its_sentences_find(remembering: Translator, toy_corp
 
 def test_scores_are_those_of_the_mixture(remembering: Translator, about_tea: list[str]) -> None:
     """Step by step, by the whole model and all states of the nearest pairs at once."""
-    found, examples, model = remembering(about_tea[0], beam_size=1), remembering.examples, remembering.model
+    found, examples, model = remembering(about_tea[0], beam_size=1), remembering.datastore, remembering.model
     assert examples is not None
     source = remembering.tokenizer.source.with_special_tokens(remembering.tokenizer.source.encode(about_tea[0]))
     text = remembering.tokenizer.target
@@ -105,7 +105,7 @@ def test_scores_are_those_of_the_mixture(remembering: Translator, about_tea: lis
         neighbours = examples.retriever_for(model, [source])
         mixed = neighbours.interpolate(states[None], log_probabilities.log_softmax(-1)[None])[0]
     expected = mixed.gather(-1, torch.tensor(ids)[:, None])[:, 0]
-    torch.testing.assert_close(torch.tensor(found.alternatives[0].piece_log_probabilities), expected, atol=2e-3, rtol=0)
+    torch.testing.assert_close(torch.tensor(found.alternatives[0].token_log_probabilities), expected, atol=2e-3, rtol=0)
 
 
 def test_the_weight_is_chosen_by_what_examples_help(translator: Translator, pairs: Pairs, memory: Datastore) -> None:
@@ -117,14 +117,14 @@ def test_the_weight_is_chosen_by_what_examples_help(translator: Translator, pair
     shuffled = build_datastore(translator, sources[:100], targets[50:100] + targets[:50], dev=(sources[100:120], [
         translation.text for translation in translator(sources[100:120])
     ]))  # fmt: skip
-    assert shuffled.examples.card.weight == 0.1  # of no use
+    assert shuffled.neighbors.card.weight == 0.1  # of no use
 
 
 def test_pairs_without_text_are_left_out(translator: Translator, pairs: Pairs) -> None:
     sources, targets = (side[:20] for side in pairs)
     found = build_datastore(translator, ["", *sources, "我" * 4000], ["nothing", *targets, "long"])
     assert found.left_out == 2
-    assert found.examples.card.pairs == 20
+    assert found.neighbors.card.pairs == 20
     with pytest.raises(TransduceError, match="No pair is left"):
         build_datastore(translator, [""], [""])
     with pytest.raises(TransduceError, match="20 sources and 19 targets"):
@@ -146,13 +146,13 @@ def test_other_ways_of_searching(remembering: Translator, about_tea: list[str]) 
     (streamed,) = ["".join(remembering.stream(about_tea[0], SearchSettings(beam_size=1)))]
     assert streamed == remembering(about_tea[0], beam_size=1).text
     with pytest.raises(TransduceError, match="cannot be combined with a datastore"):
-        remembering.translate(about_tea, SearchSettings(strict=True))
+        remembering.translate(about_tea, SearchSettings(batch_invariant=True))
 
 
 def test_files_that_hold_no_examples_of_the_model(
     trained: Path, written: Path, tmp_path: Path, toy_settings: Any
 ) -> None:
-    with pytest.raises(TransduceError, match=r"is not a datastore .* `transduce remember`"):
+    with pytest.raises(TransduceError, match=r"is not a datastore .* `transduce build-datastore`"):
         open_translator(trained, datastore=trained / "config.json")
     with pytest.raises(TransduceError, match="is not a datastore"):
         open_translator(trained, datastore=trained / "model.safetensors")
@@ -182,8 +182,8 @@ def test_by_another_precision(trained: Path, written: Path, remembering: Transla
 
 def test_few_pairs_and_sentences_that_none_is_like(translator: Translator, pairs: Pairs) -> None:
     found = build_datastore(translator, pairs[0][:2], pairs[1][:2])
-    few = NeighborIndex(found.examples.tensors, msgspec.structs.replace(found.examples.card, weight=0.3))
-    by_few = Translator(translator.model, translator.tokenizer, examples=few)
+    few = NeighborIndex(found.neighbors.tensors, msgspec.structs.replace(found.neighbors.card, weight=0.3))
+    by_few = Translator(translator.model, translator.tokenizer, datastore=few)
     assert [each.text != "" for each in by_few(["我", "qwz", ""])] == [True, True, False]
 
 
@@ -194,23 +194,23 @@ def test_by_commands(
         (tmp_path / f"beer.{name}").write_text("".join(f"{line}\n" for line in lines), "utf-8")
     files = ["--source", str(tmp_path / "beer.zh"), "--target", str(tmp_path / "beer.en")]
     out = str(tmp_path / "beer.examples")
-    assert main(["remember", str(trained), *files, "--out", out, "--json", "-", *COMPUTING]) == 0
+    assert main(["build-datastore", str(trained), *files, "--out", out, "--json", "-", *COMPUTING]) == 0
     captured = capsys.readouterr()
     report = json.loads(captured.out)
     assert report["pairs"] == len(pairs[0])
     assert report["loss_with"] < report["loss_without"]
-    assert f"transduce translate {trained} --examples {out}" in captured.err
+    assert f"transduce translate {trained} --datastore {out}" in captured.err
     text = str(toy_corpus / "dev.zh")
-    translate = ["translate", str(trained), text, "--examples", out, *COMPUTING, "--output"]
+    translate = ["translate", str(trained), text, "--datastore", out, *COMPUTING, "--output"]
     assert main([*translate, str(tmp_path / "one")]) == 0
     assert main([*translate, str(tmp_path / "two"), "--workers", "2"]) == 0
     assert (tmp_path / "one").read_text("utf-8") == (tmp_path / "two").read_text("utf-8")
     assert "beer" in (tmp_path / "one").read_text("utf-8")
     capsys.readouterr()
     reference = ["--source", text, "--reference", str(toy_corpus / "dev.en"), "--json", "-"]
-    assert main(["evaluate", str(trained), *reference, "--examples", out, *COMPUTING]) == 0
-    assert json.loads(capsys.readouterr().out)["decoding"]["examples"] == out
-    assert main([*translate[:3], "--examples", out, "--strict", *COMPUTING]) == 2
-    assert "--strict cannot be combined with --examples" in capsys.readouterr().err
-    assert main(["remember", str(trained), *files, "--out", out, "--dev-source", text, *COMPUTING]) == 2
+    assert main(["evaluate", str(trained), *reference, "--datastore", out, *COMPUTING]) == 0
+    assert json.loads(capsys.readouterr().out)["decoding"]["datastore"] == out
+    assert main([*translate[:3], "--datastore", out, "--batch-invariant", *COMPUTING]) == 2
+    assert "--batch-invariant cannot be combined with --datastore" in capsys.readouterr().err
+    assert main(["build-datastore", str(trained), *files, "--out", out, "--dev-source", text, *COMPUTING]) == 2
     assert "pass both --dev-source and --dev-target" in capsys.readouterr().err

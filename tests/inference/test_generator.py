@@ -75,8 +75,8 @@ def test_greedy_continuations_are_those_of_reading_everything_anew(generator: Ge
             logits[[generator.vocabulary.pad_id, generator.vocabulary.unk_id]] = float("-inf")
             ids.append(int(logits.argmax()))
             values.append(float(logits.log_softmax(dim=-1).max()))
-    assert list(found.pieces) == generator.vocabulary.pieces(ids[prompt:])
-    assert found.piece_log_probabilities == pytest.approx(values, abs=1e-4)
+    assert list(found.tokens) == generator.vocabulary.pieces(ids[prompt:])
+    assert found.token_log_probabilities == pytest.approx(values, abs=1e-4)
     assert not found.ended
 
 
@@ -122,7 +122,7 @@ def test_what_is_drawn_follows_from_the_seed(generator: Generator) -> None:
     assert one != other
     several = generator("abc", seed=1, n_best=3)
     assert len({each.text for each in several.continuations}) == 3
-    assert len(several.continuations[0].pieces) == 200
+    assert len(several.continuations[0].tokens) == 200
 
 
 def test_a_stream_joined_is_the_continuation(generator: Generator) -> None:
@@ -162,14 +162,14 @@ def test_beams_find_no_less_probable_texts_than_the_greedy_one(generator: Genera
 def test_a_least_length_is_for_texts_that_end(generator: Generator) -> None:
     search = SearchSettings(beam_size=1, max_length=30, min_length=12)
     found = generator("ab", search=search, one_line=True).continuations[0]
-    assert len(found.pieces) >= 12
+    assert len(found.tokens) >= 12
     with pytest.raises(TransduceError, match="`min_length` keeps a text from ending, but is 12"):
         generator("ab", search=search)
 
 
 def test_rules_hold(generator: Generator) -> None:
     search = SearchSettings(max_length=30, no_repeated_ngrams=2, sampling=SamplingSettings())
-    pieces = generator("ab", search=search).continuations[0].pieces
+    pieces = generator("ab", search=search).continuations[0].tokens
     pairs = list(zip(pieces, pieces[1:]))  # noqa: B905, RUF007
     assert len(set(pairs)) == len(pairs)
 
@@ -180,9 +180,9 @@ def test_the_score_of_a_text_is_the_sum_over_its_pieces(generator: Generator) ->
         probabilities = generator.model(torch.tensor([ids[:-1]]))[0].log_softmax(dim=-1)
     wanted = -float(probabilities.gather(1, torch.tensor(ids[1:])[:, None]).sum())
     found = generator.score("abc def")
-    assert (found.pieces, found.characters) == (7, 7)
+    assert (found.tokens, found.characters) == (7, 7)
     assert found.nats == pytest.approx(wanted, abs=1e-4)
-    assert generator.score("abc def ghi" * 10).pieces == 110  # through several windows
+    assert generator.score("abc def ghi" * 10).tokens == 110  # through several windows
 
 
 def test_an_empty_prompt_begins_a_line(generator: Generator) -> None:
@@ -196,7 +196,7 @@ def test_an_empty_prompt_begins_a_line(generator: Generator) -> None:
     [
         (SearchSettings(coverage_penalty=0.2), "coverage_penalty"),
         (SearchSettings(diverse_groups=2), "diverse_groups"),
-        (SearchSettings(strict=True), "strict"),
+        (SearchSettings(batch_invariant=True), "batch_invariant"),
         (SearchSettings(generate=GenerateSettings()), "generate"),
     ],
 )
@@ -227,3 +227,10 @@ def test_a_line_may_end_where_the_end_symbol_is_the_padding_too(generator: Gener
     newest = torch.tensor([[config.eos_id]])
     for _ in range(3):
         torch.testing.assert_close(found.step(newest), expected.step(newest))
+
+
+def test_sampling_options_of_a_call_sample(generator: Generator) -> None:
+    search = SearchSettings(max_length=9, sampling=SamplingSettings(temperature=0.5, top_k=4, top_p=0.8, seed=2))
+    assert generator("ab", max_length=9, temperature=0.5, top_k=4, top_p=0.8, seed=2) == generator("ab", search=search)
+    greedy = generator("ab", search=SearchSettings(beam_size=1, max_length=9))
+    assert generator("ab", max_length=9, temperature=0).text == greedy.text

@@ -93,7 +93,7 @@ def test_learned_positions_end_a_source_and_what_is_written(translator: Translat
     assert limited("我" * 200, beam_size=1, max_length=8).parts > 5
     # The model is untrained and does not generate the end symbol.
     (written,) = limited("我" * 30, beam_size=1).alternatives
-    assert (len(written.pieces), written.ended) == (40, False)
+    assert (len(written.tokens), written.ended) == (40, False)
 
 
 class Characters(Vocabulary):

@@ -89,8 +89,8 @@ def test_what_the_search_says() -> None:
         f"unlikely ({UNLIKELY_NATS + 0.01:.2f} nats a token)"
     ]
     assert told("我爱你。", "I love you.", nats=UNLIKELY_NATS) == []
-    given_up = Translation("我爱你。", (Alternative("I", (), (-0.1,), -0.1, ended=False),), given_up=True)
-    assert find_quality_warnings(given_up) == ()
+    stopped = Translation("我爱你。", (Alternative("I", (), (-0.1,), -0.1, ended=False),), stopped=True)
+    assert find_quality_warnings(stopped) == ()
 
 
 def test_within_one_language_words_and_numbers_may_stay_or_go() -> None:

@@ -24,9 +24,9 @@ def test_scores_are_what_search_reports(
     compared = 0
     for translation, score in zip(found, scores, strict=True):
         best = translation.alternatives[0]
-        if best.ended and best.pieces == score.tokens:  # a text has several tokenizations
+        if best.ended and best.tokens == score.tokens:  # a text has several tokenizations
             assert score.score == pytest.approx(best.score, rel=1e-6, abs=1e-6)
-            assert score.piece_log_probabilities == pytest.approx(best.piece_log_probabilities, abs=5e-6)
+            assert score.token_log_probabilities == pytest.approx(best.token_log_probabilities, abs=5e-6)
             compared += 1
     assert compared > len(sentences) / 2
 
@@ -41,8 +41,8 @@ def test_scores_are_the_whole_models(translator: Translator) -> None:
         logits = translator.model(torch.tensor([source_ids]), torch.tensor([[config.start_id, *target_ids[:-1]]]))[0]
     logits[:, config.pad_id] = -torch.inf
     expected = logits.log_softmax(-1).gather(1, torch.tensor(target_ids)[:, None])[:, 0].tolist()
-    assert score.piece_log_probabilities == pytest.approx(expected, abs=1e-5)
-    assert score.log_probability == score.score == sum(score.piece_log_probabilities)
+    assert score.token_log_probabilities == pytest.approx(expected, abs=1e-5)
+    assert score.log_probability == score.score == sum(score.token_log_probabilities)
     assert score.tokens == tuple(translator.tokenizer.target.pieces(target_ids[:-1]))
 
 
@@ -58,12 +58,12 @@ def test_batch_mates_change_nothing_and_order_is_kept(
     for one, two in zip(together, translator.score(sentences, targets), strict=True):
         assert (one.source, one.target, one.tokens) == (two.source, two.target, two.tokens)
         assert one.score == pytest.approx(two.score, abs=1e-4)
-    assert len(together[3].piece_log_probabilities) == 1
+    assert len(together[3].token_log_probabilities) == 1
 
 
 def test_a_length_penalty_divides(translator: Translator) -> None:
     plain, penalised = (translator.score(["我吃鱼。"], ["I eat fish."], length_penalty=a)[0] for a in (0.0, 0.6))
-    pieces = len(plain.piece_log_probabilities)
+    pieces = len(plain.token_log_probabilities)
     assert penalised.score == pytest.approx(plain.score / ((5 + pieces) / 6) ** 0.6)
     assert penalised.log_probability == plain.log_probability
 

@@ -61,12 +61,12 @@ def test_places_are_those_of_the_input_and_the_others_go_on(
     plain = translator.translate(mixed, search)
     observer = GiveUp({2, 4}, at_step=2)
     found = translator.translate(mixed, search, observer=observer)
-    assert [translation.given_up for translation in found] == [False, False, True, False, True, False]
+    assert [translation.stopped for translation in found] == [False, False, True, False, True, False]
     assert_alike([found[n] for n in (0, 1, 3, 5)], [plain[n] for n in (0, 1, 3, 5)])
     assert set(observer.seen[0]) == {0, 2, 3, 4, 5}
     assert not {2, 4} & set(observer.seen[2])
     assert not found[2].alternatives[0].ended
-    assert len(found[2].alternatives[0].pieces) == 2
+    assert len(found[2].alternatives[0].tokens) == 2
 
 
 def test_all_parts_of_a_sentence_are_given_up(translator: Translator, sentences: list[str]) -> None:
@@ -75,7 +75,7 @@ def test_all_parts_of_a_sentence_are_given_up(translator: Translator, sentences:
     observer = GiveUp({1})
     found = translator.translate([sentences[0], long, sentences[1]], search, observer=observer)
     assert found[1].parts > 20
-    assert found[1].given_up
+    assert found[1].stopped
     assert not found[1].alternatives[0].ended
     assert_alike([found[0], found[2]], translator.translate([sentences[0], sentences[1]], search))
     assert observer.seen[0].count(1) > 1
@@ -84,8 +84,8 @@ def test_all_parts_of_a_sentence_are_given_up(translator: Translator, sentences:
 
 def test_what_is_given_up_at_once_is_empty_or_a_piece(translator: Translator) -> None:
     (found,) = translator.translate(["我吃鱼。"], BEAM, observer=GiveUp({0}))
-    assert found.given_up
-    assert len(found.alternatives[0].pieces) <= 1
+    assert found.stopped
+    assert len(found.alternatives[0].tokens) <= 1
 
 
 # --- streams -------------------------------------------------------------------------------------------------------
@@ -275,11 +275,11 @@ def test_strict_scores_are_bit_equal_in_every_batch(
     translator: Translator, toy_corpus: Path, search: SearchSettings
 ) -> None:
     lines = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[:40]
-    strict = msgspec.structs.replace(search, strict=True, max_length=12)
+    strict = msgspec.structs.replace(search, batch_invariant=True, max_length=12)
     together = translator(lines, search=strict)
     assert [translator(line, search=strict) for line in lines[:10]] == together[:10]
     assert translator(lines[::-1], search=strict)[::-1] == together
-    plain = translator(lines, search=msgspec.structs.replace(strict, strict=False))
+    plain = translator(lines, search=msgspec.structs.replace(strict, batch_invariant=False))
     assert [translation.text for translation in plain] == [translation.text for translation in together]
 
 
@@ -287,8 +287,8 @@ def test_strict_results_take_one_thread(trained: Path) -> None:
     strict = open_translator(trained, precision="fp32", device="cpu", threads=1)
     torch.set_num_threads(2)
     try:
-        with pytest.raises(TransduceError, match="take one thread a process, but this one computes with 2"):
-            strict("我吃鱼。", search=SearchSettings(strict=True))
+        with pytest.raises(TransduceError, match="need one thread a process, but this one computes with 2"):
+            strict("我吃鱼。", search=SearchSettings(batch_invariant=True))
     finally:
         torch.set_num_threads(1)
 
@@ -305,8 +305,10 @@ def test_strict_results_are_refused_where_a_score_depends_on_the_batch(
 
     monkeypatch.setattr(TransformerScorer, "step", step)
     translator = open_translator(trained, precision="fp32", device="cpu", threads=1)
-    with pytest.raises(TransduceError, match="Strict results cannot be had on this machine at this precision"):
-        translator("我吃鱼。", search=SearchSettings(strict=True))
+    with pytest.raises(
+        TransduceError, match="Batch-invariant results are not possible on this machine at this precision"
+    ):
+        translator("我吃鱼。", search=SearchSettings(batch_invariant=True))
     assert translator("我吃鱼。").text
 
 
@@ -356,9 +358,9 @@ def test_models_that_differ_average_their_probabilities(trained: Path, translato
     other = Translator(both.models[1], both.tokenizer)
     (mean,) = both.score(["我吃鱼。"], ["I eat fish."])
     scores = [each.score(["我吃鱼。"], ["I eat fish."])[0] for each in (translator, other)]
-    columns = zip(*(score.piece_log_probabilities for score in scores), strict=True)
+    columns = zip(*(score.token_log_probabilities for score in scores), strict=True)
     expected = [torch.tensor(column).exp().mean().log().item() for column in columns]
-    assert mean.piece_log_probabilities == pytest.approx(expected, abs=1e-4)
+    assert mean.token_log_probabilities == pytest.approx(expected, abs=1e-4)
     best = both("我吃鱼。", beam_size=1, length_penalty=0.0)
     (again,) = both.score(["我吃鱼。"], [best.text])
     assert best.score == pytest.approx(again.score, abs=1e-5)
@@ -426,7 +428,7 @@ def test_an_output_ends_where_learned_positions_do(translator: Translator) -> No
         model.get_parameter("target_embedding.positions.weight").mul_(3.0)
     for search in (GREEDY, BEAM):
         found = Translator(model.eval(), translator.tokenizer, search=search)("我爱你")
-        assert len(found.alternatives[0].pieces) == 12
+        assert len(found.alternatives[0].tokens) == 12
         assert not found.alternatives[0].ended
 
 
@@ -447,7 +449,7 @@ def test_a_forced_first_piece_stands_before_the_prefix(translator: Translator) -
     for beam_size in (1, 3):
         search = SearchSettings(beam_size=beam_size, generate=GenerateSettings(forced_first_id=first))
         (found,) = translator.translate(["我爱你"], search, prefix="we eat")
-        assert list(found.alternatives[0].pieces)[: len(prefix) + 1] == [
+        assert list(found.alternatives[0].tokens)[: len(prefix) + 1] == [
             vocabulary.piece(id) for id in (first, *prefix)
         ]
 

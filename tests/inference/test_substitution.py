@@ -174,7 +174,7 @@ def test_only_what_lacks_a_term_is_asked_about(vocabulary: Vocabulary) -> None:
 
 
 def test_strict_results_do_not_depend_on_the_others(translator: Translator) -> None:
-    strict, glossary = SearchSettings(strict=True, beam_size=2), {"鱼": "milk", "茶": "water"}
+    strict, glossary = SearchSettings(batch_invariant=True, beam_size=2), {"鱼": "milk", "茶": "water"}
     sentences = ["我吃鱼。", "老师喝茶。", "我们喝水。"]
     together = translator.translate(sentences, strict, glossary=glossary)
     alone = [translator.translate([sentence], strict, glossary=glossary)[0] for sentence in sentences]

@@ -65,8 +65,8 @@ def test_greedy_search_takes_the_models_best_piece_at_every_step(translator: Tra
         longest = len(translator.tokenizer.source.encode(sentence)) + 1 + 50
         pieces, values = greedy_by_hand(translator, sentence, longest)
         best = translation.alternatives[0]
-        assert list(best.pieces) == translator.tokenizer.target.pieces(pieces)
-        assert best.piece_log_probabilities == pytest.approx(values, abs=1e-4)
+        assert list(best.tokens) == translator.tokenizer.target.pieces(pieces)
+        assert best.token_log_probabilities == pytest.approx(values, abs=1e-4)
         assert best.score == pytest.approx(sum(values), abs=1e-3)
         assert best.text == translator.tokenizer.target.decode(pieces)
         ended += best.ended
@@ -76,13 +76,13 @@ def test_greedy_search_takes_the_models_best_piece_at_every_step(translator: Tra
 def test_a_beams_scores_are_the_models(translator: Translator, sentences: list[str]) -> None:
     for translation in translator(sentences[:6], beam_size=4, n_best=4, length_penalty=0.6):
         for alternative in translation.alternatives:
-            ids = [translator.tokenizer.target.id(piece) for piece in alternative.pieces]
+            ids = [translator.tokenizer.target.id(piece) for piece in alternative.tokens]
             expected = [
                 float(step_log_probabilities(translator, translation.source, ids[:number])[id])
                 for number, id in enumerate([*ids, translator.model.config.eos_id])
-            ][: len(alternative.piece_log_probabilities)]
-            assert alternative.piece_log_probabilities == pytest.approx(expected, abs=1e-4)
-            assert len(alternative.piece_log_probabilities) == len(ids) + alternative.ended
+            ][: len(alternative.token_log_probabilities)]
+            assert alternative.token_log_probabilities == pytest.approx(expected, abs=1e-4)
+            assert len(alternative.token_log_probabilities) == len(ids) + alternative.ended
             penalty = ((5 + len(expected)) / 6) ** 0.6
             assert alternative.score == pytest.approx(sum(expected) / penalty, abs=1e-3)
 
@@ -112,7 +112,7 @@ def test_many_batches_give_what_one_gives(
 
 @pytest.mark.parametrize("blank", ["", " ", "    ", "\t", "\u3000", "\u00a0\u2003", "\n"])
 def test_blank_sentences_come_back_empty(translator: Translator, blank: str) -> None:
-    nothing = Alternative(text="", pieces=(), piece_log_probabilities=(), score=0.0, ended=True)
+    nothing = Alternative(text="", tokens=(), token_log_probabilities=(), score=0.0, ended=True)
     assert translator(blank).alternatives == (nothing,)
     found = translator([blank, "我吃鱼。", blank], n_best=2)
     assert [len(translation.alternatives) for translation in found] == [1, 2, 1]
@@ -130,7 +130,7 @@ def test_alternatives_are_sorted_and_distinct(translator: Translator, sentences:
         scores = [alternative.score for alternative in translation.alternatives]
         assert len(scores) == 5
         assert scores == sorted(scores, reverse=True)
-        assert len({(alternative.pieces, alternative.ended) for alternative in translation.alternatives}) == 5
+        assert len({(alternative.tokens, alternative.ended) for alternative in translation.alternatives}) == 5
         assert translation.score == scores[0]
 
 
@@ -138,10 +138,10 @@ def test_alternatives_are_sorted_and_distinct(translator: Translator, sentences:
 def test_max_length_cuts(translator: Translator, sentences: list[str], beam_size: int) -> None:
     for translation in translator(sentences, beam_size=beam_size, max_length=3):
         best = translation.alternatives[0]
-        assert len(best.piece_log_probabilities) <= 3
-        assert best.ended or len(best.pieces) == 3
+        assert len(best.token_log_probabilities) <= 3
+        assert best.ended or len(best.tokens) == 3
     one = translator(sentences[0], beam_size=beam_size, max_length=1).alternatives[0]
-    assert len(one.piece_log_probabilities) == 1
+    assert len(one.token_log_probabilities) == 1
 
 
 @pytest.mark.parametrize(
@@ -284,8 +284,44 @@ def test_translations_begin_with_the_prefix(translator: Translator, sentences: l
 
 def test_no_run_comes_twice(translator: Translator, sentences: list[str]) -> None:
     def repeating(search: SearchSettings) -> int:
-        found = [list(pairwise(each.alternatives[0].pieces)) for each in translator(sentences, search=search)]
+        found = [list(pairwise(each.alternatives[0].tokens)) for each in translator(sentences, search=search)]
         return sum(len(set(runs)) < len(runs) for runs in found)
 
     assert repeating(SearchSettings(min_length=16, max_length=20)) > 0
     assert repeating(SearchSettings(min_length=16, max_length=20, no_repeated_ngrams=2)) == 0
+
+
+def test_sampling_options_of_a_call_sample(translator: Translator, sentences: list[str]) -> None:
+    options = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "seed": 3}
+    search = SearchSettings(sampling=SamplingSettings(**options), n_best=2)  # type: ignore[arg-type]
+    assert translator(sentences, n_best=2, **options) == translator(sentences, search=search)  # type: ignore[call-overload]
+    drawn = translator(sentences, temperature=1.5, seed=1)
+    assert drawn == translator(sentences, temperature=1.5, seed=1) != translator(sentences, temperature=1.5, seed=2)
+
+
+def test_an_option_of_sampling_keeps_the_others_of_the_search(translator: Translator) -> None:
+    search = SearchSettings(sampling=SamplingSettings(top_k=1))
+    assert translator("我吃鱼。", seed=5, search=search).text == translator("我吃鱼。", beam_size=1).text
+
+
+def test_a_temperature_of_zero_is_greedy_search(translator: Translator, sentences: list[str]) -> None:
+    assert translator(sentences, temperature=0) == translator(sentences, beam_size=1)
+    search = SearchSettings(sampling=SamplingSettings(), n_best=3)
+    assert translator(sentences[0], temperature=0.0, search=search) == translator(sentences[0], beam_size=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": 1.0, "beam_size": 4}, "`beam_size` sets how to search, but `temperature` samples instead"),
+        ({"top_p": 0.0}, r"`top_p` must be in \(0, 1\], but is 0.0"),
+        ({"top_k": -1}, "`top_k` must not be negative, but is -1"),
+        ({"temperature": -0.5}, "`temperature` must be greater than 0"),
+        ({"temperature": False}, "`temperature` must be a number, but is False"),
+    ],
+)
+def test_sampling_options_that_make_no_sense_are_refused(
+    translator: Translator, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TransduceError, match=message):
+        translator("我吃鱼。", **options)

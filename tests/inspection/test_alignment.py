@@ -1,6 +1,7 @@
 """Word alignment: heads are chosen by known alignments, and what they find is right."""
 
 import unicodedata
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -14,6 +15,7 @@ from transduce.inspection.alignment import (
     WordMaps,
     WordPair,
     align,
+    align_pairs,
     alignment_error,
     choose_heads,
     fit_logistic,
@@ -54,8 +56,8 @@ def test_chosen_heads_align_better_than_all_heads_and_than_any_one(
 ) -> None:
     learnt, rest = known[::2], known[1::2]
     pairs, expected = [each.pair for each in rest], [each.links for each in rest]
-    plain = alignment_error(align(translator, pairs), expected)
-    chosen = alignment_error(align(translator, pairs, choose_heads(translator, learnt)), expected)
+    plain = alignment_error(align_pairs(translator, pairs), expected)
+    chosen = alignment_error(align_pairs(translator, pairs, choose_heads(translator, learnt)), expected)
     assert chosen < 0.2
     assert chosen < plain
     assert chosen < head_errors(translator, rest).min()
@@ -105,7 +107,7 @@ def test_where_a_side_is_empty_nothing_is_linked(
     translator: Translator, known: list[KnownAlignment], source: str, target: str, *, heads: bool
 ) -> None:
     chosen = choose_heads(translator, known[:12]) if heads else None
-    assert list(align(translator, [word_pair(source, target)], chosen)) == [frozenset()]
+    assert list(align_pairs(translator, [word_pair(source, target)], chosen)) == [frozenset()]
 
 
 def test_decomposed_text_is_aligned_as_the_vocabulary_sees_it(
@@ -136,7 +138,7 @@ def test_a_link_to_a_word_that_is_not_there_is_refused(translator: Translator, k
 def test_another_models_heads_are_refused(translator: Translator, known: list[KnownAlignment]) -> None:
     heads = msgspec.structs.replace(choose_heads(translator, known[:12]), num_layers=6)
     with pytest.raises(TransduceError, match="chosen for a model with 6 decoder layers"):
-        list(align(translator, [known[0].pair], heads))
+        list(align_pairs(translator, [known[0].pair], heads))
 
 
 def test_the_error_rate_by_hand() -> None:
@@ -182,3 +184,18 @@ def test_a_neighbours_feature_is_the_neighbours_value() -> None:
     assert np.allclose(features[0], heads[0])
     assert np.allclose(features[4][:2], heads[0][1:])
     assert np.allclose(features[4][2], 0.0)
+
+
+def test_sentences_are_aligned_by_their_words(
+    translator: Translator, known: list[KnownAlignment], tmp_path: Path
+) -> None:
+    sources, targets = ([getattr(each.pair, side) for each in known[:6]] for side in ("source", "target"))
+    pairs = [word_pair(*pair) for pair in zip(sources, targets, strict=True)]
+    assert align(translator, sources, targets) == list(align_pairs(translator, pairs))
+    heads = choose_heads(translator, known)
+    (tmp_path / "heads.json").write_bytes(msgspec.json.encode(heads))
+    expected = list(align_pairs(translator, pairs, heads))
+    assert align(translator, sources, targets, heads=heads) == expected
+    assert align(translator, sources, targets, heads=tmp_path / "heads.json") == expected
+    with pytest.raises(TransduceError, match="6"):
+        align(translator, sources, targets[:5])

@@ -38,7 +38,7 @@ def test_it_is_the_translation_that_translating_gives(translator: Translator, in
     translation = translator(SENTENCE, search=BEAM)
     assert inspection.translation == translation.text
     assert inspection.score == pytest.approx(translation.score, abs=1e-5)
-    expected = [math.exp(value) for value in translation.alternatives[0].piece_log_probabilities]
+    expected = [math.exp(value) for value in translation.alternatives[0].token_log_probabilities]
     assert [step.probability for step in inspection.steps] == pytest.approx(expected, abs=1e-5)
     assert [step.piece for step in inspection.steps] == list(inspection.target_pieces)
 

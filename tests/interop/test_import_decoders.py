@@ -94,22 +94,22 @@ def test_greedy_text_is_that_of_generate(
             (found,) = generator(prompt, search=GREEDY).continuations
             text, pieces = continued(folder, prompt, 24)
             assert found.text == text, prompt
-            assert len(found.piece_log_probabilities) == pieces
+            assert len(found.token_log_probabilities) == pieces
 
 
 def test_every_end_symbol_ends_and_none_is_shown(
     make_folder: MakeFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     free = opened(make_folder("GPT2LMHeadModel", name="free"))("I like", search=GREEDY).continuations[0]
-    other = list(dict.fromkeys(free.pieces))[5]
+    other = list(dict.fromkeys(free.tokens))[5]
     table = json.loads((tmp_path / "free" / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
     folder = make_folder("GPT2LMHeadModel", eos_token_id=[0, table[other]])
     generator = opened(folder)
     (found,) = generator("I like", search=GREEDY).continuations
     assert found.ended
-    assert found.pieces == free.pieces[: free.pieces.index(other)]
-    assert found.piece_log_probabilities == pytest.approx(free.piece_log_probabilities[: len(found.pieces) + 1])
-    assert len(found.pieces) + 1 == continued(folder, "I like", 24)[1]
+    assert found.tokens == free.tokens[: free.tokens.index(other)]
+    assert found.token_log_probabilities == pytest.approx(free.token_log_probabilities[: len(found.tokens) + 1])
+    assert len(found.tokens) + 1 == continued(folder, "I like", 24)[1]
     vocabulary = generator.vocabulary
     assert vocabulary.encode("<|turn|>tea")[0] == 1
     assert vocabulary.decode(vocabulary.encode("<|turn|>tea")) == "tea"
@@ -117,7 +117,7 @@ def test_every_end_symbol_ends_and_none_is_shown(
     assert capsys.readouterr().out == f"I like{found.text}\n"
     drawn = SearchSettings(max_length=200, n_best=20, sampling=SamplingSettings(temperature=0.5, seed=1))
     assert any(each.ended for each in generator("I like", search=drawn).continuations)
-    assert all(other not in each.pieces for each in generator("I like", search=drawn).continuations)
+    assert all(other not in each.tokens for each in generator("I like", search=drawn).continuations)
 
 
 def test_a_text_of_one_line_ends_before_its_line_feed(make_folder: MakeFolder) -> None:
@@ -129,7 +129,7 @@ def test_a_text_of_one_line_ends_before_its_line_feed(make_folder: MakeFolder) -
     for free, line in zip(whole, lines, strict=True):
         assert line.text == free.text.split("\n")[0]
         assert line.ended or "\n" not in free.text
-        assert line.piece_log_probabilities == free.piece_log_probabilities[: len(line.pieces)]
+        assert line.token_log_probabilities == free.token_log_probabilities[: len(line.tokens)]
     one = SearchSettings(max_length=60, sampling=SamplingSettings(temperature=3.0, seed=2))
     assert (
         "".join(generator.stream("I like", one, one_line=True))
@@ -146,7 +146,7 @@ def test_a_text_is_scored_from_its_first_piece_on(make_folder: MakeFolder) -> No
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     with torch.no_grad():
         expected = float(model(ids, labels=ids).loss) * (ids.shape[1] - 1)
-    assert found.pieces == ids.shape[1] - 1
+    assert found.tokens == ids.shape[1] - 1
     assert found.nats == pytest.approx(expected, rel=1e-5)
 
 
@@ -156,7 +156,7 @@ def test_what_is_trained_on_learns_that_lines_end(make_folder: MakeFolder, toy_c
     folder = make_folder("GPT2LMHeadModel", eos_token_id=[0, 1])
     settings = {"task.kind": "language-model", "task.context": 16, "training.steps": 2, "training.precision": "fp32"}
     text = str(toy_corpus / "train.en")
-    train(out=tmp_path / "run", start_from=folder, source=text, settings=settings, device="cpu", threads=1)
+    train(out=tmp_path / "run", init_from=folder, source=text, settings=settings, device="cpu", threads=1)
     before, after = opened(folder), opened(tmp_path / "run")
     tea, fish = (before.vocabulary.encode(word) for word in ("tea", "fish"))
     assert before.prompt_ids("tea\nfish") == before.vocabulary.encode("tea\nfish")

@@ -104,7 +104,7 @@ def test_hidden_words_are_found_as_transformers_finds_them(
     for place in (folder, tmp_path / "ours"):
         (found,) = load_filler(place, precision="fp32", device="cpu", threads=1)(text).masks
         assert [candidate.text.strip() for candidate in found] == words
-    assert main(["fill", str(tmp_path / "ours"), text, "--threads", "1", "--precision", "fp32"]) == 0
+    assert main(["fill-mask", str(tmp_path / "ours"), text, "--threads", "1", "--precision", "fp32"]) == 0
     shown = [each.rsplit(" ", 1)[0] for each in capsys.readouterr().out.split("\n")[1].strip().split("  ")]
     assert [word in (each, "\ufffd") for word, each in zip(words, shown, strict=True)] == [True] * 5
     with pytest.raises(TransduceError, match=f"nothing to fill in .*: put .{mask[1:]} where a token is"):
@@ -115,7 +115,7 @@ def test_pretraining_does_not_begin_with_a_model_that_has_no_head(
     make_folder: MakeFolder, toy_corpus: Path, tmp_path: Path
 ) -> None:
     import_model_folder(make_folder("BertModel"), tmp_path / "ours")
-    settings = {"task.kind": "masked-language-model", "start_from": str(tmp_path / "ours"), "training.steps": 1}
+    settings = {"task.kind": "masked-language-model", "init_from": str(tmp_path / "ours"), "training.steps": 1}
     with pytest.raises(TransduceError, match="needs a head for masked tokens, but the base model has none"):
         train(source=toy_corpus / "train.en", out=tmp_path / "run", settings=settings, device="cpu", threads=1)
     assert not (tmp_path / "run").exists()
@@ -204,7 +204,7 @@ def test_training_goes_on_from_roberta(kind: str, make_folder: MakeFolder, toy_c
     labels.write_text("".join(f"{'fish' if 'fish' in line else 'none'}\n" for line in lines), "utf-8")
     settings = {"task.kind": kind, "task.context": 20, "training.steps": 2, "training.precision": "fp32"}
     files: dict[str, Any] = {"source": str(texts)} | ({"target": str(labels)} if kind == "classification" else {})
-    train(out=tmp_path / "run", start_from=folder, settings=settings, device="cpu", threads=1, **files)
+    train(out=tmp_path / "run", init_from=folder, settings=settings, device="cpu", threads=1, **files)
     opened = transduce.load(tmp_path / "run", device="cpu", threads=1)
     if isinstance(opened, Classifier):
         assert opened.encode(["I like tea."])[0][:: len(opened.encode(["I like tea."])[0]) - 1] == [0, 2]

@@ -42,16 +42,16 @@ def test_a_foreign_folder_is_opened_as_it_is(nllb: Path) -> None:
     ids = source.with_special_tokens(source.encode("我喜欢茶。"))
     assert (ids[0], ids[-1]) == (tags["zho_Hans"], 2)
     (best,) = translator("我喜欢茶。").alternatives
-    assert best.pieces[0] == "eng_Latn"
-    assert best.piece_log_probabilities[0] == pytest.approx(0.0, abs=1e-6)
-    assert len(best.pieces) <= 11  # max_length counts the start symbol
+    assert best.tokens[0] == "eng_Latn"
+    assert best.token_log_probabilities[0] == pytest.approx(0.0, abs=1e-6)
+    assert len(best.tokens) <= 11  # max_length counts the start symbol
     assert "eng_Latn" not in best.text
     assert target.decode([tags["eng_Latn"], *target.encode("I like tea."), 2]) == "I like tea."
 
 
 def test_the_target_language_is_chosen(nllb: Path) -> None:
     translator = opened(nllb, source_language="eng_Latn", target_language="deu_Latn")
-    assert translator("I like tea.").alternatives[0].pieces[0] == "deu_Latn"
+    assert translator("I like tea.").alternatives[0].tokens[0] == "deu_Latn"
     assert translator.target_language == "deu_Latn"
     with pytest.raises(TransduceError, match="languages are deu_Latn, eng_Latn, zho_Hans, but `fra_Latn` was asked"):
         opened(nllb, target_language="fra_Latn")
@@ -100,9 +100,9 @@ def test_scores_are_those_of_search(nllb: Path) -> None:
     (found,) = translator("我喜欢茶。", search=free, prefix="I like tea.").alternatives
     (score,) = translator.score(["我喜欢茶。"], ["I like tea."], length_penalty=1.5)
     count = len(score.tokens)
-    assert (score.tokens[0], score.piece_log_probabilities[0]) == ("eng_Latn", 0.0)  # what is forced costs nothing
-    assert found.pieces[:count] == score.tokens
-    assert found.piece_log_probabilities[:count] == pytest.approx(score.piece_log_probabilities[:-1], abs=1e-5)
+    assert (score.tokens[0], score.token_log_probabilities[0]) == ("eng_Latn", 0.0)  # what is forced costs nothing
+    assert found.tokens[:count] == score.tokens
+    assert found.token_log_probabilities[:count] == pytest.approx(score.token_log_probabilities[:-1], abs=1e-5)
     assert score.score == pytest.approx(score.log_probability / (count + 1) ** 1.5)
 
 
@@ -111,7 +111,7 @@ def test_scores_do_not_depend_on_how_wide_the_beam_is(nllb: Path) -> None:
     translator = opened(nllb)
     search = msgspec.structs.replace(translator.search, beam_size=1, length_penalty=1.0)
     (found,) = translator("我喜欢茶。", search=search).alternatives
-    assert found.score == pytest.approx(sum(found.piece_log_probabilities) / len(found.piece_log_probabilities))
+    assert found.score == pytest.approx(sum(found.token_log_probabilities) / len(found.token_log_probabilities))
 
 
 def test_a_line_of_nothing_that_can_be_seen_is_not_translated(nllb: Path) -> None:
@@ -128,7 +128,7 @@ def test_what_is_looked_into_has_its_tags(nllb: Path) -> None:
     assert (found.translation, found.source_pieces[0]) == (expected.text, "zho_Hans")
     assert found.score == pytest.approx(expected.score)
     assert attention_maps(translator, "我喜欢茶。").source_pieces == found.source_pieces
-    before = expected.alternatives[0].pieces
+    before = expected.alternatives[0].tokens
     changed = intervene(translator, "我喜欢茶。", Intervention(step=2, force=before[4])).after
     assert changed.pieces[:3] == ("eng_Latn", before[1], before[4])
     (maps,) = word_maps(translator, [word_pair("我喜欢茶。", "I like tea.")])
@@ -157,7 +157,7 @@ def test_an_imported_folder_is_ours(nllb: Path, tmp_path: Path, capsys: pytest.C
     again = opened(out)(sentences)
     assert [each.text for each in again] == [each.text for each in direct]
     assert [each.score for each in again] == [each.score for each in direct]
-    assert opened(out, target_language="zho_Hans")("I").alternatives[0].pieces[0] == "zho_Hans"
+    assert opened(out, target_language="zho_Hans")("I").alternatives[0].tokens[0] == "zho_Hans"
     with pytest.raises(TransduceError, match="holds a model already: name another folder"):
         import_model_folder(nllb, out)
     with pytest.raises(TransduceError, match="holds a model of transduce already"):
@@ -170,7 +170,7 @@ def nats_a_piece(folder: Path, corpus: Path) -> float:
     translator = opened(folder)
     translator.search = SearchSettings()  # the tag's probability counts, whatever the folder's search makes of it
     scores = translator.score(*sides)
-    return -sum(score.log_probability for score in scores) / sum(len(score.piece_log_probabilities) for score in scores)
+    return -sum(score.log_probability for score in scores) / sum(len(score.token_log_probabilities) for score in scores)
 
 
 @pytest.mark.parametrize("lora", [{}, {"training.lora_rank": 2}], ids=["whole", "lora"])
@@ -190,7 +190,7 @@ def test_training_goes_on_from_a_foreign_folder(
     }
     source, target = str(toy_corpus / "train.zh"), str(toy_corpus / "train.en")
     out = tmp_path / "run"
-    train(out=out, start_from=nllb, source=source, target=target, settings=settings, device="cpu", threads=1)
+    train(out=out, init_from=nllb, source=source, target=target, settings=settings, device="cpu", threads=1)
     assert nats_a_piece(out, toy_corpus) < 0.9 * nats_a_piece(nllb, toy_corpus)  # from where the import stood
     assert opened(out).tokenizer.source.encode("茶") == opened(nllb).tokenizer.source.encode("茶")
 

@@ -37,7 +37,7 @@ def test_translations_are_nearly_those_in_float32(trained: Path, toy_corpus: Pat
 def test_strict_results_can_be_had_in_8_bits(trained: Path, toy_corpus: Path, beam_size: int) -> None:
     sentences = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[:12]
     translator = open_translator(trained, precision="int8", threads=1)
-    search = SearchSettings(beam_size=beam_size, strict=True)
+    search = SearchSettings(beam_size=beam_size, batch_invariant=True)
     together = translator.translate(sentences, search)
     for sentence, expected in zip(sentences, together, strict=True):
         assert translator.translate([sentence], search)[0].alternatives == expected.alternatives
@@ -88,7 +88,7 @@ def test_translations_by_kernels_do_not_depend_on_the_batch(
     assert together == apart[::-1]
     torch.set_num_threads(1)
     assert translator(sentences, beam_size=beam_size) == together
-    search = SearchSettings(beam_size=beam_size, strict=True)
+    search = SearchSettings(beam_size=beam_size, batch_invariant=True)
     assert [found.text for found in translator(sentences, search=search)] == [found.text for found in together]
 
 

@@ -15,8 +15,12 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 MOST_LINES_OF_A_FILE = 800
 MOST_LINES_OF_A_FUNCTION = 80
 MOST_PARAMETERS = 9
-# Has the options of the command, each by its name.
-WIDE_FUNCTIONS = {"src/transduce/tasks/train.py": "train"}
+# These have the options of a command, each by its name.
+WIDE_FUNCTIONS = {
+    "src/transduce/tasks/train.py": "train",
+    "src/transduce/tasks/preparing.py": "prepare",
+    "src/transduce/inference/translator.py": "__call__",
+}
 VAGUE_NAMES = {"util", "utils", "helper", "helpers", "common", "core", "misc", "tools"}
 
 # Triton's take pointers, strides and sizes one by one; and it comes with PyTorch for GPUs.

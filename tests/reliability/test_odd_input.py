@@ -75,7 +75,7 @@ def test_odd_input_ends_in_a_translation(translator: Translator, text: str) -> N
     assert "\n" not in found.text
     assert found.source == text
     assert (found.parts > 1) == (len(translator.tokenizer.source.encode(text)) > 256)
-    assert bool(found.alternatives[0].pieces) <= bool(text.strip())
+    assert bool(found.alternatives[0].tokens) <= bool(text.strip())
     unit = 1024 if sys.platform == "darwin" else 1
     grown_megabytes = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / unit / 1024
     assert grown_megabytes < 300

@@ -138,10 +138,10 @@ def test_answers_by_examples(
 def test_examples_of_several_models_or_of_strict_results_are_refused(
     capsys: pytest.CaptureFixture[str], trained: Path
 ) -> None:
-    said = refused(capsys, f"zh:en={trained}", f"en:zh={trained}", "--examples", "some.examples")
-    assert "--examples belong to one model, but 2 are served" in said
-    assert "--strict cannot be combined with --examples" in refused(
-        capsys, str(trained), "--strict", "--examples", "some.examples"
+    said = refused(capsys, f"zh:en={trained}", f"en:zh={trained}", "--datastore", "some.examples")
+    assert "--datastore belongs to one model, but 2 are served" in said
+    assert "--batch-invariant cannot be combined with --datastore" in refused(
+        capsys, str(trained), "--batch-invariant", "--datastore", "some.examples"
     )
 
 

@@ -38,7 +38,7 @@ def swapped(toy_corpus: Path, write_lines: WriteLines) -> dict[str, Any]:
 @pytest.fixture
 def lora_settings(swapped: dict[str, Any], trained: Path) -> dict[str, Any]:
     return swapped | {
-        "start_from": str(trained),
+        "init_from": str(trained),
         "model.dropout": 0.1,
         "training.lora_rank": 4,
         "training.steps": 80,
@@ -55,7 +55,7 @@ def lora_settings(swapped: dict[str, Any], trained: Path) -> dict[str, Any]:
 def test_a_vocabulary_that_lacks_a_script_is_told(
     swapped: dict[str, Any], trained: Path, write_lines: WriteLines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = swapped | {"start_from": str(trained)}
+    settings = swapped | {"init_from": str(trained)}
     few = {"data.source": [str(write_lines("ru.txt", [f"мы едим рыбу {number}" for number in range(1000)]))]}
     for changes, told in (({}, False), (few, True)):
         train(out=tmp_path / "run", settings=settings | changes, dry_run=True, **COMPUTING)
@@ -126,7 +126,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_without_the_first_model(
 ) -> None:
     first = tmp_path / "first"
     shutil.copytree(trained, first, ignore=shutil.ignore_patterns("checkpoints"))
-    few = {"start_from": str(first), "training.steps": 8, "training.save_every": 3, "training.validate_every": 4}
+    few = {"init_from": str(first), "training.steps": 8, "training.save_every": 3, "training.validate_every": 4}
     settings = lora_settings | few | {"training.precision": precision}
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     train(out=whole, settings=settings, **COMPUTING)
@@ -149,7 +149,7 @@ def test_a_run_that_saved_no_step_begins_again_without_the_first_model(
 ) -> None:
     first = tmp_path / "first"
     shutil.copytree(trained, first, ignore=shutil.ignore_patterns("checkpoints"))
-    settings = lora_settings | {"start_from": str(first), "training.steps": 3, "training.validate_every": 3}
+    settings = lora_settings | {"init_from": str(first), "training.steps": 3, "training.validate_every": 3}
     train(out=tmp_path / "whole", settings=settings, **COMPUTING)
     shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
     shutil.rmtree(tmp_path / "stopped" / "checkpoints")
@@ -191,7 +191,7 @@ def test_what_is_known_already_is_learnt_in_small_steps(
     for settings, reason in expected:
         train(out=tmp_path / "run", settings=settings, dry_run=True, **COMPUTING)
         assert f"  {reason}" in capsys.readouterr().err
-    begun = make_settings({"start_from": str(tmp_path)})
+    begun = make_settings({"init_from": str(tmp_path)})
     assert continues_training(begun, "translation")  # a folder of another toolkit
     (tmp_path / "settings.toml").write_text('[task]\nkind = "denoising"\n', "utf-8")
     assert not continues_training(begun, "translation")
@@ -202,7 +202,7 @@ def test_what_is_known_already_is_learnt_in_small_steps(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"start_from": None}, "`training.lora_rank` is 4, which keeps a model's weights fixed, but they would"),
+        ({"init_from": None}, "`training.lora_rank` is 4, which keeps a model's weights fixed, but they would"),
         (
             {"tokenizer.character_coverage": 0.99},
             "`tokenizer.character_coverage` means nothing where the vocabulary in .* is kept: leave it out",
@@ -325,7 +325,7 @@ def test_each_side_has_its_own_vectors(
         ),
         ({"word_vectors.source": "nowhere.txt"}, r"nowhere.txt cannot be read"),
         ({"model.d_model": 64}, r"must be as wide as the model, 64 \(`model.d_model`\), but have 32 numbers"),
-        ({"start_from": "somewhere"}, "`word_vectors` fill random embeddings, but those of the model in some"),
+        ({"init_from": "somewhere"}, "`word_vectors` fill random embeddings, but those of the model in some"),
         ({"word_vectors.frozen": True, "training.weight_decay": 0.1}, "which `training.weight_decay` would not: leave"),
         ({"word_vectors.frozen": True, "training.sharded": True}, "which `training.sharded` would not: leave one"),
     ],
@@ -360,7 +360,7 @@ def test_a_run_with_nothing_sound_does_not_go_on_with_random_weights(
         for path in (tmp_path / folder / "checkpoints").rglob("*.safetensors"):
             path.write_bytes(path.read_bytes()[:-1] + b"\0")
     going_on: dict[str, Any] = {"settings": {"training.steps": 2}, "resume": True, **COMPUTING}
-    with pytest.raises(TransduceError, match=r"Every checkpoint in .*whole is damaged: start again with --from"):
+    with pytest.raises(TransduceError, match=r"Every checkpoint in .*whole is damaged: start again with --init-from"):
         train(out=tmp_path / "whole", **going_on)
     capsys.readouterr()
     train(out=tmp_path / "stored", **going_on)  # its initial weights are stored in the run folder

@@ -70,7 +70,7 @@ def test_a_corpus_prepared_ahead_has_the_tags(files: dict[str, Any], tmp_path: P
 def test_a_model_that_knows_no_tag_is_fine_tuned_without(files: dict[str, Any], trained: Path, tmp_path: Path) -> None:
     options = {**SHORT, "preset": None}
     out = tmp_path / "run"
-    train(out=out, **files, back_translated=files["source"][1], start_from=trained, **options)
+    train(out=out, **files, back_translated=files["source"][1], init_from=trained, **options)
     assert not load_tokenizer(out).source.has_special_token(BACK_TRANSLATED)
     assert read_stored(out / "settings.toml").data.back_translated == (files["source"][1],)
     result = train(out=out, resume=True, steps=3, device="cpu", threads=1)

@@ -180,7 +180,7 @@ def test_muon_takes_twice_adams_rate() -> None:
 
 def test_muon_is_for_layers_matrices_with_random_weights() -> None:
     def choose(kind: str = "transformer", order: str = "pre", start: str | None = None) -> str:
-        return choose_optimizer(kind, order, start_from=start).value
+        return choose_optimizer(kind, order, init_from=start).value
 
     assert choose() == choose("encoder") == choose("decoder") == choose("series") == "muon"
     assert choose("recurrent") == choose(order="post") == choose(order="sandwich") == "adam"

@@ -39,7 +39,7 @@ def test_text_alone_makes_a_folder_with_a_loss_and_a_mask(pretrained: Path) -> N
     assert content.tokenizer.target.piece(content.tokenizer.target.id("<mask>")) == "<mask>"
     # The vocabulary knows the other language too.
     assert content.tokenizer.source.unk_id not in content.tokenizer.source.encode("我喜欢苹果。")
-    assert "transduce train --from THIS_FOLDER" in (pretrained / "README.md").read_text("utf-8")
+    assert "transduce train --init-from THIS_FOLDER" in (pretrained / "README.md").read_text("utf-8")
 
 
 def test_a_stopped_run_ends_as_one_that_was_not(pretrained: Path, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_translation_goes_on_from_its_weights(
         "model.dropout": 0.2,
     }
     folder = tmp_path / "run"
-    train(out=folder, start_from=pretrained, settings=files | settings, device="cpu", threads=1)
+    train(out=folder, init_from=pretrained, settings=files | settings, device="cpu", threads=1)
     assert f"as in {pretrained}" in capsys.readouterr().err
     ours, theirs = (read_encoder_decoder_folder(each) for each in (folder, pretrained))
     assert ours.tokenizer.fingerprint == theirs.tokenizer.fingerprint
@@ -135,7 +135,7 @@ def test_translation_goes_on_from_its_weights(
             r"`tokenizer\.kind` is unigram, but the vocabulary in .* has bpe: leave it out",
         ),
         ({"tokenizer.text": ["more.txt"]}, r"`tokenizer\.text` is for a vocabulary that is learned, but that of .* is"),
-        ({"start_from": "nowhere"}, "nowhere does not exist: name the folder of a model"),
+        ({"init_from": "nowhere"}, "nowhere does not exist: name the folder of a model"),
         ({"task.kind": "language-model", "data.target": [], "data.dev_target": []}, r"The model in .* is transformer"),
     ],
 )
@@ -143,7 +143,7 @@ def test_what_contradicts_the_folder_is_refused(
     pretrained: Path, toy_settings: dict[str, Any], tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
     files = {name: value for name, value in toy_settings.items() if name.startswith("data.")}
-    given = {"start_from": str(pretrained), "training.steps": 2} | files | settings
+    given = {"init_from": str(pretrained), "training.steps": 2} | files | settings
     with pytest.raises(TransduceError, match=message):
         train(out=tmp_path / "m", settings=given, device="cpu", threads=1)
     assert not (tmp_path / "m").exists()
@@ -164,5 +164,5 @@ def test_a_recurrent_model_trains_and_translates(toy_settings: dict[str, Any], t
     assert losses[1] < losses[0] < 5.0
     translator = open_translator(tmp_path / "m", precision="fp32", device="cpu", threads=1)
     assert translator.model.config.kind == "recurrent"
-    assert translator("我喜欢苹果。", beam_size=3, n_best=2).alternatives[1].pieces
+    assert translator("我喜欢苹果。", beam_size=3, n_best=2).alternatives[1].tokens
     assert "A recurrent model of 2+2 layers × 32 (GRU)" in (tmp_path / "m" / "README.md").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""`--teacher`: a model translates the sources first, and what it writes is learnt, in one command."""
+"""`--distill-from`: a model translates the sources first, and what it writes is learnt, in one command."""
 
 import copy
 import shutil
@@ -30,7 +30,7 @@ def request_(toy_corpus: Path, trained: Path, tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "text.zh").write_text("".join(f"{line}\n" for line in lines), "utf-8", newline="\n")
     return {
         "source": tmp_path / "text.zh",
-        "teacher": trained,
+        "distill_from": trained,
         "out": tmp_path / "run",
         "preset": "tiny",
         "steps": 3,
@@ -43,7 +43,7 @@ def request_(toy_corpus: Path, trained: Path, tmp_path: Path) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def undoubted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A teacher of so few steps writes what would be left out."""
-    monkeypatch.setattr(writing, "review", lambda _, translations: [()] * len(translations))
+    monkeypatch.setattr(writing, "estimate_quality", lambda _, translations: [()] * len(translations))
 
 
 def test_the_student_learns_what_the_teacher_writes(request_: dict[str, Any], trained: Path) -> None:
@@ -69,7 +69,7 @@ def test_several_teachers_translate_together(request_: dict[str, Any], trained: 
         for parameter in changed.parameters():
             parameter.mul_(1.5)
     save(changed, other, tokenizer=first.tokenizer, languages=("zh", "en"))
-    train(**(request_ | {"teacher": [trained, other]}))
+    train(**(request_ | {"distill_from": [trained, other]}))
     both = open_translator([trained, other], device="cpu", threads=1)
     sources, written = list(read_lines(request_["source"])), list(read_lines(request_["out"] / MADE))
     assert written[:20] == [each.text for each in both(sources[:20])]
@@ -78,7 +78,9 @@ def test_several_teachers_translate_together(request_: dict[str, Any], trained: 
 
 def test_doubtful_lines_are_left_out(request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each second one, say."""
-    monkeypatch.setattr(writing, "review", lambda _, translations: [(), ("doubt",)] * (len(translations) // 2))
+    monkeypatch.setattr(
+        writing, "estimate_quality", lambda _, translations: [(), ("doubt",)] * (len(translations) // 2)
+    )
     train(**request_)
     assert not any(list(read_lines(request_["out"] / MADE))[1::2])
 
@@ -89,7 +91,7 @@ def test_it_goes_on_where_it_stopped_while_the_teacher_wrote(
     train(**request_)
     out: Path = request_["out"]
     shutil.move(out, tmp_path / "whole")
-    review, calls = writing.review, []
+    review, calls = writing.estimate_quality, []
 
     def stopping(translator: Translator, translations: Any) -> Any:
         calls.append(len(translations))
@@ -97,14 +99,14 @@ def test_it_goes_on_where_it_stopped_while_the_teacher_wrote(
             raise KeyboardInterrupt
         return review(translator, translations)
 
-    monkeypatch.setattr(writing, "review", stopping)
+    monkeypatch.setattr(writing, "estimate_quality", stopping)
     with pytest.raises(KeyboardInterrupt):
         train(**request_)
     assert calls == [512, 88]
     with pytest.raises(TransduceError, match="holds a run already, which stopped before its own training: continue"):
         train(**request_)
-    without = {name: value for name, value in request_.items() if name != "teacher"}
-    with pytest.raises(TransduceError, match="stopped before its own training: pass `--teacher` as before"):
+    without = {name: value for name, value in request_.items() if name != "distill_from"}
+    with pytest.raises(TransduceError, match="stopped before its own training: pass `--distill-from` as before"):
         train(**without, resume=True)
     train(**request_, resume=True)
     assert calls == [512, 88, 88]
@@ -114,8 +116,8 @@ def test_it_goes_on_where_it_stopped_while_the_teacher_wrote(
 
 def test_a_run_that_has_begun_goes_on_by_the_same_words_or_none(request_: dict[str, Any]) -> None:
     teacher = request_["out"].with_name("teacher")
-    shutil.copytree(request_["teacher"], teacher)
-    request_["teacher"] = teacher
+    shutil.copytree(request_["distill_from"], teacher)
+    request_["distill_from"] = teacher
     train(**request_)
     shutil.rmtree(teacher)  # it has written all
     result = train(**(request_ | {"steps": 4}), resume=True)
@@ -131,13 +133,13 @@ def test_a_run_that_has_begun_goes_on_by_the_same_words_or_none(request_: dict[s
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task": "language-model"}, "`data.teacher` means nothing where `task.kind` is language"),
+        ({"task": "language-model"}, "`data.distill_from` means nothing where `task.kind` is language"),
         ({"source": "pairs.tsv"}, "translates files of sentences, a sentence a line: name them with --source"),
         ({"source": None}, "translates files of sentences, a sentence a line: name them with --source"),
         ({"source": "nowhere.zh"}, r"nowhere.zh does not exist: `data.source` names the text that the teacher"),
         ({"target": "text.en"}, r"writes the targets, in place of `data.target`: leave one of them out"),
-        ({"teacher": "nowhere"}, "nowhere"),
-        ({"monolingual": "alone.en"}, "`data.monolingual` and `data.teacher` each need a run"),
+        ({"distill_from": "nowhere"}, "nowhere"),
+        ({"monolingual": "alone.en"}, "`data.monolingual` and `data.distill_from` each need a run"),
         ({"settings": {"model.d_model": 33}}, "`model.d_model` must be even"),
         (
             {"dry_run": True},
@@ -164,8 +166,8 @@ def test_several_processes_are_refused(request_: dict[str, Any], monkeypatch: py
 
 
 def test_a_prepared_corpus_has_no_teacher(request_: dict[str, Any], tmp_path: Path) -> None:
-    data = {name: [str(request_[name])] for name in ("source", "teacher")}
+    data = {name: [str(request_[name])] for name in ("source", "distill_from")}
     request = PrepareRequest(settings={"data": data}, out=tmp_path / "ahead")
-    with pytest.raises(TransduceError, match=r"`data.teacher` is for `transduce train` .*: leave it out"):
+    with pytest.raises(TransduceError, match=r"`data.distill_from` is for `transduce train` .*: leave it out"):
         prepare_corpus_folder(request)
     assert not (tmp_path / "ahead").exists()

@@ -102,12 +102,12 @@ def test_the_folder_opens_as_what_it_is(pretrained: Path) -> None:
 
 
 def test_fill_command(pretrained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert main(["fill", str(pretrained), "The [MASK] sings.", "--candidates", "2", *COMPUTING]) == 0
+    assert main(["fill-mask", str(pretrained), "The [MASK] sings.", "--candidates", "2", *COMPUTING]) == 0
     text, candidates = capsys.readouterr().out.strip().split("\n")
     assert text.startswith("The")
     assert len(candidates.split("  ")) >= 2
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"The cow [MASK].\n\n")))
-    assert main(["fill", str(pretrained), "--json", "-", *COMPUTING]) == 0
+    assert main(["fill-mask", str(pretrained), "--json", "-", *COMPUTING]) == 0
     (filling,) = json.loads(capsys.readouterr().out)["fillings"]
     assert len(filling["masks"][0]) == 5
 
@@ -122,7 +122,7 @@ def test_fill_command(pretrained: Path, capsys: Capture, monkeypatch: pytest.Mon
     ],
 )
 def test_what_cannot_be_filled(pretrained: Path, capsys: Capture, arguments: list[str], message: str) -> None:
-    assert main(["fill", str(pretrained), *arguments, *COMPUTING]) == 2
+    assert main(["fill-mask", str(pretrained), *arguments, *COMPUTING]) == 2
     captured = capsys.readouterr().err
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(captured)
@@ -150,7 +150,7 @@ def classify_settings(files: dict[str, list[str]], **more: Any) -> dict[str, Any
 @pytest.fixture(scope="module")
 def classifier_folder(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("classifier")
-    run(folder / "run", classify_settings(labelled(folder), start_from=str(pretrained)))
+    run(folder / "run", classify_settings(labelled(folder), init_from=str(pretrained)))
     return folder / "run"
 
 
@@ -178,7 +178,7 @@ def test_labels_are_no_text_and_an_encoder_has_no_decoder(
         path = Path(files[side][0])
         path.write_text(path.read_text("utf-8").replace("a ", "Ж" * 9), "utf-8")  # spelt in bytes
     request = RunRequest(
-        settings=classify_settings(files, start_from=str(pretrained)), out=tmp_path / "run", dry_run=True, threads=1
+        settings=classify_settings(files, init_from=str(pretrained)), out=tmp_path / "run", dry_run=True, threads=1
     )
     train_run(request)
     said = capsys.readouterr().err
@@ -189,7 +189,7 @@ def test_labels_are_no_text_and_an_encoder_has_no_decoder(
 
 def test_weights_come_from_the_pretrained_model_and_go_on_after_a_stop(pretrained: Path, tmp_path: Path) -> None:
     files = labelled(tmp_path)
-    settings = classify_settings(files, start_from=str(pretrained))
+    settings = classify_settings(files, init_from=str(pretrained))
     settings["training"] = settings["training"] | {"steps": 1, "learning_rate": 1e-9, "average_decay": 0.0}
     run(tmp_path / "one", settings)
     begun, from_text = (load_classifier(tmp_path / "one").model, load_filler(pretrained).model)
@@ -213,7 +213,7 @@ def test_the_classifier_comes_from_a_model_of_the_same_labels_alone(pretrained: 
         texts.write_text("".join(f"The {who} {what} {n}\n" for n in range(4) for who in WHO for what in WHAT), "utf-8")
         classes.write_text(f"{labels[0]}\n{labels[1]}\n" * 32, "utf-8")
         files = {"source": [str(texts)], "target": [str(classes)]}
-        settings = {"task": {"kind": "classification"}, "data": files, "start_from": str(begun_from)}
+        settings = {"task": {"kind": "classification"}, "data": files, "init_from": str(begun_from)}
         run(tmp_path / name, settings | {"training": training | {"seed": seeds[name]}})
         heads.append(load_classifier(tmp_path / name, precision="fp32").model.classifier)
     following, first, same, others = (head.weight for head in heads if head is not None)
@@ -223,7 +223,7 @@ def test_the_classifier_comes_from_a_model_of_the_same_labels_alone(pretrained: 
 
 
 def test_lora_learns_a_head_as_a_whole_and_leaves_the_embeddings(pretrained: Path, tmp_path: Path) -> None:
-    settings = classify_settings(labelled(tmp_path), start_from=str(pretrained))
+    settings = classify_settings(labelled(tmp_path), init_from=str(pretrained))
     settings["training"] = settings["training"] | {"lora_rank": 4}
     run(tmp_path / "run", settings)
     classifier = load_classifier(tmp_path / "run", precision="fp32", device="cpu", threads=1)
@@ -319,7 +319,7 @@ def test_pretraining_without_next_sentence_leaves_the_pooler_to_classification(t
     model = load_filler(tmp_path / "one").model
     assert (model.pooler, model.classifier) == (None, None)
     assert set(json.loads((tmp_path / "one" / "dev_score.json").read_text("utf-8"))["scores"]) == {"masked_accuracy"}
-    taught = classify_settings(labelled(tmp_path), start_from=str(tmp_path / "one"))
+    taught = classify_settings(labelled(tmp_path), init_from=str(tmp_path / "one"))
     taught["training"] = TRAINING | {"steps": 2}
     run(tmp_path / "two", taught)
     assert load_classifier(tmp_path / "two").model.pooler is not None
@@ -327,7 +327,7 @@ def test_pretraining_without_next_sentence_leaves_the_pooler_to_classification(t
 
 def test_only_an_encoder_is_taught_to_classify(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(TransduceError, match=r"is transformer, but `task.kind` = classification takes encoder"):
-        run(tmp_path / "run", classify_settings(labelled(tmp_path), start_from=str(trained)))
+        run(tmp_path / "run", classify_settings(labelled(tmp_path), init_from=str(trained)))
 
 
 def test_a_single_label_is_no_classification(tmp_path: Path) -> None:
@@ -416,12 +416,12 @@ def test_parsing_goes_on_with_a_parser_whose_vocabulary_knows_the_labels(
     few = treebank(tmp_path / "few.trees", 40, 5)
     training = TRAINING | {"steps": 2, "batch_tokens": 256, "translate_dev": 0}
     settings = {"task": {"kind": "parsing"}, "data": {"source": [str(few)]}, "training": training}
-    run(tmp_path / "on", settings | {"start_from": str(parser_folder)})
+    run(tmp_path / "on", settings | {"init_from": str(parser_folder)})
     assert (tmp_path / "on" / "symbols.txt").read_text("utf-8").split()[0].startswith("⟩")
     for other, start in ((few, trained), (tmp_path / "other.trees", parser_folder)):
         (tmp_path / "other.trees").write_text("(IP (PN I) (VV go))\n" * 60, encoding="utf-8")
         with pytest.raises(TransduceError, match=r"lacks the token ⟩.*, which `task.kind` parsing needs for this text"):
-            run(tmp_path / "off", settings | {"data": {"source": [str(other)]}, "start_from": str(start)})
+            run(tmp_path / "off", settings | {"data": {"source": [str(other)]}, "init_from": str(start)})
 
 
 def test_a_label_that_no_symbol_can_have_is_named_with_its_tree_and_file(tmp_path: Path) -> None:
@@ -435,7 +435,7 @@ def test_of_lines_the_one_that_cannot_be_filled_is_named(
     pretrained: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"The cow [MASK].\n\nno mask\n")))
-    assert main(["fill", str(pretrained), *COMPUTING]) == 2
+    assert main(["fill-mask", str(pretrained), *COMPUTING]) == 2
     captured = capsys.readouterr()
     assert "transduce: Standard input, line 3: There is nothing to fill in" in captured.err
     assert captured.out == ""
@@ -467,7 +467,7 @@ def test_labels_that_the_vocabulary_alters_are_refused(pretrained: Path, tmp_pat
     path.write_text("\n".join([lines[0], "a  cat", *lines[2:]]), encoding="utf-8")
     message = rf"^{re.escape(str(path))}:2: .* spells the label “a  cat” as “a cat”: rename it .*, such as a number\.$"
     with pytest.raises(TransduceError, match=message):
-        run(tmp_path / "run", classify_settings(files, **({"start_from": str(pretrained)} if kept else FROM_SCRATCH)))
+        run(tmp_path / "run", classify_settings(files, **({"init_from": str(pretrained)} if kept else FROM_SCRATCH)))
     assert not (tmp_path / "run").exists()
 
 

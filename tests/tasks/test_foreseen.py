@@ -76,7 +76,7 @@ def test_settings_that_some_corpus_suits_wait_for_it(settings: dict[str, Any], t
 
 
 def test_a_model_that_is_kept_is_compared_first(trained: Path, tmp_path: Path) -> None:
-    said = {"start_from": str(trained), "model.d_model": 48} | MISSING
+    said = {"init_from": str(trained), "model.d_model": 48} | MISSING
     with pytest.raises(TransduceError, match=r"`model\.d_model` is 48, but the model in .* has \d+, and its weights"):
         train(out=tmp_path / "run", settings=said, device="cpu", threads=1)
 
@@ -181,7 +181,7 @@ def test_the_account_lists_every_setting_of_the_model_that_was_said(
     kept = {
         name: value for name, value in toy_settings.items() if not name.startswith(("model.", "tokenizer.", "preset"))
     }
-    kept |= {"start_from": str(trained), "model.attention_dropout": 0.2, "model.norm": "layer"}
+    kept |= {"init_from": str(trained), "model.attention_dropout": 0.2, "model.norm": "layer"}
     train(out=tmp_path / "run", settings=kept, dry_run=True, device="cpu", threads=1)
     told = capsys.readouterr().err
     assert re.search(r" model\.attention_dropout +0\.2 +as you said\n", told)

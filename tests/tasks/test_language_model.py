@@ -161,12 +161,12 @@ def test_the_context_is_that_of_the_model_it_begins_with(
     model: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = {"task.kind": "language-model", "training.steps": 1, "training.precision": "fp32"}
-    train(out=tmp_path / "on", source=text, settings=settings | {"start_from": str(model)}, device="cpu", threads=1)
+    train(out=tmp_path / "on", source=text, settings=settings | {"init_from": str(model)}, device="cpu", threads=1)
     assert re.search(rf"task\.context +16  as in {re.escape(str(model))}\n", capsys.readouterr().err)
     assert read_stored(tmp_path / "on" / "settings.toml").task.context == 16
     assert load_generator(tmp_path / "on", device="cpu", threads=1).context == 16
     train(out=tmp_path / "on", settings={"training.steps": 2}, resume=True, device="cpu", threads=1)
-    longer = settings | {"start_from": str(model), "task.context": 17}
+    longer = settings | {"init_from": str(model), "task.context": 17}
     with pytest.raises(TransduceError, match=r"`task\.context` is 17, but the model has 16 positions"):
         train(out=tmp_path / "longer", source=text, settings=longer, device="cpu", threads=1)
 

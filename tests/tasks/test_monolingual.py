@@ -48,15 +48,15 @@ def request_(toy_corpus: Path, tmp_path: Path) -> dict[str, Any]:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the reverse model generate short texts without quality warnings after its few steps."""
-    original_load = module.load
+    original_load = module.open_translator
 
     def load_writing(*arguments: Any, **options: Any) -> Translator:
         translator: Translator = original_load(*arguments, **options)
         translator.search = msgspec.structs.replace(translator.search, min_length=3, max_length=6)
         return translator
 
-    monkeypatch.setattr(module, "load", load_writing)
-    monkeypatch.setattr(writing, "review", lambda _, translations: [()] * len(translations))
+    monkeypatch.setattr(module, "open_translator", load_writing)
+    monkeypatch.setattr(writing, "estimate_quality", lambda _, translations: [()] * len(translations))
 
 
 @pytest.mark.usefixtures("short")
@@ -175,7 +175,7 @@ def test_doubtful_translations_are_left_out(request_: dict[str, Any], monkeypatc
         runs.append(request.out.name)
         return original(request)
 
-    monkeypatch.setattr(writing, "review", review)
+    monkeypatch.setattr(writing, "estimate_quality", review)
     monkeypatch.setattr(module, "train_run", train_run)
     request_["settings"] |= {"training.minutes": 0.05}
     del request_["steps"]

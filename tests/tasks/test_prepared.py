@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import transduce
 from transduce.commands.main import main
 from transduce.errors import TransduceError
 from transduce.inference.load import open_translator
@@ -119,3 +120,31 @@ def test_a_model_takes_what_the_filters_of_its_prepared_text_kept(toy_settings: 
     assert read_stored(tmp_path / "out" / "settings.toml").data.filters.max_pieces == 400
     again = ["train", str(tmp_path / "out" / "settings.toml"), "--out", str(tmp_path / "again"), "--dry-run"]
     assert main(again) == 0
+
+
+def test_python_prepares_what_the_command_prepares(
+    toy_settings: dict[str, Any], prepared: Path, tmp_path: Path
+) -> None:
+    files = {side: toy_settings[f"data.{side}"] for side in ("source", "target", "dev_source", "dev_target")}
+    settings = {name: value for name, value in toy_settings.items() if name.startswith("tokenizer.")}
+    report = transduce.prepare(out=tmp_path / "whole", settings=settings, **files)
+    assert isinstance(report, transduce.PreparationReport)
+    by_command, by_function = (
+        {path.name: path.read_bytes() for path in (folder / "corpus").iterdir()}
+        for folder in (prepared, tmp_path / "whole")
+    )
+    assert by_function == by_command
+    learned = transduce.prepare(out=tmp_path / "tokenizer", settings=settings, tokenizer_only=True, **files)
+    assert isinstance(learned, transduce.TokenizerReport)
+    for number in (1, 2):
+        part = transduce.prepare(
+            out=tmp_path / f"part-{number}", tokenizer=tmp_path / "tokenizer", shard=(number, 2), **files
+        )
+        assert isinstance(part, transduce.ShardReport)
+    merged = transduce.merge_shards([tmp_path / "part-1", tmp_path / "part-2"], tmp_path / "merged")
+    assert (merged.pairs, merged.held_out) == (report.pairs, report.held_out)
+
+
+def test_arguments_of_prepare_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TransduceError, match="`tokenizer_only` learns a tokenizer: leave `shard` and `tokenizer` out"):
+        transduce.prepare(out=tmp_path / "a", source="a", target="b", tokenizer_only=True, shard=(1, 2))

@@ -432,7 +432,7 @@ def test_a_run_stopped_twice_ends_as_one_that_never_stopped(
     assert f"Resuming after step {stopped_at.state.step}." in said
     # The run was stopped after its first validation, so its folder has a model.
     half_trained = open_translator(folder, precision="fp32", device="cpu", threads=1)
-    assert half_trained("我喜欢苹果。", n_best=2).alternatives[1].pieces
+    assert half_trained("我喜欢苹果。", n_best=2).alternatives[1].tokens
 
     result = train(out=folder, resume=True, device="cpu", threads=1)
     assert result is not None

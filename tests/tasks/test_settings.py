@@ -200,12 +200,12 @@ def test_numbers_of_numpy_and_paths_are_taken_as_what_they_say() -> None:
         ("training.steps", np.int64(10)),
         ("model.dropout", np.float64(0.25)),
         ("tokenizer.text", (Path("a.txt"),)),
-        ("start_from", Path("m")),
+        ("init_from", Path("m")),
     ):
         put_setting(content, name, value)
     settings = make_settings(content)
     assert (settings.training.steps, settings.model.dropout) == (10, 0.25)
-    assert (settings.tokenizer.text, settings.start_from) == (("a.txt",), "m")
+    assert (settings.tokenizer.text, settings.init_from) == (("a.txt",), "m")
 
 
 @pytest.mark.parametrize(

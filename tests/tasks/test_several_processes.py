@@ -76,7 +76,7 @@ def test_two_processes_train_the_run_of_one(settings_file: Path, tmp_path: Path)
 def test_two_processes_adapt_a_model_by_lora_as_one_does(settings_file: Path, trained: Path, tmp_path: Path) -> None:
     text = settings_file.read_text("utf-8").replace('preset = "tiny"\n', "")
     kept = [line for line in text.split("\n") if not line.startswith(("tokenizer.", "model.d", "model.num"))]
-    settings_file.write_text("\n".join([f'start_from = "{trained.as_posix()}"', *kept]), encoding="utf-8")
+    settings_file.write_text("\n".join([f'init_from = "{trained.as_posix()}"', *kept]), encoding="utf-8")
     said = {"training.lora_rank": 4, "model.dropout": 0.0, "training.translate_dev": 0, "training.steps": 3}
     train(settings_file, out=tmp_path / "alone", settings=said, device="cpu", threads=1)
     options = [f"--set={name}={value}" for name, value in said.items()]

@@ -241,7 +241,7 @@ def test_what_the_command_cannot_do_it_says(
         ({"tokenizer.nfc": True}, r"`tokenizer` means nothing where `task\.kind` is time-series"),
         ({"data.filters.max_pieces": 9}, r"`data\.filters` means nothing where"),
         ({"data.languages": ["zh", "en"]}, r"`data\.languages` means nothing where"),
-        ({"start_from": "models/x"}, r"`start_from` means nothing"),
+        ({"init_from": "models/x"}, r"`init_from` means nothing"),
         ({"model.kind": "transformer"}, r"`model\.kind` is transformer, but `task\.kind` = time-series takes series"),
         ({"task.context": 9}, r"`task\.context` means nothing where `task\.kind` is time-series"),
         ({"task.series.past": 600}, r"a window is 606 points .* but the training part, without the end that is held"),

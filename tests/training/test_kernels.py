@@ -234,6 +234,6 @@ def test_lora_with_ours_learns_as_with_pytorchs(toy_settings: dict[str, Any], tm
     train(out=tmp_path / "first", settings=short, device="cpu", threads=1)
     sized = {name: value for name, value in (toy_settings | COMPARED).items() if name.split(".")[0] == "training"}
     files = {name: value for name, value in toy_settings.items() if name.startswith("data.")}
-    lora = {"start_from": str(tmp_path / "first"), "training.lora_rank": 4, "model.dropout": 0.0}
+    lora = {"init_from": str(tmp_path / "first"), "training.lora_rank": 4, "model.dropout": 0.0}
     losses = losses_by_kernels(sized | files | lora, tmp_path)
     assert losses["native"] == pytest.approx(losses["torch"], rel=1e-4)

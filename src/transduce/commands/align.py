@@ -12,13 +12,13 @@ from transduce.atomic_io import write_file
 from transduce.commands.options import add_computing, check_writable, load_translator
 from transduce.errors import TransduceError
 from transduce.inspection.alignment import (
-    HeadWeights,
     KnownAlignment,
     Links,
     WordPair,
-    align,
+    align_pairs,
     alignment_error,
     choose_heads,
+    read_heads,
     word_pair,
 )
 from transduce.text.files import count_noun, read_lines
@@ -74,25 +74,13 @@ def run(options: argparse.Namespace) -> int:
         sys.stderr.write(f"The heads, chosen by {len(examples):,} alignments, are in {options.learn}.\n")
         return 0
     predicted = []
-    for links in align(translator, pairs, heads):
+    for links in align_pairs(translator, pairs, heads):
         predicted.append(links)
         sys.stdout.buffer.write(f"{format_links(links)}\n".encode())
     sys.stdout.buffer.flush()
     if references is not None:
         sys.stderr.write(f"alignment error rate {100 * alignment_error(predicted, references):.1f} %\n")
     return 0
-
-
-def read_heads(path: Path) -> HeadWeights:
-    """Read the heads that `--learn` wrote.
-
-    Raises:
-        TransduceError: the file contains something else.
-    """
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=HeadWeights)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TransduceError(f"{path} does not hold chosen heads ({error}): write it with --learn.") from None
 
 
 def parse_links(place: str, line: str) -> Links:

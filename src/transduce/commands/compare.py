@@ -12,7 +12,6 @@ from transduce.commands.options import (
     add_scoring,
     add_search,
     check_writable,
-    decoding_record,
     load_translator,
     read_aligned_lines,
     refuse_options,
@@ -22,6 +21,7 @@ from transduce.commands.options import (
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import choose_tokenizer
 from transduce.evaluation.significance import check_trial, compare
+from transduce.inference.evaluate import decoding_record
 from transduce.text.languages import language_of
 
 

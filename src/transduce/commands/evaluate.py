@@ -16,7 +16,6 @@ from transduce.commands.options import (
     add_scoring,
     add_search,
     check_writable,
-    decoding_record,
     glossary_from,
     load_translator,
     read_aligned_lines,
@@ -25,6 +24,7 @@ from transduce.commands.options import (
 )
 from transduce.evaluation.scores import choose_tokenizer, score
 from transduce.evaluation.variants import Variant, Variants, count_variants
+from transduce.inference.evaluate import decoding_record
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, TermTally
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Translate the source, score the result, and print both scores with their signatures."""
     search = search_settings(options, options.model)
-    inputs = [options.model, options.source, options.reference, options.glossary, options.examples]
+    inputs = [options.model, options.source, options.reference, options.glossary, options.datastore]
     check_writable(options.output, report=options.json, inputs=inputs)
     glossary = glossary_from(options)
     sources, references = read_aligned_lines(options.source, options.reference)
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
         "tokenize": options.tokenize,
         "lowercase": options.lowercase,
     }
-    used = {"glossary": options.glossary if glossary else None, "examples": options.examples}
+    used = {"glossary": options.glossary if glossary else None, "datastore": options.datastore}
     named = {name: path for name, path in used.items() if path}
     report = score(hypotheses, references, decoding=decoding_record(search, translator.precision) | named, **counting)
     if options.variants:

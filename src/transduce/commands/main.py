@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from transduce.commands.options import replace_closed_streams
+from transduce.deprecation import current_command, current_options, renamed_warnings_on_stderr
 from transduce.errors import TransduceError
 
 # In the order in which users need them. Each is a module in this package with `add_arguments` and `run`, which is
@@ -24,19 +25,20 @@ VERBS = {
     "verify-resume": "check that a killed and resumed run is bit-equal to an uninterrupted one",
     "translate": "translate lines of text",
     "generate": "let a language model continue a text",
-    "fill": "fill the masks of a text with a masked language model",
+    "fill-mask": "fill the masks of a text with a masked language model",
     "classify": "label lines of text",
     "parse": "print the constituency trees of sentences",
     "forecast": "forecast time series",
     "serve": "translate over HTTP, for clients of LibreTranslate, DeepL and OpenAI",
     "evaluate": "score a model on a test set: BLEU and chrF with their signatures",
-    "review": "find translations with quality warnings, and search for better ones",
-    "remember": "build a datastore of sentence pairs for kNN retrieval, without training",
+    "estimate-quality": "find translations with quality warnings, and search for better ones",
+    "build-datastore": "build a datastore of sentence pairs for kNN retrieval, without training",
     "score": "compute the probabilities of existing translations",
     "compare": "test whether the difference between two models or outputs is significant",
     "inspect": "inspect one translation: attention, probabilities, the beam's tree",
     "align": "align the words of sentence pairs",
     "plot": "plot positions, masks, schedules, attention, and the progress of a run",
+    "check-install": "report versions, hardware and extras, and which backends train and decode here",
     "doctor": "check that a model is implemented correctly, and find problems of a corpus",
     "export": "write a model for CTranslate2, ONNX or Hugging Face, and check it",
     "import": "import a Hugging Face model: Marian, NLLB, BART, T5, BERT, GPT-2, Llama and others",
@@ -59,6 +61,7 @@ class Parser(argparse.ArgumentParser):
 
         Positional arguments may come before or after options.
         """
+        arguments = current_options(arguments, self._option_string_actions)
         for argument in arguments:
             option = argument.partition("=")[0]
             if option == "--":
@@ -81,7 +84,7 @@ class Parser(argparse.ArgumentParser):
 def build_parser(verb: str | None) -> Parser:
     """Return the parser of one verb, or the one that lists all verbs."""
     if verb is None:
-        listing = "\n".join(f"  {name:14} {purpose}" for name, purpose in VERBS.items())
+        listing = "\n".join(f"  {name:17} {purpose}" for name, purpose in VERBS.items())
         parser = Parser(
             prog="transduce",
             usage="transduce VERB [options]",
@@ -111,7 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A terminal shows "?" for characters it lacks; results are written as UTF-8 bytes and not affected.
         sys.stdout.reconfigure(errors="replace")
     try:
-        return _run(arguments)
+        with renamed_warnings_on_stderr():
+            return _run(arguments)
     except TransduceError as error:
         sys.stderr.write(f"transduce: {error}\n")
         return 2
@@ -166,6 +170,7 @@ def _run(arguments: list[str]) -> int:
     if verb.startswith("-"):
         build_parser(None).parse([verb])
         return 0
+    verb = current_command(verb)
     if verb not in VERBS:
         near = difflib.get_close_matches(verb, VERBS, 1)
         raise TransduceError(

@@ -123,7 +123,7 @@ SEARCH_OPTIONS = (
     "diverse_groups",
     "diversity_penalty",
     "forbid",
-    "strict",
+    "batch_invariant",
 )
 BEAM_OPTIONS = ("beam_size", "length_penalty", "coverage_penalty", "diverse_groups", "diversity_penalty")
 """Search options that have no effect when translations are sampled."""
@@ -166,7 +166,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         help="no translation contains this word or text; can be repeated",
     )
     group.add_argument(
-        "--strict",
+        "--batch-invariant",
         action="store_const",
         const=True,
         help="bit-equal scores whatever else is in the batch, or an error; uses one thread per process",
@@ -183,9 +183,11 @@ def add_glossary(parser: argparse.ArgumentParser) -> None:
 
 
 def add_datastore(parser: argparse.ArgumentParser) -> None:
-    """Add the option --examples, a datastore for kNN retrieval."""
+    """Add the option --datastore, a datastore for kNN retrieval."""
     parser.add_argument(
-        "--examples", metavar="FILE", help="datastore of sentence pairs that `transduce remember` wrote for this model"
+        "--datastore",
+        metavar="FILE",
+        help="datastore of sentence pairs that `transduce build-datastore` wrote for this model",
     )
 
 
@@ -236,13 +238,13 @@ def load_translator(folders: str | list[str], options: argparse.Namespace) -> Tr
         threads=threads,
         source_language=options.source_language if "source_language" in options else None,
         target_language=options.target_language if "target_language" in options else None,
-        datastore=options.examples if "examples" in options else None,
+        datastore=options.datastore if "datastore" in options else None,
     )
 
 
 def thread_count(options: argparse.Namespace, folder: str) -> int | None:
     """Return the number of threads of a process, None for all cores; batch-invariant results need one."""
-    if options.threads is None and "strict" in options and search_settings(options, folder).strict:
+    if options.threads is None and "batch_invariant" in options and search_settings(options, folder).batch_invariant:
         return 1
     threads: int | None = options.threads
     return threads
@@ -269,20 +271,12 @@ def search_settings(options: argparse.Namespace, folder: str) -> SearchSettings:
         raise TransduceError(
             "`--diversity-penalty` applies to groups of a beam: set their number with --diverse-groups."
         )
-    if search.strict and getattr(options, "examples", None) is not None:
+    if search.batch_invariant and getattr(options, "datastore", None) is not None:
         raise TransduceError(
-            "--strict cannot be combined with --examples, whose retrieval is not strict: leave one of them out."
+            "--batch-invariant cannot be combined with --datastore, whose retrieval depends on the batch: leave one of "
+            "them out."
         )
     return search
-
-
-def decoding_record(search: SearchSettings, precision: str) -> dict[str, str | int | float | bool]:
-    """Return the decoding settings that must accompany a score."""
-    defaults, used = msgspec.structs.asdict(SearchSettings()), msgspec.structs.asdict(search)
-    changed = {name: value for name, value in used.items() if value != defaults[name]}
-    always = {"beam_size": search.beam_size, "length_penalty": search.length_penalty}
-    shown = {name: value if isinstance(value, int | float) else str(value) for name, value in changed.items()}
-    return always | shown | {"precision": precision}
 
 
 def file_or_stream(path: str) -> str | None:

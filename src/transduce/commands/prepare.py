@@ -120,7 +120,7 @@ def _prepare(options: argparse.Namespace) -> msgspec.Struct:
     request = _request(options)
     if options.merge is not None:
         _refuse_beside(options, "--merge", "settings", *_SETTINGS, "set", *_MODES, "tokenizer_only", "no_hold_out")
-        return merge_shards([Path(folder) for folder in options.merge], Path(options.out))
+        return merge_shards(options.merge, options.out)
     if options.tokenizer_only:
         _refuse_beside(options, "--tokenizer-only", *_MODES, "no_hold_out")
         return prepare_tokenizer(request)

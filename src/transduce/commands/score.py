@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
 
 def summarize(scores: list[Score], length_penalty: float, precision: str) -> Summary:
     """Return the scores of all lines with their totals."""
-    tokens = sum(len(score.piece_log_probabilities) for score in scores)
+    tokens = sum(len(score.token_log_probabilities) for score in scores)
     total = math.fsum(score.log_probability for score in scores)
     return Summary(
         lines=len(scores),

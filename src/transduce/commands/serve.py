@@ -101,8 +101,8 @@ def run(options: argparse.Namespace) -> int:
     from transduce.serving.service import Service
 
     settings = serving_settings(options)
-    if options.examples is not None and len(options.models) > 1:
-        raise TransduceError(f"--examples belong to one model, but {len(options.models)} are served: leave them out.")
+    if options.datastore is not None and len(options.models) > 1:
+        raise TransduceError(f"--datastore belongs to one model, but {len(options.models)} are served: leave it out.")
     for argument in options.models:  # check the options before models are loaded
         search_settings(options, str(parse_model(argument)[1]))
     opened = open_socket(settings.host, settings.port)

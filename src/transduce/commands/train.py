@@ -15,14 +15,14 @@ from transduce.training.choices import PRESETS
 # Options that set a setting, with the setting's name.
 _SETTINGS = {
     "task": "task.kind",
-    "start_from": "start_from",
+    "init_from": "init_from",
     "source": "data.source",
     "target": "data.target",
     "prepared": "data.prepared",
     "dev_source": "data.dev_source",
     "dev_target": "data.dev_target",
     "monolingual": "data.monolingual",
-    "teacher": "data.teacher",
+    "distill_from": "data.distill_from",
     "back_translated": "data.back_translated",
     "languages": "data.languages",
     "preset": "preset",
@@ -61,9 +61,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     model.add_argument(
         "--preset", metavar="NAME", help=f"size of the model: {', '.join(PRESETS)} (default: by the number of pairs)"
     )
-    model.add_argument(
-        "--from", dest="start_from", metavar="DIR", help="start from the weights and the tokenizer of this model"
-    )
+    model.add_argument("--init-from", metavar="DIR", help="start from the weights and the tokenizer of this model")
     model.add_argument(
         "--steps", type=int, metavar="N", help="total parameter updates, including those before a resume"
     )
@@ -100,7 +98,7 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
         help="files of --source that were back-translated by a machine from their targets; they get a tag",
     )
     add(
-        "--teacher",
+        "--distill-from",
         nargs="+",
         metavar="DIR",
         help="instead of --target: a teacher model (or an ensemble) that translates the source text for distillation",
@@ -113,7 +111,9 @@ def run(options: argparse.Namespace) -> int:
         raise TransduceError("`--json` writes how a run ended, but --dry-run starts none: leave one of them out.")
     check_folder(options.out)
     sides = (options.source, options.target, options.dev_source, options.dev_target)
-    check_writable(report=options.json, inputs=[options.settings, options.start_from, *(options.teacher or ()), *sides])
+    check_writable(
+        report=options.json, inputs=[options.settings, options.init_from, *(options.distill_from or ()), *sides]
+    )
     request = run_request(options, Path(options.out), resume=options.resume, dry_run=options.dry_run)
     result = train_in_stages(request)
     if (

@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="alternatives; more than 1 prints `number ||| text ||| score` (default: 1)",
     )
-    parser.add_argument("--look-again", action="store_true", help="re-decode translations that have quality warnings")
+    parser.add_argument("--redecode", action="store_true", help="re-decode translations that have quality warnings")
     terms = parser.add_argument_group("required text")
     terms.add_argument("--prefix", default="", type=text_argument, metavar="TEXT", help="start of every translation")
     terms.add_argument(
@@ -141,7 +141,7 @@ def run(options: argparse.Namespace) -> int:
     job = make_job(options, folders[0])
     shard = parse_line_shard(options.shard)
     check_options(options)
-    check_writable(options.output, inputs=[folders, file, options.phrases, options.glossary, options.examples])
+    check_writable(options.output, inputs=[folders, file, options.phrases, options.glossary, options.datastore])
     if file is None and sys.stdin.isatty() and not options.output:
         with standard_output() as output:
             prompt(load_translator(folders, options), output, job)
@@ -193,15 +193,15 @@ def make_job(options: argparse.Namespace, folder: str) -> Job:
         refuse_options(options, _SAMPLING, "sets how to sample: add --sample, or leave it out.")
     n_best = search.n_best if options.n_best is None else options.n_best
     search = msgspec.structs.replace(search, n_best=n_best, sampling=sampling)
-    if options.look_again and (draws or search.n_best > 1):
-        raise TransduceError("--look-again searches for one better translation: leave --sample and --n-best out.")
+    if options.redecode and (draws or search.n_best > 1):
+        raise TransduceError("--redecode searches for one better translation: leave --sample and --n-best out.")
     glossary = glossary_from(options)
     return Job(
         search=search,
         prefix=options.prefix,
         phrases=tuple(options.must_contain),
         terms=() if glossary is None else glossary.terms,
-        look_again=options.look_again,
+        redecode=options.redecode,
     )
 
 
@@ -254,7 +254,7 @@ def _translated(
         threads=max(1, threads // options.workers),
         source_language=options.source_language,
         target_language=options.target_language,
-        examples=options.examples,
+        datastore=options.datastore,
     )
     with Workers(recipe, options.workers) as workers:
         yield from workers.translate(waiting)
@@ -300,8 +300,8 @@ def identity(options: argparse.Namespace, folders: list[str], job: Job) -> bytes
         phrases = file_sha256(Path(phrases))
     languages = (options.source_language, options.target_language)
     longest = [read_max_source_tokens(Path(folder)) for folder in folders]
-    examples = file_sha256(Path(options.examples)) if options.examples else None
-    return msgspec.json.encode((models, job, options.shard, options.precision, phrases, languages, longest, examples))
+    datastore = file_sha256(Path(options.datastore)) if options.datastore else None
+    return msgspec.json.encode((models, job, options.shard, options.precision, phrases, languages, longest, datastore))
 
 
 def _digests(folder: Path) -> list[str]:
@@ -382,7 +382,7 @@ def prompt(translator: Translator, output: io.TextIOWrapper, job: Job) -> None:
         wrong = describe_wrong_language(sentence, translator.source_language)
         if wrong is not None:
             sys.stderr.write(f"warning: this {wrong}.\n")
-        if job.search.n_best == 1 and not job.look_again:
+        if job.search.n_best == 1 and not job.redecode:
             for text in translator.stream(
                 sentence, job.search, prefix=job.prefix, phrases=job.phrases, glossary=job.glossary
             ):
@@ -393,7 +393,7 @@ def prompt(translator: Translator, output: io.TextIOWrapper, job: Job) -> None:
             results = translator(
                 sentence, search=job.search, prefix=job.prefix, phrases=job.phrases, glossary=job.glossary
             )
-            if job.look_again:
+            if job.redecode:
                 (results,) = redecode(
                     translator,
                     [results],

@@ -112,8 +112,8 @@ class BatchInvarianceCheck:
         threads = torch.get_num_threads()
         if threads != 1:
             raise TransduceError(
-                f"Strict results take one thread a process, but this one computes with {threads}: ask for 1 thread, "
-                "and for more workers to use more cores."
+                f"Batch-invariant results need one thread a process, but this one computes with {threads}: ask for 1 "
+                "thread, and for more workers to use more cores."
             )
         short = msgspec.structs.replace(
             search, max_length=_TRIED_STEPS, min_length=_TRIED_STEPS // 2, no_repeated_ngrams=0, forbidden=()
@@ -130,8 +130,9 @@ class BatchInvarianceCheck:
             # Sampling depends on the position in the batch, so only the first sentences are compared.
             if self.search_ids(sources[:size], search) != expected[:size]:
                 raise TransduceError(
-                    "Strict results cannot be had on this machine at this precision: a sentence got another score in "
-                    f"a batch of {size} than in one of {len(sources)}; leave `strict` out, or try precision `fp32`."
+                    "Batch-invariant results are not possible on this machine at this precision: a sentence got "
+                    f"another score in a batch of {size} than in one of {len(sources)}; leave `batch_invariant` out, "
+                    "or try precision `fp32`."
                 )
 
 
@@ -151,5 +152,7 @@ def common_padded_length(source_ids: Sequence[Sequence[int]]) -> int:
     """Return the common padded length of all sources in a batch-invariant batch."""
     lengths = {padded_length(len(ids)) for ids in source_ids}
     if len(lengths) != 1:
-        raise ValueError(f"a strict batch must hold sources that are padded to one length, but has {sorted(lengths)}")
+        raise ValueError(
+            f"a batch-invariant batch must hold sources that are padded to one length, but has {sorted(lengths)}"
+        )
     return lengths.pop()

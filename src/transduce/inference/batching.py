@@ -188,7 +188,7 @@ def join_sentences(
     by_sentence: list[list[Translation]] = [[] for _ in sentences]
     for part in parts:
         translation = found.get(part.key, missing)
-        by_sentence[part.sentence].append(msgspec.structs.replace(translation, given_up=part.sentence in abandoned))
+        by_sentence[part.sentence].append(msgspec.structs.replace(translation, stopped=part.sentence in abandoned))
     between = sentence_separator(language)
     return [
         join_parts(sentence, translations, between)
@@ -265,7 +265,7 @@ _Result = TypeVar("_Result")
 
 def num_parallel_batches(models: Sequence[EncoderDecoder], search: SearchSettings) -> int:
     """Return how many batches to decode in parallel: several only for compiled steps, which release Python's GIL."""
-    return 1 if search.strict or not all(map(has_compiled_steps, models)) else torch.get_num_threads()
+    return 1 if search.batch_invariant or not all(map(has_compiled_steps, models)) else torch.get_num_threads()
 
 
 def decode_in_parallel(

@@ -71,7 +71,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Phrases that every translation must contain."""
     terms: tuple[Term, ...] = ()
     """Glossary terms."""
-    look_again: bool = False
+    redecode: bool = False
     """True if translations with quality warnings are decoded again (re-decoding)."""
 
     @property
@@ -176,7 +176,7 @@ def translate_portion(translator: Translator, job: Job, portion: Portion) -> str
         glossary=job.glossary,
         places=portion.indices,
     )
-    if job.look_again:
+    if job.redecode:
         translations = redecode(
             translator, translations, job.search, prefix=job.prefix, phrases=phrases, glossary=job.glossary
         )
@@ -415,7 +415,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Source language, for models with language tags."""
     target_language: str | None = None
     """Target language, for models with language tags."""
-    examples: str | None = None
+    datastore: str | None = None
     """Datastore file for kNN retrieval."""
 
 
@@ -526,7 +526,7 @@ def _work(connection: Connection, recipe_json: bytes) -> None:
             threads=recipe.threads,
             source_language=recipe.source_language,
             target_language=recipe.target_language,
-            datastore=recipe.examples,
+            datastore=recipe.datastore,
         )
         for message in messages:
             text = translate_portion(translator, recipe.job, msgspec.json.decode(message, type=Portion))

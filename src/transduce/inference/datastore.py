@@ -14,6 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from transduce.atomic_io import write_file
+from transduce.deprecation import renamed_arguments, warn_renamed
 from transduce.errors import TransduceError
 from transduce.inference.batching import batches_by_length
 from transduce.inference.retrieval import (
@@ -39,8 +40,8 @@ _TEMPERATURES = (0.05, 0.1, 0.2, 0.4)  # times the mean squared distance between
 class Datastore(NamedTuple):
     """A datastore, with statistics of its construction."""
 
-    examples: NeighborIndex
-    """The datastore for retrieval."""
+    neighbors: NeighborIndex
+    """The index of the stored positions that retrieval searches."""
     left_out: int
     """Number of pairs that were left out because a side is empty or too long."""
     before: float
@@ -50,17 +51,24 @@ class Datastore(NamedTuple):
     judged: int
     """Number of target tokens that the weight and temperature were tuned on."""
 
+    @property
+    def examples(self) -> NeighborIndex:
+        """Return `neighbors`, under its old name."""
+        warn_renamed("examples", "neighbors")
+        return self.neighbors
+
     def write(self, path: str | Path) -> None:
         """Write the datastore to a file atomically.
 
         Raises:
             OSError: the file cannot be written.
         """
-        tensors = {name: tensor.contiguous() for name, tensor in self.examples.tensors._asdict().items()}
-        card = msgspec.json.encode(self.examples.card).decode()
+        tensors = {name: tensor.contiguous() for name, tensor in self.neighbors.tensors._asdict().items()}
+        card = msgspec.json.encode(self.neighbors.card).decode()
         write_file(Path(path), save(tensors, metadata={CARD: card}))
 
 
+@renamed_arguments(tell="report_progress")
 def build_datastore(
     translator: Translator,
     sources: Sequence[str],
@@ -92,15 +100,15 @@ def build_datastore(
     if not usable:
         raise TransduceError(f"No pair is left for the datastore: both sides need text of at most {MAX_TOKENS} tokens.")
     source_ids, target_ids = [source_ids[n] for n in usable], [target_ids[n] for n in usable]
-    remembered = _compute_tensors(translator, source_ids, target_ids, report_progress)
-    examples = NeighborIndex(remembered, DatastoreCard(pairs=len(usable), weight=0.5, temperature=1.0))
+    tensors = _compute_tensors(translator, source_ids, target_ids, report_progress)
+    index = NeighborIndex(tensors, DatastoreCard(pairs=len(usable), weight=0.5, temperature=1.0))
     if dev is None:
         tuning_pairs = list(range(0, len(usable), math.ceil(len(usable) / _MAX_TUNING_PAIRS)))
-        tuner = _Tuner.among(translator, examples, source_ids, target_ids, tuning_pairs)
+        tuner = _Tuner.among(translator, index, source_ids, target_ids, tuning_pairs)
     else:
-        tuner = _Tuner.of(translator, examples, *_encode(translator, *dev))
+        tuner = _Tuner.of(translator, index, *_encode(translator, *dev))
     card, loss_without, loss_with = tuner.choose(len(usable))
-    return Datastore(NeighborIndex(remembered, card), total - len(usable), loss_without, loss_with, len(tuner.alone))
+    return Datastore(NeighborIndex(tensors, card), total - len(usable), loss_without, loss_with, len(tuner.alone))
 
 
 def _encode(translator: Translator, sources: Sequence[str], targets: Sequence[str]) -> tuple[Ids, Ids]:
@@ -147,35 +155,35 @@ def _rarities(source_ids: Ids, size: int) -> Tensor:
 class _Tuner:
     """A tuner of the interpolation weight and temperature, by the target probabilities without and with retrieval."""
 
-    def __init__(self, translator: Translator, examples: NeighborIndex) -> None:
-        self._translator, self._examples = translator, examples
+    def __init__(self, translator: Translator, index: NeighborIndex) -> None:
+        self._translator, self._index = translator, index
         self.alone: list[float] = []
         # of each token: negative squared distances, and which neighbors have its label
         self._voted: list[tuple[Tensor, Tensor]] = []
 
     @classmethod
     def among(
-        cls, translator: Translator, examples: NeighborIndex, source_ids: Ids, target_ids: Ids, judged: Sequence[int]
+        cls, translator: Translator, index: NeighborIndex, source_ids: Ids, target_ids: Ids, judged: Sequence[int]
     ) -> "_Tuner":
         """Create a tuner on some of the datastore's own pairs, each without itself and pairs with the same source."""
-        tuner, starts = cls(translator, examples), examples.tensors.starts
-        nearest = examples.nearest_pairs(translator.model, [source_ids[n] for n in judged], 2 * NEAREST_PAIRS)
+        tuner, starts = cls(translator, index), index.tensors.starts
+        nearest = index.nearest_pairs(translator.model, [source_ids[n] for n in judged], 2 * NEAREST_PAIRS)
         for number, pairs in zip(judged, nearest, strict=True):
             other_pairs = [n for n in pairs.tolist() if n != number and list(source_ids[n]) != list(source_ids[number])]
-            states = examples.tensors.states[starts[number] : starts[number + 1]].float()
+            states = index.tensors.states[starts[number] : starts[number + 1]].float()
             tuner._add(torch.tensor(other_pairs[:NEAREST_PAIRS], dtype=torch.int64), states, target_ids[number])
         return tuner
 
     @classmethod
-    def of(cls, translator: Translator, examples: NeighborIndex, source_ids: Ids, target_ids: Ids) -> "_Tuner":
+    def of(cls, translator: Translator, index: NeighborIndex, source_ids: Ids, target_ids: Ids) -> "_Tuner":
         """Create a tuner on separate dev pairs."""
-        tuner, usable = cls(translator, examples), _usable_pairs(source_ids, target_ids)
+        tuner, usable = cls(translator, index), _usable_pairs(source_ids, target_ids)
         usable = usable[:: math.ceil(len(usable) / _MAX_TUNING_PAIRS)] if usable else usable
         if not usable:
             raise TransduceError(
                 f"No dev pair is left for tuning: both sides need text of at most {MAX_TOKENS} tokens."
             )
-        nearest = examples.nearest_pairs(translator.model, [source_ids[n] for n in usable])
+        nearest = index.nearest_pairs(translator.model, [source_ids[n] for n in usable])
         for number, pairs in zip(usable, nearest, strict=True):
             states = decoder_states(translator.model, [source_ids[number]], [target_ids[number]])
             tuner._add(pairs, states, target_ids[number])
@@ -188,7 +196,7 @@ class _Tuner:
         with torch.inference_mode():
             on_device = states.to(model.source_weight), tokens.to(model.source_weight.device)
             self.alone += token_log_probabilities(model, *on_device, model.config.forbidden_tokens).tolist()
-        candidates = self._examples.retriever_of_pairs([pairs], torch.device("cpu"))
+        candidates = self._index.retriever_of_pairs([pairs], torch.device("cpu"))
         labels, near = candidates.nearest(states[None])
         lengths = states.square().sum(-1, keepdim=True)
         self._voted.append((near[0] - lengths, labels[0] == tokens[:, None]))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from transduce.acceleration import find_batch_search
+from transduce.deprecation import with_current_settings
 from transduce.errors import TransduceError
 from transduce.inference.batch_invariance import (
     MAX_SENTENCES,
@@ -107,7 +108,7 @@ def read_max_source_tokens(folder: Path) -> int:
 def _read_run_settings(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
-    table = read_toml(path.parent, path.name).get("search")
+    table = with_current_settings(read_toml(path.parent, path.name), warn=False).get("search")
     return table if isinstance(table, dict) else None
 
 
@@ -262,7 +263,7 @@ def start_search(
     search: SearchSettings,
     more_rules: Sequence[Rule] = (),
     *,
-    examples: NeighborIndex | None = None,
+    datastore: NeighborIndex | None = None,
 ) -> Search:
     """Return a search that is ready for its first step.
 
@@ -272,7 +273,7 @@ def start_search(
         batch: the sentences to translate.
         search: the search settings.
         more_rules: rules applied after those of the search settings.
-        examples: datastore for kNN retrieval; used only with a single model.
+        datastore: datastore for kNN retrieval; used only with a single model.
 
     Raises:
         TransduceError: a model is in training mode, or lacks the attention that the settings need.
@@ -287,8 +288,8 @@ def start_search(
     attentive = _follows_attention(search, width)
     scorers = _scorers(models, batch, search, attentive=attentive)
     scorer: Scorer = scorers[0] if len(scorers) == 1 else Ensemble(scorers)
-    if examples is not None and isinstance(scorer, TransformerScorer):
-        scorer = RetrievalScorer(scorer, examples.retriever_for(models[0], batch.source_ids))
+    if datastore is not None and isinstance(scorer, TransformerScorer):
+        scorer = RetrievalScorer(scorer, datastore.retriever_for(models[0], batch.source_ids))
     if vocabulary.forced:
         batch = batch._replace(prefixes=[[*vocabulary.forced, *prefix] for prefix in batch.prefixes])
     elif search.generate is not None and (first := search.generate.forced_first_id) is not None:
@@ -323,17 +324,17 @@ def start_search(
     return BeamSearch(scorer, bounds, beam, rules=rules, selection=selection, coverage=coverage)
 
 
-def max_sentences(search: SearchSettings, examples: NeighborIndex | None) -> int | None:
+def max_sentences(search: SearchSettings, datastore: NeighborIndex | None) -> int | None:
     """Return the maximum number of sentences in a batch; None: only tokens are limited.
 
     Raises:
         TransduceError: the search settings cannot be combined with kNN retrieval.
     """
-    if examples is None:
-        return MAX_SENTENCES if search.strict else None
-    if search.strict:
-        raise TransduceError("`strict` cannot be combined with a datastore: leave one of them out.")
-    return examples.max_sentences
+    if datastore is None:
+        return MAX_SENTENCES if search.batch_invariant else None
+    if search.batch_invariant:
+        raise TransduceError("`batch_invariant` cannot be combined with a datastore: leave one of them out.")
+    return datastore.max_sentences
 
 
 def max_model_positions(models: Sequence[EncoderDecoder]) -> int:
@@ -383,7 +384,7 @@ def _scorers(
 ) -> Sequence[TransformerScorer | BatchInvariantScorer]:
     device, pad_id = models[0].source_weight.device, models[0].config.pad_id
     everything = search.generate is not None
-    if not search.strict:
+    if not search.batch_invariant:
         source = pad(batch.source_ids, pad_id, device)
         return [TransformerScorer(model, source, attentive=attentive, all_tokens=everything) for model in models]
     source = pad(batch.source_ids, pad_id, device, width=common_padded_length(batch.source_ids))

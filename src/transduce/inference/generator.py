@@ -17,6 +17,7 @@ from torch import Tensor
 
 from transduce.acceleration import decoded_model
 from transduce.argument_checks import as_path, as_text
+from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
 from transduce.inference.decoding import build_rules, explain_search_out_of_memory
 from transduce.inference.scorers import ContinuingScorer
@@ -32,7 +33,7 @@ from transduce.search.greedy import GreedySearch, take_argmax
 from transduce.search.rules import ExtraEndTokens
 from transduce.search.sampling import Draw
 from transduce.search.scorer import Bounds, Hypothesis, Search, length_penalty, run
-from transduce.search.settings import SamplingSettings, SearchSettings, checked_search
+from transduce.search.settings import SamplingSettings, SearchSettings, checked_search, override_search
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 
@@ -43,7 +44,7 @@ DEFAULT_LENGTH = 200
 DEFAULT_SEARCH = SearchSettings(max_length=DEFAULT_LENGTH, sampling=SamplingSettings(temperature=0.8))
 _ENDLESS = -1  # an end-symbol id that no token has
 # Search settings that need a source text, with the values that leave them off.
-_TRANSLATION_ONLY = {"coverage_penalty": 0.0, "diverse_groups": 1, "strict": False, "generate": None}
+_TRANSLATION_ONLY = {"coverage_penalty": 0.0, "diverse_groups": 1, "batch_invariant": False, "generate": None}
 _UNFINISHED = "\ufffd"  # replacement character for incomplete UTF-8 bytes
 _LONGEST_CONTEXT = 1024  # in tokens, if the folder does not specify it and positions are unlimited
 
@@ -53,9 +54,9 @@ class Continuation(msgspec.Struct, frozen=True):
 
     text: str
     """The generated text without the prompt."""
-    pieces: tuple[str, ...]
+    tokens: tuple[str, ...] = msgspec.field(name="pieces")
     """The generated tokens as the vocabulary spells them."""
-    piece_log_probabilities: tuple[float, ...]
+    token_log_probabilities: tuple[float, ...] = msgspec.field(name="piece_log_probabilities")
     """The model's own log-probability of each token, in nats, before sampling settings are applied.
 
     Padding and the unknown token have zero probability here, unlike in `Generator.score`.
@@ -64,6 +65,9 @@ class Continuation(msgspec.Struct, frozen=True):
     """Sum of the log-probabilities, divided by the length penalty if one is set."""
     ended: bool
     """True if the text ended with its end symbol (or its line, with `one_line`), not at the maximum length."""
+
+    pieces = renamed_attribute("pieces", "tokens")
+    piece_log_probabilities = renamed_attribute("piece_log_probabilities", "token_log_probabilities")
 
     def __repr__(self) -> str:
         return f"Continuation({self.text!r}, score={self.score:.4f})"
@@ -89,17 +93,19 @@ class Generation(msgspec.Struct, frozen=True):
 class TextScore(msgspec.Struct, frozen=True, kw_only=True):
     """The probability that a language model assigns to a text."""
 
-    pieces: int
+    tokens: int = msgspec.field(name="pieces")
     """Number of tokens scored."""
     characters: int
     """Number of characters of the text."""
     nats: float
     """Sum of the negative log-probabilities of all tokens, in nats."""
 
+    pieces = renamed_attribute("pieces", "tokens")
+
     @property
     def perplexity(self) -> float:
         """Perplexity per token."""
-        return math.exp(min(100.0, self.nats / max(1, self.pieces)))
+        return math.exp(min(100.0, self.nats / max(1, self.tokens)))
 
     @property
     def bits_per_character(self) -> float:
@@ -137,6 +143,9 @@ class Generator:
         *,
         n_best: int | None = None,
         max_length: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
         seed: int | None = None,
         search: SearchSettings | None = None,
         one_line: bool = False,
@@ -147,6 +156,10 @@ class Generator:
             prompt: the start of the text; an empty prompt starts a new line.
             n_best: number of continuations.
             max_length: maximum number of new tokens in each continuation.
+            temperature: logits are divided by it before a token is drawn; below 1, likely tokens become more likely.
+                0: no sampling, but greedy search.
+            top_k: only this many of the most likely tokens may be drawn; 0: all.
+            top_p: only the most likely tokens that together have this probability may be drawn (Holtzman et al. 2020).
             seed: random seed of sampling.
             search: search settings; None: sampling at temperature 0.8. The arguments above override them.
             one_line: end each continuation at the end of its line.
@@ -154,7 +167,9 @@ class Generator:
         Raises:
             TransduceError: an option is out of range or not supported by language models.
         """
-        settings = self._settings(search or DEFAULT_SEARCH, n_best=n_best, max_length=max_length, seed=seed)
+        sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        changed = override_search(checked_search(search or DEFAULT_SEARCH), {}, sampling)
+        settings = self._settings(changed, n_best=n_best, max_length=max_length, seed=seed)
         ids = self.prompt_ids(prompt)
         with torch.inference_mode(), explain_search_out_of_memory(settings):
             (hypotheses,) = run(self._begin(ids, settings, one_line=one_line), self._observer(one_line=one_line))
@@ -218,7 +233,7 @@ class Generator:
             logits = model(inputs)[0, scored - 1 - start :].float()  # (stop - scored, V)
             nats -= float(logits.log_softmax(dim=-1).gather(-1, labels[:, None]).sum())
             scored = stop
-        return TextScore(pieces=len(ids) - 1, characters=len(text), nats=nats)
+        return TextScore(tokens=len(ids) - 1, characters=len(text), nats=nats)
 
     def prompt_ids(self, text: str) -> list[int]:
         """Return the token ids of a text as in training.

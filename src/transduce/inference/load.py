@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from transduce.argument_checks import as_integer, as_paths, as_text, as_texts
+from transduce.deprecation import renamed_arguments
 from transduce.errors import TransduceError
 from transduce.inference.classifier import Classifier, load_classifier
 from transduce.inference.decoding import read_max_source_tokens, read_search_settings
@@ -33,6 +34,7 @@ from transduce.search.settings import SearchSettings
 # --- translation models ---
 
 
+@renamed_arguments(examples="datastore")
 def open_translator(
     folder: str | Path | Sequence[str | Path],
     *,
@@ -54,7 +56,7 @@ def open_translator(
         threads: number of compute threads in the whole process; None: $OMP_NUM_THREADS, or all usable cores.
         source_language: source language, for models with language tags (NLLB, mBART, M2M100).
         target_language: target language, for models with language tags.
-        datastore: a datastore file of `transduce remember` for kNN retrieval.
+        datastore: a datastore file of `transduce build-datastore` for kNN retrieval.
 
     Returns:
         The translator.
@@ -80,7 +82,7 @@ def open_translator(
         search=read_search_settings(folders[0]),
         ensemble=further_models,
         max_source_tokens=min(map(read_max_source_tokens, folders)),
-        examples=None if datastore is None else read_datastore(datastore, first),
+        datastore=None if datastore is None else read_datastore(datastore, first),
     )
 
 
@@ -168,6 +170,7 @@ def load(
     target_language: str | None = ...,
     datastore: str | Path | None = ...,
 ) -> Translator | Generator | Filler | Classifier | Parser | Forecaster: ...
+@renamed_arguments(examples="datastore")
 def load(
     folder: str | Path | Sequence[str | Path],
     *,
@@ -194,7 +197,7 @@ def load(
         threads: number of compute threads in the whole process; None: $OMP_NUM_THREADS, or all usable cores.
         source_language: source language, for models with language tags (NLLB, mBART, M2M100).
         target_language: target language, for models with language tags.
-        datastore: a datastore file of `transduce remember` for kNN retrieval, for translators.
+        datastore: a datastore file of `transduce build-datastore` for kNN retrieval, for translators.
 
     Returns:
         The loaded model, ready to be called.
@@ -364,7 +367,7 @@ class TranslationPipeline:
         for alternative in translation.alternatives:
             answer = Answer()
             if return_tensors:
-                answer["translation_token_ids"] = [self.translator.tokenizer.target.id(p) for p in alternative.pieces]
+                answer["translation_token_ids"] = [self.translator.tokenizer.target.id(p) for p in alternative.tokens]
             if return_text:
                 answer["translation_text"] = alternative.text
             answers.append(answer)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from transduce.argument_checks import as_integer, as_path, as_text
+from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
 from transduce.machine import Precision
 from transduce.model.encoder import Encoder
@@ -23,12 +24,14 @@ from transduce.text.tokenizer import Tokenizer
 class Candidate(msgspec.Struct, frozen=True):
     """A candidate token for a mask."""
 
-    piece: str
+    token: str = msgspec.field(name="piece")
     """The token as the vocabulary spells it: ▁ stands for a space."""
     text: str
     """The text that the token stands for, with a leading space if it has one."""
     probability: float
     """The token's probability at the mask."""
+
+    piece = renamed_attribute("piece", "token")
 
 
 class Filling(msgspec.Struct, frozen=True):

@@ -294,7 +294,7 @@ def _begins_anew(plain: list[str], text: list[str]) -> bool:
 
 
 def _cut(translation: Translation) -> str | None:
-    return None if translation.alternatives[0].ended or translation.given_up else ""
+    return None if translation.alternatives[0].ended or translation.stopped else ""
 
 
 def _repeated(source: str, text: str) -> str | None:
@@ -381,8 +381,8 @@ def nats_per_token(translation: Translation, terms: Sequence[str] = ()) -> float
     The tokens of glossary terms do not count, because the model would not have written them.
     """
     best = translation.alternatives[0]
-    term_positions = _token_positions(best.pieces, terms)
-    values = [value for position, value in enumerate(best.piece_log_probabilities) if position not in term_positions]
+    term_positions = _token_positions(best.tokens, terms)
+    values = [value for position, value in enumerate(best.token_log_probabilities) if position not in term_positions]
     return -sum(values) / max(1, len(values))
 
 

@@ -248,7 +248,7 @@ def read_datastore(path: str | Path, model: EncoderDecoder) -> NeighborIndex:
             tensors = DatastoreTensors(*(file.get_tensor(name) for name in DatastoreTensors._fields))
     except (OSError, SafetensorError, KeyError, msgspec.MsgspecError) as error:
         raise TransduceError(
-            f"{path} is not a datastore ({error}): name a file that `transduce remember` wrote."
+            f"{path} is not a datastore ({error}): name a file that `transduce build-datastore` wrote."
         ) from error
     states, weight = tensors.states, model.source_weight
     fits = states.shape[1] == weight.shape[1] and len(tensors.rarities) == len(weight)
@@ -257,7 +257,9 @@ def read_datastore(path: str | Path, model: EncoderDecoder) -> NeighborIndex:
         stored, computed = states[: len(first[1][0])].float(), decoder_states(model, *first)
         fits = float((computed - stored).norm()) <= _MAX_DIFFERENCE * float(stored.norm())
     if not fits:
-        raise TransduceError(f"{path} is a datastore of another model: build it again with `transduce remember`.")
+        raise TransduceError(
+            f"{path} is a datastore of another model: build it again with `transduce build-datastore`."
+        )
     return NeighborIndex(tensors, card)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from transduce.acceleration import decoded_model, exact_projection
 from transduce.argument_checks import as_texts
+from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
 from transduce.inference.batching import pad
 from transduce.inference.translation import Alternative, Translation
@@ -47,20 +48,22 @@ class Score(msgspec.Struct, frozen=True):
     """The scored translation."""
     tokens: tuple[str, ...]
     """The target's tokens, without the end symbol."""
-    piece_log_probabilities: tuple[float, ...]
+    token_log_probabilities: tuple[float, ...] = msgspec.field(name="piece_log_probabilities")
     """Log-probability of each token and of the end symbol, in nats."""
     score: float
     """The log-probability divided by the length penalty, as search ranks hypotheses."""
 
+    piece_log_probabilities = renamed_attribute("piece_log_probabilities", "token_log_probabilities")
+
     @property
     def log_probability(self) -> float:
         """The log-probability ln P(target | source): the sum over the tokens and the end symbol."""
-        return sum(self.piece_log_probabilities)
+        return sum(self.token_log_probabilities)
 
 
 def as_translation(score: Score) -> Translation:
     """Return a scored target as a translation, as if search had found it."""
-    alternative = Alternative(score.target, score.tokens, score.piece_log_probabilities, score.score, ended=True)
+    alternative = Alternative(score.target, score.tokens, score.token_log_probabilities, score.score, ended=True)
     return Translation(score.source, (alternative,))
 
 
@@ -116,7 +119,7 @@ def score_translations(
             source=source,
             target=target,
             tokens=tuple(tokenizer.target.pieces(ids[:-1])),
-            piece_log_probabilities=values[number],
+            token_log_probabilities=values[number],
             score=sum(values[number]) / divisor(len(ids), alpha),
         )
         for number, (source, target, ids) in enumerate(zip(sources, targets, target_ids, strict=True))

@@ -92,7 +92,7 @@ def _losses(text: str, words: Sequence[Span], full_score: Score, without: Score,
         return [0.0] * len(words)
     ids = vocabulary.encode(text)
     spans = token_spans(vocabulary.token_texts(ids), text)
-    pairs = zip(full_score.piece_log_probabilities, without.piece_log_probabilities, strict=True)
+    pairs = zip(full_score.token_log_probabilities, without.token_log_probabilities, strict=True)
     # drops forced first tokens and the end symbol
     token_losses = [one - other for one, other in pairs][-1 - len(ids) : -1]
     lengths = [[max(1, min(w.end - w.start, p.end - p.start)) for p in spans] for w in words]

@@ -108,7 +108,7 @@ def insert_terms(
         if part.key in translations and not part.prefix and not part.phrases and len(part.ids) <= MAX_TOKENS
         for alternative in translations[part.key].alternatives
         if alternative.ended
-        and len(alternative.pieces) < model.max_tokens // 2
+        and len(alternative.tokens) < model.max_tokens // 2
         and glossary.missing(part.text, alternative.text)
     ]
     changed = substitute([(draft.part.text, draft.alternative.text) for draft in drafts], glossary, model, min_loss)
@@ -174,7 +174,7 @@ def substitute(
 
 def _preference(score: Score) -> tuple[float, str]:
     """Return a sort key: the mean log-probability per token; ties are broken by the text."""
-    return score.log_probability / len(score.piece_log_probabilities), score.target
+    return score.log_probability / len(score.token_log_probabilities), score.target
 
 
 def _find_positions(

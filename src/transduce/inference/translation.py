@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import msgspec
 from torch import Tensor
 
+from transduce.deprecation import renamed_attribute
 from transduce.search.scorer import Hypothesis
 from transduce.text.vocabulary import Vocabulary
 
@@ -54,14 +55,17 @@ class Alternative(msgspec.Struct, frozen=True):
 
     text: str
     """The translated text."""
-    pieces: tuple[str, ...]
+    tokens: tuple[str, ...] = msgspec.field(name="pieces")
     """The tokens, without the end symbol, as the vocabulary spells them."""
-    piece_log_probabilities: tuple[float, ...]
+    token_log_probabilities: tuple[float, ...] = msgspec.field(name="piece_log_probabilities")
     """The log-probability of each token and, if `ended`, of the end symbol, in nats."""
     score: float
     """The log-probability divided by the length penalty, by which alternatives are ranked."""
     ended: bool
     """False if the maximum length truncated the translation, or decoding was stopped."""
+
+    pieces = renamed_attribute("pieces", "tokens")
+    piece_log_probabilities = renamed_attribute("piece_log_probabilities", "token_log_probabilities")
 
     def __repr__(self) -> str:
         return f"Alternative({self.text!r}, score={self.score:.4f}{'' if self.ended else ', ended=False'})"
@@ -82,13 +86,15 @@ class Translation(msgspec.Struct, frozen=True):
     """
     joined: tuple[tuple[str, str], ...] = ()
     """The source and translation of each part, if there are several."""
-    given_up: bool = False
+    stopped: bool = msgspec.field(default=False, name="given_up")
     """True if an observer stopped decoding; then the text is incomplete and may be empty."""
+
+    given_up = renamed_attribute("given_up", "stopped")
 
     @classmethod
     def of(cls, source: str, text: str) -> "Translation":
         """Create a translation from a given source and text, without scores."""
-        return cls(source, (Alternative(text=text, pieces=(), piece_log_probabilities=(), score=0.0, ended=True),))
+        return cls(source, (Alternative(text=text, tokens=(), token_log_probabilities=(), score=0.0, ended=True),))
 
     @property
     def text(self) -> str:
@@ -114,7 +120,7 @@ class Translation(msgspec.Struct, frozen=True):
 
 def empty_alternative(*, ended: bool = True) -> Alternative:
     """Return an empty alternative, for an empty sentence or one whose decoding was stopped before its start."""
-    return Alternative(text="", pieces=(), piece_log_probabilities=(), score=0.0, ended=ended)
+    return Alternative(text="", tokens=(), token_log_probabilities=(), score=0.0, ended=ended)
 
 
 def translation_from_hypotheses(source: str, hypotheses: Sequence[Hypothesis], vocabulary: Vocabulary) -> Translation:
@@ -122,8 +128,8 @@ def translation_from_hypotheses(source: str, hypotheses: Sequence[Hypothesis], v
     alternatives = tuple(
         Alternative(
             text=vocabulary.decode(list(hypothesis.ids)),
-            pieces=tuple(vocabulary.pieces(list(hypothesis.ids))),
-            piece_log_probabilities=hypothesis.token_log_probabilities,
+            tokens=tuple(vocabulary.pieces(list(hypothesis.ids))),
+            token_log_probabilities=hypothesis.token_log_probabilities,
             score=hypothesis.score,
             ended=hypothesis.ended,
         )
@@ -134,16 +140,16 @@ def translation_from_hypotheses(source: str, hypotheses: Sequence[Hypothesis], v
 
 def join_parts(source: str, parts: Sequence[Translation], separator: str) -> Translation:
     """Join the translations of a long sentence's parts to one translation."""
-    given_up = any(part.given_up for part in parts)
+    stopped = any(part.stopped for part in parts)
     if len(parts) == 1:
-        return Translation(source, parts[0].alternatives, given_up=given_up)
+        return Translation(source, parts[0].alternatives, stopped=stopped)
     best = [part.alternatives[0] for part in parts]
     joined = Alternative(
         text=separator.join(part.text for part in best if part.text),
-        pieces=tuple(token for part in best for token in part.pieces),
-        piece_log_probabilities=tuple(value for part in best for value in part.piece_log_probabilities),
+        tokens=tuple(token for part in best for token in part.tokens),
+        token_log_probabilities=tuple(value for part in best for value in part.token_log_probabilities),
         score=sum(part.score for part in best),
         ended=all(part.ended for part in best),
     )
     pairs = tuple((part.source, part.text) for part in parts)
-    return Translation(source, (joined,), parts=len(parts), joined=pairs, given_up=given_up)
+    return Translation(source, (joined,), parts=len(parts), joined=pairs, stopped=stopped)

@@ -8,6 +8,7 @@ import msgspec
 import torch
 
 from transduce.argument_checks import as_phrases, as_text, as_texts, one_per_sentence
+from transduce.deprecation import renamed_arguments, renamed_attribute
 from transduce.errors import TransduceError
 from transduce.inference.batch_invariance import BatchInvarianceCheck, padded_length
 from transduce.inference.batching import (
@@ -49,7 +50,7 @@ from transduce.model.transformer import Transformer
 from transduce.model_folder.load import precision_of, summary
 from transduce.search.constraints import Phrase
 from transduce.search.scorer import Hypothesis, Observer, Search, run
-from transduce.search.settings import SearchSettings, checked_search
+from transduce.search.settings import SearchSettings, checked_search, override_search
 from transduce.text.glossary import Glossary
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.word_spans import Span
@@ -58,6 +59,7 @@ from transduce.text.word_spans import Span
 class Translator:
     """A translation model with its tokenizer and search settings. Call it with a sentence or a list of sentences."""
 
+    @renamed_arguments(examples="datastore")
     def __init__(
         self,
         model: EncoderDecoder,
@@ -68,7 +70,7 @@ class Translator:
         search: SearchSettings | None = None,
         ensemble: Sequence[EncoderDecoder] = (),
         max_source_tokens: int = DEFAULT_MAX_SOURCE,
-        examples: NeighborIndex | None = None,
+        datastore: NeighborIndex | None = None,
     ) -> None:
         """Create a translator.
 
@@ -81,7 +83,7 @@ class Translator:
             ensemble: further models with the same tokenizer, whose probabilities are averaged with the model's.
             max_source_tokens: maximum number of source tokens; longer texts are split into parts. The models' positions
                 limit texts, too.
-            examples: datastore for kNN retrieval, for a single model.
+            datastore: datastore for kNN retrieval, for a single model.
         """
         self.model = model
         self.models = (model, *ensemble)
@@ -89,10 +91,12 @@ class Translator:
         self.source_language = source_language
         self.target_language = target_language
         self.search = search or SearchSettings()
-        self.examples = None if examples is None else examples.for_single_model(self.models)
+        self.datastore = None if datastore is None else datastore.for_single_model(self.models)
         special_tokens = len(tokenizer.source.with_special_tokens([]))
         self.longest_source = max(1, min(max_source_tokens, max_model_positions(self.models) - special_tokens))
         self._proof = BatchInvarianceCheck(self._search_sources, tokenizer.source)
+
+    examples = renamed_attribute("examples", "datastore")
 
     def __repr__(self) -> str:
         pair = f"{self.source_language or 'source'} → {self.target_language or 'target'}"
@@ -134,6 +138,10 @@ class Translator:
         length_penalty: float | None = None,
         n_best: int | None = None,
         max_length: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
         prefix: str | None = None,
         phrases: Iterable[str] = (),
         glossary: GlossaryLike = None,
@@ -148,12 +156,16 @@ class Translator:
         length_penalty: float | None = None,
         n_best: int | None = None,
         max_length: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
         prefix: str | None = None,
         phrases: Iterable[str] = (),
         glossary: GlossaryLike = None,
         search: SearchSettings | None = None,
     ) -> list[Translation]: ...
-    def __call__(
+    def __call__(  # noqa: PLR0913  (the command's own options)
         self,
         text: str | list[str] | tuple[str, ...],
         *,
@@ -161,6 +173,10 @@ class Translator:
         length_penalty: float | None = None,
         n_best: int | None = None,
         max_length: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
         prefix: str | None = None,
         phrases: Iterable[str] = (),
         glossary: GlossaryLike = None,
@@ -168,12 +184,20 @@ class Translator:
     ) -> Translation | list[Translation]:
         """Translate one sentence, or a list of sentences in order.
 
+        Any of `temperature`, `top_k`, `top_p` and `seed` samples translations instead of searching for the best one;
+        `n_best` is then the number of samples.
+
         Args:
             text: a sentence, or a list of sentences; an empty sentence gives an empty translation.
             beam_size: number of beam hypotheses; 1: greedy search.
             length_penalty: exponent alpha of the length penalty; higher values favor longer translations.
             n_best: number of alternatives returned for each sentence.
             max_length: maximum number of new tokens.
+            temperature: logits are divided by it before a token is drawn; below 1, likely tokens become more likely.
+                0: no sampling, but greedy search.
+            top_k: only this many of the most likely tokens may be drawn; 0: all.
+            top_p: only the most likely tokens that together have this probability may be drawn (Holtzman et al. 2020).
+            seed: random seed of sampling.
             prefix: text that every translation must start with.
             phrases: phrases that every translation must contain.
             glossary: terms that must be translated as specified: a mapping, a `Glossary` or a file.
@@ -183,8 +207,8 @@ class Translator:
             TransduceError: an option is out of range.
         """
         options = {"beam_size": beam_size, "length_penalty": length_penalty, "n_best": n_best, "max_length": max_length}
-        changes = {name: value for name, value in options.items() if value is not None}
-        settings = msgspec.structs.replace(checked_search(search or self.search), **changes)
+        sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+        settings = override_search(checked_search(search or self.search), options, sampling)
         sentences = as_texts(text)
         required = [as_phrases(phrases)] * len(sentences)
         translations = self.translate(sentences, settings, prefix=prefix or "", phrases=required, glossary=glossary)
@@ -258,7 +282,7 @@ class Translator:
                 for part, results in pairs
             }
 
-        is_watched = watch.observer is not None or self.examples is not None
+        is_watched = watch.observer is not None or self.datastore is not None
         threads = 1 if is_watched else num_parallel_batches(self.models, search)
         results_by_batch = decode_in_parallel(decode, list(self._batches(parts, search)), threads)
         return {key: translation for results in results_by_batch for key, translation in results.items()}
@@ -305,7 +329,7 @@ class Translator:
     def _stream_batch(self, batch: Batch, search: SearchSettings) -> Iterator[str]:
         """Yield one sentence's translation while it is generated."""
         growing = GrowingText(self.tokenizer.target)
-        if search.strict:
+        if search.batch_invariant:
             self._proof.check(search)
         with explain_search_out_of_memory(search):
             progress = self._begin(batch, search)
@@ -372,7 +396,11 @@ class Translator:
         """
         alpha, generate = search.length_penalty, search.generate
         rank = partial(score_translations, self.models, self.tokenizer, alpha=alpha, generate=generate, longest=longest)
-        return rank if not search.strict else lambda *sides: [rank([s], [t])[0] for s, t in zip(*sides, strict=True)]
+        return (
+            rank
+            if not search.batch_invariant
+            else lambda *sides: [rank([s], [t])[0] for s, t in zip(*sides, strict=True)]
+        )
 
     def search_ids(
         self,
@@ -397,7 +425,7 @@ class Translator:
         """
         if not source_ids:
             return []
-        if search.strict:
+        if search.batch_invariant:
             self._proof.check(search)
         none: list[list[int]] = [[]] * len(source_ids)
         batch = Batch(source_ids, prefixes or none, phrases or [()] * len(source_ids), places or range(len(source_ids)))
@@ -425,14 +453,14 @@ class Translator:
         """Yield batches of parts with the same beam width and, if batch-invariant, the same padded length."""
 
         def kind(part: Part) -> tuple[int, ...]:
-            return (beam_width(search, [part.phrases]), padded_length(len(part.ids)) if search.strict else 0)
+            return (beam_width(search, [part.phrases]), padded_length(len(part.ids)) if search.batch_invariant else 0)
 
         most = batch_token_budget(self.device) // beam_width(search, [part.phrases for part in parts])
-        return batches(parts, most, kind=kind, max_sentences=max_sentences(search, self.examples))
+        return batches(parts, most, kind=kind, max_sentences=max_sentences(search, self.datastore))
 
     def _begin(self, batch: Batch, search: SearchSettings) -> Search:
         with torch.inference_mode():
-            return start_search(self.models, self.tokenizer.target, batch, search, examples=self.examples)
+            return start_search(self.models, self.tokenizer.target, batch, search, datastore=self.datastore)
 
     def _search_sources(self, source_ids: list[list[int]], search: SearchSettings) -> list[list[Hypothesis]]:
         """Search without prefixes, phrases and the batch-invariance check."""

@@ -11,6 +11,7 @@ Shapes: N layers, H heads, T target words, S source words, F features.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from transduce.argument_checks import as_path
 from transduce.errors import TransduceError
 from transduce.inference.batching import pad
-from transduce.inference.scoring import MAX_TOKENS
+from transduce.inference.scoring import MAX_TOKENS, as_pairs
 from transduce.inference.translator import Translator
 from transduce.model.attention import AttentionTrace
 from transduce.text.vocabulary import Vocabulary
@@ -330,7 +332,49 @@ def choose_heads(translator: Translator, known: Sequence[KnownAlignment]) -> Hea
     )
 
 
-def align(translator: Translator, pairs: Iterable[WordPair], heads: HeadWeights | None = None) -> Iterable[Links]:
+def align(
+    translator: Translator,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    *,
+    heads: HeadWeights | str | Path | None = None,
+) -> list[Links]:
+    """Align the words of sentences with those of their translations, by the attention of a translator.
+
+    Words are split at spaces, and into characters in scripts without spaces.
+
+    Args:
+        translator: a translator of a Transformer or a recurrent model with attention.
+        sources: source sentences.
+        targets: the translation of each source.
+        heads: the heads to use and their weights, from `transduce align --learn`: a file, or its content; None: the
+            mean of all heads.
+
+    Returns:
+        The links of each pair: (source word, target word), both counted from 0.
+
+    Raises:
+        TransduceError: the numbers of sources and targets differ, or the heads belong to another model.
+    """
+    sources, targets = as_pairs(sources, targets)
+    weights = read_heads(as_path(heads, "`heads`")) if isinstance(heads, str | Path) else heads
+    pairs = [word_pair(*pair) for pair in zip(sources, targets, strict=True)]
+    return list(align_pairs(translator, pairs, weights))
+
+
+def read_heads(path: Path) -> HeadWeights:
+    """Read the heads that `transduce align --learn` wrote.
+
+    Raises:
+        TransduceError: the file contains something else.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=HeadWeights)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TransduceError(f"{path} does not hold chosen heads ({error}): write it with --learn.") from None
+
+
+def align_pairs(translator: Translator, pairs: Iterable[WordPair], heads: HeadWeights | None = None) -> Iterable[Links]:
     """Yield the links of each pair: (source word, target word), both from 0.
 
     Args:

@@ -92,7 +92,7 @@ def inspect_sentence(
 
 def plain_search(search: SearchSettings, *, n_best: int) -> SearchSettings:
     """Return a copy of search settings without sampling and without batch invariance."""
-    return msgspec.structs.replace(search, n_best=n_best, sampling=None, strict=False)
+    return msgspec.structs.replace(search, n_best=n_best, sampling=None, batch_invariant=False)
 
 
 def sentence_ids(translator: Translator, source: str) -> list[int]:

@@ -1,6 +1,7 @@
 """Settings of search and sampling."""
 
 import math
+from collections.abc import Mapping
 from functools import cache
 from numbers import Integral, Real
 from typing import Any
@@ -117,7 +118,7 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Cost in nats of a token for each earlier group that chose it at the same position."""
     forbidden: tuple[str, ...] = ()
     """Texts that no translation may contain: words, matched as whole words, and `<unk>` for the unknown token."""
-    strict: bool = False
+    batch_invariant: bool = False
     """Make scores bit-equal whatever else is in the batch, or refuse if that is impossible; uses one thread and takes
     up to twice the time.
     """
@@ -175,3 +176,33 @@ def checked_search(search: object) -> SearchSettings:
             f"`search` must be a `SearchSettings`, but is {search!r}: write SearchSettings(beam_size=4)."
         )
     return search
+
+
+def override_search(
+    search: SearchSettings, options: Mapping[str, Any], sampling: Mapping[str, float | None]
+) -> SearchSettings:
+    """Return search settings with the options that are not None; any sampling option makes search sample.
+
+    Args:
+        search: the settings to start from.
+        options: fields of `SearchSettings` with their new values; None: unchanged.
+        sampling: fields of `SamplingSettings` with their new values; None: unchanged. A temperature of 0 means greedy
+            search.
+
+    Raises:
+        TransduceError: an option is out of range, or beam search and sampling are requested together.
+    """
+    changes = {name: value for name, value in options.items() if value is not None}
+    draws = {name: value for name, value in sampling.items() if value is not None}
+    named = [name for name in ("beam_size", "length_penalty") if name in changes]
+    if draws and named:
+        raise TransduceError(
+            f"`{named[0]}` sets how to search, but `{next(iter(draws))}` samples instead: leave one of them out."
+        )
+    if draws.get("temperature") == 0 and not isinstance(draws["temperature"], bool):
+        return msgspec.structs.replace(
+            search, **({"n_best": 1} | changes), beam_size=1, diverse_groups=1, sampling=None
+        )
+    if draws:
+        changes["sampling"] = msgspec.structs.replace(search.sampling or SamplingSettings(), **draws)
+    return msgspec.structs.replace(search, **changes)

@@ -140,7 +140,7 @@ def vocabulary_notices(tokenizer: Tokenizer, files: CorpusFiles, model: str, *, 
         if share > _MANY_ODD_TOKENS:
             notices.append(
                 f"{share:.0%} of the {side}'s tokens are bytes or unknown, because the vocabulary of {model} lacks "
-                "their characters: start from a model of this script, or without --from."
+                "their characters: start from a model of this script, or without --init-from."
             )
     return notices
 
@@ -308,13 +308,13 @@ def prepare_corpus(
         lacking = [mark for mark in text.marks if not tokenizer.target.has_special_token(mark)]
         if lacking:
             raise TransduceError(
-                f"The vocabulary of {settings.start_from} lacks the token {lacking[0]}, which `task.kind` "
+                f"The vocabulary of {settings.init_from} lacks the token {lacking[0]}, which `task.kind` "
                 f"{settings.task.kind} needs for this text: start from another model, or from none."
             )
         tokenizer_settings = tokenizer_settings_of(tokenizer)
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(folder)
-        for line in vocabulary_notices(tokenizer, text.files, str(settings.start_from), both=text.writes_text):
+        for line in vocabulary_notices(tokenizer, text.files, str(settings.init_from), both=text.writes_text):
             display.say(line)
     store_text_file_states(folder, settings.data, text.dev)
     with PreparationBar(display.console, size.pairs) as bar:

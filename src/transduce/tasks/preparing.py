@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from transduce.argument_checks import as_path, as_paths
 from transduce.atomic_io import atomic_folder
 from transduce.data.merging import check_parts
 from transduce.data.parts import Part, PartRequest
-from transduce.data.prepared import PreparedCorpus, prepare, write_corpus
+from transduce.data.prepared import PreparedCorpus, write_corpus
+from transduce.data.prepared import prepare as write_prepared_corpus
 from transduce.data.processes import write_parts
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
@@ -30,7 +32,7 @@ from transduce.tasks.prepared_folder import (
 )
 from transduce.tasks.run.resolving import resolve_tokenizer
 from transduce.tasks.settings.choice_log import ChoiceLog
-from transduce.tasks.settings.reading import make_settings
+from transduce.tasks.settings.reading import make_settings, put_setting
 from transduce.tasks.settings.structs import Settings
 from transduce.text.corpus import CorpusFiles
 from transduce.text.files import count_noun
@@ -121,6 +123,85 @@ class TokenizerReport(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.folder}: a vocabulary of {self.vocabulary_size:,} tokens, in {self.elapsed_seconds:,.1f} s."
 
 
+Files = str | Path | Sequence[str | Path]
+"""One file or several."""
+
+
+def prepare(  # noqa: PLR0913  (the command's own options)
+    *,
+    out: str | Path,
+    source: Files,
+    target: Files | None = None,
+    dev_source: Files | None = None,
+    dev_target: Files | None = None,
+    back_translated: Files | None = None,
+    languages: tuple[str, str] | None = None,
+    task: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    tokenizer: str | Path | None = None,
+    tokenizer_only: bool = False,
+    shard: tuple[int, int] | None = None,
+    workers: int | None = None,
+    hold_out: bool = True,
+) -> PreparationReport | ShardReport | TokenizerReport:
+    """Tokenize a corpus before training: as a whole, as one of several shards, or learn its tokenizer only.
+
+    `transduce.train(out=…, settings={"data.prepared": out})` trains on the result.
+
+    Args:
+        out: the folder to write; a prepared corpus in it is replaced.
+        source: files of source sentences, of pairs (.tsv, .jsonl), or of text alone.
+        target: files of their translations.
+        dev_source: the dev set; None: a part of the training pairs is held out.
+        dev_target: the target side of the dev set.
+        back_translated: files of `source` that a machine wrote by translating their targets back.
+        languages: source and target language; None: by the files' suffixes.
+        task: the task that the corpus is for; None: "translation".
+        settings: further settings of the tables `task`, `data` and `tokenizer`, by their dotted names.
+        tokenizer: a folder with the tokenizer to use, such as a model folder; None: learn one.
+        tokenizer_only: write only the tokenizer, for shards to be prepared later.
+        shard: prepare only part I of N, for (I, N) counted from 1; `transduce.merge_shards` merges all parts.
+        workers: number of worker processes; None: chosen by cores and pairs, 1 for a shard.
+        hold_out: hold out a dev set if none is named.
+
+    Returns:
+        The statistics of what was written.
+
+    Raises:
+        TransduceError: settings or files are invalid, arguments contradict each other, or no pair is left.
+    """
+    content: dict[str, Any] = {}
+    arguments = {
+        "data.source": _paths(source, "source"),
+        "data.target": _paths(target, "target"),
+        "data.dev_source": _paths(dev_source, "dev_source"),
+        "data.dev_target": _paths(dev_target, "dev_target"),
+        "data.back_translated": _paths(back_translated, "back_translated"),
+        "data.languages": None if languages is None else list(languages),
+        "task.kind": task,
+    }
+    for name, value in (arguments | dict(settings or {})).items():
+        if value is not None:
+            put_setting(content, name, value)
+    request = PrepareRequest(
+        settings=content,
+        out=as_path(out, "`out`"),
+        tokenizer=None if tokenizer is None else as_path(tokenizer, "`tokenizer`"),
+        shard=(1, 1) if shard is None else parse_shard("/".join(map(str, shard))),
+        workers=workers,
+        hold_out=hold_out,
+    )
+    if tokenizer_only:
+        if shard is not None or tokenizer is not None:
+            raise TransduceError("`tokenizer_only` learns a tokenizer: leave `shard` and `tokenizer` out.")
+        return prepare_tokenizer(request)
+    return prepare_corpus_folder(request) if shard is None else prepare_shard(request)
+
+
+def _paths(files: Files | None, name: str) -> list[str] | None:
+    return None if files is None else [str(path) for path in as_paths(files, f"`{name}`")]
+
+
 def prepare_tokenizer(request: PrepareRequest) -> TokenizerReport:
     """Learn the vocabulary that training would learn, and write only the tokenizer.
 
@@ -154,7 +235,7 @@ def prepare_corpus_folder(request: PrepareRequest) -> PreparationReport:
             tokenizer = _load_named_tokenizer(request.tokenizer, task.settings, text.marks)
             tokenizer.save(partial)
         with PreparationBar(display.console, size.pairs) as bar:
-            corpus = prepare(
+            corpus = write_prepared_corpus(
                 text.files,
                 tokenizer,
                 text.filters,
@@ -208,14 +289,22 @@ def prepare_shard(request: PrepareRequest) -> ShardReport:
     )
 
 
-def merge_shards(shards: Sequence[Path], out: Path) -> PreparationReport:
+def merge_shards(shards: Sequence[str | Path], out: str | Path) -> PreparationReport:
     """Merge all shards into one corpus, with the same files as preparing the corpus at once.
+
+    Args:
+        shards: the folders of all shards.
+        out: the folder to write.
+
+    Returns:
+        The statistics of the corpus.
 
     Raises:
         TransduceError: a folder is not a shard or is damaged; or shards are missing, overlap, or were prepared
             differently.
     """
     started_at, display = time.monotonic(), ProgressDisplay()
+    shards, out = as_paths(shards, "A shard's folder"), as_path(out, "`out`")
     for shard in shards:
         if shards.count(shard) > 1:
             raise TransduceError(f"Each shard is merged once, but {shard} is named {shards.count(shard)} times.")

@@ -275,7 +275,7 @@ TEACHER_FOLDER = "taught"
 
 
 def train_with_teacher(request: RunRequest) -> TrainResult | None:
-    """Translate the sources with the teacher of `data.teacher`, then train a model on the translations.
+    """Translate the sources with the teacher of `data.distill_from`, then train a model on the translations.
 
     Both stages can be resumed.
 
@@ -293,12 +293,12 @@ def _have_translated(request: RunRequest, data: DataSettings) -> RunRequest:
     """Translate with the teacher, and return the request of the training run on the translations."""
     refuse_to_overwrite(request.out, resume=request.resume)
     _refuse_to_restart(request)
-    translator = open_translator(data.teacher, device=request.device, threads=request.threads)
+    translator = open_translator(data.distill_from, device=request.device, threads=request.threads)
     files = _files(request, data, translator.target_language)
     training_request = _training_request(request, [str(file.path) for file in files])
     preflight_run(training_request)
     (request.out / TEACHER_FOLDER).mkdir(parents=True, exist_ok=True)
-    translate_files(files, translator, [Path(folder) for folder in data.teacher], ProgressDisplay())
+    translate_files(files, translator, [Path(folder) for folder in data.distill_from], ProgressDisplay())
     return training_request
 
 
@@ -306,15 +306,15 @@ def _check(settings: Settings, request: RunRequest) -> None:
     """Refuse settings with which no teacher can translate."""
     data = settings.data
     by_hand = "translate first, and train on the translations (docs/distillation.md)"
-    check_translated(settings, "teacher", by_hand)
+    check_translated(settings, "distill_from", by_hand)
     if not data.source or any(format_of(path, data.format) != "lines" for path in data.source):
         raise TransduceError(
-            "`data.teacher` translates files of sentences, a sentence a line: name them with --source, which neither "
-            "files of pairs nor a prepared corpus can be."
+            "`data.distill_from` translates files of sentences, a sentence a line: name them with --source, which "
+            "neither files of pairs nor a prepared corpus can be."
         )
     if data.target:
         raise TransduceError(
-            "`data.teacher` writes the targets, in place of `data.target`: leave one of them out "
+            "`data.distill_from` writes the targets, in place of `data.target`: leave one of them out "
             "(docs/distillation.md explains how to learn from both)."
         )
     for path in data.source:
@@ -347,7 +347,7 @@ def _refuse_to_restart(request: RunRequest) -> None:
 def _training_request(request: RunRequest, taught: list[str] | None) -> RunRequest:
     """Return the request of the training run: without the teacher, and with the translated files if there are any."""
     content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(request.settings)))
-    del content["data"]["teacher"]
+    del content["data"]["distill_from"]
     if taught is not None:
         put_setting(content, "data.target", taught)
     return msgspec.structs.replace(request, settings=content)

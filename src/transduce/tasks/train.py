@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from transduce.argument_checks import as_path, as_paths
+from transduce.deprecation import renamed_arguments
 from transduce.errors import TransduceError
 from transduce.tasks.run.run import RunRequest, train_run
 from transduce.tasks.run.run_folder import SETTINGS_FILE
@@ -17,7 +18,7 @@ from transduce.training.loop import TrainResult
 
 
 # Folders that an unfinished earlier stage leaves behind, and the option that started the stage.
-_STAGES = {REVERSE_FOLDER: "--monolingual", TEACHER_FOLDER: "--teacher"}
+_STAGES = {REVERSE_FOLDER: "--monolingual", TEACHER_FOLDER: "--distill-from"}
 
 
 def train_in_stages(request: RunRequest) -> TrainResult | None:
@@ -30,14 +31,14 @@ def train_in_stages(request: RunRequest) -> TrainResult | None:
         TransduceError: settings or files are invalid, the text cannot be translated, or training fails.
     """
     data = make_settings(request.settings).data
-    if data.monolingual and data.teacher:
+    if data.monolingual and data.distill_from:
         raise TransduceError(
-            "`data.monolingual` and `data.teacher` each need a run: train with the first, and use that model as the "
-            "teacher of the second."
+            "`data.monolingual` and `data.distill_from` each need a run: train with the first, and use that "
+            "model as the teacher of the second."
         )
     if data.monolingual:
         return train_with_monolingual(request)
-    if data.teacher:
+    if data.distill_from:
         return train_with_teacher(request)
     _refuse_to_skip_stage(request)
     return train_run(request)
@@ -60,6 +61,7 @@ Files = str | Path | Sequence[str | Path]
 """One file or several."""
 
 
+@renamed_arguments(start_from="init_from", teacher="distill_from")
 def train(  # noqa: PLR0913  (the command's own options)
     settings_file: str | Path | None = None,
     *,
@@ -69,11 +71,11 @@ def train(  # noqa: PLR0913  (the command's own options)
     dev_source: Files | None = None,
     dev_target: Files | None = None,
     monolingual: Files | None = None,
-    teacher: Files | None = None,
+    distill_from: Files | None = None,
     back_translated: Files | None = None,
     languages: tuple[str, str] | None = None,
     task: str | None = None,
-    start_from: str | Path | None = None,
+    init_from: str | Path | None = None,
     preset: str | None = None,
     steps: int | None = None,
     minutes: float | None = None,
@@ -95,12 +97,12 @@ def train(  # noqa: PLR0913  (the command's own options)
         dev_source: the dev set; None: a part of the training pairs is held out.
         dev_target: the target side of the dev set.
         monolingual: untranslated text in the target language; a reverse model is trained first and back-translates it.
-        teacher: in place of `target`: folders of teacher models, which translate `source` as an ensemble before
+        distill_from: in place of `target`: folders of teacher models, which translate `source` as an ensemble before
             training (distillation).
         back_translated: files of `source` that a machine wrote by translating their targets back.
         languages: source and target language; None: by the files' suffixes.
         task: the task; None: "translation". docs/tasks.md describes the data of each task.
-        start_from: the folder of a base model, whose weights and tokenizer training starts from.
+        init_from: the folder of a base model, whose weights and tokenizer training starts from.
         preset: the preset of the model's size; None: chosen by the corpus.
         steps: number of parameter updates.
         minutes: training time, in place of `steps`.
@@ -125,11 +127,11 @@ def train(  # noqa: PLR0913  (the command's own options)
         "data.dev_source": _paths(dev_source, "dev_source"),
         "data.dev_target": _paths(dev_target, "dev_target"),
         "data.monolingual": _paths(monolingual, "monolingual"),
-        "data.teacher": _paths(teacher, "teacher"),
+        "data.distill_from": _paths(distill_from, "distill_from"),
         "data.back_translated": _paths(back_translated, "back_translated"),
         "data.languages": None if languages is None else list(languages),
         "task.kind": task,
-        "start_from": None if start_from is None else str(as_path(start_from, "`start_from`")),
+        "init_from": None if init_from is None else str(as_path(init_from, "`init_from`")),
         "preset": preset,
         "training.steps": steps,
         "training.minutes": minutes,

@@ -254,18 +254,18 @@ def choose_label_smoothing(kind: str, smoothing: float) -> Choice[float]:
     return Choice(smoothing, f"usual for `task.kind` {kind}")
 
 
-def choose_optimizer(model_kind: str, norm_order: str, *, start_from: str | None) -> Choice[OptimizerName]:
+def choose_optimizer(model_kind: str, norm_order: str, *, init_from: str | None) -> Choice[OptimizerName]:
     """Choose Muon for pre-norm layers with random initial weights, otherwise Adam.
 
     Muon needs half of Adam's steps (docs/results.md). The paper's post-norm models, recurrent models and models
-    with pretrained weights (`--from`) use Adam.
+    with pretrained weights (`--init-from`) use Adam.
     """
     if model_kind == "recurrent":
         return Choice("adam", "recurrent cells have no Transformer layers for Muon")
     if norm_order != "pre":
         return Choice("adam", f"the paper's, section 5.3, as the model has `norm_order` {norm_order}")
-    if start_from is not None:
-        return Choice("adam", f"the weights of {start_from} were trained before")
+    if init_from is not None:
+        return Choice("adam", f"the weights of {init_from} were trained before")
     return Choice("muon", "needs half of Adam's steps where pre-norm layers learn from random weights")
 
 
@@ -317,7 +317,7 @@ def choose_weight_decay(
 
 
 def choose_fine_tuning_rate(d_model: int) -> Choice[float]:
-    """Choose the peak learning rate for fine-tuning a model that already knows its task (`--from`): 0.05 / d_model.
+    """Choose the peak learning rate for fine-tuning a model that knows its task (`--init-from`): 0.05 / d_model.
 
     That is a tenth of what random weights need (6.5e-5 at BERT's width, whose authors used 2e-5 to 5e-5). LoRA's
     matrices count as random weights.

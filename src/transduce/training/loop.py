@@ -65,10 +65,15 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
     """The state in which a run ended."""
 
     step: int
+    """Number of parameter updates taken."""
     steps: int | None
+    """Number of parameter updates planned; None: limited by time."""
     best_step: int | None
+    """The step of the best validation, whose weights are kept; None without one."""
     best_value: float | None
+    """The value of the measure at the best validation."""
     elapsed_seconds: float
+    """Training time in seconds, over all parts of the run."""
     reason: str
     """"finished", why no better model is to be expected, or the name of the signal that stopped the run."""
 

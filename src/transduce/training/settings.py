@@ -97,9 +97,9 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     keep_checkpoints: int = 2
     """Number of newest checkpoints that are kept."""
     lora_rank: int = 0
-    """LoRA (Hu et al. 2022), with `--from`: the model's weights are frozen, and a product of two matrices of this width
-    is trained for each projection (queries, keys and values are one) and merged into the model that is kept. 0: the
-    whole model is trained.
+    """LoRA (Hu et al. 2022), with `--init-from`: the model's weights are frozen, and a product of two matrices of this
+    width is trained for each projection (queries, keys and values are one) and merged into the model that is kept. 0:
+    the whole model is trained.
     """
     lora_alpha: float | None = None
     """The product of LoRA's matrices is multiplied by lora_alpha / lora_rank."""

@@ -1,4 +1,4 @@
-"""Train text classifiers: an encoder, pretrained (`--from`) or not, on files of texts and labels.
+"""Train text classifiers: an encoder, pretrained (`--init-from`) or not, on files of texts and labels.
 
 Legend: B texts, C classes.
 """
@@ -147,7 +147,7 @@ class Classification(TextKind):
             )
         for name, default in _OF_PROJECTION.items():
             # A base model may have its own value, which has no effect then.
-            if settings.start_from is None and getattr(settings.model, name) not in (None, default):
+            if settings.init_from is None and getattr(settings.model, name) not in (None, default):
                 raise TransduceError(f"`model.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
 
     def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
@@ -165,7 +165,7 @@ class Classification(TextKind):
         """Prepare the corpus, and check that the vocabulary can spell the labels."""
         text = self.text(request.settings.data)
         if request.tokenizer is not None:
-            _check_labels(text, request.tokenizer.target, f"that of {request.settings.start_from}")
+            _check_labels(text, request.tokenizer.target, f"that of {request.settings.init_from}")
         corpus = super().prepare(request)
         if request.tokenizer is None:
             _check_labels(text, corpus.tokenizer.target, "the one that was learned")
@@ -215,7 +215,7 @@ class Classification(TextKind):
         For a pretrained model, this is 6.5e-5 at BERT's width, where its authors used 2e-5 to 5e-5. It is five times as
         high from random weights, and ten times as high for LoRA.
         """
-        factor = 0.5 if settings.training.lora_rank else 0.25 if settings.start_from is None else 0.05
+        factor = 0.5 if settings.training.lora_rank else 0.25 if settings.init_from is None else 0.05
         return Choice(factor / d_model, f"{factor} / d_model ({d_model})")
 
     def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002

@@ -1,6 +1,6 @@
 """Pretrain by denoising: the model restores a corrupted text (BART, Lewis et al. 2020; T5, Raffel et al. 2020).
 
-Denoising needs text only. The trained model is a base model for other tasks (`--from`).
+Denoising needs text only. The trained model is a base model for other tasks (`--init-from`).
 """
 
 import math
@@ -159,7 +159,7 @@ class Denoising(TextKind):
         summary = f"Dev lines: {event.loss:.3f} nats a token (perplexity {math.exp(min(event.loss, 100.0)):.2f})"
         return Outcome(
             measured=f"{summary}.",
-            hint=f"Go on with: transduce train --from {placement.folder} --source … --target … --out DIR",
+            hint=f"Go on with: transduce train --init-from {placement.folder} --source … --target … --out DIR",
             files={
                 "README.md": _card(corpus, resolved, step, summary).encode(),
                 "dev_score.json": msgspec.json.format(msgspec.json.encode(event)),
@@ -182,6 +182,6 @@ def _card(corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None, scor
     return (
         f"{front_matter(corpus.languages, 'text2text-generation')}\n# A pretrained model\n\n"
         f"{shape}, {trained}{weights}.\n\n"
-        f"    transduce train --from THIS_FOLDER --source … --target … --out DIR\n\n{scores}"
+        f"    transduce train --init-from THIS_FOLDER --source … --target … --out DIR\n\n{scores}"
         "All settings are in `settings.toml`.\n"
     )

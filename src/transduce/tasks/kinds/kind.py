@@ -114,9 +114,9 @@ def continues_training(settings: Settings, kind: str) -> bool:
 
     With LoRA, the answer is False, because only new adapter weights are trained.
     """
-    if settings.start_from is None or settings.training.lora_rank:
+    if settings.init_from is None or settings.training.lora_rank:
         return False
-    return _task_of(Path(settings.start_from)) in (kind, None)
+    return _task_of(Path(settings.init_from)) in (kind, None)
 
 
 def _task_of(folder: Path) -> str | None:
@@ -186,7 +186,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reinitialized(NamedTuple):
-    """The weights that are not taken from the base model (`--from`), by prefixes of parameter names."""
+    """The weights that are not taken from the base model (`--init-from`), by prefixes of parameter names."""
 
     may_lack: tuple[str, ...] = ()
     """Parameters that the base model may lack; then the base model may also have others."""
@@ -245,7 +245,7 @@ class TaskKind(ABC, Generic[C]):
             raise TransduceError(
                 f"`data.back_translated` means nothing where `task.kind` is {self.name}: leave it out."
             )
-        for name, first in (("monolingual", "has it translated back"), ("teacher", "has it translate")):
+        for name, first in (("monolingual", "has it translated back"), ("distill_from", "has it translate")):
             if getattr(settings.data, name):
                 raise TransduceError(
                     f"`data.{name}` is for `transduce train` of a translation, which {first} first: leave it out."

@@ -291,7 +291,7 @@ class MaskedLanguageModel(TextKind):
         """
         if resolved.model.num_labels == 0 or (share := self.plan(corpus, resolved).has_next) >= _FEW_FOLLOWERS:
             return
-        if share == 0.0 and resolved.start_from is None:
+        if share == 0.0 and resolved.init_from is None:
             raise TransduceError(
                 "`task.next_sentence` predicts whether one segment of text follows another, but each document of "
                 "this text is a single segment: turn it off by --set task.next_sentence=false, or use longer documents."
@@ -346,7 +346,7 @@ class MaskedLanguageModel(TextKind):
             summary += f", {event.scores[NEXT_ACCURACY]:.1f} % of next sentences predicted"
         return Outcome(
             measured=f"{summary}.",
-            hint=f'Try: transduce fill {placement.folder} "a text with a [MASK] in it"',
+            hint=f'Try: transduce fill-mask {placement.folder} "a text with a [MASK] in it"',
             files={
                 "README.md": self._card(corpus, resolved, step, f"{summary}.\n\n").encode(),
                 "dev_score.json": msgspec.json.format(msgspec.json.encode(event)),
@@ -359,7 +359,7 @@ class MaskedLanguageModel(TextKind):
             f"{front_matter(corpus.languages, 'fill-mask')}\n# A masked language model\n\n"
             f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on "
             f"{self.describe_size(corpus)}{f', weights of step {step:,}' if step else ''}.\n\n"
-            f'    transduce fill THIS_FOLDER "a text with a [MASK] in it"\n\n'
+            f'    transduce fill-mask THIS_FOLDER "a text with a [MASK] in it"\n\n'
             f"{opening_hint(model, corpus.tokenizer)}\n\n{score}"
             "All settings are in `settings.toml`.\n"
         )

@@ -105,7 +105,7 @@ class Parsing(Translation):
                 )
         parts = {"": data.source} | ({"dev-": data.dev_source} if data.dev_source else {})
         if overwrite or not (folder / _SYMBOLS).exists():
-            existing_runs = None if settings.start_from is None else existing_symbol_runs(Path(settings.start_from))
+            existing_runs = None if settings.init_from is None else existing_symbol_runs(Path(settings.init_from))
             write_parts(
                 parts, folder, tags=settings.task.tags is not False, merges=settings.task.merges, known=existing_runs
             )

@@ -52,9 +52,9 @@ class TextKind(TaskKind[TaskCorpus]):
                 f"`data.prepared` is text or pairs of texts, but `task.kind` = {self.name} makes another corpus of its "
                 "files: name them with --source."
             )
-        if settings.start_from is not None:
+        if settings.init_from is not None:
             raise TransduceError(
-                "`data.prepared` holds text tokenized by its own vocabulary, which `start_from` cannot use: name the "
+                "`data.prepared` holds text tokenized by its own vocabulary, which `init_from` cannot use: name the "
                 "text with --source."
             )
 

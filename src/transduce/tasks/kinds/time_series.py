@@ -298,7 +298,7 @@ class TimeSeries(TaskKind[SeriesCorpus]):
         super().check(settings)
         data = settings.data
         unusable = {
-            "start_from": settings.start_from,
+            "init_from": settings.init_from,
             "word_vectors": settings.word_vectors,
             "data.target": data.target,
             "data.dev_target": data.dev_target,

@@ -174,7 +174,7 @@ class Translation(TextKind):
     def read_text(self, settings: Settings, folder: Path, *, overwrite: bool) -> TaskText:
         """Add the tag of back-translated sources; it is left out with a base model, whose vocabulary may lack it."""
         text = super().read_text(settings, folder, overwrite=overwrite)
-        tagged = bool(text.files.back_translated) and settings.start_from is None
+        tagged = bool(text.files.back_translated) and settings.init_from is None
         return msgspec.structs.replace(text, marks=(*text.marks, BACK_TRANSLATED)) if tagged else text
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:

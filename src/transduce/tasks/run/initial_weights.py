@@ -1,4 +1,4 @@
-"""Create the initial weights of a run, random or those of a base model (`--from`), and store them for resuming.
+"""Create the initial weights of a run, random or those of a base model (`--init-from`), and store them for resuming.
 
 The base model's tokenizer and model settings are kept. The run stores a copy of the settings, so that it can resume
 when the base model's folder is gone.
@@ -57,16 +57,16 @@ def check_adaptation(settings: Settings) -> None:
             optimizer that would change them.
     """
     training, vector_settings = settings.training, settings.word_vectors
-    if training.lora_rank and settings.start_from is None:
+    if training.lora_rank and settings.init_from is None:
         raise TransduceError(
             f"`training.lora_rank` is {training.lora_rank}, which keeps a model's weights fixed, but they would "
-            "be random: name the base model with --from, or leave it out."
+            "be random: name the base model with --init-from, or leave it out."
         )
     if vector_settings is None:
         return
-    if settings.start_from is not None:
+    if settings.init_from is not None:
         raise TransduceError(
-            f"`word_vectors` fill random embeddings, but those of the model in {settings.start_from} are already "
+            f"`word_vectors` fill random embeddings, but those of the model in {settings.init_from} are already "
             "trained: leave one of them out."
         )
     check_frozen(settings)
@@ -222,25 +222,25 @@ def read_base_model(settings: Settings) -> ModelFolder[Model] | None:
     Raises:
         TransduceError: the folder holds no model, or the settings ask for another vocabulary or size.
     """
-    if settings.start_from is None:
+    if settings.init_from is None:
         return None
-    content = read_any_model_folder(Path(settings.start_from))
+    content = read_any_model_folder(Path(settings.init_from))
     width = content.model.config.d_model
     if settings.preset is not None and PRESETS[settings.preset].d_model != width:
         raise TransduceError(
             f"`preset` is {settings.preset}, which is {PRESETS[settings.preset].d_model} wide, but the model in "
-            f"{settings.start_from} has a width of {width}, and its weights are kept: leave it out."
+            f"{settings.init_from} has a width of {width}, and its weights are kept: leave it out."
         )
     if settings.tokenizer.text:
         raise TransduceError(
-            f"`tokenizer.text` is for a vocabulary that is learned, but that of {settings.start_from} is kept: leave "
+            f"`tokenizer.text` is for a vocabulary that is learned, but that of {settings.init_from} is kept: leave "
             "it out."
         )
-    check_vocabulary(settings.tokenizer, content.tokenizer, settings.start_from)
+    check_vocabulary(settings.tokenizer, content.tokenizer, settings.init_from)
     vocabulary_size, size = settings.tokenizer.vocabulary_size, content.tokenizer.target.size
     if vocabulary_size is not None and vocabulary_size != size:
         raise TransduceError(
-            f"`tokenizer.vocabulary_size` is {vocabulary_size:,}, but the model in {settings.start_from} has {size:,} "
+            f"`tokenizer.vocabulary_size` is {vocabulary_size:,}, but the model in {settings.init_from} has {size:,} "
             "tokens, and its tokenizer is kept: leave it out."
         )
     return content
@@ -316,16 +316,16 @@ def build_initial_model(
         model = build_model(resolved.model)
         model.load_state_dict(load_initial_weights(folder)[0])
         return model
-    if trained or resolved.start_from is None:
+    if trained or resolved.init_from is None:
         return build_any_model(resolved.model)
     return _build(resolved, reinitialized)
 
 
 def _build(resolved: ResolvedSettings, reinitialized: Reinitialized) -> Model:
     model = build_model(resolved.model)
-    if resolved.start_from is None:
+    if resolved.init_from is None:
         return model
-    folder = Path(resolved.start_from)
+    folder = Path(resolved.init_from)
     base_weights = read_any_model_folder(folder).model.state_dict()
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     if reinitialized.reinitialize is not None:
@@ -340,7 +340,7 @@ def _build(resolved: ResolvedSettings, reinitialized: Reinitialized) -> Model:
         }
     if {name: tensor.shape for name, tensor in base_weights.items()} != shapes:
         raise TransduceError(
-            f"The model in {resolved.start_from} is not the one that this run was started from: start another run with "
+            f"The model in {resolved.init_from} is not the one that this run was started from: start another run with "
             "another --out."
         )
     model.load_state_dict(base_weights, strict=not reinitialized.may_lack)

@@ -185,7 +185,7 @@ def follow_base_model(settings: Settings, config: ModelConfig, choice_log: Choic
     task = kind_of(settings.task.kind).complete_settings(settings.task, config)
     for name in TaskSettings.__struct_fields__:
         if getattr(task, name) != getattr(settings.task, name):
-            choice_log.record(f"task.{name}", None, Choice(getattr(task, name), f"as in {settings.start_from}"))
+            choice_log.record(f"task.{name}", None, Choice(getattr(task, name), f"as in {settings.init_from}"))
     return msgspec.structs.replace(settings, task=task)
 
 
@@ -343,7 +343,7 @@ def resolve_training(
     else:
         steps = take("training.steps", training.steps, kind.choose_steps(pairs, epoch_tokens, batch_tokens))
     # The paper's schedule is for post-norm models that start from random weights.
-    order = model.norm_order if settings.start_from is None and model.kind != "recurrent" else "pre"
+    order = model.norm_order if settings.init_from is None and model.kind != "recurrent" else "pre"
     schedule = take("training.schedule", training.schedule, kind.choose_schedule(order))
     warmup = take("training.warmup_steps", training.warmup_steps, choose_warmup_steps(steps))
     if steps is not None and schedule in ("linear", "cosine") and warmup > (most := max(1, steps // 2)):
@@ -396,7 +396,7 @@ def resolve_training(
 
 
 def _choose_optimizer(settings: Settings, model: ModelConfig) -> Choice[OptimizerName]:
-    return choose_optimizer(model.kind, model.norm_order, start_from=settings.start_from)
+    return choose_optimizer(model.kind, model.norm_order, init_from=settings.init_from)
 
 
 def _resolve_accumulate(specified: int | None, choice: Choice[int], choice_log: ChoiceLog, batch_tokens: int) -> int:
@@ -464,7 +464,7 @@ def as_settings(resolved: ResolvedSettings) -> Settings:
     tokenizer, model = msgspec.to_builtins(resolved.tokenizer), msgspec.to_builtins(resolved.model)
     return Settings(
         preset=resolved.preset,
-        start_from=resolved.start_from,
+        init_from=resolved.init_from,
         task=resolved.task,
         data=resolved.data,
         tokenizer=VocabularySettings()
@@ -513,7 +513,7 @@ def preflight(
     base_model = read_base_model(settings)
     base_config = None if base_model is None else base_model.model.config
     if base_config is not None:
-        kind.check_model(base_config.kind, f"The model in {settings.start_from}")
+        kind.check_model(base_config.kind, f"The model in {settings.init_from}")
         settings = follow_base_model(settings, base_config, choice_log)
     check_consistency(settings, base_config, machine)
     return settings, base_model
@@ -566,7 +566,7 @@ def check_consistency(settings: Settings, base_config: ModelConfig | None, machi
     model = (
         _trial_model(settings)
         if base_config is None
-        else keep_base_config(settings, base_config, str(settings.start_from), ChoiceLog())
+        else keep_base_config(settings, base_config, str(settings.init_from), ChoiceLog())
     )
     check_training(settings, model, machine)
     if kind_of(settings.task.kind).writes_translations:

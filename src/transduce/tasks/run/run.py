@@ -209,14 +209,14 @@ class Run:
             )
             model = resolve_model(settings, preset, vocabulary_properties(corpus.tokenizer), choice_log, epochs=epochs)
         else:
-            model = keep_base_config(settings, base_config, str(settings.start_from), choice_log)
+            model = keep_base_config(settings, base_config, str(settings.init_from), choice_log)
         model = self.kind.adapt_model(model, corpus, settings.task)
         if self.kind.writes_translations:
             check_search(settings.search, [model], width=settings.search.beam_size)
         training = resolve_training(settings, model, self.machine, corpus=corpus, choice_log=choice_log)
         return ResolvedSettings(
             preset=preset,
-            start_from=settings.start_from,
+            init_from=settings.init_from,
             task=settings.task,
             data=_with_languages(self.kind.as_prepared(settings.data, corpus), corpus.languages),
             tokenizer=corpus.tokenizer_settings,
@@ -253,7 +253,7 @@ class Run:
             self._use_threads_of(environment)
         settings = adapt_to_machine(settings, self.request.settings.get("training", {}), self.machine, environment)
         corpus = self.kind.reopen(settings, self.request.out)
-        base_config = None if settings.start_from is None else load_base_config(self.request.out)
+        base_config = None if settings.init_from is None else load_base_config(self.request.out)
         resolved = self._resolve(settings, corpus, base_config, ChoiceLog())
         if not self.request.dry_run and self.processes.is_first:
             write_settings(self.request.out, resolved)
@@ -423,12 +423,12 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
         if (
             run.has_checkpoint
             and not restored
-            and resolved.start_from is not None
+            and resolved.init_from is not None
             and not needs_stored_weights(resolved)
         ):
             # The initial weights were left random, because a checkpoint was to replace them.
             raise TransduceError(
-                f"Every checkpoint in {run.request.out} is damaged: start again with --from and another --out."
+                f"Every checkpoint in {run.request.out} is damaged: start again with --init-from and another --out."
             )
         run.display.say(
             f"Resuming after step {trainer.step:,}."

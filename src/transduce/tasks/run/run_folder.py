@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 
 from transduce.acceleration import why_no_triton
 from transduce.atomic_io import exclusive_lock
+from transduce.deprecation import with_current_settings
 from transduce.errors import TransduceError
 from transduce.machine import Machine
 from transduce.model_folder.read import CONFIG, MANIFEST, TOKENIZER_CARD, VOCABULARIES, WEIGHTS
@@ -162,7 +163,7 @@ def read_stored(path: Path) -> Settings:
         TransduceError: the file is damaged or from another version.
     """
     try:
-        content = tomllib.loads(path.read_text("utf-8"))
+        content = with_current_settings(tomllib.loads(path.read_text("utf-8")), warn=False)
         # Runs that name no optimizer used Adam.
         training = {"optimizer": "adam"} | content.get("training", {})
         return msgspec.convert(content | {"training": training}, Settings)

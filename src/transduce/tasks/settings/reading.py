@@ -12,6 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from transduce.deprecation import SETTINGS, current_setting, with_current_settings
 from transduce.errors import TransduceError
 from transduce.tasks.settings.structs import Settings
 
@@ -94,7 +95,8 @@ def _keys(text: str) -> Iterable[tuple[str, int]]:
         if match := _TABLE.match(line):
             table = f"{_bare(match[1])}."
         elif match := _KEY.match(line):
-            yield table + _bare(match[1]), number
+            name = table + _bare(match[1])
+            yield SETTINGS.get(name, name), number
 
 
 def _bare(key: str) -> str:
@@ -134,7 +136,7 @@ def read_settings(path: Path | None, assignments: Iterable[str] = ()) -> dict[st
     if path is not None:
         try:
             text = path.read_text("utf-8-sig")
-            content = FileSettings(tomllib.loads(text), path, text)
+            content = FileSettings(with_current_settings(tomllib.loads(text), warn=True), path, text)
         except OSError as error:
             raise TransduceError(f"The settings file {path} cannot be read: {error.strerror}.") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -161,6 +163,7 @@ def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
     """
     if not isinstance(name, str):
         raise TransduceError(f"A setting's name is a text, such as `training.steps`, but one is {name!r}.")
+    name = current_setting(name)
     if isinstance(content, FileSettings):
         content.drop_location(name)
     *tables, last = name.split(".")
@@ -202,7 +205,7 @@ def make_settings(content: Mapping[str, Any]) -> Settings:
             settings of a file, the message starts with file and line.
     """
     try:
-        return _checked(content)
+        return _checked(with_current_settings(content, warn=True))
     except TransduceError as error:
         location = content.location_of(str(error)) if isinstance(content, FileSettings) else None
         if location is None:

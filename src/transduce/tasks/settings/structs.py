@@ -107,7 +107,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Text in the target language without translations. `transduce train` first trains a model of the other direction,
     translates this text back with it, and then trains on the result too."""
 
-    teacher: tuple[str, ...] = ()
+    distill_from: tuple[str, ...] = ()
     """Folders of models that translate `source` first, as an ensemble, instead of `target` (distillation)."""
 
     languages: tuple[str, str] | None = None
@@ -203,7 +203,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     preset: str | None = None
     """The model's size and kind: one of the [presets](#presets); None: chosen by the number of pairs."""
 
-    start_from: str | None = None
+    init_from: str | None = None
     """The folder of a base model. Training starts from its weights and keeps its tokenizer and its model settings."""
 
     task: TaskSettings = TaskSettings()
@@ -229,7 +229,7 @@ class ResolvedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     preset: str | None
     """Name of the preset of sizes; None if the model is a base model's."""
-    start_from: str | None = None
+    init_from: str | None = None
     """Folder of the base model that training starts from; None: random weights."""
     task: TaskSettings
     data: DataSettings

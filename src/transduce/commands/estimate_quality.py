@@ -1,4 +1,4 @@
-"""`transduce review MODEL --source F`: list translations with quality warnings."""
+"""`transduce estimate-quality MODEL --source F`: list translations with quality warnings."""
 
 import argparse
 import sys
@@ -32,35 +32,37 @@ class FlaggedLine(msgspec.Struct, frozen=True, kw_only=True):
 
     line: int
     """The line number, from 1."""
-    doubts: tuple[QualityWarning, ...]
+    warnings: tuple[QualityWarning, ...] = msgspec.field(name="doubts")
     """The quality warnings."""
     source: str
     translation: str
 
     def __str__(self) -> str:
-        return "\t".join((str(self.line), ", ".join(map(str, self.doubts)), self.source, self.translation))
+        return "\t".join((str(self.line), ", ".join(map(str, self.warnings)), self.source, self.translation))
 
 
-class ReviewReport(msgspec.Struct, frozen=True, kw_only=True):
+class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
     """All lines with quality warnings."""
 
     lines: int
     counts: dict[WarningKind, int]
     """The number of lines with each kind of warning."""
-    doubtful: list[FlaggedLine]
+    flagged: list[FlaggedLine] = msgspec.field(name="doubtful")
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.counts.items())
-        return f"{len(self.doubtful):,} of {self.lines:,} translations are doubtful" + (f": {kinds}" if kinds else "")
+        return f"{len(self.flagged):,} of {self.lines:,} translations have quality warnings" + (
+            f": {kinds}" if kinds else ""
+        )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce review`."""
+    """Declare the options of `transduce estimate-quality`."""
     add = parser.add_argument
     add("model", nargs="+", help="a model folder; the probabilities of several models are averaged")
     add("--source", required=True, metavar="FILE", help="sentences, one per line")
     add("--translation", metavar="FILE", help="translations of any origin (default: the model's own)")
-    add("--look-again", metavar="FILE", help="write all translations, improved by re-decoding those with warnings")
+    add("--redecode", metavar="FILE", help="write all translations, improved by re-decoding those with warnings")
     add("--json", metavar="PATH", help="write the warnings as JSON; -: to standard output")
     add_glossary(parser)
     add_search(parser)
@@ -72,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the lines with quality warnings: number, warnings, source and translation, separated by tabs."""
     search = search_settings(options, options.model[0])
     inputs, glossary = [options.model, options.source, options.translation, options.glossary], glossary_from(options)
-    check_writable(options.look_again, report=options.json, inputs=inputs)
+    check_writable(options.redecode, report=options.json, inputs=inputs)
     sources, *passed = read_aligned_lines(options.source, *([options.translation] if options.translation else []))
     translator = load_translator(options.model, options)
     if passed:
@@ -80,10 +82,10 @@ def run(options: argparse.Namespace) -> int:
     else:
         translations = translator(sources, search=search, glossary=glossary)
     report = _report(translations, estimate_quality(translator, translations, glossary=glossary))
-    write_lines(report.doubtful, report, options.json)
-    if options.look_again:
+    write_lines(report.flagged, report, options.json)
+    if options.redecode:
         redecoded = redecode(translator, translations, search, glossary=glossary)
-        write_file(Path(options.look_again), "".join(f"{each.text}\n" for each in redecoded).encode("utf-8", "replace"))
+        write_file(Path(options.redecode), "".join(f"{each.text}\n" for each in redecoded).encode("utf-8", "replace"))
         remaining = _report(redecoded, estimate_quality(translator, redecoded, glossary=glossary))
         changed = sum(one.text != other.text for one, other in zip(translations, redecoded, strict=True))
         sys.stderr.write(f"Re-decoding changed {changed:,}; {remaining}\n")
@@ -106,13 +108,13 @@ def _with_scores(translator: Translator, sources: list[str], targets: list[str])
     return [scored_translations.get(number) or Translation.of(*pair) for number, pair in enumerate(pairs)]
 
 
-def _report(translations: list[Translation], doubts: list[tuple[QualityWarning, ...]]) -> ReviewReport:
-    return ReviewReport(
+def _report(translations: list[Translation], warnings: list[tuple[QualityWarning, ...]]) -> QualityReport:
+    return QualityReport(
         lines=len(translations),
-        counts=count_warnings(doubts),
-        doubtful=[
-            FlaggedLine(line=number, doubts=line_doubts, source=each.source, translation=each.text)
-            for number, (each, line_doubts) in enumerate(zip(translations, doubts, strict=True), 1)
-            if line_doubts
+        counts=count_warnings(warnings),
+        flagged=[
+            FlaggedLine(line=number, warnings=line_warnings, source=each.source, translation=each.text)
+            for number, (each, line_warnings) in enumerate(zip(translations, warnings, strict=True), 1)
+            if line_warnings
         ],
     )

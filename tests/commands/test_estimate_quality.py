@@ -1,4 +1,4 @@
-"""Test `transduce review`, which reports lines with quality warnings, and re-decoding by `--look-again`."""
+"""Test `transduce estimate-quality`, which reports lines with quality warnings, and re-decoding by `--redecode`."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def review(capsys: Capture, model: Path, *options: str | Path) -> tuple[str, str]:
-    assert main(["review", str(model), *COMPUTING, *map(str, options)]) == 0
+    assert main(["estimate-quality", str(model), *COMPUTING, *map(str, options)]) == 0
     captured = capsys.readouterr()
     return captured.out, captured.err
 
@@ -35,7 +35,7 @@ def test_given_translations(capsys: Capture, trained: Path, files: tuple[Path, P
     assert rows[0][2:] == ["我吃鱼", "the the the the"]
     assert rows[1][1].startswith("copied (我吃鱼)")
     assert rows[2][1:] == ["empty", "我吃鱼", ""]
-    assert err.startswith("3 of 4 translations are doubtful: 1 empty, 1 repeated, 1 copied")
+    assert err.startswith("3 of 4 translations have quality warnings: 1 empty, 1 repeated, 1 copied")
 
 
 def test_a_second_search_writes_every_line(
@@ -43,7 +43,7 @@ def test_a_second_search_writes_every_line(
 ) -> None:
     source, target = files
     better = tmp_path / "better.en"
-    _, err = review(capsys, trained, "--source", source, "--translation", target, "--look-again", better)
+    _, err = review(capsys, trained, "--source", source, "--translation", target, "--redecode", better)
     lines = better.read_text("utf-8").split("\n")[:-1]
     assert len(lines) == 4
     assert lines[1] == ""
@@ -52,7 +52,7 @@ def test_a_second_search_writes_every_line(
     assert lines[3] != ""
     assert "Re-decoding changed 3; " in err
     with pytest.raises(SystemExit):
-        main(["review", str(trained), "--translation", str(target)])
+        main(["estimate-quality", str(trained), "--translation", str(target)])
 
 
 def test_a_given_translation_of_more_than_the_model_reads_at_a_time(
@@ -62,7 +62,7 @@ def test_a_given_translation_of_more_than_the_model_reads_at_a_time(
     source.write_text(f"{'我吃鱼。' * 400}\n我吃鱼\n", "utf-8")
     target.write_text("I eat fish .\nwater water\n", "utf-8")
     out, err = review(capsys, trained, "--source", source, "--translation", target)
-    assert err.startswith("1 of 2 translations are doubtful: 1 unlikely")
+    assert err.startswith("1 of 2 translations have quality warnings: 1 unlikely")
     assert out.startswith("2\tunlikely (")
 
 
@@ -96,7 +96,9 @@ def test_its_own_translations_and_json(
 def test_files_of_different_lengths_are_refused(capsys: Capture, trained: Path, files: tuple[Path, Path]) -> None:
     source, target = files
     target.write_text("one\n", "utf-8")
-    assert main(["review", str(trained), "--source", str(source), "--translation", str(target), *COMPUTING]) == 2
+    assert (
+        main(["estimate-quality", str(trained), "--source", str(source), "--translation", str(target), *COMPUTING]) == 2
+    )
     assert f"4 lines in {source} and 1 line in {target}" in capsys.readouterr().err
 
 
@@ -105,13 +107,13 @@ def test_translate_looks_again(capsys: Capture, trained: Path, files: tuple[Path
     command = ["translate", str(trained), str(files[0]), *COMPUTING]
     assert main([*command, "--max-length", "2"]) == 0
     short = capsys.readouterr().out
-    assert main([*command, "--max-length", "2", "--look-again", "--output", str(tmp_path / "again")]) == 0
+    assert main([*command, "--max-length", "2", "--redecode", "--output", str(tmp_path / "again")]) == 0
     assert len((tmp_path / "again").read_text("utf-8").split("\n")) == len(short.split("\n")) == 5
     capsys.readouterr()
     for option in ("--sample", "--n-best=2"):
-        assert main([*command, "--look-again", option]) == 2
+        assert main([*command, "--redecode", option]) == 2
         assert (
-            "--look-again searches for one better translation: leave --sample and --n-best out."
+            "--redecode searches for one better translation: leave --sample and --n-best out."
             in capsys.readouterr().err
         )
 
@@ -124,7 +126,7 @@ def test_terms_that_are_not_translated_as_a_glossary_says(
     source, target = files
     target.write_text("milk\n\nfish\nwe eat milk\n", "utf-8")
     options: list[str | Path] = ["--source", source, "--translation", target, "--glossary", terms]
-    out, err = review(capsys, trained, *options, "--look-again", better)
+    out, err = review(capsys, trained, *options, "--redecode", better)
     rows = {line.split("\t")[0]: line.split("\t")[1] for line in out.splitlines()}
     assert "terms (`鱼` as `milk`)" in rows["3"]
     assert "1 terms" in err

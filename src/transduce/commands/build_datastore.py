@@ -1,4 +1,4 @@
-"""`transduce remember MODEL --source F --target F --out FILE`: build a datastore for kNN retrieval."""
+"""`transduce build-datastore MODEL --source F --target F --out FILE`: build a datastore for kNN retrieval."""
 
 import argparse
 import sys
@@ -42,7 +42,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce remember`."""
+    """Declare the options of `transduce build-datastore`."""
     add = parser.add_argument
     add("model", help="a model folder")
     add("--source", required=True, metavar="FILE", help="sentences, one per line")
@@ -71,33 +71,33 @@ def run(options: argparse.Namespace) -> int:
         dev_sources, dev_targets = read_aligned_lines(options.dev_source, options.dev_target)
         dev = dev_sources, dev_targets
     translator = load_translator(options.model, options)
-    memory = build_datastore(translator, sources, targets, dev=dev, report_progress=_teller(len(sources)))
-    memory.write(options.out)
-    write_report(_report(memory), options.json)
-    sys.stderr.write(f"Written to {options.out}: transduce translate {options.model} --examples {options.out}\n")
+    datastore = build_datastore(translator, sources, targets, dev=dev, report_progress=_progress_printer(len(sources)))
+    datastore.write(options.out)
+    write_report(_report(datastore), options.json)
+    sys.stderr.write(f"Written to {options.out}: transduce translate {options.model} --datastore {options.out}\n")
     return 0
 
 
-def _report(memory: Datastore) -> Report:
-    card = memory.examples.card
+def _report(datastore: Datastore) -> Report:
+    card = datastore.neighbors.card
     return Report(
         pairs=card.pairs,
-        left_out=memory.left_out,
-        positions=len(memory.examples.tensors.labels),
+        left_out=datastore.left_out,
+        positions=len(datastore.neighbors.tensors.labels),
         weight=card.weight,
         temperature=card.temperature,
-        judged_pieces=memory.judged,
-        loss_without=memory.before,
-        loss_with=memory.after,
+        judged_pieces=datastore.judged,
+        loss_without=datastore.before,
+        loss_with=datastore.after,
     )
 
 
-def _teller(pairs: int) -> Callable[[int], None]:
+def _progress_printer(pairs: int) -> Callable[[int], None]:
     """Return a function that prints progress from time to time."""
     clock = ReportClock()
 
-    def tell(done: int) -> None:
+    def print_progress(done: int) -> None:
         if clock.is_due():
             sys.stderr.write(f"{done:,} of {pairs:,} pairs\n")
 
-    return tell
+    return print_progress

@@ -1,4 +1,4 @@
-"""`transduce fill MODEL "the [MASK] sat on the mat"`: fill masks with a masked language model."""
+"""`transduce fill-mask MODEL "the [MASK] sat on the mat"`: fill masks with a masked language model."""
 
 import argparse
 from collections.abc import Sequence
@@ -31,11 +31,11 @@ def _masks(filling: Filling) -> list[str]:
 def _shown(candidate: Candidate) -> str:
     """Return a candidate's text, or its token if the text is invisible or part of a character."""
     text = candidate.text.strip()
-    return candidate.piece if not text or "\ufffd" in text else text
+    return candidate.token if not text or "\ufffd" in text else text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce fill`."""
+    """Declare the options of `transduce fill-mask`."""
     add = parser.add_argument
     add("model", help="the folder of a masked language model")
     add(

@@ -1,0 +1,163 @@
+"""Keep renamed commands, options, settings and Python names working for one minor release, with a warning each.
+
+To rename a command, an option, a setting or a public name, enter the old and the new name in a table here. To rename an
+argument or an attribute, use `renamed_arguments` or `renamed_attribute` where it is defined.
+"""
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, ParamSpec, TextIO, TypeVar
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+REMOVED_IN = "0.3"
+"""The version that removes the old names below."""
+
+COMMANDS = {"remember": "build-datastore", "review": "estimate-quality", "fill": "fill-mask"}
+OPTIONS = {
+    "--examples": "--datastore",
+    "--look-again": "--redecode",
+    "--teacher": "--distill-from",
+    "--from": "--init-from",
+    "--strict": "--batch-invariant",
+}
+SETTINGS = {
+    "start_from": "init_from",
+    "data.teacher": "data.distill_from",
+    "search.strict": "search.batch_invariant",
+}
+PUBLIC_NAMES = {
+    "Doubt": "QualityWarning",
+    "Memory": "Datastore",
+    "look_again": "redecode",
+    "remember": "build_datastore",
+    "review": "estimate_quality",
+}
+
+
+class RenamedWarning(DeprecationWarning):
+    """A warning that a name is used which is renamed and will be removed."""
+
+
+def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
+    """Warn that an old name is used; by default, the warning points to the caller of the function that warns."""
+    message = f"`{old}` is now `{new}`; the old name works until version {REMOVED_IN}."
+    warnings.warn(message, RenamedWarning, stacklevel=stacklevel)
+
+
+@contextmanager
+def renamed_warnings_on_stderr() -> Iterator[None]:
+    """Print each warning about a renamed name as one line on standard error, where Python would hide it.
+
+    If several processes train together, only the first prints.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", RenamedWarning)
+        show_others = warnings.showwarning
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if not issubclass(category, RenamedWarning):
+                show_others(message, category, filename, lineno, file, line)
+            elif os.environ.get("RANK", "0") == "0":
+                sys.stderr.write(f"transduce: {message}\n")
+
+        warnings.showwarning = show
+        yield
+
+
+def current_command(command: str) -> str:
+    """Return the current name of a command, with a warning if the command was renamed."""
+    new = COMMANDS.get(command, command)
+    if new != command:
+        warn_renamed(f"transduce {command}", f"transduce {new}")
+    return new
+
+
+def current_options(arguments: Sequence[str], options: Container[str]) -> list[str]:
+    """Return command-line arguments with renamed options under their current names, with a warning for each.
+
+    Args:
+        arguments: the arguments of a command.
+        options: the options that the command has.
+    """
+    current = list(arguments)
+    for number, argument in enumerate(arguments):
+        option, equals, value = argument.partition("=")
+        new = OPTIONS.get(option)
+        if option == "--":
+            break
+        if new is not None and option not in options and new in options:
+            warn_renamed(option, new)
+            current[number] = f"{new}{equals}{value}"
+    return current
+
+
+def current_setting(name: str) -> str:
+    """Return the current dotted name of a setting, with a warning if the setting was renamed."""
+    new = SETTINGS.get(name, name)
+    if new != name:
+        warn_renamed(name, new)
+    return new
+
+
+def with_current_settings(content: Mapping[str, Any], *, warn: bool) -> dict[str, Any]:
+    """Return nested tables of settings with renamed settings under their current names.
+
+    A value that is set under both names keeps the current one. If `warn` is set, each old name gives a warning.
+    """
+    current = {name: dict(value) if isinstance(value, dict) else value for name, value in content.items()}
+    for old, new in SETTINGS.items():
+        *tables, old_key = old.split(".")
+        table = current if not tables else current.get(tables[0])
+        if isinstance(table, dict) and old_key in table:
+            value = table.pop(old_key)
+            table.setdefault(new.rpartition(".")[2], value)
+            if warn:
+                warn_renamed(old, new)
+    return current
+
+
+def renamed_arguments(**current_names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Return a decorator that accepts keyword arguments under their old names, with a warning for each.
+
+    Args:
+        **current_names: the current name of each argument, by its old name.
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @wraps(function)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            for old in [name for name in kwargs if name in current_names]:
+                new = current_names[old]
+                if new in kwargs:
+                    raise TypeError(f"{function.__name__}() got `{new}` and its old name `{old}`: leave out `{old}`")
+                warn_renamed(f"{old}=", f"{new}=")
+                kwargs[new] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def renamed_attribute(old: str, new: str) -> Any:
+    """Return a read-only property that gives the attribute `new` under its old name, with a warning."""
+
+    def get(self: object) -> Any:
+        warn_renamed(old, new)
+        return getattr(self, new)
+
+    get.__doc__ = f"Return `{new}`, under its old name."
+    return property(get)

@@ -1,0 +1,234 @@
+"""Check an installation: versions, hardware, extras, and the backends that train and decode on this machine."""
+
+import importlib.metadata
+import os
+import platform
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+
+from transduce.acceleration import forecast_decoder, select_decoder, why_no_triton
+from transduce.inference.generator import Generator
+from transduce.inference.load import load
+from transduce.inference.translator import Translator
+from transduce.machine import Machine, Precision, detect_machine
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+from transduce.training.choices import choose_kernels
+
+EXTRAS = ("fast", "serve", "plot", "hf", "export")
+"""The extras of the package that users install, as in `pip install 'transduce[fast]'`."""
+
+_REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:>=(?P<least>[\d.]+))?.*?extra == ['\"](?P<extra>\w+)['\"]")
+_LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+_LABEL_COLUMNS = 11
+
+
+class BackendChoice(msgspec.Struct, frozen=True):
+    """The backend that was selected for a job, with the reason why each faster one was refused."""
+
+    backend: str
+    """The name of the backend, such as "compiled" or "reference"."""
+    reason: str = ""
+    """The reason for the choice; empty if it is the fastest backend."""
+    refused: dict[str, str] = {}
+    """The reason against each faster backend."""
+
+    def __str__(self) -> str:
+        reasons = [f"not {name}, because {reason}" for name, reason in self.refused.items()]
+        return "; ".join([self.backend + (f": {self.reason}" if self.reason else ""), *reasons])
+
+
+class ExtraStatus(msgspec.Struct, frozen=True):
+    """The packages of one extra."""
+
+    name: str
+    """The name of the extra."""
+    installed: dict[str, str]
+    """The version of each installed package."""
+    missing: tuple[str, ...]
+    """Packages that are missing or too old."""
+
+    def __str__(self) -> str:
+        if self.missing:
+            return f"{self.name} lacks {', '.join(self.missing)} (pip install 'transduce[{self.name}]')"
+        return f"{self.name} ({', '.join(f'{package} {version}' for package, version in self.installed.items())})"
+
+
+class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The backend that decodes one model."""
+
+    folder: str
+    """The model's folder."""
+    description: str
+    """The model's kind and size, precision and device."""
+    decoding: BackendChoice | None
+    """The backend that decodes the model; None for a model that does not generate text."""
+
+    def __str__(self) -> str:
+        shown = self.decoding or "this kind of model does not generate text, so no decoder is selected"
+        return f"{self.description}: {shown}"
+
+
+class InstallReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of an installation; `str` formats it as a few lines."""
+
+    versions: dict[str, str]
+    """The versions of transduce, Python, and the required packages."""
+    system: str
+    """The operating system and processor architecture."""
+    device: str
+    """The device that is used by default or was requested: "cpu" or "cuda"."""
+    threads: int
+    """The number of compute threads."""
+    processor: tuple[str, ...]
+    """The instruction sets that kernels use, such as "AVX2" and "AMX"."""
+    limits: dict[str, str]
+    """Environment variables that are set and restrict the hardware that is used."""
+    gpus: tuple[str, ...]
+    """The names of the GPUs that PyTorch finds."""
+    no_gpu: str | None
+    """The reason why no GPU, or no Triton kernel on it, is used; None if there is no obstacle."""
+    precision: str
+    """The default precision with its reason."""
+    training: BackendChoice
+    """The kernels that train."""
+    decoding: BackendChoice
+    """The backend that decodes the paper's base model."""
+    extras: tuple[ExtraStatus, ...]
+    """The state of each extra."""
+    model: ModelStatus | None = None
+    """The backend that decodes the requested model."""
+
+    def __str__(self) -> str:
+        return "\n".join(f"{label:{_LABEL_COLUMNS}}{text}" for label, text in self._lines())
+
+    def _lines(self) -> Iterator[tuple[str, str]]:
+        yield "versions", ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        yield "machine", f"{self.system}, {threads}, {', '.join(self.processor)}"
+        if self.limits:
+            yield "limits", ", ".join(f"{name}={value}" for name, value in self.limits.items())
+        yield "GPU", ", ".join(self.gpus) + ("; " if self.gpus and self.no_gpu else "") + (self.no_gpu or "")
+        yield "precision", self.precision
+        yield "training", str(self.training)
+        yield "decoding", f"{self.decoding} (the paper's base model)"
+        for number, extra in enumerate(self.extras):
+            yield "" if number else "extras", str(extra)
+        if self.model is not None:
+            yield "model", str(self.model)
+
+
+def check_install(
+    model: str | Path | None = None,
+    *,
+    precision: Precision | str = "auto",
+    device: str = "auto",
+    threads: int | None = None,
+) -> InstallReport:
+    """Report versions, hardware, extras and the selected backends, with the reason why a faster one is refused.
+
+    Args:
+        model: a model folder; the report then has the backend that decodes this model.
+        precision: the precision of that model: "fp32", "bf16", "int8" or "auto".
+        device: "cpu", "cuda", or "auto": a GPU if there is one.
+        threads: number of compute threads in the whole process; None: $OMP_NUM_THREADS, or all usable cores.
+
+    Returns:
+        The report.
+
+    Raises:
+        TransduceError: the device does not exist, or the model cannot be loaded.
+    """
+    machine = detect_machine(device, threads)
+    torch.set_num_threads(machine.threads)
+    gpus, no_gpu = _find_gpus()
+    training = choose_kernels(machine.device, machine.threads)
+    return InstallReport(
+        versions=_versions(),
+        system=f"{platform.system()} {platform.machine()}",
+        device=machine.device,
+        threads=machine.threads,
+        processor=_processor(machine),
+        limits={name: os.environ[name] for name in _LIMITS if os.environ.get(name)},
+        gpus=gpus,
+        no_gpu=no_gpu,
+        precision=f"{machine.precision}: {machine.precision_reason}",
+        training=BackendChoice(training.value, training.reason),
+        decoding=_forecast(machine),
+        extras=tuple(map(_extra_status, EXTRAS)),
+        model=None if model is None else _model_status(model, precision, device, threads),
+    )
+
+
+def _versions() -> dict[str, str]:
+    names = {"transduce": "transduce", "PyTorch": "torch", "NumPy": "numpy", "sentencepiece": "sentencepiece"}
+    versions = {shown: importlib.metadata.version(name) for shown, name in names.items()}
+    return {"transduce": versions.pop("transduce"), "Python": platform.python_version(), **versions}
+
+
+def _processor(machine: Machine) -> tuple[str, ...]:
+    features = [("AVX-512 bf16", machine.avx512_bf16), ("AMX", machine.amx)]
+    return (torch.backends.cpu.get_cpu_capability(), *(name for name, has in features if has))
+
+
+def _find_gpus() -> tuple[tuple[str, ...], str | None]:
+    """Return the names of the GPUs, and why they or Triton kernels on them are not used."""
+    if torch.version.cuda is None:
+        return (), "none: this PyTorch is built without CUDA"
+    if not torch.cuda.is_available():
+        return (), "none: PyTorch finds no NVIDIA GPU with a driver"
+    gpus = tuple(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count()))
+    reason = why_no_triton("cuda")
+    return gpus, None if reason is None else f"no Triton kernels, because {reason}"
+
+
+def _forecast(machine: Machine) -> BackendChoice:
+    """Return what decodes the paper's base model on a machine."""
+    with torch.device("meta"):
+        model = Transformer(ModelConfig(source_vocabulary_size=37_000, target_vocabulary_size=37_000))
+    backend, refused = forecast_decoder(model.eval(), machine.device)
+    return BackendChoice(backend, refused=refused)
+
+
+def _extra_status(extra: str) -> ExtraStatus:
+    installed, missing = {}, []
+    for name, least in _packages_of(extra):
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+            continue
+        if _numbers(version) < _numbers(least):
+            missing.append(f"{name} {least} ({version} is too old)")
+        else:
+            installed[name] = version
+    return ExtraStatus(extra, installed, tuple(missing))
+
+
+def _packages_of(extra: str) -> list[tuple[str, str]]:
+    """Return the packages of an extra with the lowest version that works."""
+    matches: Sequence[re.Match[str] | None] = [
+        _REQUIREMENT.match(line) for line in importlib.metadata.requires("transduce") or ()
+    ]
+    return [(match["name"], match["least"] or "0") for match in matches if match and match["extra"] == extra]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+
+
+def _model_status(folder: str | Path, precision: str, device: str, threads: int | None) -> ModelStatus:
+    loaded = load(folder, precision=precision, device=device, threads=threads)
+    decoding = None
+    if isinstance(loaded, Translator | Generator):
+        decoding = BackendChoice(*_selection(loaded))
+    return ModelStatus(folder=str(folder), description=repr(loaded), decoding=decoding)
+
+
+def _selection(loaded: Translator | Generator) -> tuple[str, str, dict[str, str]]:
+    backend, refused = select_decoder(loaded.model)
+    return backend, "", refused

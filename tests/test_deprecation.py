@@ -1,0 +1,183 @@
+"""Renamed commands, options, settings and Python names work under their old names, each with one warning."""
+
+import argparse
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import transduce
+from transduce import deprecation
+from transduce.commands.main import VERBS, build_parser, main
+from transduce.deprecation import REMOVED_IN, RenamedWarning, renamed_arguments
+from transduce.inference.generator import TextScore
+from transduce.inference.load import open_translator
+from transduce.inference.translation import Alternative, Translation
+from transduce.inference.translator import Translator
+from transduce.search.settings import SearchSettings
+from transduce.tasks.run.run_folder import read_stored
+from transduce.tasks.settings.reading import make_settings, put_setting, read_settings, setting_names
+
+ALTERNATIVE = Alternative("Hi", ("▁Hi",), (-0.5, -0.25), -0.75, ended=True)
+
+
+def warned(old: str, new: str) -> str:
+    return f"transduce: `{old}` is now `{new}`; the old name works until version {REMOVED_IN}.\n"
+
+
+def test_the_tables_lead_to_what_exists() -> None:
+    assert set(deprecation.COMMANDS.values()) <= set(VERBS)
+    assert set(deprecation.SETTINGS.values()) <= set(setting_names())
+    assert set(deprecation.PUBLIC_NAMES.values()) <= set(transduce.__all__)
+    options = {option for verb in VERBS for option in build_parser(verb)._option_string_actions}
+    assert set(deprecation.OPTIONS.values()) <= options
+    assert set(deprecation.OPTIONS) & options == set()
+
+
+@pytest.mark.parametrize(("old", "new"), deprecation.COMMANDS.items())
+def test_an_old_command_runs_the_new_one(old: str, new: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([old, "--help"])
+    assert stopped.value.code == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(f"usage: transduce {new} ")
+    assert err == warned(f"transduce {old}", f"transduce {new}")
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments", "name", "value"),
+    [
+        ("translate", ["models/a", "--look-again"], "redecode", True),
+        ("estimate-quality", ["models/a", "--source", "a", "--look-again=b"], "redecode", "b"),
+        ("evaluate", ["a", "--source", "b", "--reference", "c", "--examples", "d"], "datastore", "d"),
+        ("serve", ["models/a", "--strict"], "batch_invariant", True),
+        ("compare", ["a", "b", "--reference", "c", "--strict"], "batch_invariant", True),
+        ("train", ["--out", "a", "--from", "b"], "init_from", "b"),
+        ("train", ["--out", "a", "--teacher", "b", "c"], "distill_from", ["b", "c"]),
+    ],
+)
+def test_an_old_option_sets_the_new_one(
+    verb: str, arguments: list[str], name: str, value: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with deprecation.renamed_warnings_on_stderr():
+        options: argparse.Namespace = build_parser(verb).parse(arguments)
+    assert vars(options)[name] == value
+    old = next(argument for argument in arguments if argument.partition("=")[0] in deprecation.OPTIONS).partition("=")[
+        0
+    ]
+    assert capsys.readouterr().err == warned(old, deprecation.OPTIONS[old])
+
+
+def test_only_options_of_the_command_are_renamed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["score", "models/a", "--teacher", "b"])
+    assert "there is no option --teacher" in capsys.readouterr().err
+    with deprecation.renamed_warnings_on_stderr():
+        assert deprecation.current_options(["--", "--from"], ["--init-from"]) == ["--", "--from"]
+
+
+def test_only_the_first_process_prints(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("RANK", "1")
+    with deprecation.renamed_warnings_on_stderr():
+        deprecation.warn_renamed("old", "new")
+    assert capsys.readouterr().err == ""
+
+
+def test_old_settings_of_a_file_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "settings.toml"
+    path.write_text('start_from = "m"\n\n[data]\nteacher = ["t"]\n\n[search]\nstrict = true\nbeam_size = 0\n', "utf-8")
+    with pytest.warns(RenamedWarning) as shown:
+        content = read_settings(path)
+    assert [str(each.message).partition(";")[0] for each in shown] == [
+        "`start_from` is now `init_from`",
+        "`data.teacher` is now `data.distill_from`",
+        "`search.strict` is now `search.batch_invariant`",
+    ]
+    put_setting(content, "search.beam_size", 2)
+    settings = make_settings(content)
+    assert (settings.init_from, settings.data.distill_from, settings.search.batch_invariant) == ("m", ("t",), True)
+    put_setting(content, "init_from", 3)
+    with pytest.raises(transduce.TransduceError, match=r"^`init_from` must be a text"):
+        make_settings(content)
+
+
+def test_an_error_about_an_old_setting_names_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "settings.toml"
+    path.write_text("[search]\nstrict = 3\n", "utf-8")
+    with pytest.warns(RenamedWarning):
+        content = read_settings(path)
+    with pytest.raises(transduce.TransduceError, match=r"settings.toml, line 2: `search.batch_invariant` must be true"):
+        make_settings(content)
+
+
+def test_an_old_setting_of_set_and_of_python_is_read() -> None:
+    with pytest.warns(RenamedWarning, match=r"`data.teacher` is now `data.distill_from`"):
+        content = read_settings(None, ["data.teacher=['t']"])
+    assert make_settings(content).data.distill_from == ("t",)
+    with pytest.warns(RenamedWarning, match="`start_from` is now `init_from`"):
+        assert make_settings({"start_from": "m", "init_from": "n"}).init_from == "n"
+
+
+def test_settings_that_an_earlier_version_wrote_give_no_warning(tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text('start_from = "m"\n[search]\nstrict = true\n', "utf-8")
+    stored = read_stored(tmp_path / "settings.toml")
+    assert (stored.init_from, stored.search.batch_invariant) == ("m", True)
+
+
+@pytest.mark.parametrize(("old", "new"), deprecation.PUBLIC_NAMES.items())
+def test_an_old_public_name_is_the_new_one(old: str, new: str) -> None:
+    with pytest.warns(RenamedWarning, match=f"`transduce.{old}` is now `transduce.{new}`"):
+        assert getattr(transduce, old) is getattr(transduce, new)
+
+
+@renamed_arguments(colour="color")
+def paint(*, color: str) -> str:
+    return color
+
+
+def test_an_old_argument_is_passed_on() -> None:
+    with pytest.warns(RenamedWarning, match="`colour=` is now `color=`") as shown:
+        assert paint(colour="red") == "red"  # type: ignore[call-arg]
+    assert shown[0].filename == __file__
+    assert paint(color="red") == "red"
+    with pytest.raises(TypeError, match=r"paint\(\) got `color` and its old name `colour`"):
+        paint(color="red", colour="blue")  # type: ignore[call-arg]
+
+
+def test_old_arguments_of_public_functions(trained: Path, tmp_path: Path, translator: Translator) -> None:
+    with (
+        pytest.warns(RenamedWarning, match="`examples=` is now `datastore=`"),
+        pytest.raises(transduce.TransduceError, match="nowhere"),
+    ):
+        transduce.load(trained, examples="nowhere")  # type: ignore[call-overload]
+    with pytest.warns(RenamedWarning, match="`examples=`"):
+        open_translator(trained, threads=1, precision="fp32", examples=None)  # type: ignore[call-arg]
+    with (
+        pytest.warns(RenamedWarning, match="`start_from=` is now `init_from=`"),
+        pytest.raises(transduce.TransduceError),
+    ):
+        transduce.train(out=tmp_path / "run", start_from="nowhere", dry_run=True)  # type: ignore[call-arg]
+    with pytest.warns(RenamedWarning, match="`examples` is now `datastore`"):
+        assert translator.examples is None
+
+
+def test_old_attributes_of_results() -> None:
+    with pytest.warns(RenamedWarning, match="`pieces` is now `tokens`"):
+        assert ALTERNATIVE.pieces == ("▁Hi",)
+    with pytest.warns(RenamedWarning, match="`piece_log_probabilities` is now `token_log_probabilities`"):
+        assert ALTERNATIVE.piece_log_probabilities == (-0.5, -0.25)
+    with pytest.warns(RenamedWarning, match="`given_up` is now `stopped`"):
+        assert Translation("你好", (ALTERNATIVE,), stopped=True).given_up
+    with pytest.warns(RenamedWarning, match="`pieces` is now `tokens`"):
+        assert TextScore(tokens=3, characters=9, nats=1.0).pieces == 3
+
+
+def test_json_keeps_the_old_keys_of_results() -> None:
+    written = json.loads(msgspec.json.encode(Translation("你好", (ALTERNATIVE,))))
+    assert written["given_up"] is False
+    assert {"pieces", "piece_log_probabilities"} < set(written["alternatives"][0])
+
+
+def test_search_settings_have_the_new_name() -> None:
+    assert SearchSettings(batch_invariant=True) != SearchSettings()
