@@ -158,7 +158,7 @@ class Scripted:
     target_language: str | None = "en"
     search = SearchSettings(beam_size=2, length_penalty=0.5)
     tokenizer = SimpleNamespace(
-        source=SimpleNamespace(unread=lambda _: ""),
+        source=SimpleNamespace(unknown_characters=lambda _: ""),
         target=SimpleNamespace(unk_id=2, encode=lambda text: [2 if "9999" in text else 5]),
     )
 

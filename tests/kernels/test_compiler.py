@@ -25,12 +25,12 @@ if find_integer_tile() is None:
 
 PRODUCT = """
 import torch
-from transduce.kernels.cpu import engine
+from transduce.kernels.cpu.jit import compiler
 from transduce.kernels.cpu.jit.compiler import find_float_tile
 from transduce.kernels.cpu.gemm.decode import NativeLinear
 made = []
-make = engine._make_code
-engine._make_code = lambda *values: made.append(values) or make(*values)
+make = compiler._make_code
+compiler._make_code = lambda *values: made.append(values) or make(*values)
 weight, x = torch.eye(64) * 2.0, torch.arange(128.0).view(2, 64)
 assert torch.equal(NativeLinear(weight, None, find_float_tile("floats"))(x), 2.0 * x)
 print(len(made))

@@ -598,8 +598,8 @@ def test_large_steps_of_wide_models_are_taken_in_parts(
 def test_two_runs_at_a_time_in_one_folder_are_refused(toy_settings: dict[str, Any], tmp_path: Path) -> None:
     folder, few = tmp_path / "run", toy_settings | {"training.steps": 2, "training.translate_dev": 0}
     folder.mkdir()
-    imports = "from pathlib import Path; from transduce.tasks.run.run_folder import sole_run"
-    holding = f"{imports}\nwith sole_run(Path({str(folder)!r}))"
+    imports = "from pathlib import Path; from transduce.tasks.run.run_folder import lock_run"
+    holding = f"{imports}\nwith lock_run(Path({str(folder)!r}))"
     other = subprocess.Popen(
         [sys.executable, "-c", f"{holding}: print('held', flush=True); input()"],
         stdin=subprocess.PIPE,

@@ -4,7 +4,6 @@ import importlib.metadata
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -60,11 +59,9 @@ def test_on_a_gpu_they_need_triton_and_what_it_needs(monkeypatch: pytest.MonkeyP
         "torch", "the kernels need an NVIDIA GPU of the Ampere generation or later"
     )
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (9, 0))
-    monkeypatch.setitem(
-        sys.modules, "transduce.kernels.cuda.available", SimpleNamespace(why_not_right=lambda _: "no ptxas")
-    )
+    monkeypatch.setattr("transduce.kernels.cuda.available.why_triton_fails", lambda _: "no ptxas")
     assert choose_kernels("cuda", 1) == Choice("torch", "no ptxas")
-    monkeypatch.setitem(sys.modules, "transduce.kernels.cuda.available", SimpleNamespace(why_not_right=lambda _: None))
+    monkeypatch.setattr("transduce.kernels.cuda.available.why_triton_fails", lambda _: None)
     assert choose_kernels("cuda", 1).value == "native"
     assert choose_kernels("cuda", 1, compiled=True).value == "torch"
 

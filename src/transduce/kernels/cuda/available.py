@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from transduce.kernels.cuda.rows import add_and_norm
-
 # --- trial of the kernels ---
 
 
 def why_triton_fails(device: str) -> str | None:
     """Return what is wrong with Triton on a device, as a phrase for a message; None if nothing is."""
+    from transduce.kernels.cuda.rows import add_and_norm
+
     x = torch.linspace(-1.0, 1.0, 96, device=device).view(2, 48)
     weight, bias = x[0] + 2.0, x[1]
     try:
