@@ -24,7 +24,7 @@ def module_command(name: str) -> list[str]:
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment for such a command, in which Python finds this package before any other of its name."""
+    """Return the environment for a Python subprocess in which this package is found before any other of its name."""
     paths = [str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
@@ -82,7 +82,7 @@ def release_freed_memory() -> None:
 
 
 def release_library(name: str) -> None:
-    """Release the resident memory of a shared library that is not needed for now (Linux only).
+    """Release the resident memory of a loaded shared library that is not needed for now (Linux only).
 
     Read-only pages are dropped and read from the file again on the next access. Pages that the process has written,
     such as relocated addresses, cannot be read again and stay resident. `Anonymous` counts such pages even if a forked

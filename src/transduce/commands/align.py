@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def read_heads(path: Path) -> HeadWeights:
-    """Read the heads that `--learn` wrote.
+    """Read the head weights that `--learn` wrote.
 
     Raises:
         TransduceError: the file contains something else.
@@ -111,7 +111,7 @@ def parse_links(place: str, line: str) -> Links:
 
 
 def format_links(links: Links) -> str:
-    """Format links as a line, sorted."""
+    """Format alignment links as a line, sorted."""
     return " ".join(f"{source}-{target}" for source, target in sorted(links))
 
 

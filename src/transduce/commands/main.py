@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser(verb: str | None) -> Parser:
-    """Return the parser of one verb, or the one that lists all verbs."""
+    """Return the parser of one subcommand, or the parser that lists all subcommands."""
     if verb is None:
         listing = "\n".join(f"  {name:14} {purpose}" for name, purpose in VERBS.items())
         parser = Parser(
@@ -102,7 +102,7 @@ def build_parser(verb: str | None) -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a verb and return the exit code: 0, or 2 for an error of the user."""
+    """Run a subcommand and return the exit code: 0, or 2 for an error of the user."""
     if arguments is None:
         _start_in_utf8()
     arguments = list(sys.argv[1:] if arguments is None else arguments)

@@ -14,7 +14,7 @@ from transduce.text.files import count_noun
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The size of a datastore, and its effect on the loss."""
+    """The size of a new datastore, and its effect on the loss."""
 
     pairs: int
     left_out: int
@@ -93,7 +93,7 @@ def _report(memory: Datastore) -> Report:
 
 
 def _teller(pairs: int) -> Callable[[int], None]:
-    """Return a function that prints progress from time to time."""
+    """Return a callback that prints progress at intervals."""
     clock = ReportClock()
 
     def tell(done: int) -> None:

@@ -47,7 +47,7 @@ class IdRun(NamedTuple):
         return IdRun(self.ids[np.repeat(chosen, lengths)], np.concatenate(([0], np.cumsum(lengths[chosen]))))
 
     def with_prefix(self, id: int) -> "IdRun":
-        """Return the sentences with an id prepended to each."""
+        """Return a copy in which each sentence starts with the token `id`."""
         ids = np.insert(self.ids, self.offsets[:-1], id)
         return IdRun(ids, self.offsets + np.arange(len(self.offsets)))
 

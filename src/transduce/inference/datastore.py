@@ -168,7 +168,7 @@ class _Tuner:
 
     @classmethod
     def of(cls, translator: Translator, examples: NeighborIndex, source_ids: Ids, target_ids: Ids) -> "_Tuner":
-        """Create a tuner on separate dev pairs."""
+        """Create a tuner of the kNN settings from dev pairs that are not in the datastore."""
         tuner, usable = cls(translator, examples), _usable_pairs(source_ids, target_ids)
         usable = usable[:: math.ceil(len(usable) / _MOST_TUNING_PAIRS)] if usable else usable
         if not usable:

@@ -23,7 +23,7 @@ class BeamObserver:
     """An observer that records the hypotheses of one sentence at every step (`search.scorer.Observer`)."""
 
     def __init__(self, beam_size: int, eos_id: int, then: Observer | None = None) -> None:
-        """Create an observer; `then` is called at every step too, and may stop the search."""
+        """Create an observer; the observer `then` is also called at every step, and may stop the search."""
         self.eos_id = eos_id
         self.then = then
         # The last row of a beam search is its best finished hypothesis, which greedy search does not have.
@@ -74,7 +74,7 @@ def build_tree(
 
 
 def closed_path(hypothesis: Hypothesis, eos_id: int) -> Path:
-    """Return a finished hypothesis with its end symbol, if it ended with one."""
+    """Return a finished hypothesis' tokens, including the end symbol if it ended with one."""
     return (*hypothesis.ids, eos_id) if hypothesis.ended else hypothesis.ids
 
 

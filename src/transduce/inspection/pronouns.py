@@ -60,7 +60,7 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pointers(self) -> tuple[Pointer, ...]:
-        """Return a pointer for every head, layer by layer."""
+        """Return, for each head layer by layer, the word and the candidate that the pronoun attends to most."""
         return tuple(
             self._pointer(layer, head, weights)
             for layer, heads in enumerate(self.weights)
@@ -83,7 +83,7 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the texts of the candidates."""
+        """Return the text of each candidate antecedent."""
         return tuple(self._name([self.words[number] for number in candidate]) for candidate in self.candidates)
 
     @staticmethod

@@ -35,8 +35,7 @@ class Int8Linear(nn.Module):
         """Quantize a float32 matrix (O, D).
 
         Activations are quantized to integers between -activation_levels and activation_levels; more than `safe_levels`
-        of
-        them may overflow.
+        of them may overflow.
         """
         super().__init__()
         activation_levels = activation_levels or safe_levels()

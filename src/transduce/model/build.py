@@ -70,7 +70,7 @@ def build_decoder(config: ModelConfig) -> Decoder:
 
 
 def compute_unstored_buffers(model: Built, build: Callable[[ModelConfig], Built]) -> None:
-    """Give a loaded model the buffers that no weights file holds (`persistent=False`), as its constructor makes them.
+    """Compute the buffers of a loaded model that are in no weights file (`persistent=False`), as its constructor does.
 
     A model folder is read into a model that was built on the meta device, where such a buffer has no values. They come
     from a second model, built on the CPU; a model without such buffers costs nothing. PyTorch's random numbers stay

@@ -27,7 +27,7 @@ _Model = TypeVar("_Model", bound=Model)
 
 
 def check_precision(asked: str) -> None:
-    """Refuse an unknown precision.
+    """Refuse the name of an unknown precision.
 
     Raises:
         TransduceError: the precision is not "auto", "fp32", "bf16" or "int8".
@@ -45,7 +45,7 @@ def precision_of(model: Model) -> str:
 
 
 def at_precision(model: _Model, asked: str, machine: Machine) -> _Model:
-    """Return the model at a precision, on the machine's device; "auto" is bf16 or fp32, whichever is faster.
+    """Convert a model to a precision, move it to a device, and return it; "auto" is the faster of bf16 and fp32.
 
     The model is converted in place, except for "int8".
 
@@ -194,7 +194,7 @@ def check_vocabularies(folders: Sequence[Path], contents: Sequence[ModelFolder[E
 
 
 def summary(name: str, model: AnyModel, *parts: str) -> str:
-    """Return a summary such as `Translator(zh → en, transformer, 6 + 6 layers × 512, fp32, cpu)`.
+    """Return a one-line summary such as `Translator(zh → en, transformer, 6 + 6 layers × 512, fp32, cpu)`.
 
     Args:
         name: name of the class.

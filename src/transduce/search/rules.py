@@ -16,7 +16,7 @@ _IMPOSSIBLE = float("-inf")
 
 
 class Rule(Protocol):
-    """An interface of objects that change the logits of one step."""
+    """An interface of objects that change the logits of a decoding step before selection."""
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
         """Return new or changed logits.

@@ -29,7 +29,7 @@ class Model(Protocol):
 
     @property
     def longest_source(self) -> int:
-        """Return the number of tokens up to which a sentence is not split, without the end-of-sentence token."""
+        """Return the maximum number of tokens of an unsplit sentence, without the end-of-sentence token."""
 
     def check(self, glossary: Glossary, search: SearchSettings) -> None:
         """Raise a TransduceError if the model cannot produce the terms of a glossary with this search."""
@@ -61,7 +61,7 @@ class Model(Protocol):
         """Return the target text of token ids."""
 
     def unread(self, sentence: str) -> str:
-        """Return the characters of a source sentence that no token represents."""
+        """Return the characters of a source sentence that the vocabulary cannot represent."""
 
 
 Progress = Callable[[int, Sequence[int], int], None]
@@ -130,7 +130,7 @@ class Job:
 
     @property
     def is_late(self) -> bool:
-        """Return whether no client waits for the answer any more, because it was abandoned or its deadline passed."""
+        """Return whether the job need not be finished, because its client left or its deadline passed."""
         return self.abandoned or time.monotonic() >= self.deadline
 
     def goes_with(self, other: "Job") -> bool:
@@ -157,7 +157,7 @@ class Job:
 
 
 class Place(NamedTuple):
-    """A sentence of a job, identified by its index."""
+    """A reference to one sentence of a job, by its index."""
 
     job: Job
     number: int
@@ -179,7 +179,7 @@ class Place(NamedTuple):
 
 
 class Study(Job):
-    """A job that inspects the translation of one sentence. It is always alone in its batch."""
+    """A job that inspects the translation of one sentence (`/inspect`); its batch contains nothing else."""
 
     def __init__(
         self,

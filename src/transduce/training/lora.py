@@ -68,10 +68,10 @@ def choose_lora_alpha(rank: int) -> Choice[float]:
 
 
 class LowRankUpdate(nn.Module):
-    """A parametrization that maps W to W + (alpha / R) · up · down; `up` starts at zero, so the model is unchanged."""
+    """A parametrization that maps W to W + (alpha / R) · up · down; `up` is initially 0, so W is unchanged."""
 
     def __init__(self, weight: Tensor, settings: LowRankSettings, generator: torch.Generator) -> None:
-        """Create the update of a weight (O, I)."""
+        """Create the low-rank update of a weight matrix (O, I)."""
         super().__init__()
         outputs, inputs = weight.shape
         self.scale = settings.alpha / settings.rank

@@ -360,8 +360,7 @@ def defined_loss(subject: Subject, source: Tensor, target: Tensor, label_smoothi
     """Return the mean cross-entropy per target token in nats, computed from its definition in float64.
 
     The decoder's input is the target shifted right by the start symbol; padding does not count. With label smoothing,
-    the
-    target distribution is 1 - ε on the label plus ε / V on every token, the label included (section 5.4).
+    the target distribution is 1 - ε on the label plus ε / V on every token, the label included (section 5.4).
 
     Args:
         subject: the model.

@@ -40,8 +40,9 @@ class TokenCutter(Protocol):
     """A protocol for tokenizers between text and token strings."""
 
     def cut(self, text: str) -> list[str]:
-        """Return the tokens of a text, including symbols; a string outside the vocabulary stands for an
-        unknown token.
+        """Split a text into token strings; a string outside the vocabulary stands for the unknown token.
+
+        Symbols (special tokens) that occur in the text become tokens of their own.
         """
 
     def join(self, tokens: Sequence[str]) -> str:

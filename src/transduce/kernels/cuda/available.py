@@ -20,7 +20,7 @@ from transduce.kernels.cuda.rows import add_and_norm
 
 
 def why_triton_fails(device: str) -> str | None:
-    """Return what is wrong with Triton on a device, as a phrase for a message; None if nothing is."""
+    """Return why Triton does not work on a device, as a phrase for a message; None if it works."""
     x = torch.linspace(-1.0, 1.0, 96, device=device).view(2, 48)
     weight, bias = x[0] + 2.0, x[1]
     try:

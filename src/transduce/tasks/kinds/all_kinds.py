@@ -26,5 +26,5 @@ KINDS: dict[str, TaskKind[Any]] = {
 
 
 def kind_of(name: str) -> TaskKind[Any]:
-    """Return the task that `task.kind` names."""
+    """Return the task kind that the setting `task.kind` names."""
     return KINDS[name]

@@ -124,7 +124,7 @@ class DevSet:
         self.target_language = target_language
 
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """Measure these weights on the dev set."""
+        """Measure a model with these weights on the dev set."""
         started_at = time.monotonic()
         self.model.load_state_dict(weights)
         loss = self._loss()
@@ -172,7 +172,10 @@ class Translation(TextKind):
         return pairs_of_files(data)
 
     def read_text(self, settings: Settings, folder: Path, *, anew: bool) -> TaskText:
-        """Add the tag of back-translated sources; it is left out with a base model, whose vocabulary may lack it."""
+        """Return the text to prepare, with the tag of back-translated sources as a special token.
+
+        With a base model, whose vocabulary may lack the tag, the tag is left out.
+        """
         text = super().read_text(settings, folder, anew=anew)
         tagged = bool(text.files.back_translated) and settings.start_from is None
         return msgspec.structs.replace(text, marks=(*text.marks, BACK_TRANSLATED)) if tagged else text

@@ -440,7 +440,7 @@ def _resolve_kernels(training: TrainingSettings, machine: Machine, account: Choi
 
 
 def explain_decoding(config: ModelConfig, device: str, account: ChoiceLog) -> None:
-    """Enter what will decode the model in the choice log, and why no faster backend does."""
+    """Add to the choice log which backend will decode the model, and why no faster one does."""
     if config.kind not in ("transformer", "decoder"):
         return
     with torch.device("meta"):
@@ -458,7 +458,7 @@ def _resolve_record(specified: bool | None, choice: Choice[bool], account: Choic
 
 
 def as_settings(resolved: ResolvedSettings) -> Settings:
-    """Return settings that leave nothing open, to resume the run or to repeat it."""
+    """Return the settings with every choice filled in, to resume the run or to repeat it."""
     tokenizer, model = msgspec.to_builtins(resolved.tokenizer), msgspec.to_builtins(resolved.model)
     return Settings(
         preset=resolved.preset,
@@ -573,7 +573,7 @@ def check_consistency(settings: Settings, kept: ModelConfig | None, machine: Mac
 
 
 def _trial_model(settings: Settings) -> ModelConfig:
-    """Return the model's configuration for the chosen preset, or for the first preset it can be built with.
+    """Return a model configuration for checks: that of the chosen preset, or of the first preset that works.
 
     Raises:
         TransduceError: no preset is possible.
