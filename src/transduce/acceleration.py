@@ -1,4 +1,4 @@
-"""Reach the kernels where the package has them; without `transduce.kernels` everything runs as plain PyTorch.
+"""Import the optional package `transduce.kernels`; without it, everything runs as plain PyTorch.
 
 This is the only module that imports `transduce.kernels`. If that folder is missing, each function here has a
 replacement that takes the reference path: the model's own `forward`, `start` and `project`.

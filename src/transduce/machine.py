@@ -47,7 +47,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """AVX-512 dot products in bfloat16, about twice as fast as float32.
 
     False on a processor with AMX that is disabled: there, these instructions are slower than float32
-    (docs/benchmarks.md, "Training by AMX").
+    (docs/log/training_speed.md, "Training by AMX").
     """
     gpu_bf16: bool = False
     """True on a GPU that multiplies bfloat16: NVIDIA Ampere or later."""

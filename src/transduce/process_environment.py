@@ -45,13 +45,12 @@ def set_library_defaults() -> None:
     """Set environment variables to better defaults for OpenMP and oneDNN, unless the user has set these variables.
 
     * Threads that wait for one another spin for microseconds, not milliseconds, before they sleep. With OpenMP's
-    default,
-      training next to another busy process takes ten times as long as its share of the cores explains; with this
-      setting, about twice.
+      default, training next to another busy process takes ten times as long as its share of the cores explains;
+      with this setting, about twice.
     * oneDNN caches at most 64 compiled primitives, one for each shape. Batches have ever new shapes, so the default
       cache of 1,024 primitives fills up with a gigabyte and more that is never used again.
 
-    Both figures are in docs/benchmarks.md.
+    Both figures are in docs/log/training_speed.md.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")

@@ -1,4 +1,4 @@
-"""`transduce VERB …`: run a verb, and turn errors into a message and exit code 2."""
+"""`transduce VERB …`: run a subcommand, and turn errors into a message and exit code 2."""
 
 import argparse
 import difflib

@@ -1,4 +1,4 @@
-"""Command-line options that several verbs share."""
+"""Command-line options that several subcommands share."""
 
 import argparse
 import io

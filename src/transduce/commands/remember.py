@@ -28,7 +28,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     judged_pieces: int
     """The number of tokens by which weight and temperature were chosen."""
     loss_without: float
-    """Loss of these tokens with the model alone, in nats per token."""
+    """Loss of these tokens by the model without retrieval, in nats per token."""
     loss_with: float
     """Loss of these tokens with retrieval, in nats per token."""
 

@@ -102,7 +102,7 @@ class _Sentences(NamedTuple):
     lengths: Ids
     """The number of tokens of each sentence; an empty sentence ends a document."""
     positions: Ids
-    """The position of each sentence, counted in tokens of sentences alone."""
+    """The position of each sentence, counted in tokens without special tokens."""
     filled: Ids
     """The indices of sentences that are not empty."""
 

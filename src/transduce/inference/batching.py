@@ -256,7 +256,7 @@ def pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device, *, wid
 
 # --- parallel batches ---
 # Threads that share a batch synchronize several times in each layer; threads with their own batches do not
-# (docs/benchmarks.md). The translations are the same either way.
+# (docs/results.md). The translations are the same either way.
 
 
 _Batch = TypeVar("_Batch")

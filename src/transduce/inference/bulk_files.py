@@ -99,8 +99,8 @@ class Portion(msgspec.Struct, frozen=True):
     indices: list[int]
     """Indices of the lines in the whole input, from 0."""
     lines: list[str]
-    phrases: list[list[str]]
     """The text of each line."""
+    phrases: list[list[str]]
     """Phrases that each line's translation must contain, in addition to the job's phrases."""
 
 

@@ -44,7 +44,7 @@ class Datastore(NamedTuple):
     left_out: int
     """Number of pairs that were left out because a side is empty or too long."""
     before: float
-    """Loss of the tuning targets by the model alone, in nats per token."""
+    """Loss of the tuning targets by the model without retrieval, in nats per token."""
     after: float
     """Loss of the tuning targets with retrieval, in nats per token."""
     judged: int

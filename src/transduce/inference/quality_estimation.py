@@ -1,7 +1,7 @@
 """Estimate the quality of translations without references: warnings such as repetition or missing numbers.
 
 A model always produces some output: a repeated word, the untranslated source, a different number, or a text that the
-model considers very unlikely. Each warning has a kind and the evidence. docs/benchmarks.md reports how much worse
+model considers very unlikely. Each warning has a kind and the evidence. docs/results.md reports how much worse
 flagged translations are.
 """
 
@@ -167,7 +167,7 @@ WarningKind = Literal[
 ]
 WARNING_KINDS: tuple[WarningKind, ...] = get_args(WarningKind)
 
-UNLIKELY_NATS = 1.2  # on two dev sets, four in five translations above this limit are bad (docs/benchmarks.md)
+UNLIKELY_NATS = 1.2  # on two dev sets, four in five translations above this limit are bad (docs/results.md)
 _MOST_UNITS = 20  # of a repeated run: words, or characters in scripts without spaces
 _FEWEST_TIMES = {1: 4, 2: 3, 3: 3}  # by run length in units: how often a run must occur in a row; longer runs twice
 _FEWEST_COPIED = 2

@@ -1,4 +1,4 @@
-"""Give models to search: one decoding step for all hypotheses of a batch, with compiled kernels where possible."""
+"""Scorers of next tokens, which search calls: one decoding step for a batch, with compiled kernels where possible."""
 
 from collections.abc import Callable, Sequence
 from functools import cache

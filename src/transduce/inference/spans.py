@@ -45,7 +45,7 @@ def word_losses(
     """Yield the loss of every word in nats, for each request and each of its parts.
 
     Args:
-        asked: the requests; all are scored in the same batches.
+        asked: the attribution requests; all are scored in the same batches.
         vocabulary: the target vocabulary.
         score: scores pairs with the model.
 

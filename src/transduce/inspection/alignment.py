@@ -358,7 +358,7 @@ def alignment_error(found: Iterable[Links], known: Iterable[Links]) -> float:
 
 
 def head_errors(translator: Translator, known: Sequence[KnownAlignment]) -> Matrix:
-    """Return the alignment error of each head alone, (N, H), linking each source word as `_link_sources` does."""
+    """Return each single head's alignment error rate, (N, H), linking each source word as `_link_sources` does."""
     config = translator.model.config
     errors = _errors(word_maps(translator, [item.pair for item in known]), known)
     return errors.reshape(config.num_decoder_layers, config.num_heads)
@@ -368,7 +368,7 @@ def head_errors(translator: Translator, known: Sequence[KnownAlignment]) -> Matr
 
 
 def _errors(maps: Iterable[WordMaps], known: Sequence[KnownAlignment]) -> Matrix:
-    """Return the alignment error rate of each head alone, (N × H,)."""
+    """Return each single head's alignment error rate, (N × H,)."""
     links_by_head = [[_link_sources(head) for head in item.heads] for item in maps]
     expected = [item.links for item in known]
     return np.array([alignment_error(links, expected) for links in zip(*links_by_head, strict=True)])

@@ -169,8 +169,8 @@ def kernel_lengths(x: Tensor, memory: Tensor | None, mask: object) -> KeyLengths
     """Return the mask of an attention as lengths, or None if the mask is more than padding or look-ahead.
 
     Args:
-        x: what attends, (B, Q, D).
-        memory: what is attended to, (B, S, D); None: x.
+        x: the input whose positions attend (queries), (B, Q, D).
+        memory: the input that is attended to (keys and values), (B, S, D); None: x.
         mask: the mask that a layer was called with.
     """
     if memory is None and isinstance(mask, LookAheadMask):

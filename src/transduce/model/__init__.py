@@ -1,1 +1,1 @@
-"""Tensors to tensors: the Transformer and its bricks, one concept a file."""
+"""PyTorch models without text or training: the Transformer and its components, one concept per file."""

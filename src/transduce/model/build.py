@@ -58,7 +58,7 @@ def build_encoder_decoder(config: ModelConfig) -> EncoderDecoder:
 
 
 def build_decoder(config: ModelConfig) -> Decoder:
-    """Build a model for a task that needs a decoder alone.
+    """Build the model of a task that needs a decoder-only model.
 
     Raises:
         TransduceError: the configuration describes another kind of model.

@@ -1,4 +1,4 @@
-"""A decoder alone, such as GPT-2 and Llama, which continues a prompt (Radford et al. 2019).
+"""A decoder-only model, such as GPT-2 and Llama, which continues a prompt (Radford et al. 2019).
 
 Legend: B batch, T length, P tokens of the longest prompt, W hypotheses of each prompt, D model width, V vocabulary.
 """

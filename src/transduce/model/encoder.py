@@ -1,4 +1,4 @@
-"""An encoder alone, such as BERT (Devlin et al. 2019): a state for each token, and heads that use the states.
+"""An encoder-only model, such as BERT (Devlin et al. 2019): a state for each token, and heads that use the states.
 
 Legend: B batch, S length, D model width, V vocabulary, C classes.
 """

@@ -206,7 +206,7 @@ class PackedMask(NamedTuple):
 
 
 class PackedBatch(NamedTuple):
-    """Pairs of sentences in one packed batch."""
+    """A batch of sentence pairs without padding: each side's sentences are concatenated into one sequence."""
 
     source: Tensor
     """Token ids, int64, (1, M)."""

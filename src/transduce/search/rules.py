@@ -192,7 +192,7 @@ class Renormalize(Rule):
 
 
 def generate_rules(settings: GenerateSettings, max_lengths: Tensor, tags: Sequence[int] = ()) -> list[Rule]:
-    """Return the rules to apply after all others.
+    """Return the rules of `generate` that apply after all other rules.
 
     Args:
         settings: forced and forbidden tokens.

@@ -1,7 +1,7 @@
 """Default settings chosen from the corpus and the machine, each by a function that also gives the reason.
 
 The rules are functions of the size of the corpus, fitted to published recipes and to our own sweeps
-(docs/benchmarks.md).
+(docs/results.md).
 """
 
 import math
@@ -153,7 +153,7 @@ def choose_batch_tokens(epoch_tokens: int, device: str) -> Choice[int]:
     """Choose the target tokens per step: 2,048 on a CPU and the paper's 25,000 on a GPU (section 5.1).
 
     A CPU has little time: with the same arithmetic, half as many steps of twice the size gave 41.5 BLEU instead of
-    42.8 after two epochs, and smaller ones keep several threads waiting (docs/benchmarks.md). If an epoch would have
+    42.8 after two epochs, and smaller ones keep several threads waiting (docs/results.md). If an epoch would have
     fewer than 50 steps, a step has fewer tokens, but at least 512.
     """
     if not device.startswith("cuda"):
@@ -165,7 +165,7 @@ def choose_accumulate(batch_tokens: int, d_model: int, precision: Precision, dev
     """Choose the number of micro-batches per step: one on a GPU, several on a CPU to save memory.
 
     On a CPU each micro-batch has at most max(2,048, 2^20 / d_model) target tokens: activations kept for the backward
-    pass take half of the memory of a large step, and micro-batches are hardly slower (docs/benchmarks.md). In
+    pass take half of the memory of a large step, and micro-batches are hardly slower (docs/results.md). In
     bfloat16 a micro-batch has twice as many tokens, as each token takes less memory and the fixed cost per
     micro-batch weighs more.
     """
@@ -232,7 +232,7 @@ def choose_language_model_steps(epoch_tokens: int, batch_tokens: int) -> Choice[
 def choose_dropout(preset: str, epochs: float) -> Choice[float]:
     """Choose the dropout probability: the preset's for 60 or more epochs, less for fewer.
 
-    For fewer epochs it is multiplied by √(epochs / 60) (docs/benchmarks.md), with a minimum of 0.1, which the paper
+    For fewer epochs it is multiplied by √(epochs / 60) (docs/results.md), with a minimum of 0.1, which the paper
     uses for 17 epochs. The paper's presets are not changed.
     """
     usual, least = PRESETS[preset].dropout, PRESETS["paper-base"].dropout
@@ -257,7 +257,7 @@ def choose_label_smoothing(kind: str, smoothing: float) -> Choice[float]:
 def choose_optimizer(model_kind: str, norm_order: str, *, start_from: str | None) -> Choice[OptimizerName]:
     """Choose Muon for pre-norm layers with random initial weights, otherwise Adam.
 
-    Muon needs half of Adam's steps (docs/benchmarks.md). The paper's post-norm models, recurrent models and models
+    Muon needs half of Adam's steps (docs/results.md). The paper's post-norm models, recurrent models and models
     with pretrained weights (`--from`) use Adam.
     """
     if model_kind == "recurrent":
@@ -299,7 +299,7 @@ def choose_weight_decay(
     """Choose the weight decay: 0 with Adam, as in the paper; with Muon it depends on the length of the run.
 
     Muon's rate × decay adds up to 1.3 over the run: the longer the run, the smaller the decay of each step
-    (docs/benchmarks.md). Decayed weights are an average over the last 1 / (rate × decay) updates, which should be as
+    (docs/results.md). Decayed weights are an average over the last 1 / (rate × decay) updates, which should be as
     long as the run or somewhat shorter (Wang and Aitchison 2024, "How to set AdamW's weight decay as you scale model
     and dataset size").
     """
@@ -378,7 +378,7 @@ def choose_kernels(device: str, threads: int, *, compiled: bool = False) -> Choi
 def choose_record(device: str, kernels: Kernels, processes: int) -> Choice[bool]:
     """Choose whether training steps are recorded as CUDA graphs: on a GPU with our own kernels and a single process.
 
-    A step of the paper's base model then takes 23 ms instead of 42 (docs/benchmarks.md). Several processes exchange
+    A step of the paper's base model then takes 23 ms instead of 42 (docs/results.md). Several processes exchange
     gradients while operations are launched, which is faster over slow connections.
     """
     if device == "cpu":

@@ -113,7 +113,7 @@ def join_processes(device: str) -> Processes:
 
 
 def current_processes() -> Processes:
-    """Return the processes that `join_processes` has connected, or this one alone."""
+    """Return the processes that `join_processes` has connected, or only this one if it has not been called."""
     if not dist.is_available() or not dist.is_initialized():
         return Processes()
     return join_processes("cpu")

@@ -125,7 +125,7 @@ def _check_target_padding(subject: Subject) -> Figure:
 
 
 def _check_batch_mates(subject: Subject) -> Figure:
-    """Compare each sentence's logits alone with those as the first of a batch with longer sentences."""
+    """Compare each sentence's logits in a batch of its own with those in a batch with longer sentences."""
     samples, source, target = _random_batch(subject)
     worst = 0.0
     for row in range(_BATCH):

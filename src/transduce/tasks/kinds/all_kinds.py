@@ -1,4 +1,4 @@
-"""List the tasks by name."""
+"""List the kinds of tasks by the name that `task.kind` sets."""
 
 from typing import Any
 

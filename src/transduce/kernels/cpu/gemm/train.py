@@ -328,7 +328,7 @@ def tile_name(ending: Epilogue, vectors: int) -> str:
 
 # --- float32 ---
 # A library's float32 GEMM does not fuse biases, ReLU or the summation of gradients, each of which takes a pass of its
-# own. These kernels fuse them and multiply as fast (docs/benchmarks.md).
+# own. These kernels fuse them and multiply as fast (docs/results.md).
 
 
 class Float32GemmEmitter(GemmEmitter):

@@ -1,7 +1,7 @@
 """Choose the number of threads of a decoding step, by its work and by the cores that are actually free.
 
 The threads of a kernel meet at several barriers per layer. If another process occupies a core, the system suspends one
-thread for milliseconds and the others wait: two threads took up to 19 times as long as one (docs/benchmarks.md). So
+thread for milliseconds and the others wait: two threads took up to 19 times as long as one (docs/results.md). So
 small steps run on one thread, and fewer threads are used while cores are busy. Results do not depend on the number of
 threads.
 """
