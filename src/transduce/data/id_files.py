@@ -186,12 +186,12 @@ class HashedFile:
     """A new file that computes its SHA-256 while it is written and is flushed to disk when closed."""
 
     def __init__(self, path: Path) -> None:
-        """Create the file."""
+        """Create a new file at `path` and start its hash."""
         self._stream = path.open("wb")
         self._digest = hashlib.sha256()
 
     def write(self, content: bytes | memoryview) -> None:
-        """Append bytes."""
+        """Append bytes to the file and to its hash."""
         self._stream.write(content)
         self._digest.update(content)
 

@@ -341,7 +341,7 @@ class _Preparation:
 
 
 class Part:
-    """A part of a corpus on disk."""
+    """A filtered and tokenized part of a corpus, stored in a folder."""
 
     def __init__(self, folder: Path) -> None:
         """Open a part.

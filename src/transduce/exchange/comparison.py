@@ -106,7 +106,7 @@ class Comparison:
 
     @property
     def agreement(self) -> Agreement:
-        """Return the statistics of all differences."""
+        """Return statistics of the differences over all compared sentences."""
         differences = [*self.own_differences, *self.random_differences]
         return Agreement(
             sentences=len(self.agreeing),
@@ -256,7 +256,7 @@ class EncoderComparison:
 
     @property
     def agreement(self) -> EncoderAgreement:
-        """Return the statistics of all differences."""
+        """Return statistics of the differences over all outputs of all compared texts."""
         return EncoderAgreement(
             texts=len(self._agreeing),
             largest_differences=dict(self._largest),

@@ -74,7 +74,7 @@ class _Number(NamedTuple):
 
     @property
     def is_sure_clock(self) -> bool:
-        """True if the number is certainly a time of day (it has a colon)."""
+        """True if the number is certainly a time of day, because it contains a colon."""
         return self.kind == "clock" and ":" in self.text
 
     def is_same(self, other: "_Number") -> bool:

@@ -31,7 +31,7 @@ class BeamObserver:
         self.kept: list[Path] = []
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Record the live hypotheses."""
+        """Record the live hypotheses after a step of the search."""
         live = tokens[0, :-1] if self.is_beam else tokens[0]
         self.kept.extend(tuple(path) for path in live.tolist() if self.eos_id not in path)
         return () if self.then is None else self.then.after_step(rows, tokens)

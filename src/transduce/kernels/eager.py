@@ -52,8 +52,7 @@ class Slots:
 
         Returns:
             The slots to fill and the slots to copy from, or None if rows are repeated: then `select` returns each new
-            row's
-            slot.
+            row's slot.
         """
         slots = rows if self._slot_of_row is None else self._slot_of_row.index_select(0, rows)
         count, kept = len(slots), slots.tolist()
@@ -341,7 +340,7 @@ class EagerState:
         self.ancestry.reorder(self.slots.to_slots(parents))
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Remove all sentences from the batch except those at these rows."""
+        """Keep only the sentences at these rows, and remove the others from the batch."""
         moves = self.slots.remove_other_rows(rows)
         if moves is None:
             self._select(self.slots.select(rows))

@@ -115,7 +115,7 @@ def _dropout(kernels: TrainingKernels, module: Dropout, x: Tensor, residual: Ten
 def _embedding(
     kernels: TrainingKernels, module: Embedding, ids: Tensor, weight: Tensor, *args: Any, **kwargs: Any
 ) -> Tensor:
-    """Embed token ids."""
+    """Embed token ids with the training backend's kernel if it supports the tensors, else with PyTorch."""
     if not kernels.supports_rows(weight):
         return Embedding.forward(module, ids, weight, *args, **kwargs)
     return module.complete(kernels.embed(ids, weight, module.scale, module.frozen_row), *args, **kwargs)

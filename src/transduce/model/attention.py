@@ -278,7 +278,7 @@ class KeyValueCache:
         return self._keys[:, :, : self.length], self._values[:, :, : self.length]
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Remove all sentences except those at these rows, and put these in this order."""
+        """Keep only the sentences at these rows, in this order, and remove the others from the batch."""
         if self._keys is not None and self._values is not None:
             self._keys = self._keys.index_select(
                 0, rows
@@ -318,7 +318,7 @@ class DecoderCache:
         return self.layers[0].past.length
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Remove all sentences except those at these rows, and put these in this order."""
+        """Keep only the sentences at these rows, in this order, and remove the others from the batch."""
         for layer in self.layers:
             layer.past.keep_sentences(rows)
             layer.memory.keep_sentences(rows)

@@ -34,7 +34,7 @@ def build_any_model(config: ModelConfig) -> AnyModel:
 
 
 def build_model(config: ModelConfig) -> Model:
-    """Build a model for a task that needs a model of tokens.
+    """Build the model of a task on tokens, not on numbers (time series).
 
     Raises:
         TransduceError: the configuration describes a model of numbers.

@@ -82,7 +82,7 @@ class Dropout(Component):
         self.set(p)
 
     def set(self, p: float) -> None:
-        """Change the probability."""
+        """Change the dropout probability."""
         self.p = p
         self.drop_of_256 = min(255, round(p * 256))
 

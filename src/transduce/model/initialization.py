@@ -41,7 +41,7 @@ def module_matrices(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def initialize(model: VocabularyModel) -> None:
-    """Fill all weights, unless the model is on the meta device.
+    """Initialize all weights of a model, unless it is on the meta device.
 
     Embeddings have variance 1 / d_model, so that they have variance 1 once scaled, and logits of a tied output have
     variance 1: the first loss is near ln V. Every projection is Xavier-uniform by its own shape. Projections that share

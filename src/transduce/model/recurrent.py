@@ -45,7 +45,7 @@ class RecurrentCache:
         self.width = parents.shape[1]
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Remove all sentences except those at these rows, and put these in this order."""
+        """Keep only the sentences at these rows, in this order, and remove the others from the batch."""
         hypotheses = torch.arange(self.width, device=rows.device)
         self._select_rows((rows[:, None] * self.width + hypotheses).flatten())
         self.context = None if self.context is None else self.context.index_select(0, rows)

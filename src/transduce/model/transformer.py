@@ -105,7 +105,7 @@ class DecodingState(Protocol):
         """Replace hypothesis w of sentence b by hypothesis parents[b, w]; (B, W)."""
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Remove all sentences except those at these rows, and put these in this order."""
+        """Keep only the sentences at these rows, in this order, and remove the others from the batch."""
 
 
 class Ancestry:
@@ -129,7 +129,7 @@ class Ancestry:
         self.ancestors = self.ancestors.gather(1, parents[..., None].expand(-1, -1, self.ancestors.shape[2]))
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Remove all sentences except those at these rows, and put these in this order."""
+        """Keep only the sentences at these rows, in this order, and remove the others from the batch."""
         self.ancestors = self.ancestors.index_select(0, rows)
 
 

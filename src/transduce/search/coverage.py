@@ -35,7 +35,7 @@ class Coverage:
             self._penalties = None
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Remove all sentences from the batch except those at these rows."""
+        """Keep only the sentences at these rows, and remove the others from the batch."""
         if self.sums is not None:
             self.sums = self.sums.index_select(0, rows)
             self._penalties = None

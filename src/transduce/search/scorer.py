@@ -48,7 +48,7 @@ class Observer(Protocol):
     """A callback after each step, which can abandon sentences, for example at a timeout or a closed connection."""
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Handle a step that leaves sentences to be decoded.
+        """Observe the hypotheses after a step, and return the sentences to abandon.
 
         Args:
             rows: the indices of the sentences that are still decoded, (B,).

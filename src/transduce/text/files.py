@@ -182,7 +182,7 @@ class _Decoder:
         return text.removesuffix("\n").split("\n")
 
     def skip(self, raw_lines: Sequence[bytes]) -> None:
-        """Count lines without decoding them."""
+        """Count lines without decoding them, and move the file offset past them."""
         self.skipped += len(raw_lines)
         self.lines += len(raw_lines)
         self._offset += sum(map(len, raw_lines))

@@ -281,7 +281,7 @@ class _NoLog:
     """A log that discards events, for all processes but the first."""
 
     def write(self, event: Event) -> None:
-        """Discard an event."""
+        """Discard an event, since this process writes no log."""
 
     def close(self) -> None:
         """Do nothing, since this log has no file."""

@@ -66,15 +66,15 @@ class Graph:
         return self.weight(weight.T)
 
     def integers(self, *values: int) -> str:
-        """Add a vector of int64 constants."""
+        """Add a vector of int64 constants, and return its name."""
         return self._store(np.array(values, dtype=np.int64))
 
     def integer(self, value: int) -> str:
-        """Add an int64 scalar constant."""
+        """Add an int64 scalar constant, and return its name."""
         return self._store(np.array(value, dtype=np.int64))
 
     def number(self, value: float) -> str:
-        """Add a float32 scalar constant."""
+        """Add a float32 scalar constant, and return its name."""
         return self._store(np.array(value, dtype=np.float32))
 
     def _store(self, array: NDArray[Any]) -> str:

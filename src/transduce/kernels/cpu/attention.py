@@ -316,7 +316,7 @@ class Head(HeadAddresses):
                 )
 
     def group_rows(self, array: Value, group: QueryGroup) -> Value:
-        """Return a pointer to a group's rows of K elements in an array of the scratch space."""
+        """Return a pointer to the rows of K elements that belong to a group of queries, in a scratch array."""
         return self.k.element_pointer(array, self.k.mul(group.place, self.shape.width))
 
     def products(self, turned: Value, start: Value, vectors: Value, count: int) -> list[Value]:

@@ -404,12 +404,12 @@ def emit_scaling(k: KernelBuilder) -> None:
 
 
 def _relu(k: KernelBuilder, x: Value) -> Value:
-    """Emit max(x, 0)."""
+    """Emit the ReLU function, max(x, 0)."""
     return k.maximum(x, k.splat(0.0))
 
 
 def _silu(k: KernelBuilder, x: Value) -> Value:
-    """Emit x · sigmoid(x)."""
+    """Emit the SiLU function, x · sigmoid(x)."""
     return _times_sigmoid(k, x, x)
 
 
@@ -421,7 +421,7 @@ def _gelu_tanh(k: KernelBuilder, x: Value) -> Value:
 
 
 def _gelu(k: KernelBuilder, x: Value) -> Value:
-    """Emit x Φ(x), computed through erfc on the side where it is small."""
+    """Emit the GELU function x Φ(x), computed through erfc on the side where it is small."""
     u = k.build.fmul(_absolute(k, x), k.splat(math.sqrt(0.5)))
     t = k.build.fdiv(k.splat(1.0), k.madd(u, k.splat(_ERFC_P), k.splat(1.0)))
     series = k.splat(_ERFC[-1])
@@ -442,7 +442,7 @@ def _times_sigmoid(k: KernelBuilder, x: Value, z: Value) -> Value:
 
 
 def _absolute(k: KernelBuilder, x: Value) -> Value:
-    """Emit |x|."""
+    """Emit the absolute value |x|."""
     return k.intrinsic(f"llvm.fabs.v{k.lanes}f32", k.floats, x)
 
 

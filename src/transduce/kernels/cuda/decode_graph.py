@@ -452,7 +452,7 @@ class GpuState:
             self._ancestors = moved
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Remove all sentences from the batch except those at these rows."""
+        """Keep only the sentences at these rows, and remove the others from the batch."""
         self._slots = self._slots.index_select(0, rows)
         if self._ancestors is not None:
             self._ancestors = self._ancestors.index_select(0, rows)

@@ -388,14 +388,14 @@ class TaskKind(ABC, Generic[C]):
 
     @abstractmethod
     def validation(self, corpus: C, resolved: ResolvedSettings, place: RunPlacement) -> Validation:
-        """Return the dev set."""
+        """Return the dev set, on which weights are validated."""
 
     def describe_batch(self, corpus: C, batch: Any) -> dict[str, Any]:
         """Return a description of a batch that can be written as JSON."""
         return corpus.describe(batch)
 
     def describe_size(self, corpus: C) -> str:
-        """Describe the size of the training data in words."""
+        """Return the size of the training data as text, for messages."""
         return count_noun(corpus.pairs, "pair")
 
     # --- the model folder ---

@@ -242,7 +242,7 @@ class LanguageModel(TextKind):
         )
 
     def describe_size(self, corpus: TaskCorpus) -> str:
-        """Describe the corpus in tokens."""
+        """Return the size of the corpus as text: its number of tokens."""
         return f"{len(split_stream(corpus)[0]):,} tokens"
 
     def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:

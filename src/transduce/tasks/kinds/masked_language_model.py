@@ -170,7 +170,7 @@ class MaskedLanguageModel(TextKind):
     unused_filters = FilterSettings.__struct_fields__
 
     def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
-        """Return [CLS], [SEP] and [MASK]."""
+        """Return the special tokens [CLS], [SEP] and [MASK]."""
         return SPECIAL_TOKENS
 
     def rewrite(self, settings: Settings, folder: Path, *, anew: bool) -> DataSettings:
@@ -317,7 +317,7 @@ class MaskedLanguageModel(TextKind):
         return MaskedDevSet(resolved.model, batches, dtype=model_dtype(resolved), device=place.device)
 
     def describe_size(self, corpus: TaskCorpus) -> str:
-        """Describe the corpus in sentences and tokens."""
+        """Return the size of the corpus as text: its numbers of sentences and tokens."""
         training, _ = split_text(corpus)
         return f"{int((training.lengths > 0).sum()):,} sentences of {int(training.lengths.sum()):,} tokens"
 

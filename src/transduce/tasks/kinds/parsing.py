@@ -149,7 +149,7 @@ class Parsing(Translation):
         return ParsingDevSet(inner, dev_trees(corpus)[: resolved.training.translate_dev])
 
     def describe_size(self, corpus: TaskCorpus) -> str:
-        """Describe the corpus in trees."""
+        """Return the size of the corpus as text: its number of trees."""
         return count_noun(corpus.pairs, "tree")
 
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002

@@ -409,7 +409,7 @@ class TimeSeries(TaskKind[SeriesCorpus]):
         return SeriesDevSet(corpus, resolved, device=place.device)
 
     def describe_size(self, corpus: SeriesCorpus) -> str:
-        """Describe the corpus in points and windows."""
+        """Return the size of the data as text: its numbers of points and windows."""
         return f"{corpus.points:,} points, {corpus.pairs:,} windows"
 
     # --- the model folder ---

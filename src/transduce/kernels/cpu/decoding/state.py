@@ -186,7 +186,7 @@ class NativeSteps:
         self.select_rows(rows.flatten(), width)
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Remove all sentences from the batch except those at these rows."""
+        """Keep only the sentences at these rows, and remove the others from the batch."""
         own_rows = rows[:, None] * self.width + torch.arange(self.width)
         self.select_rows(own_rows.flatten(), self.width)
 
@@ -306,7 +306,7 @@ class NativeState(NativeSteps):
         self.row_sources = self.sources  # (2, B × W)
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Remove all sentences from the batch except those at these rows."""
+        """Keep only the sentences at these rows, and remove the others from the batch."""
         super().keep_sentences(rows)
         self.sources = self.sources.index_select(1, rows)
         self._spread_sources()

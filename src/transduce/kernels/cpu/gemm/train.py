@@ -161,7 +161,7 @@ class GemmEmitter:
                 self._panel(gemm, tiles(full_end), full_end, width, span)
 
     def _narrow_panels(self) -> Sequence[int]:
-        """Return the widths that the last panel may have, besides the full one."""
+        """Return the widths, below the full one, that the last panel of columns may have."""
         return range(self.k.lanes, self.layout.panel, self.k.lanes)
 
     def _panel(

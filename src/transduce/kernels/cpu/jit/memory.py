@@ -200,13 +200,13 @@ class StepList:
         self._spots: list[MemoryOffset] = []
 
     def add(self, step: CompiledKernel, numbers: Sequence[int | MemoryOffset]) -> None:
-        """Append a step."""
+        """Append a kernel call with its arguments to the list."""
         self._table.append((step.address, len(self._spots)))
         # Base 0 has the address 0, so a plain number is an offset from it.
         self._spots += [each if isinstance(each, MemoryOffset) else MemoryOffset(0, each) for each in numbers]
 
     def finish(self) -> "CompiledSteps":
-        """Return the steps in executable form."""
+        """Return the list of kernel calls in the form that `run` executes."""
         return CompiledSteps(self._table, self._spots)
 
 

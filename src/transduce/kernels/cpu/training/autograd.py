@@ -188,7 +188,7 @@ def attention_kernels(shape: AttentionShape) -> dict[str, CompiledKernel]:
 
 @cache
 def _attention_kernels(shape: AttentionShape, tile: Tile) -> dict[str, CompiledKernel]:
-    """Compile `attend` and `attend_back`."""
+    """Compile the kernels `attend` and `attend_back` for an attention shape."""
     k = new_builder("attention", tile)
     (AmxAttentionEmitter if shape.amx else AttentionEmitter)(k, shape).write()
     return compile_kernels(k, ("attend", "attend_back"))
