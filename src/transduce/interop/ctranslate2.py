@@ -328,9 +328,7 @@ class CTranslate2LanguageModel:
         ]
 
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        """Return the log-probabilities, in nats, of each target's tokens and the end symbol after the prompt in
-        `sources`.
-        """
+        """Return the log-probabilities, in nats, of each target's tokens and end symbol after its prompt."""
         rows = [
             [self._start, *self._tokens_of([*source, *target, self._end_id])]
             for source, target in zip(sources, targets, strict=True)

@@ -181,9 +181,7 @@ def _layer_weights(
     names: TutorialNames,
     other_names: set[str],
 ) -> dict[str, Tensor]:
-    """Return all weights except embeddings and output by this package's names, after checking that none is missing or
-    unused.
-    """
+    """Return all weights but embeddings and output by our names; refuse missing and unused tensors."""
     with torch.device("meta"):
         skeleton = build_model(config)
     tables = ("source_weight", "own_target_weight", "own_output_weight", "output_bias")

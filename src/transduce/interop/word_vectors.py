@@ -234,8 +234,7 @@ def _numbers_at_end(line: bytes) -> int:
 
 
 def _read_text(first: bytes, file: IO[bytes], path: Path, count: int | None = None) -> Iterator[tuple[str, Vector]]:
-    """Yield words and vectors from lines that contain a word and its numbers; a word may contain spaces (as some of
-    GloVe's).
+    """Yield words and vectors from lines of a word and its numbers; a word may contain spaces, as in GloVe's files.
 
     Args:
         first: the first line with a vector.

@@ -72,8 +72,7 @@ def automatic_class_for(config: ModelConfig) -> str | None:
 
 
 def config_json(config: ModelConfig, labels: Sequence[str] = (), names: Collection[str] = ()) -> dict[str, Any]:
-    """Return the content of `config.json`: the Hugging Face class's keys, and this package's configuration under
-    "transduce".
+    """Return the content of `config.json`: the Hugging Face class's keys, and our configuration under "transduce".
 
     Args:
         config: the model's configuration.
@@ -218,9 +217,7 @@ def _output_bias_place(names: StoredNames) -> Place:
 
 
 def _stored_names(family: Family, config: ModelConfig) -> StoredNames:
-    """Return the table of names of a family. T5 has two tables; the gated one is selected by a characteristic tensor
-    name.
-    """
+    """Return the table of names of a family; for T5, the table of its gated or of its plain feed-forward layers."""
     gated = config.activation.endswith(("glu", "glu-tanh"))
     return names_of(family.model_type, ["encoder.block.0.layer.1.DenseReluDense.wi_0.weight"] if gated else [])
 

@@ -110,9 +110,7 @@ def _llama_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def _llama_obstacles(config: ModelConfig) -> list[str]:
-    """Return the settings that Llama's config.json cannot express: it has one bias setting for all four projections,
-    and one width for all heads.
-    """
+    """Return the settings that Llama's config.json cannot express, which has one bias setting and one head width."""
     effective = meant_settings(config)
     return [
         *(["d_v"] if config.value_width != config.key_width else []),
@@ -159,9 +157,7 @@ def _qwen2_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def _qwen2_obstacles(config: ModelConfig) -> list[str]:
-    """Return the settings that Qwen2's config.json cannot express; unlike Llama, only queries, keys and values have
-    biases.
-    """
+    """Return the settings that Qwen2's config.json cannot express; only queries, keys and values have biases."""
     return [name for name in _llama_obstacles(config) if name != "attention_output_bias"]
 
 
@@ -201,9 +197,7 @@ def family_for(config: ModelConfig) -> Family | None:
 
 
 def huggingface_obstacles(config: ModelConfig) -> list[str]:
-    """Return the settings that the nearest Hugging Face class does not support; empty if some class computes
-    the model.
-    """
+    """Return the settings that the nearest Hugging Face class does not support; empty if a class computes the model."""
     family = _nearest(config)
     return ["kind"] if family is None else differences(config, family)
 
@@ -220,9 +214,7 @@ def huggingface_remedy(config: ModelConfig) -> dict[str, object]:
 
 
 def _nearest(config: ModelConfig) -> Family | None:
-    """Return the class of the model's kind with the fewest differing settings; differing positions count
-    three times.
-    """
+    """Return the class of the model's kind with the fewest differing settings; positions count three times."""
 
     def distance(family: Family) -> int:
         differing = differences(config, family)

@@ -194,9 +194,7 @@ def _forced_first_id(values: Mapping[str, Any]) -> int | None:
 
 
 def _max_length(values: Mapping[str, Any], greatest: int | None) -> int | None:
-    """Return the maximum number of new tokens including the end symbol, which is `max_length` without the start
-    symbol.
-    """
+    """Return the maximum number of new tokens with the end symbol: `max_length` without the start symbol."""
     longest = values.get("max_new_tokens")
     if longest is None and values.get("max_length") is not None:
         longest = _integer(values, "max_length", 0) - 1

@@ -367,9 +367,7 @@ def qwen2(config: ConfigReader) -> Settings:
 
 
 def _rope(config: ConfigReader) -> Settings:
-    """Return the settings of rotary positions from `rope_parameters`, or from `rope_theta` and `rope_scaling` of older
-    files.
-    """
+    """Return the settings of rotary positions, from `rope_parameters` or the keys of older files."""
     content = config.content.get("rope_parameters") or config.content.get("rope_scaling") or {}
     if not isinstance(content, dict):
         config.refuse("rope_scaling", "must be an object")
@@ -390,8 +388,7 @@ def _rope(config: ConfigReader) -> Settings:
 
 
 def _special_ids(config: ConfigReader) -> Settings:
-    """Return the padding, start and end ids of a decoder-only model; without a padding id, the end symbol is the
-    padding.
+    """Return the padding, start and end ids of a decoder-only model; the default padding id is the end symbol.
 
     The result is empty if the configuration has neither an end nor a start id; the tokenizer may then have them.
     """

@@ -201,9 +201,7 @@ def added_token(id: int, token: Mapping[str, Any]) -> AddedToken:
 
 
 class TokenizerParts(NamedTuple):
-    """A tokenizer's algorithm, vocabulary, added tokens and leading special tokens, from tokenizer.json or
-    older files.
-    """
+    """A tokenizer's algorithm, vocabulary, added tokens and leading special tokens, read from its files."""
 
     cutting: Cutting
     ids: dict[str, int]

@@ -33,9 +33,7 @@ class StoredTensors:
         return self.names[name]().float()
 
     def with_prefix(self, prefix: str) -> "StoredTensors":
-        """Return the tensors with current names: with the prefix that models with heads have, and norms' `gamma` and
-        `beta` renamed.
-        """
+        """Return the tensors under current names: with the prefix, and with norms' `gamma` and `beta` renamed."""
         bare = prefix and not any(name.startswith(prefix) for name in self.names)
         renamed = {(prefix if bare else "") + name: read for name, read in self.names.items()}
         modern = ((".LayerNorm.gamma", ".LayerNorm.weight"), (".LayerNorm.beta", ".LayerNorm.bias"))
@@ -164,9 +162,7 @@ def _config(settings: Mapping[str, Any], place: str) -> ModelConfig:
 
 
 def _collect(family: Family, stored: StoredTensors, config: ModelConfig) -> dict[str, Tensor]:
-    """Return all parameters but the embeddings and output projection, after checking that no tensor is missing or
-    unused.
-    """
+    """Return all parameters but embeddings and output projection; refuse missing and unused tensors."""
     with torch.device("meta"):
         skeleton = build_model(config)
     tables = ("source_weight", "own_target_weight", "own_output_weight", "output_bias")

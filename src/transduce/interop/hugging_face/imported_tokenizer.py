@@ -109,9 +109,7 @@ class ForeignVocabulary(Vocabulary):
         return [self._encode(replace_lone_surrogates(text)) for text in texts]
 
     def decode(self, ids: Iterable[int], *, line_feeds: bool = False) -> str:
-        """Return the text that the ids spell, without special tokens; line feeds become spaces unless `line_feeds` is
-        set.
-        """
+        """Return the text of ids without special tokens; unless `line_feeds` is set, line feeds become spaces."""
         text_tokens = (self._pieces.get(int(id)) for id in ids if int(id) not in self._silent)
         text = self._cutter.join([piece for piece in text_tokens if piece is not None])
         return text if line_feeds else text.replace("\n", " ")
@@ -125,9 +123,7 @@ class ForeignVocabulary(Vocabulary):
         return id in self._pieces and id not in self._silent
 
     def surface(self, id: int) -> bytes:
-        """Return the UTF-8 bytes that a token adds to a text, which may be part of a character and include the space
-        before a word.
-        """
+        """Return the UTF-8 bytes that a token adds to a text, such as part of a character, or a space and a word."""
         content = self._cutter.bytes_of(self.piece(id))
         return super().surface(id) if content is None else content
 
@@ -232,9 +228,7 @@ class ForeignTokenizer(Tokenizer):
         return cls(record)
 
     def line_by_line(self) -> "ForeignTokenizer":
-        """Return this tokenizer with the end symbol in place of each line feed, as this package trains language
-        models.
-        """
+        """Return this tokenizer with the end symbol in place of each line feed, as our language models are trained."""
         if not self.target.keeps_line_feeds:
             return self
 

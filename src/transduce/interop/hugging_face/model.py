@@ -1,5 +1,4 @@
-"""Models of this package that Hugging Face's transformers loads from a folder and runs offline, through automatic
-classes.
+"""Run this package's model folders offline with Hugging Face's transformers, which opens them by automatic classes.
 
 Legend: B texts, S source length, T target length, L tokens of a row, V vocabulary, D model width, C classes.
 """
@@ -111,9 +110,7 @@ class HuggingFaceModel(_OpenedModel):
         return [values[: len(row) + 1] for values, row in zip(log_probs.tolist(), targets, strict=True)]
 
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
-        """Return the token ids of each source's translation by `generate` with one beam, at most `max_tokens`
-        of them.
-        """
+        """Return the ids of each source's translation by `generate` with one beam, at most `max_tokens` of them."""
         with torch.inference_mode():
             written = self.model.generate(
                 **self._sources(sources), num_beams=1, do_sample=False, max_new_tokens=max_tokens, max_length=None
@@ -128,9 +125,7 @@ class HuggingFaceLanguageModel(_OpenedModel):
     """Implements `ExportedModel` for a decoder-only language model run by transformers."""
 
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        """Return the log-probabilities, in nats, of each target's tokens and the end symbol after the prompt in
-        `sources`.
-        """
+        """Return the log-probabilities, in nats, of each target's tokens and end symbol after its prompt."""
         prompts = [[self.config.start_id, *row] for row in sources]
         rows = [[*prompt, *target] for prompt, target in zip(prompts, targets, strict=True)]
         with torch.inference_mode():
@@ -155,9 +150,7 @@ class HuggingFaceEncoder(_OpenedModel):
     """Implements `ExportedEncoder` for an encoder run by transformers."""
 
     def outputs(self, rows: Ids, token_types: Ids) -> Mapping[str, list[NDArray[Any]]]:
-        """Compute the encoder's outputs and return them under the names that `ExportedEncoder` uses, one array
-        per row.
-        """
+        """Compute the encoder's outputs and return them by `ExportedEncoder`'s names, one array per row."""
         inputs = self._rows(rows)
         width = inputs["input_ids"].shape[1]
         types = torch.tensor([[*row, *[0] * (width - len(row))] for row in token_types])

@@ -151,9 +151,7 @@ class WordPieces(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class SpacedPairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="spaced-pairs"):
-    """The settings of character BPE with ▁ for spaces, as in NLLB and the first Llama models; earlier versions stored
-    them.
-    """
+    """The settings of character BPE with ▁ for spaces, as in the first Llama models, stored by earlier versions."""
 
     merges: tuple[tuple[str, str], ...]
     """Pairs of tokens that become one, in the order in which they were learned."""
@@ -297,9 +295,7 @@ def _is_step(value: object) -> bool:
 
 
 def _with_unknown_token(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model with an unknown token and consecutive ids, without which an added token would replace a
-    later one.
-    """
+    """Return a model with an unknown token and consecutive ids, so that added tokens replace no later ones."""
     kind = model.get("type") or ("BPE" if "merges" in model else "Unigram")
     if kind == "Unigram":
         return {**model, "type": kind}

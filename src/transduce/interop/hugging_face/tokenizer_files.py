@@ -51,9 +51,7 @@ def tokenizer_files(
 
 
 def has_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> bool:
-    """Return whether Hugging Face has a class for this tokenizer; for separate vocabularies only Marian's class
-    exists.
-    """
+    """Return whether Hugging Face has a class for this tokenizer; only Marian's has separate vocabularies."""
     if isinstance(tokenizer, ForeignTokenizer):
         return False
     if tokenizer.joint:
@@ -110,9 +108,7 @@ def _post_processor(before: Sequence[str], after: Sequence[str], vocabulary: Voc
 
 
 def _marian_files(tokenizer: Tokenizer, languages: tuple[str | None, str | None]) -> dict[str, Any]:
-    """Return the files that Marian's tokenizer needs in addition to source.spm and target.spm: the ids of their
-    tokens.
-    """
+    """Return the files of token ids that Marian's tokenizer needs besides source.spm and target.spm."""
     source, target = tokenizer.source, tokenizer.target
     special_tokens = special_tokens_map(source)
     language_settings = {"source_lang": languages[0], "target_lang": languages[1]}

@@ -147,9 +147,7 @@ ONNX = table("the ONNX export", **READABLE)
 
 
 def onnx_obstacles(config: ModelConfig) -> list[str]:
-    """Return the names of settings of this configuration that the ONNX export does not support; empty if it supports
-    all.
-    """
+    """Return the names of settings that the ONNX export does not support; empty if it supports the configuration."""
     return unsupported_settings(ONNX, config)
 
 

@@ -60,9 +60,7 @@ class Graph:
         return self._names_by_tensor[key][0]
 
     def matrix(self, weight: Tensor) -> str:
-        """Add a linear layer's weight (outputs, inputs), transposed for a MatMul from the left, as (inputs,
-        outputs).
-        """
+        """Add a linear layer's weight (outputs, inputs), transposed to (inputs, outputs) for a MatMul from the left."""
         return self.weight(weight.T)
 
     def integers(self, *values: int) -> str:

@@ -84,9 +84,7 @@ def build_norm(graph: Graph, x: str, norm: nn.Module | None) -> str:
 
 
 def build_activation(graph: Graph, x: str, name: str) -> str:
-    """Add the activation function with a name of `ModelConfig.activation`; for a gated layer, add the gate's
-    function.
-    """
+    """Add the activation function that a `ModelConfig.activation` names; for a gated layer, the gate's function."""
     if name in ("relu", "reglu"):
         return graph.apply("Relu", x)
     if name in ("silu", "swiglu"):
@@ -156,9 +154,7 @@ def after_sublayer(graph: Graph, x: str, y: str, residual: Residual) -> str:
 def build_self_attention(
     graph: Graph, x: str, attention: MultiHeadAttention, context: Context, past: KeysAndValues | None = None
 ) -> tuple[str, KeysAndValues]:
-    """Add a self-attention over the cached and current positions; return its output (B, T, D) and all keys and
-    values.
-    """
+    """Add self-attention over cached and current positions; return its output (B, T, D), all keys and all values."""
     query, key, value = graph.split(build_linear(graph, x, linear_of(attention.projection)), attention.widths)
     query, key = _heads(graph, query, attention.d_k), _heads(graph, key, attention.d_k)
     value = _heads(graph, value, attention.d_v)
@@ -279,9 +275,7 @@ Shapes = tuple[tuple[int | str, ...], tuple[int | str, ...]]
 def build_encoder_layer(
     graph: Graph, x: str, layer: EncoderLayer, context: Context, config: ModelConfig, past: KeysAndValues | None = None
 ) -> tuple[str, KeysAndValues]:
-    """Add an encoder layer, or with `past` a decoder layer without cross-attention; return its output, keys and
-    values.
-    """
+    """Add an encoder layer, or with `past` a layer of a decoder-only model; return its output, keys and values."""
     y = before_sublayer(graph, x, layer.self_attention_residual)
     y, keys_and_values = build_self_attention(graph, y, layer.self_attention, context, past)
     x = after_sublayer(graph, x, y, layer.self_attention_residual)

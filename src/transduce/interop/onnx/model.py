@@ -124,9 +124,7 @@ class OnnxLanguageModel:
     """Implements `ExportedModel` for a decoder-only language model."""
 
     def __init__(self, folder: Path, *, threads: int, forbidden_tokens: int) -> None:
-        """Open the graph of a folder; `forbidden_tokens` is the id of the unknown token, which the search must not
-        generate.
-        """
+        """Open the graph of a folder; search must not generate `forbidden_tokens`, the unknown token's id."""
         self._graph = _Session(folder / MODEL, threads)
         self._never = forbidden_tokens
 
@@ -141,9 +139,7 @@ class OnnxLanguageModel:
         return outputs["logits"], _cache_from(outputs)
 
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        """Return the log-probabilities, in nats, of each target's tokens and the end symbol after the prompt in
-        `sources`.
-        """
+        """Return the log-probabilities, in nats, of each target's tokens and end symbol after its prompt."""
         prompts = [[self._graph.start_id, *row] for row in sources]
         rows = [[*prompt, *target] for prompt, target in zip(prompts, targets, strict=True)]
         logits, _ = self.decode(self._graph.padded(rows), _positions(rows), self._graph.empty_cache(len(rows), {}))
