@@ -1,4 +1,4 @@
-"""Reach the kernels where the package has them; without `transduce.kernels` everything runs as plain PyTorch.
+"""Import the optional package `transduce.kernels`; without it, everything runs as plain PyTorch.
 
 This is the only module that imports `transduce.kernels`. If that folder is missing, each function here has a
 replacement that takes the reference path: the model's own `forward`, `start` and `project`.
@@ -78,32 +78,32 @@ except ModuleNotFoundError as missing:
     _Model = TypeVar("_Model", bound=nn.Module)
 
     class PrepackedModel:  # type: ignore[no-redef]
-        """A model with prepacked weights; without kernels there is none."""
+        """A placeholder type of models with prepacked weights, which do not exist without the kernels package."""
 
     class Selection(NamedTuple):
-        """Which implementation decodes a model, and why faster ones do not."""
+        """The implementation that decodes a model, and the reasons why faster ones do not."""
 
         backend: str
         refused: dict[str, str]
 
     def has_kernels() -> bool:
-        """Return whether this processor has kernels: without the folder, never."""
+        """Return False, since the kernels package is missing."""
         return False
 
     def why_no_kernels(threads: int) -> str | None:  # noqa: ARG001
-        """Return why there are no kernels for a CPU."""
+        """Return why there are no compiled kernels for this CPU."""
         return NO_KERNELS
 
     def why_no_triton(device: str) -> str | None:  # type: ignore[misc]  # noqa: ARG001
-        """Return why there are no kernels for a GPU."""
+        """Return why there are no Triton kernels for this GPU."""
         return NO_KERNELS
 
     def is_recording(device: torch.device) -> bool:  # noqa: ARG001
-        """Return whether operations on a device are being recorded: only kernels record."""
+        """Return False, since CUDA graphs are recorded only by the kernels package."""
         return False
 
     def kernels_for_training(name: Literal["native", "torch"], device: str) -> TrainingKernels | None:  # noqa: ARG001
-        """Return the kernels of a run's setting, which can only be none.
+        """Return None, since there are no training kernels; refuse a setting that requires them.
 
         Raises:
             TransduceError: the setting asks for kernels.
@@ -121,7 +121,7 @@ except ModuleNotFoundError as missing:
         raise TransduceError(f"`precision` is int8, but {NO_KERNELS}: use fp32 or bf16.")
 
     def quantize(model: nn.Module, make: Any) -> NoReturn:  # type: ignore[no-redef]  # noqa: ARG001
-        """Refuse to make 8-bit weights, as `int8_linear_maker` does."""
+        """Raise the error of `int8_linear_maker`, since 8-bit weights need the kernels package."""
         int8_linear_maker()
         raise AssertionError
 
@@ -135,11 +135,11 @@ except ModuleNotFoundError as missing:
         yield
 
     def decoded_model(model: _Model) -> _Model:
-        """Return the model that decoding computes with: the model itself."""
+        """Return the model itself, since there is no inference copy without the kernels package."""
         return model
 
     def forecast_decoder(model: nn.Module, device: str) -> Selection:  # type: ignore[misc]  # noqa: ARG001
-        """Return what will decode a model on a device: its own modules."""
+        """Return the reference implementation as the one that will decode a model, since there are no kernels."""
         return Selection("reference", {"compiled" if device == "cpu" else "triton": NO_KERNELS})
 
     def select_decoder(model: nn.Module) -> Selection:  # type: ignore[misc]
@@ -148,27 +148,27 @@ except ModuleNotFoundError as missing:
         return Selection("reference", {"compiled" if on_cpu else "triton": NO_KERNELS})
 
     def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
-        """Encode source ids (B, S) by the model's own modules."""
+        """Encode source ids (B, S) with the model's PyTorch modules, since there are no kernels."""
         return model.start(source_ids)
 
     def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> DecodingState:
-        """Read prompts (B, P) of these lengths (B,) by the model's own modules."""
+        """Process prompts (B, P) of lengths (B,) with the model's PyTorch modules, since there are no kernels."""
         return model.start(prompt_ids, lengths)
 
     def has_compiled_steps(model: EncoderDecoder) -> bool:  # noqa: ARG001
-        """Return whether compiled steps decode a model: without kernels, never."""
+        """Return False, since no compiled steps exist without the kernels package."""
         return False
 
     def compiled_state(state: DecodingState) -> "NativeState | None":  # noqa: ARG001
-        """Return the state if compiled steps made it: without kernels, never."""
+        """Return None, since no compiled steps exist without the kernels package."""
         return None
 
     def find_batch_search(state: DecodingState, bounds: SearchBounds) -> BatchSearch | None:  # noqa: ARG001
-        """Return a compiled search for a state: without kernels, none."""
+        """Return None, since no compiled search exists without the kernels package."""
         return None
 
     def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:
-        """Return the projection from (…, D) to logits (…, V): the model's own."""
+        """Return the model's own projection of hidden states (…, D) to logits (…, V)."""
         return model.project
 
 

@@ -24,7 +24,7 @@ def module_command(name: str) -> list[str]:
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment for such a command, in which Python finds this package before any other of its name."""
+    """Return the environment for a Python subprocess in which this package is found before any other of its name."""
     paths = [str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
@@ -45,9 +45,8 @@ def set_library_defaults() -> None:
     """Set environment variables to better defaults for OpenMP and oneDNN, unless the user has set these variables.
 
     * Threads that wait for one another spin for microseconds, not milliseconds, before they sleep. With OpenMP's
-    default,
-      training next to another busy process takes ten times as long as its share of the cores explains; with this
-      setting, about twice.
+      default, training next to another busy process takes ten times as long as its share of the cores explains;
+      with this setting, about twice.
     * oneDNN caches at most 64 compiled primitives, one for each shape. Batches have ever new shapes, so the default
       cache of 1,024 primitives fills up with a gigabyte and more that is never used again.
 
@@ -82,7 +81,7 @@ def release_freed_memory() -> None:
 
 
 def release_library(name: str) -> None:
-    """Release the resident memory of a shared library that is not needed for now (Linux only).
+    """Release the resident memory of a loaded shared library that is not needed for now (Linux only).
 
     Read-only pages are dropped and read from the file again on the next access. Pages that the process has written,
     such as relocated addresses, cannot be read again and stay resident. `Anonymous` counts such pages even if a forked

@@ -1,1 +1,1 @@
-"""The verbs of the command line; each calls one function."""
+"""The subcommands of `transduce`, one module each; each calls one function of the package."""

@@ -99,7 +99,7 @@ def parse_links(place: str, line: str) -> Links:
 
 
 def format_links(links: Links) -> str:
-    """Format links as a line, sorted."""
+    """Format alignment links as a line, sorted."""
     return " ".join(f"{source}-{target}" for source, target in sorted(links))
 
 

@@ -14,7 +14,7 @@ from transduce.text.files import count_noun
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The size of a datastore, and its effect on the loss."""
+    """The size of a new datastore, and its effect on the loss."""
 
     pairs: int
     left_out: int
@@ -28,7 +28,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     judged_pieces: int
     """The number of tokens by which weight and temperature were chosen."""
     loss_without: float
-    """Loss of these tokens with the model alone, in nats per token."""
+    """Loss of these tokens by the model without retrieval, in nats per token."""
     loss_with: float
     """Loss of these tokens with retrieval, in nats per token."""
 
@@ -93,7 +93,7 @@ def _report(datastore: Datastore) -> Report:
 
 
 def _progress_printer(pairs: int) -> Callable[[int], None]:
-    """Return a function that prints progress from time to time."""
+    """Return a callback that prints progress at intervals."""
     clock = ReportClock()
 
     def print_progress(done: int) -> None:

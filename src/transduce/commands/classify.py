@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace, classifier: Classifier, texts: list[str]) -> None:
-    """Write labels to a file, and score them if the right ones are known."""
+    """Write labels to a file, and score them if the correct labels are known."""
     labels = list(read_lines(options.labels)) if options.labels else None
     if labels is not None:
         place = options.text or "standard input"

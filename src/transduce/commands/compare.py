@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _System(msgspec.Struct, frozen=True):
-    """Translations of a system, with what is known about it."""
+    """The translations of a system, with its languages and decoding settings if known."""
 
     lines: list[str]
     languages: tuple[str | None, str | None] = (None, None)

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the report; return 0 if every check passed, otherwise 1."""
+    """Print the report on a model and its corpus; return 0 if every check passed, otherwise 1."""
     _check_options(options)
     read = [options.model, options.source, options.target, options.test_source, options.test_target]
     check_writable(options.html, report=options.json, inputs=read)

@@ -105,7 +105,7 @@ def _texts(
 
 
 def _other_searches(search: SearchSettings) -> Iterator[tuple[str, SearchSettings]]:
-    """Yield the common search settings that differ from the one used."""
+    """Yield names and settings of the usual greedy and beam searches that differ from the one used."""
     for way, beam_size, length_penalty in _SEARCHES:
         settings = (beam_size, length_penalty if beam_size > 1 else search.length_penalty)
         if settings != (search.beam_size, search.length_penalty) or search.sampling is not None:

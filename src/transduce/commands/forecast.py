@@ -124,5 +124,5 @@ def table_lines(forecast: Forecast) -> Iterator[str]:
 
 
 def _cell(name: str) -> str:
-    """Quote a name for CSV if it contains a comma or quotes."""
+    """Return a name as a CSV cell, quoted if it contains a comma or quotes."""
     return '"' + name.replace('"', '""') + '"' if "," in name or '"' in name else name

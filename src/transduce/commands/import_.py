@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Import a model, and print a report."""
+    """Import a model, and print a report on it."""
     check_writable(report=options.json, inputs=[options.folder])
     check_folder(options.out)
     report = import_model_folder(

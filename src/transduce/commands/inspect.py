@@ -90,7 +90,7 @@ def _check_pronoun(options: argparse.Namespace) -> None:
 
 
 def _show(options: argparse.Namespace, result: Inspection | PronounAttention, drawn: str) -> int:
-    """Print a result, or its JSON, and write the requested files."""
+    """Print a result as text or JSON, and write the requested files."""
     if options.html is not None and isinstance(result, Inspection):
         write_file(Path(options.html), result.to_html().encode())
     content = msgspec.json.encode(result) + b"\n"

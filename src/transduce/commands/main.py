@@ -1,4 +1,4 @@
-"""`transduce VERB …`: run a verb, and turn errors into a message and exit code 2."""
+"""`transduce VERB …`: run a subcommand, and turn errors into a message and exit code 2."""
 
 import argparse
 import difflib
@@ -82,7 +82,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser(verb: str | None) -> Parser:
-    """Return the parser of one verb, or the one that lists all verbs."""
+    """Return the parser of one subcommand, or the parser that lists all subcommands."""
     if verb is None:
         listing = "\n".join(f"  {name:17} {purpose}" for name, purpose in VERBS.items())
         parser = Parser(
@@ -105,7 +105,7 @@ def build_parser(verb: str | None) -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a verb and return the exit code: 0, or 2 for an error of the user."""
+    """Run a subcommand and return the exit code: 0, or 2 for an error of the user."""
     if arguments is None:
         _start_in_utf8()
     arguments = list(sys.argv[1:] if arguments is None else arguments)

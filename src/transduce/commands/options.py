@@ -1,4 +1,4 @@
-"""Command-line options that several verbs share."""
+"""Command-line options that several subcommands share."""
 
 import argparse
 import io
@@ -29,7 +29,7 @@ from transduce.text.glossary import Glossary
 
 
 class _Closed(io.RawIOBase):
-    """A replacement for a closed stream."""
+    """A stream in place of a closed standard stream, which raises an error when it is used."""
 
     def __init__(self, sentence: str, *, reads: bool) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def text_argument(argument: str) -> str:
 
 
 def add_device(parser: argparse.ArgumentParser, *, precisions: Sequence[str] = (), precision_help: str = "") -> None:
-    """Add the group of options for where to compute: --device, --threads and, with `precisions`, --precision."""
+    """Add the options for the device of computation: --device, --threads and, with `precisions`, --precision."""
     group = parser.add_argument_group("device and precision")
     group.add_argument("--device", default="auto", help="cpu, cuda, or auto: the GPU if there is one")
     group.add_argument(

@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Draw a chart."""
+    """Draw the requested kind of chart as a file or as text."""
     _check_options(options)
     check_writable(options.out, inputs=[options.items, options.source, options.reference])
     if options.out is not None:
@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Refuse options that do not apply to the kind, and fill in defaults."""
+    """Refuse options that do not apply to the kind of chart, and fill in defaults."""
     items, takes = _TAKES[options.kind]
     defaults = _DEFAULTS | _OTHER_DEFAULTS.get(options.kind, {})
     padding_is_set = options.padding is not None
@@ -166,7 +166,7 @@ def _attention(options: argparse.Namespace) -> Chart:
 
 
 def _lengths(options: argparse.Namespace) -> Chart:
-    """Plot scores by sentence length; each item is a model folder or a file of translations."""
+    """Plot BLEU by sentence length; each item is a model folder or a file of translations."""
     from transduce.inspection.plots_runs import plot_lengths, short_names
 
     if options.source is None or options.reference is None:

@@ -144,7 +144,7 @@ def _request(options: argparse.Namespace) -> PrepareRequest:
 
 
 def _refuse_beside(options: argparse.Namespace, mode: str, *others: str) -> None:
-    """Refuse options that have no effect in a mode."""
+    """Refuse other options that cannot be combined with the option `mode`."""
     for other in others:
         if getattr(options, other):
             name = "a settings file" if other == "settings" else f"`--{other.replace('_', '-')}`"

@@ -71,7 +71,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_text(parser: argparse.ArgumentParser) -> None:
-    """Declare the options for training texts."""
+    """Declare the options for the files of the training text."""
     add = parser.add_argument_group("texts").add_argument
     add(
         "--source",

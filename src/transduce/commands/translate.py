@@ -168,14 +168,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def split_paths(paths: list[str]) -> tuple[list[str], str | None]:
-    """Split the arguments into model folders and a text file, if the last of several is not a folder."""
+    """Split the arguments into model folders and, if the last of several is not a folder, a text file."""
     if len(paths) > 1 and paths[-1] and not Path(paths[-1]).is_dir():
         return paths[:-1], file_or_stream(paths[-1])
     return paths, None
 
 
 def make_job(options: argparse.Namespace, folder: str) -> Job:
-    """Return the settings that apply to every line.
+    """Return the search settings and constraints that the options set for every line.
 
     Raises:
         TransduceError: an option is out of range, or has no effect.
@@ -206,7 +206,7 @@ def make_job(options: argparse.Namespace, folder: str) -> Job:
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Check options before any work is done.
+    """Refuse contradictory options of `transduce translate` before any work is done.
 
     Raises:
         TransduceError: an option is invalid.
@@ -220,7 +220,7 @@ def check_options(options: argparse.Namespace) -> None:
 def translated(
     options: argparse.Namespace, folders: list[str], job: Job, waiting: Iterable[Portion]
 ) -> Iterator[tuple[Portion, str]]:
-    """Yield each portion with the text to write for it, translated by one process or several."""
+    """Yield each group of lines with the text to write for it, translated by one process or several."""
     results = with_warnings(
         _translated(options, folders, job, waiting),
         lambda: languages_of(Path(folders[0]), options.source_language, options.target_language),
@@ -230,7 +230,7 @@ def translated(
 
 
 def _tallied(glossary: Glossary, results: Iterable[tuple[Portion, str]]) -> Iterator[tuple[Portion, str]]:
-    """Yield the portions, and finally report which translations lack a glossary term."""
+    """Yield the groups of lines unchanged, and finally report which translations lack a glossary term."""
     tally = TermTally(glossary)
     for portion, text in results:
         yield portion, text
@@ -305,7 +305,7 @@ def identity(options: argparse.Namespace, folders: list[str], job: Job) -> bytes
 
 
 def _digests(folder: Path) -> list[str]:
-    """Return digests of a model folder: of our manifest, or without one of all files."""
+    """Return the digests of a model folder's files: those of its manifest, or without one of all files."""
     manifest = folder / "manifest.json"
     files = [manifest] if manifest.is_file() else sorted(path for path in folder.iterdir() if path.is_file())
     return [file_sha256(path) for path in files]
@@ -407,7 +407,7 @@ def prompt(translator: Translator, output: io.TextIOWrapper, job: Job) -> None:
 
 
 def _ask() -> str:
-    """Return a line typed by the user; the prompt is never written to a redirected output."""
+    """Return a line typed by the user; the prompt is not written to a redirected output."""
     with contextlib.suppress(ImportError):  # Windows has no readline, but its console edits lines itself
         import readline  # noqa: F401
     if sys.stdout.isatty():

@@ -28,7 +28,7 @@ class SentenceEncoder:
         )
 
     def encode(self, sentences: Sequence[str]) -> IdRun:
-        """Return the ids of all sentences in order."""
+        """Return the token ids of all sentences, in order."""
         if not sentences:
             return IdRun(np.zeros(0, self._dtype), np.zeros(1, np.int64))
         text = f"{_END}".join(sentences)

@@ -54,7 +54,7 @@ class Candidate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class HoldOut:
-    """A selection of the sources with the lowest keys, in one pass over pairs in any number of parts.
+    """A selection of the sources with the lowest hash keys, in one pass over pairs in any number of parts.
 
     Keys are hashes of the sources' letters and digits: sources that differ only in case, punctuation or spaces have
     one key, so no close variant of a held-out sentence is trained on. The selection depends only on the texts. A
@@ -98,7 +98,7 @@ class HoldOut:
         return [self._held[key] for key in sorted(self._held)]
 
     def _limit(self) -> int:
-        """Return the greatest key that is still of interest."""
+        """Return the greatest hash key with which a pair can still enter the dev set."""
         return -self._lowest[0] if len(self._lowest) == self._most else _KEYS - 1
 
     def _add(self, candidate: Candidate) -> None:
@@ -152,7 +152,7 @@ def choose_held_out(
 
 
 def _affordable(candidates: Sequence[Candidate], keys: Keys, count: int, most_further: float) -> list[Candidate]:
-    """Return up to `count` first candidates with at most `most_further` additional pairs; at least one candidate."""
+    """Return the first candidates, at most `count`, whose other pairs are at most `most_further`; at least one."""
     if not candidates:
         return []
     is_held, counts = np.unique(keys[keys <= candidates[-1].key], return_counts=True)

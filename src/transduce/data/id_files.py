@@ -47,7 +47,7 @@ class IdRun(NamedTuple):
         return IdRun(self.ids[np.repeat(chosen, lengths)], np.concatenate(([0], np.cumsum(lengths[chosen]))))
 
     def with_prefix(self, id: int) -> "IdRun":
-        """Return the sentences with an id prepended to each."""
+        """Return a copy in which each sentence starts with the token `id`."""
         ids = np.insert(self.ids, self.offsets[:-1], id)
         return IdRun(ids, self.offsets + np.arange(len(self.offsets)))
 
@@ -186,12 +186,12 @@ class HashedFile:
     """A new file that computes its SHA-256 while it is written and is flushed to disk when closed."""
 
     def __init__(self, path: Path) -> None:
-        """Create the file."""
+        """Create a new file at `path` and start its hash."""
         self._stream = path.open("wb")
         self._digest = hashlib.sha256()
 
     def write(self, content: bytes | memoryview) -> None:
-        """Append bytes."""
+        """Append bytes to the file and to its hash."""
         self._stream.write(content)
         self._digest.update(content)
 

@@ -82,7 +82,7 @@ def _incomplete(parts: Sequence[Part], missing_blocks: int) -> str:
 
 
 def _alike(one: Part, other: Part) -> Iterator[tuple[str, object, object]]:
-    """Yield what must be equal in two parts: a name for messages and both values."""
+    """Yield the properties that two parts must share, each as a name for messages and both values."""
     yield "tokenizers", one.card.tokenizer_fingerprint, other.card.tokenizer_fingerprint
     yield "tasks", one.card.request.task, other.card.request.task
     yield "files", one.card.request.files, other.card.request.files
@@ -118,7 +118,7 @@ class _Merging:
         self._held: list[Candidate] = []
 
     def write(self, tokenizer: Tokenizer, folder: Path, report_progress: Callable[[int], None] | None) -> CorpusCard:
-        """Decide which pairs stay, and write them."""
+        """Decide which pairs the corpus keeps, and write these pairs."""
         if self._request.filters.drop_duplicates:
             self._drop_duplicates()
         if self._request.hold_out is not None:
@@ -193,16 +193,16 @@ class _Merging:
 
     @cached_property
     def _rows(self) -> NDArray[np.unsignedinteger]:
-        """The row of each pair in its block."""
+        """The row, in its block, of each kept pair."""
         return self._column("rows")
 
     def _column(self, name: Column) -> NDArray[np.unsignedinteger]:
-        """Return a column of all pairs."""
+        """Return the values of a column for all pairs, in the order of the corpus."""
         columns = {id(part): part.column(name) for part in self._parts}
         return np.concatenate([columns[id(it.part)][it.start : it.stop] for it in self._segments])
 
     def _number(self, block: int, row: int) -> int:
-        """Return the number of the pair in a row of a block."""
+        """Return the index, in the corpus, of the pair at a row of a block."""
         segment = self._segments[block]
         rows = self._rows[segment.first : segment.first + segment.stop - segment.start]
         return segment.first + int(np.searchsorted(rows, row))

@@ -46,7 +46,7 @@ class CorpusCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 def write_card(card: CorpusCard, folder: Path) -> None:
-    """Write corpus.json."""
+    """Write the metadata of a corpus, corpus.json."""
     write_file(folder / CORPUS_CARD_NAME, msgspec.json.format(msgspec.json.encode(card), indent=1) + b"\n")
 
 
@@ -98,7 +98,7 @@ class ColumnCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         check_size(folder / name, pairs * _DTYPES[name].itemsize)
 
     def read(self, folder: Path, name: Column) -> NDArray[np.unsignedinteger]:
-        """Return the numbers of all pairs."""
+        """Read the column's number for each pair."""
         return np.fromfile(folder / name, _DTYPES[name])
 
     def verify(self, folder: Path, name: Column) -> None:
@@ -118,7 +118,7 @@ class ColumnWriter:
         self._file = HashedFile(folder / name)
 
     def append(self, values: NDArray[np.unsignedinteger]) -> None:
-        """Write the numbers of further pairs."""
+        """Append the numbers of further pairs to the column's file."""
         self._file.write(np.ascontiguousarray(values, self._dtype).data)
 
     def card(self) -> ColumnCard:
@@ -202,7 +202,7 @@ class PartCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Kept(NamedTuple):
-    """The pairs of a block that were kept."""
+    """The token ids and columns of the pairs of a block that passed the filters."""
 
     source: IdRun
     target: IdRun
@@ -279,18 +279,18 @@ class _Preparation:
         )
 
     def column_names(self) -> list[Column]:
-        """Return the columns that merging will need."""
+        """Return the names of the per-pair columns that merging needs."""
         keys: list[Column] = ["keys"] if self._hold_out is not None else []
         digests: list[Column] = ["digests"] if self._request.filters.drop_duplicates else []
         rows: list[Column] = ["rows"] if keys or digests else []
         return rows + keys + digests
 
     def candidates(self) -> list[Candidate]:
-        """Return the sources that may be held out."""
+        """Return the pairs that may be held out as dev set."""
         return self._hold_out.candidates() if self._hold_out is not None else []
 
     def take(self, block: PairBlock) -> Kept:
-        """Filter and tokenize a block."""
+        """Filter and tokenize a block of pairs."""
         self.read += len(block.sources)
         rows = self._rows_by_text(block)
         sources, targets = ([side[row] for row in rows] for side in (block.sources, block.targets))
@@ -314,7 +314,7 @@ class _Preparation:
         return Kept(source if self._tag is None or not by_machine else source.with_prefix(self._tag), target, columns)
 
     def _rows_by_text(self, block: PairBlock) -> list[int]:
-        """Return the rows whose text passes the filters."""
+        """Return the rows of the block whose texts pass the filters."""
         reasons = list(map(self._filter.text_reason, block.sources, block.targets))
         for row, reason in enumerate(reasons):
             if reason is not None:
@@ -341,7 +341,7 @@ class _Preparation:
 
 
 class Part:
-    """A part of a corpus on disk."""
+    """A filtered and tokenized part of a corpus, stored in a folder."""
 
     def __init__(self, folder: Path) -> None:
         """Open a part.

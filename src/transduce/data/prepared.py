@@ -76,7 +76,7 @@ class PreparedCorpus:
     """A prepared corpus in a folder; reading keeps nothing in memory and no file open. Pairs are numbered from 0."""
 
     def __init__(self, folder: Path, card: CorpusCard) -> None:
-        """Use ``PreparedCorpus.open`` instead."""
+        """Create a corpus from its checked metadata; callers use ``PreparedCorpus.open``."""
         self.folder = folder
         self.card = card
         self.pairs = card.pairs

@@ -85,7 +85,7 @@ class _Team:
         self._mistakes: list[str] = []
 
     def work(self, tasks: list[Task]) -> None:
-        """Run all tasks."""
+        """Run all tasks in worker processes, and wait for them."""
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for task in tasks:

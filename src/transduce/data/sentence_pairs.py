@@ -102,7 +102,7 @@ class _Sentences(NamedTuple):
     lengths: Ids
     """The number of tokens of each sentence; an empty sentence ends a document."""
     positions: Ids
-    """The position of each sentence, counted in tokens of sentences alone."""
+    """The position of each sentence, counted in tokens without special tokens."""
     filled: Ids
     """The indices of sentences that are not empty."""
 
@@ -126,7 +126,7 @@ class _Sentences(NamedTuple):
         return middle, np.where(several, stop, stop + has_next)
 
     def elsewhere(self, start: Ids, stop: Ids, count: Ids, draw: NDArray[np.float64]) -> tuple[Ids, Ids]:
-        """Return for each row a run of up to `count` sentences elsewhere in the text, within one document."""
+        """Return, for each row, up to `count` consecutive sentences from a random other place in the text."""
         before, after = np.searchsorted(self.filled, start), np.searchsorted(self.filled, stop)
         rest = len(self.filled) - (after - before)
         drawn = (draw * rest).astype(np.int64)
@@ -256,7 +256,7 @@ class SentencePairPlan:
         )
 
     def _laid_out(self, number: int) -> _Epoch:
-        """Return an epoch's sentences and rows."""
+        """Return the rows of an epoch; they are computed again only if the epoch changes."""
         if self._epoch.number != number:
             offset = int(permutation(self._row_tokens, self._settings.seed, _OFFSET, number)[0]) if number else 0
             self._epoch = self._lay_out(number, self._sentences(offset))
@@ -314,7 +314,7 @@ class SentencePairPlan:
         return filled[starts], filled[np.append(starts[1:], len(filled)) - 1] + 1
 
     def _row(self, epoch: _Epoch, number: int) -> _Row:
-        """Return a row of an epoch."""
+        """Return the token ids and segment types of one row of an epoch."""
         text, (begin, stop) = epoch.sentences, epoch.second
         one = text.read(int(epoch.start[number]), int(epoch.middle[number]))
         if not self._settings.next_sentence:

@@ -36,7 +36,7 @@ _ROUNDING = 1e-10
 
 
 class WindowScale(NamedTuple):
-    """The shift and factor that were removed from each window."""
+    """The shift and the factor by which each window was normalized."""
 
     shift: Numbers
     """The offset of each window, (B, 1, C)."""
@@ -44,11 +44,11 @@ class WindowScale(NamedTuple):
     """The scale of each window, (B, 1, C), positive."""
 
     def apply(self, values: Numbers) -> Numbers:
-        """Convert values (B, T, C) to the window's scale."""
+        """Normalize values (B, T, C) by the window's shift and factor."""
         return (values - self.shift) / self.factor
 
     def undo(self, values: Numbers) -> Numbers:
-        """Convert values (B, T, C) back from the window's scale."""
+        """Convert normalized values (B, T, C) back to the units of the series."""
         return values * self.factor + self.shift
 
 
@@ -247,7 +247,7 @@ class SeriesBatch:
 
 
 class WindowedSeries:
-    """Sections of the same series, and all their windows."""
+    """All windows of one or more sections of the same time series."""
 
     def __init__(self, stretches: Sequence[Numbers], *, past: int, horizon: int, stride: int = 1) -> None:
         """Lay out the windows, which do not cross from one section into the next.

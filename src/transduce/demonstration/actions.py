@@ -152,12 +152,12 @@ def located(place: Place) -> Phrase:
 
 
 def early(random: Random) -> bool:
-    """Return at random whether the time precedes the subject in Chinese."""
+    """Return a random boolean: whether the time precedes the subject in Chinese."""
     return random.random() < 0.5
 
 
 def an_action(random: Random, subject: Nominal, frame: Frame | Question) -> Action:
-    """Return a random action of the subject that the frame permits."""
+    """Return a random action of the subject that a frame (tense and form of the sentence) permits."""
     kind = random.random()
     if kind < 0.11 and not frame.aspect:
         return with_adjuncts(random, subject, frame, Action(random.choice(INTRANSITIVE_VERBS)))
@@ -169,7 +169,7 @@ def an_action(random: Random, subject: Nominal, frame: Frame | Question) -> Acti
 
 
 def an_activity(random: Random, frame: Frame | Question) -> Activity:
-    """Return a random verb with a noun that it takes; one that is not habitual needs a frame for a single occasion."""
+    """Return a random verb with an object noun; a verb for single occasions only if the frame describes one."""
     once = frame.some or frame.definite
     while True:
         (verb,) = random.choices(VERBS, cum_weights=_VERB_WEIGHTS)

@@ -186,7 +186,7 @@ def verb_phrase(verb: Verb, form: int, aspect: str = "", helper: str = "") -> Ph
 
 
 def declarative(subject: Nominal, frame: Frame, action: Action, time: Phrase = NOTHING, early: bool = True) -> Phrase:
-    """Return a statement; the time precedes (early) or follows the subject in Chinese, and comes last in English."""
+    """Return a statement; its time precedes (`early`) or follows the subject in Chinese, and comes last in English."""
     who = subject.agreement
     does = action.phrase(frame.forms[who], frame.aspect, frame.helper[who]) + frame.after
     marker = phrase(frame.marker, frame.english[who], frame.links)
@@ -194,14 +194,14 @@ def declarative(subject: Nominal, frame: Frame, action: Action, time: Phrase = N
 
 
 def at_time(subject: Phrase, predicate: Phrase, time: Phrase, early: bool) -> Phrase:
-    """Return subject and predicate with a time, which may be NOTHING."""
+    """Return a subject and a predicate joined with a time, which may be NOTHING."""
     if early:
         return swap(time, subject + predicate)
     return subject + swap(time, predicate)
 
 
 def whether(subject: Nominal, question: Question, action: Action, time: Phrase = NOTHING, early: bool = True) -> Phrase:
-    """Return a yes/no question."""
+    """Return a yes/no question about an action."""
     does = action.phrase(question.form, question.aspect, question.helper)
     front = question.front[subject.agreement]
     if question.by_particle:
@@ -214,7 +214,7 @@ def whether(subject: Nominal, question: Question, action: Action, time: Phrase =
 def what(
     word: Phrase, subject: Nominal, question: Question, action: Action, time: Phrase = NOTHING, early: bool = True
 ) -> Phrase:
-    """Return a question for the missing object of the action; `word` is 什么 / what, 几 本 书 / how many books."""
+    """Return a question for the action's object; `word` asks for it: 什么 / what, 几 本 书 / how many books."""
     does = action.phrase(question.form, question.aspect, question.helper)
     front = question.front[subject.agreement]
     if question.by_particle:
@@ -227,7 +227,7 @@ def what(
 def why(
     word: Phrase, subject: Nominal, question: Question, action: Action, negation: str = "", time: Phrase = NOTHING
 ) -> Phrase:
-    """Return a question for reason or manner; `word` is 为什么 / why, 怎么 / how; `negation` is 不 or 没."""
+    """Return a question for a reason or manner; `word` is 为什么 / why or 怎么 / how; `negation` is 不 or 没."""
     front = word + phrase("", question.front[subject.agreement])
     does = action.phrase(question.form, question.aspect, question.helper)
     middle = phrase(negation, "not" if negation else "") + phrase(question.marker, question.rest)
@@ -235,7 +235,7 @@ def why(
 
 
 def where(subject: Nominal, question: Question, action: Action, time: Phrase = NOTHING) -> Phrase:
-    """Return a question for the place of an action."""
+    """Return a question that asks where an action takes place."""
     front = phrase("在 哪里", "where") + phrase("", question.front[subject.agreement])
     wanted = subject.subject + phrase(question.marker, question.rest)
     does = action.phrase(question.form, question.aspect, question.helper)
@@ -243,5 +243,5 @@ def where(subject: Nominal, question: Question, action: Action, time: Phrase = N
 
 
 def particle() -> Phrase:
-    """Return 吗 with the question mark, for questions in which no English auxiliary translates 吗."""
+    """Return 吗 aligned with the question mark, for questions in which no English auxiliary translates 吗."""
     return phrase("吗 ？", "?")

@@ -133,12 +133,12 @@ class DemoCorpus(msgspec.Struct, frozen=True):
 
 
 def pair_of(words: Phrase) -> AlignedPair:
-    """Return a complete sentence as a pair."""
+    """Return the pair of Chinese and English sentences that a complete phrase holds, with its word alignment."""
     return AlignedPair(words.source, words.target, tuple(sorted(words.links)))
 
 
 def combinations(words: tuple[str, ...]) -> list[Combination]:
-    """Return every predicate of a Chinese sentence with every two different participants, in any roles."""
+    """Return the triples of a Chinese sentence's predicate and two different participants, in any roles."""
     predicates = sorted(PREDICATES.intersection(words))
     participants = sorted(PARTICIPANTS.intersection(words))
     return [(predicate, *two) for predicate in predicates for two in subsets(participants, 2)]
@@ -185,7 +185,7 @@ class _Split:
         self._seed = seed
 
     def add(self, words: Phrase) -> None:
-        """Add a sentence to its part."""
+        """Add a sentence to the training part or, if it must be held out, to the reserved part."""
         part = self.reserved if self._held_out(words.source) else self.train
         part.append(pair_of(words))
 

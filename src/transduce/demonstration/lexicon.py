@@ -42,7 +42,7 @@ BASE, THIRD, PAST, PARTICIPLE, GERUND = range(5)
 
 
 class Adjective(NamedTuple):
-    """An adjective; without `nouns` it describes people."""
+    """An adjective with its English forms; if `nouns` is empty, it describes people."""
 
     source: str
     english: str

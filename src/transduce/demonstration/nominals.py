@@ -297,7 +297,7 @@ def some(random: Random, noun: Noun) -> Nominal:
 
 
 def definite(random: Random, noun: Noun, but: Nominal = WHO) -> Nominal:
-    """Return a random definite thing: this, those, mine; never "Tom eats Tom's apple"."""
+    """Return a random definite noun phrase, such as 这本书 or 我的书; its owner is nobody whom `but` names."""
     if noun.source not in NOT_OWNED and random.random() < 0.4:
         owner = random.choice(OWNERS)
         return owned(noun, "他" if owner in but.referents else owner)

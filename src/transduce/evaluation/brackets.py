@@ -17,7 +17,7 @@ Bracket = tuple[str, int, int]
 
 
 class BracketSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of what counts, with EVALB's usual parameters as defaults."""
+    """Settings of which words and brackets count, with EVALB's usual parameters as defaults."""
 
     deleted_labels: tuple[str, ...] = ("TOP", "ROOT", "S1", "-NONE-", ",", ":", "``", "''", ".", "?", "!")
     """Constituents with these labels are not counted, and words with these tags are removed from the sentence."""
@@ -28,7 +28,7 @@ class BracketSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 class BracketCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over sentences; scores are in percent, and 0 if the divisor is 0."""
+    """Counts of brackets, words and sentences; scores are in percent, and 0 if the divisor is 0."""
 
     sentences: int = 0
     matched: int = 0
@@ -48,12 +48,12 @@ class BracketCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def precision(self) -> float:
-        """Share of the predicted brackets that are right."""
+        """The share of the predicted brackets that are right, in percent."""
         return _percent(self.matched, self.predicted)
 
     @property
     def recall(self) -> float:
-        """Share of the reference's brackets that were found."""
+        """The share of the reference's brackets that were predicted, in percent."""
         return _percent(self.matched, self.reference)
 
     @property

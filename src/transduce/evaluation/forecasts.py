@@ -148,7 +148,7 @@ def _errors(forecasts: Numbers, actual: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _skill(errors: Numbers, baseline: Numbers) -> float:
-    """Return by how many percent errors are lower than the baseline's, averaged over series.
+    """Return by how many percent the errors are lower than the baseline's, averaged over the series.
 
     A series that the baseline predicts exactly cannot be improved on and is excluded.
     """

@@ -46,7 +46,7 @@ def _words(text: str) -> list[str]:
 
 
 def _overlap(one: Sequence[str], other: Sequence[str], size: int) -> float:
-    """Return the F1 of n-grams of words, each counted as often as both texts have it."""
+    """Return the F1 score of word n-grams, each counted as often as it occurs in both texts."""
     ours, theirs = (Counter(zip(*(words[n:] for n in range(size)), strict=False)) for words in (one, other))
     return _f1((ours & theirs).total(), ours.total(), theirs.total())
 

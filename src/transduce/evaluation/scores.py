@@ -302,7 +302,7 @@ def check_line_counts(lines: Mapping[str, Sequence[str]]) -> None:
 
 
 def _named(name: str, count: int) -> str:
-    """Return the name of `count` lines; the name begins with a plural noun."""
+    """Return `count` with the name of the lines, which begins with a plural noun, for messages."""
     first, space, rest = name.partition(" ")
     return (_SINGULARS.get(first, first) if count == 1 else first) + space + rest
 

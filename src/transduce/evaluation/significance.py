@@ -106,7 +106,7 @@ def chrf_from_counts(counts: Floats) -> Floats:
 
 
 def _rows_at_once(resamples: int, sentences: int) -> Iterator[int]:
-    """Yield portions of the resamples that fit into memory; their size does not affect the draws."""
+    """Yield groups of resamples that fit into memory; the group size does not affect the random draws."""
     # numpy draws 32 bits from one random number and discards unused ones after each call.
     most = max(1, MAXIMUM_DRAWS // sentences // 32) * 32
     for start in range(0, resamples, most):
@@ -136,7 +136,7 @@ MIN_DIFFERING = 6
 
 
 class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Two systems under one metric."""
+    """The scores of two systems by one metric, and the significance of their difference."""
 
     metric: MetricName
     signature: str

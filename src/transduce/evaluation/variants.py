@@ -24,14 +24,14 @@ _OTHER_TOKENIZERS = ("13a", "intl", "char", "none")
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """BLEU under one alternative setting."""
+    """The BLEU score of a model under one other metric or search setting."""
 
     way: str
     bleu: Score
 
 
 class Variants(msgspec.Struct, frozen=True, kw_only=True):
-    """A score with its alternatives."""
+    """A BLEU score, with the scores under other metric settings and other search settings."""
 
     scored: ScoreReport
     counted: tuple[Variant, ...]
@@ -89,7 +89,7 @@ def count_variants(
 
 
 def _count(way: str, tokenizer: str, lines: Sequence[Sequence[str]], *, lowercase: bool) -> Variant:
-    """Compute BLEU of hypotheses and references with one setting."""
+    """Compute the BLEU score of hypotheses and references with one setting of the metric."""
     hypotheses, references = lines
     bleu, _ = make_metrics(tokenizer, lowercase=lowercase)
     value = bleu.corpus_score(hypotheses, [references]).score

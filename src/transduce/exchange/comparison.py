@@ -32,7 +32,7 @@ _MAX_RANDOM_TOKENS = 12
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of how closely an exported model agrees with its original."""
+    """Statistics of how closely an exported model's log-probabilities and translations agree with its original's."""
 
     sentences: int
     """Number of sentences compared."""
@@ -232,7 +232,7 @@ class EncoderComparison:
         self._agreeing: list[bool] = []
 
     def add(self, name: str, ours: NDArray[Any], theirs: NDArray[Any], text: int) -> None:
-        """Add one output of one text.
+        """Add the difference of one output tensor of one text.
 
         Raises:
             TransduceError: the shapes differ.
@@ -310,7 +310,7 @@ def compare_encoders(
 
 
 def _same_best(ours: NDArray[Any], theirs: NDArray[Any]) -> bool:
-    """Return whether both have the same argmax in each row, or a tie within the tolerance."""
+    """Return whether two arrays have the same argmax in each row, or a tie within the tolerance."""
     values = np.take_along_axis(ours, theirs.argmax(axis=-1)[..., None], axis=-1)[..., 0]
     return bool((ours.max(axis=-1) - values <= 2 * TOLERANCE).all())
 
@@ -416,13 +416,13 @@ def comparable_texts(original: Original, texts: Sequence[str]) -> list[str]:
 
 
 def _closed(vocabulary: Vocabulary, rows: Ids, longest: int) -> list[list[int]]:
-    """Return sources with special tokens, truncated to `longest` tokens."""
+    """Return source token ids with special tokens, truncated to `longest` tokens."""
     most = longest - len(vocabulary.before) - len(vocabulary.after)
     return [vocabulary.with_special_tokens(row[:most]) for row in rows]
 
 
 def _encoder_row(vocabulary: Vocabulary, text: str, longest: int, marks: SpecialTokens | None) -> list[int]:
-    """Return a text's token ids with special tokens, with every 7th token masked."""
+    """Return a text's token ids as an encoder's input: with special tokens, and every 7th token masked."""
     if marks is None:
         return [*vocabulary.encode(text)[: longest - 1], vocabulary.eos_id]
     ids = [
@@ -468,7 +468,7 @@ def _texts(original: Original, sources: Sequence[str] | None) -> tuple[list[str]
 
 
 def _real(texts: Sequence[str]) -> list[str]:
-    """Return the first texts that are not blank."""
+    """Return the first `_COMPARED_TEXTS` texts that are not blank."""
     return [text for text in texts if text.strip()][:_COMPARED_TEXTS]
 
 

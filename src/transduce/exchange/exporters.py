@@ -61,7 +61,7 @@ class Exporter(Protocol):
         """Load the written export for running; `texts` are used to check its tokenizer if it has one."""
 
     def describe(self, folder: Path, measured: str) -> None:
-        """Add documentation with the measured agreement."""
+        """Write the export's README.md with the measured agreement with the original."""
 
 
 class CTranslate2Exporter:
@@ -95,7 +95,7 @@ class CTranslate2Exporter:
         return CTranslate2Model(folder, original.tokenizer, start_id=original.config.start_id, threads=original.threads)
 
     def describe(self, folder: Path, measured: str) -> None:
-        """Write README.md with the measured agreement."""
+        """Write the export's README.md with the measured agreement with the original."""
         _write_readme("ctranslate2", self.original, folder, measured)
 
 
@@ -130,7 +130,7 @@ class OnnxExporter:
         return OnnxModel(folder, threads=threads, forced=self.original.tokenizer.target.forced)
 
     def describe(self, folder: Path, measured: str) -> None:
-        """Write README.md with the measured agreement."""
+        """Write the export's README.md with the measured agreement with the original."""
         _write_readme("onnx", self.original, folder, measured)
 
 
@@ -277,7 +277,7 @@ def _as_toml(value: object) -> str:
 
 
 def _other_formats(name: str, config: ModelConfig) -> str:
-    """Return the remedy for a model that a format does not support: the formats that do."""
+    """Return a message's hint for a model that a format does not support: the formats that support it."""
     fitting = [format_name for format_name in formats_for(config) if format_name != name]
     return f"export it to {' or '.join(fitting)}" if fitting else "no other export can either"
 

@@ -57,7 +57,7 @@ class OriginalLanguageModel:
     """Implements `ExportedModel` for a decoder-only model, in float32 on a CPU."""
 
     def __init__(self, model: Decoder, *, forbidden_tokens: int, context: int) -> None:
-        """Wrap a decoder.
+        """Wrap a decoder-only model.
 
         Args:
             model: the decoder.
@@ -120,7 +120,7 @@ def _without_padding(tensor: torch.Tensor, rows: Ids) -> list[NDArray[Any]]:
 
 
 class Original:
-    """The model of a folder that is exported."""
+    """The model that is exported, opened from its folder for comparison with the export."""
 
     def __init__(self, content: ModelFolder[Model], folder: Path, threads: int) -> None:
         """Wrap a model in float32 on the CPU; `threads` is the number of compute threads of both models."""

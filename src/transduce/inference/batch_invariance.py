@@ -45,7 +45,7 @@ def batch_invariant_scorer(
 
 
 class BatchInvariantScorer:
-    """A `TransformerScorer` that fills small batches with copies of a sentence, to avoid computing with few rows."""
+    """A `TransformerScorer` that fills small batches with copies of a sentence, so that every batch has enough rows."""
 
     def __init__(self, inner: TransformerScorer, source_ids: Tensor) -> None:
         """Wrap a scorer at its first step that has encoded source_ids (B, S)."""
@@ -74,7 +74,7 @@ class BatchInvariantScorer:
         self._keep(rows)
 
     def _keep(self, rows: Tensor) -> None:
-        """Keep the sentences with these indices, filled up with copies of the first one to the minimum of rows."""
+        """Keep the sentences with these indices, and add copies of the first one up to the minimum number of rows."""
         needed = -(-MIN_ROWS // self.width) if len(rows) else 0
         self.filled = max(len(rows), needed)
         self.inner.keep_sentences(torch.cat([rows, rows[:1].expand(self.filled - len(rows))]))
@@ -90,7 +90,7 @@ def padded_length(length: int) -> int:
 
 
 class BatchInvarianceCheck:
-    """A proof run that checks whether results are batch-invariant in this process, once for each kind of search."""
+    """A test, run once per process and kind of search, of whether results are equal in batches of any size."""
 
     def __init__(self, search_ids: SearchIds, vocabulary: Vocabulary) -> None:
         """Create a proof.

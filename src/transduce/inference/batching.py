@@ -57,11 +57,11 @@ class Part(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """True if there is nothing to translate."""
+        """True if the part of a text contains nothing to translate."""
         return len(self.ids) < 2 or not self.text.strip()
 
     def place(self, places: Sequence[int] | None) -> int:
-        """Return the index that seeds the part's random numbers: its sentence's index with an offset for each part.
+        """Return the index that seeds the part's random numbers: its sentence's index plus an offset for each part.
 
         `places` holds the index of each sentence in the whole input; None: the sentences' own numbers.
         """
@@ -205,7 +205,7 @@ class PartsObserver:
         self.batch: Sequence[Part] = ()
 
     def waiting(self, batch: Sequence[Part]) -> list[Part]:
-        """Set the next batch to observe: its parts whose sentences are not stopped; return these parts."""
+        """Set the parts of the next batch; return those of sentences that have not been stopped."""
         self.batch = [part for part in batch if part.sentence not in self.abandoned]
         return self.batch
 

@@ -94,13 +94,13 @@ class Shard(msgspec.Struct, frozen=True):
 
 
 class Portion(msgspec.Struct, frozen=True):
-    """A group of lines that are translated together."""
+    """A group of input lines that are translated together, with the phrases required in each translation."""
 
     indices: list[int]
     """Indices of the lines in the whole input, from 0."""
     lines: list[str]
-    phrases: list[list[str]]
     """The text of each line."""
+    phrases: list[list[str]]
     """Phrases that each line's translation must contain, in addition to the job's phrases."""
 
 
@@ -162,7 +162,7 @@ def _glossary(terms: tuple[Term, ...]) -> Glossary:
 
 
 def translate_portion(translator: Translator, job: Job, portion: Portion) -> str:
-    """Return the output text of a portion: one line for each translation.
+    """Return the output text for a group of lines: one line for each translation.
 
     If several alternatives are requested, each has a line with the line number, the text and its score.
     """
@@ -211,7 +211,7 @@ def parse_line_shard(text: str) -> Shard:
 
 
 def skip_lines(waiting: Iterable[Portion], done: int) -> tuple[list[str], Iterator[Portion]]:
-    """Return the lines that are already translated, and an iterator over the remaining portions.
+    """Return the first `done` lines, which are already translated, and an iterator over the remaining groups of lines.
 
     If `done` ends inside a portion, the first remaining portion is the rest of that portion. This happens if portions
     were smaller in the earlier run, or if the input has grown.
@@ -432,7 +432,7 @@ class _Worker:
         self.numbers: deque[int] = deque()
 
     def send(self, number: int, portion: Portion) -> None:
-        """Send a portion to the worker."""
+        """Send a group of lines to the worker process."""
         self.numbers.append(number)
         try:
             self.connection.send_bytes(msgspec.json.encode(portion))
@@ -458,7 +458,7 @@ class Workers:
     """A context in which several worker processes translate portions."""
 
     def __init__(self, recipe: WorkerSettings, count: int) -> None:
-        """Prepare up to `count` workers; each starts when there is work for it and loads its own model."""
+        """Create a pool of at most `count` workers; each starts when it has work, and loads its own model."""
         self.count = count
         self.workers: list[_Worker] = []
         self._recipe = recipe

@@ -45,7 +45,7 @@ class Datastore(NamedTuple):
     left_out: int
     """Number of pairs that were left out because a side is empty or too long."""
     before: float
-    """Loss of the tuning targets by the model alone, in nats per token."""
+    """Loss of the tuning targets by the model without retrieval, in nats per token."""
     after: float
     """Loss of the tuning targets with retrieval, in nats per token."""
     judged: int
@@ -176,7 +176,7 @@ class _Tuner:
 
     @classmethod
     def of(cls, translator: Translator, index: NeighborIndex, source_ids: Ids, target_ids: Ids) -> "_Tuner":
-        """Create a tuner on separate dev pairs."""
+        """Create a tuner of the kNN settings from dev pairs that are not in the datastore."""
         tuner, usable = cls(translator, index), _usable_pairs(source_ids, target_ids)
         usable = usable[:: math.ceil(len(usable) / _MAX_TUNING_PAIRS)] if usable else usable
         if not usable:

@@ -127,19 +127,19 @@ class _GenerationConfig(msgspec.Struct, frozen=True):
 
 
 class _Filters(msgspec.Struct, frozen=True):
-    """The keys of `data.filters` that are used."""
+    """The keys of a run's table `data.filters` that translation reads."""
 
     max_pieces: Annotated[int, msgspec.Meta(ge=1)] = DEFAULT_MAX_SOURCE
 
 
 class _Data(msgspec.Struct, frozen=True):
-    """The keys of `data` that are used."""
+    """The keys of a run's table `data` that translation reads."""
 
     filters: _Filters = _Filters()
 
 
 class _Run(msgspec.Struct, frozen=True):
-    """The keys of a run's settings that are used."""
+    """The keys of a run's settings file that translation reads."""
 
     data: _Data = _Data()
 
@@ -236,7 +236,7 @@ def find_compiled_search(scorer: Scorer, bounds: Bounds, beam: Beam) -> Compiled
 
 @lru_cache(maxsize=64)
 def _penalties(alpha: float, blocks: int) -> Tensor:
-    """Return the length penalty of 0, 1, … tokens, for `blocks` × 64 lengths, float64."""
+    """Return the length penalties of hypotheses of 0, 1, … tokens, float64 (`blocks` × 64,)."""
     return torch.tensor([length_penalty(length, alpha) for length in range(64 * blocks)], dtype=torch.float64)
 
 
@@ -363,7 +363,7 @@ def _least_tokens(phrases: Sequence[Phrase]) -> int:
 def _longest(
     search: SearchSettings, source_ids: Sequence[int], prefix: Sequence[int], phrases: Sequence[Phrase], most: int
 ) -> int:
-    """Return the maximum length of a translation in tokens, with room for its prefix and phrases.
+    """Return the maximum length of a translation in tokens, including space for its prefix and required phrases.
 
     If `max_length` is not set, the length is also limited to `most`, the number of the model's positions.
     """

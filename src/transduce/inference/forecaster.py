@@ -171,7 +171,7 @@ class Forecaster:
         return np.concatenate([self._roll_block(past[i : i + _WINDOWS_AT_A_TIME], steps, generator) for i in blocks])
 
     def _roll_block(self, past: Numbers, steps: int, generator: torch.Generator | None) -> Numbers:
-        """Forecast one horizon after another; each forecast extends the past of the next one."""
+        """Forecast a block of windows, one horizon after another; each forecast extends the next one's past."""
         series, weight = past, self.model.head.weight
         while series.shape[1] < past.shape[1] + steps:
             window = series[:, -self.card.past :]

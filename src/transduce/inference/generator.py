@@ -275,7 +275,7 @@ class Generator:
         return msgspec.structs.replace(search, sampling=sampling, **overrides)
 
     def _begin(self, ids: Sequence[int], search: SearchSettings, *, one_line: bool) -> Search:
-        """Return a search that is ready for its first step."""
+        """Create the search that continues a prompt, before its first step."""
         vocabulary = self.vocabulary
         may_end = one_line or vocabulary.keeps_line_feeds
         if search.min_length and not may_end:

@@ -36,7 +36,7 @@ GlossaryLike: TypeAlias = Glossary | Mapping[str, str | Iterable[str]] | str | P
 
 
 def as_glossary(given: GlossaryLike) -> Glossary | None:
-    """Return a glossary from a `Glossary`, a file, or a mapping from terms to their translations; None for None.
+    """Return a glossary made from a `Glossary`, a file or a mapping of terms to translations, or None from None.
 
     Raises:
         TransduceError: the argument is none of these, or contains something other than texts.
@@ -119,7 +119,7 @@ def parts_missing_terms(
 
 
 def choose_most_terms(former: Translation, latter: Translation | None, glossary: Glossary) -> Translation:
-    """Return the alternatives that lack the fewest terms, of the first or the second translation.
+    """Return the alternatives of the first or the second translation, whichever lack the fewest terms.
 
     The second translation is used only if all alternatives of the first lack more terms. Truncated alternatives of the
     second are ignored.

@@ -348,7 +348,7 @@ class TranslationPipeline:
         )
 
     def _translate(self, sentences: list[str], search: SearchSettings) -> list[Translation]:
-        """Translate sentences; empty translations that `max_length` caused are searched again by transformers' ranking.
+        """Translate sentences; if `max_length` makes a translation empty, search again with transformers' ranking.
 
         Our search prefers finished hypotheses, even an empty one, to truncated ones. Transformers ranks by score alone.
         """

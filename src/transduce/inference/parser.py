@@ -160,7 +160,7 @@ def _check_words(words: Sequence[str]) -> None:
 
 
 def _in_their_line(words: Sequence[str]) -> list[str]:
-    """Return the words, each but the first with the space before it, which can be a token of its own."""
+    """Return a sentence's words, each but the first with the space before it, which can be a separate token."""
     return [" " * (index > 0) + plain(word) for index, word in enumerate(words)]
 
 
@@ -183,7 +183,7 @@ def bracket_tokens(vocabulary: Vocabulary) -> dict[int, BracketToken]:
 
 
 def _meaning(symbols: Sequence[str]) -> BracketToken:
-    """Count the closing brackets, opening brackets and tags in a token's symbols."""
+    """Return how many brackets a token's symbols close and open, and how many tags they contain."""
     return BracketToken(*(sum(symbol.endswith(sign) for symbol in symbols) for sign in (CLOSE, OPENING, TAG)))
 
 

@@ -74,7 +74,7 @@ class _Number(NamedTuple):
 
     @property
     def is_sure_clock(self) -> bool:
-        """True if the number is certainly a time of day (it has a colon)."""
+        """True if the number is certainly a time of day, because it contains a colon."""
         return self.kind == "clock" and ":" in self.text
 
     def is_same(self, other: "_Number") -> bool:
@@ -287,7 +287,7 @@ def has_new_faults(source: str, plain: str, text: str, glossary: Glossary, *, re
 
 
 def _begins_anew(plain: list[str], text: list[str]) -> bool:
-    """Return whether an n-gram of one text occurs more often in another."""
+    """Return whether a text repeats an n-gram of the plain translation more often than that translation does."""
     size = _MIN_AGAIN[any(map(is_unspaced, "".join(plain)))]
     before, after = (Counter(zip(*(units[start:] for start in range(size)), strict=False)) for units in (plain, text))
     return any(after[run] > count for run, count in before.items())
@@ -357,7 +357,7 @@ def _copied(translation: Translation) -> str | None:
 
 
 def _untranslated(translation: Translation, target_script: str) -> str | None:
-    """Return letters of the source's script in the translation; None if there are none or the script is Latin."""
+    """Return the translation's letters in the source's script; None if there are none or the script is Latin."""
     script = main_script(translation.source)
     if script is None or script in ("Latin", target_script):
         return None

@@ -126,7 +126,7 @@ def redecode(
 def _put_terms(
     translator: Translator, translations: Sequence[Translation], glossary: Glossary, search: SearchSettings
 ) -> list[Translation]:
-    """Return the translations with missing glossary terms inserted where their position is clear."""
+    """Insert missing glossary terms into translations where their position is clear, and return the translations."""
     source = translator.tokenizer.source
     parts = [
         Part(each.source, number, 0, source.with_special_tokens(source.encode(each.source)))
@@ -145,7 +145,7 @@ def _with_numbers(glossary: Glossary | None, numbers: Sequence[str]) -> Glossary
 
 
 def _checked(translations: Iterable[Translation]) -> list[Translation]:
-    """Return the translations as a list.
+    """Check that all items are translations, and return them as a list.
 
     Raises:
         TransduceError: an item is not a translation.
@@ -202,6 +202,6 @@ def _fewest_warnings(
 
 
 def _severity(found_warnings: Sequence[QualityWarning]) -> tuple[int, int]:
-    """Rank warnings: visible problems count before a low probability; unreadable source characters do not count."""
+    """Return a sort key of warnings: visible problems before low probability; unreadable characters do not count."""
     kinds = [warning.kind for warning in found_warnings if warning.kind != "unread"]
     return sum(kind != "unlikely" for kind in kinds), len(kinds)

@@ -1,4 +1,4 @@
-"""Give models to search: one decoding step for all hypotheses of a batch, with compiled kernels where possible."""
+"""Scorers of next tokens, which search calls: one decoding step for a batch, with compiled kernels where possible."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -19,7 +19,7 @@ from transduce.search.selection import use_kernels
 
 @cache
 def install_search_kernels() -> None:
-    """Make search use compiled vocabulary reductions if this processor has them; later calls do nothing."""
+    """Make search use compiled kernels for top-k and log-sum-exp if this processor has them; later calls do nothing."""
     if (reductions := search_reductions()) is not None:
         use_kernels(reductions)
 

@@ -175,7 +175,7 @@ def _is_all(each: MarkedSentence, span: Span) -> bool:
 def _question_losses(
     requests: Sequence[OcclusionRequest], vocabulary: Vocabulary, score: Scoring
 ) -> Iterator[list[list[float]]]:
-    """Yield the losses of each question; an empty list for questions without spans."""
+    """Yield the word losses of each attribution question; an empty list for questions without spans."""
     real = word_losses([each for each in requests if each.without], vocabulary, score)
     return (next(real) if each.without else [] for each in requests)
 
@@ -192,7 +192,7 @@ class _Aligner:
         """The words that are assigned to each aligned span."""
 
     def places(self) -> list[Span]:
-        """Return the target span of each marked span."""
+        """Return, for each marked span of the source, its span in the translation."""
         spans = self.marked.spans
         depths = [sum(self._encloses(other, number) for other in range(len(spans))) for number in range(len(spans))]
         order = sorted(range(len(spans)), key=lambda n: (depths[n], -max(self.losses[n], default=0.0), n))
@@ -201,7 +201,7 @@ class _Aligner:
         return [self.placed[number] for number in range(len(spans))]
 
     def _tied(self, span: Span, losses: Sequence[float]) -> list[float]:
-        """Return the losses of a span's words, with fixed values for words that are known to belong to a span."""
+        """Return the losses of a span's words, with fixed values for words whose span is known (glossary terms)."""
         adjusted = list(losses)
         for source, target in self.marked.ties:
             is_within = span.start <= source.start and source.end <= span.end
@@ -279,7 +279,7 @@ class _Aligner:
         return self.marked.text[self.words[word].end : self.words[word + 1].start] in ("'", "\u2019")
 
     def _as_far_along(self, span: Span, free: Sequence[int]) -> range:
-        """Return the available word that is nearest to the span's relative position in the source."""
+        """Return the available target word nearest to the span's relative position in the source."""
         source = word_spans(self.marked.source)
         before = sum(word.end <= span.start for word in source)
         span_words = sum(span.start <= word.start and word.end <= span.end for word in source)
@@ -449,7 +449,7 @@ def _parts(each: Translation) -> Iterator[_Part]:
 
 
 def _within(span: Span, part: Span) -> Span:
-    """Return the part of a span that lies in a piece of text, relative to that piece's start."""
+    """Return the part of a span that lies in one part of a text, relative to the start of that part."""
     start, end = (min(max(edge, part.start), part.end) - part.start for edge in span)
     return Span(start, end)
 
@@ -462,7 +462,7 @@ def can_score(translator: Scorer, source: str, text: str) -> bool:
 
 
 def _ties(source: str, text: str, glossary: Glossary | None) -> list[tuple[Span, Span]]:
-    """Return pairs of spans: glossary terms in the source, and their translations in the text."""
+    """Return pairs of spans that must correspond: glossary terms in the source, and their translations in the text."""
     if glossary is None or normalize_for_comparison(source) != source or normalize_for_comparison(text) != text:
         return []
     ties: list[tuple[Span, Span]] = []

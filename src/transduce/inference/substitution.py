@@ -58,7 +58,7 @@ class TermModel(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """An alternative translation that lacks glossary terms."""
+    """A candidate translation from which some glossary terms are still missing."""
 
     part: Part
     """The part of a sentence."""
@@ -67,7 +67,7 @@ class Draft(NamedTuple):
 
 
 class _Position(NamedTuple):
-    """A term's position in a translation."""
+    """The spans of a translation that a glossary term may replace."""
 
     spans: tuple[Span, ...]
     """Spans that the term may replace, each of one word or more."""
@@ -211,7 +211,7 @@ def _find_positions(
 
 
 def _stands_out(losses: Sequence[float], min_loss: float) -> bool:
-    """Return whether a word loses enough and, if its loss is small, no other word loses half as much."""
+    """Return whether the greatest loss is large enough and, if it is small, at least twice every other word's loss."""
     first, second = sorted([*losses, 0.0, 0.0], reverse=True)[:2]
     return first >= min_loss and (first >= MIN_LOSS_NATS or second < _NEIGHBOURS_SHARE * first)
 

@@ -29,7 +29,7 @@ class GrowingText:
         self.shown = ""
 
     def grow(self, tokens: Tensor) -> str:
-        """Return the text that became final with these hypotheses (W, t); it may be empty."""
+        """Return the text that became final with the newest hypotheses (W, t); the text may be empty."""
         same = (tokens == tokens[:1]).all(dim=0) & (tokens[0] != self.vocabulary.eos_id)  # (t,)
         certain = int(same.cumprod(dim=0).sum())
         text = self.vocabulary.decode(tokens[0, :certain].tolist()).rstrip(_UNFINISHED)
@@ -38,7 +38,7 @@ class GrowingText:
         return self._show(text)
 
     def finish(self, text: str) -> str:
-        """Return the rest of the complete translation."""
+        """Return the part of the complete translation that has not been shown yet."""
         return self._show(text) if text.startswith(self.shown) else ""
 
     def _show(self, text: str) -> str:

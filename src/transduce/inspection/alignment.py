@@ -50,7 +50,7 @@ class WordMaps(NamedTuple):
     """Attention of each target word to the end symbol, which is high for words without a counterpart, (C, T, 1)."""
 
     def only(self, heads: Matrix) -> "WordMaps":
-        """Return the maps of these heads only, by number."""
+        """Return the maps of a selection of heads, by head index."""
         return WordMaps(self.heads[heads], self.nowhere[heads])
 
 
@@ -88,7 +88,7 @@ def neighbour_features(answer: Matrix) -> Matrix:
 
 
 def _shift(maps: Matrix, target: int, source: int) -> Matrix:
-    """Return the maps shifted so that each entry holds the pair this many words later; 0 if there is none."""
+    """Return maps in which entry (t, s) holds the value at (t + target, s + source), or 0 outside the sentences."""
     shifted = np.zeros_like(maps)
     rows, columns = maps.shape[1:]
     if abs(target) < rows and abs(source) < columns:
@@ -103,7 +103,7 @@ def _overlap(step: int, length: int) -> tuple[slice, slice]:
 
 
 def _strongest_other(answer: Matrix, axis: int) -> Matrix:
-    """Return the greatest other value in the same row or column of each entry."""
+    """Return, for each entry, the greatest other value in its row or column."""
     if answer.shape[axis] < 2:
         return np.zeros_like(answer)
     ordered = np.sort(answer, axis=axis)
@@ -112,7 +112,7 @@ def _strongest_other(answer: Matrix, axis: int) -> Matrix:
 
 
 def probability(features: Matrix, weights: Matrix) -> Matrix:
-    """Return the logistic function of the weighted sum of features (F, T, S), (T, S)."""
+    """Return the link probabilities (T, S): the logistic function of the weighted sum of features (F, T, S)."""
     total = np.einsum("fts,f->ts", features, weights)
     return np.asarray(1.0 / (1.0 + np.exp(-np.clip(total, -30.0, 30.0))))
 
@@ -229,7 +229,7 @@ def word_maps(translator: Translator, pairs: Iterable[WordPair]) -> Iterator[Wor
 
 
 def _maps_of(translator: Translator, sides: Sequence[tuple[_Side, _Side]]) -> list[WordMaps]:
-    """Return the attention between the words of a batch of pairs, from one forward pass."""
+    """Return the cross-attention between the words of a batch of sentence pairs, from one forward pass."""
     config = translator.model.config
     sources, targets = zip(*sides, strict=True)
     trace = AttentionTrace()
@@ -255,7 +255,7 @@ def _tokenize(vocabulary: Vocabulary, text: str, words: Sequence[Span], *, cut: 
 
 
 def _between_words(weights: Matrix, source: _Side, target: _Side) -> WordMaps:
-    """Return the attention summed over a word's source tokens and averaged over its target tokens."""
+    """Return the attention between words: summed over a word's source tokens, averaged over its target tokens."""
     unpadded = weights[:, : len(target.ids), : len(source.ids)].astype(np.float64)
     means = target.shares / np.maximum(target.shares.sum(axis=1, keepdims=True), 1.0)  # (T, tokens)
     return WordMaps(heads=means @ unpadded @ source.shares.T, nowhere=means @ unpadded[:, :, -1:])
@@ -402,7 +402,7 @@ def alignment_error(found: Iterable[Links], known: Iterable[Links]) -> float:
 
 
 def head_errors(translator: Translator, known: Sequence[KnownAlignment]) -> Matrix:
-    """Return the alignment error of each head alone, (N, H), linking each source word as `_link_sources` does."""
+    """Return each single head's alignment error rate, (N, H), linking each source word as `_link_sources` does."""
     config = translator.model.config
     errors = _errors(word_maps(translator, [item.pair for item in known]), known)
     return errors.reshape(config.num_decoder_layers, config.num_heads)
@@ -412,7 +412,7 @@ def head_errors(translator: Translator, known: Sequence[KnownAlignment]) -> Matr
 
 
 def _errors(maps: Iterable[WordMaps], known: Sequence[KnownAlignment]) -> Matrix:
-    """Return the alignment error of each head alone, (N × H,)."""
+    """Return each single head's alignment error rate, (N × H,)."""
     links_by_head = [[_link_sources(head) for head in item.heads] for item in maps]
     expected = [item.links for item in known]
     return np.array([alignment_error(links, expected) for links in zip(*links_by_head, strict=True)])
@@ -454,7 +454,7 @@ def _link_probabilities(maps: WordMaps, heads: HeadWeights) -> Matrix:
 
 
 def _link_mutual(maps: WordMaps) -> Matrix:
-    """Return which words have each other's greatest attention or more than half of it, boolean (T, S)."""
+    """Return the links (T, S): pairs with the most attention in row and column, or over half of either."""
     mean = maps.heads.mean(axis=0)
     if not mean.size:
         return np.zeros(mean.shape, dtype=bool)

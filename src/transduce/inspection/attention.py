@@ -195,8 +195,7 @@ def group_words(tokens: Sequence[str]) -> tuple[tuple[str, ...], list[list[int]]
     """Return the words that tokens spell, and the indices of each word's tokens.
 
     A word starts at a token with ▁. In scripts without spaces every token is a word, and so is a character that is
-    spelled
-    in byte tokens. A ▁ without a word after it is left out.
+    spelled in byte tokens. A ▁ without a word after it is left out.
     """
     groups: list[list[int]] = []
     for index, token in enumerate(tokens):

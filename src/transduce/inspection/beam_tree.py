@@ -23,7 +23,7 @@ class BeamObserver:
     """An observer that records the hypotheses of one sentence at every step (`search.scorer.Observer`)."""
 
     def __init__(self, beam_size: int, eos_id: int, then: Observer | None = None) -> None:
-        """Create an observer; `then` is called at every step too, and may stop the search."""
+        """Create an observer; the observer `then` is also called at every step, and may stop the search."""
         self.eos_id = eos_id
         self.then = then
         # The last row of a beam search is its best finished hypothesis, which greedy search does not have.
@@ -31,7 +31,7 @@ class BeamObserver:
         self.kept: list[Path] = []
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Record the live hypotheses."""
+        """Record the live hypotheses after a step of the search."""
         live = tokens[0, :-1] if self.is_beam else tokens[0]
         self.kept.extend(tuple(path) for path in live.tolist() if self.eos_id not in path)
         return () if self.then is None else self.then.after_step(rows, tokens)
@@ -74,7 +74,7 @@ def build_tree(
 
 
 def closed_path(hypothesis: Hypothesis, eos_id: int) -> Path:
-    """Return a finished hypothesis with its end symbol, if it ended with one."""
+    """Return a finished hypothesis' tokens, including the end symbol if it ended with one."""
     return (*hypothesis.ids, eos_id) if hypothesis.ended else hypothesis.ids
 
 

@@ -47,7 +47,7 @@ _FUNCTION_WORD_SETS = {language: frozenset(words.split()) for language, words in
 
 
 class _Reading(NamedTuple):
-    """The self-attention that a model computes for a sentence."""
+    """The self-attention weights of a model that has read a sentence, with its tokens."""
 
     weights: npt.NDArray[np.float32]
     """Self-attention of every layer and head, (N, H, T, T)."""

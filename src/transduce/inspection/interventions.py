@@ -35,7 +35,7 @@ class Head(NamedTuple):
 
 
 class Intervention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Changes to make; none by default. Several changes are combined."""
+    """Changes under which a sentence is translated again; none by default. Several changes are combined."""
 
     heads_off: tuple[Head, ...] = ()
     """Heads whose output is replaced by zeros."""
@@ -117,7 +117,7 @@ def replace_word(source: str, word: int, replacement: str) -> str:
 
 @contextmanager
 def heads_off(model: Transformer, heads: Collection[Head], *, but_kept: bool = False) -> Iterator[None]:
-    """Replace the outputs of heads by zeros within a `with` block, before they are joined.
+    """Replace the outputs of attention heads by zeros in the body of `with`, before the output projection.
 
     With `but_kept`, the outputs stay as they are, but the same code path computes them.
 

@@ -25,7 +25,7 @@ Numbers = npt.NDArray[np.float64]
 
 
 class Curve(msgspec.Struct, frozen=True):
-    """A curve through points."""
+    """A curve through points, with its name in the legend."""
 
     name: str
     x: Numbers
@@ -66,12 +66,12 @@ class Chart(msgspec.Struct, frozen=True):
 
 
 def curve(name: str, x: Any, y: Any) -> Curve:
-    """Return a curve with coordinates from anything that numpy can convert."""
+    """Return a curve whose coordinates are anything that NumPy can convert to an array."""
     return Curve(name, np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64))
 
 
 def texts(chart: Chart) -> list[str]:
-    """Return all texts of a chart."""
+    """Return all titles, labels and names that a chart shows."""
     result: list[str] = []
     for panel in chart.panels:
         result += [panel.title, panel.x_label, panel.y_label]
@@ -372,7 +372,7 @@ def _column_header(names: Sequence[str], margin: int, cell: int, step: int) -> l
 
 
 def _shrink(values: Numbers, max_rows: int, max_columns: int) -> tuple[Numbers, int, int]:
-    """Return the means over blocks of a table, and the number of rows and columns per block."""
+    """Return the block means of a table, and the number of rows and columns per block."""
     row_step = math.ceil(values.shape[0] / max_rows)
     column_step = math.ceil(values.shape[1] / max_columns)
     by_rows = [values[first : first + row_step].mean(axis=0) for first in range(0, values.shape[0], row_step)]

@@ -80,7 +80,7 @@ def _read_metrics(run: Path) -> list[_Line]:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """Return the shortest path endings that are unique."""
+    """Return the shortest endings of these paths that are unique, as names."""
     parts = [path.resolve().parts for path in paths]
     for length in range(1, max(map(len, parts), default=1) + 1):
         names = ["/".join(path_parts[-length:]) for path_parts in parts]

@@ -33,8 +33,7 @@ def inspect_sentence(
     """Return one sentence's translation, and how the model and the search produced it.
 
     The translation equals `translator(source)`. The search continues until as many hypotheses are finished as the beam
-    is
-    wide, to show where each of them ends.
+    is wide, to show where each of them ends.
 
     Args:
         translator: a translator with a Transformer encoder and decoder.

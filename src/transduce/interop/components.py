@@ -205,7 +205,7 @@ def added_positions(embedding: Embedding, config: ModelConfig) -> Tensor | None:
 
 
 def bias_by_distance(relative: RelativePositions) -> Tensor:
-    """Return T5's attention bias for each distance from key to query, (2m + 1, H).
+    """Return T5's attention bias of each head for each distance from key to query, (2m + 1, H).
 
     Row m + d is for the distance d = key position - query position, clipped to -m … m with m = `max_distance`.
     """

@@ -119,7 +119,7 @@ def readme(
     measured: str,
     longest: int,
 ) -> str:
-    """Return the text of the README.md.
+    """Return the text of an export's README.md.
 
     Args:
         export_format: "ctranslate2" or "onnx".

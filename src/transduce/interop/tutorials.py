@@ -210,7 +210,7 @@ def _layer_weights(
 
 
 def _their_names(name: str, style: Style, names: TutorialNames) -> tuple[str, ...]:
-    """Return a tutorial's names of a parameter such as encoder_layers.0.feed_forward.inner.bias."""
+    """Return a tutorial's names of one of our parameters, such as encoder_layers.0.feed_forward.inner.bias."""
     stacks = {"encoder": names.encoder, "decoder": names.decoder}
     first, _, rest = name.partition(".")
     stack, _, part = first.partition("_")

@@ -295,7 +295,7 @@ def _read_binary(start: bytes, file: IO[bytes], path: Path, shape: tuple[int, in
 
 
 class _BufferedBytes:
-    """A binary file with a buffer that starts with bytes that were read before."""
+    """A binary file reader whose buffer initially holds bytes that were read earlier."""
 
     def __init__(self, start: bytes, file: IO[bytes]) -> None:
         self.buffer = start

@@ -52,8 +52,7 @@ class Slots:
 
         Returns:
             The slots to fill and the slots to copy from, or None if rows are repeated: then `select` returns each new
-            row's
-            slot.
+            row's slot.
         """
         slots = rows if self._slot_of_row is None else self._slot_of_row.index_select(0, rows)
         count, kept = len(slots), slots.tolist()
@@ -77,7 +76,7 @@ class Slots:
         return slots
 
     def _remember(self, slot_of_row: list[int], device: torch.device) -> None:
-        """Store the slot of each row."""
+        """Store which cache slot holds each row of the batch; nothing is stored if row n is in slot n."""
         if slot_of_row == list(range(len(slot_of_row))):
             self._slot_of_row = self._row_of_slot = None
             return
@@ -86,7 +85,7 @@ class Slots:
 
 
 def _indices(values: list[int], device: torch.device) -> Tensor:
-    """Return indices as a tensor."""
+    """Return a list of indices as an int64 tensor on a device."""
     return torch.tensor(values, dtype=torch.int64, device=device)
 
 
@@ -94,7 +93,7 @@ class SlotCache:
     """The cached keys and values of one attention module."""
 
     def __init__(self, keys_values: Tensor) -> None:
-        """Start with keys and values (2, B, H, L, K), L possibly 0."""
+        """Create a cache that contains keys and values (2, B, H, L, K); L may be 0."""
         self.length = keys_values.shape[3]
         self._hold(keys_values.contiguous(), keys_values.shape[1])
 
@@ -111,7 +110,7 @@ class SlotCache:
         return self._keys.narrow(1, 0, self.length), self._values.narrow(1, 0, self.length)
 
     def move(self, holes: Tensor, moved: Tensor, rows: int) -> None:
-        """Copy the slots `moved` to the slots `holes`, and keep the first `rows` slots."""
+        """Copy the cache slots `moved` to the slots `holes`, and drop all slots from `rows` on."""
         if len(moved):
             used = self._buffer.narrow(3, 0, self.length)
             used.index_copy_(1, holes, used.index_select(1, moved))
@@ -122,7 +121,7 @@ class SlotCache:
         self._hold(self._buffer.narrow(3, 0, self.length).index_select(1, slots), len(slots))
 
     def _hold(self, buffer: Tensor, rows: int) -> None:
-        """Use a buffer, and set the views of its first `rows` slots."""
+        """Replace the cache's buffer, and set the views of its first `rows` slots."""
         self.rows = rows
         self._buffer = buffer  # (2, at least B, H, capacity, K)
         self._live = buffer.narrow(1, 0, rows)  # (2, B, H, capacity, K)
@@ -170,7 +169,7 @@ def encode_without_padding(model: Transformer, source_ids: Tensor) -> tuple[Tens
 
 
 class _Positions:
-    """The indices of tokens that are not padding, and the attention bias (B × H, 1, S) that masks padding."""
+    """The indices of non-padding tokens, and the attention bias (B × H, 1, S) that masks padding."""
 
     def __init__(self, present: Tensor, batch: int, length: int, bias: Tensor | None) -> None:
         self.present = present
@@ -206,7 +205,7 @@ def _feed_forward(layer: EncoderLayer, x: Tensor) -> Tensor:
 
 
 def _split_rows(x: Tensor) -> tuple[Tensor, ...]:
-    """Split rows into chunks of equal size, none of them small, since GEMMs of few rows sum in another order."""
+    """Split rows into large chunks of equal size, since GEMMs of few rows sum in another order."""
     return x.tensor_split(max(1, len(x) // _ROWS_PER_CHUNK))
 
 
@@ -303,7 +302,7 @@ class EagerState:
     """
 
     def __init__(self, model: Transformer, source_ids: Tensor) -> None:
-        """Encode source_ids (B, S)."""
+        """Create a decoding state: encode the source ids (B, S)."""
         config, rows = model.config, len(source_ids)
         memory, mask = encode_without_padding(model, source_ids)
         self.model = model
@@ -337,11 +336,11 @@ class EagerState:
         return self.slots.to_rows(model.finish(x).view(*ids.shape, -1))
 
     def reorder(self, parents: Tensor) -> None:
-        """Make hypothesis w of sentence b continue what was hypothesis parents[b, w]."""
+        """Replace hypothesis w of sentence b by a copy of hypothesis parents[b, w]."""
         self.ancestry.reorder(self.slots.to_slots(parents))
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the sentences at these rows."""
+        """Keep only the sentences at these rows, and remove the others from the batch."""
         moves = self.slots.remove_other_rows(rows)
         if moves is None:
             self._select(self.slots.select(rows))
@@ -361,7 +360,7 @@ class EagerState:
         self._select_masks(slots)
 
     def _select_masks(self, slots: Tensor) -> None:
-        """Reorder the masks like the caches' slots."""
+        """Reorder the attention masks by cache slot, as the caches are reordered."""
         self.ancestry.keep_sentences(slots)
         if self.memory_bias is not None:
             by_sentence = self.memory_bias.unflatten(0, (-1, self.heads))  # (B, H, 1, S)

@@ -1,9 +1,8 @@
 """Linear layers with 8-bit weights for decoding on a CPU by PyTorch's FBGEMM, and the quantization of models.
 
 Weights have a scale for each output, activations a scale for each row, computed at run time; both are symmetric.
-Integer
-sums are exact in any order, and a row's scale depends on that row only. So a row's result does not depend on the batch.
-`kernels/cpu/gemm` has compiled kernels for the same purpose.
+Integer sums are exact in any order, and a row's scale depends on that row only. So a row's result does not depend on
+the batch. `kernels/cpu/gemm` has compiled kernels for the same purpose.
 
 Legend: D inputs, O outputs.
 """
@@ -35,8 +34,7 @@ class Int8Linear(nn.Module):
         """Quantize a float32 matrix (O, D).
 
         Activations are quantized to integers between -activation_levels and activation_levels; more than `safe_levels`
-        of
-        them may overflow.
+        of them may overflow.
         """
         super().__init__()
         activation_levels = activation_levels or safe_levels()

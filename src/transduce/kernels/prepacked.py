@@ -44,7 +44,7 @@ class CachedAttention(MultiHeadAttention):
     """
 
     def __init__(self, attention: MultiHeadAttention, make: MakeLinear) -> None:
-        """Take over the modules and sizes of an attention module."""
+        """Copy an attention module's sizes and score function, and prepack its output projection."""
         nn.Module.__init__(self)
         self.num_heads, self.num_key_value_heads = attention.num_heads, attention.num_key_value_heads
         self.d_k, self.d_v, self.widths = attention.d_k, attention.d_v, attention.widths
@@ -57,7 +57,7 @@ class CachedAttention(MultiHeadAttention):
         self.cache_dtype = torch.float16 if getattr(product, "is_rounded", False) and not has_rotary else torch.float32
 
     def round_to_cache_dtype(self, projected: Tensor) -> Tensor:
-        """Round keys and values to the cache's dtype, after clamping them to its range."""
+        """Clamp keys and values to the range of the cache's dtype, and round them to it."""
         if self.cache_dtype == torch.float32:
             return projected
         greatest = torch.finfo(self.cache_dtype).max
@@ -68,7 +68,7 @@ class PrepackedSelfAttention(CachedAttention):
     """Decoder self-attention with prepacked weights."""
 
     def __init__(self, attention: MultiHeadAttention, make: MakeLinear, *, has_rotary: bool) -> None:
-        """Prepack an attention module; `has_rotary` is True if the model has rotary embeddings."""
+        """Prepack the projections of an attention module; `has_rotary` is True if the model has rotary embeddings."""
         super().__init__(attention, make)
         self.projection = _prepack_linear(attention.projection, make)
         self._choose_cache_dtype(self.projection, has_rotary=has_rotary)
@@ -83,7 +83,7 @@ class PrepackedCrossAttention(CachedAttention):
     """Cross-attention with prepacked weights, whose queries and keys/values are separate linear layers."""
 
     def __init__(self, attention: MultiHeadAttention, make: MakeLinear, *, has_rotary: bool) -> None:
-        """Prepack an attention module; `has_rotary` is True if the model has rotary embeddings."""
+        """Prepack the projections of an attention module; `has_rotary` is True if the model has rotary embeddings."""
         super().__init__(attention, make)
         projection = attention.projection
         rows = (self.widths[0], sum(self.widths[1:]))
@@ -221,7 +221,7 @@ class InferenceCopy:
         return self._prepacked
 
     def accept_new_precision(self, model: nn.Module) -> None:
-        """Record the model's parameters anew after a change of their dtype, without prepacking them again."""
+        """Record that the model's parameters changed only their dtype, so that nothing is prepacked again."""
         self._record_weights(model)
 
     def _record_weights(self, model: nn.Module) -> None:
@@ -237,7 +237,7 @@ class InferenceCopy:
 
 
 def _version(tensor: Tensor) -> int:
-    """Return how often PyTorch has changed a tensor in place; 0 for inference tensors, which have no counter."""
+    """Return the number of in-place changes of a tensor (its version); 0 for inference tensors, which have none."""
     return 0 if tensor.is_inference() else tensor._version
 
 

@@ -221,7 +221,7 @@ def _why_not_compiled(model: nn.Module) -> str | None:
 
 
 def _why_not_packed(model: nn.Module) -> str | None:
-    """Return a clause that says why kernels could not use a model's weights when prepacked, or None if they could."""
+    """Return a clause that says why kernels cannot use a model's weights after prepacking, or None if they can."""
     if isinstance(graph := graph_of(model), Unsupported):
         return f"{graph.reason}, which the compiled decoder does not know"
     device = next(model.parameters()).device.type

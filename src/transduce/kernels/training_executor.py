@@ -84,7 +84,7 @@ def _is_bare(module: nn.Module, *kinds: type[nn.Module]) -> bool:
 
 
 def _linear(kernels: TrainingKernels, module: Linear, x: Tensor, rows: Rows | None = None) -> Tensor:
-    """Compute a linear layer."""
+    """Compute a linear layer with the training backend's kernel if it supports the tensors, else with PyTorch."""
     weight = module.weight
     if not kernels.supports_linear(x, weight, rows):
         return Linear.forward(module, x, rows)
@@ -92,21 +92,21 @@ def _linear(kernels: TrainingKernels, module: Linear, x: Tensor, rows: Rows | No
 
 
 def _layer_norm(kernels: TrainingKernels, module: LayerNorm, x: Tensor) -> Tensor:
-    """Compute LayerNorm."""
+    """Compute LayerNorm with the training backend's kernel if it supports the tensor, else with PyTorch."""
     if module.bias is None or not kernels.supports_rows(x):
         return LayerNorm.forward(module, x)
     return kernels.layer_norm(x, module.weight, module.bias, module.eps)
 
 
 def _rms_norm(kernels: TrainingKernels, module: RMSNorm, x: Tensor) -> Tensor:
-    """Compute RMSNorm."""
+    """Compute RMSNorm with the training backend's kernel if it supports the tensor, else with PyTorch."""
     if module.eps is None or not kernels.supports_rows(x):
         return RMSNorm.forward(module, x)
     return kernels.rms_norm(x, module.weight, module.eps)
 
 
 def _dropout(kernels: TrainingKernels, module: Dropout, x: Tensor, residual: Tensor | None = None) -> Tensor:
-    """Compute dropout, and add the residual if there is one."""
+    """Compute dropout and add the residual, if any, with the training backend's kernel if possible."""
     if not module.drops or not kernels.supports_rows(x):
         return Dropout.forward(module, x, residual)
     return kernels.dropout_add(residual, x, module.drop_of_256)
@@ -115,7 +115,7 @@ def _dropout(kernels: TrainingKernels, module: Dropout, x: Tensor, residual: Ten
 def _embedding(
     kernels: TrainingKernels, module: Embedding, ids: Tensor, weight: Tensor, *args: Any, **kwargs: Any
 ) -> Tensor:
-    """Embed token ids."""
+    """Embed token ids with the training backend's kernel if it supports the tensors, else with PyTorch."""
     if not kernels.supports_rows(weight):
         return Embedding.forward(module, ids, weight, *args, **kwargs)
     return module.complete(kernels.embed(ids, weight, module.scale, module.frozen_row), *args, **kwargs)
@@ -140,7 +140,7 @@ def _residual(
     sublayer: Callable[[Tensor], Tensor],
     present: Tensor | None = None,
 ) -> Tensor:
-    """Compute the norm in front of the sub-layer so that its gradient is added to the residual connection's."""
+    """Compute a sub-layer's pre-norm such that its gradient is added to that of the residual connection."""
     norm = module.norm_before
     if not _is_bare(norm, LayerNorm, RMSNorm) or norm.eps is None or not kernels.supports_rows(x):
         return Residual.forward(module, x, sublayer, present)
@@ -159,7 +159,7 @@ def _residual(
 
 
 class KeyLengths(NamedTuple):
-    """The mask of an attention in the form that kernels take."""
+    """An attention mask in the form that the kernels support: key lengths, or the look-ahead mask."""
 
     lengths: Tensor | None
     """The number of keys in each sentence, int64, (B,); None: the look-ahead mask."""
@@ -169,8 +169,8 @@ def kernel_lengths(x: Tensor, memory: Tensor | None, mask: object) -> KeyLengths
     """Return the mask of an attention as lengths, or None if the mask is more than padding or look-ahead.
 
     Args:
-        x: what attends, (B, Q, D).
-        memory: what is attended to, (B, S, D); None: x.
+        x: the input whose positions attend (queries), (B, Q, D).
+        memory: the input that is attended to (keys and values), (B, S, D); None: x.
         mask: the mask that a layer was called with.
     """
     if memory is None and isinstance(mask, LookAheadMask):
@@ -201,7 +201,7 @@ def _attention(
     weights_out: list[Tensor] | None = None,
     position_effect: PositionEffect = NO_POSITION_EFFECT,
 ) -> Tensor:
-    """Attend by a kernel that reads queries, keys and values from the projection's output."""
+    """Compute attention by a kernel that reads queries, keys and values from the joint projection's output."""
     attend: Callable[[Tensor, Tensor | None], Tensor] | None = None
     if isinstance(mask, PackedMask):
         attend = partial(_packed_attend, kernels, mask, module.num_heads)
@@ -235,7 +235,7 @@ def _padded_attend(
     mask: object,
     position_effect: PositionEffect,
 ) -> Callable[[Tensor, Tensor | None], Tensor] | None:
-    """Return the kernel for an attention, as a function of what was projected; None if no kernel computes it."""
+    """Return a function that computes attention of projected tensors by a kernel; None if no kernel supports it."""
     others, rotation = x if memory is None else memory, position_effect.rotation
     if not is_plain(module) or not kernels.supports_attention(x, others.shape[1], module.d_k):
         return None
@@ -283,7 +283,7 @@ def _decoder_layer(
 
 
 def _is_plain_call(layer: nn.Module, options: dict[str, Any]) -> bool:
-    """Return whether a layer is asked for its output alone, and nothing but its masks acts on its attention."""
+    """Return whether a layer's call requests only its output, and only masks affect its attention."""
     asks = any(options.get(name) is not None for name in ("cache", "weights_out", "trace"))
     return not asks and options.get("position_effect", NO_POSITION_EFFECT).rotation is None and not _has_hooks(layer)
 
@@ -320,7 +320,7 @@ class LayerPart(NamedTuple):
 
     @property
     def reads_memory(self) -> bool:
-        """True for cross-attention."""
+        """True for cross-attention, whose keys and values come from the encoder output."""
         found = self.sublayer.attention
         return found is not None and found.reads_memory
 
@@ -342,7 +342,7 @@ class LayerPart(NamedTuple):
 
     @property
     def linears(self) -> tuple[Linear, Linear]:
-        """The first and the last linear layer."""
+        """The first and the last linear layer of the sub-layer."""
         first, last = (cast("Linear", each.module) for each in self.sublayer.linears)
         return first, last
 
@@ -389,7 +389,7 @@ def is_known(model: nn.Module) -> bool:
 
 
 def packed_hidden(model: nn.Module, batch: PackedBatch) -> Tensor:
-    """Return the last layer of a Transformer's decoder for a packed batch, (1, N, D); a backend must be in use."""
+    """Return the output of a Transformer's decoder for a packed batch, (1, N, D); requires a training backend."""
     assert isinstance(model, Transformer)
     source, target = batch.source_packing, batch.target_packing
     x = model.source_embedding(batch.source, model.source_weight, source.positions, end=source.max_length)  # (1, M, D)
@@ -408,7 +408,7 @@ def packed_hidden(model: nn.Module, batch: PackedBatch) -> Tensor:
 
 
 class _Kernel(NamedTuple):
-    """A function that replaces the `forward` of one class."""
+    """A function that replaces the `forward` method of modules of one class."""
 
     compute: Callable[..., Any]
     replaces: Callable[..., Any]

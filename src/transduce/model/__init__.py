@@ -1,1 +1,1 @@
-"""Models as PyTorch modules: the Transformer and its components, one concept per file."""
+"""PyTorch models without text or training: the Transformer and its components, one concept per file."""

@@ -67,7 +67,7 @@ def attend(
 
 
 def _library_kernel_is_better(query: Tensor, key: Tensor, dropout: Dropout | None) -> bool:
-    """Return whether PyTorch's fused attention is faster than the three operations of equation (1).
+    """Return whether PyTorch's fused attention is faster than separate matrix products and softmax, equation (1).
 
     The fused kernel is always faster on a GPU. On a CPU its backward pass is slow, so it is used only where scores
     would take much memory.
@@ -137,7 +137,7 @@ class MultiHeadAttention(Component):
         weights_out: list[Tensor] | None = None,
         position_effect: PositionEffect = NO_POSITION_EFFECT,
     ) -> Tensor:
-        """Attend from x to itself and the cached past, or to the memory.
+        """Compute attention from x to itself and the cached past, or from x to the memory.
 
         Args:
             x: (B, Q, D).
@@ -173,7 +173,7 @@ class MultiHeadAttention(Component):
         mask: AttentionMask | Window | None,
         weights_out: list[Tensor] | None,
     ) -> Tensor:
-        """Attend with H heads of queries to G heads of keys and values: (B, H, Q, K) to (B, H, Q, V)."""
+        """Compute attention of H query heads to G key and value heads: (B, H, Q, K) to (B, H, Q, V)."""
         groups, one_query = self.num_key_value_heads, query.shape[2] == 1
         if groups == self.num_heads:
             return self._attend_by_head(query, key, value, mask, weights_out)
@@ -193,7 +193,7 @@ class MultiHeadAttention(Component):
         mask: AttentionMask | Window | None,
         weights_out: list[Tensor] | None,
     ) -> Tensor:
-        """Attend with each head to its own keys and values, by the score that was configured."""
+        """Compute attention of each head to its own keys and values, by the configured score function."""
         compute: Attend = attend if self.score is None else self.score
         if isinstance(mask, Window):
             return attend_in_window(compute, query, key, value, mask, dropout=self.dropout, weights_out=weights_out)
@@ -258,7 +258,7 @@ class KeyValueCache:
         self.length = 0
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add positions, (B, H, n, K) and (B, H, n, V), and return all cached keys and values in order."""
+        """Append keys (B, H, n, K) and values (B, H, n, V) of new positions; return all cached keys and values."""
         end = self.length + keys.shape[2]
         self._keys = _with_capacity(self._keys, keys, self.length, end)
         self._values = _with_capacity(self._values, values, self.length, end)
@@ -279,7 +279,7 @@ class KeyValueCache:
         return self._keys[:, :, : self.length], self._values[:, :, : self.length]
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep these rows of the batch, in this order; the other sentences are finished."""
+        """Keep only the sentences at these rows, in this order, and remove the others from the batch."""
         if self._keys is not None and self._values is not None:
             self._keys = self._keys.index_select(
                 0, rows
@@ -319,7 +319,7 @@ class DecoderCache:
         return self.layers[0].past.length
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep these rows of the batch, in this order."""
+        """Keep only the sentences at these rows, in this order, and remove the others from the batch."""
         for layer in self.layers:
             layer.past.keep_sentences(rows)
             layer.memory.keep_sentences(rows)
@@ -359,11 +359,11 @@ class Attend(Protocol):
         dropout: Dropout | None = None,
         weights_out: list[Tensor] | None = None,
     ) -> Tensor:
-        """Attend; arguments and result are those of `attend`."""
+        """Compute attention; arguments and result are those of the function `attend`."""
 
 
 class ScoredAttention(nn.Module):
-    """Attention with the score and the kind of choice, soft or hard, that a configuration names.
+    """Soft or hard attention with the score function that a configuration names.
 
     `dot`: Q Kᵀ. `general`: Q W Kᵀ with a matrix W for each head; initially it is the scaled dot product. `additive`:
     v · tanh(Q + K) with a vector v for each head; the matrices of Bahdanau et al. 2015 are the projections to Q and K.
@@ -438,7 +438,7 @@ SCORES: dict[str, type[ScoredAttention]] = {
 
 
 def build_score(config: ModelConfig, *, num_heads: int, d_k: int) -> ScoredAttention | None:
-    """Build the attention that a configuration names; None stands for `attend`, the paper's."""
+    """Build the attention function that a configuration names; None stands for scaled dot-product attention."""
     if config.attention_score == "scaled" and config.attention_kind == "soft" and config.attention_scale is None:
         return None
     return SCORES[config.attention_score](
@@ -461,7 +461,7 @@ _MAX_SCORES = 2**20  # 4 MiB in float32: scores stay in the cache of a CPU
 
 
 class Window(NamedTuple):
-    """A description of a window that replaces the mask of a sequence whose mask would be too large."""
+    """A description of windowed attention for a sequence so long that its full mask would be too large."""
 
     radius: int
     causal: bool
@@ -547,7 +547,7 @@ def _ranges(blocks: int, scores: int, device: torch.device) -> Iterable[tuple[in
 
 
 def _mask(window: Window, present: Tensor, sizes: tuple[int, int], device: torch.device) -> AttentionMask:
-    """Return the mask of some blocks, (block, span) in `sizes`, from the positions that exist among those they see."""
+    """Return the mask of some blocks, shaped (block, span) as in `sizes`, from the mask of existing positions."""
     block, span = sizes
     mask = band_mask(block, window.radius, present, causal=window.causal)
     if window.relative is None:

@@ -75,7 +75,7 @@ Polynomials = tuple[tuple[float, float, float], ...]
 
 
 class LossRecorder(Protocol):
-    """A function that computes losses of batches of few sizes; on a GPU it records each size and replays it."""
+    """A function that computes losses of batches of few sizes; on a GPU it replays one CUDA graph per size."""
 
     def __call__(
         self, size: Hashable, numbers: NDArray[np.int64], compute: Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -100,7 +100,7 @@ class PackedAttention(Protocol):
         """Return whether `hidden` can compute this model on sentences of at most `longest` tokens."""
 
     def hidden(self, model: nn.Module, batch: PackedBatch) -> Tensor:
-        """Return the decoder's last layer for a packed batch, (1, N, D), before the projection to the vocabulary."""
+        """Return the output of the decoder's last layer for a packed batch, (1, N, D), before the output projection."""
 
     def attend(self, projected: Tensor, memory: Tensor | None, mask: PackedMask, num_heads: int) -> Tensor:
         """Compute scaled dot-product attention, equation (1), with all heads.
@@ -120,7 +120,7 @@ class PackedAttention(Protocol):
 
 
 class TrainingKernels(Protocol):
-    """A backend: kernels for training and validation, and the rules about when to use them."""
+    """A training backend: kernels for training and validation, and checks of which inputs they support."""
 
     def execute(self, component: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Compute `component(*args, **kwargs)`, with kernels where they compute the same function."""
@@ -182,7 +182,7 @@ class TrainingKernels(Protocol):
     def residual_norm(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float
     ) -> tuple[Tensor, Tensor] | None:
-        """Return x and its norm, for a residual connection, or None if that is not supported.
+        """Return x, for a residual connection, and the normalized x, or None if that is not supported.
 
         The norm is LayerNorm, or RMSNorm if there is no bias. The backward pass adds the gradients of both outputs.
         """
@@ -245,7 +245,7 @@ class TrainingKernels(Protocol):
     def update_by_adam(
         self, vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamScalars, average_decay: float
     ) -> None:
-        """Update parameters by Adam in one pass, together with their average and their rounded copy.
+        """Update parameters by Adam in one pass, together with their moving average and their bfloat16 copy.
 
         Args:
             vectors: the vectors to change.
@@ -273,7 +273,7 @@ class TrainingKernels(Protocol):
         rate: float = 0.0,
         shrink: float = 1.0,
     ) -> None:
-        """Finish an update that was not made by Adam: move the masters, then update their average and rounded copy.
+        """Add an update that Adam did not make to the master weights, then update their average and bfloat16 copy.
 
         Args:
             vectors: the vectors to change.
@@ -289,7 +289,7 @@ class TrainingKernels(Protocol):
     def orthogonalize_in_place(
         self, matrices: Sequence[Tensor], polynomials: Polynomials, scale: float, *, by_gram_matrix: bool
     ) -> list[bool]:
-        """Apply odd polynomials in place to matrices that are first divided by the square root of ‖x xᵀ‖.
+        """Orthogonalize matrices in place (Muon): divide each by the square root of ‖x xᵀ‖, then apply odd polynomials.
 
         Args:
             matrices: (R, C) each.
@@ -310,7 +310,7 @@ class TrainingKernels(Protocol):
 
 
 class _InUse:
-    """A holder of the backend that the whole process uses."""
+    """The global variable that holds the process's training backend."""
 
     backend: TrainingKernels | None = None
 
@@ -369,7 +369,7 @@ def sum_of_gradients(parameter: Tensor) -> Tensor | None:
 
 
 class LinearSums(NamedTuple):
-    """The options of a linear layer, and the tensors to which its gradients are added."""
+    """The options of a linear layer, and the tensors to which the gradients of its weight and bias are added."""
 
     rows: Rows
     activation: str | None
@@ -434,7 +434,7 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 class RowSums(NamedTuple):
-    """The options of an embedding lookup, and how its gradient is added to the matrix's sum."""
+    """The options of an embedding lookup, and the tensor to which its gradient is added."""
 
     scale: float
     frozen_row: int | None

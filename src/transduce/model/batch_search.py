@@ -30,7 +30,7 @@ class SearchBounds(NamedTuple):
 
 
 class FoundHypothesis(NamedTuple):
-    """A hypothesis that a batch search has found."""
+    """A result of a batch search: the tokens of a hypothesis, their log-probabilities, and whether it ended."""
 
     tokens: Tensor | NDArray[Any]
     """Token ids, (t,), with the end symbol if the hypothesis ended."""

@@ -34,7 +34,7 @@ def build_any_model(config: ModelConfig) -> AnyModel:
 
 
 def build_model(config: ModelConfig) -> Model:
-    """Build a model for a task that needs a model of tokens.
+    """Build the model of a task on tokens, not on numbers (time series).
 
     Raises:
         TransduceError: the configuration describes a model of numbers.
@@ -58,7 +58,7 @@ def build_encoder_decoder(config: ModelConfig) -> EncoderDecoder:
 
 
 def build_decoder(config: ModelConfig) -> Decoder:
-    """Build a model for a task that needs a decoder alone.
+    """Build the model of a task that needs a decoder-only model.
 
     Raises:
         TransduceError: the configuration describes another kind of model.
@@ -70,7 +70,7 @@ def build_decoder(config: ModelConfig) -> Decoder:
 
 
 def compute_unstored_buffers(model: Built, build: Callable[[ModelConfig], Built]) -> None:
-    """Give a loaded model the buffers that no weights file holds (`persistent=False`), as its constructor makes them.
+    """Compute the buffers of a loaded model that are in no weights file (`persistent=False`), as its constructor does.
 
     A model folder is read into a model that was built on the meta device, where such a buffer has no values. They come
     from a second model, built on the CPU; a model without such buffers costs nothing. PyTorch's random numbers stay

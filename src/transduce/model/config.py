@@ -86,7 +86,7 @@ def check_config(config: Any) -> None:
 
 @cache
 def _choices_of(kind: Any) -> dict[str, tuple[str, ...]]:
-    """Return the settings of a struct whose type is a `Literal`, each with the values that it may have."""
+    """Return the settings of a struct whose type is a `Literal`, each with its permitted values."""
     hints = get_type_hints(kind)
     return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
 
@@ -102,7 +102,7 @@ def _check_choices(config: Any) -> None:
 
 @cache
 def _types_of(kind: Any) -> dict[str, tuple[type, ...]]:
-    """Return the types that each other setting of a struct may have; `NoneType` is one of them if it is optional."""
+    """Return the permitted types of each other setting of a struct, including `NoneType` if the setting is optional."""
     hints = {name: hint for name, hint in get_type_hints(kind).items() if name not in _choices_of(kind)}
     return {name: get_args(hint) or (hint,) for name, hint in hints.items()}
 
@@ -120,7 +120,7 @@ def _check_types(config: Any) -> None:
 
 
 def _is_choice(value: Any, types: tuple[Any, ...]) -> bool:
-    """Return whether a value is one of those of a `Literal` among the types of an optional setting."""
+    """Return whether a value is permitted by a `Literal` among the types of an optional setting."""
     return any(value in get_args(each) for each in types if get_origin(each) is Literal)
 
 

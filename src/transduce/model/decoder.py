@@ -1,4 +1,4 @@
-"""A decoder alone, such as GPT-2 and Llama, which continues a prompt (Radford et al. 2019).
+"""A decoder-only model, such as GPT-2 and Llama, which continues a prompt (Radford et al. 2019).
 
 Legend: B batch, T length, P tokens of the longest prompt, W hypotheses of each prompt, D model width, V vocabulary.
 """
@@ -18,7 +18,7 @@ from transduce.model.transformer import Ancestry, DecodingState
 
 
 class Decoder(VocabularyModel):
-    """A stack of encoder layers with the look-ahead mask; there is no memory, and the prompt begins the output."""
+    """A decoder-only model: a stack of self-attention layers with the look-ahead mask, which continues a prompt."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -33,7 +33,7 @@ class Decoder(VocabularyModel):
         return self.project(self.hidden(ids))
 
     def hidden(self, ids: Tensor) -> Tensor:
-        """Return the last layer, (B, T, D), before the projection to the vocabulary."""
+        """Return the output of the last layer, (B, T, D), before the projection to the vocabulary."""
         return self.decode(ids)
 
     def decode(
@@ -45,7 +45,7 @@ class Decoder(VocabularyModel):
         cache: DecoderCache | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Return the last layer for token ids (B, T), (B, T, D); other arguments are those of `Transformer.decode`."""
+        """Return the last layer's output (B, T, D) for token ids (B, T); other arguments as in `Transformer.decode`."""
         present = self.batch_norm_positions(ids)
         if positions is None and cache is not None and cache.length:
             positions = cache.next_positions(ids)
@@ -81,7 +81,7 @@ class PromptState(DecodingState):
     """A decoding state with prompts of different lengths in the cache, and hypotheses that continue them."""
 
     def __init__(self, model: Decoder, prompt_ids: Tensor, lengths: Tensor | None = None) -> None:
-        """Read prompt_ids (B, P) in one pass; lengths (B,)."""
+        """Create a decoding state: process the prompts (B, P) of these lengths (B,) in one pass."""
         self.model = model
         self.cache = model.new_cache()
         index = torch.arange(prompt_ids.shape[1], device=prompt_ids.device)
@@ -96,7 +96,7 @@ class PromptState(DecodingState):
         self._after_prompt: Tensor | None = hidden.gather(1, last)  # (B, 1, D)
 
     def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
-        """Return the last layer after each hypothesis' newest token, (B, W) to (B, W, D).
+        """Return the last layer's output after each hypothesis' newest token, (B, W) to (B, W, D).
 
         The first step returns the layer after the prompt and ignores its tokens.
         """

@@ -127,11 +127,11 @@ class VocabularyModel(nn.Module):
         return torch.cat([hidden, one], dim=-1), torch.cat([self.output_weight, self.output_bias[:, None]], dim=1)
 
     def finish(self, x: Tensor) -> Tensor:
-        """Multiply the last layer by the factor that T5 applies before the output projection."""
+        """Multiply the last layer's output by the factor that T5 applies before the output projection."""
         return x if self.config.output_scale == 1.0 else x * self.config.output_scale
 
     def batch_norm_positions(self, ids: Tensor) -> Tensor | None:
-        """Return the positions that a BatchNorm counts while it learns, (B, T), or None if there is no BatchNorm."""
+        """Return the mask (B, T) of positions that BatchNorm's statistics include, or None if there is no BatchNorm."""
         if self.config.norm != "batch" or not self.training:
             return None
         return present_positions(ids, self.config.pad_id)

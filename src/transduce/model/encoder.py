@@ -1,4 +1,4 @@
-"""An encoder alone, such as BERT (Devlin et al. 2019): a state for each token, and heads that use the states.
+"""An encoder-only model, such as BERT (Devlin et al. 2019): a state for each token, and heads that use the states.
 
 Legend: B batch, S length, D model width, V vocabulary, C classes.
 """
@@ -33,7 +33,7 @@ class MaskedLanguageHead(nn.Module):
 
 
 class Encoder(VocabularyModel):
-    """The Transformer's encoder with the heads that a configuration asks for: masked words, pooler, classifier."""
+    """The Transformer's encoder with the configured output heads: masked language model, pooler, classifier."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -71,7 +71,7 @@ class Encoder(VocabularyModel):
         return normalize(self.norm, x, present), mask
 
     def hidden(self, states: Tensor) -> Tensor:
-        """Return the input of `project` for any selection of states: (…, D) to (…, D).
+        """Return the input of the output projection for any selection of states: (…, D) to (…, D).
 
         A masked language model needs the states of masked positions only.
         """

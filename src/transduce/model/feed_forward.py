@@ -18,10 +18,10 @@ from transduce.model.config import ModelConfig
 
 
 class Linear(Component, nn.Linear):
-    """A linear layer, x · weightᵀ + bias, that can also compute some of its outputs alone."""
+    """A linear layer, x · weightᵀ + bias, that can also compute only some of its outputs."""
 
     def forward(self, input: Tensor, rows: Rows | None = None) -> Tensor:  # noqa: A002 -- the name it has in PyTorch
-        """Return x · weightᵀ + bias, (…, I) to (…, O), or the outputs of the weight's rows `rows` alone."""
+        """Return x · weightᵀ + bias, (…, I) to (…, O), or only the outputs of the weight rows `rows`."""
         if rows is None:
             return F.linear(input, self.weight, self.bias)
         part = slice(*rows)
@@ -82,7 +82,7 @@ class Dropout(Component):
         self.set(p)
 
     def set(self, p: float) -> None:
-        """Change the probability."""
+        """Change the dropout probability."""
         self.p = p
         self.drop_of_256 = min(255, round(p * 256))
 

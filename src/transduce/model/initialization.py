@@ -41,7 +41,7 @@ def module_matrices(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def initialize(model: VocabularyModel) -> None:
-    """Fill all weights, unless the model is on the meta device.
+    """Initialize all weights of a model, unless it is on the meta device.
 
     Embeddings have variance 1 / d_model, so that they have variance 1 once scaled, and logits of a tied output have
     variance 1: the first loss is near ln V. Every projection is Xavier-uniform by its own shape. Projections that share
@@ -63,7 +63,7 @@ def initialize(model: VocabularyModel) -> None:
 
 
 def initialize_layers(model: nn.Module) -> None:
-    """Fill all weights except the embedding matrices."""
+    """Initialize all weights except the embedding matrices."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
@@ -74,7 +74,7 @@ def initialize_layers(model: nn.Module) -> None:
 
 
 def _initialize_module(module: nn.Module) -> None:
-    """Fill the weights of modules that are not a single linear layer."""
+    """Initialize the weights of a module that is not a single linear layer."""
     for name, rows in module_matrices(module).items():
         if len(rows) > 1:
             _xavier_by_parts(module.get_parameter(name).detach().split(rows))
@@ -103,7 +103,7 @@ def _initialize_additions(embedding: Embedding) -> None:
 
 
 def _initialize_cells(cells: nn.LSTM | nn.GRU) -> None:
-    """Fill the weights of recurrent cells: Xavier-uniform for the input, orthogonal for the past.
+    """Initialize recurrent cells: Xavier-uniform for the input weights, orthogonal for the recurrent weights.
 
     The bias of an LSTM's forget gates is 1, so that it keeps its state at first (Jozefowicz et al. 2015).
     """

@@ -56,7 +56,7 @@ class UnknownError(Exception):
 
 
 class _Entry(NamedTuple):
-    """The properties of a known class that modules are checked against."""
+    """The reference class of a known module class, and the children and tensors that its instances must have."""
 
     computes: type[nn.Module]
     """The reference class whose function the class computes."""
@@ -86,7 +86,7 @@ def register_class(
     tensors: Iterable[str] | None = (),
     sizes: tuple[str, str] | None = None,
 ) -> None:
-    """Make a class known to the layer graph, with its current methods.
+    """Register a module class, with its current methods, as known to the layer graph.
 
     Args:
         kind: the exact class; subclasses stay unknown.
@@ -108,13 +108,13 @@ def register_class(
 
 
 def register_parametrization(kind: type[nn.Module]) -> None:
-    """Make a parametrization known that changes only weights, such as LoRA's; backends read the resulting weights."""
+    """Register a parametrization that changes only weights, such as LoRA's; backends read the resulting weights."""
     _PARAMETRIZATIONS.add(kind)
     register_class(kind, children=None, tensors=None)
 
 
 def register_wrapper(mixin: type, hooks_from: str) -> None:
-    """Make a wrapper known that replaces a module's class by a subclass `(mixin, class)`, as PyTorch's FSDP does.
+    """Register a wrapper that replaces a module's class by a subclass `(mixin, class)`, as PyTorch's FSDP does.
 
     Args:
         mixin: the first base of the subclasses that the wrapper creates.
@@ -194,7 +194,7 @@ register_class(
 
 
 def global_change() -> str | None:
-    """Return a change that affects all modules of the process, as a clause; None: there is none.
+    """Describe, as a clause, a change that affects all modules of the process, such as a global hook; None: no change.
 
     This cheap check runs at every batch; `replaced_method` runs only when a module is described.
     """
@@ -207,7 +207,7 @@ def global_change() -> str | None:
 
 
 def replaced_method() -> str | None:
-    """Return a method of a known class that was replaced, as a clause; None: there is none."""
+    """Describe, as a clause, a method of a known class that was replaced; None: no method was."""
     for kind, name, method in _OTHER_METHODS:
         if getattr(kind, name, None) is not method:
             return f"{kind.__name__}.{name} was replaced"
@@ -215,7 +215,7 @@ def replaced_method() -> str | None:
 
 
 def check_module(path: str, module: nn.Module) -> Iterator[Fact]:
-    """Check that a module is of a known class and unchanged, and yield its wrapper and parametrizations as facts.
+    """Check that a module's class is known and unchanged, and yield its wrapper and parametrizations as facts.
 
     Raises:
         UnknownError: the module's class is unknown, or something was added to the module.

@@ -70,7 +70,7 @@ class Linear(NamedTuple):
 
 
 class Attend(NamedTuple):
-    """Multi-head attention between its input and output projections."""
+    """The attention operation of a multi-head attention module, without the projections before and after it."""
 
     module: MultiHeadAttention
     score: str
@@ -115,7 +115,7 @@ class Sublayer(NamedTuple):
 
     @property
     def norms(self) -> list[Norm]:
-        """The normalizations of the sub-layer: one, or two in a sandwich."""
+        """The normalizations of the sub-layer: one, or two if norms surround the sub-layer (sandwich norm)."""
         return [operation for operation in self.operations if isinstance(operation, Norm)]
 
     @property
@@ -135,7 +135,7 @@ class Sublayer(NamedTuple):
 
 
 class LayerGraph(NamedTuple):
-    """An encoder layer, a decoder layer, or a layer of a decoder alone."""
+    """The operations and properties of an encoder layer, a decoder layer, or a layer of a decoder-only model."""
 
     sublayers: tuple[Sublayer, ...]
     facts: tuple[Fact, ...]
@@ -143,7 +143,7 @@ class LayerGraph(NamedTuple):
 
 
 class ModelGraph(NamedTuple):
-    """A whole model."""
+    """The layers and properties of a whole model, which backends check before they compute it."""
 
     layers: Mapping[str, LayerGraph]
     """The layers by dotted name, such as `decoder_layers.0`; empty for a recurrent model."""
@@ -196,7 +196,7 @@ SETTINGS = frozenset(
 
 
 def unknown_settings(config: ModelConfig) -> list[str]:
-    """Return the names of settings that differ from their default although descriptions do not cover them."""
+    """Return the names of settings that have non-default values and are not part of the layer graph."""
     return [name for name in config.changed() if name not in SETTINGS]
 
 
@@ -254,7 +254,7 @@ class Description:
     """
 
     def __init__(self, module: nn.Module, change: str | None) -> None:
-        """Describe a module; `change` is the result of `global_change`, which makes every module unsupported."""
+        """Describe a module, or mark it as unsupported for the reason `change`, a result of `global_change`."""
         self.global_change = change
         readings: list[_Reading] = []
         self.graph = _describe(module, readings) if change is None else Unsupported(change)
@@ -391,7 +391,7 @@ class _Describer:
             raise UnknownError(f"{path} has the {quantity} {actual}, but `model.{setting}` is {expected}")
 
     def kind(self, path: str, module: nn.Module, *kinds: type[nn.Module]) -> type[nn.Module]:
-        """Return which of the given reference classes a module computes."""
+        """Return the one of these reference classes whose function a module computes."""
         kind = _computed_class(module)
         if kind not in kinds:
             raise UnknownError(f"{path} is of class {type(module).__name__}")
@@ -419,7 +419,7 @@ class _Describer:
         return ModelGraph(layers, (*facts, *(fact for layer in layers.values() for fact in layer.facts)))
 
     def around(self, model: nn.Module, prefix: str, name: str) -> list[Fact]:
-        """Return the facts about the embedding called `name`, and the positions and final norm of its stack."""
+        """Return the properties of the embedding called `name`, and of the positions and final norm of its stack."""
         assert self.config is not None
         embedding, stack, final = (getattr(model, each) for each in (name, f"{prefix}positions", f"{prefix}norm"))
         in_attention = self.stack_positions(f"{prefix}positions", stack)
@@ -444,7 +444,7 @@ class _Describer:
         return self.config is not None and self.config.has_final_norm
 
     def embedding(self, path: str, module: Any) -> str:
-        """Return the name of the positions that an embedding adds."""
+        """Return the name of the position encoding that an embedding module adds."""
         self.kind(path, module, Embedding)
         if self.config is not None:
             scale = math.sqrt(self.config.d_model) if self.config.scale_embeddings else 1.0
@@ -455,7 +455,7 @@ class _Describer:
         return name
 
     def stack_positions(self, path: str, module: Any) -> str:
-        """Return the name of the positions that act in the self-attention of a stack."""
+        """Return the name of the position encoding that acts in a stack's self-attention, such as rotary."""
         self.kind(path, module, StackPositions)
         if self.config is not None and self.get(module, "radius") != self.config.attention_window:
             raise UnknownError(f"{path} has another window than `model.attention_window`")
@@ -548,7 +548,7 @@ class _Describer:
         return [*before, attend, self.linear(f"{path}.output", module.output, heads * d_v, None)]
 
     def score(self, path: str, score: Any) -> tuple[str, bool, float | None]:
-        """Return the name, `is_hard` and scale of an attention's score, as `Attend` has them."""
+        """Return an attention's score function, whether attention is hard, and the scale, as `Attend` stores them."""
         if score is None:
             self.must_be(path, "score", "scaled", "attention_score")
             if self.config is not None and (self.config.attention_kind, self.config.attention_scale) != ("soft", None):

@@ -45,7 +45,7 @@ class Residual(Component):
 
 
 class EncoderLayer(Component):
-    """Self-attention, then the feed-forward network; with a look-ahead mask, a layer of a decoder without memory."""
+    """An encoder layer, self-attention and feed-forward; with a look-ahead mask, a layer of a decoder-only model."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class DecoderLayer(Component):
 
 
 class StackPositions(nn.Module):
-    """The mask and the positions that act on the self-attention of all layers of a stack.
+    """A module that makes the mask and the position encodings for the self-attention of all layers of a stack.
 
     It holds the bias by distance, which the layers share.
     """
@@ -166,7 +166,7 @@ class StackPositions(nn.Module):
         positions: Tensor | None = None,
         cache: DecoderCache | None = None,
     ) -> tuple[AttentionMask | Window | None, PositionEffect]:
-        """Return the mask and the position effect for one pass through the stack; they are the same in each layer.
+        """Return the attention mask and the position encodings for one pass through the stack, the same for each layer.
 
         Args:
             x: the embedded inputs, (B, T, D).
@@ -208,7 +208,7 @@ def _rotary(config: ModelConfig) -> RotaryPositions:
 
 
 def _narrow(mask: AttentionMask | None, near: AttentionMask) -> tuple[AttentionMask, int]:
-    """Combine two masks from the first key that any query is near to, and return that key's index too."""
+    """Combine two masks, without the first keys if no query's window reaches them; return the first key's index too."""
     reached = near.allowed.flatten(0, 2).any(dim=0)  # (L,)
     first = int(reached.to(torch.int8).argmax())
     allowed = near.allowed[..., first:]
@@ -224,10 +224,10 @@ def _with_bias(mask: AttentionMask | None, bias: Tensor) -> AttentionMask:
 
 
 def build_layers(make: Callable[[ModelConfig], nn.Module], config: ModelConfig, count: int) -> nn.ModuleList:
-    """Build the layers of a stack: `count` layers, or a single one if the configuration shares it."""
+    """Build the layers of a stack: `count` layers, or one that is used for all if the configuration shares layers."""
     return nn.ModuleList(make(config) for _ in range(1 if config.share_layers else count))
 
 
 def each_layer(layers: nn.ModuleList, count: int) -> Iterator[nn.Module]:
-    """Yield the layers in the order in which they are computed."""
+    """Yield the layers of all stacks in the order in which they are computed."""
     return islice(cycle(layers), count)

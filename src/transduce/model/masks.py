@@ -148,7 +148,7 @@ def window_mask(query_positions: Tensor, key_positions: Tensor, radius: int) -> 
 
 
 def band_mask(block: int, radius: int, present: Tensor, *, causal: bool) -> AttentionMask:
-    """Return the window mask of a sequence that is cut into blocks, each of which sees itself and its neighbors.
+    """Return the window mask of a sequence cut into blocks, each of which attends to itself and its neighbors.
 
     Args:
         block: b, queries of a block; at least the radius.
@@ -198,7 +198,7 @@ class Packing(NamedTuple):
 
 
 class PackedMask(NamedTuple):
-    """A mask by which each query attends to the keys of its own sentence, and if `causal` to none that follow it."""
+    """A mask for packed batches: each query attends to its own sentence's keys, and if `causal` to no later ones."""
 
     queries: Packing
     keys: Packing
@@ -206,7 +206,7 @@ class PackedMask(NamedTuple):
 
 
 class PackedBatch(NamedTuple):
-    """Pairs of sentences in one packed batch."""
+    """A batch of sentence pairs without padding: each side's sentences are concatenated into one sequence."""
 
     source: Tensor
     """Token ids, int64, (1, M)."""

@@ -51,7 +51,7 @@ class BatchNorm(nn.Module):
         return self
 
     def forward(self, x: Tensor, present: Tensor | None = None) -> Tensor:
-        """Normalize (B, T, D); `present`, (B, T), marks the positions that count in training (None: all)."""
+        """Normalize (B, T, D); `present`, (B, T), marks the positions that training statistics include (None: all)."""
         if self.training:
             rows = (x.flatten(0, -2) if present is None else x[present]).float()  # (N, D)
             mean, variance = rows.mean(dim=0), rows.var(dim=0, correction=0)
@@ -105,5 +105,5 @@ def build_final_norm(config: ModelConfig) -> nn.Module:
 
 
 def normalize(norm: nn.Module, x: Tensor, present: Tensor | None) -> Tensor:
-    """Apply any norm to (B, T, D), and pass the positions that count, (B, T), if it is a BatchNorm."""
+    """Apply any norm to (B, T, D); BatchNorm also receives the mask (B, T) of positions that its statistics include."""
     return norm(x, present) if isinstance(norm, BatchNorm) else norm(x)  # type: ignore[no-any-return]

@@ -42,7 +42,7 @@ def sinusoids(length: int, d_model: int, *, interleaved: bool = False, to_end: b
 
 
 def interleaving(d_model: int) -> Tensor:
-    """Return the permutation from sines-then-cosines to the paper's layout.
+    """Return the permutation of dimensions from [sines, cosines] to the paper's alternating order.
 
     ``interleaved = halves[:, permutation]``
     """
@@ -51,7 +51,7 @@ def interleaving(d_model: int) -> Tensor:
 
 
 class SinusoidalPositions(nn.Module):
-    """A module that adds sinusoids to embeddings; its table grows when a longer sequence comes."""
+    """A module that adds sinusoids to embeddings; its table is extended for longer sequences."""
 
     table: Tensor
 
@@ -69,7 +69,7 @@ class SinusoidalPositions(nn.Module):
         return x + (table[first : first + x.shape[1]] if positions is None else table[positions + first])
 
     def until(self, needed: int, like: Tensor) -> Tensor:
-        """Return a table of at least `needed` rows, with the device and dtype of `like`."""
+        """Return a table of sinusoids with at least `needed` rows, with the device and dtype of `like`."""
         table = self.table  # one read, because another thread may replace the table
         if needed > len(table) or table.dtype != like.dtype or table.device != like.device:
             rows = max(needed, 2 * len(table), 256)
@@ -78,7 +78,7 @@ class SinusoidalPositions(nn.Module):
 
 
 def _end(x: Tensor, positions: Tensor | None, end: int | None) -> int:
-    """Return an upper bound of all positions. Without `end`, a GPU has to be waited for."""
+    """Return an upper bound of all positions; without `end`, it is read from the GPU, which stalls the CPU."""
     if positions is None:
         return x.shape[1]
     return int(positions.max()) + 1 if end is None else end
@@ -170,7 +170,7 @@ NO_POSITION_EFFECT = PositionEffect()
 
 
 class RotaryPositions(nn.Module):
-    """A module that makes rotary embeddings; its table of cosines and sines grows when a longer sequence comes."""
+    """A module that makes rotary embeddings; its table of cosines and sines is extended for longer sequences."""
 
     table: Tensor
 

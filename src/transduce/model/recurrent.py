@@ -45,7 +45,7 @@ class RecurrentCache:
         self.width = parents.shape[1]
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep these sentences, in this order."""
+        """Keep only the sentences at these rows, in this order, and remove the others from the batch."""
         hypotheses = torch.arange(self.width, device=rows.device)
         self._select_rows((rows[:, None] * self.width + hypotheses).flatten())
         self.context = None if self.context is None else self.context.index_select(0, rows)
@@ -96,7 +96,7 @@ class Recurrent(VocabularyModel):
         return self.decode(target_input_ids, memory, memory_mask)
 
     def free_running(self, source_ids: Tensor, length: int) -> Tensor:
-        """Return the input of `project`, (B, length, D), for a decoder that reads its own best tokens."""
+        """Return the input of `project`, (B, length, D), for a decoder whose inputs are its own best tokens."""
         memory, memory_mask = self.encode(source_ids)
         cache, outputs = self.new_cache(), list[Tensor]()
         tokens = torch.full_like(source_ids[:, :1], self.config.start_id)
@@ -150,7 +150,7 @@ class Recurrent(VocabularyModel):
         return self._run(x, memory, memory_mask, cache, trace).view(*tokens.shape, -1)
 
     def _started(self, cache: RecurrentCache, memory: Tensor, mask: AttentionMask) -> RecurrentCache:
-        """Return the cache, filled with the state before the first step if it is empty."""
+        """Return the cache; if it is empty, store the decoder's initial state in it first."""
         if cache.layers:
             return cache
         summary = self._summary(memory, mask)
@@ -217,7 +217,7 @@ class Recurrent(VocabularyModel):
     def _attend_to_memory(
         self, states: Tensor, memory: Tensor, mask: AttentionMask, cache: RecurrentCache, trace: AttentionTrace | None
     ) -> Tensor:
-        """Return what states (N, T, D) find in the memory of their sentence, (N, T, D)."""
+        """Return the result of attention from decoder states (N, T, D) to their sentence's memory, (N, T, D)."""
         if self.memory_attention is None or cache.keys is None:
             raise ValueError("there is no attention to the memory")
         rows = states.unflatten(0, (-1, cache.width)).flatten(1, 2)  # (B, W × T, D)
@@ -227,7 +227,7 @@ class Recurrent(VocabularyModel):
 
 
 def _join(steps: AttentionTrace, trace: AttentionTrace, *, calls: int, width: int) -> None:
-    """Append the weights of several calls, each through all layers, to a trace as if there had been one call."""
+    """Append the attention weights of several calls through all layers to a trace, as those of a single call."""
     for of_calls, whole in ((steps.decoder, trace.decoder), (steps.memory, trace.memory)):
         layers = len(of_calls) // calls
         joined = [join_step_weights(of_calls[layer::layers]) for layer in range(layers)]
@@ -240,7 +240,7 @@ class RecurrentState(DecodingState):
     """A decoding state whose hypotheses are rows of the cells' states, which are copied when hypotheses branch."""
 
     def __init__(self, model: Recurrent, source_ids: Tensor) -> None:
-        """Encode source_ids (B, S)."""
+        """Create a decoding state: encode the source ids (B, S)."""
         self.model = model
         self.memory, self.memory_mask = model.encode(source_ids)
         self.cache = model.new_cache()

@@ -45,7 +45,7 @@ class MemoryAttention(nn.Module):
         mask: AttentionMask,
         weights_out: list[Tensor] | None = None,
     ) -> Tensor:
-        """Attend from states (B, Q, D) to the memory (B, S, D): returns (B, Q, D); the weights are (B, 1, Q, S)."""
+        """Compute attention of states (B, Q, D) to the memory (B, S, D), (B, Q, D); the weights are (B, 1, Q, S)."""
         compute: Attend = attend if self.score is None else self.score
         query = self.query(states)[:, None]  # (B, 1, Q, D)
         found = compute(
@@ -115,7 +115,7 @@ class CellState(NamedTuple):
     """The average of past states that the last step started from, (N, D)."""
 
     def select(self, rows: Tensor) -> "CellState":
-        """Return these rows, in this order."""
+        """Return the states at these rows, in this order."""
         cell, past, average = (None if part is None else part.index_select(0, rows) for part in self[1:])
         return CellState(self.hidden.index_select(0, rows), cell, past, average)
 
@@ -127,7 +127,7 @@ def build_cells(config: ModelConfig, input_width: int, width: int) -> nn.LSTM | 
 
 
 class RecurrentEncoderLayer(nn.Module):
-    """A recurrent layer that reads the source; if it is bidirectional, half of its cells read it from the end."""
+    """A recurrent encoder layer; if it is bidirectional, half of its cells read the source backward."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ def reversal_permutation(present: Tensor) -> Tensor:
 
 
 class RecurrentDecoderLayer(nn.Module):
-    """A recurrent layer that writes the target, step by step or, if no step depends on its output, in one call."""
+    """A recurrent decoder layer, which computes one step, or all steps at once under teacher forcing if possible."""
 
     def __init__(self, config: ModelConfig, input_width: int) -> None:
         super().__init__()
@@ -212,5 +212,5 @@ class RecurrentDecoderLayer(nn.Module):
 
 
 def _entry_of_past(hidden: Tensor, cell: Tensor | None) -> Tensor:
-    """Return one entry of the past, (N, 1, D or 2 D)."""
+    """Return a step's hidden state, joined with its cell state if it has one, as a cache entry (N, 1, D or 2 D)."""
     return (hidden if cell is None else torch.cat([hidden, cell], dim=-1))[:, None]

@@ -22,7 +22,7 @@ _LOG_DEVIATIONS = (-7.0, 7.0)
 
 
 class SeriesPrediction(NamedTuple):
-    """A prediction of the next value of each number."""
+    """A predicted distribution of the next value of each series at each time step."""
 
     means: Tensor
     """(B, T, C)."""
@@ -31,7 +31,7 @@ class SeriesPrediction(NamedTuple):
 
 
 class ValueEmbedding(Embedding):
-    """The step from numbers (B, T, C) to vectors (B, T, D): a linear map, then positions and dropout."""
+    """An embedding of numbers (B, T, C) as vectors (B, T, D): a linear map, then positions and dropout."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -43,7 +43,7 @@ class ValueEmbedding(Embedding):
 
 
 class SeriesTransformer(EncoderDecoderLayers):
-    """An encoder over the past and a decoder over what follows; position S of the decoder follows S - 1 of the encoder.
+    """An encoder of past values and a decoder of future values; decoder position S follows encoder position S - 1.
 
     The caller normalizes the numbers. The decoder's first input is the last number of the past, and each further input
     is the number before the one to predict.

@@ -24,12 +24,12 @@ from transduce.model.norms import build_final_norm, normalize
 
 
 class EncoderDecoderLayers(nn.Module):
-    """The two stacks of layers, for a module that adds embeddings and an output."""
+    """A base class with the encoder's and decoder's layers; subclasses add embeddings and an output projection."""
 
     config: ModelConfig
 
     def add_layers(self, config: ModelConfig) -> None:
-        """Create the layers; a subclass calls this once, when it creates its parameters."""
+        """Create the layers; a subclass calls this method once in its constructor."""
         self.encoder_positions = StackPositions(config, causal=False)
         self.decoder_positions = StackPositions(config, causal=True)
         self.encoder_layers = build_layers(EncoderLayer, config, config.num_encoder_layers)
@@ -45,7 +45,7 @@ class EncoderDecoderLayers(nn.Module):
         present: Tensor | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Return the encoder's last layer, (B, S, D) to (B, S, D); `mask` hides padding, if there is any."""
+        """Return the encoder's output for embedded inputs, (B, S, D) to (B, S, D); `mask` hides padding, if any."""
         self_mask, position_effect = self.encoder_positions(x, mask)
         weights_out = None if trace is None else trace.encoder
         for layer in each_layer(self.encoder_layers, self.config.num_encoder_layers):
@@ -93,10 +93,10 @@ class EncoderDecoderLayers(nn.Module):
 
 
 class DecodingState(Protocol):
-    """A batch of sentences in the middle of decoding."""
+    """The state of a batch of sentences between two decoding steps."""
 
     def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
-        """Return the last layer after each hypothesis' newest token, (B, W) to (B, W, D), for `project`.
+        """Return the last layer's output after each hypothesis' newest token, (B, W) to (B, W, D), for `project`.
 
         At the first step there is one hypothesis for each sentence, and its token is the start symbol.
         """
@@ -105,19 +105,19 @@ class DecodingState(Protocol):
         """Replace hypothesis w of sentence b by hypothesis parents[b, w]; (B, W)."""
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep these sentences, in this order; the others leave the batch."""
+        """Keep only the sentences at these rows, in this order, and remove the others from the batch."""
 
 
 class Ancestry:
-    """The cached positions that belong to the past of each hypothesis."""
+    """A record of which cached positions belong to the past of each beam hypothesis."""
 
     def __init__(self, present: Tensor) -> None:
-        """Start with one hypothesis for each sentence, and with the cached positions that exist, (B, L)."""
+        """Create the ancestry of one hypothesis per sentence; `present` (B, L) marks the existing cached positions."""
         self.ancestors = present[:, None]  # (B, W, L)
         self.sees_all = present.shape[1] == 0  # True while every hypothesis descends from all cached positions
 
     def extend(self, width: int) -> AttentionMask | None:
-        """Add one position for each of W hypotheses, and return the mask of all positions (None: nothing is hidden)."""
+        """Append a cached position per hypothesis (W); return the attention mask, or None if no position is hidden."""
         batch = len(self.ancestors)
         self.sees_all = self.sees_all and width == 1
         itself = torch.eye(width, dtype=torch.bool, device=self.ancestors.device).expand(batch, width, width)
@@ -129,7 +129,7 @@ class Ancestry:
         self.ancestors = self.ancestors.gather(1, parents[..., None].expand(-1, -1, self.ancestors.shape[2]))
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep these sentences, in this order."""
+        """Keep only the sentences at these rows, in this order, and remove the others from the batch."""
         self.ancestors = self.ancestors.index_select(0, rows)
 
 
@@ -151,17 +151,17 @@ class MemoryDecoder(Protocol):
         cache: DecoderCache | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Return the decoder's last layer, (B, T, D)."""
+        """Return the output of the decoder's last layer, (B, T, D)."""
 
     def new_cache(self) -> DecoderCache:
-        """Return an empty cache."""
+        """Return an empty KV cache."""
 
 
 class MemoryState(DecodingState):
     """The decoding state of an encoder and decoder with attention."""
 
     def __init__(self, model: MemoryDecoder, source_ids: Tensor) -> None:
-        """Encode source_ids (B, S)."""
+        """Create a decoding state: encode the source ids (B, S)."""
         self.model = model
         self.memory, self.memory_mask = model.encode(source_ids)
         self.cache = model.new_cache()
@@ -200,7 +200,7 @@ class MemoryState(DecodingState):
 
 
 class Transformer(VocabularyModel, EncoderDecoderLayers):
-    """An encoder and a decoder with the methods `encode`, `decode` and `project`, without text or training."""
+    """An encoder-decoder Transformer: the methods `encode`, `decode` and `project` on tensors of token ids."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -231,7 +231,7 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
             return self.project(self.hidden(source_ids, target_input_ids))
 
     def hidden(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
-        """Return the decoder's last layer, (B, T, D), before the projection to the vocabulary."""
+        """Return the output of the decoder's last layer, (B, T, D), before the projection to the vocabulary."""
         memory, memory_mask = self.encode(source_ids)
         return self.decode(target_input_ids, memory, memory_mask)
 
@@ -286,7 +286,7 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
 
 @contextmanager
 def checked_ids(config: ModelConfig, source_ids: Tensor, target_input_ids: Tensor) -> Iterator[None]:
-    """Check the arguments of `forward`; ids are compared with the vocabulary only after a lookup has failed.
+    """Check the type and shape of `forward`'s arguments; ids outside the vocabulary are reported if a lookup fails.
 
     Raises:
         TransduceError: an id is not in the vocabulary, or there are more rows of one kind than of the other.

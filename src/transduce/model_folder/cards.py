@@ -55,7 +55,7 @@ def find_task_card(folder: Path) -> TaskCard | None:
 
 
 def refuse_parsers(folders: Sequence[Path]) -> None:
-    """Refuse folders of parsers where a translator is expected.
+    """Refuse the folder of a parser where a translator is expected.
 
     Raises:
         TransduceError: a folder holds a parser.
@@ -100,7 +100,7 @@ SERIES_CARD = "series.json"
 
 
 class SeriesCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A description of the series: their scale, and the lengths of history and forecast."""
+    """The metadata of a forecasting model: the scale of its series, and the lengths of history and forecast."""
 
     columns: tuple[str, ...]
     """Names of the series, in the model's order."""

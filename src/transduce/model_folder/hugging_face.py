@@ -96,7 +96,7 @@ def read_hugging_face_folder(folder: Path) -> HuggingFaceFolder:
 
 
 class HuggingFaceHeads(NamedTuple):
-    """The tasks of a Hugging Face encoder, from its weights and configuration."""
+    """The output heads of a Hugging Face encoder, by its weights and configuration."""
 
     masked_language: bool
     """True if the model predicts masked tokens."""
@@ -206,7 +206,7 @@ def _model_ids(config: Mapping[str, Any], generation: Mapping[str, Any], model_t
 
 
 def _ends(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return all end-of-text token ids, the main one first."""
+    """Return all end-of-text token ids in a folder's configuration, the main one first."""
     value = config.get("eos_token_id")
     listed = value if isinstance(value, list) else [value]
     return tuple(dict.fromkeys(id for id in listed if isinstance(id, int) and not isinstance(id, bool)))

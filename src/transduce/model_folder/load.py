@@ -194,7 +194,7 @@ def check_vocabularies(folders: Sequence[Path], contents: Sequence[ModelFolder[E
 
 
 def summary(name: str, model: AnyModel, *parts: str) -> str:
-    """Return a summary such as `Translator(zh → en, transformer, 6 + 6 layers × 512, fp32, cpu)`.
+    """Return a one-line summary such as `Translator(zh → en, transformer, 6 + 6 layers × 512, fp32, cpu)`.
 
     Args:
         name: name of the class.

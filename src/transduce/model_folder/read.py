@@ -227,7 +227,7 @@ def _read_model(folder: Path, config: ModelConfig, build: Callable[[ModelConfig]
 
 
 def _read_foreign(folder: Path) -> ModelFolder[Model]:
-    """Read a Hugging Face folder directly."""
+    """Read a Hugging Face folder that transduce did not write."""
     foreign = read_hugging_face_folder(folder)
     model = _empty_model(folder, foreign.model.config, build_model)
     model.load_state_dict(foreign.model.weights, assign=True)
@@ -365,7 +365,7 @@ def _some(names: list[str]) -> str:
 
 
 def _restore(path: Path, location: Place, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-    """Return a parameter or buffer of the model, joined from the rows of its stored parts.
+    """Return a parameter or buffer of the model, joined from its stored parts.
 
     Floating-point numbers come back as float32; others, such as a buffer of indices, with the model's `dtype`.
     """

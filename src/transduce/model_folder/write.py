@@ -55,7 +55,7 @@ def has_original_tokenizer(folder: Path) -> bool:
 
 
 def read_original_tokenizer(folder: Path, languages: tuple[str | None, str | None]) -> dict[str, bytes]:
-    """Read a Hugging Face tokenizer's files, and generation_config.json, by name.
+    """Read the files of a Hugging Face tokenizer, and generation_config.json, as bytes by name.
 
     Args:
         folder: the folder with the files.

@@ -80,7 +80,7 @@ class BeamSearch:
         selection: Selection | None = None,
         coverage: Coverage | None = None,
     ) -> None:
-        """Start with one hypothesis per sentence, which contains only the start symbol.
+        """Create a search with one hypothesis per sentence, which contains only the start symbol.
 
         Args:
             scorer: the model, at the start of a batch of N sentences.
@@ -116,7 +116,7 @@ class BeamSearch:
         self.finished: list[list[list[Hypothesis]]] = [[[] for _ in range(beam.groups)] for _ in range(sentences)]
 
     def advance(self, steps: int = 1) -> None:  # noqa: ARG002
-        """Take one step: extend each live hypothesis by each token, collect those that end, keep the W best others."""
+        """Run one step: extend each live hypothesis by each token, collect ended ones, and keep the W best others."""
         logits = self.scorer.step(self.newest).float()
         normalizer = log_sum_exp(logits) if self.rules else None
         for rule in self.rules:
@@ -145,7 +145,7 @@ class BeamSearch:
         return self.tokens.shape[-1]
 
     def abandon(self, sentences: Collection[int]) -> None:
-        """Remove sentences from the batch and finish their live hypotheses as they are."""
+        """Remove sentences from the batch, and count their unfinished live hypotheses as results."""
         staying = []
         for row, sentence in enumerate(self.sentences):
             if sentence in sentences:
@@ -180,7 +180,7 @@ class BeamSearch:
         return sorted(taken.values(), key=_rank)
 
     def _continue_with(self, live: Candidates) -> None:
-        """Make the selected candidates the live hypotheses."""
+        """Replace the live hypotheses by the selected candidates, in the beam and in the scorer's caches."""
         self.newest, self.scores = live.tokens, live.totals
         self.tokens = _extend(self.tokens, live.parents, live.tokens)
         self.log_probabilities = _extend(self.log_probabilities, live.parents, live.token_scores)
@@ -213,7 +213,7 @@ class BeamSearch:
         return exist & (scores > self.thresholds - _ROUNDING)  # rounding here differs from that of the score
 
     def _finish_live(self, row: int) -> None:
-        """Add the live hypotheses of a sentence that is cut off to its finished ones."""
+        """Add the live hypotheses of a sentence at its maximum length to its finished hypotheses."""
         for beam in range(self.scores.shape[1]):
             if float(self.scores[row, beam]) > IMPOSSIBLE:
                 history = (self.tokens[row, beam].tolist(), self.log_probabilities[row, beam].tolist())
@@ -231,7 +231,7 @@ class BeamSearch:
             self._thresholds[row][group] = finished[self.beam.n_best - 1].score
 
     def _undecided(self) -> list[int]:
-        """Return the rows in which a live hypothesis can still be among the n best.
+        """Return the rows of sentences in which a live hypothesis can still enter the n best.
 
         Log-probabilities only fall, and coverage penalties are never positive. So a live hypothesis ends with at most
         its current sum divided by the largest length penalty it can reach.
@@ -249,7 +249,7 @@ class BeamSearch:
         self._keep_sentences([row for row in undecided if not full[row]])
 
     def _keep_sentences(self, staying: list[int]) -> None:
-        """Keep only the given rows of the batch."""
+        """Remove all sentences from the batch except those at the given rows."""
         if len(staying) == len(self.rows):
             return
         rows = torch.tensor(staying, dtype=torch.int64, device=self.rows.device)

@@ -30,7 +30,7 @@ class Edges(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """The progress of a hypothesis through its phrases."""
+    """The phrases that a hypothesis has not yet produced, and the phrase that it has begun."""
 
     unmet: frozenset[int]
     """The numbers of the phrases that the hypothesis does not contain yet."""
@@ -51,7 +51,7 @@ class PhraseMatcher:
         self._missing: dict[Progress, int] = {}
 
     def next(self, progress: Progress, token: int) -> Progress:
-        """Return the progress after one more token."""
+        """Return a hypothesis' progress through the phrases after one more token."""
         cached = self._next.get((progress, token))
         if cached is None:
             cached = self._next[progress, token] = self._follow(progress, token)
@@ -107,9 +107,10 @@ class _Option(NamedTuple):
 
 
 class ConstrainedSelection(Selection):
-    """A selection that keeps hypotheses of every stage for sentences with phrases, and the best for the others.
+    """A selection that keeps the best hypotheses for each number of phrase tokens still missing (grid beam search).
 
-    The beam must have a slot for every stage: one more than a sentence's phrases have tokens.
+    Sentences without phrases get the plain selection. The beam must have a slot for every number of missing tokens: one
+    more than a sentence's phrases have tokens.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class ConstrainedSelection(Selection):
         eos_id: int,
         edges: Edges | None = None,
     ) -> None:
-        """Prepare the phrases and the maximum length in tokens, including the end symbol, of N sentences."""
+        """Create a selection for N sentences from their phrases and their maximum lengths, including the end symbol."""
         self.matchers = {
             sentence: PhraseMatcher(sentence_phrases, edges)
             for sentence, sentence_phrases in enumerate(phrases)
@@ -134,7 +135,7 @@ class ConstrainedSelection(Selection):
         self.plain = BestSelection(beam_size=beam_size, eos_id=eos_id)
 
     def select(self, step: Step) -> Choice:
-        """Select the best continuations of each stage."""
+        """Select the best continuations for each number of phrase tokens that are still missing."""
         choice = self.plain.select(step)
         for row, sentence in enumerate(step.rows.tolist()):
             if sentence in self.matchers:
@@ -174,7 +175,7 @@ class ConstrainedSelection(Selection):
         return score_candidates(step, parents, tokens)
 
     def _options(self, candidates: Candidates, sentence: int, length: int) -> Iterator[_Option]:
-        """Yield the candidates after which all phrases and the end symbol still fit."""
+        """Yield the candidates that leave enough tokens for all missing phrases and the end symbol."""
         matcher, remaining = self.matchers[sentence], self.max_lengths[sentence] - length
         rows = zip(*(values[0].tolist() for values in candidates), strict=True)
         for column, (parent, token, _, total) in enumerate(rows):
@@ -208,12 +209,12 @@ def allocate(sizes: dict[int, int], *, slots: int, stages: int) -> dict[int, int
 
 
 def _one_row(choice: Choice, row: int) -> Choice:
-    """Return views of one row, so that writing to them changes the choice."""
+    """Return views of one sentence's row of a choice; writing to the views changes the choice."""
     return Choice(*(Candidates(*(values[row : row + 1] for values in each)) for each in choice))
 
 
 def _write(to: Candidates, candidates: Candidates, columns: list[int]) -> None:
-    """Write the selected columns of the candidates first, and make the remaining slots impossible."""
+    """Write the selected candidates to the first slots, and mark the remaining slots as impossible."""
     to.totals.fill_(IMPOSSIBLE)
     for source, target in zip(candidates, to, strict=True):
         target[0, : len(columns)] = source[0, columns]
@@ -304,7 +305,7 @@ class BalancedBrackets(Rule):
         return logits.masked_fill_(~(allowed | ended[..., None]), IMPOSSIBLE)
 
     def _spell(self, allowed: Tensor, words_written: Tensor, rows: Tensor) -> None:
-        """Allow only the next token of a word that is not complete yet, in `allowed` (B, W, V)."""
+        """Set `allowed` (B, W, V) so that an incomplete word can continue only with its next token."""
         device = allowed.device
         # Index of the current word, (B, W); impossible hypotheses that fill up a beam may exceed the last word.
         word_index = words_written.sum(-1).clamp(max=self.spelling.shape[1] - 1)

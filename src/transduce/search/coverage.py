@@ -14,7 +14,7 @@ _MIN_ATTENTION = 1e-6  # minimum attention, so that no hypothesis gets an infini
 
 
 class Coverage:
-    """The attention that each hypothesis has paid to each source token so far."""
+    """The sum over the steps of each hypothesis' attention to each source token."""
 
     def __init__(self, scorer: AttentiveScorer, beta: float) -> None:
         self.scorer = scorer
@@ -23,7 +23,7 @@ class Coverage:
         self._penalties: list[list[float]] | None = None  # computed from `sums` on demand
 
     def add_step(self) -> None:
-        """Add the attention of the newest step."""
+        """Add the newest step's attention weights to the sums over the steps."""
         newest = self.scorer.attention()
         self.sums = newest if self.sums is None else self.sums + newest
         self._penalties = None
@@ -35,7 +35,7 @@ class Coverage:
             self._penalties = None
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only these rows of the batch."""
+        """Keep only the sentences at these rows, and remove the others from the batch."""
         if self.sums is not None:
             self.sums = self.sums.index_select(0, rows)
             self._penalties = None

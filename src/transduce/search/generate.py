@@ -40,7 +40,7 @@ class LogProbabilities(Scorer):
 
 
 class GenerateSearch(BeamSearch):
-    """A beam search with the ranking and stopping rules of `generate`."""
+    """A beam search with the ranking and stopping rules of Hugging Face's `generate`."""
 
     def __init__(
         self,
@@ -53,13 +53,13 @@ class GenerateSearch(BeamSearch):
         selection: Selection | None = None,
         coverage: Coverage | None = None,
     ) -> None:
-        """Start a search with a scorer that returns log-probabilities; other arguments are as in `BeamSearch`."""
+        """Create a search with a scorer that returns log-probabilities; other arguments are as in `BeamSearch`."""
         super().__init__(scorer, bounds, beam, rules=rules, selection=selection, coverage=coverage)
         self.stop = settings.stop
         self._ended_now = [[0] * beam.groups for _ in self.rows]
 
     def _best(self, sentence: int, count: int) -> list[Hypothesis]:
-        """Return the best hypotheses of all groups, whether they ended or were cut."""
+        """Return the best hypotheses of all groups, whether they ended or reached the maximum length."""
         return sorted(super()._best(sentence, count), key=lambda hypothesis: -hypothesis.score)
 
     def _finish(self, row: int, beam: int, group: int, history: History, *, ended: bool) -> None:
@@ -84,7 +84,7 @@ class GenerateSearch(BeamSearch):
         super()._keep_sentences(staying)
 
     def _finish_live(self, row: int) -> None:
-        """Add the live hypotheses of a sentence that is cut off to its finished ones.
+        """Add the live hypotheses of a sentence at its maximum length to its finished hypotheses.
 
         They compete with those that ended in the same step: only the W best of both count.
         """

@@ -46,12 +46,12 @@ def greedy_search(
 
 
 def take_argmax(logits: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG001
-    """Return the best token of each hypothesis, (B, W)."""
+    """Return the most probable token of each hypothesis, (B, W)."""
     return argmax_token(logits)
 
 
 class GreedySearch:
-    """A search in which hypotheses grow together until each has ended or reached its maximum length."""
+    """A search that extends a fixed number of hypotheses, greedily or by sampling, until all have ended."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class GreedySearch:
         divisor: LengthPenalty = length_penalty,
         rules: Sequence[Rule] = (),
     ) -> None:
-        """Start `width` hypotheses per sentence; `alpha` of the length penalty affects only the reported score."""
+        """Create a search with `width` hypotheses per sentence; `alpha` of the length penalty affects only scores."""
         sentences, device = len(bounds.max_lengths), bounds.max_lengths.device
         self.scorer = scorer
         self.choose = choose
@@ -98,7 +98,7 @@ class GreedySearch:
         self._leave(self.ended.all(dim=-1) | (self.max_lengths <= self.tokens.shape[-1]))
 
     def _next(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each hypothesis's next token and its log-probability by the model alone, without the rules."""
+        """Return each hypothesis' next token, chosen under the rules, and its log-probability without them."""
         if not self.rules and self.choose is take_argmax:
             values, tokens, normalizer = top_tokens_and_log_sum_exp(logits, 1)  # (B, W, 1) each
             return tokens[..., 0], (values - normalizer)[..., 0]
@@ -114,7 +114,7 @@ class GreedySearch:
         return self.tokens.masked_fill(ended, self.eos_id)
 
     def abandon(self, sentences: Collection[int]) -> None:
-        """Remove sentences from the batch with their hypotheses as they are."""
+        """Remove sentences from the batch, and count their unfinished hypotheses as results."""
         if sentences:
             self._leave(torch.isin(self.rows, torch.tensor(list(sentences), device=self.rows.device)))
 
@@ -128,7 +128,7 @@ class GreedySearch:
         self.log_probabilities = torch.cat([self.log_probabilities, log_probabilities[..., None]], dim=-1)
 
     def _leave(self, leaving: Tensor) -> None:
-        """Remove finished sentences (B,) and store their hypotheses."""
+        """Remove the sentences that the mask `leaving` (B,) marks from the batch, and store their hypotheses."""
         if not bool(leaving.any()):
             return
         rows = leaving.nonzero().flatten()

@@ -16,7 +16,7 @@ _IMPOSSIBLE = float("-inf")
 
 
 class Rule(Protocol):
-    """An interface of objects that change the logits of one step."""
+    """An interface of objects that change the logits of a decoding step before selection."""
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
         """Return new or changed logits.
@@ -192,7 +192,7 @@ class Renormalize(Rule):
 
 
 def generate_rules(settings: GenerateSettings, max_lengths: Tensor, tags: Sequence[int] = ()) -> list[Rule]:
-    """Return the rules to apply after all others.
+    """Return the rules of `generate` that apply after all other rules.
 
     Args:
         settings: forced and forbidden tokens.

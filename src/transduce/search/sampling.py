@@ -45,7 +45,7 @@ def _seed(seed: int, index: int) -> int:
 
 
 def draw(logits: Tensor, uniform: Tensor, *, top_k: int = 0, top_p: float = 1.0) -> Tensor:
-    """Return the token at which the cumulative probability, most likely token first, exceeds a uniform random number.
+    """Return the token where the cumulative probability, in descending order, exceeds a uniform random number.
 
     Args:
         logits: (B, W, V).

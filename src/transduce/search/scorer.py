@@ -14,7 +14,7 @@ from typing_extensions import override
 
 
 class Scorer(Protocol):
-    """A model during the decoding of a batch, with its KV cache."""
+    """An interface to a model that scores next tokens during the decoding of a batch; it owns the KV cache."""
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return the scores of the next token of each hypothesis.
@@ -31,7 +31,7 @@ class Scorer(Protocol):
         """Replace hypothesis w of sentence b by its parent, hypothesis parents[b, w]; parents is (B, W)."""
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only these rows of the batch, as the other sentences are finished; rows are ascending, (B',)."""
+        """Remove all sentences except those at these ascending rows (B',) from the batch."""
 
 
 class AttentiveScorer(Protocol):
@@ -45,10 +45,10 @@ class AttentiveScorer(Protocol):
 
 
 class Observer(Protocol):
-    """A callback after each step, which can end the search for sentences after a timeout or a closed connection."""
+    """A callback after each step, which can abandon sentences, for example at a timeout or a closed connection."""
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Handle a step that leaves sentences to be decoded.
+        """Observe the hypotheses after a step, and return the sentences to abandon.
 
         Args:
             rows: the indices of the sentences that are still decoded, (B,).
@@ -133,7 +133,7 @@ class Search(Protocol):
         """Return the hypotheses for `Observer.after_step`, (B, W, t)."""
 
     def abandon(self, sentences: Collection[int]) -> None:
-        """Remove sentences from the batch with the hypotheses they have; indices of finished sentences are ignored."""
+        """Remove sentences from the batch with their current hypotheses; indices of finished sentences are ignored."""
 
     def results(self) -> list[list[Hypothesis]]:
         """Return the hypotheses of all finished sentences, best first; empty lists for the others."""

@@ -47,7 +47,7 @@ class Reductions(Protocol):
 
 
 class _Kernels:
-    """The kernels in use, shared by the whole process."""
+    """The global variable that holds the process's vocabulary kernels."""
 
     reductions: Reductions | None = None
 
@@ -59,7 +59,7 @@ def use_kernels(reductions: Reductions | None) -> Reductions | None:
 
 
 def kernels_for(logits: Tensor, count: int) -> Reductions | None:
-    """Return kernels for the `count` best of each row, or None if they do not support the logits or gain nothing."""
+    """Return kernels that find the `count` greatest logits of each row; None if unsupported or not faster."""
     kernels = _Kernels.reductions
     if kernels is None or logits.shape[-1] < max(_BLOCK, count):
         return None
@@ -104,7 +104,7 @@ def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _has_blocks(logits: Tensor, count: int) -> bool:
-    """Return whether working in blocks is faster."""
+    """Return whether finding the top tokens block by block is faster than over the whole vocabulary."""
     return logits.device.type == "cpu" and logits.shape[-1] >= max(_MIN_TOKENS, 4 * count * _BLOCK)
 
 
@@ -155,17 +155,17 @@ class Step:
         return self.cached_log_sum_exp
 
     def of_sentence(self, row: int) -> "Step":
-        """Return the step of one sentence."""
+        """Return this step's data for one sentence of the batch."""
         parts = (self.logits, self.scores, self.tokens, self.rows, self.normalizer)
         return Step(*(values[row : row + 1] for values in parts))
 
     def of_hypotheses(self, beams: slice) -> "Step":
-        """Return the step of some hypotheses of each sentence."""
+        """Return this step's data for a slice of each sentence's hypotheses."""
         return Step(self.logits[:, beams], self.scores[:, beams], self.tokens, self.rows, self.normalizer[:, beams])
 
 
 class Candidates(NamedTuple):
-    """Continuations of the hypotheses of each sentence; each tensor is (B, n)."""
+    """Candidate continuations of the hypotheses of each sentence; each tensor is (B, n)."""
 
     parents: Tensor
     """The index of the hypothesis that is continued."""
@@ -182,7 +182,7 @@ class Candidates(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The continuations that a selection keeps."""
+    """The candidates that continue as live hypotheses, and the candidates that end."""
 
     live: Candidates
     """Hypotheses that continue, (B, W)."""
@@ -205,7 +205,7 @@ class BestSelection(Selection):
         self.eos_id = eos_id
 
     def select(self, step: Step) -> Choice:
-        """Select the best continuations of all hypotheses."""
+        """Select the W best candidates over all hypotheses of each sentence, and those that end."""
         # At most W of 2 W candidates end, so at least W others remain.
         kernels = kernels_for(step.logits, 2 * self.beam_size)
         if kernels is not None:
@@ -288,7 +288,7 @@ def split(candidates: Candidates, eos_id: int, beam_size: int) -> Choice:
 
 
 def _fill(candidates: Candidates, count: int) -> Candidates:
-    """Pad candidates to `count` with impossible ones."""
+    """Pad candidates to `count` per sentence with candidates of impossible score."""
     missing = count - candidates.totals.shape[1]
     if missing <= 0:
         return candidates

@@ -93,7 +93,7 @@ class Batcher:
         return sum(job.started_at is None for job in self._queue)
 
     def room(self) -> int:
-        """Return how many further jobs the queue would accept now."""
+        """Return the number of further jobs that the queue would accept now."""
         with self._changed:
             return self._count_free_slots()
 
@@ -255,7 +255,7 @@ class Batcher:
             self._changed.notify_all()
 
     def give_up(self) -> None:
-        """Fail every unfinished job with a "shutting down" error, and accept no more jobs."""
+        """Fail every unfinished job with the error that the server is shutting down, and accept no more jobs."""
         with self._changed:
             self._closed = True
             for job in [*self._queue, *self._running]:
@@ -263,17 +263,17 @@ class Batcher:
 
 
 def width(job: Job) -> int:
-    """Return how many hypotheses of each of a job's sentences are decoded in one batch."""
+    """Return the number of beam hypotheses that a job's sentences use in a batch."""
     return job.search.beam_size if job.search.sampling is None else job.search.n_best
 
 
 def busy() -> RequestError:
-    """Return the error for a request that the queue has no free slot for."""
+    """Return the error for a request that finds no free slot in the queue."""
     return RequestError(503, "The server is busy: try again in a moment.", retry_after_seconds=1)
 
 
 def late() -> RequestError:
-    """Return the error for a request whose deadline has passed."""
+    """Return the error for a request that was not answered before its deadline."""
     return RequestError(504, "The translation exceeded its time limit: send less text, or try again later.")
 
 
@@ -360,7 +360,7 @@ class Workers:
         ]
 
     def start(self) -> None:
-        """Start the threads."""
+        """Start the decoding threads."""
         for thread in self._threads:
             thread.start()
 
@@ -385,7 +385,7 @@ class Workers:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Count this worker as decoding within a `with` block."""
+        """Count this thread as decoding during the body of `with`."""
         with self._lock:
             self._decoding += 1
         self._share_threads()
@@ -461,7 +461,7 @@ class Engine:
         self.workers.start()
 
     def check_room(self) -> None:
-        """Refuse a request before its body is read if the queue is full.
+        """Refuse a request, before its body is read, if the queue is full.
 
         Raises:
             RequestError: status 503, the queue is full.

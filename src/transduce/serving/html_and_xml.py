@@ -61,7 +61,7 @@ def tokens(document: str) -> Iterator[Token]:
 
 
 def _tag(match: re.Match[str], opaque: "_Opaque") -> Token:
-    """Return the token for a match of `_MARKUP`."""
+    """Return the token of the markup (tag, comment or other) that `_MARKUP` matched."""
     name = (match["name"] or "").lower()
     is_single = not name or _VOID.fullmatch(name) or _CLOSES_ITSELF.search(match["attributes"])
     is_inside = opaque.depth > 0
@@ -200,7 +200,7 @@ def _plan_block(
 
 
 class _Block(NamedTuple):
-    """A block as plain text with marks."""
+    """A block of a document as plain text, with the inline tags as marks at positions of the text."""
 
     before: str
     """White space before the text, as in the document."""
@@ -250,7 +250,7 @@ def _read_block(block: Sequence[Token]) -> _Block | None:
 
 
 def _trim(mark: Mark, text: str, bounds: Span) -> None:
-    """Strip white space from the edges of a mark, and clip the marks nested in it."""
+    """Move the edges of a mark past white space, and clip the marks nested in it accordingly."""
     start, end = (min(max(edge, bounds.start), bounds.end) for edge in (mark.start, mark.end))
     inner = text[start:end]
     mark.start, mark.end = start + len(inner) - len(inner.lstrip()), end - len(inner) + len(inner.rstrip())
@@ -288,7 +288,7 @@ def _render(mark: Mark, source: str, part: Span, text: str, spans_by_mark: Mappi
 
 
 def _place_wordless(mark: Mark, number: int, source: str, part: Span, text: str, spans: Mapping[int, Span]) -> Span:
-    """Return where in the translation to put an element without words.
+    """Return the position in the translation of an inline element that contains no words, such as an image.
 
     It goes around the same signs if they occur once, else next to the neighbor or edge that it touches in the source,
     else to the word boundary at about the same relative position.
@@ -365,7 +365,7 @@ _SPACE_FOLLOWS = (".", ",", "!", "?", ";", ":", ")", '"', "”", "’", "…")
 
 
 def _gap(source_before: str, source: str, before: str, after: str, *, spaced: bool) -> str:
-    """Return a space if the target needs one before a translation that the unspaced source lacks, else nothing."""
+    """Return the space that a spaced target language needs before a translation, if the unspaced source has none."""
     is_unspaced = any(east_asian_width(letter) == "W" for letter in (*source_before[-1:], *source[:1]))
     between_words = (before[-1:].isalnum() or before.endswith(_SPACE_FOLLOWS)) and after[:1].isalnum()
     return " " if spaced and is_unspaced and between_words else ""

@@ -61,7 +61,7 @@ class Model(Protocol):
         """Return the target text of token ids."""
 
     def unread(self, sentence: str) -> str:
-        """Return the characters of a source sentence that no token represents."""
+        """Return the characters of a source sentence that the vocabulary cannot represent."""
 
 
 Progress = Callable[[int, Sequence[int], int], None]
@@ -157,7 +157,7 @@ class Job:
 
 
 class Place(NamedTuple):
-    """A sentence of a job, identified by its index."""
+    """A reference to one sentence of a job, by its index."""
 
     job: Job
     number: int
@@ -179,7 +179,7 @@ class Place(NamedTuple):
 
 
 class Study(Job):
-    """A job that inspects the translation of one sentence. It is always alone in its batch."""
+    """A job that inspects the translation of one sentence (`/inspect`); its batch contains nothing else."""
 
     def __init__(
         self,

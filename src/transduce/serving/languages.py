@@ -90,7 +90,7 @@ def language_name(code: str) -> str:
 
 
 class Routes:
-    """The served models by language pair."""
+    """An index of the served models by their language pairs."""
 
     def __init__(self, models: Iterable[Model]) -> None:
         """Index the models by their language pairs.

@@ -39,7 +39,7 @@ class Admission:
         """Requests admitted during the current iteration of the event loop."""
 
     def enter(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Admit a request if this iteration has admitted fewer than the queue's free slots; return whether it was."""
+        """Admit a request unless this event-loop iteration has filled the queue; return whether it was admitted."""
         if self._admitted >= self.room():
             return False
         if not self._admitted:
@@ -121,7 +121,7 @@ class ApiKeys:
         return bool(self._digests)
 
     def check(self, headers: Mapping[str, str], said: str | None = None) -> None:
-        """Check the key of a request, taken from its fields (`said`) or its Authorization header.
+        """Check the API key of a request; it comes from the request's fields (`said`) or its Authorization header.
 
         Raises:
             RequestError: status 403, the key is missing or invalid.

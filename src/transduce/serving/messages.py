@@ -220,7 +220,7 @@ class ChatRequest(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ChatAnswer(msgspec.Struct, kw_only=True, frozen=True):
-    """A translation, in the form of an assistant's message."""
+    """A translation in OpenAI's format, as a message of the assistant."""
 
     content: str
     role: Literal["assistant"] = "assistant"
@@ -246,7 +246,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ChatDelta(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
-    """The text that an event adds to the translation."""
+    """The new text in an event of a streamed translation (OpenAI's `delta`)."""
 
     role: Literal["assistant"] | None = None
     """Set in the first event only."""
@@ -273,7 +273,7 @@ class ChatChunk(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ChatModel(msgspec.Struct, kw_only=True, frozen=True):
-    """A model, named by its source and target language."""
+    """An entry of `GET /v1/models`; its id contains the source and the target language."""
 
     id: str
     created: int

@@ -52,7 +52,7 @@ class Metrics:
 
 
 class _Page(Collector):
-    """Collects a registry's metrics without the times at which they were created, and gauges of this moment."""
+    """A collector of a registry's metrics without their creation times, and of the current values of gauges."""
 
     def __init__(self, registry: CollectorRegistry, gauges: Mapping[str, tuple[str, float]]) -> None:
         self._registry = registry

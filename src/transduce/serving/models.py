@@ -62,7 +62,7 @@ class ServedModel:
         return self.translator.longest_source
 
     def use(self, glossary: Glossary | None) -> None:
-        """Set the glossary for requests that bring none; None removes it.
+        """Set the default glossary, for requests without their own; None removes it.
 
         Raises:
             TransduceError: the model cannot produce the glossary's terms.
@@ -99,7 +99,7 @@ class ServedModel:
         return self.translator.tokenizer.target.decode(ids)
 
     def unread(self, sentence: str) -> str:
-        """Return the characters of a source sentence that no token represents."""
+        """Return the characters of a source sentence that the vocabulary cannot represent."""
         return self.translator.tokenizer.source.unknown_characters(sentence)
 
 

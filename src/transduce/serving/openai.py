@@ -115,7 +115,7 @@ class Chat:
 
 
 def said_last(messages: Sequence[ChatMessage]) -> str:
-    """Return the text of the last message of the role `user`.
+    """Return the text of the conversation's last message with the role `user`.
 
     Raises:
         RequestError: there is no such message, or it has a part that is not text.

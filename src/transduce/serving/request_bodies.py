@@ -126,7 +126,7 @@ class _Parts:
         self._header, self._value = bytearray(), bytearray()
 
     def callbacks(self) -> "MultipartCallbacks":
-        """Return the handler of each event."""
+        """Return the methods that handle the multipart parser's events, by event name."""
         return {
             "on_header_field": self._add_to_header,
             "on_header_value": self._add_to_value,
@@ -168,7 +168,7 @@ def _with_query(fields: dict[str, list[str]], query: str) -> dict[str, list[str]
 
 
 def _convert(fields: dict[str, list[str]], message: type[_Message]) -> _Message:
-    """Return the typed message from the fields of a form, whose values are all texts.
+    """Convert the fields of a form, whose values are all texts, to a typed message.
 
     A field that occurs several times becomes a list if the message has a list there. An empty field counts as unset if
     the message's field is not a text.
@@ -200,7 +200,7 @@ def _validation_error(error: msgspec.ValidationError) -> RequestError:
 
 
 def listed(texts: str | Sequence[str]) -> list[str]:
-    """Return one text or several as a list."""
+    """Return a list of texts from one text or several."""
     return [texts] if isinstance(texts, str) else list(texts)
 
 
@@ -284,7 +284,7 @@ def _content_length(headers: Mapping[str, str]) -> int:
 
 
 class Decoder:
-    """A decoder of a body that is not compressed."""
+    """A decoder that returns an uncompressed body unchanged; subclasses decompress."""
 
     def decode(self, chunk: bytes, most: int) -> bytes:  # noqa: ARG002
         """Return the decoded bytes of a chunk; subclasses stop after about `most` bytes."""

@@ -127,8 +127,7 @@ class GuardedConnection(H11Protocol):
         """Send an error without the parser, which may be in any state, and close the connection.
 
         Closing it with unread data would reset the connection and lose the error. So the client gets a moment to read
-        the
-        error and to close the connection itself.
+        the error and to close the connection itself.
         """
         self._stop_timer()
         self._is_refused = True
@@ -204,8 +203,7 @@ class Server(uvicorn.Server):
     """A uvicorn server with a graceful shutdown and the exit status 0.
 
     The first SIGTERM or SIGINT makes it refuse new requests and finish those accepted. A further SIGTERM changes
-    nothing;
-    a further SIGINT gives up the requests that are still running.
+    nothing; a further SIGINT aborts the requests that are still running.
     """
 
     def __init__(
@@ -246,7 +244,7 @@ class Server(uvicorn.Server):
             yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Start the shutdown; a repeated SIGINT also gives up the running requests."""
+        """Start the shutdown; a repeated SIGINT also aborts the running requests."""
         if self.should_exit and sig == signal.SIGINT:
             self.application.service.engine.give_up()
         self.application.is_draining = True
@@ -259,7 +257,7 @@ class Server(uvicorn.Server):
         self.announce()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse new requests, wait for the accepted ones, and give them up after `shutdown_seconds`."""
+        """Refuse new requests, wait for the accepted ones, and abort them after `shutdown_seconds`."""
         self.application.is_draining = True
         engine = self.application.service.engine
         engine.stop()

@@ -29,7 +29,7 @@ _MAX_TERMS = 500  # in a request's glossary, which the event loop searches while
 
 
 class Wish(NamedTuple):
-    """A request to translate texts, in a form that does not depend on the protocol."""
+    """A protocol-independent request to translate texts."""
 
     texts: list[str]
     source: str
@@ -68,7 +68,7 @@ class Answer(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A text of a request with its plan, model and languages."""
+    """One text of a request, with its split into sentences, its model and its languages."""
 
     text: str
     plan: Plan
@@ -226,7 +226,7 @@ def _with_terms(sentences: Sequence[str], glossary: Glossary | None) -> frozense
 def _reporter(
     model: Model, positions: Sequence[tuple[int, int]], report: Report, silent: frozenset[int]
 ) -> Callable[[int, Sequence[int], int], None]:
-    """Return a callback by which decoding threads report progress to the event loop, except of `silent` sentences."""
+    """Return a callback that passes progress from decoding threads to the event loop, except of `silent` sentences."""
     loop = asyncio.get_running_loop()
 
     def progress(number: int, ids: Sequence[int], certain: int) -> None:
@@ -291,7 +291,7 @@ _Message = TypeVar("_Message")
 
 
 class Gate:
-    """The checks and the parsing that all protocols apply to their requests."""
+    """The checks that every protocol's handler applies to a request, and the parsing of the request's body."""
 
     def __init__(self, service: Service) -> None:
         self.service = service

@@ -21,12 +21,12 @@ class LatestProgress:
         self._arrived = asyncio.Event()
 
     def put(self, progress: Progress) -> None:
-        """Store the progress of a line, replacing an earlier one."""
+        """Store the progress of a line in place of an earlier one."""
         self._latest[progress.index, progress.line] = progress
         self._arrived.set()
 
     async def wait_beside(self, answering: asyncio.Future[Any]) -> None:
-        """Wait until there is progress to take or the answer is done."""
+        """Wait until new progress is stored or the answer is complete."""
         arrived = asyncio.ensure_future(self._arrived.wait())
         await asyncio.wait({arrived, answering}, return_when=asyncio.FIRST_COMPLETED)
         arrived.cancel()
@@ -48,7 +48,7 @@ class EventStream(Response):
         self.events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """Send the events."""
+        """Send the events of the stream to the client."""
         async with aclosing(self.events) as events:  # type: ignore[type-var]
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for event in events:
@@ -60,11 +60,11 @@ class Wording:
     """A formatter of server-sent events: `progress`, then `result` or `error`."""
 
     def progress(self, progress: Progress) -> bytes:
-        """Return the event for the progress of a line."""
+        """Return the bytes of the server-sent event that reports a line's progress."""
         return server_event("progress", progress)
 
     def result(self, answer: Any) -> bytes:
-        """Return the event for the final answer."""
+        """Return the bytes of the server-sent event with the final answer."""
         return server_event("result", answer)
 
     def error(self, error: RequestError) -> bytes:

@@ -193,7 +193,7 @@ _CARD_COPY = "prepared_corpus.json"
 
 
 class TaskText(msgspec.Struct, frozen=True, kw_only=True):
-    """The text that a task reads, and how it is filtered."""
+    """The text files that a task reads, and how they are filtered."""
 
     files: CorpusFiles
     """Files of the training text."""
@@ -210,15 +210,15 @@ class TaskText(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunCorpus(Protocol):
-    """The part of a corpus's interface that runs use; a task and its corpus share the rest."""
+    """The properties of a corpus that a training run uses, whatever its task."""
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer; None for numbers."""
+        """The corpus's tokenizer; None if the corpus consists of numbers (time series)."""
 
     @property
     def tokenizer_settings(self) -> TokenizerSettings | None:
-        """The tokenizer's settings; None for numbers."""
+        """The tokenizer's settings; None if the corpus consists of numbers (time series)."""
 
     @property
     def languages(self) -> tuple[str | None, str | None]:
@@ -335,7 +335,7 @@ def prepare_corpus(
 
 
 def open_corpus(folder: Path, settings: Settings, text: TaskText) -> TaskCorpus:
-    """Open what `prepare_corpus` wrote, for a run that resumes with complete settings."""
+    """Open the corpus that `prepare_corpus` wrote, for a run that resumes with complete settings."""
     tokenizer = load_tokenizer(folder)
     prepared = PreparedCorpus.open(folder / CORPUS_FOLDER, tokenizer)
     prepared.verify()

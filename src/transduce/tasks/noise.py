@@ -21,7 +21,7 @@ SPAN_MARKS = tuple(f"<extra_id_{number}>" for number in range(100))
 
 
 class Noised(NamedTuple):
-    """The input and the target of denoising."""
+    """A pair of a corrupted token sequence (source) and the tokens to reconstruct (target)."""
 
     source: Ids
     target: Ids

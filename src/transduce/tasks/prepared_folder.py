@@ -41,7 +41,7 @@ class PreparedCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 def write_prepared_card(folder: Path, card: PreparedCard) -> None:
-    """Write the card, prepared.json."""
+    """Write the metadata of a prepared folder, prepared.json."""
     write_file(folder / PREPARED_NAME, msgspec.json.format(msgspec.json.encode(card)) + b"\n")
 
 

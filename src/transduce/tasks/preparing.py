@@ -339,7 +339,7 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 class _CheckedRequest(NamedTuple):
-    """A checked request."""
+    """The settings, task kind and files of a valid `PrepareRequest`."""
 
     settings: Settings
     kind: TextKind

@@ -39,7 +39,7 @@ class TranslatedFile(msgspec.Struct, frozen=True):
 
 
 def check_translated(settings: Settings, name: str, by_hand: str) -> None:
-    """Refuse runs for which text cannot be translated first.
+    """Refuse settings of runs whose text cannot be translated before training.
 
     Args:
         settings: the run's settings.
@@ -96,7 +96,7 @@ def translate_files(
 
 
 def _refuse_another_text(file: TranslatedFile, note: Path, text_sha256: str) -> None:
-    """Refuse a finished translation of a text that has changed; older versions did not record the text."""
+    """Refuse a finished translation whose source text has changed; older versions did not record the text."""
     if note.is_file() and note.read_text("ascii") != text_sha256:
         raise TransduceError(
             f"{file.path} was translated from another text than {file.text} holds now: restore the text, or "
@@ -249,7 +249,7 @@ def _back_translation_files(request: RunRequest, data: DataSettings) -> list[Tra
 
 
 def _with_translations(request: RunRequest, settings: Settings) -> dict[str, Any]:
-    """Return the final model's settings: the original pairs and the back-translated ones."""
+    """Return the final model's settings, whose corpus is the original pairs plus the back-translated ones."""
     data, translated = settings.data, [str(file.path) for file in _back_translation_files(request, settings.data)]
     content = msgspec.json.decode(msgspec.json.encode(dict(request.settings)))
     del content["data"]["monolingual"]
@@ -290,7 +290,7 @@ def train_with_teacher(request: RunRequest) -> TrainResult | None:
 
 
 def _have_translated(request: RunRequest, data: DataSettings) -> RunRequest:
-    """Translate with the teacher, and return the request of the training run on the translations."""
+    """Translate the sources with the teacher, and return the request of the training run on the translations."""
     refuse_to_overwrite(request.out, resume=request.resume)
     _refuse_to_restart(request)
     translator = open_translator(data.distill_from, device=request.device, threads=request.threads)
@@ -303,7 +303,7 @@ def _have_translated(request: RunRequest, data: DataSettings) -> RunRequest:
 
 
 def _check(settings: Settings, request: RunRequest) -> None:
-    """Refuse settings with which no teacher can translate."""
+    """Refuse settings with which a teacher cannot translate the sources (distillation)."""
     data = settings.data
     by_hand = "translate first, and train on the translations (docs/distillation.md)"
     check_translated(settings, "distill_from", by_hand)

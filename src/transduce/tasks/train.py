@@ -45,7 +45,7 @@ def train_in_stages(request: RunRequest) -> TrainResult | None:
 
 
 def _refuse_to_skip_stage(request: RunRequest) -> None:
-    """Refuse to resume a run without its unfinished earlier stage."""
+    """Refuse to resume a run whose earlier stage, such as back-translation, is unfinished."""
     for name, option in _STAGES.items():
         if request.resume and (request.out / name).is_dir() and not (request.out / SETTINGS_FILE).exists():
             raise TransduceError(

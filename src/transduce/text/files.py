@@ -44,7 +44,7 @@ _CHUNK = 1 << 20
 
 @dataclass
 class LineNotes:
-    """Counts of what was removed from lines during reading, for reports."""
+    """Counts of what was removed from lines while they were read, for reports."""
 
     carriage_returns: int = 0
     byte_order_marks: int = 0
@@ -182,18 +182,18 @@ class _Decoder:
         return text.removesuffix("\n").split("\n")
 
     def skip(self, raw_lines: Sequence[bytes]) -> None:
-        """Count lines without decoding them."""
+        """Count lines without decoding them, and move the file offset past them."""
         self.skipped += len(raw_lines)
         self.lines += len(raw_lines)
         self._offset += sum(map(len, raw_lines))
 
     def pass_over(self, raw: bytes) -> None:
-        """Count a line that has been decoded."""
+        """Count a line that has already been decoded, and move the file offset past it."""
         self.lines += 1
         self._offset += len(raw)
 
     def _refuse_other_ends(self, text: str) -> None:
-        """Refuse a file with several carriage returns and no line feed, which is unlikely to be a single line."""
+        """Refuse a file that has carriage returns but no line feeds, and so would be read as a single line."""
         if not self.lines and text.count("\r") > 1 and "\n" not in text:
             raise TransduceError(
                 f"{self._name} ends its lines with carriage returns alone, so it is one line: end them with line feeds."

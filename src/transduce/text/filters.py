@@ -86,7 +86,7 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class PairFilter:
-    """A filter that decides for each pair alone why it is dropped; duplicates need comparison (``pair_digest``)."""
+    """A filter that decides from a single pair whether it is dropped; duplicates are found by `pair_digest`."""
 
     def __init__(self, settings: FilterSettings) -> None:
         self.settings = settings

@@ -67,7 +67,7 @@ class Term(msgspec.Struct, frozen=True):
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """The targets, and those in lower case also with a capital, as at the start of a sentence."""
+        """The permitted translations; those in lower case also capitalized, as at the start of a sentence."""
         capitalized = [target[:1].upper() + target[1:] for target in self.targets if target == target.lower()]
         return tuple(dict.fromkeys([*self.targets, *capitalized]))
 
@@ -76,7 +76,7 @@ class Term(msgspec.Struct, frozen=True):
 
 
 class Glossary:
-    """An immutable collection of terms by their sources."""
+    """An immutable collection of glossary terms, looked up by their source text."""
 
     def __init__(self, terms: Iterable[Term]) -> None:
         """Collect terms; the targets of terms with equal sources are combined.
@@ -120,7 +120,7 @@ class Glossary:
         return list({term.source: term for _, _, term in self.places(normalize_for_comparison(text))}.values())
 
     def without(self, text: str, term: Term) -> str:
-        """Return a text from which all occurrences of a term are removed."""
+        """Return a copy of a text from which all occurrences of a term are removed."""
         text, rest, before = normalize_for_comparison(text), "", 0
         for start, end, match in self.places(text):
             if match == term:
@@ -187,7 +187,7 @@ class TermTally:
         """The terms that are missing from a line's translation, with the line number."""
 
     def add(self, number: int, source: str, translation: str) -> None:
-        """Count the terms of one line."""
+        """Count the glossary terms in one source line, and record those that its translation lacks."""
         self.terms += len(self.glossary.find(source))
         self.missing += [(number, term) for term in self.glossary.missing(source, translation)]
 

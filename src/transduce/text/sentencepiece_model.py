@@ -31,7 +31,7 @@ _FLOAT = struct.Struct("<f")
 
 
 class PieceType(IntEnum):
-    """The role of a piece."""
+    """The type of a sentencepiece token, such as normal, control or byte."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -42,7 +42,7 @@ class PieceType(IntEnum):
 
 
 class Piece(NamedTuple):
-    """A piece; a higher ``score`` is preferred (BPE: minus the rank; unigram: the log-probability)."""
+    """A sentencepiece token; a higher ``score`` is preferred (BPE: minus the rank; unigram: log-probability)."""
 
     text: str
     score: float

@@ -47,7 +47,7 @@ _SPLIT_POINTS = (_SENTENCE_END, re.compile(r"[,;:，；：、]+"), re.compile(r"
 
 
 def split_text(text: str, fits: Callable[[str], bool], *, gathers: bool = False) -> list[str]:
-    """Split a text into parts that fit; together they are the text, except for spaces between them.
+    """Split a text into parts that are short enough; joined, the parts are the text except for spaces between them.
 
     Args:
         text: a text of any length.
@@ -171,7 +171,7 @@ def is_hard_wrapped(lines: Sequence[str]) -> bool:
 
 
 def _followed(lines: Sequence[str]) -> list[tuple[str, str]]:
-    """Return pairs of consecutive lines that are not empty."""
+    """Return the pairs of consecutive lines of which neither is empty."""
     return [(line.rstrip(), after.strip()) for line, after in pairwise(lines) if line.strip() and after.strip()]
 
 

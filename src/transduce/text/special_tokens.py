@@ -33,7 +33,7 @@ __all__ = [
 
 
 class Symbol(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A symbol with its rules of matching."""
+    """A special token with the rules by which it is matched in text."""
 
     text: str
     spaces_before: bool = False
@@ -50,7 +50,7 @@ class SymbolSplitter:
     """A splitter of texts into symbols and the text between them."""
 
     def __init__(self, symbols: Sequence[Symbol], normalize: Callable[[str], str]) -> None:
-        """Prepare matching; `normalize` is the tokenizer's normalizer, which must be idempotent."""
+        """Compile the symbols' patterns; `normalize` is the tokenizer's normalizer, which must be idempotent."""
         self._normalize = normalize
         raw = {symbol.text: symbol for symbol in symbols if not symbol.normalized}
         later = {normalize(symbol.text): symbol for symbol in symbols if symbol.normalized}

@@ -21,7 +21,7 @@ _SEPARATE_NAMES = ("source.spm", "target.spm")
 
 
 class _Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings that the sentencepiece models do not store."""
+    """The tokenizer settings that sentencepiece models do not store."""
 
     format_version: int
     joint: bool

@@ -267,7 +267,7 @@ def frequent_runs(rows: Iterable[str], max_runs: int) -> frozenset[str]:
 
 
 def marked_tokens(rows: Iterable[str], runs: Iterable[str]) -> tuple[str, ...]:
-    """Return the tokens for everything besides words: each symbol in the rows and each run, marked and sorted."""
+    """Return the tokens of a linearized tree besides words: every tree symbol and run of symbols, marked and sorted."""
     symbols = {symbol for row in rows for symbol in split_symbols(row)}
     return tuple(MARK + piece for piece in sorted({CLOSE, *symbols, *runs}))
 

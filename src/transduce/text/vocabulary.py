@@ -135,7 +135,7 @@ class Vocabulary:
         return [self.piece(id) for id in ids]
 
     def piece(self, id: int) -> str:
-        """Return the token of one id."""
+        """Return the string of the token with this id."""
         piece: str = self._processor.id_to_piece(int(id))
         return piece
 

@@ -97,7 +97,7 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """A checkpoint in memory."""
+    """The tensors and the state of a checkpoint, in memory."""
 
     state: RunState
     tensors: dict[str, dict[str, Tensor]]
@@ -113,7 +113,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
     @property
     def all_tensors(self) -> Mapping[str, Mapping[str, Sliceable]]:
-        """The tensors by kind and name, in memory or read on demand."""
+        """The checkpoint's tensors by kind and name, either in memory or read from files on demand."""
         return self.tensors if self.parts is None else self.parts
 
 
@@ -152,7 +152,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int, processe
 
 
 def _do_together(act: Callable[[], None], processes: Processes, *, alone: bool = False) -> None:
-    """Run `act` in all processes, or only in the first if `alone`, and return once all are done.
+    """Run the function `act` in all processes, or only in the first if `alone`, and wait until all are done.
 
     A failure in one process is raised in all, since the others would otherwise wait for a process that has left.
 

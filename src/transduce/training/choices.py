@@ -28,7 +28,7 @@ _EPOCHS_OF_USUAL_DROPOUT = 60
 
 
 class Choice(msgspec.Struct, Generic[T], frozen=True):
-    """A value and the reason for it."""
+    """The value that was chosen for a setting, and the reason for it."""
 
     value: T
     reason: str

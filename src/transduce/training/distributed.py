@@ -26,7 +26,7 @@ _GPU_BACKENDS = "cpu:gloo,cuda:nccl"
 
 
 class Processes:
-    """All processes of a run, seen from one of them."""
+    """The data-parallel processes of a run, as one of them sees them."""
 
     def __init__(self, rank: int = 0, count: int = 1, *, local_rank: int = 0, local_count: int = 1) -> None:
         self.rank = rank
@@ -48,7 +48,7 @@ class Processes:
         return [float(value) for value in total.tolist()]
 
     def share(self, value: T, kind: type[T]) -> T:
-        """Return the first process's value in every process; the others wait for it without a time limit.
+        """Return the first process's value in every process; the other processes wait without a time limit.
 
         Args:
             value: a value that can be written as JSON; only that of the first process counts.
@@ -64,7 +64,7 @@ class Processes:
         return msgspec.json.decode(received.numpy().tobytes(), type=kind)
 
     def start_broadcast(self, tensor: Tensor, source: int) -> dist.Work | None:
-        """Start to broadcast a tensor from one process; the tensor must not be used until that is complete.
+        """Start broadcasting a tensor from one process; the tensor must not be used until the broadcast is complete.
 
         Args:
             tensor: of equal shape in all processes; overwritten in all but the source.
@@ -76,19 +76,19 @@ class Processes:
         return None if self.count == 1 else dist.broadcast(tensor, src=source, async_op=True)
 
     def wait(self) -> None:
-        """Wait until all processes have called this."""
+        """Wait until every process has called this method (a barrier)."""
         if self.count > 1:
             dist.barrier(group=_patient_group())
 
     def leave(self) -> None:
-        """Close the connections to the other processes."""
+        """Leave the process group, and close the connections to the other processes."""
         if self.count > 1 and dist.is_initialized():
             dist.destroy_process_group()
             _groups.clear()
 
 
 def join_processes(device: str) -> Processes:
-    """Connect to the processes that `torchrun` started with this one; return this one alone if there are none.
+    """Connect to the other processes that `torchrun` started; return a group of one process if there are none.
 
     Args:
         device: "cpu" or "cuda"; each process of a machine uses the GPU of its local rank.
@@ -113,7 +113,7 @@ def join_processes(device: str) -> Processes:
 
 
 def current_processes() -> Processes:
-    """Return the processes that `join_processes` has connected, or this one alone."""
+    """Return the processes that `join_processes` has connected, or only this one if it has not been called."""
     if not dist.is_available() or not dist.is_initialized():
         return Processes()
     return join_processes("cpu")

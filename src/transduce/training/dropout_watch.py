@@ -54,7 +54,7 @@ class DropoutMonitor:
                 module.train()
 
     def judge(self, step: int, sums: StepTotals, without: float) -> str | None:
-        """Disable dropout if it does harm, and return a message that says why; None if it does no harm.
+        """Disable dropout if the loss is lower without it, and return a message that says why; None: dropout stays.
 
         Args:
             step: the last step.

@@ -55,7 +55,7 @@ def compile_layers(model: nn.Module, device: str, *, backend: str = "inductor") 
 def make_optimizer(
     model: nn.Module, loss: Callable[[Any], Loss], settings: ResolvedTraining, processes: Processes
 ) -> tuple[Optimizer, Callable[[Any], Loss]]:
-    """Create the optimizer of a model, and return it with the loss function to call, which sharding replaces.
+    """Create a model's optimizer; return it and the loss function, wrapped in a module if the model is sharded.
 
     Raises:
         TransduceError: there are several processes, and the model keeps BatchNorm statistics, which would differ
@@ -83,7 +83,7 @@ class StepTotals(NamedTuple):
     """The number of processes that were asked to stop."""
 
     def plus(self, loss: Loss) -> "StepTotals":
-        """Return the totals with one more micro-batch added."""
+        """Return these totals plus the loss of one more micro-batch."""
         return StepTotals(
             self.tokens + loss.tokens,
             self.total + float(loss.total.detach()),
@@ -99,7 +99,7 @@ class StepTotals(NamedTuple):
 
 
 def save_together(folder: Path, checkpoint: Checkpoint, processes: Processes, *, keep: int) -> None:
-    """Save a checkpoint: the first process alone if it holds everything, otherwise each process its own part.
+    """Save a checkpoint: the first process writes all of it, or each process its part if the model is sharded.
 
     Raises:
         TransduceError: the checkpoint cannot be written; earlier checkpoints are untouched.

@@ -251,7 +251,7 @@ class EventLog:
         )
 
     def write(self, event: Event) -> None:
-        """Write one event, after those still waiting."""
+        """Write one event to metrics.jsonl, after the events that still wait to be written."""
         self._waiting += msgspec.json.encode(event) + b"\n"
         kind = "train" if isinstance(event, TrainEvent) else "dev"
         with contextlib.suppress(OSError):
@@ -264,7 +264,7 @@ class EventLog:
             self._tensorboard.flush()
 
     def _write_waiting(self) -> None:
-        """Write all waiting bytes; after a partial write to a full disk the rest follows later."""
+        """Write the bytes that wait in memory; if the disk is full, the rest stays in memory."""
         while self._waiting:
             self._waiting = self._waiting[self._file.write(self._waiting) :]
 
@@ -281,10 +281,10 @@ class _NoLog:
     """A log that discards events, for all processes but the first."""
 
     def write(self, event: Event) -> None:
-        """Discard an event."""
+        """Discard an event, since this process writes no log."""
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing, since this log has no file."""
 
 
 Log = EventLog | _NoLog
@@ -380,7 +380,7 @@ class ProgressDisplay:
                 self._bar.update(self._task, text=text)
 
     def report(self, event: TrainEvent, steps: int | None, seconds_left: float | None) -> None:
-        """Show a report."""
+        """Show the loss, the speed and the remaining time of a training event."""
         left = "" if seconds_left is None else f" · {format_duration(seconds_left)} left"
         text = f"loss {event.loss:.3f} · {event.tokens_per_second:,.0f} tokens/s{left}"
         self._reported = True
@@ -458,13 +458,13 @@ class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         self.norms += norm
 
     def text(self) -> str:
-        """Return loss and speed so far, for the progress bar."""
+        """Return the mean loss and the speed so far as text for the progress bar."""
         if not self.learnt_tokens:
             return ""
         return f"loss {self.total / self.learnt_tokens:.3f} · {self._tokens_per_second():,.0f} tokens/s"
 
     def event(self, step: int, epoch: float, elapsed_seconds: float) -> TrainEvent:
-        """Return the report with the means over the steps."""
+        """Return a training event with the means over the steps since the last event."""
         learned = self.learnt_tokens or math.nan
         return TrainEvent(
             step=step,

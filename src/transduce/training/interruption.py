@@ -38,7 +38,7 @@ class Interruption:
 
     @contextlib.contextmanager
     def abandonable(self, *, apart: bool = False) -> Iterator[None]:
-        """Surround work that leaves no trace until it is complete; a signal ends it at once.
+        """Return a context for work that leaves no trace until it is complete; a signal aborts this work at once.
 
         Args:
             apart: this process does the work without the others and tells them the result.

@@ -35,7 +35,7 @@ from transduce.training.settings import ResolvedTraining
 
 
 class Safeguards(msgspec.Struct, frozen=True, kw_only=True):
-    """Safeguards of a run, which do not change what it learns; the caller sets them for the corpus and the machine."""
+    """Limits and checks of a run that do not change what it learns; the caller sets them for corpus and machine."""
 
     largest: Sequence[Any] = ()
     """Batches of the sizes that need most memory, tried before the first step."""
@@ -58,11 +58,11 @@ class Validator(Protocol):
     """A function that measures a model on the dev set."""
 
     def __call__(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """Return the measures of the dev set with these weights."""
+        """Return the scores that a model with these weights has on the dev set at this step."""
 
 
 class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The state in which a run ended."""
+    """The step, the best score and the reason with which a training run ended."""
 
     step: int
     """Number of parameter updates taken."""
@@ -233,7 +233,7 @@ class Trainer:
         return "finished"
 
     def _try_largest(self, interruption: Interruption) -> None:
-        """Compute the largest batches now, so that a lack of memory shows at once and not after hours."""
+        """Compute the gradients of the largest batches at the start, so that a lack of memory shows at once."""
         largest = self.safeguards.largest
         if largest:
             self.display.say(f"Trying the largest batch (`training.batch_tokens` {self.settings.batch_tokens:,}).")
@@ -244,7 +244,7 @@ class Trainer:
         return explain_step_out_of_memory(what, self.settings.batch_tokens, self.settings.accumulate)
 
     def _take_step(self, interruption: Interruption) -> tuple[list[MicroBatch], StepTotals]:
-        """Take one step; return its micro-batches in this process and its totals over all processes.
+        """Run one training step; return its micro-batches in this process and its totals over all processes.
 
         Raises:
             AbandonedError: a signal arrived before all gradients were computed; no weight was updated.
@@ -299,7 +299,7 @@ class Trainer:
         return self.loss(batch)
 
     def _note_skip(self, skipped: SkippedStep) -> None:
-        """Report why a step changed nothing, and write a record of it."""
+        """Report why a training step was skipped, and write its batch and the cause to a file."""
         first, origin = skipped.suspects[0], Origin()
         if self.processes.count > 1 and not (skipped.at_fault or self.processes.is_first):
             return  # the cause lies in another process
@@ -319,7 +319,7 @@ class Trainer:
             )
 
     def _decide_steps(self) -> None:
-        """Convert `minutes` into steps, once the speed is known; the number is saved with the run."""
+        """Convert the time budget `minutes` into a number of steps, once the speed is known; the run stores it."""
         if self.steps is None and self.settings.minutes is not None:
             budget_seconds = self.settings.minutes * 60.0 * (1.0 - (_VALIDATION_SHARE if self.validate else 0.0))
             within = self._clock.steps_within(budget_seconds, self.step, self.elapsed_seconds)
@@ -382,7 +382,7 @@ class Trainer:
         self._selection.record(event, kept=better and self._keep(weights, event))
 
     def _keep(self, weights: Mapping[str, Tensor], event: ValidationEvent | None) -> bool:
-        """Write the model folder; return False if the disk is full, which ends a run only at its last step."""
+        """Write the model folder; return False if the disk is full. At the last step, a full disk raises an error."""
         if self.keep_model is None:
             return True
         if self.step == self.steps:

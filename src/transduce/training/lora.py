@@ -68,10 +68,10 @@ def choose_lora_alpha(rank: int) -> Choice[float]:
 
 
 class LowRankUpdate(nn.Module):
-    """A parametrization that maps W to W + (alpha / R) · up · down; `up` starts at zero, so the model is unchanged."""
+    """A parametrization that maps W to W + (alpha / R) · up · down; `up` is initially 0, so W is unchanged."""
 
     def __init__(self, weight: Tensor, settings: LowRankSettings, generator: torch.Generator) -> None:
-        """Create the update of a weight (O, I)."""
+        """Create the low-rank update of a weight matrix (O, I)."""
         super().__init__()
         outputs, inputs = weight.shape
         self.scale = settings.alpha / settings.rank
@@ -163,7 +163,7 @@ def merged_weights(model: nn.Module, weights: Mapping[str, Tensor] | None = None
 
 
 def low_rank_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return copies of the low-rank updates alone, which are small enough to keep one set per use of a model."""
+    """Return copies of only the low-rank updates, which are small enough to keep one set per use of a model."""
     return {
         name.replace(_ADAPTED, ""): tensor.detach().clone()
         for name, tensor in model.state_dict().items()

@@ -74,7 +74,7 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return mean + max(_DEVIATIONS * deviation, _JUMP_MEANS * mean, _MIN_JUMP_NATS)
 
     def learnt(self, step: int, loss: float) -> None:
-        """Record a step that changed the weights."""
+        """Record the loss of a step that changed the weights."""
         if self.refused_in_a_row >= _MAX_SKIPPED_HIGH:
             self.losses = []
         self.refused_in_a_row = self.skipped_in_a_row = 0
@@ -84,7 +84,7 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             self.lowest_mean, self.lowest_step = level, step
 
     def skipped(self, *, high: bool) -> None:
-        """Record a step that changed nothing, because its loss was too high or something was not finite."""
+        """Record a skipped step, whose loss was too high or whose loss or gradient was not finite."""
         self.skipped_in_a_row += 1
         self.refused_in_a_row += high
 
@@ -93,7 +93,7 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return fmean(self.losses[-_LEVEL_STEPS:]) if len(self.losses) >= _LEVEL_STEPS else None
 
     def verdict(self, step: int) -> str | None:
-        """Return why the run should stop, as the first half of a sentence; None if it should continue."""
+        """Return the reason to stop the run, as the first half of a sentence; None if it should continue."""
         if self.skipped_in_a_row >= _MAX_SKIPPED:
             return f"No gradient was finite over the last {self.skipped_in_a_row} steps (until step {step})"
         level, lowest = self.level(), self.lowest_mean
@@ -164,7 +164,7 @@ class SkippedStep(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """The reason for skipping the step, for a message."""
+        """The reason why the step was skipped, as a clause for a message."""
         if self.is_high:
             return f"its loss of {self.loss:.4g} nats per token is above the limit of {self.limit:.4g}"
         if not math.isfinite(self.loss):

@@ -78,7 +78,7 @@ def _replace(matrices: Sequence[Tensor], scale: float, dtype: torch.dtype) -> No
 
 
 def _one_by_one(x: Tensor, gram: Tensor, scale: float) -> Tensor:
-    """Apply all polynomials to matrices (N, R, C), given x xᵀ; three take 6 C / R + 3 times R³ multiplications."""
+    """Apply all polynomials to matrices (N, R, C) one after another, given their Gram matrices x xᵀ."""
     for number, (a, b, c) in enumerate(_POLYNOMIALS):
         if number:
             gram = x @ x.mT
@@ -207,7 +207,7 @@ class Muon:
 
 
 def _some_at_a_time(weights: Mapping[str, Weight], processes: int, max_parts: int) -> list[list[str]]:
-    """Group weight names so that a group is small compared to the model and the processes can share the groups."""
+    """Group weight names so that a group's memory is small and the groups can be divided among the processes."""
     sizes = {name: sum(weight.rows) * weight.local_shape[1] for name, weight in weights.items()}
     max_parts = min(max_parts, sum(sizes.values()) // processes)
     groups: list[list[str]] = []

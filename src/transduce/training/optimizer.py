@@ -39,7 +39,7 @@ class Adam:
     """
 
     def __init__(self, master: Tensor, gradient: Tensor, settings: ResolvedTraining) -> None:
-        """Start with zero moments; `master` and `gradient` are float32 vectors of equal length."""
+        """Create the optimizer state with zero moments; `master` and `gradient` are float32 vectors of equal length."""
         self._master, self._gradient, self._settings = master, gradient, settings
         self._moments = {"exp_avg": torch.zeros_like(master), "exp_avg_sq": torch.zeros_like(master)}
         self._updates = torch.zeros((), dtype=torch.float32, device=master.device)
@@ -164,7 +164,7 @@ class FlatUpdate:
     def _update_by(
         self, kernels: TrainingKernels, factor: float, rates: tuple[float, float], decay: float, updates: int
     ) -> None:
-        """Update all parameters with fused kernels in one pass, except for Muon's orthogonalization."""
+        """Update all parameters with a backend's fused kernels in one pass, except for Muon's orthogonalization."""
         start, (rate, shrink) = self._start_of_muon, rates
         _shrink(self._decaying[0], shrink)
         if start:
@@ -182,7 +182,7 @@ class FlatUpdate:
 
     @property
     def updates(self) -> int:
-        """The number of updates taken."""
+        """The number of optimizer updates taken so far."""
         return self.adam.updates
 
     @updates.setter
@@ -236,7 +236,7 @@ def vector_norm(vector: Tensor) -> float:
 
 
 def collect_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
-    """Make backward passes accumulate the gradients of parameters in one vector, in which they lie one after another.
+    """Make backward passes add the gradients of parameters to one contiguous vector.
 
     A gradient of the vector's dtype is a view of its part. Any other gradient is added and freed as soon as it is
     complete, during the backward pass: it is then still in the cache, and memory is needed for only one. Kernels may
@@ -279,7 +279,7 @@ STATISTICS = "statistics"
 
 
 class RunningStatistics:
-    """The persistent buffers of a model; most models have none, and every method is then a no-op."""
+    """The persistent buffers of a model, such as BatchNorm's statistics; without any, every method is a no-op."""
 
     def __init__(self, model: nn.Module) -> None:
         stored = model.state_dict().keys()
@@ -289,7 +289,7 @@ class RunningStatistics:
 
     @torch.no_grad()
     def accept(self) -> None:
-        """Keep the current statistics after a complete update."""
+        """Copy BatchNorm's current statistics to the accepted ones, after a complete update."""
         _copy(self._live, self.accepted)
 
     @torch.no_grad()
@@ -331,7 +331,7 @@ class Optimizer(Protocol):
 
     @property
     def updates(self) -> int:
-        """The number of updates taken."""
+        """The number of optimizer updates taken so far."""
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Return the master weights, moments and average that this process holds, by kind and name."""
@@ -430,16 +430,16 @@ class FlatOptimizer:
 
     @property
     def rows(self) -> None:
-        """None, as each process holds all rows."""
+        """None: each process holds all rows of every tensor."""
         return None
 
     @property
     def updates(self) -> int:
-        """The number of updates taken."""
+        """The number of optimizer updates taken so far."""
         return self._update.updates
 
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:
-        """Load what `state` returned."""
+        """Load an optimizer state that the method `state` returned."""
         for kind, tensors in self._update.state().items():
             for name, tensor in tensors.items():
                 tensor.copy_(state[kind][name][:])

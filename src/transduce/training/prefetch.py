@@ -35,7 +35,7 @@ class Batches(Protocol):
 
 @runtime_checkable
 class Prefetching(Protocol):
-    """A loss that can do part of its work on a batch before the batch is computed."""
+    """A loss function that can prepare a batch on the CPU before its loss is computed."""
 
     def prefetch(self, batch: Any) -> None:
         """Prepare a batch on the CPU; any thread may call this."""
@@ -98,7 +98,7 @@ _MIN_STEP, _MIN_LENGTH = 64, 16
 
 
 class PackedSize(NamedTuple):
-    """The sizes of a packed batch, on which alone a recorded step depends."""
+    """The padded sizes of a packed batch; batches of equal sizes share one CUDA graph."""
 
     sentences: int
     source: int
@@ -157,7 +157,7 @@ def pack_arrays(
 
 
 def unpack(numbers: Tensor, size: PackedSize) -> PackedBatch:
-    """Split a arrays-out batch into the tensors of a packed batch, on its device, without waiting for its values."""
+    """Split the array of a packed batch into its tensors, on the array's device, without waiting for a GPU."""
     source, target, labels, *rest = numbers.split(_lengths(size))
     packings = [
         Packing(starts.to(torch.int32), counts.to(torch.int32), positions, longest)
@@ -191,12 +191,12 @@ class _Side(NamedTuple):
         return _Side(np.flatnonzero(present), counts)
 
     def take(self, ids: Ids) -> Ids:
-        """Return the tokens of a padded array as one vector."""
+        """Return the tokens of a padded array, without the padding, as one vector."""
         return ids.ravel()[self.offsets]
 
 
 def _concatenated(ids: list[Ids], *counts: Ids) -> Ids:
-    """Return the ids and, for each side, positions, starts and counts as one vector, which `unpack` splits."""
+    """Return the ids and each side's positions, starts and counts as one vector, which `unpack` splits."""
     parts = list(ids)
     for each in counts:
         starts = np.cumsum(each) - each
@@ -205,7 +205,7 @@ def _concatenated(ids: list[Ids], *counts: Ids) -> Ids:
 
 
 def _padded_size(sentences: int, source: int, target: int, max_length: int) -> PackedSize:
-    """Return capacities for a number of sentences and tokens, with filler sentences of length `max_length`."""
+    """Return the padded size of a packed batch, with filler sentences of length `max_length` for the surplus tokens."""
     targets = _rounded_up(target, _TARGET_STEPS)
     sources = _rounded_up(source + -(-(targets - target) // max_length), _STEPS)
     fillers = max(-(-left // max_length) for left in (targets - target, sources - source))
@@ -213,7 +213,7 @@ def _padded_size(sentences: int, source: int, target: int, max_length: int) -> P
 
 
 def _rounded_up(tokens: int, steps: int) -> int:
-    """Round a number of tokens up to a capacity."""
+    """Round a number of tokens up to one of few sizes, so that few CUDA graphs are recorded."""
     step = max(_MIN_STEP, _power_of_2(tokens) // (2 * steps))
     return -(-tokens // step) * step
 
@@ -232,14 +232,14 @@ def _power_of_2(minimum: int) -> int:
 
 
 class _Recording:
-    """A switch that disables recorded steps while hooks must see every operation."""
+    """A switch that disables recorded CUDA graphs while hooks must see every operation."""
 
     is_watched = False
 
 
 @contextmanager
 def recording_disabled() -> Iterator[None]:
-    """Disable recorded steps in the body of `with`, so that hooks of modules and gradients run."""
+    """Disable recorded CUDA graphs in the body of `with`, so that hooks on modules and gradients run."""
     before, _Recording.is_watched = _Recording.is_watched, True
     try:
         yield
@@ -257,7 +257,7 @@ class PackedLoss:
         self._prefetched: WeakKeyDictionary[Batch, PackedArrays] = WeakKeyDictionary()
 
     def __call__(self, batch: Batch) -> Loss | None:
-        """Return the loss of a batch; None if packing does not suit the batch."""
+        """Return the loss of a batch; None if the batch cannot be packed."""
         model = self._model
         packed = _packed_attention(model, batch)
         if packed is None:
@@ -290,7 +290,7 @@ class PackedLoss:
         )
 
     def _replay(self, packed: PackedAttention, recorder: LossRecorder, arrays: PackedArrays, tokens: int) -> Loss:
-        """Return the loss of a packed batch from a recorded step."""
+        """Return the loss of a packed batch, by a recorded CUDA graph if there is one for the batch's sizes."""
 
         def compute(numbers: Tensor) -> tuple[Tensor, Tensor]:
             return self._loss(packed, unpack(numbers, arrays.size))[:2]

@@ -15,7 +15,7 @@ _MIN_OPEN = _RATE_STEPS + 1  # a run resumed after nine steps measures one more
 
 
 class StepClock:
-    """A measurement of training speed over this process's steps, without its first step, which compiles kernels."""
+    """A clock that measures training speed without the process's first step, which compiles kernels."""
 
     def __init__(self) -> None:
         self._since: tuple[int, float] | None = None
@@ -36,7 +36,7 @@ class StepClock:
 
 
 def provisional_steps(steps: int) -> int:
-    """Return how many first steps of a run with a time budget must not depend on the total number of steps.
+    """Return how many steps at the start of a run with a time budget must not depend on the total number of steps.
 
     When the total becomes known depends on the clock, but is always within these steps. So the weights depend only on
     the total, not on the moment it became known.

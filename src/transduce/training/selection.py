@@ -14,7 +14,7 @@ _WORST = sys.float_info.max
 
 
 class Best(msgspec.Struct, frozen=True):
-    """The best validation of a run, with counts of what followed."""
+    """The best validation of a run, and how many validations followed it."""
 
     step: int | None = None
     value: float | None = None

@@ -128,7 +128,7 @@ class ShardedOptimizer:
 
     @property
     def updates(self) -> int:
-        """The number of updates taken."""
+        """The number of optimizer updates taken so far."""
         return self._update.updates
 
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:

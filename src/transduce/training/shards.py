@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """The rows of a complete tensor that a part holds."""
+    """The position, in a complete tensor, of the rows that one file holds."""
 
     start: int
     whole: list[int]
@@ -56,7 +56,7 @@ class StoredTensor:
 
 
 def open_parts(paths: Sequence[Path]) -> dict[str, StoredTensor]:
-    """Return the tensors whose rows the files hold, by name."""
+    """Return, by name, the tensors whose rows are spread over several files."""
     tensors: dict[str, StoredTensor] = {}
     for path in paths:
         with safe_open(path, framework="pt") as file:

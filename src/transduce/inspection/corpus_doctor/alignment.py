@@ -32,7 +32,7 @@ _MIN_MEAN_NATS, _MIN_MEAN_NATS_OF_FEW, _FEW_LINES = 0.2, 0.5, 500
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """A range of source lines, from 1 and inclusive, whose translations have the same lag."""
+    """A range of source lines, from 1 and inclusive, with a constant lag between source and target line numbers."""
 
     first_line: int
     last_line: int
@@ -41,7 +41,7 @@ class Stretch(msgspec.Struct, frozen=True):
 
 
 class Alignment(msgspec.Struct, frozen=True):
-    """The correspondence between the lines of two files."""
+    """The result of aligning two files line by line: aligned stretches, and the lines that do not match."""
 
     stretches: tuple[Stretch, ...]
     unlikely_lines: tuple[int, ...]
@@ -83,7 +83,7 @@ def align(source: SideFeatures, target: SideFeatures) -> Alignment:
 
 
 def _propose(source: SideFeatures, target: SideFeatures) -> tuple[Indices, list[int]]:
-    """Return an initial lag for each source line, and all candidate lags."""
+    """Return an initial lag (difference of line numbers) for each source line, and all candidate lags."""
     source_signals, target_signals = _signals(source), _signals(target)
     size = len(source.length)
     lags = np.zeros(size, dtype=np.int64)

@@ -115,10 +115,10 @@ _MAX_NATS = 5.0  # of one feature
 
 
 class Evidence:
-    """A scorer of pairs of lines, learned from the corpus itself."""
+    """A scorer of whether two lines are translations of each other, learned from the corpus itself."""
 
     def __init__(self, source: SideFeatures, target: SideFeatures, lags: Indices) -> None:
-        """Learn from the pairs of lines i and i + lags[i]."""
+        """Learn which words and lengths correspond from the line pairs (i, i + lags[i])."""
         self._source, self._target = source, target
         sources = np.arange(len(source.length))
         targets = sources + lags
@@ -130,7 +130,7 @@ class Evidence:
         self._learn_weights(sources, targets)
 
     def score(self, sources: Indices, targets: Indices) -> Floats:
-        """Return the evidence in nats for each pair of lines, (M,)."""
+        """Return the evidence, in nats, that each pair of lines consists of translations, (M,)."""
         parts = [
             self._score_chunk(sources[start : start + _CHUNK], targets[start : start + _CHUNK])
             for start in range(0, len(sources), _CHUNK)

@@ -125,7 +125,7 @@ def _white_space(text: CorpusText) -> Finding:
 
 
 def _quoted_side(text: CorpusText) -> Finding:
-    """Report a side whose lines are in quotes, as spreadsheets write fields, while the other side's are not."""
+    """Report a side whose lines are in quotes, as in spreadsheets, while the other side's lines are not."""
     numbers = [[n for n, line in enumerate(side.lines) if _QUOTED.fullmatch(line)] for side in text.sides]
     shares = [len(quoted) / len(side.lines) for quoted, side in zip(numbers, text.sides, strict=True)]
     source, target = (

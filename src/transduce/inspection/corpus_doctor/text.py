@@ -16,7 +16,7 @@ EXAMPLES = 3
 
 @dataclass(frozen=True)
 class Side:
-    """The lines of one side, from one or several files."""
+    """The lines of the source or target side, from one or several files."""
 
     name: Literal["source", "target"]
     paths: tuple[str, ...]
@@ -26,7 +26,7 @@ class Side:
     notes: LineNotes
 
     def example(self, number: int) -> Example:
-        """Return a line, by its index from 0, as an example."""
+        """Return the line with this index, from 0, as an example for the report."""
         file = bisect_right(self.starts, number) - 1
         place = f"{self.paths[file]}:{number - self.starts[file] + 1}"
         return Example(side=self.name, place=place, text=shortened(self.lines[number]))

@@ -125,7 +125,7 @@ def _check_target_padding(subject: Subject) -> Figure:
 
 
 def _check_batch_mates(subject: Subject) -> Figure:
-    """Compare each sentence's logits alone with those as the first of a batch with longer sentences."""
+    """Compare each sentence's logits in a batch of its own with those in a batch with longer sentences."""
     samples, source, target = _random_batch(subject)
     worst = 0.0
     for row in range(_BATCH):
@@ -360,8 +360,7 @@ def defined_loss(subject: Subject, source: Tensor, target: Tensor, label_smoothi
     """Return the mean cross-entropy per target token in nats, computed from its definition in float64.
 
     The decoder's input is the target shifted right by the start symbol; padding does not count. With label smoothing,
-    the
-    target distribution is 1 - ε on the label plus ε / V on every token, the label included (section 5.4).
+    the target distribution is 1 - ε on the label plus ε / V on every token, the label included (section 5.4).
 
     Args:
         subject: the model.

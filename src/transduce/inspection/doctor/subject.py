@@ -98,7 +98,7 @@ _MIN_TOKENS = 4
 
 
 class Figure(NamedTuple):
-    """The value that a check measured, the bound it must meet, and whether it does."""
+    """The value that a check measured, the bound that it must meet, and whether it does so."""
 
     value: float
     """The measured value."""
@@ -183,12 +183,12 @@ def _with_last(ids: Tensor, last: int) -> Tensor:
 
 
 def padded(ids: Tensor, pad_id: int, columns: int) -> Tensor:
-    """Return the ids with this number of padding columns appended."""
+    """Return token ids with this number of padding columns appended."""
     return torch.nn.functional.pad(ids, (0, columns), value=pad_id)
 
 
 def change(before: Tensor, after: Tensor) -> float:
-    """Return the largest change of a logit in standard deviations of `before`; infinity if any logit is not finite."""
+    """Return the largest change of a logit, in standard deviations of `before`; infinity if a logit is not finite."""
     if not bool(torch.isfinite(before).all() and torch.isfinite(after).all()):
         return float("inf")
     scale = before.double().std().clamp_min(1e-12)
@@ -196,11 +196,11 @@ def change(before: Tensor, after: Tensor) -> float:
 
 
 def unchanged(subject: Subject, value: float) -> Figure:
-    """Return a figure that must be zero except for rounding errors."""
+    """Return a figure for a change that must be zero except for rounding errors."""
     return Figure(value, f"at most {subject.tolerance:g}", value <= subject.tolerance)
 
 
 def changed(subject: Subject, value: float) -> Figure:
-    """Return a figure that must be clearly larger than rounding errors."""
+    """Return a figure for a change that must be clearly larger than rounding errors."""
     bar = 10 * subject.tolerance
     return Figure(value, f"more than {bar:g}", bar < value < float("inf"))

@@ -61,5 +61,5 @@ def _digest(script: str) -> str:
 
 
 def read_part(name: str) -> str:
-    """Return the text of a file in this folder."""
+    """Return the text of a file of the web page in this folder."""
     return (files(__name__) / name).read_text(encoding="utf-8")

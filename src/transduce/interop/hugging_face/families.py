@@ -41,7 +41,7 @@ class Family(NamedTuple):
 
 
 def meant_settings(config: ModelConfig) -> dict[str, object]:
-    """Return the settings by name, with unset ones replaced by their effective values."""
+    """Return a configuration's settings by name, with unset ones replaced by their effective values."""
     return msgspec.structs.asdict(config) | {
         "num_key_value_heads": config.num_key_value_heads or config.num_heads,
         "d_k": config.key_width,

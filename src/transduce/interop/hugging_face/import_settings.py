@@ -68,35 +68,35 @@ class ConfigReader:
         self.place = place
 
     def whole(self, name: str, default: int | None = None) -> int:
-        """Return an integer."""
+        """Return the integer under a key of config.json."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int):
             self.refuse(name, "must be a whole number")
         return value
 
     def size(self, name: str, default: int | None = None) -> int:
-        """Return a positive integer."""
+        """Return the positive integer under a key of config.json."""
         value = self.whole(name, default)
         if value < 1:
             self.refuse(name, "must be at least 1")
         return value
 
     def number(self, name: str, default: float) -> float:
-        """Return a number as a float."""
+        """Return the number under a key of config.json, as a float."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             self.refuse(name, "must be a number")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """Return a boolean."""
+        """Return the boolean under a key of config.json."""
         value = self._value(name, default)
         if not isinstance(value, bool):
             self.refuse(name, "must be true or false")
         return value
 
     def optional_id(self, name: str) -> int | None:
-        """Return a token id or None; of a list of ids, return the first."""
+        """Return the token id under a key of config.json, the first one of a list, or None."""
         value = self.content.get(name)
         if isinstance(value, list) and value:
             value = value[0]
@@ -105,20 +105,20 @@ class ConfigReader:
         return value
 
     def activation(self, name: str, default: str) -> str:
-        """Return an activation function by this package's name."""
+        """Return the activation function under a key of config.json, by this package's name."""
         value = self._value(name, default)
         if value not in _ACTIVATIONS:
             self.refuse(name, f"must be one of {', '.join(_ACTIVATIONS)}")
         return _ACTIVATIONS[value]
 
     def same(self, first: str, second: str) -> int:
-        """Return the value of two settings that must be equal, because this package has one setting for both."""
+        """Return the common value of two config.json keys that must be equal: this package has one setting for both."""
         if self.whole(first) != self.whole(second):
             self.refuse(first, f"must equal `{second}`, {self.content[second]!r}")
         return self.whole(first)
 
     def must_be(self, wanted: Mapping[str, object]) -> None:
-        """Raise an error if a setting is present and has another value than the required one."""
+        """Raise an error if a key of config.json is present and has another value than the required one."""
         for name, value in wanted.items():
             if self.content.get(name, value) != value:
                 self.refuse(name, f"must be {value!r}")

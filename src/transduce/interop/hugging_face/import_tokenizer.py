@@ -34,7 +34,7 @@ class TokenizerFiles:
     """A reader of the tokenizer files in one folder."""
 
     def __init__(self, read: Callable[[str], bytes | None], place: str) -> None:
-        """Read files by `read`, which returns a file's content or None if it does not exist.
+        """Create a reader; the function `read` returns a file's content, or None if the file does not exist.
 
         `place` is the folder's name in error messages.
         """
@@ -71,7 +71,7 @@ class TokenizerFiles:
         return next(filter(None, map(self.read, SENTENCEPIECE_NAMES)), None)
 
     def table(self, name: str) -> dict[str, int]:
-        """Return the tokens and their ids from a JSON file.
+        """Return the table of token ids by token from a JSON file.
 
         Raises:
             TransduceError: the file is missing, or contains something else.
@@ -184,7 +184,7 @@ class AddedToken(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Spelling of the token."""
+        """The token's spelling."""
         return self.symbol.text
 
 
@@ -291,12 +291,12 @@ class ModelIds(msgspec.Struct, frozen=True):
 
     @property
     def family(self) -> ImportFamily:
-        """Import rules of the model's family."""
+        """The import rules of the model's family."""
         return FAMILIES[self.model_type]
 
 
 def import_tokenizer(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
-    """Convert a folder's tokenizer to a record without a selected language.
+    """Convert a folder's tokenizer to a serializable record in which no language is selected.
 
     Args:
         files: the files of the tokenizer.
@@ -384,7 +384,7 @@ def _marian(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
 
 
 def _read_parts(files: TokenizerFiles, model_type: str) -> TokenizerParts:
-    """Return the tokenization and ids from whichever files exist."""
+    """Return the tokenization algorithm and the token ids from whichever files exist."""
     content = files.json("tokenizer.json")
     model = files.sentencepiece()
     if content:
@@ -498,7 +498,7 @@ def _token_id(files: TokenizerFiles, ids: Mapping[str, int], name: str) -> int |
 
 
 def _control_tokens(files: TokenizerFiles, special: Mapping[str, int], ids: Mapping[str, int]) -> set[str]:
-    """Return the tokens that are never recognized in a text: start, end, padding, unknown."""
+    """Return the special tokens that are never recognized in a text: start, end, padding, unknown."""
     names = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token")
     configured = {
         text_of(files.json(file).get(name))

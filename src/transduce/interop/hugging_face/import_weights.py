@@ -24,12 +24,12 @@ class StoredTensors:
     """The tensors of a folder by name, each read when it is needed."""
 
     def __init__(self, names: Mapping[str, Callable[[], Tensor]], place: str) -> None:
-        """Take functions that read the tensors by name; `place` is the folder's name in error messages."""
+        """Store the functions that read the tensors by name; `place` is the folder's name in error messages."""
         self.names = names
         self.place = place
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor in float32."""
+        """Read the tensor with this name, converted to float32."""
         return self.names[name]().float()
 
     def with_prefix(self, prefix: str) -> "StoredTensors":

@@ -173,7 +173,7 @@ class Languages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """
 
     def id(self, language: str) -> int:
-        """Return the id of a language's tag.
+        """Return the token id of a language's tag.
 
         Raises:
             TransduceError: the model has no such language.

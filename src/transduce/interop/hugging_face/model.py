@@ -48,7 +48,7 @@ class _OpenedModel:
             )
 
     def search_plainly(self, unk_id: int, forced: Sequence[int]) -> None:
-        """Configure `generate` to match this package's greedy search, regardless of the folder's generation config.
+        """Make `generate` search as this package's greedy search does, whatever the folder's generation config says.
 
         Args:
             unk_id: id of the target vocabulary's unknown token.

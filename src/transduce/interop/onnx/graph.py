@@ -60,19 +60,19 @@ class Graph:
         return self._names_by_tensor[key][0]
 
     def matrix(self, weight: Tensor) -> str:
-        """Add a linear layer's weight (outputs, inputs), transposed to (inputs, outputs) for a MatMul."""
+        """Add a linear layer's weight (outputs, inputs), transposed to (inputs, outputs) for a MatMul from the left."""
         return self.weight(weight.T)
 
     def integers(self, *values: int) -> str:
-        """Add a vector of int64 constants."""
+        """Add a vector of int64 constants, and return its name."""
         return self._store(np.array(values, dtype=np.int64))
 
     def integer(self, value: int) -> str:
-        """Add an int64 scalar constant."""
+        """Add an int64 scalar constant, and return its name."""
         return self._store(np.array(value, dtype=np.int64))
 
     def number(self, value: float) -> str:
-        """Add a float32 scalar constant."""
+        """Add a float32 scalar constant, and return its name."""
         return self._store(np.array(value, dtype=np.float32))
 
     def _store(self, array: NDArray[Any]) -> str:
@@ -91,7 +91,7 @@ class Graph:
         return self.results(operator, values, 1, attributes or {})[0]
 
     def split(self, value: str, sizes: Sequence[int]) -> list[str]:
-        """Split a value along its last axis into parts of these sizes."""
+        """Add a split of a value along its last axis into parts of these sizes."""
         return self.results("Split", (value, self.integers(*sizes)), len(sizes), {"axis": -1})
 
     def results(self, operator: str, values: Sequence[str], count: int, attributes: Mapping[str, Any]) -> list[str]:
@@ -103,28 +103,28 @@ class Graph:
         return names
 
     def cast(self, value: str, dtype: type) -> str:
-        """Convert a value to another dtype."""
+        """Add a conversion of a value to another dtype."""
         kind = self._onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
         return self.apply("Cast", value, attributes={"to": kind})
 
     def size(self, value: str, axis: int) -> str:
-        """Return the size of an axis as a vector of one integer."""
+        """Add the size of an axis of a value, as a vector of one integer."""
         return self.apply("Shape", value, attributes={"start": axis, "end": axis + 1})
 
     def reshape(self, value: str, *sizes: int) -> str:
-        """Reshape a value; a size of 0 keeps the axis's size, and -1 infers it."""
+        """Add a reshape of a value; a size of 0 keeps the axis's size, and -1 infers it."""
         return self.apply("Reshape", value, self.integers(*sizes))
 
     def transpose(self, value: str, *axes: int) -> str:
-        """Permute the axes of a value."""
+        """Add a permutation of a value's axes."""
         return self.apply("Transpose", value, attributes={"perm": list(axes)})
 
     def unsqueeze(self, value: str, *axes: int) -> str:
-        """Insert axes of size 1 at these indices."""
+        """Add an insertion of axes of size 1 at these indices of a value's shape."""
         return self.apply("Unsqueeze", value, self.integers(*axes))
 
     def count(self, first: str, end: str) -> str:
-        """Return the integers from `first` up to, not including, `end`; both are vectors of one integer."""
+        """Add the integers from `first` up to, not including, `end`; both are vectors of one integer."""
         first, end = (self.apply("Squeeze", value, self.integers(0)) for value in (first, end))
         return self.apply("Range", first, end, self.integer(1))
 

@@ -245,7 +245,7 @@ def build_attention(
 
 
 def _share(graph: Graph, x: str, attention: MultiHeadAttention) -> str:
-    """Repeat the keys or values of G heads for all H heads."""
+    """Add a repetition of the keys or values of G heads for all H heads (grouped-query attention)."""
     if attention.num_key_value_heads == attention.num_heads:
         return x
     share = attention.num_heads // attention.num_key_value_heads
@@ -365,12 +365,12 @@ def add_outputs(graph: Graph, values: KeysAndValues, names: tuple[str, str], num
 
 
 def build_bias(graph: Graph, allowed: str) -> str:
-    """Convert a boolean mask to a bias on the attention scores: 0 where allowed, else the lowest float32."""
+    """Add the conversion of a boolean mask to a bias on attention scores: 0 where allowed, else the lowest float32."""
     return graph.apply("Where", allowed, graph.number(0.0), graph.number(lowest()))
 
 
 def of_keys(graph: Graph, present: str) -> str:
-    """Reshape a mask of keys (B, L) so that it broadcasts over heads and queries: (B, 1, 1, L)."""
+    """Add a reshape of a mask of keys (B, L) that makes it broadcast over heads and queries: (B, 1, 1, L)."""
     return graph.unsqueeze(present, 1, 2)
 
 

@@ -58,7 +58,7 @@ class _Session:
 
 
 def _cache_from(outputs: Arrays) -> Arrays:
-    """Return the cache for the next call from the outputs of a call."""
+    """Return the KV cache for the next call from the outputs of a call."""
     return {f"past_{name}": array for name, array in outputs.items() if name != "logits"}
 
 
@@ -69,7 +69,7 @@ def _log_softmax(logits: NDArray[Any]) -> NDArray[Any]:
 
 
 class OnnxModel:
-    """Implements `ExportedModel` for an encoder–decoder, with attention or recurrent."""
+    """Implements `ExportedModel` for an encoder–decoder model in ONNX, a Transformer or a recurrent network."""
 
     def __init__(self, folder: Path, *, threads: int, forced: Sequence[int] = ()) -> None:
         """Open both graphs of a folder; `forced` are the ids with which every translation begins."""
@@ -82,7 +82,7 @@ class OnnxModel:
         return self._encoder.run({"source_ids": self._encoder.padded(sources)})
 
     def nothing_known(self, sentences: int) -> Arrays:
-        """Return an empty cache; a recurrent model's initial state comes from the encoder instead."""
+        """Return an empty KV cache; a recurrent model's initial state comes from the encoder instead."""
         return self._decoder.empty_cache(sentences, dict.fromkeys(self._encoder.outputs))
 
     def decode(self, target_ids: NDArray[np.int64], memory: Arrays, known: Arrays) -> tuple[NDArray[Any], Arrays]:

@@ -209,7 +209,7 @@ def _build_step(graph: Graph, x: str, layer: RecurrentDecoderLayer, state: _Stat
 
 
 def _build_average(graph: Graph, x: str, attention: PastAttention, state: _State) -> str:
-    """Add the attention to past states of `PastAttention`: a weighted average of the states, (B, D or 2 D)."""
+    """Add `PastAttention`, the attention to past states: a weighted average of these states, (B, D or 2 D)."""
     assert state.states is not None
     assert state.average is not None
     query = graph.apply(

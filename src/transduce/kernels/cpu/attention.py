@@ -148,7 +148,7 @@ class HeadScratch(NamedTuple):
 
 
 class QueryGroup(NamedTuple):
-    """Some consecutive queries."""
+    """A range of consecutive queries that a head processes together."""
 
     first: Value
     """The index of the first query."""
@@ -159,10 +159,10 @@ class QueryGroup(NamedTuple):
 
 
 class HeadAddresses:
-    """One head of one sentence, with the addresses of its rows."""
+    """The addresses of one head's queries, keys, values and outputs in one sentence."""
 
     def __init__(self, k: KernelBuilder, shape: AttentionShape, args: AttentionArguments, *where: Value) -> None:
-        """Look up the sentence's length; `where` is the sentence and the head."""
+        """Load the sentence's number of keys; `where` is the indices of the sentence and the head."""
         self.k, self.shape, self.args = k, shape, args
         self.sentence, self.head = where
         self.is_causal = k.build.icmp_signed("==", args.lengths, k.int64(0))
@@ -172,12 +172,12 @@ class HeadAddresses:
         self.length = k.load_variable(length, args.num_keys)
 
     def fill_up(self, count: Value, lanes: int) -> Value:
-        """Return a count rounded up to a multiple of `lanes`."""
+        """Return a number of elements rounded up to a multiple of `lanes`."""
         k = self.k
         return k.mul(k.build.sdiv(k.add(count, lanes - 1), k.int64(lanes)), lanes)
 
     def scratch_addresses(self, thread: Value, sizes: Sequence[Value]) -> list[Value]:
-        """Return pointers to consecutive arrays of these sizes (float32) in a thread's scratch space."""
+        """Return pointers to consecutive float32 arrays of these sizes in a thread's scratch space."""
         k, pointers = self.k, []
         pointer = k.element_pointer(k.pointer(self.args.scratch), k.mul(thread, self.args.scratch_per_thread))
         for size in sizes:
@@ -201,15 +201,15 @@ class HeadAddresses:
         return self.k.mul(self.head, self.shape.width)
 
     def start_of_context(self) -> Value:
-        """Return a pointer to this head's columns of the sentence's first context."""
+        """Return a pointer to this head's columns in the first row of the sentence's attention output."""
         return self.start_of(self.args.context, self.args.num_queries, self.context_stride())
 
     def context_stride(self) -> Value:
-        """Return the number of elements from one query's context to the next."""
+        """Return the number of elements between the attention outputs of consecutive queries."""
         return self.k.mul(self.args.heads, self.shape.width)
 
     def begin(self) -> tuple[Value, Value]:
-        """Prefetch the next head's rows, and return pointers to this head's keys and values."""
+        """Prefetch the next head's queries, keys and values, and return pointers to this head's keys and values."""
         args = self.args
         keys, values = (self.start_of(each, args.num_keys, args.key_stride) for each in (args.keys, args.values))
         self.fetch_next(keys, args.key_stride, args.num_keys)
@@ -226,7 +226,7 @@ class HeadAddresses:
                 k.prefetch(k.element_pointer(rows, k.add(k.mul(row, stride), self.shape.width + column), kind))
 
     def start_of_sums(self) -> Value:
-        """Return a pointer to the queries' greatest scores and inverse sums of exponentials."""
+        """Return a pointer to the queries' maximum scores and inverse sums of exponentials."""
         k, args = self.k, self.args
         return k.element_pointer(
             k.pointer(args.sums), k.mul(k.add(k.mul(self.sentence, args.heads), self.head), args.num_queries, 2)
@@ -237,7 +237,7 @@ class Head(HeadAddresses):
     """One head of one sentence, with a thread's scratch space for vector instructions."""
 
     def __init__(self, k: KernelBuilder, shape: AttentionShape, args: AttentionArguments, *where: Value) -> None:
-        """Address the rows and the scratch space; `where` is the sentence, the head and the thread's index."""
+        """Compute addresses of rows and scratch arrays; `where` is the indices of sentence, head and thread."""
         *sentence_and_head, thread = where
         super().__init__(k, shape, args, *sentence_and_head)
         self.columns = range(0, shape.width, k.lanes)
@@ -278,7 +278,7 @@ class Head(HeadAddresses):
                 k.store(vector, k.element_pointer(target, lane * lanes))
 
     def widen(self, rows: Value, out: Value) -> None:
-        """Convert rows to float32."""
+        """Convert the head's keys or values to float32, and store them in `out` without gaps."""
         k = self.k
         with k.loop(0, self.length) as row:
             for column in self.columns:
@@ -287,11 +287,11 @@ class Head(HeadAddresses):
                 k.store(value, k.element_pointer(out, k.add(k.mul(row, self.shape.width), column)))
 
     def numbers_of(self, group: QueryGroup) -> list[Value]:
-        """Return the indices of a group's queries."""
+        """Return the index, in the sentence, of each query of a group."""
         return [self.k.add(group.first, n) for n in range(group.size)]
 
     def limits_of(self, group: QueryGroup) -> list[Value]:
-        """Return how many keys each query of a group may attend to."""
+        """Return the number of keys that each query of a group may attend to."""
         k = self.k
         return [k.build.select(self.is_causal, k.add(number, 1), self.length) for number in self.numbers_of(group)]
 
@@ -316,7 +316,7 @@ class Head(HeadAddresses):
                 )
 
     def group_rows(self, array: Value, group: QueryGroup) -> Value:
-        """Return a pointer to a group's rows of K elements in an array of the scratch space."""
+        """Return a pointer to the rows of K elements that belong to a group of queries, in a scratch array."""
         return self.k.element_pointer(array, self.k.mul(group.place, self.shape.width))
 
     def products(self, transposed: Value, start: Value, vectors: Value, count: int) -> list[Value]:
@@ -338,18 +338,18 @@ class Head(HeadAddresses):
         return [k.build.fadd(*(k.load_variable(total, zero) for total in each)) for each in zip(*totals, strict=True)]
 
     def row(self, array: Value, number: Value | int, start: Value | int = 0) -> Value:
-        """Return a pointer into a current query's row of L elements."""
+        """Return a pointer into the scratch row of L elements of query `number`, from element `start` on."""
         return self.k.element_pointer(array, self.k.add(self.k.mul(self.filled, number), start))
 
     def inside(self, start: Value, limit: Value) -> Value:
-        """Return a mask of a block's keys that are below a query's limit."""
+        """Return a mask of the keys, one per lane from `start` on, that are below a query's limit."""
         k = self.k
         lanes = ir.Constant(k.ints, list(range(k.lanes)))
         remaining = k.splat(k.build.trunc(k.build.sub(limit, start), I32))
         return k.build.icmp_signed("<", lanes, remaining)
 
     def pairs(self) -> list[list[int]]:
-        """Return the columns of a head's vectors in groups of two, whose sums fit in the registers."""
+        """Return the column offsets of a head's vectors in groups of two, whose accumulators fit in registers."""
         columns = list(range(0, self.shape.width, self.k.lanes))
         return [columns[n : n + 2] for n in range(0, len(columns), 2)]
 
@@ -358,18 +358,18 @@ class Head(HeadAddresses):
         return [[self.k.variable(self.k.splat(0.0)) for _ in columns] for _ in range(count)]
 
     def columns_of(self, rows: Value, row: Value | int, columns: list[int]) -> list[Value]:
-        """Load vectors of a row at these columns."""
+        """Load the float32 vectors that start at these columns of a row."""
         k = self.k
         return [k.load_floats(rows, k.add(k.mul(row, self.shape.width), column)) for column in columns]
 
     def add(self, totals: list[Value], factor: Value, vectors: list[Value]) -> None:
-        """Add factor × vector to each accumulator."""
+        """Add factor × vector to each accumulator in memory."""
         factor = self.k.splat(factor)
         for total, vector in zip(totals, vectors, strict=True):
             self.k.store(self.k.madd(factor, vector, self.k.load_variable(total, vector)), total)
 
     def store_scaled(self, out: Value, row: Value, columns: list[int], totals: list[Value], factor: Value) -> None:
-        """Store a query's sums, times a factor, in a row of the result."""
+        """Store a query's accumulated columns, multiplied by a factor, in a row of the output."""
         k = self.k
         for column, total in zip(columns, totals, strict=True):
             value = k.build.fmul(k.load_variable(total, k.splat(0.0)), k.splat(factor))
@@ -395,7 +395,7 @@ class AttentionEmitter:
             self._write(name, work)
 
     def _write(self, name: str, work: Any) -> None:
-        """Emit a kernel that runs `work` for each head of each sentence."""
+        """Emit a kernel that runs `work` for each head of each sentence, divided among the threads."""
         k = self.k
         with kernel(k, name, len(AttentionArguments._fields)) as (numbers, thread, threads):
             args = AttentionArguments(*numbers)
@@ -407,12 +407,12 @@ class AttentionEmitter:
 
     @contextmanager
     def _prepared(self) -> Iterator[None]:
-        """Emit what a thread does before and after its heads: nothing here."""
+        """Emit the code that a thread runs before its first head and after its last one (none in this class)."""
         yield
 
 
 class _Contexts(Head):
-    """An emitter of the forward pass of one head: from queries, keys and values to contexts."""
+    """An emitter of one head's forward pass: from queries, keys and values to the attention outputs (contexts)."""
 
     def write(self) -> None:
         """Emit the forward pass of the head, a group of queries at a time."""
@@ -507,7 +507,7 @@ class _Gradients(Head):
         self._store_gradient(self.scratch.value_gradient, args.value_gradient)
 
     def _clear(self, gradient: Value) -> None:
-        """Zero a gradient of L × K float32."""
+        """Set a gradient of L × K float32 elements to zero."""
         k = self.k
         with k.loop(0, k.mul(self.args.num_keys, self.shape.width), k.lanes) as number:
             k.store(k.splat(0.0), k.element_pointer(gradient, number))
@@ -522,7 +522,7 @@ class _Gradients(Head):
                 k.store_float32_as(value, out, k.add(k.mul(row, args.key_stride), column), self.shape.kind)
 
     def _slopes(self, group: QueryGroup) -> None:
-        """Recompute the queries' attention weights, and compute their score gradients.
+        """Recompute the queries' attention weights, and compute the gradients of the scores.
 
         A score's gradient is weight × (gradient of the weight - weighted mean of the gradients of the weights).
         """

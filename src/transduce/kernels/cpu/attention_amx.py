@@ -82,7 +82,7 @@ class AmxHead(HeadAddresses):
     """One head of one sentence, with a thread's scratch space for AMX."""
 
     def __init__(self, k: KernelBuilder, shape: AttentionShape, given: AttentionArguments, *where: Value) -> None:
-        """Address the rows and the scratch space; `where` is the sentence, the head and the thread's index."""
+        """Compute addresses of rows and scratch arrays; `where` is the indices of sentence, head and thread."""
         *sentence_and_head, thread = where
         super().__init__(k, shape, given, *sentence_and_head)
         self.width = shape.width
@@ -113,7 +113,7 @@ class AmxHead(HeadAddresses):
         return k.load_variable(pointer, rows), k.load_variable(stride, args.key_stride)
 
     def _clear(self, pointer: Value, words: int) -> None:
-        """Zero `words` 32-bit elements."""
+        """Set `words` elements of 32 bits to zero."""
         k = self.k
         for start in range(0, words, k.lanes):
             k.store(ir.Constant(k.ints, None), k.element_pointer(pointer, start, I32))
@@ -143,7 +143,7 @@ class AmxHead(HeadAddresses):
         return self.fill_up(self.k.add(pairs, -_HALF), ROWS)
 
     def _filled_pairs(self, pairs: Value) -> Value:
-        """Return the number of pairs that are read, zero padding included."""
+        """Return the number of pairs that a tile reads for these pairs, including zero padding."""
         k, whole_pairs = self.k, self._whole_pairs(pairs)
         has_half = k.build.icmp_signed(">", pairs, whole_pairs)
         return k.build.select(has_half, k.add(whole_pairs, _HALF), whole_pairs)
@@ -154,12 +154,12 @@ class AmxHead(HeadAddresses):
         return k.load(k.element_pointer(rows, k.add(k.mul(row, stride), column), I16), ir.VectorType(I16, k.lanes))
 
     def _put_pairs(self, low: Value, high: Value, out: Value, pair: Value, column: int) -> None:
-        """Store a vector of pairs."""
+        """Interleave two bfloat16 vectors, and store the resulting vector of pairs."""
         target = self.k.element_pointer(out, self.k.add(self.k.mul(pair, self.width), column), I32)
         self.k.store(self.join(low, high), target)
 
     def join(self, low: Value, high: Value) -> Value:
-        """Return the pairs of two vectors of bfloat16."""
+        """Interleave two bfloat16 vectors into a vector of pairs, `low` in the lower 16 bits."""
         k = self.k
         low, high = (k.build.zext(each, k.ints) for each in (low, high))
         return k.build.or_(low, k.build.shl(high, k.splat_int(16)))
@@ -204,23 +204,23 @@ class AmxHead(HeadAddresses):
     # --- sixteen queries -------------------------------------------------------------------------------------------
 
     def count_from(self, first: Value, most: int) -> Value:
-        """Return how many queries there are from `first` on, at most `most`."""
+        """Return the number of queries from `first` on, at most `most`."""
         return self.k.minimum(self.k.build.sub(self.args.num_queries, first), self.k.int64(most))
 
     def limit_of(self, first: Value) -> Value:
-        """Return how many keys at least one of 16 queries may attend to."""
+        """Return the number of keys that at least one of 16 queries may attend to."""
         k = self.k
         return k.build.select(self.is_causal, k.minimum(self.length, k.add(first, ROWS)), self.length)
 
     def seen_by(self, key: Value, first: Value, limit: Value) -> Value:
-        """Return a mask of the queries that may attend to a key."""
+        """Return a mask of the queries, one per lane, that may attend to a key."""
         k = self.k
         earliest = k.build.select(self.is_causal, k.build.sub(key, first), k.int64(0))
         earliest = k.build.select(k.build.icmp_signed("<", key, limit), earliest, k.int64(ROWS))
         return k.build.icmp_signed(">=", self.lanes, k.splat(k.build.trunc(earliest, I32)))
 
     def fewer_than(self, count: Value) -> Value:
-        """Return a mask of the first `count` lanes."""
+        """Return a mask that is true in the first `count` lanes."""
         return self.k.build.icmp_signed("<", self.lanes, self.k.splat(self.k.build.trunc(count, I32)))
 
     # --- products ----------------------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ class AmxAttentionEmitter(AttentionEmitter):
 
 
 class _Contexts(AmxHead):
-    """An emitter of the forward pass of one head: from queries, keys and values to contexts."""
+    """An emitter of one head's forward pass: from queries, keys and values to the attention outputs (contexts)."""
 
     def write(self) -> None:
         """Emit the forward pass of the head, 16 queries at a time."""
@@ -365,7 +365,7 @@ class _Contexts(AmxHead):
         return k.load_variable(greatest, k.splat(0.0))
 
     def _weigh(self, first: Value, limit: Value, greatest: Value) -> Value:
-        """Store the scores' exponentials as bfloat16 pairs, and return the sum of exponentials of each query."""
+        """Store the exponentials of the scores as bfloat16 pairs, and return the sum of exponentials of each query."""
         k, total = self.k, self.k.variable(self.k.splat(0.0))
         with k.loop(0, limit, 2) as even:
             pair = []
@@ -470,7 +470,10 @@ class _Gradients(AmxHead):
         return greatest, inverse
 
     def _give_slopes(self, limit: Value, column: Value, mean: Value) -> None:
-        """Store score gradients as rows of keys and as pairs, and the weights as rows; zeros behind the last key."""
+        """Store the gradients of the scores and the weights of `limit` keys as bfloat16; later keys get zeros.
+
+        Score gradients are stored both as rows and as pairs, weights as rows.
+        """
         k, scratch, factor = self.k, self.scratch, self.k.splat(self.shape.width**-0.5)
         with k.loop(0, limit, 2) as even:
             pair = []
@@ -527,5 +530,5 @@ class _Gradients(AmxHead):
 
 
 def _true() -> Value:
-    """Return the constant true."""
+    """Return the LLVM constant for the Boolean value true."""
     return ir.Constant(ir.IntType(1), 1)

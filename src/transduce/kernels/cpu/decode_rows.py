@@ -107,10 +107,10 @@ def emit_norms(k: KernelBuilder) -> None:
 
 
 def _mean(k: KernelBuilder, row: Value, width: Value, center: Value | None) -> Value:
-    """Return the mean of a row, or of its squared distances from a center."""
+    """Return the mean of a row's elements, or of their squared distances from a center if one is passed."""
 
     def term(column: Value) -> list[Value]:
-        """Return the summand of a vector of columns."""
+        """Return the elements of a vector of columns, or their squared distances from the center."""
         value = k.load_floats(row, column)
         if center is None:
             return [value]
@@ -165,7 +165,7 @@ class HeadShape(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """Pointers of one head of one query row."""
+    """Pointers to the query, the scores, the keys, the values and the output of one head of one row."""
 
     query: Value
     keys: Value
@@ -256,7 +256,7 @@ def emit_attention(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: 
 
 
 def _name(kind: str, *, is_biased: bool, element: Any) -> str:
-    """Return the suffix of a function's name for these options."""
+    """Return the name suffix of the attention function for a kind, a position bias and a cache element type."""
     return kind + ("_near" if is_biased else "") + ("_half" if element == F16 else "")
 
 
@@ -268,7 +268,7 @@ def _write_head(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: boo
         row_args, (start, count, listed) = _Row(*arguments[:7]), arguments[7:]
 
         def entry(number: Value) -> Value:
-            """Return the cache entry of a position in the row's list."""
+            """Return the index in the KV cache of a position of this row's hypothesis."""
             if kind == "run":
                 return k.add(start, number)
             return k.build.sext(k.load(k.element_pointer(listed, number, I32), I32), I64)
@@ -297,14 +297,14 @@ def _write_scores(
     grouped_end = k.mul(k.build.sdiv(count, k.int64(group)), group)
 
     def products(number: Value) -> Value:
-        """Return the products of the query and a key, summed except across lanes."""
+        """Return the dot product of the query and a key, still as one partial sum per lane."""
         total = k.splat(0.0)
         for query_part, key in zip(query, load(row_args.keys, number), strict=True):
             total = k.madd(query_part, key, total)
         return total
 
     def finish(number: Value, score: Value, scale: Value, greatest: Value) -> None:
-        """Scale scores, add the position bias, store them, and update the greatest."""
+        """Scale scores, add the position bias, store the scores, and update the running maximum."""
         score = k.build.fmul(score, scale)
         if is_biased:
             score = k.build.fadd(score, k.load(k.element_pointer(row_args.relative_bias, number), score.type))
@@ -325,7 +325,7 @@ def _write_scores(
 
 
 def _write_exponentials(k: KernelBuilder, scores: Value, count: Value, greatest: Value) -> Value:
-    """Replace scores by exp(score - greatest), and return their sum."""
+    """Replace the scores by exp(score - maximum), and return the sum of these exponentials."""
     total, greatest_vector = k.variable(k.splat(0.0)), k.splat(greatest)
     with k.loop(0, count, k.lanes) as number:
         weights = exponential(k, k.build.fsub(k.load_floats(scores, number), greatest_vector))
@@ -335,7 +335,7 @@ def _write_exponentials(k: KernelBuilder, scores: Value, count: Value, greatest:
 
 
 def _write_mean(k: KernelBuilder, heads: HeadShape, row_args: _Row, count: Value, load: _Load, total: Value) -> None:
-    """Emit the weighted mean of the values."""
+    """Emit the attention output of one head: the mean of the cached values, weighted by the exponentials."""
     columns = range(0, heads.width, k.lanes)
     sums = [k.variable(k.splat(0.0)) for _ in columns]
     with k.loop(0, count) as number:
@@ -404,12 +404,12 @@ def emit_scaling(k: KernelBuilder) -> None:
 
 
 def _relu(k: KernelBuilder, x: Value) -> Value:
-    """Emit max(x, 0)."""
+    """Emit the ReLU function, max(x, 0)."""
     return k.maximum(x, k.splat(0.0))
 
 
 def _silu(k: KernelBuilder, x: Value) -> Value:
-    """Emit x · sigmoid(x)."""
+    """Emit the SiLU function, x · sigmoid(x)."""
     return _times_sigmoid(k, x, x)
 
 
@@ -421,7 +421,7 @@ def _gelu_tanh(k: KernelBuilder, x: Value) -> Value:
 
 
 def _gelu(k: KernelBuilder, x: Value) -> Value:
-    """Emit x Φ(x), computed through erfc on the side where it is small."""
+    """Emit the GELU function x Φ(x), computed through erfc on the side where it is small."""
     u = k.build.fmul(_absolute(k, x), k.splat(math.sqrt(0.5)))
     t = k.build.fdiv(k.splat(1.0), k.madd(u, k.splat(_ERFC_P), k.splat(1.0)))
     series = k.splat(_ERFC[-1])
@@ -442,7 +442,7 @@ def _times_sigmoid(k: KernelBuilder, x: Value, z: Value) -> Value:
 
 
 def _absolute(k: KernelBuilder, x: Value) -> Value:
-    """Emit |x|."""
+    """Emit the absolute value |x|."""
     return k.intrinsic(f"llvm.fabs.v{k.lanes}f32", k.floats, x)
 
 
@@ -501,14 +501,14 @@ class GrowingTables:
         self._tables = PositionTables(nothing, nothing, nothing, 0)
 
     def until(self, position: int) -> PositionTables:
-        """Return tables that include this position; the caller must keep them alive while kernels read them."""
+        """Return position tables that include `position`; the caller must keep them alive while kernels read them."""
         tables = self._tables  # another thread may replace it by longer tables
         if position >= tables.length:
             tables = self._tables = self._make(max(min(max(2 * position, 64), self._most), position + 1))
         return tables
 
     def _make(self, count: int) -> PositionTables:
-        """Return tables for `count` positions."""
+        """Compute position tables for `count` positions."""
         rotary, relative = self._positions.rotary, self._positions.relative
         added_encodings, angles, relative_bias = self._add(count), torch.empty(0, 0), torch.empty(0, 0)
         if rotary is not None:
@@ -576,5 +576,5 @@ def emit_rotary_head(
 
 
 def _shuffle(k: KernelBuilder, first: Value, second: Value, numbers: range | list[int]) -> Value:
-    """Emit a vector of elements of two vectors, by their indices."""
+    """Emit a vector of the elements with these indices in the concatenation of two vectors."""
     return k.build.shuffle_vector(first, second, ir.Constant(k.ints, list(numbers)))

@@ -411,7 +411,7 @@ def select_scratch_size(width: int, beams: int, beam_size: int) -> int:
 
 
 def _rows(logits: Tensor) -> tuple[int, int, int, int]:
-    """Return the logits' address, N, V, and the stride of rows in elements."""
+    """Return the address of the logits, the number of rows N, V, and the row stride in elements."""
     return logits.data_ptr(), logits.shape[0] * logits.shape[1], logits.shape[2], _row_stride(logits)
 
 
@@ -523,7 +523,7 @@ class _Candidates:
             k.store(k.build.fadd(score, score_of_token), k.element_pointer(self.totals, index))
 
     def close(self) -> None:
-        """Append a vector of -inf, which reads behind the last candidate may meet."""
+        """Append a vector of -inf, so that vector loads may read beyond the last candidate."""
         self.k.store(self.k.splat(_NEVER), self.k.element_pointer(self.totals, self.whole))
 
 

@@ -138,7 +138,7 @@ class RowKernelEmitter:
     """The kernels' names."""
 
     def __init__(self, k: KernelBuilder, kind: Any) -> None:
-        """Prepare for elements of type F32, or I16 for bfloat16."""
+        """Create an emitter for tensors of float32 (`kind` F32) or bfloat16 (I16)."""
         self.k = k
         self.kind = kind
 
@@ -257,7 +257,7 @@ class RowKernelEmitter:
                 k.store(total, k.element_pointer(sums, column))
 
     def _gated(self, args: ColumnSumArguments, row: Value, column: Value) -> Value:
-        """Load a vector of the source; with a gate, zero and store what does not pass."""
+        """Load a vector of the source; where the gate is closed, replace elements by zero, and store the result."""
         k = self.k
         value = self._load(args.source, row, args.width, column)
         passed = k.variable(value)
@@ -325,7 +325,7 @@ class RowKernelEmitter:
             return k.build.fmul(self._load(args.gradient, row, width, column), weight)
 
         def terms_at(column: Value) -> list[Value]:
-            """Add to the weight and bias gradients, and return the two terms whose means are needed."""
+            """Add to the weight and bias gradients, and return the two terms whose means the gradient of x needs."""
             for address in (args.x, args.gradient):
                 self._fetch_later(address, row, width, column)
             gradient, x = self._load(args.gradient, row, width, column), normalized(column)
@@ -358,7 +358,7 @@ class RowKernelEmitter:
             )
 
     def _add_shares(self, args: NormArguments, thread: Value, threads: Value, *, is_centred: bool) -> None:
-        """Add all threads' weight and bias gradients to their sums, for the thread's share of columns."""
+        """Add every thread's partial weight and bias gradients to the totals, for this thread's share of columns."""
         k, width = self.k, args.width
         first, last = k.thread_range(k.build.sdiv(width, k.int64(k.lanes)), thread, threads)
         with k.loop(k.mul(first, k.lanes), k.mul(last, k.lanes), k.lanes) as column:
@@ -374,7 +374,7 @@ class RowKernelEmitter:
                 k.store(k.load_variable(total_sum, k.splat(0.0)), target)
 
     def _square(self, value: Value) -> Value:
-        """Return value²."""
+        """Return the elementwise square of a vector."""
         return self.k.build.fmul(value, value)
 
     # --- softmax -----------------------------------------------------------------------------------------------------
@@ -454,7 +454,7 @@ class ScatterEmitter:
     """The kernel's name."""
 
     def __init__(self, k: KernelBuilder, kind: Any) -> None:
-        """Prepare for rows of type F32, or I16 for bfloat16."""
+        """Create an emitter for rows of float32 (`kind` F32) or bfloat16 (I16)."""
         self.k = k
         self.kind = kind
 
@@ -573,7 +573,7 @@ class DropNode(torch.autograd.Function):
 
 
 def _drop(x: Tensor, residual: Tensor | None, seed: int, drop_of_256: int) -> Tensor:
-    """Run the kernel `drop`."""
+    """Run the kernel `drop`, which applies dropout and adds the residual."""
     out = torch.empty_like(x)
     residual_address = 0 if residual is None else residual.data_ptr()
     row_kernels(x.dtype)["drop"].run(

@@ -27,7 +27,7 @@ class PackedHeads:
     """Attention on packed batches by Triton kernels (implements `backend.PackedAttention`)."""
 
     def supports_heads(self, config: ModelConfig, longest: int, weight: Tensor) -> bool:
-        """Return whether one head's data fits in shared memory, and all heads have one width, a power of two."""
+        """Return whether all heads have one width, a power of two, and one head's data fits in shared memory."""
         width = config.key_width
         plain = width == config.value_width and config.num_key_value_heads in (None, config.num_heads)
         if not plain or longest > LONGEST or not LEAST_WIDTH <= width <= MOST_WIDTH or width & (width - 1):
@@ -82,7 +82,7 @@ class AttentionNode(torch.autograd.Function):
 
 
 def _spans(packing: Packing) -> tuple[Tensor, Tensor]:
-    """Return the sentences' offsets and lengths."""
+    """Return the start offset and the length of each sentence in a packed batch."""
     return packing.starts, packing.counts
 
 

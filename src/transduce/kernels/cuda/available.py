@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 
 def why_triton_fails(device: str) -> str | None:
-    """Return what is wrong with Triton on a device, as a phrase for a message; None if nothing is."""
+    """Return why Triton does not work on a device, as a phrase for a message; None if it works."""
     from transduce.kernels.cuda.rows import add_and_norm
 
     x = torch.linspace(-1.0, 1.0, 96, device=device).view(2, 48)

@@ -60,17 +60,17 @@ def apply_update(
 
 
 def _grid(vector: Tensor) -> tuple[int]:
-    """Return the launch grid for a vector."""
+    """Return the launch grid of a kernel that processes a vector in blocks."""
     return (ceil_div(vector.numel(), _BLOCK),)
 
 
 def _pointers(vectors: UpdatedVectors) -> list[Tensor]:
-    """Return the vectors; the masters stand in for absent ones, which the kernel does not access."""
+    """Return the vectors in the kernel's order; the masters stand in for absent vectors, which it does not access."""
     return [vectors.master if vector is None else vector for vector in vectors]
 
 
 def _has(vectors: UpdatedVectors) -> tuple[bool, bool]:
-    """Return whether there are a moving average and a bfloat16 copy."""
+    """Return whether these vectors include a moving average and a bfloat16 copy."""
     return vectors.average is not None, vectors.working is not None
 
 
@@ -109,7 +109,7 @@ class GpuTraining:
     """A training backend of Triton kernels for one GPU (implements `backend.TrainingKernels`)."""
 
     def __init__(self, device: str) -> None:
-        """Make a GPU the one that PyTorch and Triton launch kernels on."""
+        """Make this GPU the one on which PyTorch and Triton launch kernels."""
         gpu = torch.device(device)
         self._device_type = gpu.type
         if gpu.type == "cuda" and gpu.index is not None:
@@ -136,7 +136,7 @@ class GpuTraining:
         return execute(self, component, *args, **kwargs)
 
     def _has(self, *tensors: Tensor) -> bool:
-        """Return whether all tensors are on the GPU and in a dtype that the kernels support."""
+        """Return whether all tensors are on this GPU and in a dtype that the kernels support."""
         return all(each.device.type == self._device_type and each.dtype in _KINDS for each in tensors)
 
     def supports_rows(self, x: Tensor) -> bool:

@@ -89,7 +89,7 @@ def run_layers(layers: Sequence[StepLayer], last_norm: nn.Module, x: Tensor, cac
 
 
 class _Chain:
-    """The residual stream between sub-layers, which fuses each addition with the norm that follows."""
+    """The residual stream of a decoding step, which fuses each residual addition with the norm that follows."""
 
     def __init__(self, x: Tensor, residuals: Sequence[Residual], last: nn.Module) -> None:
         befores = [*(residual.norm_before for residual in residuals), last]
@@ -111,7 +111,7 @@ class _Chain:
 
 
 def _add_and_norm(x: Tensor, y: Tensor, norm: LayerNorm | RMSNorm) -> tuple[Tensor, Tensor]:
-    """Return x + y and its norm."""
+    """Return x + y, and the normalized x + y."""
     bias = norm.bias if isinstance(norm, LayerNorm) else None
     if norm.eps is None or (isinstance(norm, LayerNorm) and bias is None):
         total = x + y
@@ -214,7 +214,7 @@ class RecordedStep(Caches):
         self._graph = graph
 
     def start_batch(self, memory: Tensor, present: Tensor) -> None:
-        """Start a batch with encoder outputs (N, S, D), of which the positions `present` (N, 1, S) are not padding."""
+        """Load a batch: encoder outputs (N, S, D) and the mask `present` (N, 1, S) of non-padding positions."""
         count, length = memory.shape[:2]
         for layer, layer_memory in zip(self.layers, self.memory, strict=True):
             layer_memory[:count, :length] = layer.keys_and_values(memory)
@@ -247,7 +247,7 @@ class RecordedStep(Caches):
         return model.finish(run_layers(self.layers, model.decoder_norm, x, self))
 
     def _compute(self) -> None:
-        """Run the operations of a step."""
+        """Run the operations of a decoding step, eagerly or while a graph is recorded."""
         model = self._model()
         assert model is not None
         self._out = self.decode(model)
@@ -259,7 +259,7 @@ class RecordedStep(Caches):
 
 
 class _FreeSteps:
-    """The unused recorded steps of one model, the most recently used last."""
+    """The pool of one model's recorded steps that no search uses, the most recently used last."""
 
     def __init__(self) -> None:
         self.layers: list[StepLayer] = []
@@ -272,7 +272,7 @@ _LOCK = threading.Lock()
 
 
 def layers_of(model: Transformer) -> list[StepLayer]:
-    """Return the decoder's layers; drops recorded steps if the model's parameters have moved to other addresses."""
+    """Return the decoder's layers; if the model's parameters have moved in memory, drop its recorded steps."""
     addresses = tuple(parameter.data_ptr() for parameter in model.parameters())
     with _LOCK:
         pool = _FREE_STEPS.setdefault(model, _FreeSteps())
@@ -284,7 +284,7 @@ def layers_of(model: Transformer) -> list[StepLayer]:
 
 
 def release_after(owner: object, model: Transformer, held: Sequence[RecordedStep]) -> None:
-    """Return steps to the pool of unused ones once `owner` is garbage-collected."""
+    """Arrange that steps return to the pool of unused steps once `owner` is garbage-collected."""
     model_reference = weakref.ref(model)
 
     def give_back_all() -> None:
@@ -315,7 +315,7 @@ def acquire_step(kind: type[_Step], model: Transformer, layers: Sequence[StepLay
 
 
 def release_step(model: Transformer, step: RecordedStep) -> None:
-    """Return a step to the model's unused ones; the oldest are dropped beyond the limits."""
+    """Add a step to the model's pool of unused steps, and drop the oldest ones beyond the pool's limits."""
     with _LOCK, contextlib.suppress(KeyError):
         pool = _FREE_STEPS[model]
         if step.layers is not pool.layers:
@@ -327,7 +327,7 @@ def release_step(model: Transformer, step: RecordedStep) -> None:
 
 
 def round_up_size(count: int) -> int:
-    """Round a count up to a power of two or 1.5 times one, so that few sizes are recorded."""
+    """Round a count up to a power of two or 1.5 times one, so that few CUDA graphs are recorded."""
     power = 1 << max(0, count - 1).bit_length()
     return power * 3 // 4 if count <= power * 3 // 4 and power >= 4 else power
 
@@ -338,7 +338,7 @@ def round_up_source(positions: int) -> int:
 
 
 def _free_bytes_limit(device: torch.device) -> float:
-    """Return the limit in bytes on unused steps."""
+    """Return the maximum GPU memory, in bytes, of the steps in a pool."""
     if device.type != "cuda":
         return float(1 << 28)
     return _MAX_SHARE * torch.cuda.get_device_properties(device).total_memory
@@ -402,7 +402,7 @@ class GpuState:
     """
 
     def __init__(self, model: Transformer, source_ids: Tensor) -> None:
-        """Encode source_ids (N, S)."""
+        """Create a decoding state: encode the source ids (N, S)."""
         self.device_guard = torch.cuda.device_of(source_ids)  # kernels run on the current GPU
         self.model, self.layers = model, layers_of(model)
         memory, mask = model.encode(source_ids)
@@ -436,7 +436,7 @@ class GpuState:
         return out
 
     def reorder(self, parents: Tensor) -> None:
-        """Make hypothesis w of sentence b continue what was hypothesis parents[b, w]."""
+        """Replace hypothesis w of sentence b by a copy of hypothesis parents[b, w]."""
         if self._sees_all:
             return
         allowed = self._held[0].allowed
@@ -452,7 +452,7 @@ class GpuState:
             self._ancestors = moved
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the sentences at these rows."""
+        """Keep only the sentences at these rows, and remove the others from the batch."""
         self._slots = self._slots.index_select(0, rows)
         if self._ancestors is not None:
             self._ancestors = self._ancestors.index_select(0, rows)

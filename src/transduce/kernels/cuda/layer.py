@@ -160,13 +160,13 @@ class _Sublayer:
         return self._back(by_kept, by_y)[0] if self.part.norm_is_before else by_kept + by_y
 
     def _run(self, node: Any, *arguments: Any) -> Any:
-        """Run a node forward and save its context."""
+        """Run the forward function of an autograd node, and keep its context for the backward pass."""
         context = _Context(arguments)
         self._done.append((node, context))
         return node.forward(context, *arguments)
 
     def _back(self, *gradients: Tensor | None) -> Any:
-        """Run the last node backward."""
+        """Run the backward function of the latest node that has not been run backward."""
         node, context = self._done.pop()
         return node.backward(context, *gradients)
 

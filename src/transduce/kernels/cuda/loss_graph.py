@@ -69,14 +69,14 @@ class LossRecorder:
             self._give_up(str(error).strip().partition("\n")[0])
 
     def _give_up(self, reason: str) -> None:
-        """Drop all graphs and stop recording."""
+        """Drop all graphs, and compute every later loss eagerly."""
         _LOG.warning("Training steps are not recorded as CUDA graphs from now on, which is slower: %s", reason)
         self._can_record, self._pool = False, None
         self._known.clear()
 
 
 def _has_free_memory(device: torch.device) -> bool:
-    """Return whether a GPU has twice as much free memory as the eager steps took beyond permanent data."""
+    """Return whether a GPU has twice as much free memory as the temporary tensors of the eager steps took."""
     step = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] >= 2 * step
 
@@ -99,7 +99,7 @@ class _RecordedLoss:
         self._read: list[Tensor] = []
 
     def __call__(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Copy a batch and new seeds to the buffer, and compute the loss."""
+        """Copy a batch and new dropout seeds to the graph's input buffer, and compute the loss."""
         inputs = torch.cat([torch.from_numpy(numbers), rows.draw_seeds(rows.MAX_SEEDS)])
         self._inputs.copy_(inputs.pin_memory() if self._inputs.is_cuda else inputs, non_blocking=True)
         if self._graphs is None and self._out is not None:
@@ -107,7 +107,7 @@ class _RecordedLoss:
         return _Played.apply(self, self._anchor)  # type: ignore[no-any-return,no-untyped-call]
 
     def launch(self) -> tuple[Tensor, Tensor]:
-        """Compute the loss eagerly from the buffer."""
+        """Compute the loss of the batch in the input buffer, eagerly or while a graph is recorded."""
         count = len(self._inputs) - rows.MAX_SEEDS
         with torch.enable_grad(), rows.seeds_from_buffer(self._inputs[count:]):
             return self._compute(self._inputs[:count])

@@ -28,18 +28,18 @@ MAX_SEEDS = 1024
 
 
 class _Buffer:
-    """The addresses of the next seeds, if they come from a buffer."""
+    """The GPU addresses of the next dropout seeds, or None if seeds are drawn directly."""
 
     remaining: Iterator[Tensor] | None = None
 
 
 def draw_seeds(count: int) -> Tensor:
-    """Draw `count` seeds, int64 on the CPU; the sequence does not depend on how many are drawn at once."""
+    """Draw `count` dropout seeds, int64 on the CPU; the sequence does not depend on how many are drawn at once."""
     return torch.empty(count, dtype=torch.int64, device="cpu").random_()
 
 
 def next_seed() -> int | Tensor:
-    """Return a seed, or a tensor (1,) on the GPU that will hold one."""
+    """Return a dropout seed, or the tensor (1,) on the GPU that will hold the seed when a graph is replayed."""
     if _Buffer.remaining is None:
         return int(draw_seeds(1))
     seed = next(_Buffer.remaining, None)
@@ -111,7 +111,7 @@ _PROGRAMS, _ELEMENTS, _WARPS = 132 * 2, 4096, 4
 
 
 def residual_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return x and its norm: LayerNorm, or RMSNorm without a bias; see `backend.TrainingKernels.residual_norm`."""
+    """Return x and the normalized x: LayerNorm, or RMSNorm without a bias; see `TrainingKernels.residual_norm`."""
     return NormNode.apply(x, weight, bias, epsilon)  # type: ignore[no-any-return,no-untyped-call]
 
 
@@ -126,7 +126,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def add_and_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return x + y and its norm (LayerNorm, or RMSNorm without a bias), without gradients; x and y are contiguous."""
+    """Return x + y and the normalized sum (LayerNorm, or RMSNorm without a bias), without gradients."""
     total, out = torch.empty_like(x), torch.empty_like(x)
     count, width = x.numel() // x.shape[-1], x.shape[-1]
     rows, block, warps = _launch_shape(width)
@@ -138,7 +138,7 @@ def add_and_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, epsi
 
 
 class NormNode(torch.autograd.Function):
-    """A norm as an autograd function that returns x and norm(x), for residual connections.
+    """A norm as an autograd function that returns x, for a residual connection, and the normalized x.
 
     The backward pass adds the gradient of the returned x in the same pass.
     """
@@ -255,7 +255,7 @@ def sum_rows(x: Tensor) -> Tensor:
 
 
 def _sum(x: Tensor, kept: Tensor, out: Tensor, total: Tensor, *, masked: bool) -> None:
-    """Run the kernel that sums rows."""
+    """Run the kernel that adds up the rows of x."""
     count, width = x.shape
     grid = (ceil_div(width, _SUM_COLUMNS), ceil_div(count, _ROWS_EACH))
     programs.sum_rows[grid](x, kept, out, total, count, width, _ROWS_EACH, masked, _SUM_ROWS, _SUM_COLUMNS)

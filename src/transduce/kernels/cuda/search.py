@@ -57,7 +57,7 @@ class SearchStep(RecordedStep):
     """A recorded step with a search: greedy with one hypothesis per sentence, else beam search."""
 
     def __init__(self, model: Transformer, layers: Sequence[StepLayer], size: StepSize) -> None:
-        """Allocate buffers in which every sentence is done."""
+        """Allocate the buffers of a step; every sentence in them counts as done."""
         super().__init__(model, layers, size)
         device, sentences, width, kept = self.past.device, size.sentences, size.hypotheses, size.finished
         steps, rows = size.capacity // width, sentences * width
@@ -96,7 +96,7 @@ class SearchStep(RecordedStep):
         return super().bytes + 4 * len(self._normalizers) * self._vocabulary
 
     def _compute(self) -> None:
-        """Run the operations of a step and of its selection."""
+        """Run the operations of a decoding step and of the beam selection after it."""
         model = self._model()
         assert model is not None
         self._out = self.decode(model)
@@ -131,7 +131,7 @@ class SearchStep(RecordedStep):
 
 
 def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    """Return float32 logits of (B × W, D) by (V, D); in bfloat16 many of the best would be equal."""
+    """Return the float32 logits of states (B × W, D) by a matrix (V, D); bfloat16 logits would have many ties."""
     if hidden.dtype == torch.bfloat16 and hidden.device.type == "cuda":
         return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
     return hidden @ weight.t()
@@ -163,7 +163,7 @@ class GpuSearch:
     """A search for a batch on a GPU (implements `model.batch_search.BatchSearch`)."""
 
     def __init__(self, state: GpuState, bounds: SearchBounds) -> None:
-        """Start the search; `state` has encoded its sentences and run no step."""
+        """Create a search from `state`, which has encoded its sentences and run no step."""
         assert state.encoded is not None
         self.state, self.bounds = state, bounds
         self.length = 0  # t
@@ -180,7 +180,7 @@ class GpuSearch:
         self._latest_snapshot: tuple[int, _Snapshot] | None = None  # number of steps, and the snapshot
 
     def _begin(self) -> None:
-        """Initialize the step's buffers."""
+        """Reset the buffers of the search step for the first step of a new batch."""
         bounds, step, count = self.bounds, self._step, len(self._indices)
         step.done.fill_(1)[:count] = 0
         step.remaining.fill_(count)
@@ -266,7 +266,7 @@ class GpuSearch:
     # --- buffers ---------------------------------------------------------------------------------------------------
 
     def _take_step(self, capacity: int) -> SearchStep:
-        """Take a step with `capacity` cached positions for the current number of sentences."""
+        """Acquire a search step with `capacity` cached positions for the current number of sentences."""
         state, bounds = self.state, self.bounds
         source = round_up_source(state.source_shape[1])
         size = StepSize(round_up_size(len(self._indices)), bounds.beam_size, source, capacity, bounds.n_best)
@@ -275,7 +275,7 @@ class GpuSearch:
         return step
 
     def _ensure_capacity(self) -> None:
-        """Make sure that the buffers suffice for another step."""
+        """Move the search to larger buffers if another step does not fit into the current ones."""
         positions = self.state.model.target_embedding.positions
         if isinstance(positions, LearnedPositions):
             positions.check(self.length + 1)
@@ -324,7 +324,7 @@ class GpuSearch:
             self._move(self._step.size.capacity)
 
     def _keep(self, rows: list[int]) -> None:
-        """Keep only the sentences at these rows."""
+        """Keep only the entries of these rows in the lists of sentences and slots."""
         self._indices, self._slots = ([each[row] for row in rows] for each in (self._indices, self._slots))
 
     def _take_snapshot(self) -> "_Snapshot":
@@ -403,7 +403,7 @@ class _Snapshot:
 
     @cached_property
     def _live(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
-        """Lengths (B,) of all sentences, and tokens and log-probabilities (B, W, t) of their live hypotheses."""
+        """The lengths (B,) of all sentences; tokens and log-probabilities (B, W, t) of their live hypotheses."""
         lengths = np.where(self._records[:, 0] > 0, self._records[:, 0], len(self._tokens))
         width = self._tokens.shape[2]
         beams = np.broadcast_to(np.arange(width), (len(lengths), width))
@@ -411,7 +411,7 @@ class _Snapshot:
 
     @cached_property
     def _ended(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
-        """Lengths (B, N), 0 where there is none, tokens and log-probabilities (B, N, t) of finished hypotheses."""
+        """Lengths (B, N), tokens and log-probabilities (B, N, t) of finished hypotheses; empty slots have length 0."""
         lengths, beams, bits = np.moveaxis(
             self._records[:, RECORD_HEADER:].reshape(len(self._records), -1, RECORD_ENTRY), -1, 0
         )

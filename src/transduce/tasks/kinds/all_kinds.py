@@ -1,4 +1,4 @@
-"""List the tasks by name."""
+"""List the kinds of tasks by the name that `task.kind` sets."""
 
 from typing import Any
 
@@ -26,5 +26,5 @@ KINDS: dict[str, TaskKind[Any]] = {
 
 
 def kind_of(name: str) -> TaskKind[Any]:
-    """Return the task that `task.kind` names."""
+    """Return the task kind that the setting `task.kind` names."""
     return KINDS[name]

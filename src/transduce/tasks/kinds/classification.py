@@ -102,7 +102,7 @@ class LabeledDevSet:
 
     @torch.inference_mode()
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """Measure the loss and accuracy of these weights."""
+        """Measure the loss and the accuracy on the dev set of a model with these weights."""
         started_at = time.monotonic()
         self.model.load_state_dict(weights)
         nats, correct, texts = 0.0, 0, 0
@@ -172,7 +172,7 @@ class Classification(TextKind):
         return corpus
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
-        """Return the preset's sizes with BERT's inner width."""
+        """Return the preset's model sizes, with BERT's ratio of the feed-forward width."""
         return encoder_sizes(preset)
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
@@ -194,11 +194,11 @@ class Classification(TextKind):
         return Choice(_ROWS, "texts; each has one label")
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
-        """Choose twenty epochs."""
+        """Choose the number of training steps of twenty epochs."""
         return Choice(max(300, _EPOCHS * -(-pairs // batch_tokens)), f"{_EPOCHS} epochs of {pairs:,} texts")
 
     def choose_schedule(self, norm_order: str) -> Choice[ScheduleName]:  # noqa: ARG002
-        """Choose the linear schedule."""
+        """Choose BERT's linear learning-rate schedule."""
         return linear_schedule()
 
     def choose_learning_rate(
@@ -260,7 +260,7 @@ class Classification(TextKind):
         return corpus.describe(batch) | {"target": [labels[number] for number in classes], "target_ids": classes}
 
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:
-        """Return the task card with the classes."""
+        """Return the task card, a file of the model folder, with the names of the classes."""
         length = _length(resolved)
         return {TASK_CARD: TaskCard(kind="classification", labels=class_names(corpus), length=length).text()}
 

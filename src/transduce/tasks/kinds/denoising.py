@@ -117,7 +117,7 @@ class Denoising(TextKind):
         return TranslationTask(model, label_smoothing=training.label_smoothing, record=training.record)
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> NoisePlan:
-        """Return batches of corrupted lines."""
+        """Return a plan of the training batches, whose lines are corrupted differently in each epoch."""
         seed = resolved.training.seed
         plan = BatchPlan(corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=seed, share=share)
         return NoisePlan(plan, NoiseGenerator(_noise(resolved.task), corpus.tokenizer, seed))
@@ -141,7 +141,7 @@ class Denoising(TextKind):
         return [noise_generator.corrupt(batch, 0) for batch in dev_batches(corpus.dev)]
 
     def describe_size(self, corpus: TaskCorpus) -> str:
-        """Describe the corpus in lines."""
+        """Return the size of the corpus as text: its number of lines."""
         return count_noun(corpus.pairs, "line")
 
     def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:

@@ -81,7 +81,7 @@ def read_store(corpus: PreparedCorpus, tokenizer: Tokenizer, side: Literal["sour
 
 
 def linear_schedule() -> Choice[ScheduleName]:
-    """Return the choice of BERT's linear schedule."""
+    """Return the choice of BERT's learning-rate schedule, a linear decay to zero."""
     return Choice("linear", "a linear decay to zero, as in BERT")
 
 
@@ -125,7 +125,7 @@ def _documents(file: str, chosen: Format) -> Iterator[list[str]]:
 
 
 def split_text(corpus: TaskCorpus) -> tuple[SentenceStore, SentenceStore]:
-    """Return training and dev text: of two files, or the start and the end of one.
+    """Return the training and the dev text: those of two files, or the start and the end of one.
 
     Raises:
         TransduceError: a single file has too few sentences for both.

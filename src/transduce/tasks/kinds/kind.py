@@ -101,7 +101,7 @@ def front_matter(languages: tuple[str | None, str | None], pipeline_tag: str) ->
 
 
 def _kind(model: ModelConfig) -> str:
-    """Return the model's variant in a word, such as "GRU" or "pre-norm"."""
+    """Return the model's variant as one word, such as "GRU" or "pre-norm"."""
     return model.recurrent_cell.upper() if model.kind == "recurrent" else f"{model.norm_order}-norm"
 
 
@@ -145,7 +145,7 @@ class Validation(Protocol):
     """A dev set that measures the quality of weights."""
 
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """Measure these weights on the dev set."""
+        """Measure a model with these weights on the dev set."""
 
 
 class RunPlacement(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +175,7 @@ class Preparation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of a finished run besides its weights."""
+    """The measured quality of a finished run, a usage hint, and the documents of its model folder."""
 
     measured: str
     """The measured quality, as a sentence."""
@@ -186,7 +186,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reinitialized(NamedTuple):
-    """The weights that are not taken from the base model (`--init-from`), by prefixes of parameter names."""
+    """The weights that get random initial values instead of the base model's (`--from`), by prefixes of names."""
 
     may_lack: tuple[str, ...] = ()
     """Parameters that the base model may lack; then the base model may also have others."""
@@ -198,7 +198,7 @@ C = TypeVar("C", bound=RunCorpus)
 
 
 class TaskKind(ABC, Generic[C]):
-    """The interface of a task that learns from a corpus of type C, with defaults for what most tasks share.
+    """An interface of task kinds, each of which learns from a corpus of type C, with defaults for most tasks.
 
     Tasks that learn from text derive from `TextKind` in `text_kind.py`.
     """
@@ -388,14 +388,14 @@ class TaskKind(ABC, Generic[C]):
 
     @abstractmethod
     def validation(self, corpus: C, resolved: ResolvedSettings, placement: RunPlacement) -> Validation:
-        """Return the dev set."""
+        """Return the dev set, on which weights are validated."""
 
     def describe_batch(self, corpus: C, batch: Any) -> dict[str, Any]:
         """Return a description of a batch that can be written as JSON."""
         return corpus.describe(batch)
 
     def describe_size(self, corpus: C) -> str:
-        """Describe the size of the training data in words."""
+        """Return the size of the training data as text, for messages."""
         return count_noun(corpus.pairs, "pair")
 
     # --- the model folder ---

@@ -93,7 +93,7 @@ class LanguageModelDevSet:
 
     @torch.inference_mode()
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """Measure these weights on the dev text."""
+        """Measure a model with these weights on the dev text."""
         started_at = time.monotonic()
         self.model.load_state_dict(weights)
         losses = [self.task.loss(batch) for batch in self.batches]
@@ -109,7 +109,7 @@ class LanguageModelDevSet:
 
 
 def _surplus(tokens: Ids, vocabulary: Vocabulary) -> int:
-    """Return how many characters too many the unknown tokens spell: sentencepiece writes " ⁇ " for one character."""
+    """Return how many characters too many unknown tokens decode to: sentencepiece writes " ⁇ " for one character."""
     if vocabulary.unk_id == vocabulary.eos_id:
         return 0  # in GPT-2, the line end
     return int((tokens == vocabulary.unk_id).sum()) * (len(vocabulary.decode([vocabulary.unk_id])) - 1)
@@ -171,11 +171,11 @@ class LanguageModel(TextKind):
         }
 
     def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:  # noqa: ARG002
-        """Choose the preset by the number of tokens."""
+        """Choose the model preset by the number of tokens in the training text."""
         return choose_language_model_preset(tokens)
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
-        """Choose larger batches than for pairs."""
+        """Choose the number of tokens in a batch, larger than for translation."""
         return choose_language_model_batch_tokens(epoch_tokens, device)
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
@@ -244,7 +244,7 @@ class LanguageModel(TextKind):
         )
 
     def describe_size(self, corpus: TaskCorpus) -> str:
-        """Describe the corpus in tokens."""
+        """Return the size of the corpus as text: its number of tokens."""
         return f"{len(split_stream(corpus)[0]):,} tokens"
 
     def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
@@ -274,7 +274,7 @@ class LanguageModel(TextKind):
 
 
 def split_stream(corpus: TaskCorpus) -> tuple[Ids, Ids]:
-    """Return training and dev text as token streams: of two files, or the start and the end of one."""
+    """Return training and dev token streams: those of two files, or the start and the end of one."""
     stream = read_stream(corpus.prepared)
     if corpus.dev is not None:
         return stream, read_stream(corpus.dev)

@@ -126,7 +126,7 @@ class MaskedDevSet:
 
     @torch.inference_mode()
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """Measure these weights on the dev text."""
+        """Measure a model with these weights on the dev text."""
         started_at = time.monotonic()
         self.model.load_state_dict(weights)
         sums = np.sum([self._measure(batch) for batch in self.batches], axis=0)
@@ -170,7 +170,7 @@ class MaskedLanguageModel(TextKind):
     unused_filters = FilterSettings.__struct_fields__
 
     def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
-        """Return [CLS], [SEP] and [MASK]."""
+        """Return the special tokens [CLS], [SEP] and [MASK]."""
         return SPECIAL_TOKENS
 
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
@@ -246,11 +246,11 @@ class MaskedLanguageModel(TextKind):
         return config
 
     def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:  # noqa: ARG002
-        """Choose the preset by the number of tokens."""
+        """Choose the model preset by the number of tokens in the training text."""
         return choose_language_model_preset(tokens)
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:
-        """Choose larger batches than for pairs."""
+        """Choose the number of tokens in a batch, larger than for translation."""
         return choose_language_model_batch_tokens(epoch_tokens, device)
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
@@ -259,7 +259,7 @@ class MaskedLanguageModel(TextKind):
         return Choice(2 * choice.value, f"twice {choice.reason}")
 
     def choose_schedule(self, norm_order: str) -> Choice[ScheduleName]:  # noqa: ARG002
-        """Choose the linear schedule."""
+        """Choose BERT's linear learning-rate schedule."""
         return linear_schedule()
 
     def choose_learning_rate(
@@ -317,12 +317,12 @@ class MaskedLanguageModel(TextKind):
         return MaskedDevSet(resolved.model, batches, dtype=model_dtype(resolved), device=placement.device)
 
     def describe_size(self, corpus: TaskCorpus) -> str:
-        """Describe the corpus in sentences and tokens."""
+        """Return the size of the corpus as text: its numbers of sentences and tokens."""
         training, _ = split_text(corpus)
         return f"{int((training.lengths > 0).sum()):,} sentences of {int(training.lengths.sum()):,} tokens"
 
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
-        """Return the task card with the maximum length."""
+        """Return the task card, a file of the model folder, with the maximum length."""
         context = None if resolved.model.positions == "learned" else resolved.task.context
         length = text_length(resolved.model, context)
         return {TASK_CARD: TaskCard(kind="masked-language-model", length=length).text()}

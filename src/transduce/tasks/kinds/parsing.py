@@ -60,7 +60,7 @@ class ParsingDevSet:
         self.references = references
 
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """Measure these weights on the dev set."""
+        """Measure a model with these weights on the dev set."""
         event = self.inner.validate(weights, step)
         if not self.references:
             return event
@@ -149,11 +149,11 @@ class Parsing(Translation):
         return ParsingDevSet(inner, dev_trees(corpus)[: resolved.training.translate_dev])
 
     def describe_size(self, corpus: TaskCorpus) -> str:
-        """Describe the corpus in trees."""
+        """Return the size of the corpus as text: its number of trees."""
         return count_noun(corpus.pairs, "tree")
 
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
-        """Return the task card of a parser."""
+        """Return the task card, a file of the model folder, that marks the model as a parser."""
         return {TASK_CARD: TaskCard(kind="parsing").text()}
 
     def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
@@ -236,7 +236,7 @@ def existing_symbol_runs(folder: Path) -> frozenset[str]:
 
 
 def _paths(folder: Path, prefix: str) -> tuple[Path, Path]:
-    """Return the files of a part's sentences and trees."""
+    """Return the paths of the sentence file and the tree file with this prefix."""
     return folder / _WORDS.format(prefix), folder / _TREES.format(prefix)
 
 

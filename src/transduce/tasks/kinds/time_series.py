@@ -56,7 +56,7 @@ _DEV_SHARE = 0.1
 
 
 class _StoredCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The metadata of the stored numbers."""
+    """The metadata of the time series that a run stores in its folder."""
 
     columns: tuple[str, ...]
     lengths: dict[str, list[int]]
@@ -258,7 +258,7 @@ class SeriesDevSet:
 
     @torch.inference_mode()
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """Measure these weights on the dev windows."""
+        """Measure a model with these weights on the dev windows."""
         started_at = time.monotonic()
         self.task.model.load_state_dict(weights)
         losses = [self.task.loss(batch) for batch in self.batches]
@@ -322,7 +322,7 @@ class TimeSeries(TaskKind[SeriesCorpus]):
     # --- the corpus ---
 
     def prepare(self, request: Preparation) -> SeriesCorpus:
-        """Read the tables and store their numbers."""
+        """Read the tables of time series, and store their values in the run's folder."""
         corpus = prepare_series(request.settings.data, _series(request.settings.task), request.folder)
         request.display.say(
             f"{corpus.points:,} points of {', '.join(corpus.columns)} to learn from; "
@@ -331,7 +331,7 @@ class TimeSeries(TaskKind[SeriesCorpus]):
         return corpus
 
     def reopen(self, settings: Settings, folder: Path) -> SeriesCorpus:
-        """Open the numbers that the run stored."""
+        """Open the time series that the run stored when it was prepared."""
         return reopen_series(_series(settings.task), folder)
 
     # --- choices ---
@@ -349,7 +349,7 @@ class TimeSeries(TaskKind[SeriesCorpus]):
         }
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
-        """Return the settings of a Transformer for numbers."""
+        """Return the settings of a Transformer that reads and predicts time series."""
         return {
             "kind": "series",
             "activation": "gelu",
@@ -381,7 +381,7 @@ class TimeSeries(TaskKind[SeriesCorpus]):
         return Choice(min(_MAX_STEPS, max(_MIN_STEPS, steps)), reason)
 
     def choose_best_by(self, corpus: SeriesCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
-        """Choose the best model by its forecasts."""
+        """Choose the metric that selects the best model: the error of dev forecasts."""
         return Choice(SKILL, "percent lower error of dev forecasts than repeating the last season")
 
     def choose_precision(self, default: Choice[Precision]) -> Choice[Precision]:  # noqa: ARG002
@@ -409,7 +409,7 @@ class TimeSeries(TaskKind[SeriesCorpus]):
         return SeriesDevSet(corpus, resolved, device=placement.device)
 
     def describe_size(self, corpus: SeriesCorpus) -> str:
-        """Describe the corpus in points and windows."""
+        """Return the size of the data as text: its numbers of points and windows."""
         return f"{corpus.points:,} points, {corpus.pairs:,} windows"
 
     # --- the model folder ---

@@ -124,7 +124,7 @@ class DevSet:
         self.target_language = target_language
 
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """Measure these weights on the dev set."""
+        """Measure a model with these weights on the dev set."""
         started_at = time.monotonic()
         self.model.load_state_dict(weights)
         loss = self._loss()

@@ -41,7 +41,7 @@ _ROWS_PREFIX = "rows."
 
 
 class StoredWeightsCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The metadata of the stored weights."""
+    """The metadata of the initial weights that a run stores."""
 
     sha256: str
     """SHA-256 digest of the weights' file."""

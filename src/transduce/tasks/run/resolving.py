@@ -442,7 +442,7 @@ def _resolve_kernels(training: TrainingSettings, machine: Machine, choice_log: C
 
 
 def explain_decoding(config: ModelConfig, device: str, choice_log: ChoiceLog) -> None:
-    """Enter what will decode the model in the choice log, and why no faster backend does."""
+    """Add to the choice log which backend will decode the model, and why no faster one does."""
     if config.kind not in ("transformer", "decoder"):
         return
     with torch.device("meta"):
@@ -460,7 +460,7 @@ def _resolve_record(specified: bool | None, choice: Choice[bool], choice_log: Ch
 
 
 def as_settings(resolved: ResolvedSettings) -> Settings:
-    """Return settings that leave nothing open, to resume the run or to repeat it."""
+    """Return the settings with every choice filled in, to resume the run or to repeat it."""
     tokenizer, model = msgspec.to_builtins(resolved.tokenizer), msgspec.to_builtins(resolved.model)
     return Settings(
         preset=resolved.preset,
@@ -575,7 +575,7 @@ def check_consistency(settings: Settings, base_config: ModelConfig | None, machi
 
 
 def _trial_model(settings: Settings) -> ModelConfig:
-    """Return the model's configuration for the chosen preset, or for the first preset it can be built with.
+    """Return a model configuration for checks: that of the chosen preset, or of the first preset that works.
 
     Raises:
         TransduceError: no preset is possible.

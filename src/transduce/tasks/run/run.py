@@ -123,7 +123,7 @@ def make_safeguards(
 
 
 def _share(batch: Any, processes: int) -> Any:
-    """Return the first process's rows of a batch; all its arrays have a row for each example."""
+    """Return the first process's share of a batch's rows; each array has a row for each example."""
     arrays = {field.name: vars(batch)[field.name] for field in dataclasses.fields(batch)}
     rows = {name: array[::processes] for name, array in arrays.items() if isinstance(array, np.ndarray)}
     return dataclasses.replace(batch, **rows) if processes > 1 else batch
@@ -167,7 +167,7 @@ class Run:
         torch.set_num_threads(self.machine.threads)
 
     def start(self, folder: Path) -> tuple[ResolvedSettings, RunCorpus]:
-        """Choose what the user left open, prepare the corpus, and print the choices with their reasons."""
+        """Choose the settings that the user left open, prepare the corpus, and print the choices with their reasons."""
         account = ChoiceLog(self.request.specified_reason)
         settings, base_model = preflight(self.kind, self.settings, self.machine, account)
         base_config = None if base_model is None else base_model.model.config
@@ -272,7 +272,7 @@ class Run:
             )
 
     def _use_threads_of(self, environment: Environment) -> None:
-        """Use as many threads as before, for the same results bit by bit.
+        """Set the number of threads to that of the earlier run, so that results are equal bit by bit.
 
         Not if the user specified a number, or if the process has fewer cores now. With another number of processes,
         results differ anyway, and each process takes its share of the cores.
@@ -343,7 +343,7 @@ def _open_run(run: Run, resources: ExitStack, *, has_run: bool) -> tuple[Resolve
 
 
 def prepare_run(request: RunRequest) -> ResolvedSettings:
-    """Do everything before the first step; the folder then holds a run without checkpoints."""
+    """Prepare a run up to its first step; its folder then holds a run without checkpoints."""
     refuse_to_overwrite(request.out, resume=request.resume)
     resolved, _ = _start_run(Run(request), RunFolder(request.out))
     return resolved

@@ -92,7 +92,7 @@ def refuse_to_overwrite(folder: Path, *, resume: bool) -> None:
 
 
 class RunFolder:
-    """The state of a folder before a run starts in it, which can be restored."""
+    """The state of a folder before a run starts in it, which `undo` restores after a failure."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._settings = folder, folder / SETTINGS_FILE
@@ -100,7 +100,7 @@ class RunFolder:
         self._made = [parent for parent in folder.parents if not parent.exists()]  # innermost first
 
     def make(self) -> Path:
-        """Create the folder and return it."""
+        """Create the run's folder if it does not exist, and return its path."""
         self.folder.mkdir(parents=True, exist_ok=True)
         return self.folder
 
@@ -202,7 +202,7 @@ def apply_changes(stored: Settings, specified: Mapping[str, Any], *, trained: bo
 
 
 def changes_between(stored: Settings, settings: Settings) -> list[str]:
-    """Return the changed settings, one line each."""
+    """Return the settings that differ between two runs, as one line of text each."""
     old, new = (dict(_leaves(msgspec.to_builtins(each))) for each in (stored, settings))
     return [
         f"{name}: {_shown(new.get(name))}, which was {_shown(old.get(name))}"
@@ -214,7 +214,7 @@ def changes_between(stored: Settings, settings: Settings) -> list[str]:
 def adapt_to_machine(
     settings: Settings, specified: Mapping[str, Any], machine: Machine, before: Environment | None
 ) -> Settings:
-    """Adapt kernels, compiled layers and recorded steps to this machine.
+    """Adapt a resumed run's settings of kernels, compiled layers and CUDA graphs to this machine.
 
     They stay as before, for the same results bit by bit, unless the user changed them or this machine does not support
     them.

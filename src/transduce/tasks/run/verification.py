@@ -88,7 +88,7 @@ def verify_resume(request: RunRequest) -> ResumeReport:
 
 
 class _Verification:
-    """Runs training up to three times from one prepared folder: `stopped`, `whole`, and `again` if they differ."""
+    """A check that trains up to three runs from one prepared folder: `stopped`, `whole`, and `again` if they differ."""
 
     def __init__(self, request: RunRequest, folder: Path, display: ProgressDisplay) -> None:
         content, self.notes = _shortened(request.settings)
@@ -196,14 +196,14 @@ def _has_checkpoint(run: Path, step: int) -> bool:
 
 
 def _newest(run: Path) -> int:
-    """Return the step of the newest checkpoint; 0 if there is none."""
+    """Return the step of a run's newest checkpoint; 0 if there is none."""
     folder = run / CHECKPOINTS
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return max((int(name.removeprefix("step-")) for name in names if name.startswith("step-")), default=0)
 
 
 def _events(run: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of the metrics, without values that depend on the clock."""
+    """Return the complete lines of a run's metrics.jsonl, without values that depend on the clock."""
     path = run / "metrics.jsonl"
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     events = [msgspec.json.decode(line, type=dict[str, Any]) for line in lines]
@@ -215,7 +215,7 @@ def _last_step(run: Path) -> int:
 
 
 def _differences(run: Path, reference: Path, step: int) -> list[str]:
-    """Return the kinds of tensors that differ at a step, and the first step with different metrics."""
+    """Return the kinds of tensors that differ between two runs at a step, and the first step with different metrics."""
     ours, theirs = (load_checkpoint(_checkpoint(one, step)) for one in (run, reference))
     different = [
         kind

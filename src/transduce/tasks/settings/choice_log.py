@@ -35,7 +35,7 @@ class ChoiceLog:
         return choice.value
 
     def amend(self, name: str, value: Any, reason: str) -> None:
-        """Replace the value and reason of a logged setting whose value changed.
+        """Replace the value and the reason of a setting in the log, because its value changed.
 
         "{}" in `reason` stands for the old value.
         """

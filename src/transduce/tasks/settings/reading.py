@@ -61,7 +61,7 @@ class FileSettings(dict[str, Any]):
         self._lines |= {name: line for name, line in _keys(text) if name in self._lines}
 
     def drop_location(self, name: str) -> None:
-        """Forget the line of a setting or table that is overridden elsewhere."""
+        """Remove the stored line number of a setting or table, because another source overrides its value."""
         self._lines = {
             name_in_file: line
             for name_in_file, line in self._lines.items()
@@ -190,7 +190,10 @@ def _plain(value: Any) -> Any:
 
 
 def _parse_value(text: str) -> Any:
-    """Parse a TOML value; anything invalid is a string, so that quotes may be omitted, except numbers such as `.5`."""
+    """Parse a TOML value; text that is not TOML becomes a float if it looks like `.5` or `5.`, else a string.
+
+    Strings on the command line may therefore omit their quotes.
+    """
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -247,7 +250,7 @@ def _wrong_value(path: Sequence[str], content: Any) -> str:
 
 
 def _kinds(hint: Any) -> str:
-    """Describe the values that a setting accepts, in words."""
+    """Return a description, in words, of the values that a setting of this type accepts."""
     if struct_of(hint) is not None:
         return "a table"
     if get_origin(hint) in _UNIONS:
@@ -261,7 +264,7 @@ def _kinds(hint: Any) -> str:
 
 
 def _names(hint: Any) -> list[str]:
-    """Return the names that a setting can be set to."""
+    """Return the names that a setting of this type accepts; an empty list if it is not an enumeration."""
     if get_origin(hint) is Literal:
         return [str(name) for name in get_args(hint)]
     return [name for inner in get_args(hint) for name in _names(inner)] if get_origin(hint) in _UNIONS else []
@@ -278,7 +281,7 @@ def _refuse_unknown_keys(content: Mapping[str, Any], struct: type[msgspec.Struct
 
 
 def _first_inside(value: Any) -> tuple[str, ...]:
-    """Return the path to the first setting inside an unknown table, whose last word best shows what was meant."""
+    """Return the dotted path of the first setting inside an unknown table, by which similar names are suggested."""
     if not isinstance(value, Mapping) or not value:
         return ()
     key, inner = next(iter(value.items()))

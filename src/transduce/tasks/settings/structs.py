@@ -198,7 +198,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """All settings of a run, as a settings file has them."""
+    """All settings of a run, in the tables of a settings file."""
 
     preset: str | None = None
     """The model's size and kind: one of the [presets](#presets); None: chosen by the number of pairs."""

@@ -111,7 +111,7 @@ def emit_prompt_step(w: ModelEmitter, model: PrepackedDecoder, output: NativeVoc
 def _self_attention(
     w: ModelEmitter, number: int, layer: nn.Module, kinds: tuple[str, str], lists: tuple[Value, Value, Value]
 ) -> None:
-    """Emit self-attention of one layer to the cache pool, which it first extends by the newest tokens.
+    """Append the newest tokens' keys and values to a layer's cache, and emit self-attention to the cached tokens.
 
     `kinds` are the arguments `kind` of `ModelEmitter.rotate` and `ModelEmitter.attend`.
     """
@@ -141,7 +141,7 @@ def _feed_forward(w: ModelEmitter, layer: nn.Module) -> None:
 
 
 def _norm(w: ModelEmitter, norm: nn.Module) -> None:
-    """Emit the norm after a stack of layers, if the stack has one."""
+    """Emit the final norm behind a stack of layers, if the stack has one."""
     if not isinstance(norm, nn.Identity):
         w.norm(norm, w.pointers.x, w.pointers.x)
 
@@ -218,7 +218,7 @@ def _why_not_sizes(config: ModelConfig) -> str | None:
 
 
 def output_projection_of(model: PrepackedModel) -> NativeVocabulary:
-    """Return the prepacked output projection of a model."""
+    """Return the packed output projection of a model, for logits outside the compiled steps."""
     assert isinstance(model.prepacked_output, NativeVocabulary)
     return model.prepacked_output
 
@@ -227,7 +227,7 @@ class CompiledModel:
     """The compiled kernels of one model: `read` processes the input, and `step` runs a decoding step."""
 
     def __init__(self, model: PrepackedTransformer | PrepackedDecoder) -> None:
-        """Emit and compile both kernels."""
+        """Emit and compile the kernels `read` and `step` of a model."""
         config, output = model.config, output_projection_of(model)
         self.heads = HeadShape.of(config)
         self.d_model, self.d_ff, self.is_gated = config.d_model, config.d_ff, config.activation in GATES
@@ -279,7 +279,7 @@ def _emitters(
 
 
 def _position_tables(model: PrepackedTransformer | PrepackedDecoder) -> tuple[GrowingTables, GrowingTables]:
-    """Return the position tables of the input that is read, and of decoding steps."""
+    """Return the position encoding tables for the kernel `read` and for the kernel `step`."""
     if isinstance(model, PrepackedDecoder):
         tables = _tables(model.embedding, model.positions, model.config)
         return tables, tables
@@ -290,7 +290,7 @@ def _position_tables(model: PrepackedTransformer | PrepackedDecoder) -> tuple[Gr
 
 
 def _tables(embedding: Embedding, positions: StackPositions, config: ModelConfig) -> GrowingTables:
-    """Return the position tables of one stack."""
+    """Return the position encoding tables of one stack."""
 
     def added_encodings(count: int) -> Tensor:
         table: Tensor = embedding.positions(torch.zeros(1, count, config.d_model))[0]

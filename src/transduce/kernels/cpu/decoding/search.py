@@ -119,7 +119,7 @@ class SearchArguments(NamedTuple):
 
 @cache
 def search_kernel() -> CompiledKernel:
-    """Compile the search kernel."""
+    """Compile the kernel that runs decoding steps and beam selection in a loop."""
     tile = find_integer_tile()
     assert tile is not None
     k = new_builder("search", tile)
@@ -149,29 +149,29 @@ class Fields:
         self.names = names
 
     def get(self, name: str) -> Value:
-        """Load an argument."""
+        """Load the kernel argument with this name."""
         return self.k.load(self._at(name), I64)
 
     def set(self, name: str, value: Value) -> None:
-        """Store an argument."""
+        """Store a value as the kernel argument with this name."""
         self.k.store(self.k.int64(value), self._at(name))
 
     def at(self, name: str, index: Value, kind: Any = F32) -> Value:
-        """Return a pointer to an element of the array whose address is an argument."""
+        """Return a pointer to element `index` of the array whose address is the argument `name`."""
         return self.k.element_pointer(self.k.pointer(self.get(name)), index, kind)
 
     def element(self, name: str, index: Value, kind: Any = F32) -> Value:
-        """Load an element of the array whose address is an argument."""
+        """Load element `index` of the array whose address is the argument `name`."""
         return self.k.load(self.at(name, index, kind), kind)
 
     def swap(self, one: str, other: str) -> None:
-        """Exchange two arguments."""
+        """Exchange the values of two kernel arguments."""
         first, second = self.get(one), self.get(other)
         self.set(one, second)
         self.set(other, first)
 
     def _at(self, name: str) -> Value:
-        """Return a pointer to an argument."""
+        """Return a pointer to the kernel argument with this name."""
         return self.k.element_pointer(self.pointer, self.names.index(name), I64)
 
 
@@ -278,7 +278,7 @@ def _write_update(k: KernelBuilder) -> None:
 
 
 def _record_ended(fields: Fields, select: Fields, sentence: Value, index: Value) -> None:
-    """Record the candidates that end."""
+    """Record a sentence's candidates that ended with the end symbol as finished hypotheses."""
     k = fields.k
     candidates = k.mul(fields.get("beam_size"), 2)
     first = k.mul(sentence, candidates)
@@ -287,7 +287,7 @@ def _record_ended(fields: Fields, select: Fields, sentence: Value, index: Value)
 
 
 def _record(fields: Fields, select: Fields, kind: str, numbers: tuple[Value, ...], *, ended: bool) -> None:
-    """Record a candidate if there is one at this index."""
+    """Record a candidate as a finished hypothesis unless its slot is empty (its total is minus infinity)."""
     k, (sentence, index, candidate) = fields.k, numbers
     total = select.element(f"{kind}_totals", candidate)
     with k.when(k.build.fcmp_ordered(">", total, k.float32(_MINUS_INFINITY))):
@@ -299,7 +299,7 @@ def _record(fields: Fields, select: Fields, kind: str, numbers: tuple[Value, ...
 
 
 def _may_improve(fields: Fields, select: Fields, sentence: Value, index: Value) -> Value:
-    """Return whether a live hypothesis can still enter the certain ones; in greedy search, whether none has ended."""
+    """Return whether a live hypothesis can still enter the n best; in greedy search, whether none has ended."""
     k, beam_size, certain_count = fields.k, fields.get("beam_size"), fields.get("certain_count")
     best, first = k.variable(k.float32(_MINUS_INFINITY)), k.mul(sentence, beam_size)
     with k.loop(first, k.add(first, beam_size)) as number:
@@ -325,7 +325,7 @@ def _may_improve(fields: Fields, select: Fields, sentence: Value, index: Value) 
 
 
 def _keep_sentence(fields: Fields, sentence: Value, to: Value) -> None:
-    """Move a sentence's data to its new index, which is not greater."""
+    """Move the data of an unfinished sentence to its new index in the batch, which is not greater."""
     k = fields.k
     for name, kind in (("indices", I64), ("longest", I64), ("greatest_penalties", F32)):
         k.store(fields.element(name, sentence, kind), fields.at(name, to, kind))
@@ -334,7 +334,7 @@ def _keep_sentence(fields: Fields, sentence: Value, to: Value) -> None:
 
 
 def _extend(fields: Fields, select: Fields, sentences: tuple[Value, Value], chosen: Value, new_row: Value) -> None:
-    """Copy a live hypothesis' parent and append the selected token."""
+    """Copy the tokens of a live hypothesis' parent, and append the selected token."""
     k, (sentence, to) = fields.k, sentences
     length, capacity = fields.get("length"), fields.get("capacity")
     row = k.add(k.mul(sentence, fields.get("width")), select.element("live_parents", chosen, I64))
@@ -355,7 +355,7 @@ def _extend(fields: Fields, select: Fields, sentences: tuple[Value, Value], chos
 
 
 def _set_next(fields: Fields, select: Fields, sentences: Value, old_rows: Value) -> None:
-    """Set the arguments of the next step, and whether to stop."""
+    """Set the arguments of the next decoding step, and the flag that stops the search."""
     k = fields.k
     step = Fields(k, k.pointer(fields.get("step_arguments")), StepArguments._fields)
     beam_size, length = fields.get("beam_size"), k.add(fields.get("length"), 1)
@@ -406,7 +406,7 @@ class NativeSearch:
     """A compiled search for a batch (implements `model.batch_search.BatchSearch`)."""
 
     def __init__(self, state: NativeState, bounds: SearchBounds) -> None:
-        """Start the search; `state` has encoded its sentences and run no step."""
+        """Create a search from `state`, which has encoded its sentences and run no step."""
         self.state = state
         self.bounds = bounds
         self.threads = torch.get_num_threads()  # the number that scratch space is allocated for
@@ -481,7 +481,7 @@ class NativeSearch:
         return arrays
 
     def _begin(self) -> None:
-        """Initialize the arrays before the first step."""
+        """Fill the search kernel's arrays with their values before the first step."""
         numbers, count = self._zeroed.ctypes_array, self.sentences
         starts, lengths = self.state.sources.tolist()
         numbers("sources")[:] = starts + lengths
@@ -567,7 +567,7 @@ class NativeSearch:
         return self._numbers["lists"] != self._addresses["lists"]
 
     def _lists(self) -> Tensor:
-        """Return each hypothesis' list of cache entries."""
+        """Return, for each hypothesis, the list of its entries in the KV cache."""
         return self._zeroed.tensor("next_lists" if self._is_swapped() else "lists")
 
     def _histories(self) -> tuple[Tensor, Tensor]:
@@ -576,7 +576,7 @@ class NativeSearch:
         return self._uninitialized.tensor(f"{next_}tokens"), self._uninitialized.tensor(f"{next_}values")
 
     def _keep_sentences(self, staying: list[int]) -> None:
-        """Remove all other sentences from the batch, between two steps."""
+        """Remove all but these sentences from the batch, between two steps."""
         batch, width = len(staying), self._numbers["width"]
         sentences = torch.tensor(staying, dtype=torch.int64)
         rows = (sentences[:, None] * width + torch.arange(width)).flatten()

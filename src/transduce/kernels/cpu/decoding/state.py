@@ -55,7 +55,7 @@ class KVCachePool:
             self.entries = self.entries.new_empty(layers, count, width)
 
     def has_capacity(self, count: int) -> bool:
-        """Return whether `count` more entries fit."""
+        """Return whether the pool has space for `count` more entries."""
         return self.used + count <= self.entries.shape[1]
 
     def compact(self, lists: Tensor, rows: int) -> Tensor:
@@ -128,7 +128,7 @@ class NativeSteps:
         *,
         extra_entries: int = 0,
     ) -> None:
-        """Prepare for `sentences` sentences, with `extra_entries` pool entries beyond those of the first steps."""
+        """Allocate a KV cache for the first steps of `sentences` sentences, plus `extra_entries` entries."""
         self.model = model
         self.compiled = compiled
         self.width = 1
@@ -146,7 +146,7 @@ class NativeSteps:
         raise NotImplementedError
 
     def select_rows(self, rows: Tensor, width: int) -> None:
-        """Make row n continue what was row rows[n]; the number of hypotheses W may change."""
+        """Replace row n of the hypotheses by a copy of row rows[n]; the number of hypotheses W may change."""
         self.lists = self.lists.index_select(0, rows)
         self.width = width
 
@@ -178,7 +178,7 @@ class NativeSteps:
         return x, self.logits_buffer[:rows, : self.output.outputs]
 
     def reorder(self, parents: Tensor) -> None:
-        """Make hypothesis w of sentence b continue what was hypothesis parents[b, w]."""
+        """Replace hypothesis w of sentence b by a copy of hypothesis parents[b, w]."""
         batch, width = parents.shape
         if width == self.width == 1:
             return
@@ -186,7 +186,7 @@ class NativeSteps:
         self.select_rows(rows.flatten(), width)
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the sentences at these rows."""
+        """Keep only the sentences at these rows, and remove the others from the batch."""
         own_rows = rows[:, None] * self.width + torch.arange(self.width)
         self.select_rows(own_rows.flatten(), self.width)
 
@@ -256,7 +256,7 @@ def offsets_of(counts: list[int]) -> list[int]:
 
 
 class Scratch:
-    """Scratch space of the read and step kernels."""
+    """The scratch memory that the kernels `read` and `step` write intermediate results to."""
 
     def __init__(self, compiled: CompiledModel, rows: int, scores: int) -> None:
         """Allocate scratch space for `rows` rows and `scores` attention scores."""
@@ -291,7 +291,7 @@ class NativeState(NativeSteps):
     """
 
     def __init__(self, model: PrepackedTransformer, compiled: CompiledModel, source_ids: Tensor) -> None:
-        """Encode source_ids (B, S)."""
+        """Create a decoding state: encode the source ids (B, S)."""
         super().__init__(model, compiled, len(source_ids))
         pad_id = model.config.pad_id
         ids: list[list[int]] = source_ids.tolist()
@@ -306,13 +306,13 @@ class NativeState(NativeSteps):
         self.row_sources = self.sources  # (2, B × W)
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the sentences at these rows."""
+        """Keep only the sentences at these rows, and remove the others from the batch."""
         super().keep_sentences(rows)
         self.sources = self.sources.index_select(1, rows)
         self._spread_sources()
 
     def select_rows(self, rows: Tensor, width: int) -> None:
-        """Make row n continue what was row rows[n]; the number of hypotheses W may change."""
+        """Replace row n of the hypotheses by a copy of row rows[n]; the number of hypotheses W may change."""
         changes = width != self.width
         super().select_rows(rows, width)
         if changes:
@@ -339,7 +339,7 @@ def _pairs(firsts: list[int], counts: list[int]) -> Tensor:
 
 
 def _repeat(numbers: list[int], counts: list[int]) -> list[int]:
-    """Repeat each number as often as its count says."""
+    """Return a list in which number n occurs counts[n] times in a row."""
     return [number for number, count in zip(numbers, counts, strict=True) for _ in range(count)]
 
 
@@ -381,7 +381,7 @@ class NativePromptState(NativeSteps):
         return super().advance(tokens)
 
     def select_rows(self, rows: Tensor, width: int) -> None:
-        """Make row n continue what was row rows[n]; the number of hypotheses W may change."""
+        """Replace row n of the hypotheses by a copy of row rows[n]; the number of hypotheses W may change."""
         super().select_rows(rows, width)
         self.counts = self.counts.index_select(0, rows)
         if self._after_prompt is not None:

@@ -124,7 +124,7 @@ class ModelEmitter:
 
     @cached_property
     def pointers(self) -> StepArguments:
-        """The kernel's arguments as pointers."""
+        """The step's arguments, converted from 64-bit addresses to pointers."""
         return StepArguments(*(self.k.pointer(number) for number in self.arguments))
 
     def weight(self, tensor: Tensor, first_byte: int = 0) -> Value:
@@ -163,7 +163,7 @@ class ModelEmitter:
         self._norm_embedded(embedding)
 
     def embed_runs(self, embedding: Embedding, weight: Tensor) -> None:
-        """Emit the embedding of all tokens of whole sequences."""
+        """Emit the embedding of every token of whole sequences, for the kernel `read`."""
         k, pointers = self.k, self.pointers
         sizes = self.arguments.rows, k.int64(self.config.d_model)
         table = self.weight(weight), k.float32(embedding.scale), pointers.position_encodings
@@ -178,7 +178,7 @@ class ModelEmitter:
 
     @property
     def position(self) -> Value:
-        """The position of the step's tokens."""
+        """The position in the sequence of the tokens that the step processes."""
         return self.k.add(self.arguments.length, -1)
 
     def norm(self, norm: nn.Module, x: Value, out: Value) -> None:

@@ -174,7 +174,7 @@ class _Blocks:
         self.fetched = k.variable(none)  # bytes
 
     def write(self, rows: Value, ahead: Value, lines: Value) -> None:
-        """Emit the loop over all rows."""
+        """Emit the loop that multiplies blocks of rows."""
         k, none = self.k, self.k.int64(0)
         self.ahead, self.lines = ahead, k.mul(lines, self.most // REGISTER_ROWS)
         steps = k.build.sdiv(k.mul(self.place.width, self.tile.weight_bytes), k.int64(REGISTER_BYTES))

@@ -186,7 +186,7 @@ def _write_product(k: KernelBuilder, tile: Tile, ending: str) -> None:
             )
 
         def by_vectors() -> None:
-            """Emit the multiplication by vector instructions."""
+            """Emit the multiplication with vector instructions, for when AMX is not used."""
             with k.loop(first, last) as block:
                 with k.loop(0, full_rows, tile.rows) as row:
                     k.call(f"tile_{tile.kind}_{ending}_{tile.rows}", *arguments_at(row, block))
@@ -321,11 +321,11 @@ class NativeLinear(nn.Module):
         return result
 
     def _work(self, rows: Tensor) -> int:
-        """Return the number of multiply-adds for these rows."""
+        """Return the number of multiply-adds for these rows, by which the number of threads is chosen."""
         return len(rows) * self.width * self.padded_outputs
 
     def extra_repr(self) -> str:
-        """Return the sizes and the format that is multiplied."""
+        """Return the layer's sizes and number format, which `print(model)` shows."""
         return f"{self.width}, {self.outputs}, {self.tile.kind}"
 
     def addresses(self) -> tuple[int, int, int, int]:
@@ -339,7 +339,7 @@ class NativeLinear(nn.Module):
 
 
 def _round(weight: Tensor, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantize a matrix (O, D) for a tile; returns the matrix, the initial sums (O,) and the weight scales (O,).
+    """Quantize a matrix (O, D) for a tile; return the matrix, the initial sums (O,) and the weight scales (O,).
 
     For floating-point tiles the last two are empty.
     """
@@ -358,7 +358,7 @@ class NativeVocabulary(NativeLinear):
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, tile: Tile) -> None:
-        """Pack the matrix (V, D) and keep a reference to it; models that tie their embeddings hold it anyway."""
+        """Pack the matrix (V, D), and keep the original for recomputed logits (no copy if embeddings are tied)."""
         super().__init__(weight, bias, tile)
         self.exact_weight = weight
         self.recomputes_likeliest = self.is_rounded

@@ -53,7 +53,7 @@ class GemmLayout(NamedTuple):
 
     @property
     def group(self) -> int:
-        """Elements per pair."""
+        """The number of elements of the summed dimension that share 32 bits (a "pair")."""
         return 1 if self.kind == F32 else 2
 
     @property
@@ -126,7 +126,7 @@ class Packer:
                     k.store(vector, k.element_pointer(target, k.mul(k.add(pair, n), width), I32))
 
     def pack(self, matrix: Matrix, to: Value) -> None:
-        """Pack a matrix whose rows are summed over."""
+        """Pack a matrix into `to`, where elements of consecutive rows, the summed dimension, form pairs."""
         k = self.k
         pairs = self.pairs_of(matrix.rows)
         first, last = k.thread_range(k.build.sdiv(matrix.columns, k.int64(k.lanes)), self.thread, self.threads)
@@ -187,7 +187,7 @@ class Packer:
         return k.mul(groups, row_multiple // self.layout.group)
 
     def _each_strip(self, first: Value, last: Value) -> Iterator[list[Value]]:
-        """Emit loops over the vectors in [first, last), several at a time; yields the first column of each vector."""
+        """Emit loops over vectors [first, last), several at a time; yield the first column of each vector."""
         k, start = self.k, first
         for count in (_STRIP, 1):
             rest = k.build.srem(k.build.sub(last, start), k.int64(count))
@@ -209,7 +209,7 @@ class Packer:
         return [k.add(k.mul(pair, group), number) for number in range(group)]
 
     def _is_row(self, matrix: Matrix, row: Value) -> Value:
-        """Return the condition that a row exists."""
+        """Return the condition that a row index is below the matrix's number of rows."""
         return self.k.build.icmp_signed("<", row, matrix.rows)
 
     def _pointer(self, place: Value, matrix: Matrix, row: Value, column: Value) -> Value:
@@ -225,7 +225,7 @@ class Packer:
         return k.build.select(self._is_row(matrix, row), value, ir.Constant(kind, None))
 
     def _fetch(self, matrix: Matrix, rows: list[Value], columns: list[Value]) -> None:
-        """Prefetch what is read `_AHEAD` rows below: rows are too far apart for the hardware prefetcher."""
+        """Prefetch the elements `_AHEAD` rows below, which are too far apart for the hardware prefetcher."""
         k = self.k
         for row, column in product(rows, columns[:: _LINE_BYTES // (k.lanes * self.layout.bytes)]):
             k.prefetch(self._pointer(matrix.pointer, matrix, k.add(row, _AHEAD), column))
@@ -305,7 +305,7 @@ PANEL_TYPES: tuple[Any, ...] = (POINTER, *[I64] * 4, POINTER, I64, POINTER, I64,
 
 
 class EpilogueEmitter(NamedTuple):
-    """The code that an epilogue emits."""
+    """Callbacks that emit an epilogue's prefetches and its computation for one row."""
 
     fetch: Callable[[Value], None]
     """Emit prefetches while a tile is multiplied, given the offset from `out` of a row's first element."""
@@ -373,7 +373,7 @@ class _Panels:
                     amx.store(k, n, pointer)
 
     def _multiply(self, left: Value, parts: list[Value]) -> None:
-        """Emit the sums of a tile; after every 16 pairs some rows of the previous tile are finished."""
+        """Emit the sums of a tile; after every 16 pairs, emit the epilogue of some rows of the previous tile."""
         k, args = self.k, self.given
         with k.loop(0, k.build.sdiv(args.depth, k.int64(STEP))) as step:
             for vector in range(AMX_VECTORS):
@@ -398,7 +398,7 @@ class _Panels:
             self.is_last_span.fetch(self._place_of(parts, row))
 
     def _place_of(self, parts: list[Value], row: Value) -> Value:
-        """Return the offset of the first element of a tile's row in the result."""
+        """Return the offset, in the result, of the first element of row `row` of a tile."""
         k = self.k
         is_first = k.build.icmp_signed("<", row, k.int64(PART_ROWS))
         start = k.build.select(is_first, parts[0], k.add(parts[1], -PART_ROWS))
@@ -425,7 +425,7 @@ class AmxPacker(Packer):
     """A `Packer` that works by blocks of rows; the number of columns is a multiple of a panel's."""
 
     def pack(self, matrix: Matrix, to: Value) -> None:
-        """Pack a matrix whose rows are summed over."""
+        """Pack a matrix into `to`, where elements of consecutive rows, the summed dimension, form pairs."""
         k, panel = self.k, self.layout.panel
         pairs = self.pairs_of(matrix.rows)
         with k.loop(0, pairs, k.lanes) as first, self._each_panel(matrix) as column:

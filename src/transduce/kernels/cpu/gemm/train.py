@@ -40,7 +40,7 @@ def multiply_pairs(k: KernelBuilder, total: Value, one: Value, other: Value) -> 
 
 
 class Gemm(NamedTuple):
-    """A matrix multiplication: rows times packed columns."""
+    """The operands, the result and the epilogue of one matrix multiplication, as values in emitted code."""
 
     left: Value
     """Pointer to the rows, without gaps; for the ending `add`, to a gradient whose columns are the rows."""
@@ -76,7 +76,7 @@ class GemmEmitter:
     """The scratch space in bytes that each thread needs in `Gemm.scratch`."""
 
     def __init__(self, k: KernelBuilder, *endings: Epilogue) -> None:
-        """Emit the tile functions of these epilogues, for panels of every width."""
+        """Emit the functions that multiply a tile, one for each epilogue and panel width."""
         self.k = k
         for ending in endings:
             for width in (*self._narrow_panels(), self.layout.panel):
@@ -161,7 +161,7 @@ class GemmEmitter:
                 self._panel(gemm, tiles(full_end), full_end, width, span)
 
     def _narrow_panels(self) -> Sequence[int]:
-        """Return the widths that the last panel may have, besides the full one."""
+        """Return the widths, below the full one, that the last panel of columns may have."""
         return range(self.k.lanes, self.layout.panel, self.k.lanes)
 
     def _panel(
@@ -314,7 +314,7 @@ class GemmEmitter:
         return [k.load_variable(variable, k.splat(0.0)) for variable in sums]
 
     def _fetch(self, rows: int, vectors: int, out: Value, stride: Value) -> None:
-        """Prefetch the sums that the tile is added to in the end."""
+        """Prefetch the part of the result to which the tile's sums will be added."""
         k = self.k
         for row in range(rows):
             for vector in range(vectors):

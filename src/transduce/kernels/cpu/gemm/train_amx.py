@@ -66,7 +66,7 @@ class AmxGemmEmitter(GemmEmitter):
     thread_bytes = _ROWS_BYTES + _SUMS_BYTES
 
     def __init__(self, k: KernelBuilder, *endings: Epilogue) -> None:
-        """Emit the tile functions of these epilogues."""
+        """Emit the functions that multiply a tile, one for each of these epilogues."""
         k.features |= {"amx-tile", "amx-bf16"}
         super().__init__(k, *endings)
 
@@ -189,7 +189,7 @@ class AmxGemmEmitter(GemmEmitter):
             k.call(tile_name(gemm.ending, AMX_VECTORS), *args, *self._values_from(gemm, column, column))
 
     def _places(self, gemm: Gemm, column: Value, span: PairRange) -> dict[str, Value]:
-        """Return the arguments that do not depend on the rows' layout."""
+        """Return the tile function's arguments that do not depend on the row layout."""
         k = self.k
         return {
             "panel": self._panel_from(gemm, column, self.layout.panel, span),

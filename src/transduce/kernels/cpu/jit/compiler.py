@@ -38,7 +38,7 @@ _CHECKSUM_BYTES = _CHECKSUM().digest_size
 
 
 def cache_key(*parts: Any) -> str:
-    """Return a cache key: a hash of these parts."""
+    """Return the hash of these parts, which names a kernel in the cache of compiled code."""
     return _CHECKSUM("\0".join(map(str, parts)).encode()).hexdigest()
 
 
@@ -75,14 +75,14 @@ def cache_code(key: str, code: bytes) -> None:
 
 
 def _drop_oldest(folder: Path) -> None:
-    """Delete the least recently used files beyond the limit."""
+    """Delete the least recently used files until the cache is within its size limit."""
     files = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
     for path in files[: max(0, len(files) - _MAX_FILES)]:
         path.unlink(missing_ok=True)
 
 
 def _path(key: str) -> Path | None:
-    """Return the file of a key; None if caching is disabled or the folder belongs to another user."""
+    """Return the path of the cached code for a key; None if caching is disabled or another user owns the folder."""
     folder = _folder()
     if folder is None:
         return None
@@ -119,7 +119,7 @@ _NARROW_ISA = ("AVX2", "AVX2_VNNI", "AVX2_VNNI_2")
 
 
 class CompiledKernel:
-    """A compiled kernel."""
+    """A machine-code function that runs on one thread or on PyTorch's OpenMP threads."""
 
     def __init__(self, name: str, engine: Any) -> None:
         """Look up a kernel by name in an LLVM execution engine, which owns the machine code."""

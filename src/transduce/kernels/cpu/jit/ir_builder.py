@@ -143,7 +143,7 @@ class KernelBuilder:
             done(self.build.icmp_unsigned("==", self.load_variable(remaining, none), none))
 
     def _bits(self, conditions: Value) -> Value:
-        """Return a vector of conditions as an integer with one bit per lane."""
+        """Convert a vector of conditions to an integer with one bit per lane."""
         return self.build.bitcast(conditions, ir.IntType(self.lanes))
 
     @contextmanager
@@ -162,7 +162,7 @@ class KernelBuilder:
                 self.intrinsic("transduce_barrier", VOID)
 
     def when(self, condition: Value) -> Any:
-        """Emit the body of `with` under a condition."""
+        """Return a context manager; code emitted in its body runs only if the condition is true."""
         return self.build.if_then(condition)
 
     def lowest_bit(self, bits: Value) -> Value:
@@ -211,7 +211,7 @@ class KernelBuilder:
         return product
 
     def thread_range(self, whole: Value, thread: Value, threads: Value) -> tuple[Value, Value]:
-        """Return the half-open range [first, last) of items that a thread processes, of `whole` items in all."""
+        """Return the half-open range [first, last) of `whole` items that one thread processes."""
         start = self.build.sdiv(self.mul(whole, thread), threads)
         return start, self.build.sdiv(self.mul(whole, self.add(thread, 1)), threads)
 
@@ -245,7 +245,7 @@ class KernelBuilder:
         return self._fold(values, self.build.fadd)
 
     def reduce_sums(self, vectors: list[Value]) -> Value:
-        """Emit the sums (as by `total`) of lanes / 4 vectors at once; returns a vector of lanes / 4 sums."""
+        """Emit the sums of lanes / 4 vectors at once, each added as by `total`, as a vector of lanes / 4 elements."""
         width, count = self.lanes, len(vectors)  # partial sums that remain of each vector
         while len(vectors) > 1:
             width //= 2
@@ -257,7 +257,7 @@ class KernelBuilder:
         return self._shuffle(values, values, [n * self.lanes // count for n in range(count)])
 
     def _join(self, one: Value, other: Value, width: int) -> Value:
-        """Add the lower to the upper halves of the 2 × width-element segments of two vectors, in one vector."""
+        """Emit one vector of sums from two: in each segment of 2 × width elements, the lower plus the upper half."""
         starts = range(0, 2 * self.lanes, 2 * width)  # of the segments in both vectors
         low = [start + n for start in starts for n in range(width)]
         halves = (self._shuffle(one, other, numbers) for numbers in (low, [n + width for n in low]))
@@ -378,7 +378,7 @@ class KernelBuilder:
         self.build.asm(kind, "vmovntps $0, ($1)", "v,r,~{memory}", [floats, pointer], side_effect=True)
 
     def store_fence(self) -> None:
-        """Emit a store fence, so that other threads see streamed data before anything stored later."""
+        """Emit a store fence, so that other threads see non-temporal stores before any later store."""
         self.intrinsic("llvm.x86.sse.sfence", VOID)
 
     def copy(self, source: Value, target: Value, count: Value) -> None:

@@ -105,7 +105,7 @@ class StackAllocator:
     """A stack allocator: each new block follows all blocks in use."""
 
     def __init__(self, size: int) -> None:
-        """Reserve `size` bytes of address space; if the system refuses, every block comes from the heap."""
+        """Reserve `size` bytes of address space; if the system refuses, all blocks are allocated on the heap."""
         self.live: dict[int, int] = {}
         """The end address of each block in use, by its start address."""
         self._first = self._end = 0
@@ -200,13 +200,13 @@ class StepList:
         self._spots: list[MemoryOffset] = []
 
     def add(self, step: CompiledKernel, numbers: Sequence[int | MemoryOffset]) -> None:
-        """Append a step."""
+        """Append a kernel call with its arguments to the list."""
         self._table.append((step.address, len(self._spots)))
         # Base 0 has the address 0, so a plain number is an offset from it.
         self._spots += [each if isinstance(each, MemoryOffset) else MemoryOffset(0, each) for each in numbers]
 
     def finish(self) -> "CompiledSteps":
-        """Return the steps in executable form."""
+        """Return the list of kernel calls in the form that `run` executes."""
         return CompiledSteps(self._table, self._spots)
 
 
@@ -219,7 +219,7 @@ class CompiledSteps:
         self._table_address = self._table.ctypes.data
 
     def run(self, bases: Sequence[int], threads: int) -> None:
-        """Run all steps with these base addresses, the first one 0, on `threads` threads; nothing is checked."""
+        """Run all steps on `threads` threads with these base addresses, the first of which is 0; nothing is checked."""
         numbers = np.array(bases, dtype=np.int64)[self._bases]
         numbers += self._bytes
         _runner(require_integer_tile()).run(self._table_address, len(self._table), numbers.ctypes.data, threads=threads)

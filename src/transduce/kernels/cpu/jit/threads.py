@@ -25,7 +25,7 @@ class ThreadLimiter:
     """A controller that reduces the number of decoding threads while cores are busy, and retries more later."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Start without a limit; `clock` returns seconds and decides when more threads are tried again."""
+        """Create a limiter that starts without a limit; `clock` returns the time in seconds."""
         self._clock = clock
         self._most: int | None = None  # limit on threads; None: no limit
         self._failed = 0  # number of threads that last proved too many

@@ -92,7 +92,7 @@ class Tile(NamedTuple):
 
     @property
     def group(self) -> int:
-        """Neighboring inputs that fill 32 bits."""
+        """The number of consecutive inputs of one output whose weights share 32 bits."""
         return {"floats": 1, "pairs": 2, "words": 2}.get(self.kind, 4)
 
     @property
@@ -102,7 +102,7 @@ class Tile(NamedTuple):
 
     @property
     def columns(self) -> int:
-        """Outputs per block of weights, C."""
+        """The number of outputs in a block of weights, C."""
         return self.lanes * self.vectors
 
     @property

@@ -123,7 +123,7 @@ class _Attend(torch.autograd.Function):
 
 
 class _Inputs(NamedTuple):
-    """The inputs of attention, or their gradients."""
+    """The input tensors of attention, or the gradients with respect to them."""
 
     projected: Tensor
     """Queries, keys and values, (B, Q, 3 × H × K); with a memory, queries alone, (B, Q, H × K)."""
@@ -142,7 +142,7 @@ class _Inputs(NamedTuple):
 
 
 def _run_attention(name: str, inputs: _Inputs, context: Tensor, sums: Tensor, gradients: _Inputs | None = None) -> None:
-    """Run the kernel `attend`, or `attend_back` with `found` for the resulting gradients."""
+    """Run the kernel `attend`, or `attend_back`, which writes the gradients to `found`."""
     batch, num_heads, num_queries, _ = sums.shape
     inner = context.shape[2]
     key_source = inputs.projected if inputs.memory is None else inputs.memory
@@ -175,7 +175,7 @@ def _run_attention(name: str, inputs: _Inputs, context: Tensor, sums: Tensor, gr
 
 
 def attention_shape(width: int, dtype: torch.dtype) -> AttentionShape:
-    """Return what to compile attention kernels for, given a head width and dtype, on this processor."""
+    """Return the shape for which attention kernels are compiled, for a head width and dtype on this processor."""
     lanes, pairs = require_integer_tile().lanes, bfloat16_tile()
     has_pairs = dtype == torch.bfloat16 and width % AMX_KEYS == 0 and pairs is not None and pairs.lanes == lanes
     return AttentionShape(width, LLVM_TYPES[dtype], lanes, has_pairs and require_gemm_tile(torch.bfloat16).amx)
@@ -188,7 +188,7 @@ def attention_kernels(shape: AttentionShape) -> dict[str, CompiledKernel]:
 
 @cache
 def _attention_kernels(shape: AttentionShape, tile: Tile) -> dict[str, CompiledKernel]:
-    """Compile `attend` and `attend_back`."""
+    """Compile the kernels `attend` and `attend_back` for an attention shape."""
     k = new_builder("attention", tile)
     (AmxAttentionEmitter if shape.amx else AttentionEmitter)(k, shape).write()
     return compile_kernels(k, ("attend", "attend_back"))
@@ -199,7 +199,7 @@ def _attention_kernels(shape: AttentionShape, tile: Tile) -> dict[str, CompiledK
 
 
 def residual_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return x and its norm: LayerNorm, or RMSNorm without a bias; see `backend.TrainingKernels.residual_norm`."""
+    """Return x and the normalized x: LayerNorm, or RMSNorm without a bias (implements `backend.TrainingKernels`)."""
     for each in (weight, bias):
         if each is not None and (each.shape, each.dtype) != (x.shape[-1:], x.dtype):
             raise ValueError(f"{describe(each)} cannot be the weight or bias of a norm of {describe(x)}")
@@ -217,7 +217,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 class NormNode(torch.autograd.Function):
-    """A norm as an autograd function that returns x and norm(x), for residual connections.
+    """A norm as an autograd function that returns x, for a residual connection, and the normalized x.
 
     It is LayerNorm, or RMSNorm without a bias. The backward pass adds the gradient of the returned x in the same pass,
     and adds weight and bias gradients to float32 sums where these exist.
@@ -416,7 +416,7 @@ def _kernels(dtype: torch.dtype, tile: Tile) -> dict[str, CompiledKernel]:
 
 
 class _Arguments(NamedTuple):
-    """Arguments of the kernel."""
+    """Arguments of the kernel that applies rotary embeddings."""
 
     x: Any
     """Address of the input, (B × T, C)."""
@@ -435,7 +435,7 @@ class _Arguments(NamedTuple):
 
 
 def supports_rotary(x: Tensor, width: int) -> bool:
-    """Return whether `turn` takes heads of this width, in x's dtype and on its device."""
+    """Return whether `apply_rotary` takes heads of this width, in x's dtype and on its device."""
     tile = find_integer_tile()
     return tile is not None and width % (2 * tile.lanes) == 0 and supports_logits(x)
 

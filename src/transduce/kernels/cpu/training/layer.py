@@ -95,7 +95,7 @@ class Base(IntEnum):
 
 
 class PartBase(IntEnum):
-    """Bases of a sub-layer; each parameter's base is followed by that of the sum of its gradients."""
+    """The base addresses of a sub-layer; each parameter's base is followed by that of its gradient sum."""
 
     SEED = 0
     """The seed of its dropout, a number."""
@@ -186,7 +186,7 @@ class LayerPlan:
     """The kernel calls of a layer's forward and backward pass, and the bytes of memory that they need."""
 
     def __init__(self, shape: LayerShape) -> None:
-        """Plan both passes for a layer's shape."""
+        """Plan the forward and backward passes of a layer of this shape."""
         kept, scratch, scratch_back = MemoryPlan(Base.KEPT), MemoryPlan(Base.TEMPORARY), MemoryPlan(Base.TEMPORARY)
         forward, backward = StepList(), StepList()
         parts = [_Part(shape, number, kept) for number in range(len(shape.parts))]
@@ -227,11 +227,11 @@ class _Part:
         """A bit array of the positive elements of a feed-forward network's inner layer."""
 
     def _first(self, start: int, stop: int) -> _Matrix:
-        """Return rows of the first linear layer's weight."""
+        """Return rows [start, stop) of the weight and bias of the sub-layer's first linear layer."""
         return _Matrix(PartBase.FIRST, start, stop, self.layer.width)
 
     def base_offset(self, base: PartBase) -> MemoryOffset:
-        """Return the offset of one of this sub-layer's bases."""
+        """Return the offset 0 of one of this sub-layer's base addresses, such as a weight's."""
         return MemoryOffset(self.first_base + base)
 
     def emit_forward(self, w: "_Writer", x: MemoryOffset, out: MemoryOffset) -> None:
@@ -464,7 +464,7 @@ class _Writer:
         ) if has_bias else None
 
     def attend(self, context: MemoryOffset) -> None:
-        """Append a call that attends with the sub-layer's projected queries, keys and values."""
+        """Append a call of the forward pass of attention, on the sub-layer's projected queries, keys and values."""
         self._attend("attend", context, None)
 
     def attend_backward(self, by_context: MemoryOffset, by_projected: MemoryOffset, by_memory: MemoryOffset) -> None:

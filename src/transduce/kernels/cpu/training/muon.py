@@ -235,7 +235,7 @@ class OrthogonalizeEmitter:
         k.call("symmetric", *addresses, *numbers, *sizes, one.packed, *one.threads)
 
     def _replace(self, one: _Task, factor: Value, *, other: Value | None, factors: tuple[Value, Value]) -> None:
-        """Replace x by f1 · other + f2 · factor · x."""
+        """Emit a call that replaces x by f1 · other + f2 · factor · x, where `factors` is (f1, f2)."""
         k = self.k
         k.call("mixed", factor, one.x, other or k.int64(0), *factors, one.rows, one.columns, one.packed, *one.threads)
 
@@ -296,7 +296,7 @@ class OrthogonalizeEmitter:
         return self.multiplier.packer(self.k, self.multiplier.layout, thread, threads)
 
     def _mirror(self, out: Value, rows: Value, diagonal: Value, thread: Value, threads: Value) -> None:
-        """Copy the part below the diagonal to above it, and add to the diagonal."""
+        """Make a matrix symmetric: copy the part below the diagonal to above it, and add `diagonal` to the diagonal."""
         k = self.k
         squares = k.build.sdiv(rows, k.int64(k.lanes))
         kind = ir.VectorType(I16, k.lanes)
@@ -400,7 +400,7 @@ def orthogonalize_in_place(
 
 @cache
 def _kernels(tile: Tile) -> dict[str, CompiledKernel]:
-    """Compile the kernel `orthogonalize`."""
+    """Compile the kernel `orthogonalize` of `OrthogonalizeEmitter`."""
     k = new_builder("squares", tile)
     OrthogonalizeEmitter(k, gemm_emitter_of(tile)).write()
     return compile_kernels(k, OrthogonalizeEmitter.names)

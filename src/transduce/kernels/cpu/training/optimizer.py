@@ -160,7 +160,7 @@ class UpdateEmitter:
             self._put(master, args.bfloat16_copy, number, inside, I16)
 
     def _take(self, args: UpdateArguments, number: Value, inside: Value | None) -> Value:
-        """Emit master · shrink - rate · move, and return the new parameters."""
+        """Emit the parameter update master · shrink - rate · move, and return the new parameters."""
         k = self.k
         before = self._get(args.master, number, inside)
         master, shrunk = k.variable(before), k.build.fmul(before, self._real(args.shrink))
@@ -199,16 +199,16 @@ class UpdateEmitter:
         return moment
 
     def _real(self, bits: Value) -> Value:
-        """Return a vector of the float32 that has these bits."""
+        """Return a vector that repeats the float32 number with this bit pattern."""
         k = self.k
         return k.splat(k.float_from_bits(bits))
 
     def _get(self, address: Value, number: Value, inside: Value | None) -> Value:
-        """Load a float32 vector."""
+        """Load a float32 vector from element `number` of an array."""
         return self.k.load_as_float32(self.k.pointer(address), number, F32, mask=inside)
 
     def _put(self, value: Value, address: Value, number: Value, inside: Value | None, kind: Any = F32) -> None:
-        """Store a vector as float32, or as bfloat16 with `kind` I16."""
+        """Store a vector at element `number` of an array, as float32 or, with `kind` I16, as bfloat16."""
         self.k.store_float32_as(value, self.k.pointer(address), number, kind, mask=inside)
 
 

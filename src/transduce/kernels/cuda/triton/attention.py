@@ -19,7 +19,7 @@ def _scores(q, k, rows, columns, num_keys, scale, CAUSAL: tl.constexpr):
 
 @triton.jit
 def _weights(scores):
-    """Return the softmax of each row, float32."""
+    """Return the softmax of each row of scores, float32."""
     powers = tl.exp2(scores - tl.max(scores, axis=1)[:, None])
     return powers / tl.sum(powers, axis=1)[:, None]
 
@@ -124,7 +124,7 @@ def _load_keys_and_values(pointers, exist, inner):
 
 @triton.jit
 def _append(pointers, k, v, exist, inner):
-    """Append keys and values to the cache."""
+    """Store new keys at `pointers`, and their values `inner` elements later, in the cache."""
     tl.store(pointers, k, mask=exist)
     tl.store(pointers + inner, v, mask=exist)
 
@@ -142,7 +142,7 @@ def attend_cached(
     READ: tl.constexpr, COUNTED: tl.constexpr, LISTED: tl.constexpr, APPENDS: tl.constexpr, MASKED: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Compute the context of one head (program axis 0) of one sentence's newest tokens (axis 1).
+    """Compute the attention output of one head (program axis 0) for one sentence's newest tokens (axis 1).
 
     READ: `length` is an address, so that one recorded step serves every length. COUNTED: each sentence has its own
     number of positions to attend to, the first ones or the listed ones. LISTED: positions are listed, each with a bit

@@ -175,7 +175,7 @@ def add_and_norm(
     x, y, weight, bias, total, out, count, width, epsilon,
     CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute x + y and its norm, for ROWS rows per program; LayerNorm if CENTERED, else RMSNorm."""
+    """Compute x + y and the normalized sum for ROWS rows per program; LayerNorm if CENTERED, else RMSNorm."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     lanes = tl.arange(0, BLOCK)
     inside = lanes < width
@@ -260,7 +260,7 @@ def follow(
     master, gradient, average, working, move, count, rate, kept,
     HAS_MOVE: tl.constexpr, HAS_AVERAGE: tl.constexpr, HAS_WORKING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Subtract rate × move from the parameters of a block, if there is a move, and refresh what depends on them."""
+    """Subtract rate × move, if there is a move, from a block of parameters, and refresh their average and copy."""
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exist = offsets < count
     values = tl.load(master + offsets, mask=exist, other=0.0)

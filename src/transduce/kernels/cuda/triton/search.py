@@ -215,7 +215,7 @@ def _enter(
     record, finished, step, ends, end_ranks, end_values,
     WIDTH: tl.constexpr, FOUND: tl.constexpr, WIDE: tl.constexpr, FINISHED: tl.constexpr,
 ):  # fmt: skip
-    """Merge hypotheses that end into the N best; return the score of the last of the N.
+    """Merge newly finished hypotheses into the N best; return the score of the worst of the N.
 
     Among equals, older ones come first.
     """
