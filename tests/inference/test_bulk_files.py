@@ -54,7 +54,7 @@ def test_phrases_go_with_their_lines() -> None:
 
 @pytest.mark.parametrize(("lines", "phrases", "shorter"), [(2, 3, "input"), (3, 2, "file of phrases")])
 def test_phrases_for_other_lines_are_refused(lines: int, phrases: int, shorter: str) -> None:
-    with pytest.raises(TransduceError, match=f"but the {shorter} ends before line 3: give files of equally many"):
+    with pytest.raises(TransduceError, match=f"but the {shorter} ends before line 3: use files with"):
         list(portions(["x"] * lines, phrases=["y"] * phrases))
 
 

@@ -311,7 +311,7 @@ def test_weights_for_which_there_is_no_room_are_told(
     write(tmp_path / "m", model, translator.tokenizer)
     before = (tmp_path / "m" / "model.safetensors").read_bytes()
     monkeypatch.setattr("transduce.model_folder.write.save_file", fill_the_disk)
-    with pytest.raises(TransduceError, match=r"model\.safetensors cannot be written \(No space left .*make room"):
+    with pytest.raises(TransduceError, match=r"model\.safetensors cannot be written \(No space left .*free disk space"):
         write(tmp_path / "m", model, translator.tokenizer)
     assert (tmp_path / "m" / "model.safetensors").read_bytes() == before
     assert not list((tmp_path / "m").glob(".partial*"))

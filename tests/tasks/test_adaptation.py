@@ -270,7 +270,7 @@ def test_vectors_that_stay_are_in_the_model_that_is_kept_and_the_rest_learns(
     card = json.loads((out / "beginning.json").read_text("utf-8"))["word_vectors"]["source"]
     assert learnt == vocabulary.size - 3 - card["found"] > 0
     assert card["words_in_file"] == len(known)
-    assert f"glove.txt  {card['found']:,} of {card['pieces']:,} pieces" in said
+    assert f"glove.txt  {card['found']:,} of {card['pieces']:,} tokens" in said
 
 
 def test_vectors_that_learn_go_on_without_their_file(

@@ -16,7 +16,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The scores of all lines, with their sums."""
 
     lines: int
-    tokens: int
+    tokens: int = msgspec.field(name="pieces")
     """The number of target tokens, including end symbols."""
     log_probability: float
     """The total log-probability, in nats."""

@@ -46,7 +46,7 @@ class Score(msgspec.Struct, frozen=True):
     """The source text."""
     target: str
     """The scored translation."""
-    tokens: tuple[str, ...]
+    tokens: tuple[str, ...] = msgspec.field(name="pieces")
     """The target's tokens, without the end symbol."""
     token_log_probabilities: tuple[float, ...] = msgspec.field(name="piece_log_probabilities")
     """Log-probability of each token and of the end symbol, in nats."""

@@ -62,7 +62,7 @@ class FoundVectors(NamedTuple):
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     """A report of how many tokens of a vocabulary have a pretrained vector."""
 
-    tokens: int
+    tokens: int = msgspec.field(name="pieces")
     """Number of tokens that could have a vector."""
     found: int
     words_in_file: int
