@@ -36,7 +36,7 @@ def test_help_lists_every_verb(capsys: Capture, arguments: list[str]) -> None:
         main(arguments)
     assert left.value.code == 0
     out = capsys.readouterr().out
-    assert out.startswith("usage: transduce VERB [options]")
+    assert out.startswith("usage: transduce COMMAND [options]")
     assert all(f"  {verb} " in out and purpose in out for verb, purpose in VERBS.items())
 
 

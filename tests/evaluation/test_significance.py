@@ -127,7 +127,7 @@ def test_a_clear_difference_is_real_in_both_directions() -> None:
         assert back.verdict == forth.verdict
     assert better.bleu.verdict == (
         f"new is better than old by {better.bleu.difference:.2f} BLEU, "
-        "and the difference is real (p = 0.001): "
+        "and the difference is significant (p = 0.001): "
         "0 of 1,000 random exchanges of their translations give one as large."
     )
 
@@ -275,7 +275,7 @@ def test_warnings_name_the_system() -> None:
 
 def test_table(slight: Comparison) -> None:
     lines = str(slight).split("\n")
-    assert " ".join(lines[0].split()) == "A B difference 95 % interval p randomisation p bootstrap"
+    assert " ".join(lines[0].split()) == "A B difference 95 % interval p randomization p bootstrap"
     values = [f"{slight.bleu.value_a:.2f}", f"{slight.bleu.value_b:.2f}", f"{slight.bleu.difference:+.2f}"]
     assert lines[1].split()[:4] == ["BLEU", *values]
     assert len({len(line) for line in lines[:3]}) == 1

@@ -1,4 +1,4 @@
-"""`transduce VERB …`: run a subcommand, and turn errors into a message and exit code 2."""
+"""`transduce COMMAND …`: run a subcommand, and turn errors into a message and exit code 2."""
 
 import argparse
 import difflib
@@ -87,9 +87,9 @@ def build_parser(verb: str | None) -> Parser:
         listing = "\n".join(f"  {name:17} {purpose}" for name, purpose in VERBS.items())
         parser = Parser(
             prog="transduce",
-            usage="transduce VERB [options]",
+            usage="transduce COMMAND [options]",
             description=f"Train a sequence-to-sequence Transformer and use it.\n\n{listing}\n\n"
-            "`transduce VERB --help` explains a verb.",
+            "`transduce COMMAND --help` explains a command.",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         parser.add_argument("--version", action="version", version=f"transduce {version('transduce')}")

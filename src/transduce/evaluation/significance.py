@@ -192,7 +192,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             self.name_b,
             "difference",
             "95 % interval",
-            "p randomisation",
+            "p randomization",
             "p bootstrap",
         ]
         metrics = (self.bleu, self.chrf)
@@ -310,7 +310,7 @@ def describe(metric: MetricName, trial: Trial, difference: float, p: float, *, s
     size = f"{abs(difference):.2f} {metric}"
     if p < LEVEL:
         better, worse = (name_b, name_a) if difference > 0 else (name_a, name_b)
-        return f"{better} is better than {worse} by {size}, and the difference is real (p = {p:.3f}): {share}."
+        return f"{better} is better than {worse} by {size}, and the difference is significant (p = {p:.3f}): {share}."
     differing = sum(one != other for one, other in zip(trial.lines_a, trial.lines_b, strict=True))
     needed = describe_needed(difference, standard_error, sentences=len(trial.lines_a), differing=differing)
     between = f"The difference of {size} between {name_a} and {name_b}"

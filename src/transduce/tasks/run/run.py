@@ -147,7 +147,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """"cpu", "cuda" or "auto"."""
     threads: int | None = None
     """Number of compute threads; None: $OMP_NUM_THREADS, or all usable cores."""
-    specified_reason: str = "as you said"
+    specified_reason: str = "set by you"
     """The reason that the choice log gives for the user's own settings."""
 
 
