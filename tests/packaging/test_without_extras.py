@@ -48,10 +48,11 @@ def _run(code: str, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "printed"), [("--version", "transduce "), ("--help", "usage: transduce"), ("check-install", "llvmlite")]
+    ("arguments", "printed"),
+    [("--version", "transduce "), ("--help", "usage: transduce"), ("check-install", "llvmlite")],
 )
-def test_a_command_works(arguments: str, printed: str) -> None:
-    assert printed in _run(COMMAND, arguments)
+def test_a_command_works(argument: str, printed: str) -> None:
+    assert printed in _run(COMMAND, argument)
 
 
 def test_a_model_trains_and_translates(tmp_path: Path) -> None:

@@ -292,7 +292,10 @@ def test_a_mistake_does_not_remove_a_folder_that_was_there(toy_settings: dict[st
 
 def test_a_folder_that_holds_a_run_is_refused(trained: Path, toy_settings: dict[str, Any]) -> None:
     weights = (trained / "model.safetensors").stat()
-    with pytest.raises(TransduceError, match="holds a run already: continue with --resume \(in Python: resume=True\), or name another folder"):
+    with pytest.raises(
+        TransduceError,
+        match=r"holds a run already: continue with --resume \(in Python: resume=True\), or",
+    ):
         train(out=trained, settings=toy_settings, device="cpu", threads=1)
     assert (trained / "model.safetensors").stat() == weights
 
@@ -572,7 +575,10 @@ def test_dropout_follows_how_often_a_text_is_read(
     unsaid = {name: value for name, value in toy_settings.items() if name != "model.dropout"}
     one_text = {name: value for name, value in unsaid.items() if "encoder" not in name and "target" not in name}
     for settings, line in (
-        (unsaid | {"training.steps": 20}, r"model.dropout +0.1  the minimum; 0.3 × √\([0-9.]+ / 60 epochs\) would be less"),
+        (
+            unsaid | {"training.steps": 20},
+            r"model.dropout +0.1  the minimum; 0.3 × √\([0-9.]+ / 60 epochs\) would be",
+        ),
         (unsaid | {"training.steps": 10_000}, r"model.dropout +0.3  preset tiny"),
         (unsaid | {"model.dropout": 0.2}, r"model.dropout +0.2  set by you"),
         (one_text | {"task.kind": "language-model"}, r"model.dropout +0.1  preset tiny"),  # it has its own

@@ -201,6 +201,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             [
                 *_aligned([heading, *map(_cells, metrics)]),
                 *(row.verdict for row in metrics),
+                *_disagreement(self.bleu, self.chrf),
                 f"{facts}seed {self.seed}",
                 *(f"{row.metric}  {row.signature}" for row in metrics),
                 *_decoding_lines({self.name_a: self.decoding_a, self.name_b: self.decoding_b}),
@@ -349,6 +350,16 @@ def _decoding_lines(decoding: Mapping[str, Mapping[str, str | int | float | bool
         for name, settings in decoding.items()
         if settings
     ]
+
+
+def _disagreement(bleu: MetricComparison, chrf: MetricComparison) -> list[str]:
+    """Return one line if BLEU and chrF disagree on the better system or on significance, otherwise none."""
+    if bleu.is_real and chrf.is_real and bleu.difference * chrf.difference < 0.0:
+        return ["BLEU and chrF disagree: each prefers another system."]
+    if bleu.is_real != chrf.is_real:
+        yes, no = (bleu, chrf) if bleu.is_real else (chrf, bleu)
+        return [f"BLEU and chrF disagree: the difference is significant by {yes.metric}, but not by {no.metric}."]
+    return []
 
 
 def _cells(row: MetricComparison) -> list[str]:

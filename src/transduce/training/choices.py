@@ -368,7 +368,7 @@ def choose_kernels(device: str, threads: int, *, compiled: bool = False) -> Choi
             return Choice("torch", "layers compiled by torch.compile use their own kernels")
         if (missing := why_no_triton(device)) is not None:
             return Choice("torch", missing)
-        return Choice("native", "written for GPUs; fuses the operations between matrix multiplications, without padding")
+        return Choice("native", "written for GPUs; fuses the operations between matrix multiplications; no padding")
     obstacle = why_no_kernels(threads)
     if obstacle is not None:
         return Choice("torch", obstacle)
