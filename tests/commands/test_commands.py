@@ -122,7 +122,7 @@ def test_train_with_a_settings_file_set_and_options(
         "training.steps": "30", "model.d_model": "64", "model.dropout": "0.05", "training.precision": "fp32",
         "preset": "small",
     }.items():  # fmt: skip
-        assert [name, value, "as", "you", "said"] in said
+        assert [name, value, "set", "by", "you"] in said
     assert not (tmp_path / "m").exists()
 
 
@@ -334,6 +334,7 @@ def test_the_demonstration_as_json(capsys: Capture, tmp_path: Path) -> None:
     captured = capsys.readouterr()
     assert json.loads(captured.out)["sentences"] == 1000
     assert "A hand-written grammar made" in captured.err
+    assert f'transduce inspect {tmp_path / "demo"} "昨天我吃了苹果"' in captured.err
     assert 'precision = "fp32"' in (tmp_path / "demo" / "settings.toml").read_text("utf-8")
     refuse_other_run(tmp_path / "demo")
 

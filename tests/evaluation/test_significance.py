@@ -284,6 +284,15 @@ def test_table(slight: Comparison) -> None:
     assert lines[6:] == [f"BLEU  {slight.bleu.signature}", f"chrF  {slight.chrf.signature}"]
 
 
+def test_metrics_that_disagree_are_named(slight: Comparison) -> None:
+    by_bleu = msgspec.structs.replace(
+        slight,
+        bleu=msgspec.structs.replace(slight.bleu, is_real=True),
+        chrf=msgspec.structs.replace(slight.chrf, is_real=False),
+    )
+    assert "BLEU and chrF disagree: the difference is significant by BLEU, but not by chrF." in str(by_bleu)
+
+
 def test_comparison_survives_json(slight: Comparison) -> None:
     assert msgspec.json.decode(msgspec.json.encode(slight), type=Comparison) == slight
 

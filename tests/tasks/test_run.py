@@ -89,8 +89,8 @@ def test_what_was_said_is_shown_as_said(
 ) -> None:
     train(out=tmp_path / "m", settings=toy_settings, dry_run=True, device="cpu", threads=1)
     said = [line.split() for line in capsys.readouterr().err.split("\n")]
-    assert ["model.d_model", "32", "as", "you", "said"] in said
-    assert ["training.steps", "80", "as", "you", "said"] in said
+    assert ["model.d_model", "32", "set", "by", "you"] in said
+    assert ["training.steps", "80", "set", "by", "you"] in said
 
 
 # --- refusals that leave nothing behind ------------------------------------------------------------------------
