@@ -174,8 +174,8 @@ def _run(arguments: list[str]) -> int:
     if verb not in VERBS:
         near = difflib.get_close_matches(verb, VERBS, 1)
         raise TransduceError(
-            f"There is no verb `{verb}`"
-            + (f": did you mean `{near[0]}`?" if near else f": the verbs are {', '.join(VERBS)}.")
+            f"There is no command `{verb}`"
+            + (f": did you mean `{near[0]}`?" if near else f": the commands are {', '.join(VERBS)}.")
         )
     options = build_parser(verb).parse(arguments[1:])
     code: int = _module_of(verb).run(options)
