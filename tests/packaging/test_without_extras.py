@@ -48,7 +48,7 @@ def _run(code: str, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "printed"),
+    ("argument", "printed"),
     [("--version", "transduce "), ("--help", "usage: transduce"), ("check-install", "llvmlite")],
 )
 def test_a_command_works(argument: str, printed: str) -> None:
