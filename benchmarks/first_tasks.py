@@ -138,8 +138,8 @@ def run_task(name: str, seed: int, options: list[str], folder: Path) -> Row:
         text=True,
     )
     exact = 100 * json.loads(scored.stdout)["exact_match"] / HELD_OUT
-    stopped = re.search(r"Stopped after step ([\d,]+) \((.*)\)", run.stderr)
-    steps = f"{stopped[1]} steps ({stopped[2]})" if stopped else "?"
+    stopped = re.search(r"(?:Stopped after|Finished at) step ([\d,]+)(?: \((.*?)\))?", run.stderr)
+    steps = f"{stopped[1]} steps ({stopped[2] or 'finished'})" if stopped else "?"
     off = re.search(r"Dropout is off from step ([\d,]+)", run.stderr)
     dropout = f", dropout off from {off[1]}" if off else ""
     what = f"{name}, seed {seed}: exact after {steps}, {minutes:.1f} min{dropout}"

@@ -36,7 +36,7 @@ def test_help_lists_every_verb(capsys: Capture, arguments: list[str]) -> None:
         main(arguments)
     assert left.value.code == 0
     out = capsys.readouterr().out
-    assert out.startswith("usage: transduce VERB [options]")
+    assert out.startswith("usage: transduce COMMAND [options]")
     assert all(f"  {verb} " in out and purpose in out for verb, purpose in VERBS.items())
 
 
@@ -65,9 +65,9 @@ def test_version(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "transduce: There is no verb `trian`: did you mean `train`?\n"),
-        (["tranlsate", "x"], "transduce: There is no verb `tranlsate`: did you mean `translate`?\n"),
-        (["qqq"], "transduce: There is no verb `qqq`: the verbs are demo, train, "),
+        (["trian"], "transduce: There is no command `trian`: did you mean `train`?\n"),
+        (["tranlsate", "x"], "transduce: There is no command `tranlsate`: did you mean `translate`?\n"),
+        (["qqq"], "transduce: There is no command `qqq`: the commands are demo, train, "),
         (["--versoin"], "there is no option --versoin; did you mean --version? (see transduce --help)"),
         (["translate", "m", "--bem-size", "4"], "there is no option --bem-size; did you mean --beam-size?"),
         (["translate", "m", "--beam_size=4"], "there is no option --beam_size; did you mean --beam-size?"),
@@ -81,7 +81,7 @@ def test_version(capsys: Capture) -> None:
         (["translate", "m", "-q"], "unrecognized arguments: -q"),
         (["train", "a.zh", "a.en", "--out", "m"], "unrecognized arguments: a.en; pass texts with --source and"),
         (["evaluate", "m", "x", "--source", "s", "--reference", "r"], "x; pass texts with --source and --reference"),
-        (["help", "trian"], "transduce: There is no verb `trian`: did you mean `train`?\n"),
+        (["help", "trian"], "transduce: There is no command `trian`: did you mean `train`?\n"),
         (
             ["train", "--out", "o", "--task", "translatoin"],
             "argument --task: invalid choice: 'translatoin' (choose from",
@@ -122,7 +122,7 @@ def test_train_with_a_settings_file_set_and_options(
         "training.steps": "30", "model.d_model": "64", "model.dropout": "0.05", "training.precision": "fp32",
         "preset": "small",
     }.items():  # fmt: skip
-        assert [name, value, "as", "you", "said"] in said
+        assert [name, value, "set", "by", "you"] in said
     assert not (tmp_path / "m").exists()
 
 
@@ -334,6 +334,7 @@ def test_the_demonstration_as_json(capsys: Capture, tmp_path: Path) -> None:
     captured = capsys.readouterr()
     assert json.loads(captured.out)["sentences"] == 1000
     assert "A hand-written grammar made" in captured.err
+    assert f'transduce inspect {tmp_path / "demo"} "昨天我吃了苹果"' in captured.err
     assert 'precision = "fp32"' in (tmp_path / "demo" / "settings.toml").read_text("utf-8")
     refuse_other_run(tmp_path / "demo")
 
@@ -346,7 +347,10 @@ def test_training_as_json(capsys: Capture, trained: Path, tmp_path: Path) -> Non
     threads = torch.get_num_threads()
     try:
         assert main(["train", *options, "--json", "-"]) == 0
-        found = json.loads(capsys.readouterr().out)
+        captured = capsys.readouterr()
+        found = json.loads(captured.out)
+        assert "This run has finished at step 80; to train longer: --resume --steps M." in captured.err
+        assert "Finished at step 80 after " in captured.err
         assert main(["train", *options, "--json", str(tmp_path / "end.json")]) == 0
     finally:
         torch.set_num_threads(threads)

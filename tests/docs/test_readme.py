@@ -78,7 +78,7 @@ def test_the_commands_work_in_the_order_of_the_page(folder: Path) -> None:
     assert "BLEU" in trained
     assert "version:" in trained
     assert "Dry run: nothing was trained." in dry
-    assert "Resuming after step 12." in resumed
+    assert "This run has finished at step 12;" in resumed
     assert re.search(r"^ +zh-en +rotary +difference", compared, re.MULTILINE)
 
 

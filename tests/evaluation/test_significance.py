@@ -127,7 +127,7 @@ def test_a_clear_difference_is_real_in_both_directions() -> None:
         assert back.verdict == forth.verdict
     assert better.bleu.verdict == (
         f"new is better than old by {better.bleu.difference:.2f} BLEU, "
-        "and the difference is real (p = 0.001): "
+        "and the difference is significant (p = 0.001): "
         "0 of 1,000 random exchanges of their translations give one as large."
     )
 
@@ -275,13 +275,22 @@ def test_warnings_name_the_system() -> None:
 
 def test_table(slight: Comparison) -> None:
     lines = str(slight).split("\n")
-    assert " ".join(lines[0].split()) == "A B difference 95 % interval p randomisation p bootstrap"
+    assert " ".join(lines[0].split()) == "A B difference 95 % interval p randomization p bootstrap"
     values = [f"{slight.bleu.value_a:.2f}", f"{slight.bleu.value_b:.2f}", f"{slight.bleu.difference:+.2f}"]
     assert lines[1].split()[:4] == ["BLEU", *values]
     assert len({len(line) for line in lines[:3]}) == 1
     assert lines[3:5] == [slight.bleu.verdict, slight.chrf.verdict]
     assert lines[5].endswith("; 1,000 resamples, seed 12345")
     assert lines[6:] == [f"BLEU  {slight.bleu.signature}", f"chrF  {slight.chrf.signature}"]
+
+
+def test_metrics_that_disagree_are_named(slight: Comparison) -> None:
+    by_bleu = msgspec.structs.replace(
+        slight,
+        bleu=msgspec.structs.replace(slight.bleu, is_real=True),
+        chrf=msgspec.structs.replace(slight.chrf, is_real=False),
+    )
+    assert "BLEU and chrF disagree: the difference is significant by BLEU, but not by chrF." in str(by_bleu)
 
 
 def test_comparison_survives_json(slight: Comparison) -> None:

@@ -177,12 +177,12 @@ def test_the_account_lists_every_setting_of_the_model_that_was_said(
     lines = capsys.readouterr().err.splitlines()
     for name, value in said.items():
         (line,) = (line for line in lines if f" model.{name} " in line)
-        assert re.search(rf" {value} +as you said$", line)
+        assert re.search(rf" {value} +set by you$", line)
     kept = {
         name: value for name, value in toy_settings.items() if not name.startswith(("model.", "tokenizer.", "preset"))
     }
     kept |= {"init_from": str(trained), "model.attention_dropout": 0.2, "model.norm": "layer"}
     train(out=tmp_path / "run", settings=kept, dry_run=True, device="cpu", threads=1)
     told = capsys.readouterr().err
-    assert re.search(r" model\.attention_dropout +0\.2 +as you said\n", told)
-    assert re.search(r" model\.norm +layer +as you said\n", told)
+    assert re.search(r" model\.attention_dropout +0\.2 +set by you\n", told)
+    assert re.search(r" model\.norm +layer +set by you\n", told)

@@ -89,8 +89,8 @@ def test_what_was_said_is_shown_as_said(
 ) -> None:
     train(out=tmp_path / "m", settings=toy_settings, dry_run=True, device="cpu", threads=1)
     said = [line.split() for line in capsys.readouterr().err.split("\n")]
-    assert ["model.d_model", "32", "as", "you", "said"] in said
-    assert ["training.steps", "80", "as", "you", "said"] in said
+    assert ["model.d_model", "32", "set", "by", "you"] in said
+    assert ["training.steps", "80", "set", "by", "you"] in said
 
 
 # --- refusals that leave nothing behind ------------------------------------------------------------------------
@@ -237,7 +237,7 @@ def test_the_languages_are_said_and_how_to_name_them(
     assert re.search(r"data\.languages +\? \?  .* suffixes: pass `--languages`", capsys.readouterr().err)
     said = unnamed | {"data.languages": ["zh", "en"]}
     train(out=tmp_path / "run", settings=said, dry_run=True, device="cpu", threads=1)
-    assert re.search(r"data\.languages +zh en  as you said\n", capsys.readouterr().err)
+    assert re.search(r"data\.languages +zh en  set by you\n", capsys.readouterr().err)
 
 
 def test_words_one_by_one_are_judged_by_characters(
@@ -292,7 +292,10 @@ def test_a_mistake_does_not_remove_a_folder_that_was_there(toy_settings: dict[st
 
 def test_a_folder_that_holds_a_run_is_refused(trained: Path, toy_settings: dict[str, Any]) -> None:
     weights = (trained / "model.safetensors").stat()
-    with pytest.raises(TransduceError, match="holds a run already: continue with --resume, or name another folder"):
+    with pytest.raises(
+        TransduceError,
+        match=r"holds a run already: continue with --resume \(in Python: resume=True\), or",
+    ):
         train(out=trained, settings=toy_settings, device="cpu", threads=1)
     assert (trained / "model.safetensors").stat() == weights
 
@@ -572,9 +575,12 @@ def test_dropout_follows_how_often_a_text_is_read(
     unsaid = {name: value for name, value in toy_settings.items() if name != "model.dropout"}
     one_text = {name: value for name, value in unsaid.items() if "encoder" not in name and "target" not in name}
     for settings, line in (
-        (unsaid | {"training.steps": 20}, r"model.dropout +0.1  more than 0.3 × √\([0-9.]+ / 60 epochs\), the least"),
+        (
+            unsaid | {"training.steps": 20},
+            r"model.dropout +0.1  the minimum; 0.3 × √\([0-9.]+ / 60 epochs\) would be",
+        ),
         (unsaid | {"training.steps": 10_000}, r"model.dropout +0.3  preset tiny"),
-        (unsaid | {"model.dropout": 0.2}, r"model.dropout +0.2  as you said"),
+        (unsaid | {"model.dropout": 0.2}, r"model.dropout +0.2  set by you"),
         (one_text | {"task.kind": "language-model"}, r"model.dropout +0.1  preset tiny"),  # it has its own
     ):
         train(out=tmp_path / "run", settings=settings, dry_run=True, device="cpu", threads=1)
@@ -587,7 +593,7 @@ def test_large_steps_of_wide_models_are_taken_in_parts(
     wide = toy_settings | {"model.d_model": 512, "training.batch_tokens": 4_096}
     for settings, line in (
         (wide, r"training.accumulate +2  at most 2,048 tokens at once, for less memory"),
-        (wide | {"training.accumulate": 3}, r"training.accumulate +3  as you said"),
+        (wide | {"training.accumulate": 3}, r"training.accumulate +3  set by you"),
     ):
         train(out=tmp_path / "run", settings=settings, dry_run=True, device="cpu", threads=1)
         assert re.search(line, capsys.readouterr().err)

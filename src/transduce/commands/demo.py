@@ -1,13 +1,15 @@
 """`transduce demo`: train a small translator on the built-in corpus."""
 
 import argparse
+import os
+import shlex
 import shutil
 import sys
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 
 from transduce.commands.options import add_computing, check_folder, check_writable, write_report
-from transduce.demonstration.run import STEPS, demo, refuse_other_run
+from transduce.demonstration.run import SENTENCES, STEPS, demo, refuse_other_run
 from transduce.errors import TransduceError
 from transduce.tasks.run.run_folder import SETTINGS_FILE
 
@@ -38,10 +40,16 @@ def run(options: argparse.Namespace) -> int:
             threads=options.threads,
             precision=options.precision,
         )
-        sys.stdout.write("\n")
+        sys.stdout.write(f'\nNext: {_activation()}transduce inspect {shlex.quote(options.out)} "{SENTENCES[-1]}"\n')
         sys.stdout.flush()
     write_report(result, options.json)
     return 0
+
+
+def _activation() -> str:
+    """Return the command that activates `make demo`'s environment, or nothing if it is active or not in use."""
+    of_make = Path(sys.prefix).resolve() == Path(".venv").resolve() and "VIRTUAL_ENV" not in os.environ
+    return "source .venv/bin/activate, then: " if of_make else ""
 
 
 def _remove_run(folder: Path) -> None:

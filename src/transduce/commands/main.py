@@ -1,4 +1,4 @@
-"""`transduce VERB …`: run a subcommand, and turn errors into a message and exit code 2."""
+"""`transduce COMMAND …`: run a subcommand, and turn errors into a message and exit code 2."""
 
 import argparse
 import difflib
@@ -87,9 +87,9 @@ def build_parser(verb: str | None) -> Parser:
         listing = "\n".join(f"  {name:17} {purpose}" for name, purpose in VERBS.items())
         parser = Parser(
             prog="transduce",
-            usage="transduce VERB [options]",
+            usage="transduce COMMAND [options]",
             description=f"Train a sequence-to-sequence Transformer and use it.\n\n{listing}\n\n"
-            "`transduce VERB --help` explains a verb.",
+            "`transduce COMMAND --help` explains a command.",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         parser.add_argument("--version", action="version", version=f"transduce {version('transduce')}")
@@ -174,8 +174,8 @@ def _run(arguments: list[str]) -> int:
     if verb not in VERBS:
         near = difflib.get_close_matches(verb, VERBS, 1)
         raise TransduceError(
-            f"There is no verb `{verb}`"
-            + (f": did you mean `{near[0]}`?" if near else f": the verbs are {', '.join(VERBS)}.")
+            f"There is no command `{verb}`"
+            + (f": did you mean `{near[0]}`?" if near else f": the commands are {', '.join(VERBS)}.")
         )
     options = build_parser(verb).parse(arguments[1:])
     code: int = _module_of(verb).run(options)

@@ -169,7 +169,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         "--batch-invariant",
         action="store_const",
         const=True,
-        help="bit-equal scores whatever else is in the batch, or an error; uses one thread per process",
+        help="the same scores, bit by bit, whatever sentences share the batch; refused where that cannot be guaranteed",
     )
 
 

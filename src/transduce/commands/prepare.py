@@ -73,7 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--back-translated",
         nargs="+",
         metavar="FILE",
-        help="files of --source that were back-translated by a machine from their targets; they get a tag",
+        help="files of --source that were back-translated by a machine from their targets; their source "
+        "sentences start with a tag that marks them",
     )
     texts.add_argument(
         "--languages",

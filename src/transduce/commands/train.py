@@ -80,7 +80,7 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
         help="source text, one sentence per line, plain or gzip; or files of pairs (.tsv, .jsonl); or monolingual "
         "text, trees or tables (.csv, .tsv), depending on the task",
     )
-    add("--target", nargs="+", metavar="FILE", help="target text, line by line")
+    add("--target", nargs="+", metavar="FILE", help="translations of --source, line by line")
     add("--prepared", metavar="DIR", help="output of `transduce prepare`, instead of files")
     add("--dev-source", nargs="+", metavar="FILE", help="dev set (default: a part of the training pairs)")
     add("--dev-target", nargs="+", metavar="FILE", help="target side of the dev set")
@@ -95,7 +95,8 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
         "--back-translated",
         nargs="+",
         metavar="FILE",
-        help="files of --source that were back-translated by a machine from their targets; they get a tag",
+        help="files of --source that were back-translated by a machine from their targets; their source "
+        "sentences start with a tag that marks them",
     )
     add(
         "--distill-from",

@@ -192,7 +192,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             self.name_b,
             "difference",
             "95 % interval",
-            "p randomisation",
+            "p randomization",
             "p bootstrap",
         ]
         metrics = (self.bleu, self.chrf)
@@ -201,6 +201,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             [
                 *_aligned([heading, *map(_cells, metrics)]),
                 *(row.verdict for row in metrics),
+                *_disagreement(self.bleu, self.chrf),
                 f"{facts}seed {self.seed}",
                 *(f"{row.metric}  {row.signature}" for row in metrics),
                 *_decoding_lines({self.name_a: self.decoding_a, self.name_b: self.decoding_b}),
@@ -310,7 +311,7 @@ def describe(metric: MetricName, trial: Trial, difference: float, p: float, *, s
     size = f"{abs(difference):.2f} {metric}"
     if p < LEVEL:
         better, worse = (name_b, name_a) if difference > 0 else (name_a, name_b)
-        return f"{better} is better than {worse} by {size}, and the difference is real (p = {p:.3f}): {share}."
+        return f"{better} is better than {worse} by {size}, and the difference is significant (p = {p:.3f}): {share}."
     differing = sum(one != other for one, other in zip(trial.lines_a, trial.lines_b, strict=True))
     needed = describe_needed(difference, standard_error, sentences=len(trial.lines_a), differing=differing)
     between = f"The difference of {size} between {name_a} and {name_b}"
@@ -349,6 +350,16 @@ def _decoding_lines(decoding: Mapping[str, Mapping[str, str | int | float | bool
         for name, settings in decoding.items()
         if settings
     ]
+
+
+def _disagreement(bleu: MetricComparison, chrf: MetricComparison) -> list[str]:
+    """Return one line if BLEU and chrF disagree on the better system or on significance, otherwise none."""
+    if bleu.is_real and chrf.is_real and bleu.difference * chrf.difference < 0.0:
+        return ["BLEU and chrF disagree: each prefers another system."]
+    if bleu.is_real != chrf.is_real:
+        yes, no = (bleu, chrf) if bleu.is_real else (chrf, bleu)
+        return [f"BLEU and chrF disagree: the difference is significant by {yes.metric}, but not by {no.metric}."]
+    return []
 
 
 def _cells(row: MetricComparison) -> list[str]:

@@ -68,8 +68,10 @@ def why_no_kernels(threads: int) -> str | None:
     # Older versions lack names that the kernels import.
     if tuple(int(part) for part in version.split(".")[:2]) < _MIN_LLVMLITE:
         return f"llvmlite {version} is too old (pip install 'transduce[fast]')"
-    from transduce.kernels.cpu.jit.compiler import find_integer_tile, find_openmp
-
+    try:
+        from transduce.kernels.cpu.jit.compiler import find_integer_tile, find_openmp
+    except (ImportError, OSError) as error:
+        return f"llvmlite cannot be imported ({error})"
     if find_integer_tile() is None:
         return "transduce has no kernels for this processor"
     if threads > 1 and find_openmp() is None:

@@ -140,7 +140,7 @@ def vocabulary_notices(tokenizer: Tokenizer, files: CorpusFiles, model: str, *, 
         if share > _MANY_ODD_TOKENS:
             notices.append(
                 f"{share:.0%} of the {side}'s tokens are bytes or unknown, because the vocabulary of {model} lacks "
-                "their characters: start from a model of this script, or without --init-from."
+                "many of their characters: start from a model whose vocabulary has them, or omit --init-from."
             )
     return notices
 

@@ -339,8 +339,8 @@ def _files(request: RunRequest, data: DataSettings, written: str | None) -> list
 def _refuse_to_restart(request: RunRequest) -> None:
     if (request.out / TEACHER_FOLDER).is_dir() and not request.resume:
         raise TransduceError(
-            f"{request.out} holds a run already, which stopped before its own training: continue with --resume, or "
-            "name another folder with --out."
+            f"{request.out} holds a run already, which stopped before its own training: continue with --resume (in "
+            "Python: resume=True), or name another folder with --out (out=)."
         )
 
 

@@ -241,7 +241,7 @@ def choose_dropout(preset: str, epochs: float) -> Choice[float]:
         return Choice(usual, f"preset {preset}")
     of_epochs = f"{usual:g} × √({epochs:.1f} / {_EPOCHS_OF_USUAL_DROPOUT} epochs)"
     if usual * share < least:
-        return Choice(least, f"more than {of_epochs}, the least")
+        return Choice(least, f"the minimum; {of_epochs} would be less")
     return Choice(round(usual * share, 2), of_epochs)
 
 
@@ -368,11 +368,11 @@ def choose_kernels(device: str, threads: int, *, compiled: bool = False) -> Choi
             return Choice("torch", "layers compiled by torch.compile use their own kernels")
         if (missing := why_no_triton(device)) is not None:
             return Choice("torch", missing)
-        return Choice("native", "written for GPUs: fused operations between matrix multiplications, and no padding")
+        return Choice("native", "written for GPUs; fuses the operations between matrix multiplications; no padding")
     obstacle = why_no_kernels(threads)
     if obstacle is not None:
         return Choice("torch", obstacle)
-    return Choice("native", "written for this processor: fused operations between matrix multiplications")
+    return Choice("native", "compiled for this processor; fuses the operations between matrix multiplications")
 
 
 def choose_record(device: str, kernels: Kernels, processes: int) -> Choice[bool]:

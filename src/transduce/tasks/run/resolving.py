@@ -450,7 +450,8 @@ def explain_decoding(config: ModelConfig, device: str, choice_log: ChoiceLog) ->
     assert isinstance(model, Transformer | Decoder)
     backend, refused = forecast_decoder(model.eval(), device)
     reasons = [f"not {name}, because {reason}" for name, reason in refused.items()]
-    choice_log.record("decoding kernels", None, Choice(backend, reasons[0] if reasons else "the fastest that there is"))
+    reason = reasons[0] if reasons else "the fastest backend on this machine"
+    choice_log.record("decoding kernels", None, Choice(backend, reason))
 
 
 def _resolve_record(specified: bool | None, choice: Choice[bool], choice_log: ChoiceLog) -> bool:

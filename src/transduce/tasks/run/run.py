@@ -147,7 +147,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """"cpu", "cuda" or "auto"."""
     threads: int | None = None
     """Number of compute threads; None: $OMP_NUM_THREADS, or all usable cores."""
-    specified_reason: str = "as you said"
+    specified_reason: str = "set by you"
     """The reason that the choice log gives for the user's own settings."""
 
 
@@ -430,6 +430,9 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
             raise TransduceError(
                 f"Every checkpoint in {run.request.out} is damaged: start again with --init-from and another --out."
             )
+        if restored and trainer.steps is not None and trainer.step >= trainer.steps:
+            run.display.say(f"This run has finished at step {trainer.step:,}; to train longer: --resume --steps M.")
+            return trainer
         run.display.say(
             f"Resuming after step {trainer.step:,}."
             if restored
@@ -467,9 +470,11 @@ class _FolderWriter:
 
 def _finish(run: Run, resolved: ResolvedSettings, corpus: RunCorpus, result: TrainResult) -> None:
     """Report how training ended, and the quality of the best model."""
-    display, out = run.display, run.request.out
+    display, out, duration = run.display, run.request.out, format_duration(result.elapsed_seconds)
     display.say(
-        f"Stopped after step {result.step:,} ({result.reason}), {format_duration(result.elapsed_seconds)} of training."
+        f"Finished at step {result.step:,} after {duration} of training."
+        if result.reason == "finished"
+        else f"Stopped after step {result.step:,} ({result.reason}), {duration} of training."
     )
     if result.reason.startswith("SIG"):
         display.say("Everything is saved: continue with --resume.")

@@ -78,7 +78,8 @@ def refuse_to_overwrite(folder: Path, *, resume: bool) -> None:
     has_run = (folder / SETTINGS_FILE).exists()
     if has_run and not resume:
         raise TransduceError(
-            f"{folder} holds a run already: continue with --resume, or name another folder with --out."
+            f"{folder} holds a run already: continue with --resume (in Python: resume=True), or name another "
+            "folder with --out (out=)."
         )
     if not has_run and (folder / WEIGHTS).exists():
         raise TransduceError(

@@ -21,7 +21,7 @@ class LogEntry(msgspec.Struct, frozen=True):
 class ChoiceLog:
     """A choice log: the settings of a run with their values and reasons, in the order of choosing."""
 
-    def __init__(self, user_reason: str = "as you said") -> None:
+    def __init__(self, user_reason: str = "set by you") -> None:
         self.lines: list[LogEntry] = []
         self._specified_reason = user_reason
 
