@@ -33,7 +33,7 @@ from transduce.data.batches import Batch
 from transduce.errors import TransduceError
 from transduce.inference.decoding import CompiledSearch, find_compiled_search
 from transduce.inference.scorers import TransformerScorer
-from transduce.kernels.cuda import available, backend, decode_graph, loss_graph, rows
+from transduce.kernels.cuda import backend, decode_graph, loss_graph, rows
 from transduce.kernels.cuda import layer as gpu_layers
 from transduce.kernels.cuda import layer as products
 from transduce.kernels.cuda import rows as norms
@@ -164,9 +164,9 @@ def check_softmax() -> None:
 
 def check_the_trial_tells_right_from_wrong() -> None:
     assert why_triton_fails(DEVICE) is None
-    with mock.patch.object(available, "add_and_norm", lambda x, y, *_: (x + y, x)):
+    with mock.patch.object(rows, "add_and_norm", lambda x, y, *_: (x + y, x)):
         assert why_triton_fails(DEVICE) == "triton's kernels give wrong results on it"
-    with mock.patch.object(available, "add_and_norm", side_effect=RuntimeError("no ptxas\nat all")):
+    with mock.patch.object(rows, "add_and_norm", side_effect=RuntimeError("no ptxas\nat all")):
         assert why_triton_fails(DEVICE) == "triton fails on it: no ptxas"
 
 
@@ -711,7 +711,7 @@ def check_searches() -> None:
     model, source = decoder()
     model.output_weight.mul_(4.0)  # sure of something
     longest = torch.full((4,), 12, device=DEVICE)
-    common: dict[str, Any] = {"start_id": model.config.start_id, "eos_id": 1, "longest": longest}
+    common: dict[str, Any] = {"start_id": model.config.start_id, "eos_id": 1, "max_lengths": longest}
     searches: list[Callable[[TransformerScorer], Any]] = [
         lambda scorer: greedy_search(scorer, **common),
         lambda scorer: beam_search(scorer, beam_size=4, n_best=3, **common),

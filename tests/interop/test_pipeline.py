@@ -80,5 +80,5 @@ def test_other_tasks_are_refused(trained: Path, task: str) -> None:
 
 
 def test_other_languages_are_refused(trained: Path) -> None:
-    with pytest.raises(TransduceError, match=r"`translation_de_to_en`, but .* translates zh to en: say `translation`"):
+    with pytest.raises(TransduceError, match=r"`translation_de_to_en`, but .* translates zh to en: use `translation`"):
         transduce.pipeline("translation_de_to_en", trained, device="cpu")

@@ -122,4 +122,4 @@ def test_a_checkpoint_of_another_model_is_refused(saved: Path, tiny_run: Any) ->
     del found.tensors["average"]
     other = tiny_run(saved.parent / "other")
     with pytest.raises(TransduceError, match=r"does not hold the tensors of this run's model: .*average"):
-        other.trainer.take_up(found)
+        other.trainer.resume_from(found)

@@ -64,7 +64,7 @@ def test_a_disk_that_is_full_for_a_while_ends_nothing(tmp_path: Path, tiny_run: 
     said = disk.run.said.getvalue()
     for step in (6, 8):
         assert f"step-{step:09d} could not be written (" in said
-    assert said.count("free some space or repair the folder") == 2
+    assert said.count("free space or repair the folder") == 2
     assert "Training goes on." in said
     assert steps_of(tmp_path / "full") == ["step-000000010", "step-000000012"]
     assert torch.equal(disk.run.weights(), whole.weights())
@@ -179,12 +179,12 @@ def test_too_large_a_batch_is_found_before_the_first_step(tmp_path: Path, toy_se
     program = (
         "import resource, sys, transduce.tasks.run.run as run\n"
         "from transduce.tasks.train import train\n"
-        "original = run.take_precautions\n"
+        "original = run.make_safeguards\n"
         "def limited(*given, **named):\n"
         "    pages = int(open('/proc/self/statm').read().split()[0])\n"
         "    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 300_000_000,) * 2)\n"
         "    return original(*given, **named)\n"
-        "run.take_precautions = limited\n"
+        "run.make_safeguards = limited\n"
         f"train(out={str(tmp_path / 'run')!r}, settings={settings!r}, device='cpu', threads=1)\n"
     )
     done = subprocess.run(

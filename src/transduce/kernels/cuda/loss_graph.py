@@ -163,5 +163,5 @@ class _Played(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
-        ctx.loss.play_back(ctx.turn, gradients[0])
+        ctx.loss.run_backward(ctx.turn, gradients[0])
         return None, None
