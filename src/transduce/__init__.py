@@ -7,7 +7,6 @@ print(translator("我爱你").text)
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from transduce.deprecation import PUBLIC_NAMES, warn_renamed
@@ -221,6 +220,8 @@ _DEFINED_IN = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
+        from importlib.metadata import version  # most of the time of `import transduce`, if imported above
+
         return version("transduce")
     if name in PUBLIC_NAMES:
         warn_renamed(f"transduce.{name}", f"transduce.{PUBLIC_NAMES[name]}")

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -436,3 +437,13 @@ def test_what_a_run_would_record_must_be_utf8(capsys: Capture, tmp_path: Path) -
     (tmp_path / "\udcff.en").write_text("I\n" * 3, "utf-8")
     assert main(["train", "--out", str(tmp_path / "run"), *files, "--dry-run"]) == 2
     assert "is not UTF-8: convert it, or put it into a file.\n" in capsys.readouterr().err
+
+
+def test_help_is_printed_without_importing_torch() -> None:
+    program = (
+        "import sys\nfrom transduce.commands.main import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "print('torch' in sys.modules, 'numpy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8", check=True)
+    assert done.stdout.splitlines()[-1] == "False False"

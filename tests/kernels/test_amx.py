@@ -159,7 +159,7 @@ def _test_training() -> None:
     tile = bfloat16_tile()
     assert tile is not None
     assert tile.amx
-    files = [str(HERE.parent.parent / "model" / name) for name in TRAINING]
+    files = [str(HERE.parent / name) for name in TRAINING]
     if code := pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:faulthandler", *files]):
         sys.exit(int(code))
 

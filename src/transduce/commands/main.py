@@ -12,7 +12,6 @@ from importlib.metadata import version
 from types import ModuleType
 from typing import NoReturn
 
-from transduce.commands.options import replace_closed_streams
 from transduce.deprecation import current_command, current_options, renamed_warnings_on_stderr
 from transduce.errors import TransduceError
 
@@ -185,6 +184,55 @@ def _run(arguments: list[str]) -> int:
 def _module_of(verb: str) -> ModuleType:
     name = verb.replace("-", "_")
     return import_module(f"transduce.commands.{name}_" if keyword.iskeyword(name) else f"transduce.commands.{name}")
+
+
+# --- streams ---
+# Replacements for standard streams that were closed by the caller (`<&-`, `>&-`), which raise a clear error on use.
+
+
+class _Closed(io.RawIOBase):
+    """A stream in place of a closed standard stream, which raises an error when it is used."""
+
+    def __init__(self, sentence: str, *, reads: bool) -> None:
+        super().__init__()
+        self._sentence, self._reads = sentence, reads
+
+    def readable(self) -> bool:
+        """Return whether the replaced stream is an input."""
+        return self._reads
+
+    def writable(self) -> bool:
+        """Return whether the replaced stream is an output."""
+        return not self._reads
+
+    def readinto(self, _: object, /) -> NoReturn:
+        """Raise an error, as the stream is closed."""
+        raise TransduceError(self._sentence)
+
+    def write(self, _: object, /) -> NoReturn:
+        """Raise an error, as the stream is closed."""
+        raise TransduceError(self._sentence)
+
+
+def replace_closed_streams() -> None:
+    """Replace closed standard streams: using one raises TransduceError, and messages on standard error are discarded.
+
+    Their file descriptors are occupied too. Otherwise the next opened file would get one, and with it the output of
+    libraries.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor
+    if sys.stdin is None:
+        sentence = "Standard input is closed: redirect it from something, or name a file."
+        sys.stdin = io.TextIOWrapper(_Closed(sentence, reads=True))
+    if sys.stdout is None:
+        sentence = "Standard output is closed: redirect it to something, or name a file."
+        sys.stdout = io.TextIOWrapper(_Closed(sentence, reads=False), write_through=True)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the process
 
 
 if __name__ == "__main__":
