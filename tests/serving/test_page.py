@@ -201,7 +201,7 @@ def test_lines_are_looked_into_one_at_a_time(page: "Page") -> None:
 
 def test_another_pair_of_languages_can_be_chosen(page: "Page") -> None:
     write(page, SENTENCE)
-    choice = page.get_by_label("Languages")
+    choice = page.get_by_label("Languages", exact=True)
     assert choice.locator("option").all_inner_texts() == [
         "Simplified Chinese → English",
         "English → Simplified Chinese",
