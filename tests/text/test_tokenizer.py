@@ -262,3 +262,10 @@ def test_a_large_script_leaves_its_rarest_characters_to_bytes(data_folder: Path)
     assert small.size == 1_500
     dev = [pair for pair, _ in zip(read_pairs(files), range(1_000), strict=False)]
     assert all(small.decode(small.encode(pair.source)) == pair.source.strip() for pair in dev)
+
+
+def test_the_old_name_for_ids_with_special_tokens_works_with_a_warning(joint: Tokenizer) -> None:
+    vocabulary = joint.source
+    ids = vocabulary.encode("a")
+    with pytest.warns(DeprecationWarning, match="with_special_tokens"):
+        assert vocabulary.closed(ids) == vocabulary.with_special_tokens(ids)

@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -109,6 +110,11 @@ class Vocabulary:
     def with_special_tokens(self, ids: Iterable[int]) -> list[int]:
         """Return a sentence's ids as a model's input: with the end symbol and other special tokens around them."""
         return [*self.before, *ids, *self.after]
+
+    def closed(self, ids: Iterable[int]) -> list[int]:
+        """Return `with_special_tokens(ids)`, with a warning: READMEs of exported folders use this old name."""
+        warnings.warn("`closed` is now `with_special_tokens`.", DeprecationWarning, stacklevel=2)
+        return self.with_special_tokens(ids)
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
         """Return the ids of many sentences in order; the number of threads affects only the speed."""
