@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transduce.documents.markup import markup_plan, plan_text
 from transduce.inference.translator import Translator
-from transduce.serving.html_and_xml import markup_plan, plan_text
 from transduce.serving.jobs import Job, Place
 from transduce.serving.models import ServedModel
 from transduce.text.word_spans import Span

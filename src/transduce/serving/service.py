@@ -8,13 +8,13 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from starlette.requests import Request
 
+from transduce.documents.markup import Plan, plan
 from transduce.errors import TransduceError
 from transduce.inference.batching import is_unspaced
 from transduce.inference.quality_estimation import QualityWarning, find_quality_warnings
 from transduce.inference.translation import Translation
 from transduce.search.settings import SearchSettings
 from transduce.serving.batching import Engine
-from transduce.serving.html_and_xml import Plan, plan
 from transduce.serving.jobs import Job, Model, Translated
 from transduce.serving.languages import AUTO, Detector, Routes
 from transduce.serving.limits import ApiKeys, RateLimiter
