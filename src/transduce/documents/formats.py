@@ -114,7 +114,7 @@ def format_of_content(content: bytes) -> Format | None:
         found = "jsonl"
     elif found == "json" and not _is_json(content):
         found = None
-    return None if found is None else FORMATS[found]
+    return FORMATS.get(found or "")
 
 
 def _is_json(content: bytes) -> bool:
