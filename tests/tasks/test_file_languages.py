@@ -22,15 +22,19 @@ CHINESE = "我不知道狗在哪里，今天没有见过它。"
             ENGLISH,
             CHINESE,
             ("zh-Hans", "en"),
-            "the source looks English instead of Chinese and the target looks Chinese instead of English: the files "
-            "seem to be swapped.",
+            (
+                "the source looks English instead of Chinese and the target looks Chinese instead of English: "
+                "the files seem to be swapped."
+            ),
         ),
         (
             ENGLISH,
             GERMAN,
             ("de", "en"),
-            "the source looks English instead of German and the target looks German instead of English: the files "
-            "seem to be swapped.",
+            (
+                "the source looks English instead of German and the target looks German instead of English: "
+                "the files seem to be swapped."
+            ),
         ),
         (
             ENGLISH,

@@ -409,8 +409,7 @@ def detect_other_language(text: str, language: str) -> str | None:
     expected = script_of(code)
     if expected == "Latin" and code not in _LATIN:
         return None
-    counts = {script: len(pattern.findall(text)) for script, pattern in SCRIPTS.items()}
-    counts["Han and kana"] *= _LETTERS_PER_CHARACTER
+    counts = _count_letters(text)
     main_script = max(counts, key=lambda script: counts[script])
     words = _words(text)
     if not _is_long_enough(main_script, counts[main_script], words):
@@ -424,6 +423,20 @@ def detect_other_language(text: str, language: str) -> str | None:
     if code == "zh" and _kana(text) >= _MIN_KANA_SHARE * (counts[main_script] / _LETTERS_PER_CHARACTER):
         return "Japanese"
     return None
+
+
+def is_long_enough(text: str) -> bool:
+    """Return whether a text is long enough for its language to be clear: four words, or six Chinese characters."""
+    counts = _count_letters(text)
+    main_script = max(counts, key=lambda script: counts[script])
+    return _is_long_enough(main_script, counts[main_script], _words(text))
+
+
+def _count_letters(text: str) -> dict[str, int]:
+    """Return the number of letters of each script; a Chinese character counts as three."""
+    counts = {script: len(pattern.findall(text)) for script, pattern in SCRIPTS.items()}
+    counts["Han and kana"] *= _LETTERS_PER_CHARACTER
+    return counts
 
 
 def _words(text: str) -> list[str]:
