@@ -233,6 +233,7 @@ MAX_CHARACTERS = 40_000
 _COPIED = (
     "seed",
     "minutes",
+    "time_plan",
     "momentum",
     "beta1",
     "beta2",
