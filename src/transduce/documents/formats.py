@@ -62,6 +62,9 @@ _OPEN = "application/vnd.oasis.opendocument"
 _TEXT_FORMATS = (
     Format("txt", "plain text", (".txt", ".text"), "text_formats:read_text", "text/plain"),
     Format("html", "HTML", (".html", ".htm", ".xhtml"), "text_formats:read_html", "text/html"),
+    Format("srt", "SubRip subtitles", (".srt",), "subtitles:read_srt", "application/x-subrip"),
+    Format("vtt", "WebVTT subtitles", (".vtt",), "subtitles:read_vtt", "text/vtt"),
+    Format("ass", "SubStation Alpha subtitles", (".ass", ".ssa"), "subtitles:read_ass", "text/x-ssa"),
     Format("json", "JSON", (".json", ".arb"), "text_formats:read_json", "application/json"),
     Format("jsonl", "JSON Lines", (".jsonl", ".ndjson"), "text_formats:read_json_lines", "application/jsonl"),
     Format("csv", "comma-separated values", (".csv",), "text_formats:read_csv", "text/csv"),

@@ -246,7 +246,7 @@ class TextFile:
             raise TransduceError(
                 f"The document must be text in {self.encoding}, but has other bytes{position}: convert it to UTF-8."
             ) from None
-        self.newline = "\r\n" if "\r\n" in self.text else "\n"
+        self.newline = next((each for each in ("\r\n", "\n", "\r") if each in self.text), "\n")
 
     def document(self, edits: Iterable[Edit], *, always: bool = False) -> Document:
         """Return the document with these edits, which are disjoint and in order.
