@@ -65,6 +65,8 @@ _TEXT_FORMATS = (
     Format("srt", "SubRip subtitles", (".srt",), "subtitles:read_srt", "application/x-subrip"),
     Format("vtt", "WebVTT subtitles", (".vtt",), "subtitles:read_vtt", "text/vtt"),
     Format("ass", "SubStation Alpha subtitles", (".ass", ".ssa"), "subtitles:read_ass", "text/x-ssa"),
+    Format("po", "gettext catalog", (".po", ".pot"), "localization:read_po", "text/x-gettext-translation"),
+    Format("xliff", "XLIFF", (".xliff", ".xlf"), "localization:read_xliff", "application/xliff+xml"),
     Format("json", "JSON", (".json", ".arb"), "text_formats:read_json", "application/json"),
     Format("jsonl", "JSON Lines", (".jsonl", ".ndjson"), "text_formats:read_json_lines", "application/jsonl"),
     Format("csv", "comma-separated values", (".csv",), "text_formats:read_csv", "text/csv"),

@@ -60,7 +60,10 @@ class Document(NamedTuple):
 class Tag(NamedTuple):
     """An inline tag in a text: the start or end of a formatted span, or an element without text."""
 
-    kind: Literal["open", "close", "empty"]
+    kind: Literal["open", "close", "empty", "object"]
+    """The start or end of a formatted span; an element without content, such as a bookmark; or an element that stands
+    for content that is not translated, such as code.
+    """
     id: int
     """Number of the element, unique in its text; the end tag has the number of its start tag."""
 
@@ -163,13 +166,13 @@ def _is_wordless(part: Part) -> bool:
 
 
 def _is_wordless_or_tag(part: Part) -> bool:
-    return isinstance(part, Tag) or not part.strip()
+    return part.kind != "object" if isinstance(part, Tag) else not part.strip()
 
 
 def _write_part(part: Part) -> str:
     if isinstance(part, str):
         return escape(part, quote=False)
-    return {"open": f'<g id="{part.id}">', "close": "</g>", "empty": f'<x id="{part.id}"/>'}[part.kind]
+    return {"open": f'<g id="{part.id}">', "close": "</g>"}.get(part.kind, f'<x id="{part.id}"/>')
 
 
 def _read_parts(text: str, source: Sequence[Part]) -> list[Part]:
@@ -183,8 +186,9 @@ def _read_parts(text: str, source: Sequence[Part]) -> list[Part]:
         position = match.end()
         name, number = match["name"], int(match["id"] or -1)
         if name == "x":
-            if not match["end"] and missing.get(number) == "empty":
-                parts.append(Tag("empty", number))
+            kind = missing.get(number)
+            if not match["end"] and kind in ("empty", "object"):
+                parts.append(Tag(kind, number))
                 del missing[number]
         elif match["end"]:
             closed = open_ids.pop() if open_ids else None
@@ -199,7 +203,7 @@ def _read_parts(text: str, source: Sequence[Part]) -> list[Part]:
     parts.append(unescape(text[position:]))
     parts.extend(Tag("close", number) for number in reversed(open_ids) if number is not None)
     for number, kind in missing.items():
-        parts.extend([Tag("empty", number)] if kind == "empty" else [Tag("open", number), Tag("close", number)])
+        parts.extend([Tag("open", number), Tag("close", number)] if kind == "open" else [Tag(kind, number)])
     return _joined(parts)
 
 
@@ -220,9 +224,11 @@ class Edit(NamedTuple):
     start: int
     end: int
     units: list[Unit]
-    """Texts in the span; if the translations equal them, the span stays as it is."""
+    """Texts that the new content depends on."""
     render: Callable[[Sequence[str]], str]
     """Return the new content of the span, given the translations of its units."""
+    is_in_place: bool = True
+    """True if the span holds the texts of the units, so that it stays as it is if the translations equal them."""
 
 
 class TextFile:
@@ -265,8 +271,9 @@ class TextFile:
                 chosen = translations[number : number + len(edit.units)]
                 number += len(edit.units)
                 parts.append(self.text[position : edit.start])
-                is_same = not always and all(a == b.text for a, b in zip(chosen, edit.units, strict=True))
-                parts.append(self.text[edit.start : edit.end] if is_same else edit.render(chosen))
+                is_same = all(a == b.text for a, b in zip(chosen, edit.units, strict=True))
+                is_kept = is_same and edit.is_in_place and not always
+                parts.append(self.text[edit.start : edit.end] if is_kept else edit.render(chosen))
                 position = edit.end
             parts.append(self.text[position:])
             return self.encode("".join(parts))
