@@ -61,7 +61,8 @@ _OFFICE = "application/vnd.openxmlformats-officedocument"
 _OPEN = "application/vnd.oasis.opendocument"
 _TEXT_FORMATS = (
     Format("txt", "plain text", (".txt", ".text"), "text_formats:read_text", "text/plain"),
-    Format("html", "HTML", (".html", ".htm", ".xhtml"), "text_formats:read_html", "text/html"),
+    Format("md", "Markdown", (".md", ".markdown"), "markdown:read_markdown", "text/markdown"),
+    Format("html", "HTML", (".html", ".htm", ".xhtml"), "web:read_html", "text/html"),
     Format("srt", "SubRip subtitles", (".srt",), "subtitles:read_srt", "application/x-subrip"),
     Format("vtt", "WebVTT subtitles", (".vtt",), "subtitles:read_vtt", "text/vtt"),
     Format("ass", "SubStation Alpha subtitles", (".ass", ".ssa"), "subtitles:read_ass", "text/x-ssa"),
@@ -72,19 +73,27 @@ _TEXT_FORMATS = (
     Format("csv", "comma-separated values", (".csv",), "text_formats:read_csv", "text/csv"),
     Format("tsv", "tab-separated values", (".tsv", ".tab"), "text_formats:read_tsv", "text/tab-separated-values"),
 )
-_ARCHIVE_FORMATS = ()
+_ARCHIVE_FORMATS = (
+    Format("docx", "Word document", (".docx",), "office:read_docx", f"{_OFFICE}.wordprocessingml.document"),
+    Format("pptx", "PowerPoint file", (".pptx",), "office:read_pptx", f"{_OFFICE}.presentationml.presentation"),
+    Format("xlsx", "Excel workbook", (".xlsx",), "office:read_xlsx", f"{_OFFICE}.spreadsheetml.sheet"),
+    Format("odt", "OpenDocument text", (".odt",), "opendocument:read_opendocument", f"{_OPEN}.text"),
+    Format("odp", "OpenDocument slides", (".odp",), "opendocument:read_opendocument", f"{_OPEN}.presentation"),
+    Format("ods", "OpenDocument table", (".ods",), "opendocument:read_opendocument", f"{_OPEN}.spreadsheet"),
+    Format("epub", "e-book", (".epub",), "web:read_epub", "application/epub+zip"),
+)
 FORMATS = {each.name: each for each in (*_TEXT_FORMATS, *_ARCHIVE_FORMATS)}
 """All formats, by name."""
 
 _BY_SUFFIX = {suffix: each for each in FORMATS.values() for suffix in each.suffixes}
-_PROLOG = r"\s*(?:<\?xml[^>]*>\s*|<!--.*?-->\s*)*"
+_PROLOG = r"\s*+(?:<\?xml[^>]*+>\s*+|<!--(?:(?!-->).)*+-->\s*+)*+"
 _STARTS = (
     ("vtt", re.compile(r"\s*WEBVTT(?:\s|\Z)")),
     ("srt", re.compile(r"\s*\d+[ \t]*\r?\n\s*\d+:\d\d:\d\d[,.]\d+[ \t]*-->")),
     ("ass", re.compile(r"\s*\[Script Info\]", re.IGNORECASE)),
     ("xliff", re.compile(rf"{_PROLOG}<xliff[\s>]", re.DOTALL)),
     ("html", re.compile(rf"{_PROLOG}<(?:!doctype\s+html|html)[\s>]", re.IGNORECASE | re.DOTALL)),
-    ("po", re.compile(r'(?:\s|#.*\n)*msg(?:id|ctxt)\s+"')),
+    ("po", re.compile(r'(?:\s|#.*\n)*+msg(?:id|ctxt)\s+"')),
     ("json", re.compile(r'\s*(?:\{\s*"(?:[^"\\]|\\.)*"\s*:|\[\s*(?:[{\["]))')),
 )
 _OTHER_STARTS = (

@@ -2,7 +2,7 @@
 
 import codecs
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from html import escape, unescape
 from typing import Literal, NamedTuple
 
@@ -120,6 +120,35 @@ class InlineText:
         else:
             core = list(self.core) if translation == source.text else _read_parts(translation, self.core)
         return [part for part in (*self.before, *core, *self.after) if part]
+
+
+def split_at(parts: Sequence[Part], separators: Collection[Tag]) -> list[InlineText | Part]:
+    """Return parts as texts between separators, the separators, and the tags whose partner is in another text.
+
+    Args:
+        parts: texts and tags; start and end tags are balanced.
+        separators: tags at which a text ends.
+    """
+    number = 0
+    stretch: dict[Tag, int] = {}
+    for part in parts:
+        if isinstance(part, Tag):
+            number += part in separators
+            stretch[part] = number
+    divided: list[InlineText | Part] = []
+    waiting: list[Part] = []
+    for part in parts:
+        is_outer = isinstance(part, Tag) and (
+            part in separators
+            or (part.kind == "open" and stretch[part] != stretch[Tag("close", part.id)])
+            or (part.kind == "close" and stretch[part] != stretch[Tag("open", part.id)])
+        )
+        if not is_outer:
+            waiting.append(part)
+            continue
+        divided += [*([InlineText(waiting)] if waiting else []), part]
+        waiting = []
+    return [*divided, *([InlineText(waiting)] if waiting else [])]
 
 
 def _joined(parts: Iterable[Part]) -> list[Part]:
