@@ -16,6 +16,8 @@ from transduce.errors import TransduceError
 class DocumentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Settings that choose which texts of a document are translated, and how they are written."""
 
+    format: str | None = None
+    """Name of the format, such as `srt`; None: by the file's name and content."""
     columns: tuple[str, ...] = ()
     """CSV and TSV: the columns to translate, by the names in the first row or by numbers from 1."""
     fields: tuple[str, ...] = ()
@@ -28,6 +30,8 @@ class DocumentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """PO and XLIFF: whether entries that already have a translation are translated again."""
     mark_fuzzy: bool = False
     """PO: whether new translations get the flag `fuzzy`, so that a person reviews them before use."""
+    encoding: str | None = None
+    """Text formats: the encoding of a file without a byte order mark; None: the one that it declares, or UTF-8."""
     target_language: str | None = None
     """Code of the target language, which XLIFF stores if the file has none."""
 
@@ -236,6 +240,11 @@ def _read_parts(text: str, source: Sequence[Part]) -> list[Part]:
     return _joined(parts)
 
 
+def plain_text(text: str, kind: UnitKind) -> str:
+    """Return the text of a unit or of its translation without tags."""
+    return text if kind == "text" else unescape(_TAG.sub("", text))
+
+
 # --- text files ---
 
 _MARKS = (
@@ -276,10 +285,14 @@ class TextFile:
         self.mark, self.encoding = next((each for each in _MARKS if content.startswith(each[0])), (b"", encoding))
         try:
             self.text = content[len(self.mark) :].decode(self.encoding)
-        except (UnicodeDecodeError, LookupError) as error:
-            position = f" (byte {error.start + len(self.mark):,})" if isinstance(error, UnicodeDecodeError) else ""
+        except LookupError:
             raise TransduceError(
-                f"The document must be text in {self.encoding}, but has other bytes{position}: convert it to UTF-8."
+                f"The document's encoding {self.encoding!r} is not known: convert it to UTF-8."
+            ) from None
+        except UnicodeDecodeError as error:
+            raise TransduceError(
+                f"The document should be text in {self.encoding}, but byte {error.start + len(self.mark):,} is not: "
+                "convert it to UTF-8, or name its encoding by --encoding."
             ) from None
         self.newline = next((each for each in ("\r\n", "\n", "\r") if each in self.text), "\n")
 
