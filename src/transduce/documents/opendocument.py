@@ -143,7 +143,7 @@ class _Paragraph:
 
 
 class _Position(NamedTuple):
-    """Where the next text of an element goes: its own text, or the tail of its last child."""
+    """A position at which the next text of an element is added: in its own text, or in the tail of its last child."""
 
     element: Any
     is_tail: bool
