@@ -94,6 +94,10 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """
     translate_dev: int = 500
     """Dev sentences translated greedily at each validation; 0 translates none."""
+    placeholder_rate: float = 0.05
+    """Share of the pairs of an epoch into which placeholder tokens are put, so that a translation model learns to copy
+    them; without effect if the vocabulary has none (`tokenizer.placeholders`).
+    """
     keep_checkpoints: int = 2
     """Number of newest checkpoints that are kept."""
     lora_rank: int = 0
@@ -137,6 +141,10 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             share = getattr(self, name)
             if share is not None and not 0.0 <= share < 1.0:
                 raise TransduceError(f"`training.{name}` must be in [0, 1), but is {share}.")
+        if not 0.0 <= self.placeholder_rate <= 1.0:
+            raise TransduceError(
+                f"`training.placeholder_rate` must be from 0 to 1, but is {self.placeholder_rate}: 0.05 is usual."
+            )
         if self.best_by in ("bleu", "chrf", "exact_match", "f1") and not self.translate_dev:
             raise TransduceError(
                 f"`training.best_by` is `{self.best_by}`, which needs translations, but `training.translate_dev` is 0: "
@@ -218,6 +226,7 @@ class ResolvedTraining(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     best_by: BestBy
     patience: int
     translate_dev: int
+    placeholder_rate: float = 0.05
     keep_checkpoints: int
     lora_rank: int = 0
     lora_alpha: float | None = None
