@@ -257,7 +257,7 @@ class PlaceholderMasker:
         ]
 
     def _apply(self, ids: NDArray[np.int64], edits: Sequence[_Edit], side: int) -> NDArray[np.int64]:
-        """Return one side with its edits; a text that begins with a placeholder continues without a space of its own."""
+        """Return one side with its edits; after a placeholder at the start, a text has no space of its own."""
         parts: list[NDArray[np.int64]] = []
         position = 0
         for edit in sorted(edits):

@@ -6,6 +6,7 @@ are left out of the source, and occlusion of the words beside a span finds its o
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -16,7 +17,6 @@ import msgspec
 from transduce.inference.batching import Part, is_unspaced
 from transduce.inference.spans import MarkedSentence, Scoring, align_marked
 from transduce.inference.translation import Alternative, Translation
-from transduce.search.constraints import Phrase
 from transduce.text.glossary import is_spaced_word_character
 from transduce.text.languages import is_unspaced as is_of_unspaced_script
 from transduce.text.languages import is_word_character
@@ -28,9 +28,6 @@ from transduce.text.word_spans import Span, token_spans
 _PLACEHOLDER = re.compile("|".join(map(re.escape, PLACEHOLDER_TOKENS)))
 _SPACE = "▁"
 
-SearchAgain = Callable[[Sequence[Part]], Mapping[tuple[int, int], Translation]]
-"""A function that translates parts again, with required phrases."""
-
 # --- masking ---
 
 
@@ -41,8 +38,6 @@ class Slot(NamedTuple):
     """The run in the part's text."""
     spans: tuple[Span, ...]
     """The protected spans of the run, in the part's text."""
-    offset: int
-    """Where the placeholder begins in the masked text, or where the run was left out."""
     token: str
     """The placeholder token; empty if the run was left out."""
 
@@ -60,8 +55,16 @@ class MaskedPart(NamedTuple):
     @property
     def is_copied(self) -> bool:
         """True if the part has no letter outside its spans, so that the whole text is copied."""
-        rest = _without(self.original.text, [slot.source for slot in self.slots])
+        rest = self.original.text
+        for slot in reversed(self.slots):
+            rest = rest[: slot.source.start] + rest[slot.source.end :]
         return not any(unicodedata.category(character).startswith("L") for character in rest)
+
+    def copy(self) -> Translation:
+        """Return the part itself as its translation."""
+        text = self.original.text
+        pairs = tuple((span, span) for slot in self.slots for span in slot.spans)
+        return msgspec.structs.replace(Translation.of(text, text), protected=pairs)
 
 
 def find_unknown(text: str, vocabulary: Vocabulary) -> list[Span]:
@@ -107,7 +110,8 @@ def mask_part(part: Part, tokenizer: Tokenizer, tokens: Sequence[str]) -> Masked
         tokens: placeholder tokens; runs beyond their number are left out.
     """
     text = part.text
-    spans = merge_spans(part.protected, find_unknown(text, tokenizer.source))
+    unknown = [] if _odd_ids(tokenizer.source).isdisjoint(part.ids) else find_unknown(text, tokenizer.source)
+    spans = merge_spans(part.protected, unknown)
     if not spans:
         return None
     runs: list[list[Span]] = []
@@ -120,18 +124,14 @@ def mask_part(part: Part, tokenizer: Tokenizer, tokens: Sequence[str]) -> Masked
     slots: list[Slot] = []
     for number, run in enumerate(runs):
         source = Span(run[0].start, run[-1].end)
-        written = _join(written, text[position : source.start])
         token = tokens[number] if number < len(tokens) else ""
-        written = written.rstrip(" ") if token else written
-        slots.append(Slot(source, tuple(run), len(written), token))
-        written, position = written + token, source.end
-        if token and _begins_unspaced(text[position:]):
-            position += len(text[position:]) - len(text[position:].lstrip(" "))
-    written = _join(written, text[position:])
-    if written != written.strip() and not tokens:
-        start = len(written) - len(written.lstrip())
-        written = written.strip()
-        slots = [slot._replace(offset=min(max(0, slot.offset - start), len(written))) for slot in slots]
+        slots.append(Slot(source, tuple(run), token))
+        written, position = _join(written, text[position : source.start]), source.end
+        if token:
+            written = written.rstrip(" ") + token
+            skips = _begins_unspaced(text[position:])
+            position += len(text[position:]) - len(text[position:].lstrip(" ")) if skips else 0
+    written = _join(written, text[position:]).strip()
     ids = tokenizer.source.with_special_tokens(_without_bare_spaces(tokenizer.source.encode(written), tokenizer.source))
     prefix = _mask_prefix(part.prefix, text, slots, tokenizer.target) if part.prefix else part.prefix
     return MaskedPart(part, part._replace(text=written, ids=ids, prefix=prefix, protected=()), tuple(slots))
@@ -174,12 +174,6 @@ def _mask_prefix(prefix: Sequence[int], text: str, slots: Sequence[Slot], vocabu
     return _without_bare_spaces(vocabulary.encode(written), vocabulary)
 
 
-def _without(text: str, spans: Iterable[Span]) -> str:
-    for span in sorted(spans, reverse=True):
-        text = text[: span.start] + text[span.end :]
-    return text
-
-
 # --- restoring ---
 
 
@@ -204,28 +198,29 @@ class Placeholders:
     """The protection of spans for one model: masks parts, and restores the spans in their translations."""
 
     def __init__(self, tokenizer: Tokenizer, target_language: str | None) -> None:
-        self.tokenizer = tokenizer
-        self.tokens = placeholder_tokens(tokenizer)
-        self.joins_words = is_unspaced(target_language)
+        self._tokenizer = tokenizer
+        self._tokens = placeholder_tokens(tokenizer)
+        self._joins_words = is_unspaced(target_language)
 
     def mask(self, parts: Iterable[Part]) -> dict[tuple[int, int], MaskedPart]:
         """Return the parts that have protected spans, masked, by the parts' keys."""
-        masked = {part.key: mask_part(part, self.tokenizer, self.tokens) for part in parts if not part.is_empty}
+        masked = {part.key: mask_part(part, self._tokenizer, self._tokens) for part in parts}
         return {key: each for key, each in masked.items() if each is not None}
 
-    def lacking(
+    def require_missing(
         self, masked: Mapping[tuple[int, int], MaskedPart], translations: Mapping[tuple[int, int], Translation]
     ) -> list[Part]:
-        """Return the masked parts whose best alternatives lack placeholders, with these as required phrases."""
+        """Return the masked parts whose translations lack placeholders or repeat them, with these as required phrases.
+
+        Args:
+            masked: the masked parts by key.
+            translations: their translations by key; parts that were not decoded are missing.
+        """
         again = []
         for key, each in masked.items():
-            wanted = [slot.token for slot in each.slots if slot.token]
-            if key not in translations or not wanted or each.is_copied:
-                continue
-            found = _PLACEHOLDER.findall(translations[key].text)
-            if sorted(found) != sorted(wanted):
-                phrases: list[Phrase] = [((self.tokenizer.target.id(token),),) for token in wanted]
-                again.append(each.masked._replace(phrases=(*each.masked.phrases, *phrases)))
+            if key in translations and _count_faults(translations[key].text, each):
+                ids = [self._tokenizer.target.id(slot.token) for slot in each.slots if slot.token]
+                again.append(each.masked._replace(phrases=(*each.masked.phrases, *(((id,),) for id in ids))))
         return again
 
     def restore(
@@ -244,124 +239,94 @@ class Placeholders:
             can_score: returns whether a source and its translation are short enough to be scored.
         """
         plain = {
-            key: [self._without_placeholders(alternative.text, each) for alternative in translations[key].alternatives]
+            key: [_without_placeholders(alternative.text, each) for alternative in translations[key].alternatives]
             for key, each in masked.items()
             if key in translations
         }
         requests = [
-            _Request(_bare_source(masked[key]), slot, each.text)
+            _Request(*bare[slot], each.text)
             for key, alternatives in plain.items()
+            for bare in [_bare_sources(masked[key])]
             for each in alternatives
             for slot in each.missing
         ]
-        offsets = iter(_find_offsets(requests, self.tokenizer, score, can_score))
+        offsets = _find_offsets(requests, self._tokenizer, score, can_score)
         restored = {}
         for key, alternatives in plain.items():
             texts = []
             for each in alternatives:
                 placed = [*each.placed, *(_Placed(next(offsets), slot) for slot in each.missing)]
-                texts.append(self._write(masked[key], each.text, placed))
+                texts.append(self._write(masked[key].original.text, each.text, placed))
             restored[key] = _with_texts(translations[key], masked[key].original.text, texts)
         return restored
 
-    def copied(self, masked: MaskedPart) -> Translation:
-        """Return the translation of a part that has no letter outside its spans: the text itself."""
-        text = masked.original.text
-        spans = tuple((span, span) for slot in masked.slots for span in slot.spans)
-        return msgspec.structs.replace(Translation.of(text, text), protected=spans)
-
     def without_stray(self, translation: Translation) -> Translation:
-        """Return a translation without placeholder tokens, which a model may write for a source that has none."""
-        if not self.tokens or not any("<placeholder-" in each.text for each in translation.alternatives):
+        """Return a translation without placeholder tokens, which a model might write for a source that has none."""
+        if not self._tokens or not any("<placeholder-" in each.text for each in translation.alternatives):
             return translation
-        changed = (
-            msgspec.structs.replace(each, text=_remove_placeholders(each.text).text)
-            for each in translation.alternatives
-        )
-        return msgspec.structs.replace(translation, alternatives=tuple(changed))
+        texts = [(_remove_placeholders(each.text).text, ()) for each in translation.alternatives]
+        return _with_texts(translation, translation.source, texts)
 
-    def _without_placeholders(self, text: str, masked: MaskedPart) -> _Plain:
-        slots = {slot.token: slot for slot in masked.slots if slot.token}
-        bare = _remove_placeholders(text)
-        placed: dict[str, _Placed] = {}
-        for token, offset in bare.found:
-            if token in slots and token not in placed:
-                placed[token] = _Placed(offset, slots[token])
-        missing = [slot for slot in masked.slots if slot.token not in placed]
-        return _Plain(bare.text, list(placed.values()), missing)
-
-    def _write(
-        self, masked: MaskedPart, text: str, placed: Sequence[_Placed]
-    ) -> tuple[str, tuple[tuple[Span, Span], ...]]:
+    def _write(self, source: str, text: str, placed: Sequence[_Placed]) -> tuple[str, tuple[tuple[Span, Span], ...]]:
         """Return a translation with the protected spans, and the pairs of source and target spans."""
-        source, written, position = masked.original.text, "", 0
+        written, position = "", 0
         pairs: list[tuple[Span, Span]] = []
-        for each in sorted(placed, key=lambda one: (one.offset, one.slot.source)):
-            before, after = text[position : each.offset], text[each.offset :]
+        for offset, slot in sorted(placed, key=lambda one: (one.offset, one.slot.source)):
+            before, after = text[position:offset], text[offset:]
             written += before
             has_space = written.endswith(" ") or after.startswith(" ")
             written, rest = written.rstrip(" "), after.lstrip(" ")
-            left, right = self._spaces(source, each.slot.source, written[-1:], rest[:1], has_space=has_space)
-            start = len(written) + len(left)
-            pairs.extend(
-                (span, Span(start + span.start - each.slot.source.start, start + span.end - each.slot.source.start))
-                for span in each.slot.spans
-            )
-            written += left + source[slice(*each.slot.source)] + right
+            left, right = self._spaces(source, slot.source, (written[-1:], rest[:1]), has_space=has_space)
+            written += left
+            moved = len(written) - slot.source.start
+            pairs += [(span, Span(span.start + moved, span.end + moved)) for span in slot.spans]
+            written += source[slice(*slot.source)] + right
             position = len(text) - len(rest)
         return written + text[position:], tuple(sorted(pairs))
 
-    def _spaces(self, source: str, span: Span, left: str, right: str, *, has_space: bool) -> tuple[str, str]:
+    def _spaces(self, source: str, span: Span, beside: tuple[str, str], *, has_space: bool) -> tuple[str, str]:
         """Return the spaces before and after a span in a translation.
 
         Args:
             source: the source text.
             span: the protected run in the source.
-            left: the character before it in the translation, or nothing at the start.
-            right: the character after it in the translation, or nothing at the end.
+            beside: the characters before and after it in the translation; empty at an end of it.
             has_space: whether the translation without the run has a space there.
         """
-        literal = source[slice(*span)]
-        before, after = source[: span.start], source[span.end :]
-        sides = [
-            _Side(left, before.rstrip(" ")[-1:], before.endswith(" "), literal[0], comes_before=True),
-            _Side(right, after.lstrip(" ")[:1], after.startswith(" "), literal[-1], comes_before=False),
-        ]
+        literal, before, after = source[slice(*span)], source[: span.start], source[span.end :]
+        sides = (
+            _Side(beside[0], before.rstrip(" ")[-1:], before.endswith(" "), literal[0], comes_before=True),
+            _Side(beside[1], after.lstrip(" ")[:1], after.startswith(" "), literal[-1], comes_before=False),
+        )
         if is_inline_tag(literal) or literal[0] == "\\":
-            return self._spaces_of_tag(literal, sides, has_space=has_space)
-        spaces = [self._has_space(side) for side in sides]
+            spaces = self._spaces_of_tag(literal, sides, has_space=has_space)
+        else:
+            spaces = [self._has_space(side) for side in sides]
         return " " * spaces[0], " " * spaces[1]
 
     def _has_space(self, side: "_Side") -> bool:
         """Return whether a span that stands for a word has a space on one side."""
         if not side.target:
             return False
-        if self.joins_words or is_of_unspaced_script(side.target):
+        if self._joins_words or _is_unspaced_script(side.target):
             meets_word = is_spaced_word_character(side.target) and is_spaced_word_character(side.edge)
-            return meets_word or (side.spaced and is_of_unspaced_script(side.source or "a"))
-        if _clings(side.target, comes_before=side.comes_before):
+            return meets_word or (side.spaced and _is_unspaced_script(side.source))
+        if side.clings:
             return False
-        attached = bool(side.source) and not side.spaced and not is_of_unspaced_script(side.source)
+        attached = bool(side.source) and not side.spaced and not _is_unspaced_script(side.source)
         if attached and (side.source == side.target or side.source.isalnum() == side.target.isalnum()):
             return side.source in _SENTENCE_MARKS and side.comes_before
         return True
 
-    def _spaces_of_tag(self, literal: str, sides: Sequence["_Side"], *, has_space: bool) -> tuple[str, str]:
-        """Return the spaces around markup between words: where the source has them, or on the outer side of the tag."""
-        spaced = [side.spaced and bool(side.target) for side in sides]
-        if self.joins_words:
-            informative = [
-                each and is_of_unspaced_script(side.source or "a") for each, side in zip(spaced, sides, strict=True)
-            ]
-            return " " * informative[0], " " * informative[1]
-        spaced = [
-            each and not _clings(side.target, comes_before=side.comes_before)
-            for each, side in zip(spaced, sides, strict=True)
-        ]
+    def _spaces_of_tag(self, literal: str, sides: Sequence["_Side"], *, has_space: bool) -> list[bool]:
+        """Return whether markup has spaces: where the source has them, or on the outer side of the tag."""
+        if self._joins_words:
+            return [side.spaced and bool(side.target) and _is_unspaced_script(side.source) for side in sides]
+        spaced = [side.spaced and bool(side.target) and not side.clings for side in sides]
         if not any(spaced) and has_space and all(side.target for side in sides):
             closes = literal.startswith("</")
-            spaced = [not closes, closes]
-        return " " * spaced[0], " " * spaced[1]
+            return [not closes, closes]
+        return spaced
 
 
 _SENTENCE_MARKS = frozenset(".!?,;:。！？，；：…")
@@ -381,13 +346,36 @@ class _Side(NamedTuple):
     comes_before: bool
     """True for the side before the span."""
 
+    @property
+    def clings(self) -> bool:
+        """True if the character of the translation takes no space toward the span, such as an opening bracket."""
+        category = unicodedata.category(self.target) if self.target else ""
+        if self.comes_before:
+            return category in ("Ps", "Pi") or self.target in "¿¡"
+        return category in ("Pe", "Pf") or self.target in _SENTENCE_MARKS
 
-def _clings(character: str, *, comes_before: bool) -> bool:
-    """Return whether a character of the translation takes no space toward the span beside it."""
-    category = unicodedata.category(character)
-    if comes_before:
-        return category in ("Ps", "Pi") or character in "¿¡"
-    return category in ("Pe", "Pf") or character in _SENTENCE_MARKS
+
+def _is_unspaced_script(character: str) -> bool:
+    """Return whether a character belongs to a script without spaces; False if there is none."""
+    return bool(character) and is_of_unspaced_script(character)
+
+
+def _without_placeholders(text: str, masked: MaskedPart) -> _Plain:
+    """Return a translation without placeholders; of a repeated one, the first counts."""
+    slots = {slot.token: slot for slot in masked.slots if slot.token}
+    bare = _remove_placeholders(text)
+    placed: dict[str, _Placed] = {}
+    for token, offset in bare.found:
+        if token in slots and token not in placed:
+            placed[token] = _Placed(offset, slots[token])
+    return _Plain(bare.text, list(placed.values()), [slot for slot in masked.slots if slot.token not in placed])
+
+
+def _count_faults(text: str, masked: MaskedPart) -> int:
+    """Return how many placeholders a translation lacks or has too often."""
+    found = Counter(_PLACEHOLDER.findall(text))
+    wanted = Counter(slot.token for slot in masked.slots if slot.token)
+    return sum(abs(found[token] - wanted[token]) for token in {*found, *wanted})
 
 
 class _Bare(NamedTuple):
@@ -396,6 +384,11 @@ class _Bare(NamedTuple):
     text: str
     found: list[tuple[str, int]]
     """Each placeholder token, and its offset in the text without placeholders."""
+
+
+def remove_placeholders(text: str) -> str:
+    """Return a text without placeholder tokens, for parts of a translation that is written token by token."""
+    return _PLACEHOLDER.sub("", text) if "<placeholder-" in text else text
 
 
 def _remove_placeholders(text: str) -> _Bare:
@@ -428,21 +421,24 @@ def _with_texts(
 class _Request(NamedTuple):
     """A question where a run belongs in a translation that lacks it."""
 
-    source: tuple[str, Mapping[Slot, int]]
-    """The source without its runs, and the offset of each run in it."""
-    slot: Slot
+    source: str
+    """The source without its runs."""
+    offset: int
+    """The offset of the run in it."""
     text: str
     """The translation without runs."""
 
 
-def _bare_source(masked: MaskedPart) -> tuple[str, Mapping[Slot, int]]:
-    """Return the source without its protected runs, and the offset of each run in it."""
+def _bare_sources(masked: MaskedPart) -> dict[Slot, tuple[str, int]]:
+    """Return the source without its protected runs, with the offset of each run in it."""
     text, written, position = masked.original.text, "", 0
-    offsets = {}
+    offsets = []
     for slot in masked.slots:
         written = _join(written, text[position : slot.source.start])
-        offsets[slot], position = len(written), slot.source.end
-    return _join(written, text[position:]), offsets
+        offsets.append(len(written))
+        position = slot.source.end
+    written = _join(written, text[position:])
+    return {slot: (written, offset) for slot, offset in zip(masked.slots, offsets, strict=True)}
 
 
 def _find_offsets(
@@ -455,62 +451,47 @@ def _find_offsets(
     """
     neighbors = [_neighbors(each, tokenizer.source) for each in requests]
     questions = [
-        MarkedSentence(each.source[0], each.text, beside, is_scored=can_score(each.source[0], each.text))
+        MarkedSentence(each.source, each.text, beside, is_scored=can_score(each.source, each.text))
         for each, beside in zip(requests, neighbors, strict=True)
-        if len(beside) == 2
+        if beside is not None
     ]
     answers = iter(align_marked(questions, tokenizer.target, score) if questions else [])
     for each, beside in zip(requests, neighbors, strict=True):
-        if len(beside) == 2:
-            left, right = next(answers)
-            yield _between(each, left, right)
-        else:
+        if beside is None:
             yield _at_edge(each)
+            continue
+        left, right = next(answers)
+        yield left.end if right.start < left.end else right.start
 
 
-def _neighbors(request: _Request, vocabulary: Vocabulary) -> list[Span]:
-    """Return the tokens or words with letters before and after a run; an empty list if one is missing."""
-    text, offsets = request.source
-    offset = offsets[request.slot]
-    before = [span for span in _words(text, vocabulary) if span.end <= offset]
-    after = [span for span in _words(text, vocabulary) if span.start >= offset]
-    return [before[-1], after[0]] if before and after else []
+def _neighbors(request: _Request, vocabulary: Vocabulary) -> tuple[Span, Span] | None:
+    """Return the words before and after a run; None if there is none on one side."""
+    words = _words(request.source, vocabulary)
+    before = [span for span in words if span.end <= request.offset]
+    after = [span for span in words if span.start >= request.offset]
+    return (before[-1], after[0]) if before and after else None
 
 
 def _words(text: str, vocabulary: Vocabulary) -> list[Span]:
     """Return the words of a text; in a script without spaces, its tokens."""
     spans: list[Span] = []
-    ids = vocabulary.encode(text)
-    for start, end in token_spans(vocabulary.token_texts(ids), text):
+    for start, end in token_spans(vocabulary.token_texts(vocabulary.encode(text)), text):
         if not any(map(is_word_character, text[start:end])):
             continue
         joins = spans and spans[-1].end == start and is_spaced_word_character(text[start - 1])
-        if joins and is_spaced_word_character(text[start]):
-            start = spans.pop().start
-        spans.append(Span(start, end))
+        spans.append(Span(spans.pop().start if joins and is_spaced_word_character(text[start]) else start, end))
     return spans
 
 
-def _between(request: _Request, left: Span, right: Span) -> int:
-    """Return the offset between the translations of two neighbors, at the edge where the run belongs."""
-    literal_closes = right.start < left.end
-    return left.end if literal_closes else right.start
-
-
 def _at_edge(request: _Request) -> int:
-    """Return the offset of a run at the start or the end of its source."""
-    (source, offsets), text = request.source, request.text
-    offset = offsets[request.slot]
-    if not any(map(is_word_character, source[:offset])):
+    """Return the offset of a run before the first or after the last word of its source."""
+    text, before = request.text, request.source[: request.offset]
+    if _last_word(before) == 0:
         return len(text) - len(text.lstrip())
-    last = max((index for index, character in enumerate(text) if is_word_character(character)), default=-1) + 1
-    return (
-        len(text)
-        if any(not character.isspace() for character in source[:offset][_last_word(source[:offset]) :])
-        else last
-    )
+    follows_punctuation = before[_last_word(before) :].strip()
+    return len(text) if follows_punctuation else _last_word(text)
 
 
 def _last_word(text: str) -> int:
-    """Return the end of the last word of a text."""
+    """Return the end of the last word of a text; 0 if it has none."""
     return max((index for index, character in enumerate(text) if is_word_character(character)), default=-1) + 1

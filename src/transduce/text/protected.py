@@ -25,9 +25,9 @@ _ENDS = r"(?![A-Za-z0-9_])"
 _EXTENSIONS = (
     "7z aac apk avi bash bat bin bmp bz2 c cc cfg class conf cpp cs css csv dat db deb dll dmg doc docx env epub exe "
     "flac flv gif git go gz h hpp htm html ico ini ipynb iso jar java jpeg jpg js json jsx key kt less lock log lua "
-    "m4a md mkv mov mp3 mp4 mpeg mpg msi odp ods odt ogg otf pdf pem php pkl png po pot ppt pptx properties ps1 psd py pyc "
-    "rar rb rpm rs rst rtf scss sh so sql srt svg swift tar tex tgz tif tiff toml ts tsv tsx ttf txt vtt vue wav webm "
-    "webp whl woff woff2 xhtml xlf xliff xls xlsx xml xz yaml yml zip com org net edu gov io dev info"
+    "m4a md mkv mov mp3 mp4 mpeg mpg msi odp ods odt ogg otf pdf pem php pkl png po pot ppt pptx properties ps1 psd py "
+    "pyc rar rb rpm rs rst rtf scss sh so sql srt svg swift tar tex tgz tif tiff toml ts tsv tsx ttf txt vtt vue wav "
+    "webm webp whl woff woff2 xhtml xlf xliff xls xlsx xml xz yaml yml zip com org net edu gov io dev info"
 )
 _UNITS = (
     "km mm cm nm µm μm m ft mi yd kg mg µg μg g t lb lbs oz l ml cl dl kB KB MB GB TB PB kb Mb Gb KiB MiB GiB TiB bit "
@@ -189,7 +189,7 @@ def merge_spans(first: Sequence[Span], others: Iterable[Span]) -> list[Span]:
 
 
 def disjoint(spans: Iterable[Span]) -> list[Span]:
-    """Return spans in order without those that begin inside an earlier one; the longest of several at an offset stays."""
+    """Return spans in order without those that begin inside an earlier one; of several at an offset, the longest."""
     kept: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         if not kept or span.start >= kept[-1].end:

@@ -137,14 +137,10 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             )
         if self.seed >= 2**63:
             raise TransduceError(f"`training.seed` must be below 2 to the power of 63, but is {self.seed}.")
-        for name in ("label_smoothing", "average_decay", "momentum", "beta1", "beta2"):
+        for name in ("label_smoothing", "average_decay", "momentum", "beta1", "beta2", "placeholder_rate"):
             share = getattr(self, name)
             if share is not None and not 0.0 <= share < 1.0:
                 raise TransduceError(f"`training.{name}` must be in [0, 1), but is {share}.")
-        if not 0.0 <= self.placeholder_rate <= 1.0:
-            raise TransduceError(
-                f"`training.placeholder_rate` must be from 0 to 1, but is {self.placeholder_rate}: 0.05 is usual."
-            )
         if self.best_by in ("bleu", "chrf", "exact_match", "f1") and not self.translate_dev:
             raise TransduceError(
                 f"`training.best_by` is `{self.best_by}`, which needs translations, but `training.translate_dev` is 0: "
