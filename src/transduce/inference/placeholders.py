@@ -333,7 +333,7 @@ _SENTENCE_MARKS = frozenset(".!?,;:。！？，；：…")
 
 
 class _Side(NamedTuple):
-    """What stands on one side of a protected span."""
+    """The neighbors of a protected span on one side, in the source and in the translation."""
 
     target: str
     """The neighboring character in the translation; empty at an end of it."""
