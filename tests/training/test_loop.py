@@ -351,7 +351,7 @@ def test_a_run_with_minutes_is_repeated_exactly_by_its_plan(
     def tick(_: int) -> None:
         now[0] += 0.5 if now[0] < 20.0 else 1.5
 
-    def run(name: str, settings: ResolvedTraining, before_loss: Callable[[int], None] | None) -> tuple[Any, Tensor]:
+    def run(name: str, settings: ResolvedTraining, before_loss: Callable[[int], None]) -> tuple[Any, Tensor]:
         folder = tmp_path / name
         folder.mkdir()
         setup = Setup(folder, settings, before_loss=before_loss)
