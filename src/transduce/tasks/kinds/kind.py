@@ -392,6 +392,10 @@ class TaskKind(ABC, Generic[C]):
     def validation(self, corpus: C, resolved: ResolvedSettings, placement: RunPlacement) -> Validation:
         """Return the dev set, on which weights are validated."""
 
+    def end_validations(self, corpus: C, resolved: ResolvedSettings) -> float:  # noqa: ARG002
+        """Return how many validations take about as long as `finish`."""
+        return 1.0
+
     def describe_batch(self, corpus: C, batch: Any) -> dict[str, Any]:
         """Return a description of a batch that can be written as JSON."""
         return corpus.describe(batch)

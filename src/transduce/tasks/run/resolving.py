@@ -236,6 +236,7 @@ _MIN_PAIRS, _MIN_VOCABULARY = 5_000, 500
 _COPIED = (
     "seed",
     "minutes",
+    "time_plan",
     "momentum",
     "beta1",
     "beta2",

@@ -4,6 +4,7 @@ import dataclasses
 import platform
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -69,7 +70,7 @@ from transduce.training.distributed import Processes, explain_lost_processes, jo
 from transduce.training.engine import compile_layers
 from transduce.training.events import ProgressDisplay, ValidationEvent, format_duration
 from transduce.training.interruption import ignore_hangup
-from transduce.training.loop import CHECKPOINTS, Safeguards, Trainer, TrainResult
+from transduce.training.loop import CHECKPOINTS, Safeguards, TimeUse, Trainer, TrainResult
 from transduce.training.lora import count_parameters
 from transduce.training.out_of_memory import explain_model_out_of_memory
 from transduce.training.prefetch import PrefetchedBatches
@@ -159,6 +160,7 @@ class Run:
         self.request = request
         self.settings = make_settings(request.settings)
         self.kind = kind_of(self.settings.task.kind)
+        self.started_at = time.monotonic()
         self.machine: Machine = detect_machine(request.device, request.threads)
         self.processes = join_processes(self.machine.device)
         self.machine = machine_share(self.machine, self.processes, threads_specified=request.threads is not None)
@@ -344,6 +346,9 @@ def _train_run(request: RunRequest) -> TrainResult | None:
         resolved, corpus = _open_run(run, resources, has_run=has_run)
         result = _train(run, resolved, corpus)
         if run.processes.is_first:
+            if result.time_plan and not result.reason.startswith("SIG"):
+                training = msgspec.structs.replace(resolved.training, time_plan=result.time_plan)
+                write_settings(request.out, msgspec.structs.replace(resolved, training=training))
             _finish(run, resolved, corpus, result)
     run.processes.leave()
     return result
@@ -443,6 +448,10 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
             run.processes.count,
             kernels=training.kernels,
         ),
+    )
+    trainer.time_use = TimeUse(
+        overhead_seconds=min(30.0 * (training.minutes or 0.0), time.monotonic() - run.started_at),
+        end_validations=run.kind.end_validations(corpus, resolved),
     )
     if run.request.resume:
         restored = trainer.resume()
