@@ -42,7 +42,7 @@ from transduce.inference.bulk_files import (
     translate_portions,
 )
 from transduce.inference.decoding import read_max_source_tokens
-from transduce.inference.line_warnings import languages_of, with_warnings
+from transduce.inference.line_warnings import resolve_languages, with_warnings
 from transduce.inference.quality_estimation import describe_wrong_language
 from transduce.inference.redecoding import redecode
 from transduce.inference.translator import Translator
@@ -223,7 +223,7 @@ def translated(
     """Yield each group of lines with the text to write for it, translated by one process or several."""
     results = with_warnings(
         _translated(options, folders, job, waiting),
-        lambda: languages_of(Path(folders[0]), options.source_language, options.target_language),
+        lambda: resolve_languages(Path(folders[0]), options.source_language, options.target_language),
         is_line_by_line=job.search.n_best == 1,
     )
     return results if job.glossary is None or job.search.n_best > 1 else _tallied(job.glossary, results)

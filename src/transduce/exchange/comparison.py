@@ -18,7 +18,7 @@ from transduce.errors import TransduceError
 from transduce.exchange.own_models import Original
 from transduce.inference.translator import Translator
 from transduce.interop.components import ExportedEncoder, ExportedModel, Ids
-from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
+from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.interop.onnx.export import longest_sequence
 from transduce.text.special_tokens import SpecialTokens, encode_masked, find_special_tokens, text_token_ids
 from transduce.text.vocabulary import Vocabulary
@@ -382,7 +382,7 @@ def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
 def expected_token_ids(original: Original, texts: Sequence[str]) -> list[list[int]]:
     """Return the token ids that the exported tokenizer must produce, with special tokens."""
     vocabulary, config = original.tokenizer.source, original.config
-    if isinstance(original.tokenizer, ForeignTokenizer):
+    if isinstance(original.tokenizer, ImportedTokenizer):
         encoded = vocabulary.encode_batch(texts)
         # A prompt is continued, so no end symbol follows it.
         return [
@@ -404,7 +404,7 @@ def comparable_texts(original: Original, texts: Sequence[str]) -> list[str]:
     characters. Such texts are left out.
     """
     vocabulary, kind = original.tokenizer.source, original.config.kind
-    reads = kind in ("encoder", "decoder") or isinstance(original.tokenizer, ForeignTokenizer)
+    reads = kind in ("encoder", "decoder") or isinstance(original.tokenizer, ImportedTokenizer)
     silent = (id for id in range(vocabulary.size) if not vocabulary.is_text_token(id))
     names = {*map(vocabulary.piece, silent), *vocabulary.special_token_names[:2]} - {""}
 

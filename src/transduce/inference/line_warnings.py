@@ -75,7 +75,7 @@ def with_warnings(
     sys.stderr.write(str(warnings or ""))
 
 
-def languages_of(folder: Path, source: str | None = None, target: str | None = None) -> Languages:
+def resolve_languages(folder: Path, source: str | None = None, target: str | None = None) -> Languages:
     """Return the source and target language of a model folder: the arguments if they are set, else the manifest's.
 
     Raises:

@@ -112,7 +112,7 @@ def attention_maps(translator: Translator, source: str, target: str | None = Non
             f"Attention maps need a translator, but this is a {type(translator).__name__}: load a "
             "model that translates."
         )
-    refuse_ensembles(translator)
+    check_single_model(translator)
     source, model = as_text(source), translator.transformer
     vocabulary, config = translator.tokenizer, model.config
     if target is None:
@@ -133,7 +133,7 @@ def attention_maps(translator: Translator, source: str, target: str | None = Non
     )
 
 
-def refuse_ensembles(translator: Translator) -> None:
+def check_single_model(translator: Translator) -> None:
     """Refuse an ensemble of several models.
 
     Raises:

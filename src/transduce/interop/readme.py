@@ -1,6 +1,6 @@
 """Generator of an exported folder's README.md, which describes the model and shows how to run it."""
 
-from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
+from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.model.config import Kind
 from transduce.text.tokenizer import Tokenizer
 
@@ -17,9 +17,9 @@ _CTRANSLATE2 = """\
 """
 _CTRANSLATE2_FOREIGN = """\
     import ctranslate2
-    from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
+    from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 
-    tokenizer = ForeignTokenizer.load(".")
+    tokenizer = ImportedTokenizer.load(".")
     source, target = tokenizer.source, tokenizer.target
     translator = ctranslate2.Translator(".")
     pieces = [source.pieces(source.with_special_tokens(source.encode(line))) for line in lines]
@@ -44,9 +44,9 @@ A text begins with the end-of-line symbol, `{end}`, which also separates lines, 
 """
 _CTRANSLATE2_FOREIGN_LANGUAGE_MODEL = """\
     import ctranslate2
-    from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
+    from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 
-    vocabulary = ForeignTokenizer.load(".").target
+    vocabulary = ImportedTokenizer.load(".").target
     generator = ctranslate2.Generator(".")
     start = vocabulary.before or (() if vocabulary.keeps_line_feeds else (vocabulary.eos_id,))
     prompt = vocabulary.pieces([*start, *vocabulary.encode("the beginning")])
@@ -101,7 +101,7 @@ Texts are tokenized by
 sentencepiece with `{source}`, and detokenized with `{target}`."""
 _FOREIGN_CUTTING = """\
 The tokenizer is `foreign_tokenizer.json`:
-`transduce.interop.hugging_face.imported_tokenizer.ForeignTokenizer.load(".")` opens it. Its
+`transduce.interop.hugging_face.imported_tokenizer.ImportedTokenizer.load(".")` opens it. Its
 `source.with_special_tokens(source.encode(text))` returns a text's ids with special tokens, and `target.decode(ids)`
 returns the text of ids. {beginning}"""
 _FORCED = """\
@@ -129,7 +129,7 @@ def readme(
         measured: the report that compares the export with the model.
         longest: the maximum number of tokens of a text.
     """
-    is_foreign = isinstance(tokenizer, ForeignTokenizer)
+    is_foreign = isinstance(tokenizer, ImportedTokenizer)
     source, target = ("sentencepiece.model",) * 2 if tokenizer.joint else ("source.spm", "target.spm")
     vocabulary = tokenizer.target
     pad, end, unk = vocabulary.pieces((vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id))

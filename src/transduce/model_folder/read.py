@@ -11,9 +11,9 @@ from torch import Tensor
 
 from transduce.atomic_io import file_sha256
 from transduce.errors import TransduceError
-from transduce.interop.hugging_face.export import Place, derived_names, places
+from transduce.interop.hugging_face.export import Place, places, redundant_names
 from transduce.interop.hugging_face.import_settings import check_sizes
-from transduce.interop.hugging_face.imported_tokenizer import FOREIGN_TOKENIZER, load_tokenizer
+from transduce.interop.hugging_face.imported_tokenizer import IMPORTED_TOKENIZER_FILE, load_tokenizer
 from transduce.model.build import AnyModel, EncoderDecoder, Model, build_model, compute_unstored_buffers
 from transduce.model.config import Kind, ModelConfig
 from transduce.model.decoder import Decoder
@@ -41,7 +41,7 @@ Built = TypeVar("Built", bound=AnyModel)
 FORMAT_VERSION = 1
 CONFIG = "config.json"
 TOKENIZER_CARD = "tokenizer_settings.json"
-VOCABULARIES = ("sentencepiece.model", "source.spm", "target.spm", FOREIGN_TOKENIZER)
+VOCABULARIES = ("sentencepiece.model", "source.spm", "target.spm", IMPORTED_TOKENIZER_FILE)
 WEIGHTS = "model.safetensors"
 MANIFEST = "manifest.json"
 
@@ -341,7 +341,7 @@ def _read_weights(path: Path, model: AnyModel, config: ModelConfig) -> dict[str,
             present = set(file.keys())
             locations = places(outline, config, present)
             missing = [part for location in locations.values() for part in location.names if part not in present]
-            expected = {part for location in locations.values() for part in location.names} | derived_names(
+            expected = {part for location in locations.values() for part in location.names} | redundant_names(
                 config, present
             )
             if missing or present - expected:

@@ -81,7 +81,7 @@ def _check_future(subject: Subject) -> Figure:
 
 
 def _check_past(subject: Subject) -> Figure | None:
-    if not subject.everything_counts:
+    if not subject.all_tokens_matter:
         return None
     samples, source, target = _random_batch(subject)
     before = subject.logits(source, target)
@@ -96,7 +96,7 @@ def _check_past(subject: Subject) -> Figure | None:
 
 
 def _check_source(subject: Subject) -> Figure | None:
-    if not subject.everything_counts:
+    if not subject.all_tokens_matter:
         return None
     samples, source, target = _random_batch(subject)
     before = subject.logits(source, target)
@@ -356,7 +356,7 @@ _GOAL_SHARE = 0.1  # of ln V, the loss of a uniform guess
 _INITIAL_TOLERANCE_NATS = 1.5
 
 
-def defined_loss(subject: Subject, source: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
+def reference_loss(subject: Subject, source: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Return the mean cross-entropy per target token in nats, computed from its definition in float64.
 
     The decoder's input is the target shifted right by the start symbol; padding does not count. With label smoothing,
@@ -389,7 +389,7 @@ def _check_loss(subject: Subject) -> Figure | None:
     if subject.loss is None:
         return None
     source, target = _batch(subject)
-    expected = float(defined_loss(subject, source, target, subject.label_smoothing))
+    expected = float(reference_loss(subject, source, target, subject.label_smoothing))
     difference = abs(float(subject.loss(source, target)) - expected) / max(1.0, abs(expected))
     if math.isnan(difference):
         difference = float("inf")
@@ -401,7 +401,7 @@ def _check_first_loss(subject: Subject) -> Figure | None:
         return None
     fresh = subject.fresh()
     fresh.module.eval()
-    nats = float(defined_loss(fresh, *_batch(fresh)))
+    nats = float(reference_loss(fresh, *_batch(fresh)))
     uniform_nats = math.log(subject.target_vocabulary_size)
     bar = f"ln V = {uniform_nats:.2f} ± {_INITIAL_TOLERANCE_NATS:g}"
     return Figure(nats, bar, abs(nats - uniform_nats) <= _INITIAL_TOLERANCE_NATS)
@@ -413,7 +413,7 @@ def _check_gradient(subject: Subject) -> Figure | None:
     fresh = subject.fresh()
     fresh.module.eval()
     with torch.enable_grad():
-        defined_loss(fresh, *_batch(fresh)).backward()
+        reference_loss(fresh, *_batch(fresh)).backward()
     # Vectors may have a zero gradient: a bias of the keys shifts all scores of a query equally.
     without_gradient = [p for p in fresh.module.parameters() if p.requires_grad and not _has_gradient(p)]
     return Figure(float(len(without_gradient)), "none", not without_gradient)
@@ -438,7 +438,7 @@ def _check_overfit(subject: Subject) -> Figure | None:
     nats = float("inf")
     with torch.enable_grad():
         for step in range(1, _MAX_STEPS + 1):
-            loss = defined_loss(fresh, source, target)
+            loss = reference_loss(fresh, source, target)
             nats = float(loss.detach())
             if nats <= goal or not math.isfinite(nats):
                 break

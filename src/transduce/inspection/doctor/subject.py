@@ -59,7 +59,7 @@ class Subject:
     """False for a model that is meant to treat its input as a bag of tokens."""
     positions_are_relative: bool = False
     """True if only attention sees positions (rotary, bias), so that outputs for one repeated token are all equal."""
-    everything_counts: bool = True
+    all_tokens_matter: bool = True
     """False for hard attention, which selects single tokens and gives the others no influence."""
     reserved_ids: tuple[int, ...] = ()
     """Further special ids that no sentence contains."""

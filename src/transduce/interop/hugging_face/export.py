@@ -122,7 +122,7 @@ def generation_config(config: ModelConfig, unk_id: int) -> dict[str, Any] | None
     return content | {"num_beams": 4, "max_length": 512}
 
 
-def to_folder_names(weights: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+def to_stored_names(weights: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Rename a model's weights to the names used in `model.safetensors`.
 
     If the Hugging Face class lacks any parameter or buffer, all tensors keep this package's names.
@@ -169,7 +169,7 @@ def places(names: Collection[str], config: ModelConfig, present: Collection[str]
     return {name: _place(name, config, family) for name in names}
 
 
-def derived_names(config: ModelConfig, present: Collection[str]) -> set[str]:
+def redundant_names(config: ModelConfig, present: Collection[str]) -> set[str]:
     """Return the names of stored tensors that duplicate another tensor or are recomputed when a model is loaded."""
     family = family_for(config)
     if family is None or _NATIVE_NAME in present:
@@ -180,7 +180,7 @@ def derived_names(config: ModelConfig, present: Collection[str]) -> set[str]:
     return {name for name in present if name in tables or ignored.fullmatch(name)}
 
 
-def surplus_names(config: ModelConfig) -> set[str]:
+def ignored_names(config: ModelConfig) -> set[str]:
     """Return the names of tensors in a model folder that its Hugging Face class ignores because it lacks the head."""
     family = family_for(config)
     if family is None or family.model_type != "bert":

@@ -30,7 +30,7 @@ _APART = 16 * 17  # elements between arrays, which would otherwise map to the sa
 
 
 class AttentionArguments(NamedTuple):
-    """Arguments of the kernels `attend` and `attend_back`: addresses, unless stated otherwise.
+    """Arguments of the kernels `attend` and `attend_backward`: addresses, unless stated otherwise.
 
     Strides count elements.
     """
@@ -171,7 +171,7 @@ class HeadAddresses:
             k.store(k.load(k.element_pointer(k.pointer(args.lengths), self.sentence, I64), I64), length)
         self.length = k.load_variable(length, args.num_keys)
 
-    def fill_up(self, count: Value, lanes: int) -> Value:
+    def round_up_to_lanes(self, count: Value, lanes: int) -> Value:
         """Return a number of elements rounded up to a multiple of `lanes`."""
         k = self.k
         return k.mul(k.build.sdiv(k.add(count, lanes - 1), k.int64(lanes)), lanes)
@@ -208,7 +208,7 @@ class HeadAddresses:
         """Return the number of elements between the attention outputs of consecutive queries."""
         return self.k.mul(self.args.heads, self.shape.width)
 
-    def begin(self) -> tuple[Value, Value]:
+    def key_and_value_pointers(self) -> tuple[Value, Value]:
         """Prefetch the next head's queries, keys and values, and return pointers to this head's keys and values."""
         args = self.args
         keys, values = (self.start_of(each, args.num_keys, args.key_stride) for each in (args.keys, args.values))
@@ -241,7 +241,7 @@ class Head(HeadAddresses):
         *sentence_and_head, thread = where
         super().__init__(k, shape, args, *sentence_and_head)
         self.columns = range(0, shape.width, k.lanes)
-        self.filled = self.fill_up(args.num_keys, k.lanes)
+        self.filled = self.round_up_to_lanes(args.num_keys, k.lanes)
         key_size, queries = k.mul(self.filled, shape.width), k.minimum(args.num_queries, k.int64(QUERIES_AT_ONCE))
         sizes = [key_size] * 6 + [k.mul(queries, shape.width)] * 2 + [k.mul(queries, self.filled)] * 2
         self.scratch = HeadScratch(*self.scratch_addresses(thread, sizes))
@@ -383,15 +383,15 @@ _NEVER = float("-inf")
 
 
 class AttentionEmitter:
-    """An emitter of the kernels `attend` and `attend_back`."""
+    """An emitter of the kernels `attend` and `attend_backward`."""
 
     def __init__(self, k: KernelBuilder, shape: AttentionShape) -> None:
         self.k = k
         self.shape = shape
 
     def write(self) -> None:
-        """Emit the kernels `attend` and `attend_back`."""
-        for name, work in (("attend", _Contexts), ("attend_back", _Gradients)):
+        """Emit the kernels `attend` and `attend_backward`."""
+        for name, work in (("attend", _Contexts), ("attend_backward", _Gradients)):
             self._write(name, work)
 
     def _write(self, name: str, work: Any) -> None:
@@ -416,7 +416,7 @@ class _Contexts(Head):
 
     def write(self) -> None:
         """Emit the forward pass of the head, a group of queries at a time."""
-        keys, values = self.begin()
+        keys, values = self.key_and_value_pointers()
         self.transpose(keys, self.scratch.transposed_keys)
         self.widen(values, self.scratch.values)
         for first, count in self.groups(self.k.int64(0), self.args.num_queries):
@@ -488,7 +488,7 @@ class _Gradients(Head):
     def write(self) -> None:
         """Emit the backward pass of the head, `QUERIES_AT_ONCE` queries at a time."""
         k, args = self.k, self.args
-        keys, values = self.begin()
+        keys, values = self.key_and_value_pointers()
         self.fetch_next(self.start_of_context(), self.context_stride(), args.num_queries)
         self.transpose(keys, self.scratch.transposed_keys)
         self.transpose(values, self.scratch.transposed_values)

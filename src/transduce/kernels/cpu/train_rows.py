@@ -55,7 +55,7 @@ class DropoutArguments(NamedTuple):
 
 
 class NormArguments(NamedTuple):
-    """Arguments of the kernels `norm` and `norm_back` (LayerNorm), `rms` and `rms_back` (RMSNorm).
+    """Arguments of the kernels `norm` and `norm_backward` (LayerNorm), `rms` and `rms_backward` (RMSNorm).
 
     They are addresses, unless stated otherwise.
     """
@@ -132,9 +132,9 @@ class AddArguments(NamedTuple):
 
 
 class RowKernelEmitter:
-    """An emitter of the kernels `drop`, `norm`, `rms`, their `…_back`, `softmax`, `sum_columns` and `add`."""
+    """An emitter of the kernels `drop`, `norm`, `rms`, their `…_backward`, `softmax`, `sum_columns` and `add`."""
 
-    names = ("drop", "norm", "norm_back", "rms", "rms_back", "softmax", "sum_columns", "add")
+    names = ("drop", "norm", "norm_backward", "rms", "rms_backward", "softmax", "sum_columns", "add")
     """The kernels' names."""
 
     def __init__(self, k: KernelBuilder, kind: Any) -> None:
@@ -149,18 +149,18 @@ class RowKernelEmitter:
             self._drop(DropoutArguments(*numbers), *share)
         for name, work, is_centred in (
             ("norm", self._norm, True),
-            ("norm_back", self._norm_back, True),
+            ("norm_backward", self._norm_backward, True),
             ("rms", self._norm, False),
-            ("rms_back", self._norm_back, False),
+            ("rms_backward", self._norm_backward, False),
         ):
             with kernel(k, name, len(NormArguments._fields)) as (numbers, *share):
                 args = NormArguments(*numbers)
                 first, last = k.thread_range(args.rows, *share)
-                if work == self._norm_back:
+                if work == self._norm_backward:
                     self._clear_share(args, share[0])
                 with k.loop(first, last) as row:
                     work(args, row, share[0], is_centred=is_centred)
-                if work == self._norm_back:
+                if work == self._norm_backward:
                     k.barrier(share[1])
                     self._add_shares(args, *share, is_centred=is_centred)
         with kernel(k, "softmax", len(SoftmaxArguments._fields)) as (numbers, *share):
@@ -304,7 +304,7 @@ class RowKernelEmitter:
                 value = k.madd(normalized, weight, k.load_as_float32(k.pointer(args.bias), column, self.kind))
             self._store(value, args.out, row, width, column)
 
-    def _norm_back(self, args: NormArguments, row: Value, thread: Value, *, is_centred: bool) -> None:
+    def _norm_backward(self, args: NormArguments, row: Value, thread: Value, *, is_centred: bool) -> None:
         """Emit a row's gradient of x, and add to the thread's weight and bias gradients.
 
         The gradient is (g w - mean(g w) - x' mean(g w x')) / deviation, where x' is the normalized row and g the

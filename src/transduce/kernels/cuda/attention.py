@@ -72,7 +72,7 @@ class AttentionNode(torch.autograd.Function):
         by_keys = torch.empty_like(keys) if has_memory else by_queries
         first = 0 if has_memory else inner
         grid, options = _launch_shape(mask, num_heads, inner)
-        programs.attend_back[grid](
+        programs.attend_backward[grid](
             queries, keys[..., first:], keys[..., first + inner :], by_out,
             by_queries, by_keys[..., first:], by_keys[..., first + inner :],
             *_spans(mask.queries), *_spans(mask.keys),

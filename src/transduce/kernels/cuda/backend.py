@@ -40,7 +40,7 @@ def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: flo
 
     `backend.TrainingKernels.update_momentum` describes the arguments.
     """
-    triton_kernels.take_momentum[_grid(gradient)](gradient, momentum, out, gradient.numel(), factor, decay, _BLOCK)
+    triton_kernels.update_momentum[_grid(gradient)](gradient, momentum, out, gradient.numel(), factor, decay, _BLOCK)
 
 
 def apply_update(
@@ -53,7 +53,7 @@ def apply_update(
     has_move = move is not None
     if shrink != 1.0:
         vectors.master.mul_(shrink)
-    triton_kernels.follow[_grid(vectors.master)](
+    triton_kernels.apply_update[_grid(vectors.master)](
         *_pointers(vectors), move if has_move else vectors.master, vectors.master.numel(), rate, average_decay,
         has_move, *_has(vectors), _BLOCK,
     )  # fmt: skip

@@ -104,7 +104,7 @@ class _RecordedLoss:
         self._inputs.copy_(inputs.pin_memory() if self._inputs.is_cuda else inputs, non_blocking=True)
         if self._graphs is None and self._out is not None:
             self._recorder.record(self)
-        return _Played.apply(self, self._anchor)  # type: ignore[no-any-return,no-untyped-call]
+        return _ReplayedLoss.apply(self, self._anchor)  # type: ignore[no-any-return,no-untyped-call]
 
     def launch(self) -> tuple[Tensor, Tensor]:
         """Compute the loss of the batch in the input buffer, eagerly or while a graph is recorded."""
@@ -151,7 +151,7 @@ class _RecordedLoss:
             self._recorder.eager_loss = None
 
 
-class _Played(torch.autograd.Function):
+class _ReplayedLoss(torch.autograd.Function):
     """Both passes of a recorded loss as an autograd function; gradients go to the float32 sums of the parameters."""
 
     @staticmethod

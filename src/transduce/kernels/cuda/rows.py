@@ -175,7 +175,7 @@ class NormNode(torch.autograd.Function):
         block = power_of_2(width)
         rows, warps = max(1, _ELEMENTS // block), max(_WARPS, block // 1024)
         residual_gradient, has_residual = (by_out, False) if by_residual is None else (by_residual.contiguous(), True)
-        programs.norm_back[(min(_PROGRAMS, ceil_div(count, rows)),)](
+        programs.norm_backward[(min(_PROGRAMS, ceil_div(count, rows)),)](
             x, weight, by_out, residual_gradient, means, roots, by_x, by_weight, by_bias, count, width,
             ctx.centered, has_residual, rows, block, num_warps=warps,
         )  # fmt: skip

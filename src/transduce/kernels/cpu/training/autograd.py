@@ -118,7 +118,7 @@ class _Attend(torch.autograd.Function):
         inputs = _Inputs(*saved)
         memory = None if inputs.memory is None else torch.empty_like(inputs.memory)
         input_gradients = _Inputs(torch.empty_like(inputs.projected), memory)
-        _run_attention("attend_back", inputs, gradients[0].contiguous(), sums, input_gradients)
+        _run_attention("attend_backward", inputs, gradients[0].contiguous(), sums, input_gradients)
         return input_gradients.projected, input_gradients.memory, None, None
 
 
@@ -142,7 +142,7 @@ class _Inputs(NamedTuple):
 
 
 def _run_attention(name: str, inputs: _Inputs, context: Tensor, sums: Tensor, gradients: _Inputs | None = None) -> None:
-    """Run the kernel `attend`, or `attend_back`, which writes the gradients to `found`."""
+    """Run the kernel `attend`, or `attend_backward`, which writes the gradients to `found`."""
     batch, num_heads, num_queries, _ = sums.shape
     inner = context.shape[2]
     key_source = inputs.projected if inputs.memory is None else inputs.memory
@@ -182,16 +182,16 @@ def attention_shape(width: int, dtype: torch.dtype) -> AttentionShape:
 
 
 def attention_kernels(shape: AttentionShape) -> dict[str, CompiledKernel]:
-    """Return the compiled kernels `attend` and `attend_back`, compiled on first use."""
+    """Return the compiled kernels `attend` and `attend_backward`, compiled on first use."""
     return _attention_kernels(shape, require_integer_tile())
 
 
 @cache
 def _attention_kernels(shape: AttentionShape, tile: Tile) -> dict[str, CompiledKernel]:
-    """Compile the kernels `attend` and `attend_back` for an attention shape."""
+    """Compile the kernels `attend` and `attend_backward` for an attention shape."""
     k = new_builder("attention", tile)
     (AmxAttentionEmitter if shape.amx else AttentionEmitter)(k, shape).write()
-    return compile_kernels(k, ("attend", "attend_back"))
+    return compile_kernels(k, ("attend", "attend_backward"))
 
 
 # --- LayerNorm and RMSNorm ---
@@ -246,7 +246,7 @@ class NormNode(torch.autograd.Function):
         bias_total, by_bias = (None, None) if bias is None else sum_or_zeros(sum_of_gradients(bias), bias)
         thread_gradients = torch.empty(torch.get_num_threads(), 2, x.shape[-1], dtype=torch.float32)
         name, backward_tensors = (
-            "rms_back" if bias is None else "norm_back",
+            "rms_backward" if bias is None else "norm_backward",
             (by_out, by_residual, thread_gradients, total, bias_total),
         )
         _run_norm(name, (x, weight, bias), ctx.epsilon, sums, by_x, backward_tensors)

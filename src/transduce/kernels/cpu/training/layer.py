@@ -298,7 +298,7 @@ class _Part:
         if shape.norm_is_before and not self.keeps_norm_output:
             sublayer_input = scratch.allocate(self.bytes)
             w.norm(self.x, self.norm_sums, sublayer_input)
-        (self._attend_back if shape.heads else self._feed_forward_back)(w, sublayer_input, by_inner, by_before)
+        (self._attend_backward if shape.heads else self._feed_forward_backward)(w, sublayer_input, by_inner, by_before)
         scratch.free([sublayer_input])
         if shape.norm_is_before:
             w.norm_backward(self.x, self.norm_sums, by_before, by_sum, by_x)
@@ -307,7 +307,7 @@ class _Part:
             scratch.free([by_sum])
         scratch.free([by_before])
 
-    def _attend_back(self, w: "_Writer", x: MemoryOffset, by_inner: MemoryOffset, by_x: MemoryOffset) -> None:
+    def _attend_backward(self, w: "_Writer", x: MemoryOffset, by_inner: MemoryOffset, by_x: MemoryOffset) -> None:
         """Append the backward pass of projections and attention."""
         inner, reads_memory = self.shape.inner, self.shape.reads_memory
         query_rows = self._first(0, inner if reads_memory else 3 * inner)
@@ -325,7 +325,7 @@ class _Part:
         w.gemm_backward(x, self.rows, query_rows, by_projected, by_x)
         w.scratch.free([by_projected])
 
-    def _feed_forward_back(self, w: "_Writer", x: MemoryOffset, by_inner: MemoryOffset, by_x: MemoryOffset) -> None:
+    def _feed_forward_backward(self, w: "_Writer", x: MemoryOffset, by_inner: MemoryOffset, by_x: MemoryOffset) -> None:
         """Append the backward pass of the inner layer."""
         w.gemm_backward(x, self.rows, self._first(0, self.shape.inner), by_inner, by_x)
         w.scratch.free([by_inner])
@@ -358,7 +358,7 @@ class _Writer:
             weight_sum=_gradient_sum_of(part.base_offset(PartBase.NORM), part.item_bytes),
             bias_sum=_gradient_sum_of(part.base_offset(PartBase.NORM_BIAS), part.item_bytes),
         )
-        self.steps.add(self._norm_kernel("_back"), arguments)
+        self.steps.add(self._norm_kernel("_backward"), arguments)
         self.scratch.free([shares])
 
     def _norm_kernel(self, which: str) -> CompiledKernel:
@@ -451,7 +451,7 @@ class _Writer:
             thread_scratch=scratch[2],
             is_nontemporal=int(is_nontemporal(rows * inputs * item_bytes)),
         )
-        self.steps.add(self._products["back"], arguments)
+        self.steps.add(self._products["backward"], arguments)
         self.scratch.free(scratch)
 
     def _parameters(self, matrix: _Matrix) -> tuple[MemoryOffset, MemoryOffset | None]:
@@ -469,7 +469,7 @@ class _Writer:
 
     def attend_backward(self, by_context: MemoryOffset, by_projected: MemoryOffset, by_memory: MemoryOffset) -> None:
         """Append a call of the backward pass of attention."""
-        self._attend("attend_back", by_context, (by_projected, by_memory))
+        self._attend("attend_backward", by_context, (by_projected, by_memory))
 
     def _attend(self, name: str, context: MemoryOffset, gradients: tuple[MemoryOffset, MemoryOffset] | None) -> None:
         """Append a call of an attention kernel, with `gradients` for the backward pass."""

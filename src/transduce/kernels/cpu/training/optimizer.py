@@ -28,7 +28,7 @@ from transduce.model.backend import AdamScalars, UpdatedVectors
 
 
 class UpdateArguments(NamedTuple):
-    """Arguments of the kernels `adam` and `follow`: addresses of float32 vectors, unless stated otherwise."""
+    """Arguments of the kernels `adam` and `apply`: addresses of float32 vectors, unless stated otherwise."""
 
     master: Any
     """The float32 master parameters."""
@@ -62,11 +62,11 @@ class UpdateArguments(NamedTuple):
     epsilon: Any
     """Adam's epsilon; for `adam` only."""
     update: Any
-    """Address of a vector that is subtracted from the parameters, times the rate; 0: none; for `follow` only."""
+    """Address of a vector that is subtracted from the parameters, times the rate; 0: none; for `apply` only."""
     has_bfloat16_move: Any
-    """Not 0 if `move` is bfloat16; for `follow` only."""
+    """Not 0 if `move` is bfloat16; for `apply` only."""
     shrink: Any
-    """The factor of the parameters before `move` is subtracted; for `follow` only."""
+    """The factor of the parameters before `move` is subtracted; for `apply` only."""
 
 
 class MomentumArguments(NamedTuple):
@@ -89,9 +89,9 @@ class MomentumArguments(NamedTuple):
 
 
 class UpdateEmitter:
-    """An emitter of the optimizer kernels: `adam`, and for other optimizers `momentum` and `follow`."""
+    """An emitter of the optimizer kernels: `adam`, and for other optimizers `momentum` and `apply`."""
 
-    names = ("adam", "follow", "momentum")
+    names = ("adam", "apply", "momentum")
     """The kernels' names."""
 
     def __init__(self, k: KernelBuilder) -> None:
@@ -100,7 +100,7 @@ class UpdateEmitter:
     def write(self) -> None:
         """Emit the kernels that `names` lists."""
         k = self.k
-        for name, work in (("adam", self._adam), ("follow", self._take)):
+        for name, work in (("adam", self._adam), ("apply", self._take)):
             with kernel(k, name, len(UpdateArguments._fields)) as (numbers, thread, threads):
                 args = UpdateArguments(*numbers)
                 for number, inside in self._each_vector(args.count, thread, threads):
@@ -263,7 +263,7 @@ def apply_update(
     if move is not None:
         _check(move, vectors.master.numel(), kinds=_WIDE + _NARROW)
     nothing = AdamScalars(*[0.0] * len(AdamScalars._fields))._replace(rate=rate)
-    _run("follow", vectors, average_decay, (), nothing, move=move, shrink=shrink)
+    _run("apply", vectors, average_decay, (), nothing, move=move, shrink=shrink)
 
 
 def _run(
@@ -276,7 +276,7 @@ def _run(
     move: Tensor | None = None,
     shrink: float = 1.0,
 ) -> None:
-    """Check the vectors and run the kernel `adam` or `follow`."""
+    """Check the vectors and run the kernel `adam` or `apply`."""
     count, bfloat16_copy = vectors.master.numel(), vectors.working
     for vector in (*vectors[:3], *moments):
         if vector is not None:

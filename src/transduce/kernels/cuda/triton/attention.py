@@ -65,7 +65,7 @@ def attend(
 
 
 @triton.jit
-def attend_back(
+def attend_backward(
     query, key, value, by_out, by_query, by_key, by_value, query_starts, query_counts, key_starts, key_counts,
     query_stride, key_stride, out_stride,
     scale, CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,

@@ -132,7 +132,7 @@ def norm(
 
 
 @triton.jit
-def norm_back(
+def norm_backward(
     x, weight, by_out, by_kept, means, roots, by_x, by_weight, by_bias, count, width,
     CENTERED: tl.constexpr, KEPT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -256,7 +256,7 @@ def adam(
 
 
 @triton.jit
-def follow(
+def apply_update(
     master, gradient, average, working, move, count, rate, kept,
     HAS_MOVE: tl.constexpr, HAS_AVERAGE: tl.constexpr, HAS_WORKING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -270,7 +270,7 @@ def follow(
 
 
 @triton.jit
-def take_momentum(gradient, momentum, out, count, factor, decay, BLOCK: tl.constexpr):
+def update_momentum(gradient, momentum, out, count, factor, decay, BLOCK: tl.constexpr):
     """Update Nesterov momentum, and store the decayed combination of momentum and gradient."""
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exist = offsets < count
