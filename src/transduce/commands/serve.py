@@ -214,7 +214,7 @@ def default_workers(models: Sequence[ServedModel]) -> int:
 
 
 def page_views() -> "Views":
-    """Return the web page and the inspection functions behind it, so that serving does not import inspection."""
+    """Return the web page and the inspection functions behind it, imported only here because serving needs neither."""
     from transduce.serving.inspection_api import Views
 
     return Views(page=_page, inspect=_inspect, inspection=Inspection, intervene=_intervene, comparison=Comparison)

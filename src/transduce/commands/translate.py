@@ -220,7 +220,7 @@ def check_options(options: argparse.Namespace) -> None:
 def translated(
     options: argparse.Namespace, folders: list[str], job: Job, waiting: Iterable[Portion]
 ) -> Iterator[tuple[Portion, str]]:
-    """Yield each group of lines with the text to write for it, translated by one process or several."""
+    """Yield each group of input lines with its translated text, computed by one process or several."""
     results = with_warnings(
         _translated(options, folders, job, waiting),
         lambda: resolve_languages(Path(folders[0]), options.source_language, options.target_language),
@@ -230,7 +230,7 @@ def translated(
 
 
 def _tallied(glossary: Glossary, results: Iterable[tuple[Portion, str]]) -> Iterator[tuple[Portion, str]]:
-    """Yield the groups of lines unchanged, and finally report which translations lack a glossary term."""
+    """Yield groups of lines unchanged, and at the end report which translations lack a glossary term."""
     tally = TermTally(glossary)
     for portion, text in results:
         yield portion, text
@@ -293,7 +293,7 @@ def _write(
 
 
 def identity(options: argparse.Namespace, folders: list[str], job: Job) -> bytes:
-    """Return a fingerprint of everything that determines the output for a line, such as models and options."""
+    """Return a fingerprint of all models and options that determine the output for a line."""
     models = [_digests(Path(folder)) for folder in folders if Path(folder).is_dir()]
     phrases = options.phrases
     if phrases and not is_special_file(Path(phrases)):  # a pipe can be read only once
@@ -305,7 +305,7 @@ def identity(options: argparse.Namespace, folders: list[str], job: Job) -> bytes
 
 
 def _digests(folder: Path) -> list[str]:
-    """Return the digests of a model folder's files: those of its manifest, or without one of all files."""
+    """Return the digest of a model folder's manifest or, without a manifest, the digests of all its files."""
     manifest = folder / "manifest.json"
     files = [manifest] if manifest.is_file() else sorted(path for path in folder.iterdir() if path.is_file())
     return [file_sha256(path) for path in files]
@@ -369,7 +369,7 @@ def _refuse_other_ends(raw: bytes) -> None:
 
 
 def prompt(translator: Translator, output: io.TextIOWrapper, job: Job) -> None:
-    """Translate sentences typed by a user until the input ends; a single translation is printed while it grows."""
+    """Translate sentences that a user types until the input ends; a translation is printed while it is generated."""
     languages = f"{translator.source_language or 'source'} → {translator.target_language or 'target'}"
     sys.stderr.write(f"{languages}. Type a sentence; an empty line ends.\n")
     while True:

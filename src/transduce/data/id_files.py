@@ -19,7 +19,7 @@ _OFFSET = np.dtype("<i8")
 
 
 class IdRun(NamedTuple):
-    """N sentences in memory: their concatenated ids, and N + 1 offsets of their starts and the end."""
+    """A run of N consecutive sentences in memory: their concatenated ids, and N + 1 offsets of their boundaries."""
 
     ids: NDArray[np.unsignedinteger]
     offsets: NDArray[np.int64]
@@ -156,14 +156,14 @@ class SideReader:
         check_sha256(self._offsets, self._card.offsets_sha256)
 
     def _read_offsets(self, runs: Sequence[tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return each run's offsets, one more than its sentences, and the lengths of all sentences."""
+        """Return each run's sentence offsets, one more than sentences, and the lengths of all sentences."""
         starts, stops = ([run[side] for run in runs] for side in (0, 1))
         offsets = self._read_stretches(self._offsets, _OFFSET, starts, [stop + 1 for stop in stops])
         between = np.cumsum([stop - start + 1 for start, stop in runs])[:-1] - 1
         return offsets, np.delete(np.diff(offsets), between)
 
     def _read_stretches(self, path: Path, dtype: np.dtype[Any], starts: list[int], stops: list[int]) -> NDArray[Any]:
-        """Read numbers from each start to its stop, opening the file only once."""
+        """Read the numbers from each start to its stop, and open the file only once."""
         content = np.empty(sum(stops) - sum(starts), dtype)
         rest = content.view(np.uint8).data
         with path.open("rb", buffering=0) as file:

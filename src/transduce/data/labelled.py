@@ -92,7 +92,7 @@ class LabeledPlan:
         return self._texts.batch(order[-self._rows :], self._pad_id)
 
     def _dealt(self, epoch: int) -> list[Indices]:
-        """Divide the texts into the batches of an epoch; return the text indices of each batch."""
+        """Return the text indices of each batch of an epoch, which has texts of similar length, in random order."""
         order = permutation(len(self._texts), self._seed, _TEXT_ORDER, epoch)
         many = self._rows * _BATCHES_SORTED
         for start in range(0, len(order), many):

@@ -111,7 +111,7 @@ class _Sentences(NamedTuple):
         return _joined(self.ids, self.begins[start:stop], self.lengths[start:stop])
 
     def tokens(self, start: Ids, stop: Ids) -> Ids:
-        """Return the number of tokens of each run of sentences from start to stop."""
+        """Return the number of tokens in each run of sentences, given the runs' starts and stops."""
         ends: Ids = np.append(0, np.cumsum(self.lengths))
         return ends[stop] - ends[start]
 
@@ -126,7 +126,7 @@ class _Sentences(NamedTuple):
         return middle, np.where(several, stop, stop + has_next)
 
     def elsewhere(self, start: Ids, stop: Ids, count: Ids, draw: NDArray[np.float64]) -> tuple[Ids, Ids]:
-        """Return, for each row, up to `count` consecutive sentences from a random other place in the text."""
+        """Return, for each row, up to `count` consecutive sentences from another random position in the text."""
         before, after = np.searchsorted(self.filled, start), np.searchsorted(self.filled, stop)
         rest = len(self.filled) - (after - before)
         drawn = (draw * rest).astype(np.int64)
@@ -256,7 +256,7 @@ class SentencePairPlan:
         )
 
     def _laid_out(self, number: int) -> _Epoch:
-        """Return the rows of an epoch; they are computed again only if the epoch changes."""
+        """Return the rows of an epoch, which are cached until another epoch is requested."""
         if self._epoch.number != number:
             offset = int(permutation(self._row_tokens, self._settings.seed, _OFFSET, number)[0]) if number else 0
             self._epoch = self._lay_out(number, self._sentences(offset))
@@ -290,7 +290,7 @@ class SentencePairPlan:
         return [batches[n] for n in permutation(self._count, self._settings.seed, _BATCH_ORDER, epoch.number)]
 
     def _sentences(self, offset: int) -> _Sentences:
-        """Return the text's sentences, with long ones cut where evenly filled segments of rows end."""
+        """Return the text's sentences; long sentences are cut where the segments of rows end."""
         stretches, row_tokens = 1 + self._settings.next_sentence, self._row_tokens
         begin = self._before + offset
         is_long = self._lengths > row_tokens
@@ -325,7 +325,7 @@ class SentencePairPlan:
         return _Row(self._framed([one, two]), types, bool(epoch.follows[number]))
 
     def _trimmed(self, one: Ids, two: Ids) -> tuple[Ids, Ids]:
-        """Trim two segments to a row's length, keeping the end of the first and the beginning of the second."""
+        """Trim two segments to a row's length, keeping the end of the first segment and the start of the second."""
         first_length = max(self._row_tokens // 2, self._row_tokens - len(two))
         one = one[-first_length:]
         return one, two[: self._row_tokens - len(one)]

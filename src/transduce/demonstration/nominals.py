@@ -116,7 +116,7 @@ class Nominal(msgspec.Struct, frozen=True):
 
 
 def inanimate(words: Phrase, agreement: int = THIRD, owner: str = "") -> Nominal:
-    """Return a thing, whose forms as subject and object are equal."""
+    """Return a thing as a nominal, whose subject and object forms are equal."""
     return Nominal(words, words, agreement, referents=frozenset({owner} if owner else ()))
 
 
@@ -196,7 +196,7 @@ def a_subject(random: Random, excluded: frozenset[str] = frozenset()) -> Nominal
 
 
 def asked(random: Random) -> Nominal:
-    """Return a random subject of a question: most often you, never I."""
+    """Return a random person as the subject of a question: most often 你 (you), never 我 (I)."""
     return YOU if random.random() < 0.45 else a_subject(random, YOU.referents | {"我"})
 
 
@@ -288,7 +288,7 @@ def _described(noun: Noun, adjective: Adjective | None, plural: bool) -> Phrase:
 
 
 def some(random: Random, noun: Noun) -> Nominal:
-    """Return a random quantity of a thing: one, three, a lot."""
+    """Return a thing in a random quantity, such as one book, three books or a lot of books."""
     if random.random() < 0.12:
         return many(noun)
     if random.random() < 0.45:
@@ -297,7 +297,7 @@ def some(random: Random, noun: Noun) -> Nominal:
 
 
 def definite(random: Random, noun: Noun, but: Nominal = WHO) -> Nominal:
-    """Return a random definite noun phrase, such as 这本书 or 我的书; its owner is nobody whom `but` names."""
+    """Return a random definite noun phrase, such as 这本书 or 我的书, whose owner is none of the people in `but`."""
     if noun.source not in NOT_OWNED and random.random() < 0.4:
         owner = random.choice(OWNERS)
         return owned(noun, "他" if owner in but.referents else owner)

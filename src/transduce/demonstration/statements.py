@@ -138,7 +138,7 @@ def _feeling(random: Random, subject: Nominal) -> Action:
 
 
 def _related(first: Nominal, second: Nominal) -> bool:
-    """Return whether two people are related, so that they know each other anyway."""
+    """Return whether two people are the same or related, so that they obviously know each other."""
     return bool((first.owners | first.referents) & (second.owners | second.referents))
 
 
@@ -164,7 +164,7 @@ def _mood(random: Random, subject: Nominal, adjective: Adjective) -> Phrase:
 
 
 def _bearer(random: Random) -> tuple[Nominal, Adjective]:
-    """Return a random person or thing with a quality that fits."""
+    """Return a random person or thing of which a quality can be stated."""
     if random.random() < 0.45:
         return a_subject(random), random.choice(PERSON_ADJECTIVES)
     adjective, noun = random.choice(_QUALITIES)

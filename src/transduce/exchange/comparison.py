@@ -416,7 +416,7 @@ def comparable_texts(original: Original, texts: Sequence[str]) -> list[str]:
 
 
 def _closed(vocabulary: Vocabulary, rows: Ids, longest: int) -> list[list[int]]:
-    """Return source token ids with special tokens, truncated to `longest` tokens."""
+    """Return source token ids with special tokens, truncated to at most `longest` tokens."""
     most = longest - len(vocabulary.before) - len(vocabulary.after)
     return [vocabulary.with_special_tokens(row[:most]) for row in rows]
 
@@ -452,7 +452,7 @@ def translate_greedily(model: ExportedModel, translator: Translator, sentences: 
 
 
 def _texts(original: Original, sources: Sequence[str] | None) -> tuple[list[str], str]:
-    """Return texts, including a long one, and a description of their origin."""
+    """Return texts to compare an export on, one of them long, and a description of their origin."""
     vocabulary = original.tokenizer.source
     real, origin = _real(sources or []), "the sources given"
     for name, description in _CORPORA:
@@ -468,7 +468,7 @@ def _texts(original: Original, sources: Sequence[str] | None) -> tuple[list[str]
 
 
 def _real(texts: Sequence[str]) -> list[str]:
-    """Return the first `_COMPARED_TEXTS` texts that are not blank."""
+    """Return the first non-blank texts, as many as an export is compared on."""
     return [text for text in texts if text.strip()][:_COMPARED_TEXTS]
 
 

@@ -259,7 +259,7 @@ def _check_fits(name: str, title: str, config: ModelConfig) -> None:
 
 
 def _value(config: ModelConfig, setting: str) -> str:
-    """Return a setting's value in TOML notation; an unset value is replaced by its meaning."""
+    """Return a setting's value in TOML notation; an unset value is shown as its effective value."""
     resolved: dict[str, object] = {
         "num_key_value_heads": config.num_key_value_heads or config.num_heads,
         "d_k": config.key_width,

@@ -123,7 +123,7 @@ def _settings(search: SearchSettings) -> str:
 
 
 def _line(name: str, value: Any) -> str:
-    """Return a TOML line; numbers, strings and lists of numbers are written the same in JSON and TOML."""
+    """Return a search setting as a TOML line."""
     return f"{name} = {msgspec.json.encode(value).decode()}"
 
 

@@ -111,7 +111,7 @@ def _cut(sentence: str, vocabulary: Vocabulary, longest: int) -> list[str]:
 
 
 class _TokenCounter:
-    """A counter of tokens that caches the count of each word, because no token crosses a space."""
+    """A counter of a text's tokens that caches the count of each word, since no token crosses a space."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
@@ -205,7 +205,7 @@ class PartsObserver:
         self.batch: Sequence[Part] = ()
 
     def waiting(self, batch: Sequence[Part]) -> list[Part]:
-        """Set the parts of the next batch; return those of sentences that have not been stopped."""
+        """Set the parts of the next batch; return only the parts of sentences that the observer has not stopped."""
         self.batch = [part for part in batch if part.sentence not in self.abandoned]
         return self.batch
 

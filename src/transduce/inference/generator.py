@@ -351,7 +351,7 @@ class _FirstLine:
 
 
 def _first_line(ids: Sequence[int], vocabulary: Vocabulary) -> int | None:
-    """Return the number of tokens up to and including the first line feed; None if there is none."""
+    """Return the number of tokens up to and including the first line feed; None if no token has a line feed."""
     if not vocabulary.keeps_line_feeds:
         return None
     return next((count for count, id in enumerate(ids, 1) if b"\n" in vocabulary.surface(id)), None)

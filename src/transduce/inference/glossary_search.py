@@ -136,7 +136,7 @@ def choose_most_terms(former: Translation, latter: Translation | None, glossary:
 
 
 def _limit_phrases(phrases: Sequence[Phrase], num_required: int, most: int) -> tuple[Phrase, ...]:
-    """Return the first `num_required` phrases, and further ones as long as all have at most `most` tokens."""
+    """Return the first `num_required` phrases, and further phrases while all of them have at most `most` tokens."""
     totals = accumulate(map(min_tokens, phrases))
     return tuple(
         phrase

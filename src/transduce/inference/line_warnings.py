@@ -15,7 +15,7 @@ MAX_SHOWN = 5  # line numbers
 
 
 class LineWarnings:
-    """A collector of line numbers with problems, from which one warning of each kind is composed."""
+    """A collector of line numbers with problems, which it reports as one warning for each kind of problem."""
 
     def __init__(self, source_language: str | None, target_language: str | None) -> None:
         """Create an empty collection; a language that is unknown is None."""

@@ -160,7 +160,7 @@ def _check_words(words: Sequence[str]) -> None:
 
 
 def _in_their_line(words: Sequence[str]) -> list[str]:
-    """Return a sentence's words, each but the first with the space before it, which can be a separate token."""
+    """Return a sentence's words as they follow one another in a line: all but the first with a leading space."""
     return [" " * (index > 0) + plain(word) for index, word in enumerate(words)]
 
 
@@ -183,7 +183,7 @@ def bracket_tokens(vocabulary: Vocabulary) -> dict[int, BracketToken]:
 
 
 def _meaning(symbols: Sequence[str]) -> BracketToken:
-    """Return how many brackets a token's symbols close and open, and how many tags they contain."""
+    """Return a tree token's effects: how many brackets its symbols close and open, and how many tags they contain."""
     return BracketToken(*(sum(symbol.endswith(sign) for symbol in symbols) for sign in (CLOSE, OPENING, TAG)))
 
 

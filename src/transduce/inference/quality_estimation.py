@@ -65,7 +65,7 @@ class _Number(NamedTuple):
 
     @property
     def parts(self) -> list[str]:
-        """The components to look for if the whole number is missing.
+        """The components to look for separately if the whole number is missing from a translation.
 
         For a time, these are only the minutes, because hours may be in 12-hour format.
         """
@@ -78,7 +78,7 @@ class _Number(NamedTuple):
         return self.kind == "clock" and ":" in self.text
 
     def is_same(self, other: "_Number") -> bool:
-        """Return whether both are the same date, in any order of day and month, or the same time, in 12 or 24 hours."""
+        """Return whether two numbers are the same date or the same time in different notations."""
         if self.kind == other.kind == "clock":
             (hour, minute), (other_hour, other_minute) = (re.split("[:.]", each.text) for each in (self, other))
             is_clock = self.is_sure_clock or other.is_sure_clock
@@ -287,7 +287,7 @@ def has_new_faults(source: str, plain: str, text: str, glossary: Glossary, *, re
 
 
 def _begins_anew(plain: list[str], text: list[str]) -> bool:
-    """Return whether a text repeats an n-gram of the plain translation more often than that translation does."""
+    """Return whether a text with inserted terms repeats an n-gram more often than the plain translation does."""
     size = _MIN_AGAIN[any(map(is_unspaced, "".join(plain)))]
     before, after = (Counter(zip(*(units[start:] for start in range(size)), strict=False)) for units in (plain, text))
     return any(after[run] > count for run, count in before.items())
@@ -298,7 +298,7 @@ def _cut(translation: Translation) -> str | None:
 
 
 def _repeated(source: str, text: str) -> str | None:
-    """Return the longest run that repeats too often, with its count, as evidence; None if there is none."""
+    """Return the longest run of words that a text repeats too often, with its count, as evidence; else None."""
     most_in_source = _most_times(_units(source))
     repeats = [(times, run) for times, run in _repeats(_units(text)) if times > most_in_source]
     if not repeats:
@@ -313,7 +313,7 @@ def _most_times(units: list[str]) -> int:
 
 
 def _repeats(units: list[str], least: int | None = None) -> list[tuple[int, list[str]]]:
-    """Return the most frequent repeated run of units for each run length, with its number of occurrences in a row.
+    """Return, for each run length, the most frequent repeated run of words and how often it occurs in a row.
 
     `least` is the lowest count returned; None: the limit by run length.
     """
@@ -337,7 +337,7 @@ def _fewest_times(run: list[str]) -> int:
 
 
 def _units(text: str) -> list[str]:
-    """Split a text into lower-case words, and into characters for scripts without spaces between words."""
+    """Split a text into the units that repetition is counted in: lower-case words, or characters without spaces."""
     units, word = [], ""
     for character in text.lower():
         if is_word_character(character) and not is_unspaced(character):

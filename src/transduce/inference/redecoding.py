@@ -145,7 +145,7 @@ def _with_numbers(glossary: Glossary | None, numbers: Sequence[str]) -> Glossary
 
 
 def _checked(translations: Iterable[Translation]) -> list[Translation]:
-    """Check that all items are translations, and return them as a list.
+    """Check that all items are translations, and return the items as a list.
 
     Raises:
         TransduceError: an item is not a translation.

@@ -50,7 +50,7 @@ class WordMaps(NamedTuple):
     """Attention of each target word to the end symbol, which is high for words without a counterpart, (C, T, 1)."""
 
     def only(self, heads: Matrix) -> "WordMaps":
-        """Return the maps of a selection of heads, by head index."""
+        """Return the attention maps of selected heads, given by their indices."""
         return WordMaps(self.heads[heads], self.nowhere[heads])
 
 
@@ -76,7 +76,7 @@ def head_features(maps: WordMaps) -> Matrix:
 
 
 def neighbour_features(answer: Matrix) -> Matrix:
-    """Return features from the link probabilities (T, S) around each pair and in its row and column."""
+    """Return features of each word pair from the link probabilities (T, S) around it and in its row and column."""
     row_normalized = answer / (answer.sum(axis=1, keepdims=True) + _EPSILON)
     column_normalized = answer / (answer.sum(axis=0) + _EPSILON)
     around = [
@@ -191,7 +191,7 @@ def word_pair(
 
 
 class _Side(NamedTuple):
-    """A tokenized sentence, with the tokens of each word."""
+    """One side of a sentence pair: the sentence's token ids, and the tokens of each word."""
 
     ids: list[int]
     """Token ids with the end symbol and other special tokens."""

@@ -79,7 +79,7 @@ def path_with_end(hypothesis: Hypothesis, eos_id: int) -> Path:
 
 
 def all_prefixes(paths: Iterable[Path]) -> list[Path]:
-    """Return all non-empty prefixes of the paths, each once, sorted by length and stable otherwise."""
+    """Return all non-empty prefixes of the paths, without duplicates, shortest first."""
     prefixes = {path[:length]: None for path in paths for length in range(1, len(path) + 1)}
     return sorted(prefixes, key=len)
 

@@ -50,7 +50,7 @@ class Intervention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """A translation with its tokens and their probabilities."""
+    """A translation with its tokens and their probabilities, without or with an intervention."""
 
     source: str
     translation: str
@@ -135,7 +135,7 @@ def heads_off(model: Transformer, heads: Collection[Head], *, keep_outputs: bool
 
 @contextmanager
 def _zeroed_heads(output: torch.nn.Module, heads: Sequence[int], width: int) -> Iterator[None]:
-    """Zero the values of some heads in the concatenation (…, H × V) that enters an output projection.
+    """Replace the outputs of some heads by zeros in the body of `with`, before the output projection.
 
     `forward` is replaced because decoding calls it directly, which would bypass PyTorch's hooks.
     """

@@ -19,7 +19,7 @@ _MARK = "◀"
 
 
 class Pointer(msgspec.Struct, frozen=True, kw_only=True):
-    """The words that one head attends to most from the pronoun."""
+    """The words that one attention head attends to most from the pronoun's position."""
 
     layer: int
     """Layer number from 0."""

@@ -125,7 +125,7 @@ def linear_weights(module: nn.Linear) -> Linear:
 
 
 def join(layers: list[Linear]) -> Linear:
-    """Return one linear layer that concatenates the outputs of several layers with the same inputs."""
+    """Return one linear layer whose outputs are the concatenated outputs of several layers with the same input."""
     biases = [part.bias for part in layers if part.bias is not None]
     return Linear(torch.cat([part.weight for part in layers]), torch.cat(biases) if biases else None)
 
@@ -174,7 +174,7 @@ def scaled_attention_projections(attention: MultiHeadAttention) -> Projections:
 
 
 def _times_matrix(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Multiply the output rows (H × K, …) of each head's query projection by the head's matrix, (H, K, K)."""
+    """Multiply each head's rows of a query projection, (H × K, …), by the head's matrix of (H, K, K)."""
     heads = rows.reshape(matrix.shape[0], matrix.shape[1], -1)  # (H, K, D), or (H, K, 1) for a bias
     return (matrix.transpose(1, 2) @ heads).reshape(rows.shape)
 

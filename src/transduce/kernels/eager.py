@@ -32,7 +32,10 @@ _FIRST_CAPACITY = 32  # positions
 
 
 class Slots:
-    """A map from a batch's rows to cache slots; the last rows move into the slots of removed rows."""
+    """A map from the rows of a batch to cache slots, which compacts the slots when rows are removed.
+
+    The last rows move into the slots of removed rows.
+    """
 
     def __init__(self, rows: int) -> None:
         self.count = rows
@@ -76,7 +79,7 @@ class Slots:
         return slots
 
     def _remember(self, slot_of_row: list[int], device: torch.device) -> None:
-        """Store which cache slot holds each row of the batch; nothing is stored if row n is in slot n."""
+        """Store the cache slot of each row of the batch, or None if row n is in slot n for every n."""
         if slot_of_row == list(range(len(slot_of_row))):
             self._slot_of_row = self._row_of_slot = None
             return
@@ -121,7 +124,7 @@ class SlotCache:
         self._hold(self._buffer.narrow(3, 0, self.length).index_select(1, slots), len(slots))
 
     def _hold(self, buffer: Tensor, rows: int) -> None:
-        """Replace the cache's buffer, and set the views of its first `rows` slots."""
+        """Make a tensor the cache's buffer, and create the views of its first `rows` slots."""
         self.rows = rows
         self._buffer = buffer  # (2, at least B, H, capacity, K)
         self._live = buffer.narrow(1, 0, rows)  # (2, B, H, capacity, K)

@@ -206,7 +206,7 @@ def _model_ids(config: Mapping[str, Any], generation: Mapping[str, Any], model_t
 
 
 def _ends(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return all end-of-text token ids in a folder's configuration, the main one first."""
+    """Return all token ids that end a text in a folder's configuration, the main one first."""
     value = config.get("eos_token_id")
     listed = value if isinstance(value, list) else [value]
     return tuple(dict.fromkeys(id for id in listed if isinstance(id, int) and not isinstance(id, bool)))

@@ -360,7 +360,7 @@ def _read_weights(path: Path, model: AnyModel, config: ModelConfig) -> dict[str,
 
 
 def _some(names: list[str]) -> str:
-    """Format a list of names for a message, shortened if it is long."""
+    """Format a list of names for a message; a long list is shortened."""
     return f"{names[:_MAX_SHOWN] or 'none'}" + (f" and {len(names) - _MAX_SHOWN} more" * (len(names) > _MAX_SHOWN))
 
 

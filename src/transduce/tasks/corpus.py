@@ -46,7 +46,7 @@ _NAME = "text_files.json"
 
 
 class _TextFile(msgspec.Struct, frozen=True):
-    """A file's properties at the start of the run."""
+    """The properties of a text file at the start of a run, by which later changes are detected."""
 
     path: str
     """The path."""
@@ -193,7 +193,7 @@ _CARD_COPY = "prepared_corpus.json"
 
 
 class TaskText(msgspec.Struct, frozen=True, kw_only=True):
-    """The text files that a task reads, and how they are filtered."""
+    """The text files of a task, with the filters that apply to them."""
 
     files: CorpusFiles
     """Files of the training text."""
@@ -526,7 +526,7 @@ def _prepare_dev(dev: CorpusFiles, tokenizer: Tokenizer, filters: FilterSettings
 
 
 def _with_files(settings: Settings, files: CorpusFiles) -> Settings:
-    """Return a run's settings with the files of the prepared corpus, whose names give the languages."""
+    """Return a run's settings with the files of the prepared corpus, whose suffixes give the languages."""
     data = settings.data
     target = () if files.is_text_alone else files.target
     with_files = msgspec.structs.replace(

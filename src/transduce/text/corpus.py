@@ -57,7 +57,7 @@ class CorpusFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def thing(self) -> str:
-        """The noun for one example in messages: "line" or "pair"."""
+        """The noun for one example in messages: "line" for text alone, otherwise "pair"."""
         return "line" if self.is_text_alone else "pair"
 
 
@@ -154,7 +154,7 @@ class PairReader:
         return LineBlocks(path, self.notes, keep_undecodable=True)
 
     def _pass(self, line: int, count: int) -> int:
-        """Add a block to the counts of blocks and pairs, and return the number of the line after the block."""
+        """Count a block and its pairs, and return the line number after the block."""
         self.blocks += 1
         self.pairs += count
         return line + count

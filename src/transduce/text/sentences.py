@@ -62,7 +62,7 @@ def split_text(text: str, fits: Callable[[str], bool], *, gathers: bool = False)
 
 
 def _split(text: str, fits: Callable[[str], bool], level: int) -> Iterator[str]:
-    """Yield as few parts as splitting at the best points permits."""
+    """Yield the smallest number of parts that splitting a text at its best points permits."""
     if len(text) == 1 or fits(text.strip()):
         yield text
         return
@@ -77,7 +77,7 @@ def _split(text: str, fits: Callable[[str], bool], level: int) -> Iterator[str]:
 
 
 def _cut(text: str, points: re.Pattern[str]) -> list[str]:
-    """Split a text after each match; the parts concatenated are the text."""
+    """Split a text after each match of a pattern; the concatenated parts are the text."""
     ends = [match.end() for match in points.finditer(text)]
     parts = [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
     return [part for part in parts if part]
@@ -171,17 +171,17 @@ def is_hard_wrapped(lines: Sequence[str]) -> bool:
 
 
 def _followed(lines: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the pairs of consecutive lines of which neither is empty."""
+    """Return the pairs of consecutive lines in which neither line is empty."""
     return [(line.rstrip(), after.strip()) for line, after in pairwise(lines) if line.strip() and after.strip()]
 
 
 def _width(followed: Sequence[tuple[str, str]]) -> int:
-    """Return the width that most lines keep within, as typesetters permit slightly longer or shorter lines."""
+    """Return the line width that most lines of a hard-wrapped text keep to; some lines may be slightly longer."""
     return sorted(len(line) for line, _ in followed)[(len(followed) - 1) * 3 // 4]
 
 
 def _runs_on(followed: Sequence[tuple[str, str]]) -> bool:
-    """Return whether sentences continue from line to line: more of them end within lines than at their ends."""
+    """Return whether sentences continue across lines: more of them end within lines than at line ends."""
     within = at_end = large = 0
     for line, after in followed:
         ends = list(_find_ends(f"{line} ", before_small=True))

@@ -67,7 +67,7 @@ class SymbolSplitter:
 
 
 class _Pattern:
-    """A set of symbols by the text that they match."""
+    """A pattern that matches a set of symbols in a text, with the rules for the spaces around them."""
 
     def __init__(self, symbols: dict[str, Symbol]) -> None:
         self.symbols = {written: symbol for written, symbol in symbols.items() if written}

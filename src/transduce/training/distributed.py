@@ -150,7 +150,7 @@ _groups: list[dist.ProcessGroup] = []
 
 
 def _patient_group() -> dist.ProcessGroup:
-    """Return a gloo group with a long timeout; waiting in NCCL would keep the GPU busy."""
+    """Return a gloo process group with a long timeout, since waiting in NCCL would keep the GPU busy."""
     if not _groups:
         _groups.append(dist.new_group(backend="gloo", timeout=_MAX_WAIT))
     return _groups[0]

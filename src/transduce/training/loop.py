@@ -58,7 +58,7 @@ class Validator(Protocol):
     """A function that measures a model on the dev set."""
 
     def __call__(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """Return the scores that a model with these weights has on the dev set at this step."""
+        """Return the dev set scores of a model with these weights, at this step."""
 
 
 class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -382,7 +382,7 @@ class Trainer:
         self._selection.record(event, kept=better and self._keep(weights, event))
 
     def _keep(self, weights: Mapping[str, Tensor], event: ValidationEvent | None) -> bool:
-        """Write the model folder; return False if the disk is full. At the last step, a full disk raises an error."""
+        """Write the best model's folder; return False if the disk is full (at the last step, raise an error)."""
         if self.keep_model is None:
             return True
         if self.step == self.steps:

@@ -36,7 +36,7 @@ Gather = Callable[[str, Tensor], tuple[Tensor, int]]
 
 
 class Weight(NamedTuple):
-    """A parameter that consists of matrices stacked by rows."""
+    """A parameter that Muon updates: one or several matrices, stacked by rows."""
 
     local_shape: torch.Size
     """The shape of the part that this process holds."""
@@ -57,7 +57,7 @@ def orthogonalize(matrices: Tensor, scale: float = 1.0) -> Tensor:
 
 
 def _replace(matrices: Sequence[Tensor], scale: float, dtype: torch.dtype) -> None:
-    """Orthogonalize matrices (R, C) of equal shape in place, with singular values close to `scale`.
+    """Replace matrices (R, C) of equal shape by orthogonalized ones, with singular values close to `scale`.
 
     The computation uses `dtype`.
     """
@@ -207,7 +207,7 @@ class Muon:
 
 
 def _some_at_a_time(weights: Mapping[str, Weight], processes: int, max_parts: int) -> list[list[str]]:
-    """Group weight names so that a group's memory is small and the groups can be divided among the processes."""
+    """Divide weights into groups that need little memory and can be distributed to the processes."""
     sizes = {name: sum(weight.rows) * weight.local_shape[1] for name, weight in weights.items()}
     max_parts = min(max_parts, sum(sizes.values()) // processes)
     groups: list[list[str]] = []

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """The position, in a complete tensor, of the rows that one file holds."""
+    """The range of a complete tensor's rows that one file or process holds."""
 
     start: int
     whole: list[int]

@@ -32,7 +32,7 @@ _MIN_MEAN_NATS, _MIN_MEAN_NATS_OF_FEW, _FEW_LINES = 0.2, 0.5, 500
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """A range of source lines, from 1 and inclusive, with a constant lag between source and target line numbers."""
+    """A range of source lines, from 1 and inclusive, whose target lines are all shifted by the same lag."""
 
     first_line: int
     last_line: int
@@ -102,7 +102,7 @@ def _propose(source: SideFeatures, target: SideFeatures) -> tuple[Indices, list[
 
 
 def _signals(side: SideFeatures) -> NDArray[np.float64]:
-    """Return length, question, exclamation, comma and number signals of each line, detrended, variance 1, (5, N)."""
+    """Return five signals of each line: length, question, exclamation, comma and number signs, normalized, (5, N)."""
     rows = [
         np.log(side.length + 1.0),
         side.ending % 2,

@@ -162,7 +162,7 @@ _NOT_LETTERS = re.compile(r"[\W_]+")
 
 
 def normalized_line(line: str) -> str:
-    """Return a line without case, punctuation and spaces, so that lines with the same letters and digits are equal."""
+    """Return a line without case, punctuation and spaces, to find lines with equal letters and digits."""
     return _NOT_LETTERS.sub(_keep_word_marks, line).casefold() or line
 
 
@@ -240,7 +240,7 @@ def _overlaps(text: CorpusText, test: CorpusText) -> list[Finding]:
 
 
 def _overlap(side: Side, test: Side) -> Finding:
-    """Report sentences of the test set that occur in the training text, ignoring case, spaces and punctuation."""
+    """Report test sentences that occur in the training text, where case, spaces and punctuation are ignored."""
     test_sentences = {normalized_line(line) for line in test.lines if line.strip()}
     line_numbers = [
         number for number, line in enumerate(side.lines) if line.strip() and normalized_line(line) in test_sentences
@@ -448,7 +448,7 @@ def language_findings(text: CorpusText) -> list[Finding]:
 
 
 def _misplaced_lines(text: CorpusText, scripts: Sequence[Sequence[str | None]]) -> tuple[set[int], set[int]]:
-    """Return the lines of each side that are in the other side's main script because they are swapped or copied.
+    """Return the lines of each side that are in the other side's main script: swapped or copied lines.
 
     A line counts if its counterpart is in this side's main script, or is equal to it. Such lines do not make a script
     this side's own, however many they are.

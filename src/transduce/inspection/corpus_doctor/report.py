@@ -83,7 +83,7 @@ def shortened(text: str) -> str:
 
 
 def severity_of(count: int, total: int, problem_share: float) -> Severity:
-    """Return the severity of a finding that affects `count` of `total` lines."""
+    """Return the severity of a finding that affects `count` of `total` lines, by the share of these lines."""
     if not count:
         return "fine"
     return "problem" if count >= problem_share * total else "look"

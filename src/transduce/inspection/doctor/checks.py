@@ -125,7 +125,7 @@ def _check_target_padding(subject: Subject) -> Figure:
 
 
 def _check_batch_mates(subject: Subject) -> Figure:
-    """Compare each sentence's logits in a batch of its own with those in a batch with longer sentences."""
+    """Compare each sentence's logits when it is alone in the batch with those in a batch with longer sentences."""
     samples, source, target = _random_batch(subject)
     worst = 0.0
     for row in range(_BATCH):
@@ -146,7 +146,7 @@ def _check_source_positions(subject: Subject) -> Figure | None:
 
 
 def _check_target_positions(subject: Subject) -> Figure | None:
-    """Feed one repeated token: without positions, the decoder's outputs would be equal at all positions."""
+    """Decode one repeated token; the outputs must differ by position, which shows that positions have an effect."""
     if not subject.uses_positions or subject.positions_are_relative:
         return None
     samples, source, target = _random_batch(subject)

@@ -98,7 +98,7 @@ _MIN_TOKENS = 4
 
 
 class Figure(NamedTuple):
-    """The value that a check measured, the bound that it must meet, and whether it does so."""
+    """A check's measurement: the value, the bound that it must meet, and whether it does so."""
 
     value: float
     """The measured value."""
@@ -196,11 +196,11 @@ def change(before: Tensor, after: Tensor) -> float:
 
 
 def unchanged(subject: Subject, value: float) -> Figure:
-    """Return a figure for a change that must be zero except for rounding errors."""
+    """Return a measurement that passes if a change of the logits is within rounding errors."""
     return Figure(value, f"at most {subject.tolerance:g}", value <= subject.tolerance)
 
 
 def changed(subject: Subject, value: float) -> Figure:
-    """Return a figure for a change that must be clearly larger than rounding errors."""
+    """Return a measurement that passes if a change of the logits is clearly larger than rounding errors."""
     bar = 10 * subject.tolerance
     return Figure(value, f"more than {bar:g}", bar < value < float("inf"))

@@ -152,7 +152,7 @@ def _position_table(model: Transformer) -> Callable[[int], Tensor] | None:
 
 
 def _layers(model: Transformer) -> tuple[ResidualLayer, ...]:
-    """Return the residual layers, or none if their norms are not plain pre-norm or post-norm over single positions."""
+    """Return the residual layers to test; empty if their norms are not plain pre-norm or post-norm over positions."""
     order, width = model.config.norm_order, model.config.d_model
     if order == "sandwich" or model.config.norm == "batch":
         return ()

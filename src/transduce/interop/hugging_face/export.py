@@ -156,7 +156,7 @@ def has_every_name(names: Collection[str], config: ModelConfig) -> bool:
 
 
 def places(names: Collection[str], config: ModelConfig, present: Collection[str]) -> dict[str, Place]:
-    """Return the stored names and layout of each parameter.
+    """Return for each parameter the names and layout of the stored tensors that hold it.
 
     Args:
         names: this package's parameter names.
@@ -228,7 +228,7 @@ def _stored_names(family: Family, config: ModelConfig) -> StoredNames:
 
 
 def _sizes(name: str, config: ModelConfig) -> Sequence[int]:
-    """Return the number of rows of each tensor that a parameter is split into."""
+    """Return the number of rows of each stored tensor into which a parameter is split."""
     if ".feed_forward.inner." in name:
         return (config.d_ff, config.d_ff)
     heads = config.num_key_value_heads or config.num_heads

@@ -351,7 +351,7 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
 
 
 def _marks(files: TokenizerFiles, parts: TokenizerParts, eos_id: int) -> tuple[str, str, str]:
-    """Return an encoder's tokens for the start of a text, its end, and a masked token."""
+    """Return the spelling of an encoder's special tokens: start of text, end of text, and mask."""
     tokens = {id: text for text, id in parts.ids.items()}
     start = tokens[parts.before[0]] if parts.before else SPECIAL_TOKENS[0]
     mask = _token_id(files, parts.ids, "mask_token")

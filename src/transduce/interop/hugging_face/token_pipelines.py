@@ -298,7 +298,7 @@ def _is_step(value: object) -> bool:
 
 
 def _with_unknown_token(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model with an unknown token and consecutive ids.
+    """Return a tokenizer model with an unknown token and consecutive ids, which `tokenizers` needs.
 
     Without both, an added token would replace a later one.
     """

@@ -154,5 +154,5 @@ class Graph:
 
 
 def lowest() -> float:
-    """Return the value that is added to a score to mask its key, as in `model.masks`."""
+    """Return the lowest finite float32, which is added to an attention score to mask a key."""
     return torch.finfo(torch.float32).min

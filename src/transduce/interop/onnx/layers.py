@@ -245,7 +245,7 @@ def build_attention(
 
 
 def _share(graph: Graph, x: str, attention: MultiHeadAttention) -> str:
-    """Add a repetition of the keys or values of G heads for all H heads (grouped-query attention)."""
+    """Repeat the keys or values of G key/value heads for all H query heads (grouped-query attention)."""
     if attention.num_key_value_heads == attention.num_heads:
         return x
     share = attention.num_heads // attention.num_key_value_heads
@@ -296,7 +296,7 @@ def build_encoder_layer(
 
 
 class Known(NamedTuple):
-    """Inputs of a decoder layer in addition to x.
+    """The inputs of a decoder layer besides x: encoder keys and values, the mask as a bias, and the KV cache.
 
     The inputs are the projected encoder output, its mask as a bias, and the self-attention cache.
     """
@@ -370,7 +370,7 @@ def build_bias(graph: Graph, allowed: str) -> str:
 
 
 def of_keys(graph: Graph, present: str) -> str:
-    """Add a reshape of a mask of keys (B, L) that makes it broadcast over heads and queries: (B, 1, 1, L)."""
+    """Add a reshape of a key mask (B, L) to (B, 1, 1, L), so that it broadcasts over heads and queries."""
     return graph.unsqueeze(present, 1, 2)
 
 

@@ -280,7 +280,7 @@ def _reordered(rows: Tensor, order: tuple[int, ...]) -> Tensor:
 
 
 def _past_entry(graph: Graph, hidden: str, cell: str | None) -> str:
-    """Add one entry of the past states, (B, 1, D or 2 D)."""
+    """Add one past state of a layer as a cache entry: (B, 1, D), or (B, 1, 2 D) with an LSTM's cell."""
     joined = hidden if cell is None else graph.apply("Concat", hidden, cell, attributes={"axis": -1})
     return graph.unsqueeze(joined, 1)
 

@@ -94,7 +94,7 @@ def attention_scratch_size(shape: AttentionShape, num_keys: int, num_queries: in
 
 
 def amx_scratch_sizes(width: int) -> list[tuple[int, int]]:
-    """Return for each array of `AmxScratch` its float32 elements per key and its fixed number of elements.
+    """Return the size of each `AmxScratch` array: float32 elements per key, and elements independent of the keys.
 
     The number of keys is rounded up to a multiple of `AMX_KEYS`.
     """
@@ -186,7 +186,7 @@ class HeadAddresses:
         return pointers
 
     def start_of(self, address: Value, count: Value, stride: Value) -> Value:
-        """Return a pointer to this head's columns in this sentence's first row of an array.
+        """Return a pointer to this head's columns in this sentence's first row of an array, such as the queries.
 
         Args:
             address: of the array.
@@ -209,7 +209,7 @@ class HeadAddresses:
         return self.k.mul(self.args.heads, self.shape.width)
 
     def key_and_value_pointers(self) -> tuple[Value, Value]:
-        """Prefetch the next head's queries, keys and values, and return pointers to this head's keys and values."""
+        """Return pointers to this head's keys and values, and prefetch the next head's queries, keys and values."""
         args = self.args
         keys, values = (self.start_of(each, args.num_keys, args.key_stride) for each in (args.keys, args.values))
         self.fetch_next(keys, args.key_stride, args.num_keys)
@@ -320,7 +320,7 @@ class Head(HeadAddresses):
         return self.k.element_pointer(array, self.k.mul(group.place, self.shape.width))
 
     def products(self, transposed: Value, start: Value, vectors: Value, count: int) -> list[Value]:
-        """Return the dot products of `count` vectors with the `lanes` keys of a block, one vector of products each.
+        """Return the dot products of `count` queries with a block of `lanes` keys, one vector of products per query.
 
         Even and odd columns have separate accumulators to hide the latency of additions.
         """
@@ -342,14 +342,14 @@ class Head(HeadAddresses):
         return self.k.element_pointer(array, self.k.add(self.k.mul(self.filled, number), start))
 
     def inside(self, start: Value, limit: Value) -> Value:
-        """Return a mask of the keys, one per lane from `start` on, that are below a query's limit."""
+        """Return a vector mask of the keys from `start` on that are below a query's limit, one key per lane."""
         k = self.k
         lanes = ir.Constant(k.ints, list(range(k.lanes)))
         remaining = k.splat(k.build.trunc(k.build.sub(limit, start), I32))
         return k.build.icmp_signed("<", lanes, remaining)
 
     def pairs(self) -> list[list[int]]:
-        """Return the column offsets of a head's vectors in groups of two, whose accumulators fit in registers."""
+        """Return the column offsets of a head's vectors, two at a time, so that their accumulators fit in registers."""
         columns = list(range(0, self.shape.width, self.k.lanes))
         return [columns[n : n + 2] for n in range(0, len(columns), 2)]
 
@@ -363,7 +363,7 @@ class Head(HeadAddresses):
         return [k.load_floats(rows, k.add(k.mul(row, self.shape.width), column)) for column in columns]
 
     def add(self, totals: list[Value], factor: Value, vectors: list[Value]) -> None:
-        """Add factor × vector to each accumulator in memory."""
+        """Add factor × vector to each of several accumulators in memory."""
         factor = self.k.splat(factor)
         for total, vector in zip(totals, vectors, strict=True):
             self.k.store(self.k.madd(factor, vector, self.k.load_variable(total, vector)), total)
@@ -407,7 +407,7 @@ class AttentionEmitter:
 
     @contextmanager
     def _prepared(self) -> Iterator[None]:
-        """Emit the code that a thread runs before its first head and after its last one (none in this class)."""
+        """Emit a thread's code before its first head and after its last head; empty here, and overridden for AMX."""
         yield
 
 
@@ -522,7 +522,7 @@ class _Gradients(Head):
                 k.store_float32_as(value, out, k.add(k.mul(row, args.key_stride), column), self.shape.kind)
 
     def _slopes(self, group: QueryGroup) -> None:
-        """Recompute the queries' attention weights, and compute the gradients of the scores.
+        """Recompute the queries' attention weights, and compute the gradients with respect to the scores.
 
         A score's gradient is weight × (gradient of the weight - weighted mean of the gradients of the weights).
         """

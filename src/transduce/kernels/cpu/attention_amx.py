@@ -38,7 +38,7 @@ _HALF = amx.REGISTER_ROWS // 2
 
 
 class AmxScratch(NamedTuple):
-    """Arrays in one thread's scratch space, sized by `amx_scratch_sizes`; pairs are padded with zeros."""
+    """The scratch arrays of one thread, with the sizes that `amx_scratch_sizes` returns."""
 
     keys: Value
     """A copy of the keys, (L, K), used where they cannot be read in place."""
@@ -96,7 +96,7 @@ class AmxHead(HeadAddresses):
     # --- rows of bfloat16 ------------------------------------------------------------------------------------------
 
     def readable_rows(self, rows: Value, scratch: Value) -> tuple[Value, Value]:
-        """Return a pointer and a row stride by which blocks of 16 keys or values can be read, beyond the last one too.
+        """Return a pointer and a row stride from which whole blocks of 16 rows can be read, even past the last row.
 
         Rows are copied to `scratch` if too little memory follows the last one.
         """
@@ -119,7 +119,7 @@ class AmxHead(HeadAddresses):
             k.store(ir.Constant(k.ints, None), k.element_pointer(pointer, start, I32))
 
     def interleave(self, rows: Value, stride: Value, count: Value, out: Value) -> None:
-        """Interleave `count` rows by pairs, padded with zero pairs up to half a tile register."""
+        """Interleave each two consecutive rows element by element, with zero rows up to half a tile register."""
         k, none = self.k, ir.Constant(ir.VectorType(I16, self.k.lanes), None)
         full_pairs = k.build.sdiv(count, k.int64(2))
         with k.loop(0, full_pairs) as pair:
@@ -135,21 +135,21 @@ class AmxHead(HeadAddresses):
             self._clear(k.element_pointer(out, k.mul(pair, self.width), I32), self.width)
 
     def pairs_of(self, count: Value) -> Value:
-        """Return the number of pairs of `count` rows; the last pair may hold a single row."""
+        """Return the number of row pairs that `count` rows form; the last pair may hold a single row."""
         return self.k.build.sdiv(self.k.add(count, 1), self.k.int64(2))
 
     def _whole_pairs(self, pairs: Value) -> Value:
-        """Return how many of the pairs are multiplied in whole tile registers; half a register takes the others."""
+        """Return how many row pairs are multiplied in whole tile registers; the rest uses half a register."""
         return self.round_up_to_lanes(self.k.add(pairs, -_HALF), ROWS)
 
     def _filled_pairs(self, pairs: Value) -> Value:
-        """Return the number of pairs that a tile reads for these pairs, including zero padding."""
+        """Return the number of row pairs, zero padding included, that the tile registers read for `pairs` row pairs."""
         k, whole_pairs = self.k, self._whole_pairs(pairs)
         has_half = k.build.icmp_signed(">", pairs, whole_pairs)
         return k.build.select(has_half, k.add(whole_pairs, _HALF), whole_pairs)
 
     def _narrow_row(self, rows: Value, row: Value, stride: Value, column: int) -> Value:
-        """Load a bfloat16 vector of a row."""
+        """Load a vector of bfloat16 elements, half as wide as a register, from a row."""
         k = self.k
         return k.load(k.element_pointer(rows, k.add(k.mul(row, stride), column), I16), ir.VectorType(I16, k.lanes))
 
@@ -204,16 +204,16 @@ class AmxHead(HeadAddresses):
     # --- sixteen queries -------------------------------------------------------------------------------------------
 
     def remaining_queries(self, first: Value, most: int) -> Value:
-        """Return the number of queries from `first` on, at most `most`."""
+        """Return the number of queries from index `first` on, limited to `most`."""
         return self.k.minimum(self.k.build.sub(self.args.num_queries, first), self.k.int64(most))
 
     def limit_of(self, first: Value) -> Value:
-        """Return the number of keys that at least one of 16 queries may attend to."""
+        """Return the number of leading keys that at least one of 16 queries may attend to."""
         k = self.k
         return k.build.select(self.is_causal, k.minimum(self.length, k.add(first, ROWS)), self.length)
 
     def visible_to(self, key: Value, first: Value, limit: Value) -> Value:
-        """Return a mask of the queries, one per lane, that may attend to a key."""
+        """Return a vector mask of the queries, one per lane, that may attend to a key."""
         k = self.k
         earliest = k.build.select(self.is_causal, k.build.sub(key, first), k.int64(0))
         earliest = k.build.select(k.build.icmp_signed("<", key, limit), earliest, k.int64(ROWS))
@@ -419,7 +419,7 @@ class _Gradients(AmxHead):
             self.store_rows(gradient, args.num_keys, out, args.key_stride)
 
     def _take(self, start: Value) -> None:
-        """Interleave 32 queries and their contexts' gradients; clear their attention weights and score gradients."""
+        """Interleave 32 queries and their contexts' gradients; zero the arrays of weights and score gradients."""
         k, scratch = self.k, self.scratch
         count = self.remaining_queries(start, AMX_KEYS)
         for (rows, stride), out in ((self.queries, scratch.query_pairs), (self.outer, scratch.outer_pairs)):
@@ -455,7 +455,7 @@ class _Gradients(AmxHead):
         self._give_slopes(limit, column, k.load_variable(mean, factor))
 
     def _kept(self, first: Value) -> tuple[Value, Value]:
-        """Load the greatest scores of 16 queries and the inverses of their sums of exponentials."""
+        """Load what the forward pass stored for 16 queries: greatest scores and inverse sums of exponentials."""
         k = self.k
         remaining = k.build.sub(self.args.num_queries, first)
         halves = []

@@ -121,7 +121,7 @@ class ColumnSumArguments(NamedTuple):
 
 
 class AddArguments(NamedTuple):
-    """Arguments of the kernel `add`: total += part."""
+    """Arguments of the kernel `add`, which computes total += part element by element."""
 
     total: Any
     """Address of the total, float32 (count,)."""
@@ -257,7 +257,7 @@ class RowKernelEmitter:
                 k.store(total, k.element_pointer(sums, column))
 
     def _gated(self, args: ColumnSumArguments, row: Value, column: Value) -> Value:
-        """Load a vector of the source; where the gate is closed, replace elements by zero, and store the result."""
+        """Load a vector of the source with zeros where the gate is not positive, and store the result."""
         k = self.k
         value = self._load(args.source, row, args.width, column)
         passed = k.variable(value)
@@ -325,7 +325,7 @@ class RowKernelEmitter:
             return k.build.fmul(self._load(args.gradient, row, width, column), weight)
 
         def terms_at(column: Value) -> list[Value]:
-            """Add to the weight and bias gradients, and return the two terms whose means the gradient of x needs."""
+            """Add a vector to the weight and bias gradients; return the two terms that the gradient of x averages."""
             for address in (args.x, args.gradient):
                 self._fetch_later(address, row, width, column)
             gradient, x = self._load(args.gradient, row, width, column), normalized(column)
@@ -349,7 +349,7 @@ class RowKernelEmitter:
             self._store(k.load_variable(with_kept, result), args.out, row, width, column)
 
     def _clear_share(self, args: NormArguments, thread: Value) -> None:
-        """Zero a thread's part of the weight and bias gradients."""
+        """Zero the arrays in which a thread sums its part of the weight and bias gradients."""
         k = self.k
         size = k.mul(args.width, 2)
         with k.loop(0, size, k.lanes) as index:

@@ -87,7 +87,7 @@ def _spans(packing: Packing) -> tuple[Tensor, Tensor]:
 
 
 def _launch_shape(mask: PackedMask, num_heads: int, inner: int) -> tuple[tuple[int, int], dict[str, int]]:
-    """Return the launch grid and the compile-time block sizes."""
+    """Return the launch grid and the compile-time block sizes of the attention kernels."""
     rows, columns = (max(16, power_of_2(each.max_length)) for each in (mask.queries, mask.keys))
     warps = {16: 1, 32: 2, 64: 4, 128: 8}[max(rows, columns)]
     options = {"ROWS": rows, "COLUMNS": columns, "WIDTH": inner // num_heads, "num_warps": warps}

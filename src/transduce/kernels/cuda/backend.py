@@ -65,7 +65,7 @@ def _grid(vector: Tensor) -> tuple[int]:
 
 
 def _pointers(vectors: UpdatedVectors) -> list[Tensor]:
-    """Return the vectors in the kernel's order; the masters stand in for absent vectors, which it does not access."""
+    """Return the vectors in the kernel's argument order; the master weights fill the arguments of absent vectors."""
     return [vectors.master if vector is None else vector for vector in vectors]
 
 

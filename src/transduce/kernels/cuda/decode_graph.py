@@ -98,7 +98,7 @@ class _Chain:
         self.next: Tensor = befores[0](x)  # the input of the next sub-layer
 
     def add(self, y: Tensor) -> None:
-        """Add a sub-layer's output, and apply the norms of the model's order (pre-norm or post-norm)."""
+        """Add a sub-layer's output to the residual stream, and apply the norm that the model's norm order has there."""
         after, before = next(self._norms)
         if isinstance(after, LayerNorm | RMSNorm):  # post-norm
             _, self._sum = _add_and_norm(self._sum, y, after)
@@ -120,7 +120,7 @@ def _add_and_norm(x: Tensor, y: Tensor, norm: LayerNorm | RMSNorm) -> tuple[Tens
 
 
 def _feed_forward(layer: nn.Module, x: Tensor) -> Tensor:
-    """Apply a feed-forward network, with a fused ReLU if it is a plain one."""
+    """Apply a feed-forward network; in a plain ReLU network, ReLU is fused into the first linear layer."""
     if not isinstance(layer, FeedForward) or layer.activation is not F.relu or layer.inner.bias is None:
         return layer(x)  # type: ignore[no-any-return]
     hidden = torch._addmm_activation(layer.inner.bias, x.flatten(0, 1), layer.inner.weight.t())
@@ -458,7 +458,7 @@ class GpuState:
             self._ancestors = self._ancestors.index_select(0, rows)
 
     def _find_step(self, width: int) -> RecordedStep:
-        """Return a recorded step with capacity for W more positions: the current one, or one of another size."""
+        """Return a recorded step with capacity for W more positions: the current step, or one of another size."""
         if self.encoded is not None:
             count, length = self.source_shape
             size = StepSize(round_up_size(count), width, round_up_source(length), initial_capacity(width))
@@ -481,7 +481,7 @@ class GpuState:
         return finished
 
     def _move(self, old: RecordedStep, new: RecordedStep) -> None:
-        """Copy the sentences that are still decoded to another step's buffers."""
+        """Copy the sentences that are still decoded to the buffers of another recorded step."""
         count, length, slots = len(self._slots), self._length, self._slots
         new.copy_sentences_from(old, slots, length)
         if new.allowed is not None:

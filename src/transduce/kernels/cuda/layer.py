@@ -1,4 +1,4 @@
-"""Compute a whole layer of packed batches on a GPU as one node of PyTorch's graph.
+"""Compute a whole layer of packed batches on a GPU as one autograd node.
 
 Each node takes the CPU some 70 µs, forward and backward, during which the GPU idles if the model is small. An encoder
 layer has nine nodes and a decoder layer fourteen. The operations and their order stay the same, and so does each bit of
@@ -91,7 +91,7 @@ def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> 
 
 
 def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object]) -> Tensor | None:
-    """Compute an encoder or decoder layer as one node of PyTorch's graph; return None if the kernels do not support it.
+    """Compute an encoder or decoder layer as one autograd node; return None if the kernels do not support it.
 
     Args:
         layer: an encoder or decoder layer.
@@ -166,7 +166,7 @@ class _Sublayer:
         return node.forward(context, *arguments)
 
     def _backward(self, *gradients: Tensor | None) -> Any:
-        """Run the backward function of the latest node that has not been run backward."""
+        """Run the backward function of the newest autograd node that has not been run backward yet."""
         node, context = self._done.pop()
         return node.backward(context, *gradients)
 

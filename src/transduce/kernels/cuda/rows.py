@@ -28,7 +28,7 @@ MAX_SEEDS = 1024
 
 
 class _Buffer:
-    """The GPU addresses of the next dropout seeds, or None if seeds are drawn directly."""
+    """A holder of the GPU addresses of the next dropout seeds; None if seeds are drawn when they are needed."""
 
     remaining: Iterator[Tensor] | None = None
 
@@ -63,7 +63,7 @@ def seeds_from_buffer(buffer: Tensor) -> Iterator[None]:
 
 
 def embed_step(embedding: Embedding, tokens: Tensor, weight: Tensor, position: Tensor, capacity: int) -> Tensor:
-    """Return the embeddings of tokens that are all at one position.
+    """Return the embeddings of tokens that are all at one position, as in a decoding step.
 
     Args:
         embedding: the model's embedding, which computes the result if the kernel does not support it.

@@ -93,7 +93,7 @@ def check_frozen(settings: Settings) -> None:
 
 
 def log_adaptation(resolved: ResolvedSettings, choice_log: ChoiceLog, reinitialized: tuple[str, ...]) -> None:
-    """Log the share of the parameters that LoRA trains.
+    """Log the share of the parameters that LoRA trains, and check that the model has the selected projections.
 
     Raises:
         TransduceError: the model has none of the selected projections.

@@ -59,14 +59,14 @@ class _Block(NamedTuple):
 
 
 class AmxGemmEmitter(GemmEmitter):
-    """A `GemmEmitter` that uses AMX; the number of columns is a multiple of a panel's."""
+    """A `GemmEmitter` that uses AMX; matrices must consist of whole panels."""
 
     layout = AMX
     packer = AmxPacker
     thread_bytes = _ROWS_BYTES + _SUMS_BYTES
 
     def __init__(self, k: KernelBuilder, *endings: Epilogue) -> None:
-        """Emit the functions that multiply a tile, one for each of these epilogues."""
+        """Emit the functions that multiply a tile, one function for each epilogue."""
         k.features |= {"amx-tile", "amx-bf16"}
         super().__init__(k, *endings)
 
@@ -85,7 +85,7 @@ class AmxGemmEmitter(GemmEmitter):
         self.k.store_fence()
 
     def multiply_lower_triangle(self, gemm: Gemm, thread: Value, threads: Value) -> None:
-        """Emit the part of a square result on and below the diagonal."""
+        """Emit a GEMM with a square result, of which only the part on and below the diagonal is computed."""
         amx.configure(self.k)
         super().multiply_lower_triangle(gemm, thread, threads)
         amx.release(self.k)
@@ -105,7 +105,7 @@ class AmxGemmEmitter(GemmEmitter):
             amx.release(k)
 
     def _each_block(self, gemm: Gemm, thread: Value, threads: Value) -> Iterator[_Block]:
-        """Emit a loop over the thread's blocks; yields once, and code emitted for that block runs for all.
+        """Emit a loop over the thread's blocks of rows; code emitted in the body of `with` runs for each block.
 
         If all pairs are one span, no partial sums are stored: a block has all columns, and as many rows as fit.
         """
@@ -189,7 +189,7 @@ class AmxGemmEmitter(GemmEmitter):
             k.call(tile_name(gemm.ending, AMX_VECTORS), *args, *self._values_from(gemm, column, column))
 
     def _places(self, gemm: Gemm, column: Value, span: PairRange) -> dict[str, Value]:
-        """Return the tile function's arguments that do not depend on the row layout."""
+        """Return the tile function's arguments that are the same for packed and unpacked rows."""
         k = self.k
         return {
             "panel": self._panel_from(gemm, column, self.layout.panel, span),
@@ -200,7 +200,7 @@ class AmxGemmEmitter(GemmEmitter):
         }
 
     def _narrow_panels(self) -> Sequence[int]:
-        """Return no widths: columns are a multiple of a panel's."""
+        """Return an empty sequence, since AMX needs whole panels and none is narrower."""
         return ()
 
     def _write_tile(self, ending: Epilogue, vectors: int) -> None:

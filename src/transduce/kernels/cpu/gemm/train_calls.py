@@ -192,7 +192,7 @@ _SLIGHT = 2.0**-7  # tolerance for rounded sums in another order, relative to th
 
 
 class GradientSums(NamedTuple):
-    """Contiguous float32 tensors that gradients are added to; None: the gradient is not requested."""
+    """The float32 tensors that a linear layer's gradients are added to; None: that gradient is not requested."""
 
     weight: Tensor | None
     """The sum of the weight's gradients, (O, I)."""
@@ -235,7 +235,7 @@ def gemm_tile(dtype: torch.dtype) -> Tile | None:
 
 
 def require_gemm_tile(dtype: torch.dtype) -> Tile:
-    """Return `gemm_tile(dtype)`, which must not be None."""
+    """Return the GEMM tile for a dtype; the caller knows that this processor has one."""
     tile = gemm_tile(dtype)
     assert tile is not None, f"there are no GEMM kernels for {dtype} on this processor"
     return tile
@@ -324,7 +324,7 @@ class PackedProjection:
         _backward(gradient, x, weight, by_x, GradientSums(weight_sum), packed)
 
     def _packed_weight(self, number: int) -> tuple[Tensor | None, Tensor]:
-        """Return the weight if it must still be packed (else None), and the tensor for the packed weight."""
+        """Return the weight if it is not packed yet (else None), and the tensor for the packed weight."""
         packed = self._packed[number]
         if packed is not None:
             return None, packed
@@ -382,7 +382,7 @@ def _is_streamed(out: Tensor) -> bool:
 
 
 def padded_rows(rows: int, tile: Tile) -> int:
-    """Round a number of summed rows up to the multiple that a tile's GEMM pads to."""
+    """Round the length of the summed dimension up to a multiple that a tile's GEMM can process."""
     together = gemm_emitter_of(tile).layout.row_multiple
     return -(-rows // together) * together
 

@@ -72,7 +72,7 @@ class KernelBuilder:
         self.build = outer
 
     def has(self, name: str) -> bool:
-        """Return whether the module has a function of this name, finished or still being emitted."""
+        """Return whether the LLVM module has a function of this name, finished or still being emitted."""
         return name in self.module.globals
 
     def call(self, name: str, *values: Value) -> None:

@@ -123,7 +123,7 @@ class _Attend(torch.autograd.Function):
 
 
 class _Inputs(NamedTuple):
-    """The input tensors of attention, or the gradients with respect to them."""
+    """The input tensors of attention, or the gradients with respect to these tensors."""
 
     projected: Tensor
     """Queries, keys and values, (B, Q, 3 × H × K); with a memory, queries alone, (B, Q, H × K)."""
@@ -348,7 +348,7 @@ class _Linear(torch.autograd.Function):
 def _backward_by_pytorch(
     gradient: Tensor, x: Tensor, weight: Tensor, gate: Tensor | None, sums: GradientSums, *, by_x: bool
 ) -> Tensor | None:
-    """Compute the gradients of a linear layer by PyTorch's GEMM: see `train_calls.linear_backward`."""
+    """Compute a linear layer's gradients by PyTorch's GEMM, with the arguments of `train_calls.linear_backward`."""
     if gate is not None or sums.bias is not None:
         gradient, columns = sum_columns(gradient, gate)
         if sums.bias is not None:
@@ -478,7 +478,7 @@ class _Rotate(torch.autograd.Function):
 
 
 def _run(x: Tensor, angles: Tensor, heads: int, *, interleaved: bool) -> Tensor:
-    """Run the rotation kernel on x (B, T, C) with angles (T, K)."""
+    """Run the rotary embedding kernel on x (B, T, C) with angles (T, K)."""
     out = torch.empty_like(x)
     length, width = angles.shape
     run = _rotation_kernel(x.dtype, require_integer_tile(), width, interleaved=interleaved).run
@@ -492,7 +492,7 @@ def _run(x: Tensor, angles: Tensor, heads: int, *, interleaved: bool) -> Tensor:
 
 @cache
 def _rotation_kernel(dtype: torch.dtype, tile: Tile, width: int, *, interleaved: bool) -> CompiledKernel:
-    """Compile the kernel for heads of this width; the columns behind the rotated heads are copied."""
+    """Compile the rotary embedding kernel for heads of this width; it copies the columns after the rotated heads."""
     k, kind = new_builder("turning", tile), LLVM_TYPES[dtype]
     with kernel(k, "turn", len(_Arguments._fields)) as (numbers, *share):
         args = _Arguments(*numbers)

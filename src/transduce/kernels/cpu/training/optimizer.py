@@ -127,7 +127,7 @@ class UpdateEmitter:
             yield k.mul(full_vectors, k.lanes), k.build.icmp_signed("<", lanes, k.splat(k.build.trunc(rest, I32)))
 
     def _momentum(self, args: "MomentumArguments", number: Value, inside: Value | None) -> None:
-        """Emit Nesterov momentum: update the momentum with the gradient, and output their decayed combination."""
+        """Emit Nesterov momentum: update the momentum with the gradient, and write the direction of the update."""
         k = self.k
         gradient = k.build.fmul(self._get(args.gradient, number, inside), self._real(args.factor))
         momentum = self._mean(args.momentum, args.decay, gradient, number, inside)
@@ -160,7 +160,7 @@ class UpdateEmitter:
             self._put(master, args.bfloat16_copy, number, inside, I16)
 
     def _take(self, args: UpdateArguments, number: Value, inside: Value | None) -> Value:
-        """Emit the parameter update master · shrink - rate · move, and return the new parameters."""
+        """Emit the update master · shrink - rate · move of the parameters, and return the new parameters."""
         k = self.k
         before = self._get(args.master, number, inside)
         master, shrunk = k.variable(before), k.build.fmul(before, self._real(args.shrink))
@@ -199,7 +199,7 @@ class UpdateEmitter:
         return moment
 
     def _real(self, bits: Value) -> Value:
-        """Return a vector that repeats the float32 number with this bit pattern."""
+        """Return a vector that repeats the float32 number whose bits an integer argument holds."""
         k = self.k
         return k.splat(k.float_from_bits(bits))
 
@@ -219,7 +219,7 @@ _WIDE, _NARROW = (torch.float32,), (torch.bfloat16,)
 
 
 def supports_update(vectors: UpdatedVectors) -> bool:
-    """Return whether the optimizer kernels take these vectors."""
+    """Return whether the optimizer kernels support these vectors of parameters."""
     working_fits = vectors.working is None or vectors.working.dtype == torch.bfloat16
     return find_integer_tile() is not None and working_fits and vectors.master.device.type == "cpu"
 

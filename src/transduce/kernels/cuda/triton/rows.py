@@ -21,7 +21,7 @@ def drop(
     residual, x, out, seed, count, drop_of_256, scale,
     HAS_RESIDUAL: tl.constexpr, SEED_IS_PLACE: tl.constexpr, EIGHTS: tl.constexpr,
 ):  # fmt: skip
-    """Compute residual + dropout(x), EIGHTS groups of 8 elements per program.
+    """Compute residual + dropout(x); each program processes EIGHTS groups of 8 elements.
 
     Each element is dropped by its own random byte; the 8 elements of a group share two hashes. With SEED_IS_PLACE,
     `seed` is an address.
@@ -47,7 +47,7 @@ def sum_rows(
     x, kept, out, total, count, width, rows_each,
     MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add the sum of rows to `total`; with MASKED only where `kept` is positive.
+    """Add the sum of rows to `total`; with MASKED, count only elements where `kept` is positive.
 
     With MASKED, the masked rows are stored to `out`.
     """

@@ -217,7 +217,7 @@ def _enter(
     record, finished, step, ends, end_ranks, end_values,
     WIDTH: tl.constexpr, FOUND: tl.constexpr, WIDE: tl.constexpr, FINISHED: tl.constexpr,
 ):  # fmt: skip
-    """Merge newly finished hypotheses into the N best; return the score of the worst of the N.
+    """Merge newly finished hypotheses into a sentence's N best; return the score of the worst of the N.
 
     Among equals, older ones come first.
     """
