@@ -5,7 +5,7 @@
   tiles of decoding, `packing.GemmLayout` those of training.
 * Tile register: one of AMX's eight registers of 16 rows of 64 bytes; a tile may take several of them.
 * Micro-kernel: the emitted code that multiplies one tile.
-* Packed operand: a copy of a matrix whose elements lie in the order in which the micro-kernel reads them. Decoding packs
+* Packed operand: a copy of a matrix, in the order in which the micro-kernel reads its elements. Decoding packs
   weights once (prepacked weights), training packs operands at each call.
 * Panel: a block of columns of a packed right operand.
 * Pair: two bfloat16 neighbors along the summed dimension, stored as 32 bits, since one instruction multiplies both. In
